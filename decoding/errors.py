@@ -1,0 +1,49 @@
+"""The base of every error pgsieve raises on purpose, and the errors of this package.
+
+A message names the object, what is wrong and what to do; it never holds a cell value or a password.
+"""
+
+from __future__ import annotations
+
+
+class PgsieveError(Exception):
+    """Something a user can act on.
+
+    `message` says what is wrong with which object, `hint` what to do, `sqlstate` is PostgreSQL's own
+    code where it has one for this (PostgreSQL documentation, appendix A).
+    """
+
+    def __init__(self, message: str, *, hint: str | None = None, sqlstate: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.sqlstate = sqlstate
+
+    def __str__(self) -> str:
+        code = f" [{self.sqlstate}]" if self.sqlstate else ""
+        hint = f"\nHINT: {self.hint}" if self.hint else ""
+        return f"{self.message}{code}{hint}"
+
+
+class ProtocolError(PgsieveError):
+    """The publisher's bytes are not the logical replication protocol (section 54.5)."""
+
+
+class UnsupportedFilterError(PgsieveError):
+    """A row filter that Spark cannot evaluate exactly as PostgreSQL does."""
+
+
+class UnsupportedTypeError(PgsieveError):
+    """A type override that the column's PostgreSQL type does not allow."""
+
+
+class ValueNotRepresentableError(PgsieveError):
+    """A value that its column's Spark type cannot hold; names the column, never the value."""
+
+
+class RowFilterSyntaxError(PgsieveError):
+    """A row filter that PostgreSQL would not accept either: no expression, or not of these types."""
+
+
+class UndefinedColumnError(PgsieveError):
+    """A row filter or column list names a column that the relation does not have."""

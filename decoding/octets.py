@@ -1,0 +1,73 @@
+"""Many messages as one run of bytes: an Arrow binary array in, numpy reads at many positions at once out.
+
+Nothing is copied and nothing runs per message. Raises ProtocolError for a message that is NULL, ValueError
+for more than 2 GiB of messages, which 32-bit offsets cannot address.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from decoding.errors import ProtocolError
+
+Positions: TypeAlias = npt.NDArray[np.int64]
+Words: TypeAlias = npt.NDArray[np.uint64]
+
+_WORD = 8
+_MOST = 2**31 - 1
+
+
+class Octets:
+    """The bytes of a binary array's values, which lie one behind the other from `starts` to `ends`."""
+
+    __slots__ = ("_last", "_words", "buffer", "ends", "starts")
+
+    def __init__(self, data: pa.Array) -> None:
+        if data.null_count:
+            raise ProtocolError("a message is NULL")
+        wide = pa.types.is_large_binary(data.type)
+        offsets = offsets_of(data).astype(np.int64)
+        first, last = (int(offsets[0]), int(offsets[-1])) if len(data) else (0, 0)
+        if last - first > _MOST:
+            kind = "large_binary" if wide else "binary"
+            raise ValueError(f"a {kind} array of messages holds more than 2 GiB: decode smaller batches")
+        offsets -= first
+        self.starts: Positions = offsets[:-1]
+        self.ends: Positions = offsets[1:]
+        values = data.buffers()[2]
+        self.buffer: pa.Buffer = pa.py_buffer(b"") if values is None else values.slice(first, last - first)
+        readable = self.buffer
+        if readable.size < _WORD:
+            readable = pa.py_buffer(readable.to_pybytes().ljust(_WORD, b"\0"))
+        self._last = readable.size - _WORD
+        # Every byte starts a word: reading one at each position is a single gather.
+        self._words = np.ndarray((self._last + 1,), dtype="<u8", buffer=readable, strides=(1,))
+
+    def words(self, positions: Positions) -> Words:
+        """Read the eight bytes from each position on as a big-endian number; bytes beyond the end are zeros."""
+        if not len(positions) or positions.max() <= self._last:
+            return self._words[positions].byteswap()
+        inside = np.minimum(positions, self._last)
+        beyond = positions - inside
+        words: Words = self._words[inside].byteswap() << (np.minimum(beyond, _WORD - 1) * 8).astype(np.uint64)
+        words[beyond >= _WORD] = 0
+        return words
+
+
+def offsets_of(values: pa.Array) -> npt.NDArray[Any]:
+    """Return the n + 1 offsets of a binary or string array, large or not, within its buffer of values."""
+    wide = pa.types.is_large_binary(values.type) or pa.types.is_large_string(values.type)
+    buffer = values.buffers()[1]
+    if buffer is None or not len(values):
+        return np.zeros(len(values) + 1, np.int64 if wide else np.int32)
+    all_offsets: npt.NDArray[Any] = np.frombuffer(buffer, np.int64 if wide else np.int32)
+    return all_offsets[values.offset : values.offset + len(values) + 1]
+
+
+def bits(values: npt.NDArray[np.bool_]) -> pa.Buffer:
+    """Return booleans as Arrow's bitmap."""
+    return pa.py_buffer(np.packbits(values, bitorder="little"))

@@ -1,0 +1,490 @@
+"""Row filters: the text of a publication's WHERE to a typed tree.
+
+In: an expression as `pg_get_expr(prqual, prrelid)` prints it or as a user types it, and the relation's columns.
+Out: a `RowFilter`, whose tree (`decoding.filter_nodes`) says in full what PostgreSQL would evaluate. Raises
+UnsupportedFilterError for what Spark could not evaluate exactly as PostgreSQL does, RowFilterSyntaxError for what
+PostgreSQL would not accept either, UndefinedColumnError for a column that the relation does not have.
+
+PostgreSQL documentation: sections 29.4 (row filters), 4.1.6 (operator precedence), 9.24, 9.25 (comparisons).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, Literal, NoReturn
+
+from sqlglot import exp
+
+from decoding import filter_functions, filter_grammar, filter_types
+from decoding.errors import RowFilterSyntaxError, UndefinedColumnError, UnsupportedFilterError
+from decoding.filter_constants import InvalidConstantError, RefusedError, constant_from_text, number_constant
+from decoding.filter_nodes import (
+    BOOL,
+    BPCHAR,
+    BYTEA,
+    DATE,
+    FLOAT4,
+    FLOAT8,
+    INT2,
+    INT4,
+    INT8,
+    NUMERIC,
+    STRINGS,
+    TEXT,
+    TIMESTAMP,
+    TIMESTAMPTZ,
+    UNKNOWN,
+    UUID,
+    VARCHAR,
+    Case,
+    Collate,
+    ColumnValue,
+    Constant,
+    IsNull,
+    IsTruth,
+    Like,
+    Node,
+    Not,
+    Operator,
+    can_fail,
+    column_names,
+)
+
+PUBLISHER_HINT: Final = "use row_filter: publisher"
+
+
+@dataclass(frozen=True, slots=True)
+class FilterColumn:
+    """A column as a filter sees it.
+
+    `collation` is the name of a collation of pg_catalog, '' when the type has none. A collation of another
+    schema is given as `schema.name` and is not trusted to be deterministic. Where the database's own collation
+    orders by bytes and its encoding is UTF8, a caller may give 'C' for 'default'.
+    """
+
+    name: str
+    type_oid: int
+    type_modifier: int
+    collation: str
+
+
+@dataclass(frozen=True, slots=True)
+class RowFilter:
+    """A row filter that can be evaluated: keep the row when `tree` is true, not when it is false or NULL."""
+
+    expression: str
+    tree: Node
+    columns: frozenset[str]
+
+
+def parse_row_filter(expression: str, columns: Mapping[str, FilterColumn], relation: str) -> RowFilter:
+    """Return the row filter that `expression` is over the columns of `relation`."""
+    tree = _Analysis(expression, columns, relation).predicate()
+    return RowFilter(expression, tree, column_names(tree))
+
+
+_COMPARISONS: Final[dict[type[exp.Expr], Operator]] = {
+    exp.EQ: "=", exp.NEQ: "<>", exp.LT: "<", exp.LTE: "<=", exp.GT: ">", exp.GTE: ">=",
+}  # fmt: skip
+_ARITHMETIC: Final[dict[type[exp.Expr], Literal["+", "-", "*", "/", "%"]]] = {
+    exp.Add: "+", exp.Sub: "-", exp.Mul: "*", exp.Div: "/", exp.Mod: "%",
+}  # fmt: skip
+_TYPES: Final = {
+    exp.DType.BOOLEAN: BOOL, exp.DType.VARBINARY: BYTEA, exp.DType.SMALLINT: INT2, exp.DType.INT: INT4,
+    exp.DType.BIGINT: INT8, exp.DType.DECIMAL: NUMERIC, exp.DType.FLOAT: FLOAT4, exp.DType.DOUBLE: FLOAT8,
+    exp.DType.TEXT: TEXT, exp.DType.VARCHAR: VARCHAR, exp.DType.BPCHAR: BPCHAR, exp.DType.CHAR: BPCHAR,
+    exp.DType.DATE: DATE, exp.DType.TIMESTAMP: TIMESTAMP, exp.DType.TIMESTAMPTZ: TIMESTAMPTZ,
+    exp.DType.UUID: UUID,
+}  # fmt: skip
+_SYSTEM_COLUMNS = frozenset(("tableoid", "ctid", "xmin", "xmax", "cmin", "cmax"))
+
+
+# --- analysis ----------------------------------------------------------------------------
+
+_Row = tuple[Node, ...]
+
+
+class _Analysis:
+    """Name and type resolution of one filter: sqlglot's tree in, nodes out."""
+
+    def __init__(self, expression: str, columns: Mapping[str, FilterColumn], relation: str) -> None:
+        self._expression = expression
+        self._columns = columns
+        self._relation = relation
+
+    def predicate(self) -> Node:
+        """Return the whole expression, which must be boolean."""
+        try:
+            return self._condition(filter_grammar.parse(self._expression))
+        except RefusedError as error:
+            raise self._unsupported(self._expression, str(error)) from None
+        except RecursionError:
+            raise self._unsupported(self._expression, "it is nested too deeply") from None
+        except filter_grammar.InvalidSyntaxError:
+            raise RowFilterSyntaxError(
+                f"row filter of {self._relation} is no SQL expression: {self._expression}", sqlstate="42601"
+            ) from None
+
+    # Errors. Parts of the filter are shown; they are the publication's definition, not values of rows.
+
+    def _unsupported(self, part: str, reason: str) -> UnsupportedFilterError:
+        return UnsupportedFilterError(
+            f"row filter of {self._relation} cannot be evaluated outside PostgreSQL: {part}: {reason}",
+            hint=PUBLISHER_HINT,
+        )
+
+    def _refuse(self, part: exp.Expr, reason: str) -> NoReturn:
+        raise self._unsupported(part.sql(dialect="postgres"), reason)
+
+    def _checked(self, part: exp.Expr, analyse: Callable[[], Node]) -> Node:
+        """Run a rule of the type system, and say which part of the filter it failed on."""
+        try:
+            return analyse()
+        except RefusedError as error:
+            self._refuse(part, str(error))
+        except InvalidConstantError as error:
+            raise RowFilterSyntaxError(
+                f"row filter of {self._relation} is not valid: {part.sql(dialect='postgres')}: {error}",
+                sqlstate=error.sqlstate,
+            ) from None
+
+    # The parts of a tree.
+
+    def _left(self, parent: exp.Expr) -> exp.Expr:
+        return filter_grammar.operand(parent, parent.this)
+
+    def _right(self, parent: exp.Expr) -> exp.Expr:
+        return filter_grammar.operand(parent, parent.expression, right=True)
+
+    def _condition(self, part: exp.Expr) -> Node:
+        node = self._node(part)
+        if node.type_oid == UNKNOWN:
+            node = self._checked(part, partial(filter_types.coerce, node, BOOL))
+        if node.type_oid != BOOL:
+            raise RowFilterSyntaxError(
+                f"row filter of {self._relation}: {part.sql(dialect='postgres')} must be type boolean, "
+                f"not type {filter_types.type_name(node.type_oid)}",
+                sqlstate="42804",
+            )
+        return node
+
+    def _node(self, part: exp.Expr) -> Node:
+        part = filter_grammar.without_parentheses(part)
+        handler = _HANDLERS.get(type(part))
+        unread = {name for name, value in part.args.items() if value} - _READ.get(type(part), _BINARY)
+        if handler is None or unread:
+            self._refuse(part, "it has no exact counterpart in Spark")
+        return self._checked(part, partial(handler, self, part))
+
+    def _nodes(self, parts: Sequence[exp.Expr]) -> list[Node]:
+        return [self._node(part) for part in parts]
+
+    def _row(self, part: exp.Expr) -> _Row | None:
+        """Return the fields of ROW(a, b) or (a, b); None for what is no row constructor."""
+        part = filter_grammar.without_parentheses(part)
+        is_row = isinstance(part, exp.Tuple) or (
+            isinstance(part, exp.Anonymous) and filter_grammar.function_name(part) == "row"
+        )
+        return tuple(self._nodes(part.expressions)) if is_row else None
+
+    # Leaves.
+
+    def column(self, part: exp.Column) -> Node:
+        identifier, table = part.this, part.args.get("table")
+        if not isinstance(identifier, exp.Identifier):
+            self._refuse(part, "it is no column")
+        name = filter_grammar.folded_name(identifier)
+        qualifier = ".".join(
+            filter_grammar.folded_name(item) for item in (part.args.get("db"), table) if item is not None
+        )
+        if name in _SYSTEM_COLUMNS:
+            self._refuse(part, "system columns are not allowed in a row filter")
+        wrong_relation = qualifier and not f".{self._relation}".endswith(f".{qualifier}")
+        if name not in self._columns or wrong_relation:
+            raise UndefinedColumnError(
+                f"row filter of {self._relation}: column {part.sql(dialect='postgres')} does not exist",
+                sqlstate="42703",
+            )
+        column = self._columns[name]
+        digits = filter_types.column_digits(column.type_oid, column.type_modifier)
+        return ColumnValue(name, column.collation, type_oid=column.type_oid, digits=digits)
+
+    def literal(self, part: exp.Literal) -> Node:
+        if part.is_string:
+            return Constant(part.this, type_oid=UNKNOWN)
+        return number_constant(part.this)
+
+    def boolean(self, part: exp.Boolean) -> Node:
+        return Constant(bool(part.this), type_oid=BOOL)
+
+    def null(self, _part: exp.Null) -> Node:
+        return Constant(None, type_oid=UNKNOWN)
+
+    def type_of(self, part: exp.DataType) -> tuple[int, tuple[int, ...]]:
+        """Return a cast's type: oid and modifier."""
+        type_oid = _TYPES.get(part.this)
+        parameters = [str(parameter.this) for parameter in part.expressions]
+        if type_oid is None or part.args.get("nested") or not all(p.isdecimal() for p in parameters):
+            self._refuse(part, "the type has no exact counterpart in Spark")
+        modifier = tuple(int(parameter) for parameter in parameters)
+        if part.this == exp.DType.CHAR and not modifier:
+            modifier = (1,)  # character is character(1), bpchar is not
+        return type_oid, modifier
+
+    def cast(self, part: exp.Cast) -> Node:
+        type_oid, modifier = self.type_of(part.to)
+        # What stands left of :: is a primary; CAST(… AS …) delimits its operand. So no precedence here.
+        return filter_types.cast(self._node(part.this), type_oid, modifier)
+
+    def collate(self, part: exp.Collate) -> Node:
+        operand = filter_types.known(self._node(self._left(part)))
+        if operand.type_oid not in STRINGS:
+            self._refuse(part, "collations are not supported by its type")
+        named = part.expression
+        qualifier = (
+            filter_grammar.folded_name(named.args["table"]) if named.args.get("table") else "pg_catalog"
+        )
+        name = filter_grammar.folded_name(named.this if isinstance(named, exp.Column) else named)
+        trusted = name if qualifier == "pg_catalog" else f"{qualifier}.{name}"
+        return Collate(operand, trusted, type_oid=operand.type_oid)
+
+    # Operators.
+
+    def logical(self, connective: Literal["AND", "OR"], part: exp.Expr) -> Node:
+        operands = [self._condition(self._left(part)), self._condition(self._right(part))]
+        return filter_functions.logical(connective, operands)
+
+    def negation(self, part: exp.Not) -> Node:
+        return Not(self._condition(self._left(part)))
+
+    def is_(self, part: exp.Is) -> Node:
+        tested, test = self._left(part), part.expression
+        if isinstance(test, exp.Boolean):
+            result: Node = IsTruth(self._condition(tested), bool(test.this))
+        elif isinstance(test, exp.Null):
+            return self._null_test(tested, negated=bool(part.args.get("negate")))
+        else:
+            self._refuse(part, "it has no exact counterpart in Spark")
+        return Not(result) if part.args.get("negate") else result
+
+    def _null_test(self, tested: exp.Expr, *, negated: bool) -> Node:
+        # A row IS NULL when all its fields are, and IS NOT NULL when none is (section 9.2).
+        row = self._row(tested)
+        fields = (self._node(tested),) if row is None else row
+        tests = [IsNull(filter_types.known(field)) for field in fields]
+        return filter_functions.logical("AND", [Not(test) if negated else test for test in tests])
+
+    def comparison(self, part: exp.Expr) -> Node:
+        operator = _COMPARISONS[type(part)]
+        quantified = filter_grammar.quantified(part.expression)
+        if quantified is not None:
+            return self._each_element(
+                self._left(part), *quantified, partial(filter_types.comparison, operator)
+            )
+        left, right = self._left(part), self._right(part)
+        rows = self._rows(part, left, right)
+        if rows is None:
+            return filter_types.comparison(operator, self._node(left), self._node(right))
+        return filter_functions.row_comparison(operator, *rows)
+
+    def _rows(self, part: exp.Expr, left: exp.Expr, right: exp.Expr) -> tuple[_Row, _Row] | None:
+        """Return both sides when they are rows of one length, None when neither is a row."""
+        rows = self._row(left), self._row(right)
+        if rows[0] is None and rows[1] is None:
+            return None
+        if rows[0] is None or rows[1] is None or len(rows[0]) != len(rows[1]) or not rows[0]:
+            self._refuse(part, "a row compares with a row of as many fields only")
+        return rows[0], rows[1]
+
+    def distinct(self, part: exp.Expr) -> Node:
+        left, right = self._left(part), self._right(part)
+        rows = self._rows(part, left, right) or ((self._node(left),), (self._node(right),))
+        same = filter_functions.logical(
+            "AND", [filter_types.not_distinct(*pair) for pair in zip(*rows, strict=True)]
+        )
+        return same if isinstance(part, exp.NullSafeEQ) else Not(same)
+
+    def between(self, part: exp.Between) -> Node:
+        compare = filter_types.comparison
+        value = self._node(self._left(part))
+        low, high = (
+            self._node(filter_grammar.operand(part, part.args[end], right=True)) for end in ("low", "high")
+        )
+        inside = filter_functions.logical("AND", [compare(">=", value, low), compare("<=", value, high)])
+        if not part.args.get("symmetric"):
+            return inside
+        swapped = filter_functions.logical("AND", [compare(">=", value, high), compare("<=", value, low)])
+        return filter_functions.logical("OR", [inside, swapped])
+
+    def in_(self, part: exp.In) -> Node:
+        left, items = self._left(part), part.expressions
+        if not items:
+            self._refuse(part, "only a list of values is supported, no subquery")
+        row = self._row(left)
+        if row is not None:
+            pairs = (self._rows(item, left, item) for item in items)
+            return filter_functions.logical(
+                "OR", [filter_functions.row_comparison("=", *pair) for pair in pairs if pair is not None]
+            )
+        value, nodes = self._node(left), self._nodes(items)
+        constants = [node for node in nodes if not column_names(node)]
+        if len(constants) > 1:
+            # Constants become one array, so they and the left side agree on a type (transformAExprIn).
+            shared = filter_types.common_type([value, *constants])
+            nodes = [node if column_names(node) else filter_types.coerce(node, shared) for node in nodes]
+        return filter_functions.logical("OR", [filter_types.comparison("=", value, node) for node in nodes])
+
+    def _each_element(
+        self, left: exp.Expr, every: bool, array: exp.Expr, compare: Callable[[Node, Node], Node]
+    ) -> Node:
+        """`left operator ANY (array)`, or ALL: section 9.25.3."""
+        value, elements = self._node(left), self._elements(array)
+        if any(can_fail(element) and column_names(element) for element in elements):
+            self._refuse(array, "PostgreSQL computes all its elements, and one may fail")
+        results = [compare(value, element) for element in elements]
+        return filter_functions.logical("AND" if every else "OR", results)
+
+    def _elements(self, array: exp.Expr) -> list[Node]:
+        """Return the elements of ARRAY[…], of a cast of it, or of '{…}'::type[], in their common type."""
+        array = filter_grammar.without_parentheses(array)
+        if isinstance(array, exp.Array):
+            converted, _, _ = filter_types.to_common_type(self._nodes(array.expressions))
+            return list(converted)
+        if not isinstance(array, exp.Cast) or array.to.this != exp.DType.ARRAY or not array.to.expressions:
+            self._refuse(array, "only an array that is written out is supported")
+        type_oid, modifier = self.type_of(array.to.expressions[0])
+        inner = array.this
+        if isinstance(inner, exp.Literal) and inner.is_string:
+            texts = filter_grammar.array_texts(inner.this)
+            if texts is None:
+                self._refuse(array, "only a plain array constant is supported, write ARRAY[…]")
+            return [
+                filter_types.cast(constant_from_text(text, type_oid), type_oid, modifier) for text in texts
+            ]
+        inner = filter_grammar.without_parentheses(inner)
+        elements = self._nodes(inner.expressions) if isinstance(inner, exp.Array) else self._elements(inner)
+        return [filter_types.cast(element, type_oid, modifier) for element in elements]
+
+    def arithmetic(self, part: exp.Expr) -> Node:
+        left, right = self._node(self._left(part)), self._node(self._right(part))
+        return filter_types.arithmetic(_ARITHMETIC[type(part)], left, right)
+
+    def minus(self, part: exp.Neg) -> Node:
+        operand = self._left(part)
+        if isinstance(operand, exp.Literal) and not operand.is_string:
+            # The grammar makes the sign part of the number, so that the least integer can be written.
+            return number_constant(f"-{operand.this}")
+        return filter_functions.sign_function("negate", self._node(operand))
+
+    def like(self, part: exp.Like, escape: str = "\\") -> Node:
+        quantified = filter_grammar.quantified(part.expression)
+        compare = partial(self._like_pattern, part, escape)
+        if quantified is not None:
+            matched = self._each_element(self._left(part), *quantified, compare)
+            # x !~~ ANY is not the negation of x ~~ ANY.
+            if part.args.get("negate"):
+                self._refuse(part, "write NOT around each pattern")
+            return matched
+        right = self._right(part)
+        if (
+            isinstance(right, exp.Anonymous)
+            and filter_grammar.function_name(right) == "like_escape"
+            and len(right.expressions) == 2
+        ):
+            right, escape = right.expressions[0], self._text_constant(right.expressions[1])
+            compare = partial(self._like_pattern, part, escape)
+        matched = compare(self._node(self._left(part)), self._node(right))
+        return Not(matched) if part.args.get("negate") else matched
+
+    def escape(self, part: exp.Escape) -> Node:
+        return self.like(part.this, self._text_constant(part.expression))
+
+    def _text_constant(self, part: exp.Expr) -> str:
+        node = self._node(part)
+        if not isinstance(node, Constant) or not isinstance(node.value, str):
+            self._refuse(part, "only a constant is supported here")
+        return node.value
+
+    def _like_pattern(self, part: exp.Expr, escape: str, operand: Node, pattern: Node) -> Node:
+        operand = filter_types.known(operand)
+        if operand.type_oid not in STRINGS or pattern.type_oid not in (*STRINGS, UNKNOWN):
+            self._refuse(part, "LIKE is supported on strings only")
+        pattern = filter_types.coerce(pattern, TEXT)
+        if not isinstance(pattern, Constant):
+            self._refuse(part, "only a constant pattern is supported")
+        filter_types.require_collation((operand, pattern), ordering=False)
+        if pattern.value is None:
+            return Constant(None, type_oid=BOOL)
+        if operand.type_oid == VARCHAR:
+            operand = filter_types.coerce(operand, TEXT)
+        return Like(operand, filter_grammar.canonical_pattern(str(pattern.value), escape))
+
+    # Functions, and what is written like one.
+
+    def case(self, part: exp.Case) -> Node:
+        subject = None if part.this is None else self._node(part.this)
+        conditions, results = [], []
+        for branch in part.args["ifs"]:
+            if subject is None:
+                conditions.append(self._condition(branch.this))
+            else:
+                conditions.append(filter_types.comparison("=", subject, self._node(branch.this)))
+            results.append(self._node(branch.args["true"]))
+        default = part.args.get("default")
+        last = Constant(None, type_oid=UNKNOWN) if default is None else self._node(default)
+        # PostgreSQL looks at the default first, which decides between kinds of strings.
+        (last, *rest), type_oid, digits = filter_types.to_common_type([last, *results])
+        return Case(tuple(conditions), tuple(rest), last, type_oid=type_oid, digits=digits)
+
+    def function(self, part: exp.Anonymous) -> Node:
+        name = filter_grammar.function_name(part)
+        rule = filter_functions.FUNCTIONS.get(name)
+        if rule is None:
+            self._refuse(part, f"function {name} has no exact counterpart in Spark")
+        least, most, build = rule
+        arguments = self._nodes(part.expressions)
+        if not least <= len(arguments) <= most:
+            self._refuse(part, f"function {name} does not take {len(arguments)} arguments")
+        return build(arguments)
+
+
+_HANDLERS: Final[dict[type[exp.Expr], Callable[[_Analysis, Any], Node]]] = {
+    exp.Column: _Analysis.column,
+    exp.Literal: _Analysis.literal,
+    exp.Boolean: _Analysis.boolean,
+    exp.Null: _Analysis.null,
+    exp.Cast: _Analysis.cast,
+    exp.Collate: _Analysis.collate,
+    exp.And: lambda analysis, part: analysis.logical("AND", part),
+    exp.Or: lambda analysis, part: analysis.logical("OR", part),
+    exp.Not: _Analysis.negation,
+    exp.Is: _Analysis.is_,
+    exp.NullSafeEQ: _Analysis.distinct,
+    exp.NullSafeNEQ: _Analysis.distinct,
+    exp.Between: _Analysis.between,
+    exp.In: _Analysis.in_,
+    exp.Like: _Analysis.like,
+    exp.Escape: _Analysis.escape,
+    exp.Neg: _Analysis.minus,
+    exp.Case: _Analysis.case,
+    exp.Anonymous: _Analysis.function,
+    **dict.fromkeys(_COMPARISONS, _Analysis.comparison),
+    **dict.fromkeys(_ARITHMETIC, _Analysis.arithmetic),
+}
+
+# Which of a node's arguments its handler reads; one with others is refused, not read in part.
+_BINARY = frozenset(("this", "expression"))
+_READ: Final[dict[type[exp.Expr], frozenset[str]]] = {
+    exp.Column: frozenset(("this", "table", "db")),
+    exp.Literal: frozenset(("this", "is_string")),
+    exp.Cast: frozenset(("this", "to")),
+    exp.Is: _BINARY | {"negate"},
+    exp.Like: _BINARY | {"negate"},
+    exp.Between: frozenset(("this", "low", "high", "symmetric")),
+    exp.In: frozenset(("this", "expressions", "query")),
+    exp.Div: _BINARY | {"typed", "safe"},
+    exp.Case: frozenset(("this", "ifs", "default")),
+    exp.Anonymous: frozenset(("this", "expressions")),
+}
