@@ -1,0 +1,1 @@
+"""The outside world: PostgreSQL, Spark, the Delta lake, the embedded server."""

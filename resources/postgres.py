@@ -1,0 +1,240 @@
+"""The publisher: connections, its catalog, and the SQL identifiers composed for it.
+
+In: a libpq conninfo. Out: connections, and the `Catalog` of tables and publications at one moment.
+Raises `SourceError` subclasses for what a user can mend: unreachable server, wrong settings, rights.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+from decoding.errors import PgsieveError
+from decoding.publication import Attribute, Catalog, Publication, PublicationTable, Table
+
+#: How values are printed: as PostgreSQL's own apply worker asks for (libpqrcv_connect in
+#: src/backend/replication/libpqwalreceiver/libpqwalreceiver.c), with UTC and hex bytea beside.
+OUTPUT_SETTINGS: Mapping[str, str] = {
+    "datestyle": "ISO",
+    "intervalstyle": "postgres",
+    "extra_float_digits": "3",
+    "timezone": "UTC",
+    "bytea_output": "hex",
+    "client_encoding": "UTF8",
+}
+
+
+class SourceError(PgsieveError):
+    """The publisher cannot be used as it is."""
+
+
+class SourceUnreachableError(SourceError):
+    """No connection: wrong conninfo, server down, or authentication refused."""
+
+
+class SourcePermissionError(SourceError):
+    """The role lacks a right."""
+
+
+class SourceSettingError(SourceError):
+    """A server setting stands in the way of logical replication."""
+
+
+def quote(*parts: str) -> str:
+    """A qualified, quoted SQL identifier: never compose one in another way."""
+    return ".".join('"' + part.replace('"', '""') + '"' for part in parts)
+
+
+def literal(value: str) -> str:
+    """A quoted SQL string literal."""
+    return sql.Literal(value).as_string(None)
+
+
+@dataclass(frozen=True)
+class Source:
+    """One PostgreSQL database, by libpq conninfo; the conninfo stays out of repr and messages."""
+
+    name: str
+    _conninfo: str
+
+    def __repr__(self) -> str:
+        return f"Source({self.name!r})"
+
+    @contextmanager
+    def connect(self, **options: Any) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
+        """An autocommit connection with the output settings; errors become SourceErrors."""
+        settings = " ".join(f"-c {k}={v}" for k, v in OUTPUT_SETTINGS.items() if k != "client_encoding")
+        try:
+            options = {"application_name": "pgsieve", "connect_timeout": "10", **options}
+            given = psycopg.conninfo.conninfo_to_dict(self._conninfo)
+            defaults = {k: v for k, v in options.items() if k not in given}
+            defaults["options"] = f"{given.get('options') or ''} {settings}".strip()
+            connection = psycopg.connect(self._conninfo, autocommit=True, client_encoding="UTF8", **defaults)
+        except psycopg.ProgrammingError as error:
+            raise SourceUnreachableError(
+                f'source "{self.name}": its conninfo is not valid ({_mask(str(error))})',
+                hint='write it as libpq does, e.g. "host=db dbname=shop user=pgsieve" or a postgresql:// URI',
+            ) from None
+        except psycopg.OperationalError as error:
+            raise SourceUnreachableError(
+                f'source "{self.name}": no connection ({_mask(str(error))})',
+                hint="check host, port, dbname, user and password in conninfo, and that the server is running",
+                sqlstate=error.sqlstate,
+            ) from None
+        with connection:
+            yield connection
+
+    def executor_conninfo(self) -> str:
+        """A conninfo that works where the environment (PGPASSWORD, service files) is another.
+
+        It carries the output settings too.
+        """
+        with self.connect() as connection:
+            parameters: dict[str, Any] = dict(connection.info.get_parameters())
+            if connection.info.password:
+                parameters["password"] = connection.info.password
+            return make_conninfo("", **parameters)
+
+    def check_ready(self) -> int:
+        """The server's version number; raises SourceSettingError where it cannot decode."""
+        with self.connect() as connection:
+            version = connection.info.server_version
+            if version < 130000:
+                raise SourceSettingError(
+                    f'source "{self.name}": PostgreSQL {version // 10000} is too old', hint="use 13 or newer"
+                )
+            row = connection.execute("select current_setting('wal_level')").fetchone()
+            assert row is not None
+            if row[0] != "logical":
+                raise SourceSettingError(
+                    f'source "{self.name}": logical decoding requires "wal_level" >= "logical", it is "{row[0]}"',
+                    hint="set wal_level = logical in postgresql.conf and restart the server",
+                    sqlstate="55000",
+                )
+        return version
+
+
+def _mask(message: str) -> str:
+    """A libpq message on one line, without what may be a password."""
+    line = " ".join(message.split())
+    line = re.sub(r"postgres(ql)?://\S+", "postgresql://...", line)
+    return re.sub(r"(password\s*=?\s*)(\"[^\"]*\"|'[^']*'|\S+=\S+)", r"\1...", line)
+
+
+@contextmanager
+def refusing(source: str, what: str) -> Iterator[None]:
+    """Turn the server's refusal into a SourceError that names what was tried."""
+    try:
+        yield
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise SourcePermissionError(
+            f'source "{source}": cannot {what} ({_mask(str(error))})',
+            hint="grant the right, or have the object created by its owner; `pgsieve validate` prints the SQL",
+            sqlstate=error.sqlstate,
+        ) from error
+    except psycopg.Error as error:
+        raise SourceError(
+            f'source "{source}": cannot {what} ({_mask(str(error))})', sqlstate=error.sqlstate
+        ) from error
+
+
+_TABLES = """
+select c.oid::bigint, n.nspname, c.relname, c.relkind::text, c.relreplident::text,
+       (select coalesce(json_agg(json_build_array(a.attname, a.atttypid::bigint, a.atttypmod,
+                format_type(a.atttypid, a.atttypmod), coalesce(l.collname, ''), a.attnotnull, a.attgenerated,
+                case when a.attgenerated <> '' then pg_get_expr(d.adbin, d.adrelid) end) order by a.attnum), '[]')
+          from pg_attribute a
+          left join pg_collation l on l.oid = a.attcollation
+          left join pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum
+         where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped),
+       (select array_agg(a.attname::text order by k.n) from pg_index i
+          cross join unnest(i.indkey::int2[]) with ordinality k(attnum, n)
+          join pg_attribute a on a.attrelid = c.oid and a.attnum = k.attnum
+         where i.indrelid = c.oid and i.indisprimary and i.indimmediate and k.n <= i.indnkeyatts),
+       (select array_agg(a.attname::text order by k.n) from pg_index i
+          cross join unnest(i.indkey::int2[]) with ordinality k(attnum, n)
+          join pg_attribute a on a.attrelid = c.oid and a.attnum = k.attnum
+         where i.indrelid = c.oid and i.indisreplident and k.n <= i.indnkeyatts),
+       case when c.relispartition then
+         (select array_agg(r.relid::oid::bigint order by r.n) from pg_partition_ancestors(c.oid) with ordinality r(relid, n)
+           where r.relid <> c.oid) end,
+       case when c.relkind = 'p' then
+         (select array_agg(t.relid::oid::bigint) from pg_partition_tree(c.oid) t where t.isleaf and t.relid <> c.oid) end
+  from pg_class c join pg_namespace n on n.oid = c.relnamespace
+ where c.relkind in ('r', 'p') and c.relpersistence = 'p' and c.oid >= 16384
+   and n.nspname <> 'information_schema' and n.nspname !~ '^pg_'
+"""
+
+_PUBLICATIONS = """
+select p.oid::bigint, p.pubname, p.puballtables, p.pubinsert, p.pubupdate, p.pubdelete, p.pubtruncate, p.pubviaroot,
+       {generated}
+  from pg_publication p
+"""
+
+
+def read_catalog(connection: psycopg.Connection[Any]) -> Catalog:
+    """All user tables and publications of the database, read in one snapshot."""
+    version = connection.info.server_version
+    with connection.transaction():
+        connection.execute("set transaction isolation level repeatable read, read only")
+        tables = {}
+        for oid, schema, name, kind, identity, attributes, pk, index, ancestors, leaves in connection.execute(
+            _TABLES
+        ):
+            tables[oid] = Table(
+                oid=oid,
+                schema=schema,
+                name=name,
+                kind=kind,
+                replica_identity=identity,
+                attributes=tuple(Attribute(*a) for a in attributes),
+                primary_key=tuple(pk or ()),
+                identity_index=tuple(index or ()),
+                ancestors=tuple(ancestors or ()),
+                leaves=tuple(leaves or ()),
+            )
+        publications = _read_publications(connection, version)
+    return Catalog(tables=tables, publications=publications)
+
+
+def _read_publications(connection: psycopg.Connection[Any], version: int) -> dict[str, Publication]:
+    generated = "p.pubgencols::text" if version >= 180000 else "'n'"
+    lists = (
+        "pg_get_expr(r.prqual, r.prrelid), (select array_agg(a.attname::text) from pg_attribute a"
+        " where a.attrelid = r.prrelid and a.attnum = any(r.prattrs))"
+        if version >= 150000
+        else "null, null"
+    )
+    listed: dict[int, list[PublicationTable]] = {}
+    for publication, oid, where, columns in connection.execute(
+        f"select r.prpubid::bigint, r.prrelid::bigint, {lists} from pg_publication_rel r order by r.prrelid"
+    ):
+        listed.setdefault(publication, []).append(
+            PublicationTable(oid, where, None if columns is None else frozenset(columns))
+        )
+    schemas: dict[int, set[str]] = {}
+    if version >= 150000:
+        for publication, schema in connection.execute(
+            "select s.pnpubid::bigint, n.nspname from pg_publication_namespace s join pg_namespace n on n.oid = s.pnnspid"
+        ):
+            schemas.setdefault(publication, set()).add(schema)
+    publications = {}
+    for oid, name, all_tables, ins, upd, dele, trunc, via_root, generated_columns in connection.execute(
+        _PUBLICATIONS.format(generated=generated)
+    ):
+        switched = {"insert": ins, "update": upd, "delete": dele, "truncate": trunc}
+        publications[name] = Publication(
+            name=name,
+            operations=frozenset(o for o, on in switched.items() if on),
+            all_tables=all_tables,
+            schemas=frozenset(schemas.get(oid, ())),
+            tables=tuple(listed.get(oid, ())),
+            via_root=via_root,
+            generated_columns=generated_columns,
+        )
+    return publications
