@@ -1,0 +1,1 @@
+"""The four steps as software-defined assets, thin over `assets.steps` and `assets.frames`."""

@@ -1,0 +1,1 @@
+"""DataFrame -> DataFrame functions: no Dagster, no I/O of their own."""

@@ -1,0 +1,46 @@
+"""Initial copy: chunk queries -> rows, read by the executors at the exported snapshot.
+
+Each Spark partition runs one query; its Arrow batches go to the JVM as they come, so neither the driver nor
+Python ever holds a row.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+
+from assets.frames.schema import ddl
+from decoding.types import ColumnType, from_copy
+from resources.snapshot import read_chunk
+
+
+class ReplicaColumn(NamedTuple):
+    """A column of a replica and its type."""
+
+    name: str
+    type: ColumnType
+
+
+def copied_rows(
+    spark: SparkSession,
+    conninfo: str,
+    snapshot: str,
+    queries: Sequence[str],
+    columns: Sequence[ReplicaColumn],
+) -> DataFrame:
+    """The rows that `queries` select at `snapshot`, in the replica's types, one partition a query."""
+    schema = ddl((c.name, c.type.spark) for c in columns)
+    if not queries:
+        return spark.createDataFrame([], schema)
+    names, types = [c.name for c in columns], [c.type for c in columns]
+    listed = list(queries)
+
+    def copy(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in numbers:
+            for number in batch.column(0).to_pylist():
+                for rows in read_chunk(conninfo, snapshot, listed[number]):
+                    arrays = [from_copy(rows.column(i), t, names[i]) for i, t in enumerate(types)]
+                    yield pa.RecordBatch.from_arrays(arrays, names=names)
+
+    return spark.range(0, len(queries), 1, len(queries)).mapInArrow(copy, schema)

@@ -1,0 +1,268 @@
+"""Routing and apply: a slice's changes of one replica table -> the net change of each row.
+
+In: transformed changes (`assets.frames.changes`). Out, for a table with a key, one row a key:
+`action`, the new `row` and `known`, the names of the columns that `row` has a value for:
+
+- upsert: the row exists afterwards with these values (it was inserted in the slice);
+- update: if the row exists it gets these values; a missing row stays missing (section 29.8, update_missing);
+- delete: the row does not exist afterwards.
+
+`expected` says whether the row is expected in the replica before the slice. A table without a key is a
+multiset: `net_rows` counts how many equal rows come or go.
+"""
+
+from collections.abc import Collection, Sequence
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
+
+from assets.frames.schema import field, order
+from resources.records import quoted
+
+
+def _key(struct: str, key: Sequence[str]) -> Column:
+    return F.struct(*(field(struct, name).alias(name) for name in key))
+
+
+def _latest(value: Column, at: Column) -> Column:
+    return F.max_by(value, at)
+
+
+def after_truncate(changes: DataFrame, commit_lsn: int, ordinal: int) -> DataFrame:
+    """The changes after the slice's last TRUNCATE of the table; those before it have no effect."""
+    at = F.struct(F.lit(commit_lsn).cast("bigint"), F.lit(ordinal).cast("bigint"))
+    return changes.where(order() > at)
+
+
+def net_changes(
+    changes: DataFrame, key: Sequence[str], columns: Sequence[str], unsent: Collection[str]
+) -> DataFrame:
+    """The net change of each key, for a slice in which no UPDATE changes a key.
+
+    `unsent` are the columns that any change of the slice left out as unchanged.
+    """
+    operation, new = F.col("operation"), F.col("new")
+    events = changes.select(
+        F.when(operation == "delete", _key("old", key)).otherwise(_key("new", key)).alias("key"),
+        order().alias("at"),
+        "operation",
+        "new",
+        "unchanged",
+    )
+    inserted = F.max(F.when(operation == "insert", F.col("at")))
+    deleted = F.max(F.when(operation == "delete", F.col("at")))
+    sent = {
+        name: F.when((operation != "delete") & ~_is_unsent(name), F.col("at"))
+        for name in columns
+        if name in unsent
+    }
+    aggregated = events.groupBy("key").agg(
+        _latest(F.struct("operation", new), F.col("at")).alias("last"),
+        F.min_by(operation, F.col("at")).alias("first"),
+        inserted.alias("inserted"),
+        deleted.alias("deleted"),
+        *(_latest(field("new", name), at).alias(f"value_{i}") for i, (name, at) in enumerate(sent.items())),
+        *(F.max(at).isNotNull().alias(f"sent_{i}") for i, at in enumerate(sent.values())),
+    )
+    values = {name: F.col(f"value_{i}") for i, name in enumerate(sent)}
+    row = F.struct(*(values.get(n, F.col("last.new").getField(n)).alias(n) for n in columns))
+    never = F.array(*(F.when(~F.col(f"sent_{i}"), F.lit(name)) for i, name in enumerate(sent)))
+    alive = F.coalesce(F.col("inserted") > F.col("deleted"), F.col("inserted").isNotNull())
+    action = (
+        F.when(F.col("last.operation") == "delete", "delete")
+        .when(alive, "upsert")
+        .when(F.col("deleted").isNotNull(), "delete")
+        .otherwise("update")
+    )
+    return aggregated.select(
+        "key",
+        action.alias("action"),
+        row.alias("row"),
+        (F.array_compact(never) if sent else F.lit(None).cast("array<string>")).alias("unknown"),
+        (F.col("first") != "insert").alias("expected"),
+    )
+
+
+def _is_unsent(name: str) -> Column:
+    return F.coalesce(F.array_contains("unchanged", name), F.lit(False))
+
+
+def net_changes_with_moves(
+    changes: DataFrame,
+    replica: DataFrame,
+    key: Sequence[str],
+    columns: Sequence[str],
+    unsent: Collection[str],
+) -> DataFrame:
+    """The net change of each key, for a slice in which UPDATEs move rows from one key to another.
+
+    A key is held by one row after the other; each such holding is a tenure that an INSERT, a move or
+    the replica's own row begins. A tenure that begins with a move inherits from the one the row came
+    from: whether it exists, and the columns that were not sent. Inheritance is resolved by pointer
+    doubling, so a chain of n moves takes log2(n) joins, whatever the number of rows.
+    """
+    tenures = _tenures(changes, key, columns, unsent)
+    resolved = _inherit(tenures, columns)
+    last = resolved.where("is_last")
+    # A tenure that goes back to a row of the replica under another key needs that row.
+    needs = last.where((F.col("action") == "update") & ~F.col("base").eqNullSafe(F.col("key")))
+    base = replica.select(F.struct(*(F.col(quoted(k)).alias(k) for k in key)).alias("base"), _whole(columns))
+    moved = needs.join(base, "base", "left").select(
+        "key",
+        F.when(F.col("whole").isNull(), "delete").otherwise("upsert").alias("action"),
+        F.struct(
+            *(
+                F.when(F.array_contains("unknown", name), field("whole", name))
+                .otherwise(field("row", name))
+                .alias(name)
+                for name in columns
+            )
+        ).alias("row"),
+        F.array().cast("array<string>").alias("unknown"),
+        "expected",
+    )
+    kept = last.where((F.col("action") != "update") | F.col("base").eqNullSafe(F.col("key")))
+    return kept.select("key", "action", "row", "unknown", "expected").unionByName(moved)
+
+
+def _whole(columns: Sequence[str]) -> Column:
+    return F.struct(*(F.col(quoted(name)).alias(name) for name in columns)).alias("whole")
+
+
+def _tenures(
+    changes: DataFrame, key: Sequence[str], columns: Sequence[str], unsent: Collection[str]
+) -> DataFrame:
+    """One row a tenure: key, number, how it began (`origin`), how it ended, and the columns it knows.
+
+    `came` and `went` are the order keys of the moves that began and ended it.
+    """
+    old, new = _key("old", key), _key("new", key)
+    is_move = (F.col("operation") == "update") & F.col("old").isNotNull() & ~old.eqNullSafe(new)
+    base = changes.withColumn("is_move", F.coalesce(is_move, F.lit(False)))
+    stays = base.where(~F.col("is_move")).select(
+        F.when(F.col("operation") == "delete", old).otherwise(new).alias("key"),
+        F.struct("commit_lsn", "ordinal", F.lit(0).alias("part")).alias("at"),
+        F.col("operation").alias("event"),
+        "new",
+        "unchanged",
+    )
+    moves = base.where("is_move")
+    leaves = moves.select(
+        old.alias("key"),
+        F.struct("commit_lsn", "ordinal", F.lit(0).alias("part")).alias("at"),
+        F.lit("leave").alias("event"),
+        F.lit(None).cast(changes.schema["new"].dataType).alias("new"),
+        "unchanged",
+    )
+    arrives = moves.select(
+        new.alias("key"),
+        F.struct("commit_lsn", "ordinal", F.lit(1).alias("part")).alias("at"),
+        F.lit("arrive").alias("event"),
+        "new",
+        "unchanged",
+    )
+    begins = F.col("event").isin("insert", "arrive").cast("int")
+    ends = F.col("event").isin("delete", "leave").cast("int")
+    in_key = Window.partitionBy("key").orderBy("at")
+    events = stays.unionByName(leaves).unionByName(arrives)
+    numbered = events.withColumn(
+        "tenure",
+        F.sum(begins).over(in_key)
+        + F.coalesce(F.sum(ends).over(in_key.rowsBetween(Window.unboundedPreceding, -1)), F.lit(0)),
+    )
+    writes = ~F.col("event").isin("delete", "leave")
+    values = {
+        name: F.when(writes & ~_is_unsent(name), F.col("at"))
+        if name in unsent
+        else F.when(writes, F.col("at"))
+        for name in columns
+    }
+    grouped = numbered.groupBy("key", "tenure").agg(
+        F.min_by("event", "at").alias("first"),
+        F.max_by("event", "at").alias("last"),
+        F.min("at").alias("first_at"),
+        F.max("at").alias("last_at"),
+        F.struct(*(_latest(field("new", n), at).alias(n) for n, at in values.items())).alias("row"),
+        F.array_compact(F.array(*(F.when(F.max(at).isNull(), F.lit(n)) for n, at in values.items()))).alias(
+            "unknown"
+        ),
+    )
+    by_key = Window.partitionBy("key")
+    earliest = F.min(F.col("tenure")).over(by_key)
+    first_of_key = F.first("first").over(by_key.orderBy("tenure"))
+    return grouped.select(
+        "key",
+        "tenure",
+        "row",
+        "unknown",
+        F.when(F.col("first") == "insert", "insert")
+        .when(F.col("first") == "arrive", "arrive")
+        .when((F.col("tenure") == 0) & (earliest == 0), "replica")
+        .otherwise("nothing")
+        .alias("origin"),
+        F.col("last").isin("delete", "leave").alias("ended"),
+        F.when(F.col("first") == "arrive", F.struct("first_at.commit_lsn", "first_at.ordinal")).alias("came"),
+        F.when(F.col("last") == "leave", F.struct("last_at.commit_lsn", "last_at.ordinal")).alias("went"),
+        (F.col("tenure") == F.max("tenure").over(by_key)).alias("is_last"),
+        (~first_of_key.isin("insert", "arrive")).alias("expected"),
+    )
+
+
+def _inherit(tenures: DataFrame, columns: Sequence[str]) -> DataFrame:
+    """Follow every tenure that began with a move back to where the row came from."""
+    pending = tenures.withColumn("base", F.when(F.col("origin") == "replica", F.col("key"))).localCheckpoint()
+    while pending.where("came is not null").limit(1).count():
+        parents = pending.where("went is not null").select(
+            F.col("went").alias("came"),
+            F.col("came").alias("parent_came"),
+            F.col("row").alias("parent_row"),
+            F.col("unknown").alias("parent_unknown"),
+            F.col("origin").alias("parent_origin"),
+            F.col("base").alias("parent_base"),
+        )
+        joined = pending.join(parents, "came", "left")
+        inherits = F.col("came").isNotNull()
+        row = F.struct(
+            *(
+                F.when(inherits & F.array_contains("unknown", n), field("parent_row", n))
+                .otherwise(field("row", n))
+                .alias(n)
+                for n in columns
+            )
+        )
+        pending = joined.select(
+            "key",
+            "tenure",
+            row.alias("row"),
+            F.when(inherits, F.array_intersect("unknown", "parent_unknown"))
+            .otherwise(F.col("unknown"))
+            .alias("unknown"),
+            F.when(inherits, F.col("parent_origin")).otherwise(F.col("origin")).alias("origin"),
+            "ended",
+            F.when(inherits, F.col("parent_came")).alias("came"),
+            "went",
+            "is_last",
+            "expected",
+            F.when(inherits, F.col("parent_base")).otherwise(F.col("base")).alias("base"),
+        ).localCheckpoint()
+    action = (
+        F.when(F.col("ended") | (F.col("origin") == "nothing"), "delete")
+        .when(F.col("origin") == "insert", "upsert")
+        .otherwise("update")
+    )
+    return pending.withColumn("action", action)
+
+
+def net_rows(changes: DataFrame, columns: Sequence[str]) -> DataFrame:
+    """For a table without a key: `row` and `count`, how many equal rows come (> 0) or go (< 0)."""
+    came = changes.where("new is not null").select(F.col("new").alias("row"), F.lit(1).alias("count"))
+    went = changes.where("old is not null").select(F.col("old").alias("row"), F.lit(-1).alias("count"))
+    return (
+        came.unionByName(went)
+        .groupBy(*(field("row", name).alias(f"c{i}") for i, name in enumerate(columns)))
+        .agg(F.sum("count").alias("count"))
+        .where("count <> 0")
+        .select(
+            F.struct(*(F.col(f"c{i}").alias(name) for i, name in enumerate(columns))).alias("row"), "count"
+        )
+    )

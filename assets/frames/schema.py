@@ -1,0 +1,98 @@
+"""Names and Spark types as DDL, and the fixed columns of pgsieve's own tables."""
+
+from collections.abc import Iterable
+
+import pyarrow as pa
+from pyspark.sql import Column
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
+
+from resources.records import quoted
+
+#: The order key of a change: the LSN of its commit record and its place in the transaction.
+ORDER = ("commit_lsn", "ordinal")
+
+CHANGE_LOG = (
+    "slice bigint, commit_lsn bigint, ordinal bigint, commit_time timestamp, xid bigint,"
+    " kind string, relation_id bigint, data binary"
+)
+
+TABLE_STATES = pa.schema(
+    {
+        "schema": pa.string(),
+        "table": pa.string(),
+        "state": pa.string(),
+        "lsn": pa.int64(),
+        "at": pa.timestamp("us", "UTC"),
+        "definition": pa.string(),
+        "reason": pa.string(),
+    }
+)
+
+CUTS = pa.schema(
+    {"lsn": pa.int64(), "at": pa.timestamp("us", "UTC"), "tables": pa.map_(pa.string(), pa.int64())}
+)
+
+#: What a slice holds besides row changes: the relations changed, and the raw Relation and Truncate messages.
+SLICES = pa.schema(
+    {
+        "slice": pa.int64(),
+        "relations": pa.list_(pa.int64()),
+        "messages": pa.list_(
+            pa.struct({"commit_lsn": pa.int64(), "ordinal": pa.int64(), "data": pa.binary()})
+        ),
+    }
+)
+
+TRANSFORMED = pa.schema(
+    {
+        "slice": pa.int64(),
+        "schema": pa.string(),
+        "table": pa.string(),
+        "received_inserts": pa.int64(),
+        "received_updates": pa.int64(),
+        "received_deletes": pa.int64(),
+        "inserts": pa.int64(),
+        "updates": pa.int64(),
+        "deletes": pa.int64(),
+        "truncates": pa.int64(),
+        "truncated_lsn": pa.int64(),
+        "truncated_ordinal": pa.int64(),
+        "key_changes": pa.int64(),
+        "unchanged": pa.list_(pa.string()),
+        "problem": pa.string(),
+    }
+)
+
+#: The change log's columns again, for commits that record a position and no messages.
+NO_MESSAGES = pa.schema(
+    {
+        "slice": pa.int64(),
+        "commit_lsn": pa.int64(),
+        "ordinal": pa.int64(),
+        "commit_time": pa.timestamp("us", "UTC"),
+        "xid": pa.int64(),
+        "kind": pa.string(),
+        "relation_id": pa.int64(),
+        "data": pa.binary(),
+    }
+).empty_table()
+
+
+def ddl(columns: Iterable[tuple[str, str]]) -> str:
+    """Column names and Spark types as a DDL schema."""
+    return ", ".join(f"{quoted(name)} {spark}" for name, spark in columns)
+
+
+def struct_ddl(columns: Iterable[tuple[str, str]]) -> str:
+    """Column names and Spark types as a struct type."""
+    return f"struct<{', '.join(f'{quoted(name)}: {spark}' for name, spark in columns)}>"
+
+
+def field(struct: str, name: str) -> Column:
+    """A field of a struct column, whatever characters its name has."""
+    return F.col(struct).getField(name)
+
+
+def order() -> Column:
+    """The order key as one comparable value."""
+    return F.struct(*ORDER)

@@ -1,0 +1,66 @@
+"""Asset keys, Dagster partition keys, and the metadata people look for, in Dagster's standard names."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import dagster as dg
+
+from assets.steps.subscription import Feed, Subscription
+from resources.delta import escape, unescape
+
+KINDS = {"postgres", "spark", "deltalake"}
+
+Name = tuple[str, str]
+
+
+def initial_sync_key(subscription: Subscription) -> dg.AssetKey:
+    """`<subscription>/initial_sync`."""
+    return dg.AssetKey([subscription.name, "initial_sync"])
+
+
+def change_log_key(feed: Feed) -> dg.AssetKey:
+    """`<source>/change_log`, or `<slot>/change_log` where a subscription has a slot of its own."""
+    return dg.AssetKey([feed.name, "change_log"])
+
+
+def table_changes_key(subscription: Subscription) -> dg.AssetKey:
+    """`<subscription>/table_changes`."""
+    return dg.AssetKey([subscription.name, "table_changes"])
+
+
+def replica_key(subscription: Subscription, name: Name) -> dg.AssetKey:
+    """`<subscription>/<schema>/<table>`, escaped as the folders are."""
+    return dg.AssetKey([subscription.name, escape(name[0]), escape(name[1])])
+
+
+def table_partition(name: Name) -> str:
+    """The Dagster partition key of a published table."""
+    return f"{escape(name[0])}.{escape(name[1])}"
+
+
+def partition_table(key: str) -> Name:
+    """The (schema, table) of a Dagster partition key."""
+    schema, _, table = key.partition(".")
+    return unescape(schema), unescape(table)
+
+
+def column_schema(columns: Iterable[tuple[str, str]]) -> dg.TableSchema:
+    """Columns and Spark types as Dagster shows them."""
+    return dg.TableSchema([dg.TableColumn(name, spark) for name, spark in columns])
+
+
+def standard(
+    *,
+    rows: int | None = None,
+    columns: Iterable[tuple[str, str]] | None = None,
+    table: str | None = None,
+    uri: str | None = None,
+) -> dict[str, Any]:
+    """Dagster's standard metadata entries, those that are known."""
+    entries: Mapping[str, Any] = {
+        "dagster/row_count": rows,
+        "dagster/column_schema": None if columns is None else column_schema(columns),
+        "dagster/table_name": table,
+        "dagster/uri": uri,
+    }
+    return {key: value for key, value in entries.items() if value is not None}

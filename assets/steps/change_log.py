@@ -1,0 +1,176 @@
+"""Slot consumption: the feed's slot -> its change log, then confirmed.
+
+A run drains to the WAL position current at its start, in slices bounded in bytes of WAL that end at commit
+boundaries. A slice is one Delta commit that holds its end as the position; only then the slot is advanced.
+What a slice [start, end) holds are the transactions whose commit record begins in it, which is just what
+pg_replication_slot_advance(end) confirms: a run repeated from any point reads the same slices' remainder.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+from pyspark.sql import Observation
+
+from assets.frames.messages import drained_messages, slice_summary
+from assets.frames.schema import NO_MESSAGES, SLICES
+from assets.steps.subscription import Feed, Subscription
+from assets.steps.table_states import READY, table_states
+from decoding.lsn import format_lsn
+from decoding.publication import Catalog
+from resources.delta import Lake
+from resources.postgres import SourceError, read_catalog
+from resources.slot import (
+    advance,
+    create_slot,
+    current_lsn,
+    drop_publications,
+    drop_slot,
+    ensure_capture,
+    has_changes,
+    peek_query,
+    slot_state,
+    verify_slot,
+)
+
+#: A slice reads at most so many bytes of WAL.
+SLICE_BYTES = 512 * 1024 * 1024
+#: With nothing to read, the position is recorded and confirmed once the WAL has grown by so much.
+IDLE_BYTES = 4 * 1024 * 1024
+
+Log = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Drained:
+    """What a drain did: positions as LSNs, slices written, the slot's lag in bytes when it ended."""
+
+    from_lsn: int
+    to_lsn: int
+    slices: int
+    lag: int
+
+
+def durable_position(lake: Lake, feed: Feed) -> int | None:
+    """The LSN up to which Delta holds the feed's changes, as its newest commit says; None before the first."""
+    return lake.records.position(lake.change_log(feed.name))
+
+
+def prepare(
+    connection: psycopg.Connection[tuple[object, ...]], feed: Feed, lake: Lake
+) -> tuple[Catalog, tuple[str, ...]]:
+    """Make the feed's capture publications and slot where they are missing; the catalog and publications.
+
+    What this call created is dropped again when a later part of it fails. Raises SlotError for a slot that
+    no longer fits what Delta holds.
+    """
+    server = feed.with_defined(read_catalog(connection))
+    for subscription in feed.subscriptions:
+        feed.publications(server, subscription)
+    durable = durable_position(lake, feed)
+    state = slot_state(connection, feed.slot)
+    verify_slot(state, feed.source.name, feed.slot, durable)
+    planned = feed.planned_capture(server)
+    names = tuple(feed.capture + p.suffix for p in planned)
+    if feed.filtered:
+        names = tuple(dict.fromkeys(p for ps in feed.subscriptions.values() for p in ps))
+    created = [n for n in names if n not in server.publications]
+    created_slot = False
+    try:
+        if not feed.filtered:
+            ensure_capture(connection, feed.source.name, feed.capture, planned, server)
+        if state is None:
+            start = create_slot(connection, feed.source.name, feed.slot)
+            created_slot = True
+            _record(lake, feed, start)
+        elif durable is not None:
+            advance(connection, feed.source.name, feed.slot, durable)
+    except Exception:
+        if created_slot:
+            drop_slot(connection, feed.slot)
+        if not feed.filtered:
+            drop_publications(connection, created)
+        raise
+    return server, names
+
+
+def _record(lake: Lake, feed: Feed, position: int) -> None:
+    """Record a position with no changes before it, in a commit of its own."""
+    lake.records.append(lake.change_log(feed.name), NO_MESSAGES, position)
+
+
+def drain(
+    feed: Feed, lake: Lake, subscriptions: Sequence[Subscription], log: Log, upto: int | None = None
+) -> Drained:
+    """Append the feed's committed transactions to its change log, and confirm them.
+
+    Drains to the LSN current at its start, or to `upto`.
+    """
+    source = feed.source
+    version = source.check_ready()
+    lake.check_writable()
+    with source.connect() as connection:
+        _, publications = prepare(connection, feed, lake)
+        state = slot_state(connection, feed.slot)
+        if state is None:
+            raise SourceError(
+                f'source "{source.name}": replication slot "{feed.slot}" is gone', sqlstate="42704"
+            )
+        durable = durable_position(lake, feed)
+        begin = position = durable if durable is not None else state.confirmed_lsn
+        target = current_lsn(connection) if upto is None else upto
+        conninfo = source.executor_conninfo()
+        slices = 0
+        while position < target:
+            end = min(position + SLICE_BYTES, target)
+            first = peek_query(feed.slot, end, publications, version, limit=1)
+            if publications and has_changes(connection, source.name, first):
+                query = peek_query(feed.slot, end, publications, version)
+                path = lake.change_log(feed.name)
+                summary = Observation()
+                messages = drained_messages(lake.spark, conninfo, query, end).observe(
+                    summary, *slice_summary()
+                )
+                lake.write(messages, path, position=end, options=_FILE_OPTIONS)
+                record_summary(lake, feed, end, summary.get)
+                slices += 1
+            elif end < target or end - begin >= IDLE_BYTES or _copied_after(lake, subscriptions, begin):
+                _record(lake, feed, end)
+            else:
+                break
+            advance(connection, source.name, feed.slot, end)
+            log(f"change log of {feed.name} holds everything before {format_lsn(end)}")
+            position = begin = end
+        state = slot_state(connection, feed.slot)
+        lag = state.lag if state else 0
+    start = durable if durable is not None else begin
+    return Drained(from_lsn=start, to_lsn=position, slices=slices, lag=lag)
+
+
+def record_summary(lake: Lake, feed: Feed, end: int, summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Keep what a slice holds besides row changes; returns it as its row in `slices`."""
+    row = {
+        "slice": end,
+        "relations": list(summary["relations"]),
+        "messages": [
+            {"commit_lsn": m["commit_lsn"], "ordinal": m["ordinal"], "data": bytes(m["data"])}
+            for m in summary["messages"]
+        ],
+    }
+    lake.records.append(lake.slices(feed.name), pa.Table.from_pylist([row], SLICES), end)
+    return row
+
+
+#: Several row groups a file, so that decoding a slice is shared among the cores.
+_FILE_OPTIONS = {"parquet.block.size": str(32 * 1024 * 1024), "maxRecordsPerFile": "1000000"}
+
+
+def _copied_after(lake: Lake, subscriptions: Sequence[Subscription], position: int) -> bool:
+    """Whether a table was copied at a later LSN: a cut needs the position to reach it."""
+    return any(
+        state.state == READY and state.lsn > position
+        for subscription in subscriptions
+        for state in table_states(lake, subscription).values()
+    )
