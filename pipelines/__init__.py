@@ -1,0 +1,1 @@
+"""Wiring: config file, Dagster definitions, command line."""

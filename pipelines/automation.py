@@ -1,0 +1,75 @@
+"""Schedules and sensors, all off until somebody turns them on.
+
+Increments on a schedule; a sensor that copies tables which have no replica yet or whose definition changed; a
+sensor that fails, and so raises Dagster's alarm, when a slot retains too much WAL.
+"""
+
+import dagster as dg
+from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
+
+from assets.checks import LAG_ALARM_BYTES
+from assets.initial_sync import tables_partitions
+from assets.metadata import initial_sync_key, table_partition
+from assets.steps.initial_sync import tables_to_copy
+from assets.steps.subscription import Feed, Subscription
+from decoding.lsn import format_lsn
+from resources.delta import LakeResource
+from resources.slot import SlotError, slot_state
+
+
+def increments_schedule(job: UnresolvedAssetJobDefinition) -> dg.ScheduleDefinition:
+    """Run the increments of a feed every five minutes."""
+    return dg.ScheduleDefinition(
+        name=f"{job.name}_schedule",
+        job=job,
+        cron_schedule="*/5 * * * *",
+        default_status=dg.DefaultScheduleStatus.STOPPED,
+    )
+
+
+def copy_sensor(subscription: Subscription) -> dg.SensorDefinition:
+    """Copy tables that were published, or changed their columns, since the last time."""
+
+    @dg.sensor(
+        name=f"{subscription.name}_new_tables",
+        target=dg.AssetSelection.assets(initial_sync_key(subscription)),
+        minimum_interval_seconds=60,
+        default_status=dg.DefaultSensorStatus.STOPPED,
+        description="Starts the initial sync of tables that have no replica, or whose columns changed.",
+    )
+    def new_tables(lake: LakeResource) -> dg.SensorResult | dg.SkipReason:
+        keys = [table_partition(name) for name in tables_to_copy(subscription, lake.open())]
+        if not keys:
+            return dg.SkipReason("every published table has its replica")
+        return dg.SensorResult(
+            run_requests=[dg.RunRequest(partition_key=key) for key in keys],
+            dynamic_partitions_requests=[tables_partitions(subscription).build_add_request(keys)],
+        )
+
+    return new_tables
+
+
+def slot_lag_sensor(feed: Feed) -> dg.SensorDefinition:
+    """Raise an alarm, as a failed tick, when the slot is gone or retains too much WAL."""
+
+    @dg.sensor(
+        name=f"{feed.name}_slot_lag",
+        job_name=f"{feed.name}_increments",
+        minimum_interval_seconds=60,
+        default_status=dg.DefaultSensorStatus.STOPPED,
+        description=f"Fails when replication slot {feed.slot} is missing, lost, or lags 1 GiB or more.",
+    )
+    def slot_lag(context: dg.SensorEvaluationContext) -> dg.SkipReason:
+        with feed.source.connect() as connection:
+            state = slot_state(connection, feed.slot)
+        if state is None:
+            raise SlotError(f'replication slot "{feed.slot}" does not exist', hint="run `pgsieve run`")
+        if state.wal_status == "lost" or state.lag >= LAG_ALARM_BYTES:
+            raise SlotError(
+                f'replication slot "{feed.slot}" lags {state.lag} bytes (wal_status {state.wal_status})',
+                hint="run the increments oftener, and look for a run that fails",
+            )
+        context.update_cursor(format_lsn(state.confirmed_lsn))
+        return dg.SkipReason(f"the slot lags {state.lag} bytes")
+
+    return slot_lag

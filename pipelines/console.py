@@ -1,0 +1,339 @@
+"""How results look on a terminal: results in, rich text out.
+
+Data goes to stdout, progress and errors to stderr, so that `pgsieve status --json > file` holds JSON only.
+Nothing here raises. What comes from a database or a file is never read as markup.
+"""
+
+import json
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bars
+from rich.table import Table
+from rich.text import Text
+
+from decoding.errors import PgsieveError
+from pipelines.config_file import ConfigError
+from pipelines.results import (
+    CheckReport,
+    ComparedTable,
+    DemoReport,
+    Progress,
+    RunSummary,
+    StatusReport,
+    SubscriptionRun,
+    ValidationReport,
+)
+
+_NOTHING = "–"
+
+
+def _out() -> Console:
+    """Console on the stdout of this moment; in a pipe or a file, tables are as wide as they need."""
+    width = None if sys.stdout.isatty() else 10_000
+    return Console(highlight=False, markup=False, emoji=False, width=width)
+
+
+def _err() -> Console:
+    return Console(stderr=True, highlight=False, markup=False, emoji=False)
+
+
+def _print(*what: RenderableType) -> None:
+    console = _out()
+    for each in what:
+        console.print(
+            each, soft_wrap=not isinstance(each, Table)
+        )  # a sentence is one line, whatever its length
+
+
+def _table(*columns: str, title: str | None = None, right: Sequence[str] = ()) -> Table:
+    table = Table(
+        title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0)
+    )
+    for column in columns:
+        table.add_column(
+            column, justify="right" if column in right else "left", overflow="fold", header_style="dim"
+        )
+    return table
+
+
+def _cell(value: object, style: str = "") -> Text:
+    if value is None:
+        return Text(_NOTHING, style="dim")
+    if isinstance(value, bool):
+        return Text("yes" if value else "no", style=style)
+    return Text(f"{value:,}" if isinstance(value, int) else str(value), style=style)
+
+
+def _row(table: Table, *values: object) -> None:
+    table.add_row(*(value if isinstance(value, Text) else _cell(value) for value in values))
+
+
+def _size(count: int | None) -> str | None:
+    """Write a number of bytes as `pg_size_pretty` does: 10 kB, not 10240 bytes (src/backend/utils/adt/dbsize.c)."""
+    if count is None:
+        return None
+    size = float(count)
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if size < 10_240:
+            return f"{size:.0f} {unit}"
+        size /= 1024
+    return f"{size:.0f} TB"
+
+
+# Errors
+
+
+def print_error(error: PgsieveError) -> None:
+    """One red line, and what to do about it; a configuration file's problems one by one."""
+    if isinstance(error, ConfigError):
+        for problem in error.problems:
+            _error_line(error.describe(problem), problem.hint)
+        return
+    code = f" [{error.sqlstate}]" if error.sqlstate else ""
+    _error_line(f"{error.message}{code}", error.hint)
+
+
+def print_unexpected(error: BaseException, *, verbose: bool) -> None:
+    """Name a fault of pgsieve's own; the traceback only when asked, and without variables: they hold values."""
+    if verbose:
+        _err().print("".join(traceback.format_exception(error)), end="", soft_wrap=True)
+        _error_line(f"unexpected {type(error).__name__}", None)
+    else:
+        _error_line(f"unexpected {type(error).__name__}", "run `pgsieve --verbose …` for the traceback")
+
+
+def _error_line(message: str, hint: str | None) -> None:
+    console = _err()
+    console.print(Text.assemble(("error: ", "bold red"), (message, "red")), soft_wrap=True)
+    if hint:
+        console.print(Text.assemble(("hint: ", "bold"), hint), soft_wrap=True)
+
+
+# Progress
+
+
+class _TerminalProgress:
+    """A bar for each task that runs."""
+
+    def __init__(self, bars: Bars) -> None:
+        self._bars = bars
+        self._tasks: dict[str, TaskID] = {}
+
+    def start(self, task: str, total: int | None) -> None:
+        self._tasks[task] = self._bars.add_task(task, total=total)
+
+    def advance(self, task: str, n: int) -> None:
+        self._bars.advance(self._tasks[task], n)
+
+    def finish(self, task: str) -> None:
+        self._bars.stop_task(self._tasks.pop(task))
+
+
+class _LineProgress:
+    """A line when a task starts and one when it ends: for logs."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._tasks: dict[str, tuple[float, int]] = {}
+
+    def start(self, task: str, total: int | None) -> None:
+        with self._lock:
+            self._tasks[task] = (time.monotonic(), 0)
+        self._say(f"{task}: started" + (f", {total:,} to do" if total is not None else ""))
+
+    def advance(self, task: str, n: int) -> None:
+        with self._lock:
+            began, done = self._tasks[task]
+            self._tasks[task] = (began, done + n)
+
+    def finish(self, task: str) -> None:
+        with self._lock:
+            began, done = self._tasks.pop(task)
+        self._say(
+            f"{task}: ended after {time.monotonic() - began:.1f} s" + (f", {done:,} done" if done else "")
+        )
+
+    @staticmethod
+    def _say(line: str) -> None:
+        sys.stderr.write(line + "\n")
+        sys.stderr.flush()
+
+
+@contextmanager
+def progress() -> Iterator[Progress]:
+    """Progress on stderr: bars on a terminal, plain lines otherwise."""
+    console = _err()
+    if not console.is_terminal:
+        yield _LineProgress()
+        return
+    text = TextColumn("{task.description}", markup=False)
+    with Bars(
+        SpinnerColumn(), text, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
+    ) as bars:
+        yield _TerminalProgress(bars)
+
+
+# Results
+
+
+def as_json(report: StatusReport) -> str:
+    """Write the report as JSON, the fields under their names in `pipelines.results`."""
+    return json.dumps(asdict(report), indent=2, ensure_ascii=False)
+
+
+def print_json(report: StatusReport) -> None:
+    """Print the report as JSON."""
+    sys.stdout.write(as_json(report) + "\n")
+
+
+def print_run(summary: RunSummary) -> None:
+    """Print what a run copied and applied, a subscription at a time."""
+    for run in summary.subscriptions:
+        if not run.changed:
+            _print(Text(f"{run.name}: nothing new: everything up to LSN {run.to_lsn} is already applied"))
+        else:
+            _print_changes(run)
+        for problem in run.problems:
+            _print(Text.assemble(("set aside: ", "bold red"), problem))
+
+
+def _print_changes(run: SubscriptionRun) -> None:
+    cut = f", cut {run.cut_version}" if run.cut_version is not None else ""
+    _print(Text(f"{run.name}: applied up to LSN {run.to_lsn} (from {run.from_lsn}){cut}", style="bold"))
+    if run.copied:
+        copied = _table("copied", "rows", "seconds", right=("rows", "seconds"))
+        for each in run.copied:
+            _row(copied, f"{each.schema}.{each.name}", each.rows, f"{each.seconds:.1f}")
+        _print(copied)
+    if run.tables:
+        numbers = ("inserted", "updated", "deleted", "version")
+        applied = _table("applied", "inserted", "updated", "deleted", "truncated", "version", right=numbers)
+        for table in run.tables:
+            counts = (table.inserted, table.updated, table.deleted)
+            _row(applied, f"{table.schema}.{table.name}", *counts, table.truncated, table.version)
+        _print(applied)
+
+
+def print_status(report: StatusReport) -> None:
+    """Print slots and replica tables."""
+    slots = _table(
+        "source", "slot", "state", "WAL", "confirmed", "change log", "lag", title="slots", right=("lag",)
+    )
+    for slot in report.slots:
+        state = "active" if slot.active else "idle" if slot.exists else "not created"
+        at_risk = slot.wal_status in ("lost", "unreserved")
+        _row(
+            slots,
+            f"{slot.source} ({slot.subscription})" if slot.subscription else slot.source,
+            slot.slot,
+            state,
+            _cell(slot.wal_status, "bold red" if at_risk else ""),
+            slot.confirmed_lsn,
+            slot.change_log_lsn,
+            _size(slot.lag_bytes),
+        )
+    _print(slots)
+    for subscription in report.subscriptions:
+        title = f"{subscription.name} (source {subscription.source}, row_filter {subscription.row_filter})"
+        tables = _table(
+            "table", "state", "LSN", "version", "rows", "row filter", title=title, right=("version", "rows")
+        )
+        for table in subscription.tables:
+            state_text = _cell(table.state, "red" if table.problem else "")
+            position = (table.lsn, table.version, table.rows)
+            _row(tables, f"{table.schema}.{table.name}", state_text, *position, table.row_filter)
+        _print("", tables)
+        for table in subscription.tables:
+            if table.problem:
+                _print(Text.assemble((f"{table.schema}.{table.name}: ", "red"), table.problem))
+
+
+def print_check(report: CheckReport) -> None:
+    """Print the comparison, and the sample of keys of each table that differs."""
+    columns = ("subscription", "table", "publisher", "replica", "result", "LSN")
+    tables = _table(*columns, right=("publisher", "replica"))
+    for table in report.tables:
+        result = Text("equal", style="green") if table.equal else Text("differs", style="bold red")
+        rows = (table.rows_publisher, table.rows_replica)
+        _row(tables, table.subscription, f"{table.schema}.{table.name}", *rows, result, table.lsn)
+    _print(tables)
+    for table in report.tables:
+        if table.differing_keys:
+            keys = ", ".join(table.differing_keys)
+            _print(
+                Text.assemble(
+                    (f"{table.subscription} {table.schema}.{table.name}: ", "red"), f"differing keys {keys}"
+                )
+            )
+    unequal = sum(not table.equal for table in report.tables)
+    total = len(report.tables)
+    _print(
+        Text(f"{unequal} of {total} tables differ", style="bold red")
+        if unequal
+        else Text("every table equals the publisher", style="bold green")
+    )
+
+
+def print_validation(report: ValidationReport) -> None:
+    """Print publications, what each subscription will receive, problems, and statements to run."""
+    for publication in report.publications:
+        _print(Text(f"source {publication.source}", style="dim"), Text(publication.picture.rstrip("\n")), "")
+    for subscription in report.subscriptions:
+        title = f"{subscription.subscription} will receive"
+        tables = _table("table", "published as", "operations", "row filter", "columns", title=title)
+        for table in subscription.tables:
+            columns = ", ".join(table.columns) if table.columns is not None else "all"
+            shape = (table.published_as, ", ".join(table.operations), table.row_filter, columns)
+            _row(tables, f"{table.schema}.{table.name}", *shape)
+        _print(tables, "")
+    for problem in report.problems:
+        code = f" [{problem.sqlstate}]" if problem.sqlstate else ""
+        _print(Text.assemble(("problem: ", "bold red"), f"{problem.object}: {problem.message}{code}"))
+        if problem.hint:
+            _print(Text.assemble(("hint: ", "bold"), problem.hint))
+    if report.statements:
+        _print(
+            Text("statements to run:", style="bold"),
+            *(Text(f"{each.rstrip(';')};") for each in report.statements),
+        )
+    if not report.problems:
+        _print(Text("no problems", style="bold green"))
+
+
+def print_demo_step(title: str, tables: Sequence[ComparedTable]) -> None:
+    """The tables after one step of the demo, side by side."""
+    _print(Text(f"\n{title}", style="bold"))
+    for compared in tables:
+        verdict = Text("equal", style="green") if compared.equal else Text("DIFFERENT", style="bold red")
+        heading = f"{compared.table} ({', '.join(compared.columns)}), row_filter: {compared.row_filter}: "
+        _print(Text.assemble(heading, verdict))
+        table = _table("publisher", "pgsieve (Delta)", "CREATE SUBSCRIPTION")
+        sides = (compared.publisher, compared.replica, compared.subscriber)
+        for number in range(max(map(len, sides))):
+            _row(table, *(" | ".join(side[number]) if number < len(side) else "" for side in sides))
+        _print(table)
+
+
+def print_demo(report: DemoReport) -> None:
+    """The verdict, and where things are."""
+    verdict = (
+        Text(
+            "Every replica holds just the rows of the built-in subscription, in both row_filter modes.",
+            "green",
+        )
+        if report.equal
+        else Text("A replica differs from the built-in subscription.", "bold red")
+    )
+    _print(
+        Text.assemble("\n", verdict, f" {report.seconds:.0f} s."),
+        Text(f"Delta tables: {report.lake}"),
+        Text(f"The graph:    pgsieve ui -c {report.config}"),
+    )

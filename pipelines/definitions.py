@@ -1,0 +1,125 @@
+"""Dagster's table of contents: the assets, checks, jobs, schedules and sensors of one configuration file.
+
+The file is the one that PGSIEVE_CONFIG names, or ./pgsieve.yaml; without one there are no definitions. The
+published tables are asked of the sources; where a source does not answer, the tables that have replicas are shown.
+"""
+
+from collections.abc import Mapping
+
+import dagster as dg
+from dagster import get_dagster_logger
+
+from assets.change_log import change_log_asset
+from assets.checks import consistency_checks, slot_health_check
+from assets.initial_sync import initial_sync_asset
+from assets.metadata import change_log_key, replica_key, table_changes_key
+from assets.replica_tables import replica_tables_asset
+from assets.steps.subscription import Feed, Subscription
+from assets.steps.table_states import table_states
+from assets.table_changes import table_changes_asset
+from decoding.publication import Catalog, ReplicatedTable, Table
+from pipelines.automation import copy_sensor, increments_schedule, slot_lag_sensor
+from pipelines.config import Config, ConfigError, load_config
+from pipelines.project import Project, project
+from resources.postgres import SourceUnreachableError, read_catalog
+
+Tables = Mapping[tuple[str, str], ReplicatedTable]
+
+
+@dg.definitions
+def defs() -> dg.Definitions:
+    """The definitions of the configured sources and subscriptions."""
+    try:
+        config = load_config()
+    except ConfigError as error:
+        if error.line is None and not error.file.exists():
+            return dg.Definitions()
+        raise
+    return definitions(config)
+
+
+def definitions(config: Config) -> dg.Definitions:
+    """The definitions of a configuration."""
+    declared = project(config)
+    tables = published_tables(declared)
+    increments = [
+        dg.define_asset_job(f"{feed.name}_increments", _increments(declared, feed.name, tables))
+        for feed in declared.feeds.values()
+    ]
+    return dg.Definitions(
+        assets=[
+            *(initial_sync_asset(s) for s in declared.subscriptions.values()),
+            *(change_log_asset(f, declared.reading(f)) for f in declared.feeds.values()),
+            *(table_changes_asset(s) for s in declared.subscriptions.values()),
+            *(
+                replica_tables_asset(s, tables[s.name])
+                for s in declared.subscriptions.values()
+                if tables[s.name]
+            ),
+        ],
+        asset_checks=[
+            *(slot_health_check(f) for f in declared.feeds.values()),
+            *(
+                consistency_checks(s, tables[s.name])
+                for s in declared.subscriptions.values()
+                if tables[s.name]
+            ),
+        ],
+        jobs=increments,
+        schedules=[increments_schedule(job) for job in increments],
+        sensors=[
+            *(copy_sensor(s) for s in declared.subscriptions.values()),
+            *(slot_lag_sensor(f) for f in declared.feeds.values()),
+        ],
+        resources={"lake": declared.lake},
+        # One process, so one Spark session a run.
+        executor=dg.in_process_executor,
+    )
+
+
+def _increments(declared: Project, feed_name: str, tables: Mapping[str, Tables]) -> dg.AssetSelection:
+    """The assets of a feed that an increment materialises: all but the initial sync."""
+    feed = declared.feeds[feed_name]
+    keys = [change_log_key(feed)]
+    for subscription in declared.reading(feed):
+        keys.append(table_changes_key(subscription))
+        keys += [replica_key(subscription, name) for name in tables[subscription.name]]
+    return dg.AssetSelection.assets(*keys).without_checks()
+
+
+def published_tables(declared: Project) -> dict[str, Tables]:
+    """The tables each subscription replicates, as its source's catalog says now."""
+    catalogs: dict[str, Catalog | None] = {}
+    tables: dict[str, Tables] = {}
+    for feed in declared.feeds.values():
+        if feed.source.name not in catalogs:
+            catalogs[feed.source.name] = _catalog(feed)
+        catalog = catalogs[feed.source.name]
+        for subscription in declared.reading(feed):
+            if catalog is None:
+                tables[subscription.name] = _replicas(declared, subscription)
+            else:
+                tables[subscription.name] = subscription.tables(feed.with_defined(catalog))
+    return tables
+
+
+def _catalog(feed: Feed) -> Catalog | None:
+    try:
+        with feed.source.connect() as connection:
+            return read_catalog(connection)
+    except SourceUnreachableError as error:
+        get_dagster_logger().warning(str(error))
+        return None
+
+
+def _replicas(declared: Project, subscription: Subscription) -> Tables:
+    """The tables that have a replica, as far as the lake tells without the source."""
+    tables = {}
+    for (schema, name), state in table_states(declared.lake.open(), subscription).items():
+        if state.definition is not None:
+            table = Table(0, schema, name, "r", "d", (), primary_key=state.definition.key)
+            publications = subscription.feed.subscriptions[subscription.name]
+            tables[schema, name] = ReplicatedTable(
+                table, state.definition.names, None, publications, frozenset()
+            )
+    return tables

@@ -1,0 +1,59 @@
+"""Names as SQL writes them: `public.orders`, `"Sales"."Order Lines"` in, the parts as they stand in the catalog out.
+
+Raises ValueError that says what is wrong, without the text itself.
+"""
+
+import re
+import string
+
+#: NAMEDATALEN - 1: PostgreSQL cuts longer names off with a notice, which would name another object here.
+MAX_BYTES = 63
+
+_FOLD = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
+_PART = re.compile(
+    r"""(?: "(?P<quoted>(?:[^"]|"")*)" | (?P<plain>[A-Za-z_\u0080-\U0010ffff][\w$\u0080-\U0010ffff]*) )""",
+    re.VERBOSE | re.ASCII,
+)
+
+
+def parse_qualified(text: str, parts: int) -> tuple[str, ...]:
+    """Split a qualified name into exactly so many parts.
+
+    Without quotes a name is folded to lower case, within double quotes it is taken as it is and `""` is
+    one quote (PostgreSQL documentation, section 4.1.1). Only ASCII letters are folded, as PostgreSQL does
+    in every multi-byte encoding (`src/backend/parser/scansup.c`).
+    """
+    found: list[str] = []
+    at = 0
+    while True:
+        part = _PART.match(text, at)
+        if part is None:
+            raise ValueError(
+                "is not a name as SQL writes it (double quotes around names with other characters)"
+            )
+        quoted = part["quoted"]
+        name = part["plain"].translate(_FOLD) if quoted is None else quoted.replace('""', '"')
+        if not name:
+            raise ValueError("has an empty name between double quotes")
+        if len(name.encode()) > MAX_BYTES:
+            raise ValueError(f"has a name longer than {MAX_BYTES} bytes")
+        found.append(name)
+        at = part.end()
+        if at == len(text):
+            break
+        if text[at] != ".":
+            raise ValueError(
+                "is not a name as SQL writes it (double quotes around names with other characters)"
+            )
+        at += 1
+    if len(found) != parts:
+        raise ValueError(f"has {len(found)} name{'s' if len(found) > 1 else ''} where {parts} are needed")
+    return tuple(found)
+
+
+def quote(*parts: str) -> str:
+    """Write a qualified name so that `parse_qualified` and PostgreSQL read it back as these parts."""
+    return ".".join(
+        part if re.fullmatch(r"[a-z_][a-z0-9_$]*", part) else '"' + part.replace('"', '""') + '"'
+        for part in parts
+    )

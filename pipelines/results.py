@@ -1,0 +1,246 @@
+"""What the commands give back: frozen dataclasses of plain values, for the terminal, JSON and tests alike.
+
+LSNs are text as PostgreSQL writes them (`16/B374D848`). No field holds a cell value, except keys of rows that
+differ. Nothing here raises.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+
+class Progress(Protocol):
+    """Where long work reports how far it is; a task is named by what it does (`copy public.orders`).
+
+    Implementations may be called from several threads.
+    """
+
+    def start(self, task: str, total: int | None) -> None:
+        """Begin a task of so many rows or bytes, None when nobody knows yet."""
+
+    def advance(self, task: str, n: int) -> None:
+        """Count n more of them."""
+
+    def finish(self, task: str) -> None:
+        """End the task, done or not."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedTable:
+    """A table of which the initial sync copied so many rows."""
+
+    schema: str
+    name: str
+    rows: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedTable:
+    """What a run did to one replica table: rows by operation, after row filters, and the Delta version it left."""
+
+    schema: str
+    name: str
+    inserted: int
+    updated: int
+    deleted: int
+    truncated: bool
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionRun:
+    """What a run did for one subscription, from the LSN before it to the LSN of its cut.
+
+    `changed` is false when there was nothing new; a problem is a table set aside, with its reason.
+    """
+
+    name: str
+    copied: tuple[CopiedTable, ...]
+    tables: tuple[AppliedTable, ...]
+    from_lsn: str
+    to_lsn: str
+    cut_version: int | None
+    changed: bool
+    problems: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """What `pgsieve run` did."""
+
+    subscriptions: tuple[SubscriptionRun, ...]
+
+    @property
+    def changed(self) -> bool:
+        """Whether any subscription got anything new."""
+        return any(each.changed for each in self.subscriptions)
+
+    @property
+    def problems(self) -> bool:
+        """Whether any table was set aside."""
+        return any(each.problems for each in self.subscriptions)
+
+
+@dataclass(frozen=True, slots=True)
+class SlotStatus:
+    """A replication slot (`pg_replication_slots`) and how far the lake has read it.
+
+    `subscription` is set for a slot of one subscription's own (mode `publisher`). `lag_bytes` is the WAL
+    between the confirmed LSN and the server's current one.
+    """
+
+    source: str
+    subscription: str | None
+    slot: str
+    exists: bool
+    active: bool
+    wal_status: str | None
+    confirmed_lsn: str | None
+    lag_bytes: int | None
+    change_log_lsn: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class TableStatus:
+    """A replica table: its sync state, its row filter and where it stands; `problem` says why it is set aside."""
+
+    schema: str
+    name: str
+    state: str
+    row_filter: str | None
+    lsn: str | None
+    version: int | None
+    rows: int | None = None
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionStatus:
+    """A subscription and its tables."""
+
+    name: str
+    source: str
+    row_filter: str
+    tables: tuple[TableStatus, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StatusReport:
+    """What `pgsieve status` shows."""
+
+    slots: tuple[SlotStatus, ...]
+    subscriptions: tuple[SubscriptionStatus, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedTable:
+    """A replica table beside `SELECT … WHERE <row filter>` on the publisher at the same LSN.
+
+    `differing_keys` is a sample: keys only, as text.
+    """
+
+    subscription: str
+    schema: str
+    name: str
+    rows_publisher: int
+    rows_replica: int
+    equal: bool
+    differing_keys: tuple[str, ...]
+    lsn: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """What `pgsieve check` found."""
+
+    tables: tuple[CheckedTable, ...]
+
+    @property
+    def equal(self) -> bool:
+        """Whether no table differs."""
+        return all(table.equal for table in self.tables)
+
+
+@dataclass(frozen=True, slots=True)
+class PublicationPicture:
+    r"""A publication as text, like psql's `\dRp+`."""
+
+    source: str
+    name: str
+    picture: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedTable:
+    """A table that a subscription will receive, and as which table, with which operations, rows and columns.
+
+    `row_filter` None is every row, `columns` None every column.
+    """
+
+    schema: str
+    name: str
+    published_as: str
+    operations: tuple[str, ...]
+    row_filter: str | None
+    columns: tuple[str, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedTables:
+    """What one subscription will receive."""
+
+    subscription: str
+    tables: tuple[ReceivedTable, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ValidationProblem:
+    """Something that PostgreSQL, or pgsieve, would refuse; `object` names what it is about."""
+
+    object: str
+    message: str
+    sqlstate: str | None = None
+    hint: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ValidationReport:
+    """What `pgsieve validate` found; `statements` is SQL for somebody who has the right to run it."""
+
+    publications: tuple[PublicationPicture, ...]
+    subscriptions: tuple[ReceivedTables, ...]
+    problems: tuple[ValidationProblem, ...]
+    statements: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedTable:
+    """One table of the demo as the publisher, pgsieve in one mode, and the built-in subscriber hold it."""
+
+    table: str
+    row_filter: str
+    columns: tuple[str, ...]
+    publisher: tuple[tuple[str, ...], ...]
+    replica: tuple[tuple[str, ...], ...]
+    subscriber: tuple[tuple[str, ...], ...]
+
+    @property
+    def equal(self) -> bool:
+        """Whether the replica holds just the rows of the built-in subscriber."""
+        return sorted(self.replica) == sorted(self.subscriber)
+
+
+@dataclass(frozen=True, slots=True)
+class DemoReport:
+    """What `pgsieve demo` did: its configuration file, its lake, every comparison, and the seconds it took."""
+
+    config: Path
+    lake: str
+    tables: tuple[ComparedTable, ...]
+    seconds: float
+
+    @property
+    def equal(self) -> bool:
+        """Whether every replica held the rows of the built-in subscriber."""
+        return all(table.equal for table in self.tables)
