@@ -1,0 +1,189 @@
+"""The whole graph on a real Dagster instance: a run, the schedule's run, a backfill, and a check that fails."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import dagster as dg
+import psycopg
+import pytest
+import yaml
+
+from pipelines.check import check
+from pipelines.config import Config, load_config
+from pipelines.definitions import definitions
+from pipelines.run import instance, run
+from pipelines.status import status
+from resources.embedded import EmbeddedServer
+from resources.spark import SparkEngine
+
+pytestmark = pytest.mark.spark
+
+
+class _Quiet:
+    def start(self, task: str, total: int | None) -> None: ...
+
+    def advance(self, task: str, n: int) -> None: ...
+
+    def finish(self, task: str) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def database(publisher_server: EmbeddedServer) -> Iterator[psycopg.Connection]:
+    name = "orchestration"
+    with psycopg.connect(publisher_server.conninfo(), autocommit=True) as admin:
+        admin.execute(f"create database {name}")
+        with psycopg.connect(publisher_server.conninfo(dbname=name), autocommit=True) as connection:
+            connection.execute("create table items (id int primary key, region text, amount numeric(10,2))")
+            connection.execute("create table notes (id int primary key, note text)")
+            connection.execute("insert into items select i, 'EMEA', i from generate_series(1, 10) i")
+            connection.execute("insert into notes select i, 'n' from generate_series(1, 5) i")
+            connection.execute("alter table items replica identity full")
+            connection.execute("create publication p for table items where (region = 'EMEA'), notes")
+            yield connection
+            connection.execute("select pg_drop_replication_slot(slot_name) from pg_replication_slots")
+        admin.execute(f"drop database {name} with (force)")
+
+
+@pytest.fixture(scope="module")
+def config(
+    database: psycopg.Connection, publisher_server: EmbeddedServer, tmp_path_factory: pytest.TempPathFactory
+) -> Config:
+    folder = tmp_path_factory.mktemp("orchestration")
+    written = {
+        "lake": "./lake",
+        "spark": {"master": "local[2]", "conf": {"spark.sql.shuffle.partitions": "1"}},
+        "sources": {"shop": {"conninfo": publisher_server.conninfo(dbname="orchestration")}},
+        "subscriptions": {"sales": {"source": "shop", "publications": ["p"]}},
+    }
+    path = folder / "pgsieve.yaml"
+    path.write_text(yaml.safe_dump(written))
+    return load_config(path)
+
+
+def test_a_run_materialises_the_graph_and_a_second_changes_nothing(
+    config: Config, database: psycopg.Connection
+) -> None:
+    first = run(config, config.selected([]), _Quiet()).subscriptions[0]
+    assert {(t.name, t.rows) for t in first.copied} == {("items", 10), ("notes", 5)}
+    assert first.changed
+    database.execute("insert into items values (11, 'EMEA', 1), (12, 'APAC', 2)")
+    database.execute("update items set region = 'APAC' where id = 1")
+    second = run(config, config.selected([]), _Quiet()).subscriptions[0]
+    assert [(t.name, t.inserted, t.updated, t.deleted) for t in second.tables] == [("items", 1, 0, 1)]
+    third = run(config, config.selected([]), _Quiet()).subscriptions[0]
+    assert not third.changed
+    assert third.cut_version == second.cut_version
+    report = status(config)
+    assert [t.state for t in report.subscriptions[0].tables] == ["ready", "ready"]
+    assert report.slots[0].exists
+    assert check(config, config.selected([])).equal
+
+
+def test_the_graph_has_the_documented_assets_and_checks(config: Config) -> None:
+    defs = definitions(config)
+    dg.Definitions.validate_loadable(defs)
+    graph = defs.resolve_asset_graph()
+    keys = {key.to_user_string() for key in graph.get_all_asset_keys()}
+    assert keys == {
+        "sales/initial_sync",
+        "shop/change_log",
+        "sales/table_changes",
+        "sales/public/items",
+        "sales/public/notes",
+    }
+    upstream = {
+        child.to_user_string(): {p.to_user_string() for p in graph.get(child).parent_keys}
+        for child in graph.get_all_asset_keys()
+    }
+    assert upstream["shop/change_log"] == {"sales/initial_sync"}
+    assert upstream["sales/table_changes"] == {"shop/change_log"}
+    assert upstream["sales/public/items"] == {"sales/table_changes"}
+    checks = {(c.asset_key.to_user_string(), c.name) for c in graph.asset_check_keys}
+    assert ("sales/public/items", "subscriber_consistency") in checks
+    assert ("shop/change_log", "slot_health") in checks
+
+
+def test_the_schedules_run_applies_what_is_new(config: Config, database: psycopg.Connection) -> None:
+    database.execute("insert into notes values (100, 'scheduled')")
+    defs = definitions(config)
+    schedule = defs.resolve_schedule_def("shop_increments_schedule")
+    with instance(config) as dagster:
+        tick = schedule.evaluate_tick(dg.build_schedule_context(dagster))
+        assert len(tick.run_requests) == 1
+        result = defs.resolve_job_def(schedule.job_name).execute_in_process(
+            instance=dagster, run_config=tick.run_requests[0].run_config, tags=tick.run_requests[0].tags
+        )
+        assert result.success
+        (event,) = [
+            e
+            for e in result.get_asset_materialization_events()
+            if e.asset_key == dg.AssetKey(["sales", "public", "notes"])
+        ]
+    metadata = {key: value.value for key, value in event.materialization.metadata.items()}
+    assert metadata["inserted"] == 1
+    assert metadata["dagster/row_count"] == 6
+    assert metadata["dagster/table_name"] == "public.notes"
+    assert [c.name for c in metadata["dagster/column_schema"].columns] == ["id", "note"]
+    assert metadata["row filter"] == "none"
+
+
+def test_a_backfill_copies_the_chosen_table_and_leaves_the_others(
+    config: Config, database: psycopg.Connection
+) -> None:
+    database.execute("insert into items values (50, 'EMEA', 5)")
+    before = {t.name: t.version for t in status(config).subscriptions[0].tables}
+    defs = definitions(config)
+    with instance(config) as dagster:
+        result = dg.materialize(
+            [defs.resolve_assets_def(dg.AssetKey(["sales", "initial_sync"]))],
+            instance=dagster,
+            resources={"lake": defs.resources["lake"]},
+            tags={
+                "dagster/asset_partition_range_start": "public.items",
+                "dagster/asset_partition_range_end": "public.items",
+            },
+        )
+        assert result.success
+    assert run(config, config.selected([]), _Quiet()).subscriptions[0].problems == ()
+    after = {t.name: t.version for t in status(config).subscriptions[0].tables}
+    assert after["items"] > before["items"]
+    assert after["notes"] == before["notes"]
+    assert check(config, config.selected([])).equal
+
+
+def test_the_consistency_check_fails_on_a_replica_that_was_tampered_with(config: Config) -> None:
+    defs = definitions(config)
+    lake = defs.resources["lake"]
+    assert isinstance(lake.engine, SparkEngine)
+    path = lake.open().replica("sales", "public", "items")
+    lake.engine.session.sql(f"update delta.`{path}` set amount = amount + 1 where id = 5")
+    with instance(config) as dagster:
+        result = dg.materialize(
+            [*defs.resolve_all_asset_checks()]
+            if hasattr(defs, "resolve_all_asset_checks")
+            else _checks(defs),
+            instance=dagster,
+            resources={"lake": lake},
+            selection=dg.AssetSelection.all_asset_checks(),
+            raise_on_error=False,
+        )
+        found = {e.asset_key.to_user_string(): e for e in result.get_asset_check_evaluations()}
+    assert not found["sales/public/items"].passed
+    assert found["sales/public/items"].metadata["keys"].value == [
+        "(id)=(5) missing from the replica",
+        "(id)=(5) only in the replica",
+    ] or set(found["sales/public/items"].metadata["keys"].value) == {
+        "(id)=(5) missing from the replica",
+        "(id)=(5) only in the replica",
+    }
+    assert found["sales/public/notes"].passed
+    report = check(config, config.selected([]))
+    assert not report.equal
+    shutil.rmtree(Path(config.lake))
+
+
+def _checks(defs: dg.Definitions) -> list[dg.AssetChecksDefinition]:
+    return list(defs.asset_checks or [])
