@@ -35,8 +35,9 @@ check: setup ## formatting, lint, types, layers, and Dagster's definitions
 	$(BIN)/lint-imports
 	VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/dg check defs
 
-benchmarks: setup ## how fast this machine decodes
-	@$(BIN)/python benchmarks/decode.py $(ARGS)
+benchmarks: setup ## decoding alone, and replication beside a built-in subscription
+	@$(BIN)/python benchmarks/decode.py
+	@$(BIN)/python benchmarks/replication.py $(ARGS)
 
 clean: ## remove .venv, caches and build leftovers; data stays
 	rm -rf .venv .mypy_cache .ruff_cache .import_linter_cache .hypothesis build spark-warehouse metastore_db derby.log

@@ -46,7 +46,7 @@ def replica_tables_asset(
         selected = [keys[key] for key in context.selected_asset_keys]
         only = None if len(selected) == len(keys) else selected
         result = apply(subscription, opened, context.log.info, only)
-        states = table_states(opened, subscription)
+        states = table_states(opened, subscription.name)
         for key in sorted(context.selected_asset_keys):
             name = keys[key]
             yield dg.MaterializeResult(

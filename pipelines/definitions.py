@@ -115,7 +115,7 @@ def _catalog(feed: Feed) -> Catalog | None:
 def _replicas(declared: Project, subscription: Subscription) -> Tables:
     """The tables that have a replica, as far as the lake tells without the source."""
     tables = {}
-    for (schema, name), state in table_states(declared.lake.open(), subscription).items():
+    for (schema, name), state in table_states(declared.lake.open(), subscription.name).items():
         if state.definition is not None:
             table = Table(0, schema, name, "r", "d", (), primary_key=state.definition.key)
             publications = subscription.feed.subscriptions[subscription.name]

@@ -178,13 +178,13 @@ class _Run:
 
     def unfinished(self) -> bool:
         """Whether a table has to be copied again, its columns having changed under way."""
-        states = table_states(self.lake, self.subscription).values()
+        states = table_states(self.lake, self.subscription.name).values()
         return any(s.state not in {READY, REMOVED, "e"} for s in states)
 
     def summary(self) -> SubscriptionRun:
         """What was done."""
         cut = last_cut(self.lake, self.subscription)
-        states = table_states(self.lake, self.subscription).values()
+        states = table_states(self.lake, self.subscription.name).values()
         problems = tuple(
             f"{s.schema}.{s.table} is {MEANING[s.state]}: {s.reason}"
             for s in states

@@ -42,7 +42,7 @@ def status(config: Config) -> StatusReport:
 
 
 def _subscription(lake: Lake, feed: Feed, subscription: Subscription, catalog: Catalog) -> SubscriptionStatus:
-    states = table_states(lake, subscription)
+    states = table_states(lake, subscription.name)
     published = subscription.tables(catalog)
     cut = last_cut(lake, subscription)
     tables = []

@@ -39,7 +39,9 @@ def validate(config: Config) -> ValidationReport:
             continue
         sound = True
         for subscription in declared.reading(feed):
-            errors = [_problem(subscription.name, error) for error in problems(subscription, catalog)]
+            errors = [
+                _problem(subscription.name, error) for error in problems(feed, subscription.name, catalog)
+            ]
             found += errors
             for name in feed.subscriptions[subscription.name]:
                 if name in catalog.publications:

@@ -17,7 +17,8 @@ from pyspark.sql import Observation
 from assets.frames.messages import drained_messages, slice_summary
 from assets.frames.schema import NO_MESSAGES, SLICES
 from assets.steps.subscription import Feed, Subscription
-from assets.steps.table_states import READY, table_states
+from assets.steps.table_states import INITIALIZE, READY, TableState, set_states, table_states
+from assets.steps.validation import refuse_unsound
 from decoding.lsn import format_lsn
 from decoding.publication import Catalog
 from resources.delta import Lake
@@ -67,8 +68,7 @@ def prepare(
     no longer fits what Delta holds.
     """
     server = feed.with_defined(read_catalog(connection))
-    for subscription in feed.subscriptions:
-        feed.publications(server, subscription)
+    refuse_unsound(feed, server)
     durable = durable_position(lake, feed)
     state = slot_state(connection, feed.slot)
     verify_slot(state, feed.source.name, feed.slot, durable)
@@ -84,6 +84,7 @@ def prepare(
         if state is None:
             start = create_slot(connection, feed.source.name, feed.slot)
             created_slot = True
+            _forget_copies(lake, feed)
             _record(lake, feed, start)
         elif durable is not None:
             advance(connection, feed.source.name, feed.slot, durable)
@@ -94,6 +95,14 @@ def prepare(
             drop_publications(connection, created)
         raise
     return server, names
+
+
+def _forget_copies(lake: Lake, feed: Feed) -> None:
+    """A new slot knows nothing of what committed before it: tables copied earlier are copied again."""
+    for name in feed.subscriptions:
+        states = table_states(lake, name).values()
+        again = [TableState(s.schema, s.table, INITIALIZE) for s in states if s.state == READY]
+        set_states(lake, name, again)
 
 
 def _record(lake: Lake, feed: Feed, position: int) -> None:
@@ -172,5 +181,5 @@ def _copied_after(lake: Lake, subscriptions: Sequence[Subscription], position: i
     return any(
         state.state == READY and state.lsn > position
         for subscription in subscriptions
-        for state in table_states(lake, subscription).values()
+        for state in table_states(lake, subscription.name).values()
     )

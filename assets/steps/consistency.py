@@ -62,7 +62,7 @@ def check_consistency(
             drain(feed, lake, [subscription], log, upto=snapshot.lsn)
             transform(subscription, lake, log)
             apply(subscription, lake, log)
-            states = table_states(lake, subscription)
+            states = table_states(lake, subscription.name)
             results = []
             for name, table in tables.items():
                 state = states.get(name)

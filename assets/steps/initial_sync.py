@@ -63,9 +63,9 @@ def tables_to_copy(subscription: Subscription, lake: Lake) -> list[Name]:
     with subscription.feed.source.connect() as connection:
         catalog = subscription.feed.with_defined(read_catalog(connection))
     tables = subscription.tables(catalog)
-    states = table_states(lake, subscription)
+    states = table_states(lake, subscription.name)
     gone = [s for name, s in states.items() if name not in tables and s.state != REMOVED]
-    set_states(lake, subscription, [TableState(s.schema, s.table, REMOVED) for s in gone])
+    set_states(lake, subscription.name, [TableState(s.schema, s.table, REMOVED) for s in gone])
     return [name for name, table in tables.items() if _needs_copy(states.get(name), subscription, table)]
 
 
@@ -87,7 +87,9 @@ def copy_tables(subscription: Subscription, lake: Lake, names: Collection[Name],
     with feed.source.connect() as connection:
         catalog, _ = prepare(connection, feed, lake)
         tables = [t for n, t in subscription.tables(catalog).items() if n in names]
-        set_states(lake, subscription, [TableState(t.table.schema, t.table.name, DATA_SYNC) for t in tables])
+        set_states(
+            lake, subscription.name, [TableState(t.table.schema, t.table.name, DATA_SYNC) for t in tables]
+        )
         conninfo = feed.source.executor_conninfo()
         with exported_snapshot(feed.source) as snapshot:
             log(f"copying {len(tables)} tables of {subscription.name} at {format_lsn(snapshot.lsn)}")
@@ -99,7 +101,9 @@ def copy_tables(subscription: Subscription, lake: Lake, names: Collection[Name],
                 copied = list(
                     pool.map(lambda p: _copy(subscription, lake, p[0], p[1], conninfo, snapshot), planned)
                 )
-    set_states(lake, subscription, [_state(subscription, t, c) for t, c in zip(tables, copied, strict=True)])
+    set_states(
+        lake, subscription.name, [_state(subscription, t, c) for t, c in zip(tables, copied, strict=True)]
+    )
     return copied
 
 

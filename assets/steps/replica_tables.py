@@ -104,7 +104,7 @@ def apply(
     """
     result = ApplyResult(cut=last_cut(lake, subscription))
     known = result.cut
-    states = table_states(lake, subscription)
+    states = table_states(lake, subscription.name)
     versions: dict[Name, int] = dict(known.tables) if known else {}
     for end, changes in transformed_slices(lake, subscription, known.lsn if known else 0).items():
         ready = {n: s for n, s in states.items() if s.state == READY}
@@ -117,7 +117,7 @@ def apply(
             result.tables[applied.name] = _sum(result.tables.get(applied.name), applied)
             if applied.problem:
                 states[applied.name] = TableState(*applied.name, SET_ASIDE, reason=applied.problem)
-                set_states(lake, subscription, [states[applied.name]])
+                set_states(lake, subscription.name, [states[applied.name]])
             else:
                 versions[applied.name] = applied.version
         log(f"applied the slice up to {format_lsn(end)} to {len(todo)} tables of {subscription.name}")

@@ -21,14 +21,14 @@ from assets.frames.schema import TRANSFORMED, order, struct_ddl
 from assets.frames.schema import field as struct_field
 from assets.steps.change_log import record_summary
 from assets.steps.initial_sync import table_options
+from assets.steps.row_filters import row_filter
 from assets.steps.subscription import Definition, Subscription
 from assets.steps.table_states import INITIALIZE, READY, SET_ASIDE, Name, TableState, set_states, table_states
-from decoding.errors import PgsieveError, UnsupportedFilterError
+from decoding.errors import PgsieveError
 from decoding.lsn import format_lsn
 from decoding.messages import Relation, Truncate, decode
 from decoding.publication import Catalog, PublishedRelation
 from decoding.routing import routes, truncated_tables
-from decoding.row_filter import FilterColumn, RowFilter, parse_row_filter
 from decoding.tuples import RelationColumns
 from resources.delta import Lake
 from resources.postgres import read_catalog
@@ -197,7 +197,7 @@ def _transform_slice(
     subscription: Subscription, lake: Lake, messages: DataFrame, end: int, catalog: Catalog, *, resumed: bool
 ) -> list[TableChanges]:
     contents = read_slice(lake, subscription, messages, end)
-    states = table_states(lake, subscription)
+    states = table_states(lake, subscription.name)
     ready = {n: s for n, s in states.items() if s.state == READY and s.lsn < end}
     parts = _parts(subscription, contents, catalog)
     emptied = _truncates(subscription, contents, catalog)
@@ -227,7 +227,7 @@ def _transform_slice(
     if len(names) > 1:
         messages.unpersist()
     aside = [TableState(c.schema, c.table, c.problem[0], reason=c.problem[1:]) for c in changes if c.problem]
-    set_states(lake, subscription, aside)
+    set_states(lake, subscription.name, aside)
     return [c if c.problem is None else replace(c, problem=c.problem[1:]) for c in changes]
 
 
@@ -427,22 +427,3 @@ def _at(at: Order) -> Column:
     return F.struct(
         F.lit(at[0]).cast("bigint").alias("commit_lsn"), F.lit(at[1]).cast("bigint").alias("ordinal")
     )
-
-
-def row_filter(sent: PublishedRelation, text: str) -> RowFilter:
-    """Parse a row filter over its publish-as relation; raises UnsupportedFilterError with the way out."""
-    table = sent.publish_as
-    columns = {
-        a.name: FilterColumn(a.name, a.type_oid, a.type_modifier, a.collation) for a in table.attributes
-    }
-    return parse_row_filter(text, columns, table.qualified)
-
-
-__all__ = [
-    "TableChanges",
-    "UnsupportedFilterError",
-    "read_slice",
-    "row_filter",
-    "transform",
-    "transformed_slices",
-]

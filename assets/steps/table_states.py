@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 import pyarrow as pa
 
 from assets.frames.schema import TABLE_STATES
-from assets.steps.subscription import Definition, Subscription
+from assets.steps.subscription import Definition
 from resources.delta import Lake
 
 INITIALIZE, DATA_SYNC, READY, SET_ASIDE, REMOVED = "i", "d", "r", "e", "x"
@@ -46,9 +46,9 @@ class TableState:
         return self.schema, self.table
 
 
-def table_states(lake: Lake, subscription: Subscription) -> dict[Name, TableState]:
+def table_states(lake: Lake, subscription: str) -> dict[Name, TableState]:
     """The newest state of each table of the subscription."""
-    rows = sorted(lake.records.rows(lake.table_states(subscription.name)), key=lambda row: row["at"])
+    rows = sorted(lake.records.rows(lake.table_states(subscription)), key=lambda row: row["at"])
     return {
         (row["schema"], row["table"]): TableState(
             schema=row["schema"],
@@ -62,7 +62,7 @@ def table_states(lake: Lake, subscription: Subscription) -> dict[Name, TableStat
     }
 
 
-def set_states(lake: Lake, subscription: Subscription, states: Iterable[TableState]) -> None:
+def set_states(lake: Lake, subscription: str, states: Iterable[TableState]) -> None:
     """Append states, all in one commit."""
     now = datetime.now(UTC)
     rows = [
@@ -78,4 +78,4 @@ def set_states(lake: Lake, subscription: Subscription, states: Iterable[TableSta
         for s in states
     ]
     if rows:
-        lake.records.append(lake.table_states(subscription.name), pa.Table.from_pylist(rows, TABLE_STATES))
+        lake.records.append(lake.table_states(subscription), pa.Table.from_pylist(rows, TABLE_STATES))

@@ -1,16 +1,22 @@
 """What PostgreSQL or pgsieve would refuse, found before anything is created.
 
-In: a subscription and its publisher's catalog. Out: errors, none of them raised: publications that are missing
+In: a feed's subscription and its publisher's catalog. Out: errors: publications that are missing
 or disagree, row filters that Spark cannot evaluate exactly, row filters and column lists that the replica
 identity does not cover (CheckCmdReplicaIdentity() in src/backend/executor/execReplication.c).
 """
 
 from collections.abc import Iterator
 
-from assets.steps.subscription import Subscription
-from assets.steps.table_changes import row_filter
+from assets.steps.row_filters import row_filter
+from assets.steps.subscription import Feed
 from decoding.errors import PgsieveError
-from decoding.publication import Catalog, PublicationError, PublishedRelation, published_relation
+from decoding.publication import (
+    Catalog,
+    PublicationError,
+    PublishedRelation,
+    published_relation,
+    replicated_tables,
+)
 from decoding.routing import changed_relations
 from decoding.row_filter import RowFilter
 
@@ -19,11 +25,24 @@ class ReplicaIdentityError(PgsieveError):
     """The publisher would refuse UPDATE or DELETE: the replica identity does not cover what is published."""
 
 
-def problems(subscription: Subscription, catalog: Catalog) -> Iterator[PgsieveError]:
-    """Everything that stands in the way of the subscription."""
+def refuse_unsound(feed: Feed, catalog: Catalog) -> None:
+    """Raise the first problem that has to be mended before anything is created.
+
+    The publisher itself refuses an UPDATE that its own publication does not allow; a publication that
+    pgsieve.yaml defines is held to the same rule here.
+    """
+    for subscription, names in feed.subscriptions.items():
+        defined = any(name in feed.defined for name in names)
+        for problem in problems(feed, subscription, catalog):
+            if defined or not isinstance(problem, ReplicaIdentityError):
+                raise problem
+
+
+def problems(feed: Feed, subscription: str, catalog: Catalog) -> Iterator[PgsieveError]:
+    """Everything that stands in the way of a subscription."""
     try:
-        publications = subscription.feed.publications(catalog, subscription.name)
-        subscription.tables(catalog)
+        publications = feed.publications(catalog, subscription)
+        replicated_tables(publications, catalog)
     except PublicationError as error:
         yield error
         return
@@ -36,13 +55,13 @@ def problems(subscription: Subscription, catalog: Catalog) -> Iterator[PgsieveEr
             continue
         if sent is None:
             continue
-        for problem in _relation_problems(subscription, sent):
+        for problem in _relation_problems(feed, sent):
             if str(problem) not in seen:
                 seen.add(str(problem))
                 yield problem
 
 
-def _relation_problems(subscription: Subscription, sent: PublishedRelation) -> Iterator[PgsieveError]:
+def _relation_problems(feed: Feed, sent: PublishedRelation) -> Iterator[PgsieveError]:
     identity = set(sent.relation.identity)
     for operation in ("update", "delete"):
         if operation not in sent.operations:
@@ -62,7 +81,7 @@ def _relation_problems(subscription: Subscription, sent: PublishedRelation) -> I
                 row_filter(sent, text)
             except PgsieveError as error:
                 # The publisher evaluates its own filters: there only what it refuses itself counts.
-                if not subscription.feed.filtered:
+                if not feed.filtered:
                     yield error
 
 

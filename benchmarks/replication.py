@@ -1,0 +1,214 @@
+"""Initial sync and catch-up, beside PostgreSQL's own subscription in the same run.
+
+The workload: a table of ten columns, about 100 bytes of text a row. Initial sync copies `--rows` of them;
+catch-up applies half as many inserts, in 100 transactions, and a quarter as many updates, in 50, that wait in
+the slot. pgsieve is measured warm (a second table in a session that has done the same once) and cold (the whole
+process, `pgsieve run`); the peer is CREATE SUBSCRIPTION with default options on a second embedded server. Prints
+seconds, and the ratio to the peer. Needs about 3 GB of disk at the full 2,000,000 rows.
+
+    python benchmarks/replication.py --rows 2000000
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from assets.steps.change_log import drain
+from assets.steps.initial_sync import copy_tables, tables_to_copy
+from assets.steps.replica_tables import apply
+from assets.steps.subscription import Subscription
+from assets.steps.table_changes import transform
+from pipelines.config import load_config
+from pipelines.project import project
+from resources.embedded import EmbeddedServer
+
+SETTINGS = {
+    "shared_buffers": "512MB",
+    "max_wal_size": "8GB",
+    "checkpoint_timeout": "1h",
+    "autovacuum": "off",
+    "synchronous_commit": "off",
+}
+COLUMNS = (
+    "(id bigint primary key, customer_id int not null, status text not null, amount numeric(12,2),"
+    " created_at timestamptz, note text, qty int, price float8, flag bool, tenant int not null)"
+)
+ROW = (
+    "i, i % 10000, (array['new','paid','shipped','done'])[1 + i % 4], (i % 100000) / 7.0, now(),"
+    " 'note number ' || i || ' some more text for row', i % 50, i / 3.0, i % 2 = 0, i % 16"
+)
+
+
+def quiet(_: str) -> None:
+    """A log that says nothing."""
+
+
+def changes(connection: psycopg.Connection, table: str, rows: int) -> None:
+    """Commit the changes of the catch-up."""
+    inserts, updates = rows // 2 // 100, rows // 4 // 50
+    insert = f"insert into {table} select {ROW} from generate_series({rows} + b*{inserts} + 1, {rows} + (b+1)*{inserts}) i"
+    update = (
+        f"update {table} set status = 'upd', amount = amount + 1"
+        f" where id between {rows} + b*{2 * updates} + 1 and {rows} + b*{2 * updates} + {updates}"
+    )
+    for statement, times in ((insert, 100), (update, 50)):
+        connection.execute(f"do $$ begin for b in 0..{times - 1} loop {statement}; commit; end loop; end $$")
+
+
+def wait(done: Callable[[], bool]) -> None:
+    """Poll until the built-in subscription is there."""
+    while not done():
+        time.sleep(0.02)
+
+
+@contextmanager
+def timed(results: dict[str, float], name: str) -> Iterator[None]:
+    """Add the seconds of a block to the results."""
+    started = time.monotonic()
+    yield
+    results[name] = time.monotonic() - started
+    print(f"{name}: {results[name]:.2f} s", flush=True)
+
+
+def builtin(
+    publisher: EmbeddedServer, subscriber: EmbeddedServer, rows: int, results: dict[str, float]
+) -> None:
+    """PostgreSQL's own subscription."""
+    with (
+        psycopg.connect(publisher.conninfo(), autocommit=True) as source,
+        psycopg.connect(subscriber.conninfo(), autocommit=True) as target,
+    ):
+        target.execute(f"create table builtin {COLUMNS}")
+        with timed(results, "built-in: initial sync"):
+            target.execute(f"create subscription s connection '{publisher.conninfo()}' publication builtin")
+            wait(
+                lambda: target.execute(
+                    "select bool_and(srsubstate = 'r') from pg_subscription_rel"
+                ).fetchone()[0]
+            )
+        target.execute("alter subscription s disable")
+        wait(lambda: not source.execute("select bool_or(active) from pg_replication_slots").fetchone()[0])
+        changes(source, "builtin", rows)
+        lsn = source.execute("select pg_current_wal_lsn()::text").fetchone()[0]
+        reached = f"select coalesce(bool_or(replay_lsn >= '{lsn}'), false) from pg_stat_replication"
+        with timed(results, "built-in: catch-up"):
+            target.execute("alter subscription s enable")
+            wait(lambda: source.execute(reached).fetchone()[0])
+        target.execute("drop subscription s")
+
+
+def steps(subscription: Subscription, lake: object, results: dict[str, float], phase: str) -> None:
+    """One catch-up, step by step."""
+    with timed(results, f"pgsieve {phase}: catch-up"):
+        with timed(results, f"pgsieve {phase}:   change_log"):
+            drain(subscription.feed, lake, [subscription], quiet)
+        with timed(results, f"pgsieve {phase}:   table_changes"):
+            transform(subscription, lake, quiet)
+        with timed(results, f"pgsieve {phase}:   replica tables"):
+            apply(subscription, lake, quiet)
+
+
+def configuration(folder: Path, publisher: EmbeddedServer, name: str) -> Path:
+    """A pgsieve.yaml with one subscription to the publication of the same name."""
+    path = folder / f"{name}.yaml"
+    written = {
+        "lake": f"./lake_{name}",
+        "sources": {name: {"conninfo": publisher.conninfo()}},
+        "subscriptions": {f"s_{name}": {"source": name, "publications": [name]}},
+    }
+    path.write_text(yaml.safe_dump(written))
+    return path
+
+
+def warm(folder: Path, publisher: EmbeddedServer, rows: int, results: dict[str, float]) -> None:
+    """The steps in one session, the second time."""
+    for name, size, measured in (("warmup", rows // 4, {}), ("warm", rows, results)):
+        declared = project(load_config(configuration(folder, publisher, name)))
+        subscription, lake = declared.subscriptions[f"s_{name}"], declared.lake.open()
+        phase = "warm" if measured is results else "(warm-up)"
+        with timed(measured, f"pgsieve {phase}: initial sync"):
+            copy_tables(subscription, lake, tables_to_copy(subscription, lake), quiet)
+        with psycopg.connect(publisher.conninfo(), autocommit=True) as source:
+            changes(source, name, size)
+        steps(subscription, lake, measured, phase)
+        held = lake.current(lake.replica(subscription.name, "public", name)).count()
+        assert held == size + size // 2 // 100 * 100, held
+        with psycopg.connect(publisher.conninfo(), autocommit=True) as source:
+            source.execute(f"select pg_drop_replication_slot('{subscription.feed.slot}')")
+
+
+def cold(folder: Path, publisher: EmbeddedServer, rows: int, results: dict[str, float]) -> None:
+    """`pgsieve run` as a process: with the rows, with the changes, with nothing."""
+    path = configuration(folder, publisher, "cold")
+    command = [sys.executable, "-m", "pipelines.cli", "run", "-c", str(path)]
+
+    def run() -> None:
+        subprocess.run(
+            command,
+            check=True,
+            cwd=Path(__file__).parents[1],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+    with timed(results, "pgsieve cold: initial sync"):
+        run()
+    with psycopg.connect(publisher.conninfo(), autocommit=True) as source:
+        changes(source, "cold", rows)
+    with timed(results, "pgsieve cold: catch-up"):
+        run()
+    with timed(results, "pgsieve cold: nothing to do"):
+        run()
+
+
+def main() -> None:
+    """Run it."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rows", type=int, default=2_000_000)
+    parser.add_argument("--skip-cold", action="store_true")
+    options = parser.parse_args()
+    results: dict[str, float] = {}
+    with tempfile.TemporaryDirectory(prefix="pgsieve-benchmark-") as name:
+        folder = Path(name)
+        publisher = EmbeddedServer(folder / "publisher", settings=SETTINGS)
+        subscriber = EmbeddedServer(folder / "subscriber", settings=SETTINGS)
+        with publisher, subscriber:
+            with psycopg.connect(publisher.conninfo(), autocommit=True) as source:
+                for table, size in (("builtin", 1), ("warmup", 4), ("warm", 1), ("cold", 1)):
+                    source.execute(f"create table {table} {COLUMNS}")
+                    source.execute(
+                        f"insert into {table} select {ROW} from generate_series(1, {options.rows // size}) i"
+                    )
+                    source.execute(f"vacuum (freeze, analyze) {table}")
+                    source.execute(f"create publication {table} for table {table}")
+            print(f"{options.rows:,} rows, load average {os.getloadavg()[0]:.1f}", flush=True)
+            builtin(publisher, subscriber, options.rows, results)
+            warm(folder, publisher, options.rows, results)
+            if not options.skip_cold:
+                cold(folder, publisher, options.rows, results)
+    table = Table("what", "seconds", "ratio to the built-in subscription")
+    for what, seconds in results.items():
+        peer = results.get("built-in: " + what.rpartition(": ")[2].strip())
+        table.add_row(
+            what,
+            f"{seconds:.2f}",
+            "" if peer is None or what.startswith("built-in") else f"{seconds / peer:.2f}",
+        )
+    Console(width=100).print(table)
+
+
+if __name__ == "__main__":
+    main()
