@@ -5,6 +5,7 @@ No JVM: all of this happens before a row is read.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -32,6 +33,9 @@ from resources.slot import (
 )
 
 
+_ACTIVE = "select 1 from pg_replication_slots where database = %s and active"
+
+
 def no_session() -> None:
     raise AssertionError("no session is needed here")
 
@@ -47,6 +51,9 @@ def conninfo(publisher_server: EmbeddedServer, request: pytest.FixtureRequest) -
     with psycopg.connect(publisher_server.conninfo(), autocommit=True) as admin:
         admin.execute(f"create database {name}")
         yield publisher_server.conninfo(dbname=name)
+        deadline = time.monotonic() + 10
+        while admin.execute(_ACTIVE, [name]).fetchone() is not None and time.monotonic() < deadline:
+            time.sleep(0.05)
         admin.execute(
             "select pg_drop_replication_slot(slot_name) from pg_replication_slots where database = %s", [name]
         )
@@ -201,13 +208,16 @@ def test_a_slot_that_somebody_reads_is_an_error(
     consumed = feed(conninfo)
     with consumed.source.connect() as connection:
         prepare(connection, consumed, lake)
-    with consumed.source.connect(replication="database") as walsender:
+    walsender = psycopg.connect(conninfo, autocommit=True, replication="database")
+    try:
         walsender.pgconn.send_query(
             b"START_REPLICATION SLOT refused LOGICAL 0/0 (proto_version '1', publication_names 'p')"
         )
         walsender.pgconn.get_result()
         database.execute("insert into t values (1)")
         error = refused(consumed, lake)
+    finally:
+        walsender.close()
     assert isinstance(error, SlotInUseError)
     assert error.sqlstate == "55006"
 
