@@ -32,7 +32,6 @@ from resources.slot import (
     slot_state,
 )
 
-
 _ACTIVE = "select 1 from pg_replication_slots where database = %s and active"
 
 
