@@ -137,21 +137,22 @@ def _versions(
     lake: Lake,
     subscription: Subscription,
     states: Mapping[Name, TableState],
-    versions: Mapping[Name, int],
+    versions: dict[Name, int],
     known: Cut | None,
 ) -> dict[Name, int]:
-    """The Delta version of each ready table; read where no cut and no apply has told it yet."""
+    """The Delta version of each ready table; `versions` has what cuts and applies told, and is brought up to date.
+
+    A table that was copied since the known cut has a version that neither of them told.
+    """
     current = {}
     for name, state in states.items():
         if state.state != READY:
             continue
-        copied_since = known is None or state.lsn > known.lsn
-        if name in versions and not (
-            copied_since and versions.get(name) == (known.tables.get(name) if known else None)
-        ):
-            current[name] = versions[name]
-        else:
-            current[name] = lake.records.version(lake.replica(subscription.name, *name))
+        told = known.tables.get(name) if known else None
+        copied = known is None or state.lsn > known.lsn
+        if name not in versions or (copied and versions[name] == told):
+            versions[name] = lake.records.version(lake.replica(subscription.name, *name))
+        current[name] = versions[name]
     return current
 
 

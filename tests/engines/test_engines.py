@@ -130,7 +130,7 @@ def _replicates(
 
     assert "7" in pgsieve("run")
     database.execute("insert into items values (11, 'EMEA'), (1000, 'APAC')")
-    database.execute("update items set id = 2 where id = 4")
+    database.execute("update items set id = 20 where id = 4")
     database.execute("update items set region = 'x' where id = 5")
     database.execute("delete from items where id = 6")
     pgsieve("run")
@@ -187,7 +187,6 @@ def test_a_spark_connect_server_replicates(
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
         "spark.connect.grpc.binding.port": str(port),
         "spark.connect.grpc.binding.address": "127.0.0.1",
-        "spark.pyspark.python": str(_python_without_pgsieve(tmp_path)),
         "spark.ui.enabled": "false",
         "spark.sql.shuffle.partitions": "2",
     }
@@ -203,6 +202,7 @@ def test_a_spark_connect_server_replicates(
         *(part for key, value in settings.items() for part in ("--conf", f"{key}={value}")),
         *("--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "spark-internal"),
     ]
-    with _process(command, tmp_path / "connect", SPARK_HOME=str(SPARK_HOME)):
+    python = str(_python_without_pgsieve(tmp_path))
+    with _process(command, tmp_path / "connect", SPARK_HOME=str(SPARK_HOME), PYSPARK_PYTHON=python):
         _wait_for(port)
         _replicates(tmp_path, publisher_server, database, {"master": f"sc://127.0.0.1:{port}"})

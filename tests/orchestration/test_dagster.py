@@ -146,6 +146,9 @@ def test_a_backfill_copies_the_chosen_table_and_leaves_the_others(
             },
         )
         assert result.success
+        (event,) = result.get_asset_materialization_events()
+    (copied,) = event.materialization.metadata["tables"].records
+    assert (copied.data["table"], copied.data["problem"]) == ("public.items", "")
     assert run(config, config.selected([]), _Quiet()).subscriptions[0].problems == ()
     after = {t.name: t.version for t in status(config).subscriptions[0].tables}
     assert after["items"] > before["items"]
