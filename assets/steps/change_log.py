@@ -138,10 +138,10 @@ def drain(
             if publications and has_changes(connection, source.name, first):
                 query = peek_query(feed.slot, end, publications, version)
                 path = lake.change_log(feed.name)
+                drained = drained_messages(lake.spark, conninfo, query, end)
+                # After the session: which kind of observation it is depends on the kind of session.
                 summary = Observation()
-                messages = drained_messages(lake.spark, conninfo, query, end).observe(
-                    summary, *slice_summary()
-                )
+                messages = drained.observe(summary, *slice_summary())
                 lake.write(messages, path, position=end, options=_FILE_OPTIONS)
                 record_summary(lake, feed, end, summary.get)
                 slices += 1
