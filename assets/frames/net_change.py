@@ -16,6 +16,7 @@ from collections.abc import Collection, Sequence
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
+from assets.frames.checkpoint import checkpointed
 from assets.frames.schema import field, order
 from resources.records import quoted
 
@@ -210,7 +211,7 @@ def _tenures(
 
 def _inherit(tenures: DataFrame, columns: Sequence[str]) -> DataFrame:
     """Follow every tenure that began with a move back to where the row came from."""
-    pending = tenures.withColumn("base", F.when(F.col("origin") == "replica", F.col("key"))).localCheckpoint()
+    pending = checkpointed(tenures.withColumn("base", F.when(F.col("origin") == "replica", F.col("key"))))
     while pending.where("came is not null").limit(1).count():
         parents = pending.where("went is not null").select(
             F.col("went").alias("came"),
@@ -230,7 +231,7 @@ def _inherit(tenures: DataFrame, columns: Sequence[str]) -> DataFrame:
                 for n in columns
             )
         )
-        pending = joined.select(
+        resolved = joined.select(
             "key",
             "tenure",
             row.alias("row"),
@@ -244,7 +245,8 @@ def _inherit(tenures: DataFrame, columns: Sequence[str]) -> DataFrame:
             "is_last",
             "expected",
             F.when(inherits, F.col("parent_base")).otherwise(F.col("base")).alias("base"),
-        ).localCheckpoint()
+        )
+        pending = checkpointed(resolved)
     action = (
         F.when(F.col("ended") | (F.col("origin") == "nothing"), "delete")
         .when(F.col("origin") == "insert", "upsert")

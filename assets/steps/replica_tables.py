@@ -15,6 +15,7 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame, Observation
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
+from assets.frames.checkpoint import checkpointed
 from assets.frames.net_change import after_truncate, net_changes, net_changes_with_moves, net_rows
 from assets.frames.schema import CUTS
 from assets.frames.schema import field as struct_field
@@ -251,7 +252,7 @@ class _Writer:
             F.sum(F.when(upsert, 1).otherwise(0)).alias("upserts"),
         )
         # A checkpoint, not a cache: MERGE reads its source twice, and refuses a cached one.
-        net = observed.localCheckpoint()
+        net = checkpointed(observed)
         expected = counted.get["expected"] or 0
         if not expected or self.changes.truncated_at:
             upserts = net.where(F.col("action") == "upsert").select("row.*")
@@ -301,7 +302,7 @@ class _Writer:
             F.sum(F.when(count > 0, count).otherwise(0)).alias("come"),
             F.sum(F.when(count < 0, -count).otherwise(0)).alias("go"),
         )
-        net = observed.localCheckpoint()
+        net = checkpointed(observed)
         totals = {name: value or 0 for name, value in counted.get.items()}
         come = _repeated(net.where(F.col("count") > 0), F.col("count"))
         if not totals["go"] or self.changes.truncated_at:
@@ -328,7 +329,7 @@ class _Writer:
         )
         view = f"pgsieve_{uuid4().hex}"
         # Rows that stay are read from the replica itself: read them before the MERGE begins.
-        source.localCheckpoint().createOrReplaceTempView(view)
+        checkpointed(source).createOrReplaceTempView(view)
         on = " and ".join(f"t.{quoted(c)} <=> s.row.{quoted(c)}" for c in columns)
         listed = ", ".join(quoted(c) for c in columns)
         values = ", ".join(f"s.row.{quoted(c)}" for c in columns)
