@@ -4,8 +4,8 @@ import warnings
 
 import dagster as dg
 
-from assets.metadata import KINDS, column_schema, initial_sync_key, partition_table, table_partition
-from assets.steps.initial_sync import Copied, copy_tables, tables_to_copy
+from assets.metadata import KINDS, column_schema, initial_sync_key, partition_table
+from assets.steps.initial_sync import Copied, copy_tables
 from assets.steps.subscription import Subscription
 from decoding.lsn import format_lsn
 from resources.delta import LakeResource
@@ -67,8 +67,3 @@ def _metadata(copied: list[Copied]) -> dict[str, dg.MetadataValue | dg.TableMeta
     if len(copied) == 1:
         metadata["dagster/column_schema"] = dg.MetadataValue.table_schema(column_schema(copied[0].columns))
     return metadata
-
-
-def missing_partitions(subscription: Subscription, lake: LakeResource) -> list[str]:
-    """The partition keys of the tables that have to be copied now."""
-    return [table_partition(name) for name in tables_to_copy(subscription, lake.open())]

@@ -20,7 +20,7 @@ from decoding.publication import Catalog
 from decoding.routing import CapturePublication
 from resources.postgres import SourceError, literal, quote, refusing
 
-#: Logical messages begin with their type byte; these carry a relation id right behind it.
+#: (least server version, protocol version), newest first.
 PROTOCOL_VERSIONS = ((160000, 4), (150000, 3), (140000, 2), (0, 1))
 
 

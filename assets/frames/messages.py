@@ -7,7 +7,7 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
-from assets.frames.schema import CHANGE_LOG
+from assets.frames.schema import CHANGE_LOG, NO_MESSAGES
 from decoding.tuples import HeaderScanner
 from resources.slot import read_messages
 
@@ -54,5 +54,5 @@ def _with_headers(batches: Iterable[pa.RecordBatch], slice_end: int) -> Iterator
                 pa.array(headers.relation_id),
                 data,
             ],
-            names=[name.split()[0] for name in CHANGE_LOG.split(", ")],
+            names=NO_MESSAGES.schema.names,
         )

@@ -75,7 +75,6 @@ class ApplyResult:
 
     tables: dict[Name, Applied] = field(default_factory=dict)
     cut: Cut | None = None
-    new_cut: bool = False
 
 
 def last_cut(lake: Lake, subscription: Subscription) -> Cut | None:
@@ -166,7 +165,7 @@ def _record(
     versions = [(_join(name), version) for name, version in tables.items()]
     row = {"lsn": lsn, "at": datetime.now(UTC), "tables": versions}
     lake.records.append(lake.cuts(subscription.name), pa.Table.from_pylist([row], CUTS))
-    result.cut, result.new_cut = Cut(lsn, dict(tables)), True
+    result.cut = Cut(lsn, dict(tables))
 
 
 def _sum(before: Applied | None, now: Applied) -> Applied:
