@@ -6,7 +6,8 @@ from typing import Any
 import dagster as dg
 
 from assets.metadata import KINDS, replica_key, standard, table_changes_key
-from assets.steps.replica_tables import Applied, ApplyResult, apply
+from assets.steps.replica_tables import ApplyResult, apply
+from assets.steps.replica_writer import Applied
 from assets.steps.subscription import Subscription
 from assets.steps.table_states import MEANING, READY, TableState, table_states
 from decoding.lsn import format_lsn
@@ -74,8 +75,8 @@ def _metadata(
     applied = result.tables.get(name, Applied(*name))
     path = lake.replica(subscription.name, *name)
     cut = result.cut
-    # Counting needs a session: only for tables that this run changed.
-    frame = lake.current(path) if name in result.tables and state and state.state == READY else None
+    # Counting reads the table: only those that this run changed.
+    changed = name in result.tables and state is not None and state.state == READY
     version = cut.tables.get(name) if cut else None
     return {
         "state": MEANING[state.state] if state else "not copied yet",
@@ -89,7 +90,7 @@ def _metadata(
         "Delta version": version if version is not None else "none yet",
         "row filter": " OR ".join(replicated.row_filters) if replicated.row_filters is not None else "none",
         **standard(
-            rows=frame.count() if frame is not None else None,
+            rows=lake.records.count(path) if changed else None,
             columns=state.definition.columns if state and state.definition else None,
             table=table.qualified,
             uri=path,

@@ -5,24 +5,36 @@ In: the lake's URI and a Spark session. Out: DataFrames, and commits that carry 
 (Delta protocol, transaction identifiers). Raises `LakeError` where the lake cannot be read or written.
 """
 
+import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
+import pyarrow as pa
+from deltalake.exceptions import DeltaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
+from pyspark.sql.types import StructType
 
 from decoding.errors import PgsieveError
-from resources.records import APPLICATION, LocalRecords, Records, SparkRecords, commit_metadata
+from resources.local_records import LocalRecords, writable
+from resources.records import APPLICATION, Records, commit_metadata, quoted
 from resources.spark import SparkEngine
+from resources.spark_records import SparkRecords
 
 _TXN_APP = "spark.databricks.delta.write.txnAppId"
 _TXN_VERSION = "spark.databricks.delta.write.txnVersion"
 _METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 _VECTORS = "spark.databricks.delta.merge.deletionVectors.persistent"
+_WANT_VECTORS = "spark.databricks.delta.properties.defaults.enableDeletionVectors"
+
+#: Spark configuration of pgsieve's own: batches of a local lake up to this size are written without Spark.
+SMALL_BYTES = "spark.pgsieve.smallBytes"
+SMALL_BYTES_DEFAULT = 8 * 1024 * 1024
 
 
 class LakeError(PgsieveError):
@@ -49,10 +61,19 @@ def unescape(folder: str) -> str:
 class Lake:
     """The Delta tables of one lake."""
 
-    def __init__(self, uri: str, session: Callable[[], SparkSession]) -> None:
+    def __init__(
+        self, uri: str, session: Callable[[], SparkSession], small_bytes: int = SMALL_BYTES_DEFAULT
+    ) -> None:
         self.uri = uri.rstrip("/")
         self._session = session
-        self.records: Records = SparkRecords(session) if "://" in self.uri else LocalRecords()
+        #: Writes of small batches without Spark; None for a lake at a URI.
+        self.local: LocalRecords | None = None if "://" in self.uri else LocalRecords()
+        self.records: Records = self.local or SparkRecords(session)
+        self._small_bytes = small_bytes
+
+    def writes_small(self, size: int) -> LocalRecords | None:
+        """What writes a batch of so many bytes without Spark; None where Spark has to."""
+        return self.local if size <= self._small_bytes else None
 
     @property
     def spark(self) -> SparkSession:
@@ -91,13 +112,18 @@ class Lake:
 
     # reading
 
-    def read(self, path: str) -> DataFrame | None:
-        """The table at a path; None where there is no Delta table."""
-        return self.spark.read.format("delta").load(path) if self.records.exists(path) else None
-
     def current(self, path: str) -> DataFrame:
         """The table at a path that is known to exist."""
         return self.spark.read.format("delta").load(path)
+
+    def slices_of(self, path: str, ends: Collection[int]) -> DataFrame:
+        """The rows of some slices: in a local lake by their files, without reading Delta's log in Spark."""
+        found = self.local.slice_files(path, ends) if self.local else None
+        if found is None:
+            return self.current(path).where(F.col("slice").isin(sorted(ends)))
+        schema, files = found
+        reader = self.spark.read.schema(StructType.fromJson(json.loads(schema)))
+        return reader.parquet(*files) if files else reader.parquet(path).limit(0)
 
     # writing
 
@@ -126,8 +152,17 @@ class Lake:
         overwrite: bool = False,
         metadata: Mapping[str, Any] | None = None,
         options: Mapping[str, str] | None = None,
+        size: int | None = None,
     ) -> None:
-        """Append to (or overwrite) a table in one commit that holds `position`; done once per position."""
+        """Append to (or overwrite) a table in one commit that holds `position`; done once per position.
+
+        `size` is about how many bytes the rows have, where that is known: few are written without Spark.
+        """
+        local = self.writes_small(size) if size is not None and not options else None
+        if local:
+            with self.refusing(path):
+                local.write(path, writable(frame.toArrow()), position, overwrite=overwrite, metadata=metadata)
+            return
         writer = (
             frame.write.format("delta")
             .mode("overwrite" if overwrite else "append")
@@ -159,11 +194,25 @@ class Lake:
             for key in (_TXN_APP, _TXN_VERSION, _METADATA, _VECTORS):
                 conf.unset(key)
 
+    def enable_deletion_vectors(self, path: str) -> None:
+        """Let a table that was small so far mark rows in deletion vectors, unless the user turned them off."""
+        wanted = self.spark.conf.get(_WANT_VECTORS, "true") == "true"
+        if wanted and not self.records.has_deletion_vectors(path):
+            with self.refusing(path):
+                self.spark.sql(
+                    f"alter table delta.{quoted(path)} set tblproperties ('delta.enableDeletionVectors' = 'true')"
+                )
+
     @contextmanager
     def refusing(self, path: str) -> Iterator[None]:
-        """Name the table when Spark cannot read or write it."""
+        """Name the table when it cannot be read or written."""
         try:
             yield
+        except (DeltaError, OSError, pa.ArrowException) as error:
+            raise LakeError(
+                f'Delta table "{path}": {first_line(error)}',
+                hint="`pgsieve run` goes on from the last commit",
+            ) from error
         except PySparkException as error:
             raise_ours(error)
             raise LakeError(
@@ -201,4 +250,5 @@ class LakeResource(dg.ConfigurableResource["LakeResource"]):
 
     def open(self) -> Lake:
         """The lake; its session is made when it is first needed."""
-        return Lake(self.uri, lambda: self.engine.session)
+        small = int(self.engine.spark_config.get(SMALL_BYTES, SMALL_BYTES_DEFAULT))
+        return Lake(self.uri, lambda: self.engine.session, small)

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import adbc_driver_manager
 import psycopg
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
@@ -31,6 +32,11 @@ OUTPUT_SETTINGS: Mapping[str, str] = {
 
 class SourceError(PgsieveError):
     """The publisher cannot be used as it is."""
+
+    @property
+    def is_connection_failure(self) -> bool:
+        """Whether the connection failed or the server was stopped, whatever was asked of it (classes 08, 57)."""
+        return self.sqlstate is None or self.sqlstate[:2] in {"08", "57"}
 
 
 class SourceUnreachableError(SourceError):
@@ -137,7 +143,7 @@ def refusing(source: str, what: str) -> Iterator[None]:
             hint="grant the right, or have the object created by its owner; `pgsieve validate` prints the SQL",
             sqlstate=error.sqlstate,
         ) from error
-    except psycopg.Error as error:
+    except (psycopg.Error, adbc_driver_manager.Error) as error:
         raise SourceError(
             f'source "{source}": cannot {what} ({_mask(str(error))})', sqlstate=error.sqlstate
         ) from error

@@ -7,7 +7,7 @@ subclasses for a slot that is missing, in use, ahead of what is durable, or inva
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -189,17 +189,24 @@ def peek_query(
     )
 
 
-def has_changes(connection: psycopg.Connection[Any], source: str, query: str) -> bool:
-    """Whether a peek delivers anything; ends decoding at the first message where its limit is 1."""
+@contextmanager
+def reading_slot(source: str, slot: str) -> Iterator[None]:
+    """Name the slot when the server refuses to read it; raises SlotInUseError or SourceError."""
     try:
-        with refusing(source, "read the replication slot"):
-            return connection.execute(f"select 1 from ({query}) m limit 1").fetchone() is not None
+        with refusing(source, f'read the replication slot "{slot}"'):
+            yield
     except SourceError as error:
-        raise _in_use(source, "of the source", error) from error
+        raise _in_use(source, slot, error) from error
+
+
+def has_changes(connection: psycopg.Connection[Any], source: str, slot: str, query: str) -> bool:
+    """Whether a peek delivers anything; ends decoding at the first message where its limit is 1."""
+    with reading_slot(source, slot):
+        return connection.execute(f"select 1 from ({query}) m limit 1").fetchone() is not None
 
 
 def read_messages(conninfo: str, query: str) -> Iterator[pa.RecordBatch]:
-    """Run a peek and yield its Arrow batches (xid, data); for executors, with nothing held in memory."""
+    """Run a peek and yield its Arrow batches (xid, data), with nothing held in memory; for executors, too."""
     from adbc_driver_postgresql import dbapi
 
     with dbapi.connect(conninfo) as connection, connection.cursor() as cursor:

@@ -32,6 +32,14 @@ class Snapshot:
     lsn: int
 
 
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """The queries that copy a table, and the bytes that it has on disk, TOAST included."""
+
+    queries: list[str]
+    bytes: int
+
+
 @contextmanager
 def exported_snapshot(source: Source) -> Iterator[Snapshot]:
     """Export a snapshot by way of a temporary slot, and hold it; nothing of it outlives the block."""
@@ -59,7 +67,7 @@ def chunk_queries(
     replicated: ReplicatedTable,
     expressions: Sequence[str],
     catalog: Catalog,
-) -> list[str]:
+) -> "Chunks":
     """The queries that together select a table's published rows, one a ctid range of each of its leaves.
 
     `expressions` are the select list. Row filters are ORed and run on the server (section 29.4.5).
@@ -75,13 +83,16 @@ def chunk_queries(
     if replicated.row_filters is not None:
         condition = "(" + " or ".join(f"({row_filter})" for row_filter in replicated.row_filters) + ") and "
     ranges_work = connection.info.server_version >= 140000
-    queries = []
+    queries, total = [], 0
     for part in parts:
         row = connection.execute(
-            "select pg_relation_size(%s::oid)::bigint, current_setting('block_size')::bigint", [part.oid]
+            "select pg_relation_size(%(oid)s::oid)::bigint, pg_table_size(%(oid)s::oid)::bigint,"
+            " current_setting('block_size')::bigint",
+            {"oid": part.oid},
         ).fetchone()
         assert row is not None
-        size, block = row
+        size, whole, block = row
+        total += whole
         chunks = max(1, round(size / CHUNK_BYTES)) if ranges_work else 1
         pages = -(-size // block)
         bounds = [pages * i // chunks for i in range(chunks)]
@@ -92,7 +103,7 @@ def chunk_queries(
             queries.append(
                 f"select {columns} from only {quote(part.schema, part.name)} where {condition}{within}"
             )
-    return queries
+    return Chunks(queries, total)
 
 
 def read_chunk(conninfo: str, snapshot: str, query: str) -> Iterator[pa.RecordBatch]:

@@ -2,8 +2,8 @@
 
 In: a master and any configuration (pgsieve.yaml's `spark`). Out: a session with Delta, made at first use.
 Only what Spark Connect offers is used of it: no sparkContext, no RDD, no JVM object. The functions that run
-on executors travel inside the plan by value, so executors need Python with numpy, pyarrow and ADBC, but not
-pgsieve. Raises `SparkUnavailableError` where no session can be had.
+on a cluster's executors travel inside the plan by value, so those need Python with numpy, pyarrow, psycopg and
+ADBC, but not pgsieve. Raises `SparkUnavailableError` where no session can be had.
 """
 
 import os
@@ -86,8 +86,9 @@ class SparkEngine(LazyPySparkResource):
     @property
     def session(self) -> SparkSession:
         """The session, made at the first call; raises SparkUnavailableError."""
-        for package in SHIPPED:
-            cloudpickle.register_pickle_by_value(import_module(package))  # type: ignore[no-untyped-call]
+        if not self.master.startswith("local"):
+            for package in SHIPPED:
+                cloudpickle.register_pickle_by_value(import_module(package))  # type: ignore[no-untyped-call]
         return self._remote() if self.master.startswith("sc://") else self._started()
 
     def _started(self) -> SparkSession:

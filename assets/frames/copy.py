@@ -33,14 +33,21 @@ def copied_rows(
     schema = ddl((c.name, c.type.spark) for c in columns)
     if not queries:
         return spark.createDataFrame([], schema)
-    names, types = [c.name for c in columns], [c.type for c in columns]
     listed = list(queries)
 
     def copy(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in numbers:
             for number in batch.column(0).to_pylist():
-                for rows in read_chunk(conninfo, snapshot, listed[number]):
-                    arrays = [from_copy(rows.column(i), t, names[i]) for i, t in enumerate(types)]
-                    yield pa.RecordBatch.from_arrays(arrays, names=names)
+                yield from copied_batches(conninfo, snapshot, listed[number], columns)
 
     return spark.range(0, len(queries), 1, len(queries)).mapInArrow(copy, schema)
+
+
+def copied_batches(
+    conninfo: str, snapshot: str, query: str, columns: Sequence[ReplicaColumn]
+) -> Iterator[pa.RecordBatch]:
+    """The rows that one query selects at `snapshot`, in the replica's types."""
+    names = [c.name for c in columns]
+    for rows in read_chunk(conninfo, snapshot, query):
+        arrays = [from_copy(rows.column(i), c.type, c.name) for i, c in enumerate(columns)]
+        yield pa.RecordBatch.from_arrays(arrays, names=names)

@@ -1,58 +1,98 @@
-"""Slot consumption: one peek of the slot -> rows of the change log, read by one executor."""
+"""Slot consumption: one peek of the slot -> rows of the change log."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
-from assets.frames.schema import CHANGE_LOG, NO_MESSAGES
+from assets.frames.schema import CHANGE_LOG
 from decoding.tuples import HeaderScanner
 from resources.slot import read_messages
 
+_CHANGES, _DESCRIPTIONS = ("I", "U", "D"), ("R", "T")
+_DDL = (
+    "slice bigint, commit_lsn bigint, ordinal bigint, commit_time timestamp, xid bigint,"
+    " kind string, relation_id bigint, data binary"
+)
 _KINDS = pa.array([chr(byte) for byte in range(256)], pa.string())
 
 
 def drained_messages(spark: SparkSession, conninfo: str, query: str, slice_end: int) -> DataFrame:
-    """The slot's messages up to `slice_end` with their order key, in the change log's columns.
-
-    The headers (type, relation, transaction) are read from the bytes in numpy, message bodies stay as
-    they are.
-    """
+    """The change log's rows of a slice, read from the slot by one executor."""
 
     def drain(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in numbers:
             if batch.num_rows:
-                yield from _with_headers(read_messages(conninfo, query), slice_end)
+                yield from change_log_rows(read_messages(conninfo, query), slice_end)
 
-    return spark.range(0, 1, 1, 1).mapInArrow(drain, CHANGE_LOG)
+    return spark.range(0, 1, 1, 1).mapInArrow(drain, _DDL)
+
+
+def change_log_rows(messages: Iterable[pa.RecordBatch], slice_end: int) -> Iterator[pa.RecordBatch]:
+    """The slot's messages (xid, data) with their order key, in the change log's columns.
+
+    The headers (type, relation, transaction) are read from the bytes in numpy, message bodies stay as
+    they are.
+    """
+    scanner = HeaderScanner()
+    for batch in messages:
+        data = batch.column("data")
+        headers = scanner.scan(data)
+        columns = [
+            pa.array(np.full(len(data), slice_end, np.int64)),
+            pa.array(headers.commit_lsn),
+            pa.array(headers.ordinal),
+            pa.array(headers.commit_time).cast(pa.timestamp("us", "UTC")),
+            batch.column("xid"),
+            _KINDS.take(pa.array(headers.kind)),
+            pa.array(headers.relation_id),
+            data,
+        ]
+        yield pa.RecordBatch.from_arrays(columns, schema=CHANGE_LOG)
 
 
 def slice_summary() -> list[Column]:
     """Aggregates over a slice's messages: what its transformation has to know before it reads rows."""
     at = F.struct("commit_lsn", "ordinal", "data")
     return [
-        F.collect_set(F.when(F.col("kind").isin("I", "U", "D"), F.col("relation_id"))).alias("relations"),
-        F.collect_list(F.when(F.col("kind").isin("R", "T"), at)).alias("messages"),
+        F.coalesce(F.sum(F.length("data")), F.lit(0)).alias("bytes"),
+        F.collect_set(F.when(F.col("kind").isin(*_CHANGES), F.col("relation_id"))).alias("relations"),
+        F.collect_list(F.when(F.col("kind").isin(*_DESCRIPTIONS), at)).alias("messages"),
     ]
 
 
-def _with_headers(batches: Iterable[pa.RecordBatch], slice_end: int) -> Iterator[pa.RecordBatch]:
-    scanner = HeaderScanner()
-    for batch in batches:
-        data = batch.column("data")
-        headers = scanner.scan(data)
-        yield pa.RecordBatch.from_arrays(
-            [
-                pa.array(np.full(len(data), slice_end, np.int64)),
-                pa.array(headers.commit_lsn),
-                pa.array(headers.ordinal),
-                pa.array(headers.commit_time).cast(pa.timestamp("us", "UTC")),
-                batch.column("xid"),
-                _KINDS.take(pa.array(headers.kind)),
-                pa.array(headers.relation_id),
-                data,
-            ],
-            names=NO_MESSAGES.schema.names,
-        )
+class SliceSummary:
+    """The same as `slice_summary`, of batches that pass through this process."""
+
+    def __init__(self) -> None:
+        self._bytes = 0
+        self._relations: set[int] = set()
+        self._messages: list[dict[str, Any]] = []
+        #: What stopped the batches: whoever writes them would only say that they ended.
+        self.failure: Exception | None = None
+
+    def of(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Pass the batches on and take note of them."""
+        try:
+            yield from self._noted(batches)
+        except Exception as error:
+            self.failure = error
+            raise
+
+    def _noted(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            kind, relation = batch.column("kind"), batch.column("relation_id")
+            self._bytes += batch.column("data").nbytes
+            changes = pc.is_in(kind, pa.array(_CHANGES))
+            self._relations.update(pc.unique(relation.filter(changes)).to_pylist())
+            described = batch.filter(pc.is_in(kind, pa.array(_DESCRIPTIONS)))
+            self._messages += described.select(["commit_lsn", "ordinal", "data"]).to_pylist()
+            yield batch
+
+    def get(self) -> Mapping[str, Any]:
+        """What has passed."""
+        return {"bytes": self._bytes, "relations": sorted(self._relations), "messages": self._messages}

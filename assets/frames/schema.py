@@ -11,9 +11,17 @@ from resources.records import quoted
 #: The order key of a change: the LSN of its commit record and its place in the transaction.
 ORDER = ("commit_lsn", "ordinal")
 
-CHANGE_LOG = (
-    "slice bigint, commit_lsn bigint, ordinal bigint, commit_time timestamp, xid bigint,"
-    " kind string, relation_id bigint, data binary"
+CHANGE_LOG = pa.schema(
+    {
+        "slice": pa.int64(),
+        "commit_lsn": pa.int64(),
+        "ordinal": pa.int64(),
+        "commit_time": pa.timestamp("us", "UTC"),
+        "xid": pa.int64(),
+        "kind": pa.string(),
+        "relation_id": pa.int64(),
+        "data": pa.binary(),
+    }
 )
 
 TABLE_STATES = pa.schema(
@@ -32,10 +40,11 @@ CUTS = pa.schema(
     {"lsn": pa.int64(), "at": pa.timestamp("us", "UTC"), "tables": pa.map_(pa.string(), pa.int64())}
 )
 
-#: What a slice holds besides row changes: the relations changed, and the raw Relation and Truncate messages.
+#: What a slice holds: bytes of messages, the relations changed, and the raw Relation and Truncate messages.
 SLICES = pa.schema(
     {
         "slice": pa.int64(),
+        "bytes": pa.int64(),
         "relations": pa.list_(pa.int64()),
         "messages": pa.list_(
             pa.struct({"commit_lsn": pa.int64(), "ordinal": pa.int64(), "data": pa.binary()})
@@ -48,6 +57,7 @@ TRANSFORMED = pa.schema(
         "slice": pa.int64(),
         "schema": pa.string(),
         "table": pa.string(),
+        "bytes": pa.int64(),
         "received_inserts": pa.int64(),
         "received_updates": pa.int64(),
         "received_deletes": pa.int64(),
@@ -62,20 +72,6 @@ TRANSFORMED = pa.schema(
         "problem": pa.string(),
     }
 )
-
-#: The change log's columns again, for commits that record a position and no messages.
-NO_MESSAGES = pa.schema(
-    {
-        "slice": pa.int64(),
-        "commit_lsn": pa.int64(),
-        "ordinal": pa.int64(),
-        "commit_time": pa.timestamp("us", "UTC"),
-        "xid": pa.int64(),
-        "kind": pa.string(),
-        "relation_id": pa.int64(),
-        "data": pa.binary(),
-    }
-).empty_table()
 
 
 def ddl(columns: Iterable[tuple[str, str]]) -> str:

@@ -8,14 +8,15 @@ pg_replication_slot_advance(end) confirms: a run repeated from any point reads t
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import psycopg
 import pyarrow as pa
 from pyspark.sql import Observation
 
-from assets.frames.messages import drained_messages, slice_summary
-from assets.frames.schema import NO_MESSAGES, SLICES
+from assets.frames.messages import SliceSummary, change_log_rows, drained_messages, slice_summary
+from assets.frames.schema import CHANGE_LOG, SLICES
 from assets.steps.subscription import Feed, Subscription
 from assets.steps.table_states import INITIALIZE, READY, TableState, set_states, table_states
 from assets.steps.validation import refuse_unsound
@@ -32,6 +33,8 @@ from resources.slot import (
     ensure_capture,
     has_changes,
     peek_query,
+    read_messages,
+    reading_slot,
     slot_state,
     verify_slot,
 )
@@ -107,7 +110,7 @@ def _forget_copies(lake: Lake, feed: Feed) -> None:
 
 def _record(lake: Lake, feed: Feed, position: int) -> None:
     """Record a position with no changes before it, in a commit of its own."""
-    lake.records.append(lake.change_log(feed.name), NO_MESSAGES, position)
+    lake.records.append(lake.change_log(feed.name), CHANGE_LOG.empty_table(), position)
 
 
 def drain(
@@ -134,16 +137,7 @@ def drain(
         slices = 0
         while position < target:
             end = min(position + SLICE_BYTES, target)
-            first = peek_query(feed.slot, end, publications, version, limit=1)
-            if publications and has_changes(connection, source.name, first):
-                query = peek_query(feed.slot, end, publications, version)
-                path = lake.change_log(feed.name)
-                drained = drained_messages(lake.spark, conninfo, query, end)
-                # After the session: which kind of observation it is depends on the kind of session.
-                summary = Observation()
-                messages = drained.observe(summary, *slice_summary())
-                lake.write(messages, path, position=end, options=_FILE_OPTIONS)
-                record_summary(lake, feed, end, summary.get)
+            if publications and _append_slice(lake, feed, conninfo, publications, version, end):
                 slices += 1
             elif end < target or end - begin >= IDLE_BYTES or _copied_after(lake, subscriptions, begin):
                 _record(lake, feed, end)
@@ -158,10 +152,46 @@ def drain(
     return Drained(from_lsn=start, to_lsn=position, slices=slices, lag=lag)
 
 
+def _append_slice(
+    lake: Lake, feed: Feed, conninfo: str, publications: Sequence[str], version: int, end: int
+) -> bool:
+    """Append what the slot holds up to `end` in one commit; False where that is nothing."""
+    query = peek_query(feed.slot, end, publications, version)
+    path, source = lake.change_log(feed.name), feed.source.name
+    if lake.local:
+        passed = SliceSummary()
+        with reading_slot(source, feed.slot), lake.refusing(path):
+            messages = read_messages(conninfo, query)
+            first = next(messages, None)
+            if first is None or not first.num_rows:
+                return False
+            rows = passed.of(change_log_rows(chain([first], messages), end))
+            try:
+                lake.local.write(path, pa.RecordBatchReader.from_batches(CHANGE_LOG, rows), end)
+            except Exception:
+                if passed.failure:
+                    raise passed.failure from None
+                raise
+        record_summary(lake, feed, end, passed.get())
+        return True
+    with feed.source.connect() as connection:
+        if not has_changes(
+            connection, source, feed.slot, peek_query(feed.slot, end, publications, version, limit=1)
+        ):
+            return False
+    drained = drained_messages(lake.spark, conninfo, query, end)
+    # After the session: which kind of observation it is depends on the kind of session.
+    summary = Observation()
+    lake.write(drained.observe(summary, *slice_summary()), path, position=end, options=_FILE_OPTIONS)
+    record_summary(lake, feed, end, summary.get)
+    return True
+
+
 def record_summary(lake: Lake, feed: Feed, end: int, summary: Mapping[str, Any]) -> dict[str, Any]:
     """Keep what a slice holds besides row changes; returns it as its row in `slices`."""
     row = {
         "slice": end,
+        "bytes": summary["bytes"],
         "relations": list(summary["relations"]),
         "messages": [
             {"commit_lsn": m["commit_lsn"], "ordinal": m["ordinal"], "data": bytes(m["data"])}

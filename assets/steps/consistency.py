@@ -71,8 +71,8 @@ def check_consistency(
                     detail = f": {state.reason}" if state and state.reason else ""
                     results.append(TableConsistency(*name, snapshot.lsn, problem=reason + detail))
                     continue
-                queries = chunk_queries(connection, table, select_list(subscription, table), catalog)
-                results.append(_compare(subscription, lake, table, state, queries, conninfo, snapshot))
+                chunks = chunk_queries(connection, table, select_list(subscription, table), catalog)
+                results.append(_compare(subscription, lake, table, state, chunks.queries, conninfo, snapshot))
                 log(f"compared {table.table.qualified} of {subscription.name}")
     return results
 

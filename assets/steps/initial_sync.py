@@ -6,14 +6,15 @@ replaced in one commit, and no other table notices.
 """
 
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+import pyarrow as pa
 from pyspark.sql import Observation
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
-from assets.frames.copy import ReplicaColumn, copied_rows
+from assets.frames.copy import ReplicaColumn, copied_batches, copied_rows
 from assets.steps.change_log import prepare
 from assets.steps.subscription import Definition, Subscription
 from assets.steps.table_states import (
@@ -27,12 +28,13 @@ from assets.steps.table_states import (
     set_states,
     table_states,
 )
+from decoding.errors import PgsieveError
 from decoding.lsn import format_lsn
 from decoding.publication import ReplicatedTable
 from decoding.types import copy_expression
-from resources.delta import ExecutorError, Lake, LakeError
-from resources.postgres import quote, read_catalog
-from resources.snapshot import Snapshot, chunk_queries, exported_snapshot
+from resources.delta import Lake
+from resources.postgres import SourceError, quote, read_catalog, refusing
+from resources.snapshot import Chunks, Snapshot, chunk_queries, exported_snapshot
 
 #: Tables copied at the same time; their chunks share the executors.
 PARALLEL_TABLES = 4
@@ -126,37 +128,26 @@ def _copy(
     subscription: Subscription,
     lake: Lake,
     replicated: ReplicatedTable,
-    queries: list[str],
+    chunks: Chunks,
     conninfo: str,
     snapshot: Snapshot,
 ) -> Copied:
     started = time.monotonic()
     table, types = replicated.table, subscription.column_types(replicated)
     path = lake.replica(subscription.name, table.schema, table.name)
-    frame = copied_rows(
-        lake.spark,
-        conninfo,
-        snapshot.name,
-        queries if subscription.copy_data else [],
-        [ReplicaColumn(name, t) for name, t in types.items()],
-    )
-    counted = Observation()
     problem, rows, version = None, 0, 0
     # Without copy_data a table that comes back goes on from the rows it has.
     kept = not subscription.copy_data and lake.records.exists(path)
     try:
         if not kept:
-            lake.write(
-                frame.observe(counted, F.count(F.lit(1)).alias("rows")),
-                path,
-                position=snapshot.lsn,
-                overwrite=True,
-                metadata={"copied": True},
-                options=table_options(types),
-            )
-            rows = int(counted.get["rows"])
+            given = chunks if subscription.copy_data else Chunks([], 0)
+            columns = [ReplicaColumn(name, t) for name, t in types.items()]
+            with refusing(subscription.feed.source.name, f'copy table "{table.qualified}"'):
+                rows = _write_copy(lake, path, given, conninfo, snapshot, columns)
         version = lake.records.version(path)
-    except (ExecutorError, LakeError) as error:
+    except PgsieveError as error:
+        if isinstance(error, SourceError) and error.is_connection_failure:
+            raise
         problem = error.message
     return Copied(
         schema=table.schema,
@@ -169,6 +160,36 @@ def _copy(
         columns=tuple((name, t.spark) for name, t in types.items()),
         problem=problem,
     )
+
+
+def _write_copy(
+    lake: Lake,
+    path: str,
+    chunks: Chunks,
+    conninfo: str,
+    snapshot: Snapshot,
+    columns: Sequence[ReplicaColumn],
+) -> int:
+    """Replace the replica by the rows at the snapshot; how many there are."""
+    options = table_options(c.name for c in columns)
+    local = lake.writes_small(chunks.bytes)
+    if local and columns and not options:
+        batches = [b for q in chunks.queries for b in copied_batches(conninfo, snapshot.name, q, columns)]
+        copied = pa.Table.from_batches(batches, pa.schema([(c.name, c.type.arrow) for c in columns]))
+        with lake.refusing(path):
+            local.write(path, copied, snapshot.lsn, overwrite=True, metadata={"copied": True})
+        return int(copied.num_rows)
+    frame = copied_rows(lake.spark, conninfo, snapshot.name, chunks.queries, columns)
+    counted = Observation()
+    lake.write(
+        frame.observe(counted, F.count(F.lit(1)).alias("rows")),
+        path,
+        position=snapshot.lsn,
+        overwrite=True,
+        metadata={"copied": True},
+        options=options,
+    )
+    return int(counted.get["rows"])
 
 
 def table_options(columns: Iterable[str]) -> dict[str, str]:

@@ -52,9 +52,10 @@ class RelationVersion:
 
 @dataclass(frozen=True)
 class SliceContents:
-    """What a slice holds: relation versions by relation id, the relations with row changes, the truncates."""
+    """What a slice holds: its bytes, relation versions by relation id, the relations changed, the truncates."""
 
     end: int
+    size: int
     versions: Mapping[int, Sequence[RelationVersion]]
     changed: frozenset[int]
     truncates: Sequence[tuple[Order, Truncate]]
@@ -62,11 +63,12 @@ class SliceContents:
 
 @dataclass(frozen=True)
 class TableChanges:
-    """A slice's changes of one table, counted before and after the transformation."""
+    """A slice's changes of one table, counted before and after the transformation; `size` is the slice's bytes."""
 
     slice: int
     schema: str
     table: str
+    size: int = 0
     received: Mapping[str, int] = field(default_factory=dict)
     sent: Mapping[str, int] = field(default_factory=dict)
     truncates: int = 0
@@ -92,6 +94,7 @@ class TableChanges:
             "slice": self.slice,
             "schema": self.schema,
             "table": self.table,
+            "bytes": self.size,
             **{f"received_{o}s": self.received.get(o, 0) for o in _KINDS.values()},
             **{f"{o}s": self.sent.get(o, 0) for o in _KINDS.values()},
             "truncates": self.truncates,
@@ -109,6 +112,7 @@ class TableChanges:
             slice=row["slice"],
             schema=row["schema"],
             table=row["table"],
+            size=row["bytes"],
             received={o: row[f"received_{o}s"] for o in _KINDS.values()},
             sent={o: row[f"{o}s"] for o in _KINDS.values()},
             truncates=row["truncates"],
@@ -127,14 +131,12 @@ def transform(subscription: Subscription, lake: Lake, log: Log) -> list[TableCha
     ends = lake.records.slices(path, after=_transformed_up_to(lake, subscription))
     if not ends:
         return []
-    messages = lake.current(path)
     with subscription.feed.source.connect() as connection:
         catalog = subscription.feed.with_defined(read_catalog(connection))
     results = []
     for number, end in enumerate(ends):
-        mine = messages.where(F.col("slice") == end)
         # Only the first slice can have been begun by a run that died.
-        changes = _transform_slice(subscription, lake, mine, end, catalog, resumed=number == 0)
+        changes = _transform_slice(subscription, lake, end, catalog, resumed=number == 0)
         rows = [c.row() for c in changes] or [{"slice": end}]
         lake.records.append(lake.transformed(subscription.name), pa.Table.from_pylist(rows, TRANSFORMED), end)
         log(
@@ -159,12 +161,13 @@ def _transformed_up_to(lake: Lake, subscription: Subscription) -> int:
     return lake.records.position(lake.transformed(subscription.name)) or 0
 
 
-def read_slice(lake: Lake, subscription: Subscription, messages: DataFrame, end: int) -> SliceContents:
+def read_slice(lake: Lake, subscription: Subscription, end: int) -> SliceContents:
     """What a slice holds: as it was recorded when drained, else (a run died in between) from its messages."""
     recorded = [row for row in lake.records.rows(lake.slices(subscription.feed.name)) if row["slice"] == end]
     if recorded:
         row = recorded[0]
     else:
+        messages = lake.slices_of(lake.change_log(subscription.feed.name), [end])
         found = messages.agg(*slice_summary()).first()
         assert found is not None
         row = record_summary(lake, subscription.feed, end, found.asDict())
@@ -182,7 +185,7 @@ def read_slice(lake: Lake, subscription: Subscription, messages: DataFrame, end:
             if known:
                 known[-1] = replace(known[-1], end=begin)
             known.append(RelationVersion(decoded, begin, None))
-    return SliceContents(end, versions, frozenset(row["relations"]), truncates)
+    return SliceContents(end, row["bytes"], versions, frozenset(row["relations"]), truncates)
 
 
 @dataclass(frozen=True)
@@ -194,15 +197,19 @@ class _Part:
 
 
 def _transform_slice(
-    subscription: Subscription, lake: Lake, messages: DataFrame, end: int, catalog: Catalog, *, resumed: bool
+    subscription: Subscription, lake: Lake, end: int, catalog: Catalog, *, resumed: bool
 ) -> list[TableChanges]:
-    contents = read_slice(lake, subscription, messages, end)
+    contents = read_slice(lake, subscription, end)
     states = table_states(lake, subscription.name)
     ready = {n: s for n, s in states.items() if s.state == READY and s.lsn < end}
     parts = _parts(subscription, contents, catalog)
     emptied = _truncates(subscription, contents, catalog)
     names = sorted((parts.keys() | emptied.keys()) & ready.keys())
-    if len(names) > 1:
+    if not names:
+        return []
+    messages = lake.slices_of(lake.change_log(subscription.feed.name), [end])
+    shared = len(names) > 1 and not lake.writes_small(contents.size)
+    if shared:
         messages = messages.persist()
 
     def one(name: Name) -> TableChanges:
@@ -224,7 +231,7 @@ def _transform_slice(
 
     with ThreadPoolExecutor(PARALLEL_TABLES) as pool:
         changes = list(pool.map(one, names))
-    if len(names) > 1:
+    if shared:
         messages.unpersist()
     aside = [TableState(c.schema, c.table, c.problem[0], reason=c.problem[1:]) for c in changes if c.problem]
     set_states(lake, subscription.name, aside)
@@ -312,6 +319,7 @@ def _transform_table(
         slice=contents.end,
         schema=state.schema,
         table=state.table,
+        size=contents.size,
         truncates=len(truncates),
         truncated_at=max(truncates, default=None),
     )
@@ -319,10 +327,11 @@ def _transform_table(
         frames.append(_truncate_rows(lake, truncates, definition))
     if not frames:
         return result
-    changes = reduce(DataFrame.unionByName, frames).withColumn("slice", F.lit(contents.end))
+    # The slice stands first: Delta keeps statistics of the first columns.
+    changes = reduce(DataFrame.unionByName, frames).select(F.lit(contents.end).alias("slice"), "*")
     path = lake.changes(subscription.name, state.schema, state.table)
     written = resumed and (lake.records.position(path) or 0) >= contents.end
-    counts = _write_changes(lake, changes, path, definition, contents.end, written=written)
+    counts = _write_changes(lake, changes, path, definition, contents, written=written)
     return replace(
         result,
         received={o: 0 if written else sum(r.get[o] or 0 for r in received) for o in _KINDS.values()},
@@ -333,7 +342,13 @@ def _transform_table(
 
 
 def _write_changes(
-    lake: Lake, changes: DataFrame, path: str, definition: Definition, end: int, *, written: bool
+    lake: Lake,
+    changes: DataFrame,
+    path: str,
+    definition: Definition,
+    contents: SliceContents,
+    *,
+    written: bool,
 ) -> Mapping[str, Any]:
     """Append a table's changes once, and count them: while writing, or from what a run that died has written."""
     counts = [
@@ -342,11 +357,17 @@ def _write_changes(
         F.array_distinct(F.flatten(F.collect_set("unchanged"))).alias("unchanged"),
     ]
     if written:
-        row = lake.current(path).where(F.col("slice") == end).agg(*counts).first()
+        row = lake.slices_of(path, [contents.end]).agg(*counts).first()
         assert row is not None
         return row.asDict()
     counted = Observation()
-    lake.write(changes.observe(counted, *counts), path, position=end, options=table_options(definition.names))
+    lake.write(
+        changes.observe(counted, *counts),
+        path,
+        position=contents.end,
+        options=table_options(definition.names),
+        size=contents.size,
+    )
     return counted.get
 
 

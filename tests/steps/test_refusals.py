@@ -12,7 +12,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from assets.frames.schema import NO_MESSAGES
+from assets.frames.schema import CHANGE_LOG
 from assets.steps.change_log import drain, durable_position, prepare
 from assets.steps.subscription import DefinedPublication, DefinedTable, Feed
 from assets.steps.table_states import INITIALIZE, READY, TableState, set_states, table_states
@@ -227,7 +227,7 @@ def test_a_slot_behind_delta_is_moved_on(conninfo: str, database: psycopg.Connec
         start = create_slot(connection, "shop", "refused")
         database.execute("create table noise (a int)")
         later = current_lsn(connection)
-        lake.records.append(lake.change_log("shop"), NO_MESSAGES, later)
+        lake.records.append(lake.change_log("shop"), CHANGE_LOG.empty_table(), later)
         prepare(connection, reading, lake)
         state = slot_state(connection, "refused")
     assert state is not None

@@ -1,0 +1,302 @@
+"""Apply to one replica table: a batch's transformed changes -> its net change, in one commit.
+
+Few rows of a local lake are merged in this process, the others by Spark; both run the same MERGE.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import Column, DataFrame, Observation
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
+
+from assets.frames.checkpoint import checkpointed
+from assets.frames.net_change import net_changes, net_changes_with_moves, net_rows
+from assets.frames.schema import field as struct_field
+from assets.steps.initial_sync import table_options
+from assets.steps.subscription import Definition
+from assets.steps.table_changes import TableChanges
+from assets.steps.table_states import Name
+from resources.delta import Lake
+from resources.local_records import LocalRecords, writable
+from resources.records import quoted
+
+
+@dataclass(frozen=True)
+class Applied:
+    """What was done to one replica table: rows by kind, its Delta version, and conflicts seen.
+
+    `missing` counts rows that an UPDATE or DELETE expected and did not find (update_missing and
+    delete_missing in PostgreSQL's terms, section 29.8).
+    """
+
+    schema: str
+    table: str
+    inserted: int = 0
+    updated: int = 0
+    deleted: int = 0
+    truncated: bool = False
+    missing: int = 0
+    version: int = 0
+    problem: str | None = None
+
+    @property
+    def name(self) -> Name:
+        """(schema, table)."""
+        return self.schema, self.table
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A table's changes in the slices that its replica lacks, oldest first."""
+
+    slices: Sequence[TableChanges]
+
+    @property
+    def name(self) -> Name:
+        """(schema, table)."""
+        return self.slices[0].name
+
+    @property
+    def size(self) -> int:
+        """At most so many bytes of messages."""
+        return sum(c.size for c in self.slices)
+
+    @property
+    def truncated_at(self) -> tuple[int, int] | None:
+        """The order key of the last TRUNCATE; changes before it have no effect."""
+        return max((c.truncated_at for c in self.slices if c.truncated_at), default=None)
+
+    @property
+    def key_changes(self) -> int:
+        """How many UPDATEs move a row to another key."""
+        return sum(c.key_changes for c in self.slices)
+
+    @property
+    def unchanged(self) -> frozenset[str]:
+        """The columns that some change left out as unchanged."""
+        return frozenset(column for c in self.slices for column in c.unchanged)
+
+    def sent(self, *operations: str) -> int:
+        """How many changes of these kinds there are, also before a TRUNCATE."""
+        return sum(c.sent.get(o, 0) for c in self.slices for o in operations)
+
+
+@dataclass(frozen=True)
+class Merge:
+    """A MERGE of net changes with their fields side by side: key columns k0, k1, ..., the row's v0, v1, ...
+
+    u0, u1, ... say whether a row keeps the value of a column that some change left out.
+    """
+
+    key: Sequence[str]
+    columns: Sequence[str]
+    unsent: Collection[str]
+
+    @property
+    def key_columns(self) -> dict[str, str]:
+        """The source column of each key column."""
+        return {name: f"k{i}" for i, name in enumerate(self.key)}
+
+    @property
+    def value_columns(self) -> dict[str, str]:
+        """The source column of each column."""
+        return {name: f"v{i}" for i, name in enumerate(self.columns)}
+
+    @property
+    def unknown_columns(self) -> dict[str, str]:
+        """The source column that says whether a column keeps its value, for those that some change left out."""
+        return {name: f"u{i}" for i, name in enumerate(self.columns) if name in self.unsent}
+
+    def flat(self, net: DataFrame) -> DataFrame:
+        """Net changes (`assets.frames.net_change`) with their fields side by side."""
+        return net.select(
+            *(struct_field("key", name).alias(k) for name, k in self.key_columns.items()),
+            *(struct_field("row", name).alias(v) for name, v in self.value_columns.items()),
+            *(
+                F.coalesce(F.array_contains("unknown", name), F.lit(False)).alias(u)
+                for name, u in self.unknown_columns.items()
+            ),
+            "action",
+            "expected",
+        )
+
+    @property
+    def statement(self) -> str:
+        """The MERGE as Spark's SQL."""
+        unknown = self.unknown_columns
+
+        def new(name: str, value: str) -> str:
+            if name not in unknown:
+                return f"s.{value}"
+            return f"case when s.{unknown[name]} then t.{quoted(name)} else s.{value} end"
+
+        on = " and ".join(f"t.{quoted(name)} = s.{k}" for name, k in self.key_columns.items())
+        assigned = ", ".join(f"t.{quoted(name)} = {new(name, v)}" for name, v in self.value_columns.items())
+        listed = ", ".join(quoted(name) for name in self.columns)
+        values = ", ".join(f"s.{v}" for v in self.value_columns.values())
+        return (
+            f"merge into {{target}} t using {{source}} s on {on}"
+            " when matched and s.action = 'delete' then delete"
+            f" when matched then update set {assigned}"
+            f" when not matched and s.action = 'upsert' then insert ({listed}) values ({values})"
+        )
+
+    def is_exact_outside_spark(self, definition: Definition) -> bool:
+        """Whether key equality is the same in Arrow: it tells 0.0 from -0.0, PostgreSQL and Spark do not."""
+        types = dict(definition.columns)
+        return not any(types[name] in {"float", "double"} for name in self.key)
+
+
+@dataclass(frozen=True)
+class ReplicaWriter:
+    """Brings the net change of a batch into one replica table, in one commit."""
+
+    lake: Lake
+    path: str
+    definition: Definition
+    pending: Pending
+    end: int
+    size: int
+
+    def keyed(self, rows: DataFrame) -> Applied:
+        """Apply to a table with a key: append what is surely new, else MERGE."""
+        pending, key, columns = self.pending, self.definition.key, self.definition.names
+        if not pending.sent("update", "delete"):
+            return self._append(rows.select("new.*"), pending.sent("insert"))
+        if pending.key_changes:
+            replica = self.lake.current(self.path)
+            base = replica.limit(0) if pending.truncated_at else replica
+            net = net_changes_with_moves(rows, base, key, columns, pending.unchanged)
+        else:
+            net = net_changes(rows, key, columns, pending.unchanged)
+        merge = Merge(key, columns, pending.unchanged)
+        local = self.lake.writes_small(self.size)
+        if local and not table_options(columns) and merge.is_exact_outside_spark(self.definition):
+            return self._keyed_locally(local, merge, writable(merge.flat(net).toArrow()))
+        counted = Observation()
+        expecting, upsert = F.col("expected"), F.col("action") == "upsert"
+        observed = net.observe(
+            counted,
+            F.sum(F.when(expecting, 1).otherwise(0)).alias("expected"),
+            F.sum(F.when(upsert, 1).otherwise(0)).alias("upserts"),
+        )
+        # A checkpoint, not a cache: MERGE reads its source twice, and refuses a cached one.
+        net = checkpointed(observed)
+        expected = counted.get["expected"] or 0
+        if not expected or pending.truncated_at:
+            upserts = net.where(F.col("action") == "upsert").select("row.*")
+            return self._append(upserts, counted.get["upserts"] or 0)
+        counts = self._execute(merge.flat(net), merge.statement)
+        return self._merged(counts, expected)
+
+    def _keyed_locally(self, local: LocalRecords, merge: Merge, net: pa.Table) -> Applied:
+        """The same for few rows, which pass through this process."""
+        expected = pc.sum(net["expected"]).as_py() or 0
+        if expected and not self.pending.truncated_at:
+            counts = local.merge(
+                self.path, net, merge.key_columns, merge.value_columns, merge.unknown_columns, self.end
+            )
+            return self._merged(counts, expected)
+        upserts = net.filter(pc.equal(net["action"], "upsert"))
+        rows = pa.table({name: upserts[value] for name, value in merge.value_columns.items()})
+        truncated = self.pending.truncated_at is not None
+        if rows.num_rows or truncated:
+            local.write(self.path, rows, self.end, overwrite=truncated)
+        return self._applied(inserted=rows.num_rows)
+
+    def _execute(self, source: DataFrame, statement: str) -> Mapping[str, int]:
+        """Run a MERGE from a source, `{source}` into `{target}`; rows by kind of change."""
+        view = f"pgsieve_{uuid4().hex}"
+        source.createOrReplaceTempView(view)
+        result = self.lake.spark.sql(
+            statement.replace("{source}", view).replace("{target}", f"delta.{quoted(self.path)}")
+        ).collect()
+        self.lake.spark.catalog.dropTempView(view)
+        counts = result[0].asDict() if result else {}
+        return {kind: counts[f"num_{kind}_rows"] for kind in ("inserted", "updated", "deleted") if counts}
+
+    def _merged(self, counts: Mapping[str, int], expected: int) -> Applied:
+        matched = counts.get("updated", 0) + counts.get("deleted", 0)
+        return self._applied(**counts, missing=max(0, expected - matched) if counts else 0)
+
+    def keyless(self, rows: DataFrame) -> Applied:
+        """Apply to a multiset of rows: each change touches exactly one of several equal rows."""
+        pending, columns = self.pending, self.definition.names
+        if not pending.sent("update", "delete"):
+            return self._append(rows.select("new.*"), pending.sent("insert"))
+        counted, count = Observation(), F.col("count")
+        observed = net_rows(rows, columns).observe(
+            counted,
+            F.sum(F.when(count > 0, count).otherwise(0)).alias("come"),
+            F.sum(F.when(count < 0, -count).otherwise(0)).alias("go"),
+        )
+        net = checkpointed(observed)
+        totals = {name: value or 0 for name, value in counted.get.items()}
+        come = _repeated(net.where(F.col("count") > 0), F.col("count"))
+        if not totals["go"] or pending.truncated_at:
+            return self._append(come.select("row.*"), totals["come"])
+        return self._replace_rows(net, come, self.lake.current(self.path), totals["come"], totals["go"])
+
+    def _replace_rows(
+        self, net: DataFrame, come: DataFrame, replica: DataFrame, came: int, went: int
+    ) -> Applied:
+        """Delete all rows equal to one that goes, and put back those that stay, in one MERGE."""
+        columns = self.definition.names
+        going = net.where(F.col("count") < 0)
+        same = [struct_field("row", c).eqNullSafe(F.col(f"b{i}")) for i, c in enumerate(columns)]
+        base = replica.select(*(F.col(quoted(c)).alias(f"b{i}") for i, c in enumerate(columns)))
+        condition = same[0]
+        for equal in same[1:]:
+            condition = condition & equal
+        held = going.join(base, condition).groupBy("row", "count").agg(F.count(F.lit(1)).alias("held"))
+        stay = _repeated(held.where(F.col("held") + F.col("count") > 0), F.col("held") + F.col("count"))
+        source = (
+            going.select(F.lit("delete").alias("action"), "row")
+            .unionByName(stay.select(F.lit("insert").alias("action"), "row"))
+            .unionByName(come.select(F.lit("insert").alias("action"), "row"))
+        )
+        on = " and ".join(f"t.{quoted(c)} <=> s.row.{quoted(c)}" for c in columns)
+        listed = ", ".join(quoted(c) for c in columns)
+        values = ", ".join(f"s.row.{quoted(c)}" for c in columns)
+        counts = self._execute(
+            # Rows that stay are read from the replica itself: read them before the MERGE begins.
+            checkpointed(source),
+            f"merge into {{target}} t using {{source}} s on s.action = 'delete' and {on}"
+            " when matched then delete"
+            f" when not matched and s.action = 'insert' then insert ({listed}) values ({values})",
+        )
+        put_back = counts.get("inserted", 0) - came
+        deleted = counts.get("deleted", 0) - put_back
+        return self._applied(inserted=came, deleted=deleted, missing=max(0, went - deleted) if counts else 0)
+
+    def _append(self, rows: DataFrame, count: int) -> Applied:
+        truncated, names = self.pending.truncated_at is not None, self.definition.names
+        if count or truncated:
+            self.lake.write(
+                rows.select(*(F.col(quoted(c)) for c in names)),
+                self.path,
+                position=self.end,
+                overwrite=truncated,
+                options=table_options(names),
+                size=self.size,
+            )
+        return self._applied(inserted=count)
+
+    def _applied(self, *, inserted: int = 0, updated: int = 0, deleted: int = 0, missing: int = 0) -> Applied:
+        return Applied(
+            *self.pending.name,
+            inserted=inserted,
+            updated=updated,
+            deleted=deleted,
+            truncated=self.pending.truncated_at is not None,
+            missing=missing,
+            version=self.lake.records.version(self.path),
+        )
+
+
+def _repeated(rows: DataFrame, times: Column) -> DataFrame:
+    """Each row as often as `times` says."""
+    return rows.select("row", F.explode(F.sequence(F.lit(1), times.cast("int"))).alias("copy")).select("row")
