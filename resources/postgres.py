@@ -12,6 +12,7 @@ from typing import Any
 
 import adbc_driver_manager
 import psycopg
+import pyarrow as pa
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
@@ -32,11 +33,6 @@ OUTPUT_SETTINGS: Mapping[str, str] = {
 
 class SourceError(PgsieveError):
     """The publisher cannot be used as it is."""
-
-    @property
-    def is_connection_failure(self) -> bool:
-        """Whether the connection failed or the server was stopped, whatever was asked of it (classes 08, 57)."""
-        return self.sqlstate is None or self.sqlstate[:2] in {"08", "57"}
 
 
 class SourceUnreachableError(SourceError):
@@ -143,9 +139,11 @@ def refusing(source: str, what: str) -> Iterator[None]:
             hint="grant the right, or have the object created by its owner; `pgsieve validate` prints the SQL",
             sqlstate=error.sqlstate,
         ) from error
-    except (psycopg.Error, adbc_driver_manager.Error) as error:
+    # ADBC's errors, when executing and when fetching; the latter come through Arrow's stream and have no SQLSTATE.
+    except (psycopg.Error, adbc_driver_manager.Error, pa.ArrowException, OSError) as error:
         raise SourceError(
-            f'source "{source}": cannot {what} ({_mask(str(error))})', sqlstate=error.sqlstate
+            f'source "{source}": cannot {what} ({_mask(str(error))})',
+            sqlstate=getattr(error, "sqlstate", None),
         ) from error
 
 

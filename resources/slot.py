@@ -7,7 +7,7 @@ subclasses for a slot that is missing, in use, ahead of what is durable, or inva
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -189,20 +189,16 @@ def peek_query(
     )
 
 
-@contextmanager
-def reading_slot(source: str, slot: str) -> Iterator[None]:
-    """Name the slot when the server refuses to read it; raises SlotInUseError or SourceError."""
+def has_changes(connection: psycopg.Connection[Any], source: str, slot: str, query: str) -> bool:
+    """Whether a peek delivers anything; ends decoding at the first message where its limit is 1.
+
+    Raises SlotInUseError or SourceError where the server refuses to read the slot.
+    """
     try:
         with refusing(source, f'read the replication slot "{slot}"'):
-            yield
+            return connection.execute(f"select 1 from ({query}) m limit 1").fetchone() is not None
     except SourceError as error:
         raise _in_use(source, slot, error) from error
-
-
-def has_changes(connection: psycopg.Connection[Any], source: str, slot: str, query: str) -> bool:
-    """Whether a peek delivers anything; ends decoding at the first message where its limit is 1."""
-    with reading_slot(source, slot):
-        return connection.execute(f"select 1 from ({query}) m limit 1").fetchone() is not None
 
 
 def read_messages(conninfo: str, query: str) -> Iterator[pa.RecordBatch]:

@@ -22,8 +22,8 @@ from assets.steps.table_states import INITIALIZE, READY, TableState, set_states,
 from assets.steps.validation import refuse_unsound
 from decoding.lsn import format_lsn
 from decoding.publication import Catalog
-from resources.delta import Lake
-from resources.postgres import SourceError, read_catalog
+from resources.delta import Lake, LakeError
+from resources.postgres import SourceError, read_catalog, refusing
 from resources.slot import (
     advance,
     create_slot,
@@ -34,7 +34,6 @@ from resources.slot import (
     has_changes,
     peek_query,
     read_messages,
-    reading_slot,
     slot_state,
     verify_slot,
 )
@@ -156,28 +155,32 @@ def _append_slice(
     lake: Lake, feed: Feed, conninfo: str, publications: Sequence[str], version: int, end: int
 ) -> bool:
     """Append what the slot holds up to `end` in one commit; False where that is nothing."""
-    query = peek_query(feed.slot, end, publications, version)
-    path, source = lake.change_log(feed.name), feed.source.name
+    source, slot = feed.source, feed.slot
+    query = peek_query(slot, end, publications, version)
+    begun = peek_query(slot, end, publications, version, limit=1)
+    path = lake.change_log(feed.name)
     if lake.local:
         passed = SliceSummary()
-        with reading_slot(source, feed.slot), lake.refusing(path):
+        try:
             messages = read_messages(conninfo, query)
             first = next(messages, None)
             if first is None or not first.num_rows:
                 return False
             rows = passed.of(change_log_rows(chain([first], messages), end))
-            try:
+            with lake.refusing(path):
                 lake.local.write(path, pa.RecordBatchReader.from_batches(CHANGE_LOG, rows), end)
-            except Exception:
-                if passed.failure:
-                    raise passed.failure from None
+        except (OSError, pa.ArrowException, LakeError) as error:
+            if isinstance(error, LakeError) and not passed.failure:
                 raise
+            # The reader tells no SQLSTATE: what stops it stops the first message, too, or is in its bytes.
+            with source.connect() as connection:
+                has_changes(connection, source.name, slot, begun)
+            with refusing(source.name, f'read the replication slot "{slot}"'):
+                raise passed.failure or error from None
         record_summary(lake, feed, end, passed.get())
         return True
-    with feed.source.connect() as connection:
-        if not has_changes(
-            connection, source, feed.slot, peek_query(feed.slot, end, publications, version, limit=1)
-        ):
+    with source.connect() as connection:
+        if not has_changes(connection, source.name, slot, begun):
             return False
     drained = drained_messages(lake.spark, conninfo, query, end)
     # After the session: which kind of observation it is depends on the kind of session.

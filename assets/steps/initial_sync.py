@@ -146,8 +146,9 @@ def _copy(
                 rows = _write_copy(lake, path, given, conninfo, snapshot, columns)
         version = lake.records.version(path)
     except PgsieveError as error:
-        if isinstance(error, SourceError) and error.is_connection_failure:
-            raise
+        if isinstance(error, SourceError):
+            with subscription.feed.source.connect():
+                pass  # Raises where it is the server that failed, not this table.
         problem = error.message
     return Copied(
         schema=table.schema,
