@@ -82,11 +82,13 @@ def decode_changes(
     *,
     old_columns: Collection[str] | None = None,
     new_columns: Collection[str] | None = None,
+    complete: bool = False,
 ) -> DecodedChanges:
     """Decode Insert, Update and Delete messages of one relation version (binary or large_binary), in order.
 
     `old_columns` and `new_columns` choose columns of `old` and `new`, in the relation's order; the others are
-    only passed over. None chooses all.
+    only passed over. None chooses all. `complete` takes a column of `new` that was not sent from `old`, where
+    that has it: a value kept out of line is never NULL, so a NULL in `old` is no value.
     """
     octets = Octets(data)
     count = len(data)
@@ -122,6 +124,9 @@ def decode_changes(
         with_new = np.flatnonzero(is_new)
         new_cells, after = _walk(octets, positions, with_new, len(columns.names), new_at)
         positions[with_new] = after
+    if complete and old_cells and new_cells:
+        old_of = dict(zip(old_at, old_cells, strict=True))
+        new_cells = [_completed(cells, old_of.get(at)) for at, cells in zip(new_at, new_cells, strict=True)]
     # No step goes back, so a walk that ends where its message ends was inside of it all the time.
     _require((positions == octets.ends).all(), "does not end where its last value ends")
 
@@ -200,6 +205,19 @@ def _step(octets: Octets, at: Positions) -> tuple[Positions, Positions, Marks | 
         raise ProtocolError("a value is of a kind that is none of 'n', 'u', 't' and 'b'", sqlstate="08P01")
     start = at + np.where(text, 5, 1)
     return start, start + np.where(text, words >> 24 & 0xFFFFFFFF, 0).view(np.int64), mark
+
+
+def _completed(new: _Cells, old: _Cells | None) -> _Cells:
+    """Take unchanged values from the old tuple; it stands before the new one in its message."""
+    if new.marks is None or old is None:
+        return new
+    known = new.marks == _UNCHANGED
+    if old.marks is not None:
+        known &= old.marks == _TEXT
+    if not known.any():
+        return new
+    bounds = np.where(np.repeat(known, 2), old.bounds, new.bounds)
+    return _Cells(bounds, np.where(known, np.uint8(_TEXT), new.marks))
 
 
 def _gathered(buffer: pa.Buffer, values: pa.Array, cells: _Cells) -> pa.Array:

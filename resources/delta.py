@@ -21,7 +21,8 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from pyspark.sql.types import StructType
 
 from decoding.errors import PgsieveError
-from resources.local_records import LocalRecords, writable
+from resources.local_records import COLUMN_MAPPING, LocalRecords, writable
+from resources.parquet_files import WRITTEN_DDL, write_files
 from resources.records import APPLICATION, Records, commit_metadata, quoted
 from resources.spark import SparkEngine
 from resources.spark_records import SparkRecords
@@ -151,17 +152,30 @@ class Lake:
         position: int,
         overwrite: bool = False,
         metadata: Mapping[str, Any] | None = None,
+        properties: Mapping[str, str] | None = None,
         options: Mapping[str, str] | None = None,
         size: int | None = None,
     ) -> None:
         """Append to (or overwrite) a table in one commit that holds `position`; done once per position.
 
-        `size` is about how many bytes the rows have, where that is known: few are written without Spark.
+        `properties` are those of a new table. `size` is about how many bytes the rows have, where that is
+        known: few are written without Spark, unless names have to be mapped.
         """
-        local = self.writes_small(size) if size is not None and not options else None
-        if local:
+        properties = properties or {}
+        local = None if COLUMN_MAPPING in properties else self.local
+        if local and size is not None and self.writes_small(size):
             with self.refusing(path):
-                local.write(path, writable(frame.toArrow()), position, overwrite=overwrite, metadata=metadata)
+                rows = writable(frame.toArrow())
+                local.write(
+                    path, rows, position, overwrite=overwrite, metadata=metadata, properties=properties
+                )
+            return
+        schema = writable(self.spark.createDataFrame([], frame.schema).toArrow()).schema
+        if local and local.has_schema(path, schema):
+            written = frame.mapInArrow(lambda batches: write_files(path, schema, batches), WRITTEN_DDL)
+            self.commit_files(
+                written, path, schema, position, overwrite=overwrite, metadata=metadata, properties=properties
+            )
             return
         writer = (
             frame.write.format("delta")
@@ -169,13 +183,39 @@ class Lake:
             .option("txnAppId", APPLICATION)
             .option("txnVersion", str(position))
             .option("userMetadata", commit_metadata(position, metadata))
-            .options(**(options or {}))
+            .options(**properties, **(options or {}))
         )
         writer = (
             writer.option("overwriteSchema", "true") if overwrite else writer.option("mergeSchema", "true")
         )
         with self.refusing(path):
             writer.save(path)
+
+    def commit_files(
+        self,
+        written: DataFrame,
+        path: str,
+        schema: pa.Schema,
+        position: int,
+        *,
+        overwrite: bool = False,
+        metadata: Mapping[str, Any] | None = None,
+        properties: Mapping[str, str] | None = None,
+    ) -> list[dict[str, Any]]:
+        """Have the executors write files (`resources.parquet_files`), and commit them; returns their rows."""
+        assert self.local is not None
+        with self.refusing(path):
+            files: list[dict[str, Any]] = written.toArrow().to_pylist()
+            self.local.commit(
+                path,
+                schema,
+                files,
+                position,
+                overwrite=overwrite,
+                metadata=metadata,
+                properties=properties,
+            )
+        return files
 
     @contextmanager
     def committing(self, position: int, *, vectors: bool) -> Iterator[None]:

@@ -4,7 +4,8 @@ A write that Spark would need a second for takes milliseconds here, so small bat
 and merged by delta-rs in this process; large ones, and everything in a lake at a URI, by Spark.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -14,17 +15,19 @@ from deltalake import (
     CommitProperties,
     DeltaTable,
     QueryBuilder,
+    Schema,
     Transaction,
     WriterProperties,
     write_deltalake,
 )
+from deltalake.transaction import AddAction, RemoveAction
 
 from resources.records import APPLICATION, commit_metadata
 
 #: Several row groups a file, so that decoding one is shared among the cores.
 _ROW_GROUP = 128 * 1024
 _FILE_BYTES = 128 * 1024 * 1024
-_MAPPING = "delta.columnMapping.mode"
+COLUMN_MAPPING = "delta.columnMapping.mode"
 _VECTORS = "delta.enableDeletionVectors"
 
 
@@ -56,6 +59,7 @@ class LocalRecords:
         *,
         overwrite: bool = False,
         metadata: Mapping[str, Any] | None = None,
+        properties: Mapping[str, str] | None = None,
     ) -> None:
         """Append (or overwrite with) rows in one commit; with a position, once per position.
 
@@ -63,13 +67,49 @@ class LocalRecords:
         """
         if position is not None and self._holds(path, position):
             return
+        exists = self.exists(path)
         write_deltalake(
             path,
             rows,
             mode="overwrite" if overwrite else "append",
-            schema_mode=("overwrite" if overwrite else "merge") if self.exists(path) else None,
+            schema_mode=("overwrite" if overwrite else "merge") if exists else None,
+            configuration=None if exists else properties,
             target_file_size=_FILE_BYTES,
             writer_properties=WriterProperties(max_row_group_size=_ROW_GROUP, compression="SNAPPY"),
+            commit_properties=_commit(position, metadata),
+        )
+
+    def has_schema(self, path: str, schema: pa.Schema) -> bool:
+        """Whether `commit` can add files of this schema: there is no table, or it has just these columns."""
+        return not self.exists(path) or pa.schema(DeltaTable(path).schema().to_arrow()).equals(
+            pa.schema(Schema.from_arrow(schema).to_arrow())
+        )
+
+    def commit(
+        self,
+        path: str,
+        schema: pa.Schema,
+        files: Iterable[Mapping[str, Any]],
+        position: int,
+        *,
+        overwrite: bool = False,
+        metadata: Mapping[str, Any] | None = None,
+        properties: Mapping[str, str] | None = None,
+    ) -> None:
+        """Add files that `parquet_files` has written in one commit, once per position; a new table is made first."""
+        if self._holds(path, position):
+            return
+        delta = Schema.from_arrow(schema)
+        if not self.exists(path):
+            DeltaTable.create(path, delta, configuration=properties)
+        now = time.time_ns() // 1_000_000
+        actions: list[AddAction | RemoveAction] = [
+            AddAction(f["path"], f["size"], {}, now, True, f["stats"]) for f in files
+        ]
+        DeltaTable(path).create_write_transaction(
+            actions,
+            "overwrite" if overwrite else "append",
+            delta,
             commit_properties=_commit(position, metadata),
         )
 
@@ -146,7 +186,7 @@ class LocalRecords:
         None where plain Parquet is not what Delta would read (mapped columns, deleted rows) or statistics are missing.
         """
         table = DeltaTable(path)
-        if table.metadata().configuration.get(_MAPPING, "none") != "none":
+        if table.metadata().configuration.get(COLUMN_MAPPING, "none") != "none":
             return None
         if pa.table(table.deletion_vectors().read_all()).num_rows:
             return None

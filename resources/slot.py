@@ -184,7 +184,7 @@ def peek_query(
     options = ["proto_version", str(protocol_version(server_version)), "publication_names", names]
     listed = ", ".join(literal(o) for o in options)
     return (
-        f"select xid::text::bigint as xid, data from pg_logical_slot_peek_binary_changes({literal(slot)},"
+        f"select data from pg_logical_slot_peek_binary_changes({literal(slot)},"
         f" {literal(format_lsn(upto))}, {limit or 'null'}, {listed})"
     )
 
@@ -202,7 +202,7 @@ def has_changes(connection: psycopg.Connection[Any], source: str, slot: str, que
 
 
 def read_messages(conninfo: str, query: str) -> Iterator[pa.RecordBatch]:
-    """Run a peek and yield its Arrow batches (xid, data), with nothing held in memory; for executors, too."""
+    """Run a peek and yield its Arrow batches (data), with nothing held in memory; for executors, too."""
     from adbc_driver_postgresql import dbapi
 
     with dbapi.connect(conninfo) as connection, connection.cursor() as cursor:

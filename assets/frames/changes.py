@@ -1,13 +1,15 @@
 """UPDATE transformation: raw messages of one relation -> decoded changes -> what a subscription gets.
 
-A change is (commit_lsn, ordinal, commit_time, operation, unchanged, old, new): `old` and `new` are structs of
+A change is (commit_lsn, ordinal, number, commit_time, operation, unchanged, old, new): `old` and `new` are structs of
 the relation's columns, `old` absent where the publisher sent no old tuple, `new` absent for a delete;
 `unchanged` names the columns of `new` that were not sent because their TOASTed value did not change.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
@@ -16,72 +18,113 @@ from assets.frames.schema import field, struct_ddl
 from decoding.row_filter import RowFilter
 from decoding.transformation import UPDATE_TRANSFORMATION
 from decoding.tuples import RelationColumns, decode_changes
+from resources.parquet_files import WRITTEN_DDL, Tally, write_files
 
-#: Spark types whose PostgreSQL type is never stored out of line.
-_FIXED = frozenset(
-    {"boolean", "smallint", "int", "bigint", "float", "double", "date", "timestamp", "timestamp_ntz"}
-)
+_COLUMNS = ["commit_lsn", "ordinal", "number", "commit_time", "operation", "unchanged", "old", "new"]
+_LETTERS = pa.array(["I", "U", "D"])
+_OPERATIONS = pa.array(["insert", "update", "delete"])
 
 
 def decoded_changes(messages: DataFrame, columns: RelationColumns, needed: Collection[str]) -> DataFrame:
     """Decode the Insert, Update and Delete messages of one relation version, column by column.
 
-    `needed` are the columns to keep; the others are passed over in the bytes.
+    `needed` are the columns to keep; the others are passed over in the bytes. Columns of `new` that were not
+    sent are taken from `old`, where that has their value (identity columns).
     """
     kept = [(name, t.spark) for name, t in zip(columns.names, columns.types, strict=True) if name in needed]
     struct = struct_ddl(kept)
     schema = (
-        "commit_lsn bigint, ordinal bigint, commit_time timestamp, operation string, unchanged array<string>,"
-        f" old {struct}, new {struct}"
+        "commit_lsn bigint, ordinal bigint, number bigint, commit_time timestamp, operation string,"
+        f" unchanged array<string>, old {struct}, new {struct}"
     )
     names = frozenset(needed)
 
     def decode(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            if not batch.num_rows:
-                continue
-            changes = decode_changes(batch.column("data"), columns, old_columns=names, new_columns=names)
-            yield pa.RecordBatch.from_arrays(
-                [
-                    batch.column("commit_lsn"),
-                    batch.column("ordinal"),
-                    batch.column("commit_time"),
-                    changes.operation,
-                    changes.unchanged,
-                    changes.old,
-                    changes.new,
-                ],
-                names=["commit_lsn", "ordinal", "commit_time", "operation", "unchanged", "old", "new"],
-            )
+        return _decoded(batches, columns, names)
 
-    return messages.select("commit_lsn", "ordinal", "commit_time", "data").mapInArrow(decode, schema)
+    return messages.select(*_COLUMNS[:4], "data").mapInArrow(decode, schema)
 
 
-def completed_changes(changes: DataFrame, columns: RelationColumns) -> DataFrame:
-    """Fill columns of `new` that were not sent from `old`, where that has their value (identity columns)."""
-    toastable = {n for n, t in zip(columns.names, columns.types, strict=True) if t.spark not in _FIXED}
-    names = _fields(changes, "new")
+def _decoded(
+    batches: Iterable[pa.RecordBatch], columns: RelationColumns, names: Collection[str]
+) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        data = batch.column("data")
+        changes = decode_changes(data, columns, old_columns=names, new_columns=names, complete=True)
+        yield pa.RecordBatch.from_arrays(
+            [
+                *(batch.column(name) for name in _COLUMNS[:4]),
+                _OPERATIONS.take(pc.index_in(changes.operation, _LETTERS)),
+                changes.unchanged,
+                changes.old,
+                changes.new,
+            ],
+            names=_COLUMNS,
+        )
 
-    def filled(name: str) -> Column:
-        sent = field("new", name)
-        if name not in toastable:
-            return sent.alias(name)
-        unsent = F.col("unchanged").isNotNull() & F.array_contains("unchanged", name)
-        return F.when(unsent, field("old", name)).otherwise(sent).alias(name)
 
-    # A value that TOAST keeps out of line is never NULL: where the old tuple has NULL, it has no value.
-    known = F.array(*(F.when(field("old", n).isNotNull(), F.lit(n)) for n in names if n in toastable))
-    return changes.withColumns(
-        {
-            "new": F.when(F.col("new").isNotNull(), F.struct(*(filled(name) for name in names))),
-            "unchanged": F.when(
-                F.col("unchanged").isNotNull(),
-                F.when(F.col("old").isNull(), F.col("unchanged")).otherwise(
-                    F.array_except("unchanged", known) if toastable else F.col("unchanged")
-                ),
-            ),
-        }
+def changes_schema(columns: Iterable[tuple[str, pa.DataType]]) -> pa.Schema:
+    """The columns of a table's transformed changes as Arrow, for a replica of these columns."""
+    row = pa.struct([pa.field(name, kind) for name, kind in columns])
+    return pa.schema(
+        [
+            ("slice", pa.int64()),
+            ("commit_lsn", pa.int64()),
+            ("ordinal", pa.int64()),
+            ("number", pa.int64()),
+            ("commit_time", pa.timestamp("us", "UTC")),
+            ("operation", pa.string()),
+            ("unchanged", pa.list_(pa.string())),
+            ("old", row),
+            ("new", row),
+        ]
     )
+
+
+def unfiltered_files(
+    messages: DataFrame,
+    columns: RelationColumns,
+    slice_end: int,
+    key: Sequence[str],
+    schema: pa.Schema,
+    folder: str,
+) -> DataFrame:
+    """Decoded changes as they are, written into files by the executors; one row (`WRITTEN`) a file.
+
+    A file's tally counts its changes by operation, its `key_changes`, and by name the columns that some change
+    left out as unchanged (`unchanged`).
+    """
+    names = frozenset(schema.field("new").type.names)
+
+    def rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in _decoded(batches, columns, names):
+            ends = pa.array(np.full(batch.num_rows, slice_end, np.int64))
+            yield pa.RecordBatch.from_arrays([ends, *batch.columns], schema=schema)
+
+    def count(batch: pa.RecordBatch, tally: Tally) -> None:
+        _count_changes(batch, key, tally)
+
+    def write(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return write_files(folder, schema, rows(batches), count)
+
+    return messages.select(*_COLUMNS[:4], "data").mapInArrow(write, WRITTEN_DDL)
+
+
+def _count_changes(batch: pa.RecordBatch, key: Sequence[str], tally: Tally) -> None:
+    def add(name: str, count: int) -> None:
+        tally[name] = tally.get(name, 0) + count
+
+    for found in pc.value_counts(batch.column("operation")).to_pylist():
+        add(found["values"], found["counts"])
+    moved = pa.array(np.zeros(batch.num_rows, np.bool_))
+    for name in key:
+        old, new = (pc.struct_field(batch.column(side), name) for side in ("old", "new"))
+        moved = pc.or_(moved, pc.fill_null(pc.not_equal(old, new), False))
+    add("key_changes", pc.sum(moved).as_py() or 0)
+    left_out = pc.unique(pc.list_flatten(batch.column("unchanged"))).to_pylist()
+    tally["unchanged"] = sorted({*tally.get("unchanged", ()), *left_out})
 
 
 def transformed_changes(
@@ -95,25 +138,26 @@ def transformed_changes(
     `filters` has for insert, update and delete the row filters that are ORed, None for no filter. An
     UPDATE that is transformed is sent whatever `operations` says of insert and delete (29.4.3).
     """
-    sent: Column = F.lit(None).cast("string")
+    if all(texts is None for texts in filters.values()):
+        # Nothing to evaluate, and no UPDATE becomes anything else.
+        sent = changes.where(F.col("operation").isin(sorted(operations)))
+        return sent.withColumns({side: _projected(changes, side, columns) for side in ("old", "new")})
+    operation = F.col("operation")
+    becomes: Column = F.lit(None).cast("string")
     if "delete" in operations:
-        sent = F.when((F.col("operation") == "D") & _matches(filters["delete"], "old"), "delete").otherwise(
-            sent
-        )
+        matches = (operation == "delete") & _matches(filters["delete"], "old")
+        becomes = F.when(matches, "delete").otherwise(becomes)
     if "update" in operations:
-        sent = F.when(F.col("operation") == "U", _update(filters["update"])).otherwise(sent)
+        becomes = F.when(operation == "update", _update(filters["update"])).otherwise(becomes)
     if "insert" in operations:
-        sent = F.when((F.col("operation") == "I") & _matches(filters["insert"], "new"), "insert").otherwise(
-            sent
-        )
-    is_insert, is_delete = F.col("operation") == "insert", F.col("operation") == "delete"
+        matches = (operation == "insert") & _matches(filters["insert"], "new")
+        becomes = F.when(matches, "insert").otherwise(becomes)
+    is_insert, is_delete = operation == "insert", operation == "delete"
     return (
-        changes.withColumn("operation", sent)
+        changes.withColumn("operation", becomes)
         .where(F.col("operation").isNotNull())
         .select(
-            "commit_lsn",
-            "ordinal",
-            "commit_time",
+            *_COLUMNS[:4],
             "operation",
             F.when(~is_delete & (F.size("unchanged") > 0), F.col("unchanged")).alias("unchanged"),
             F.when(~is_insert, _projected(changes, "old", columns)).alias("old"),

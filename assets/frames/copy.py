@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from assets.frames.schema import ddl
 from decoding.types import ColumnType, from_copy
+from resources.parquet_files import WRITTEN_DDL, write_files
 from resources.snapshot import read_chunk
 
 
@@ -41,6 +42,31 @@ def copied_rows(
                 yield from copied_batches(conninfo, snapshot, listed[number], columns)
 
     return spark.range(0, len(queries), 1, len(queries)).mapInArrow(copy, schema)
+
+
+def copied_files(
+    spark: SparkSession,
+    conninfo: str,
+    snapshot: str,
+    queries: Sequence[str],
+    columns: Sequence[ReplicaColumn],
+    folder: str,
+) -> DataFrame:
+    """The same rows written into files of the replica's folder by the executors; one row (`WRITTEN`) a file."""
+    listed, schema = list(queries), replica_schema(columns)
+
+    def copy(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in numbers:
+            for number in batch.column(0).to_pylist():
+                rows = copied_batches(conninfo, snapshot, listed[number], columns)
+                yield from write_files(folder, schema, rows)
+
+    return spark.range(0, len(queries), 1, len(queries)).mapInArrow(copy, WRITTEN_DDL)
+
+
+def replica_schema(columns: Sequence[ReplicaColumn]) -> pa.Schema:
+    """The replica's columns as Arrow."""
+    return pa.schema([(c.name, c.type.arrow) for c in columns])
 
 
 def copied_batches(

@@ -15,7 +15,7 @@ from resources.slot import read_messages
 
 _CHANGES, _DESCRIPTIONS = ("I", "U", "D"), ("R", "T")
 _DDL = (
-    "slice bigint, commit_lsn bigint, ordinal bigint, commit_time timestamp, xid bigint,"
+    "slice bigint, commit_lsn bigint, ordinal bigint, number bigint, commit_time timestamp, xid bigint,"
     " kind string, relation_id bigint, data binary"
 )
 _KINDS = pa.array([chr(byte) for byte in range(256)], pa.string())
@@ -33,12 +33,12 @@ def drained_messages(spark: SparkSession, conninfo: str, query: str, slice_end: 
 
 
 def change_log_rows(messages: Iterable[pa.RecordBatch], slice_end: int) -> Iterator[pa.RecordBatch]:
-    """The slot's messages (xid, data) with their order key, in the change log's columns.
+    """The slot's messages (data) with their order key, in the change log's columns.
 
     The headers (type, relation, transaction) are read from the bytes in numpy, message bodies stay as
-    they are.
+    they are. A message's number in the slice orders the slice like the order key does, in one integer.
     """
-    scanner = HeaderScanner()
+    scanner, count = HeaderScanner(), 0
     for batch in messages:
         data = batch.column("data")
         headers = scanner.scan(data)
@@ -46,12 +46,14 @@ def change_log_rows(messages: Iterable[pa.RecordBatch], slice_end: int) -> Itera
             pa.array(np.full(len(data), slice_end, np.int64)),
             pa.array(headers.commit_lsn),
             pa.array(headers.ordinal),
+            pa.array(np.arange(count, count + len(data))),
             pa.array(headers.commit_time).cast(pa.timestamp("us", "UTC")),
-            batch.column("xid"),
+            pa.array(headers.xid),
             _KINDS.take(pa.array(headers.kind)),
             pa.array(headers.relation_id),
             data,
         ]
+        count += len(data)
         yield pa.RecordBatch.from_arrays(columns, schema=CHANGE_LOG)
 
 

@@ -35,53 +35,98 @@ def after_truncate(changes: DataFrame, commit_lsn: int, ordinal: int) -> DataFra
     return changes.where(order() > at)
 
 
-def net_changes(
-    changes: DataFrame, key: Sequence[str], columns: Sequence[str], unsent: Collection[str]
+def decided_changes(
+    changes: DataFrame, key: Sequence[str], unsent: Collection[str], slices: Sequence[int]
 ) -> DataFrame:
-    """The net change of each key, for a slice in which no UPDATE changes a key.
+    """What becomes of each key, for slices in which no UPDATE changes a key; `changed_rows` adds the rows.
 
-    `unsent` are the columns that any change of the slice left out as unchanged.
+    Only integers are aggregated, so that Spark does it by hashing: columns k0, k1, ... of the key, `action`,
+    `expected`, `last` (the place of the change that has the row), and for the n-th of the columns `unsent`,
+    which some change left out as unchanged, `sent_n`: the place of the last change that has its value.
     """
-    operation, new = F.col("operation"), F.col("new")
+    operation, place = F.col("operation"), _place(slices)
+    # An operation's place and kind as one integer; the kinds by their place in the tuple.
+    kinds = ("insert", "update", "delete")
+    kind = F.when(operation == kinds[0], 0).when(operation == kinds[1], 1).otherwise(2)
     events = changes.select(
-        F.when(operation == "delete", _key("old", key)).otherwise(_key("new", key)).alias("key"),
-        order().alias("at"),
-        "operation",
-        "new",
-        "unchanged",
+        *(
+            F.when(operation == "delete", field("old", name)).otherwise(field("new", name)).alias(f"k{i}")
+            for i, name in enumerate(key)
+        ),
+        place.alias("place"),
+        (F.shiftleft(place, 2) + kind).alias("event"),
+        operation.alias("operation"),
+        *(
+            F.when((operation != "delete") & ~_is_unsent(name), place).alias(f"sent_{i}")
+            for i, name in enumerate(sorted(unsent))
+        ),
     )
-    inserted = F.max(F.when(operation == "insert", F.col("at")))
-    deleted = F.max(F.when(operation == "delete", F.col("at")))
-    sent = {
-        name: F.when((operation != "delete") & ~_is_unsent(name), F.col("at"))
-        for name in columns
-        if name in unsent
-    }
-    aggregated = events.groupBy("key").agg(
-        _latest(F.struct("operation", new), F.col("at")).alias("last"),
-        F.min_by(operation, F.col("at")).alias("first"),
-        inserted.alias("inserted"),
-        deleted.alias("deleted"),
-        *(_latest(field("new", name), at).alias(f"value_{i}") for i, (name, at) in enumerate(sent.items())),
-        *(F.max(at).isNotNull().alias(f"sent_{i}") for i, at in enumerate(sent.values())),
+    aggregated = events.groupBy(*(f"k{i}" for i in range(len(key)))).agg(
+        F.min("event").alias("first"),
+        F.max("event").alias("latest"),
+        F.max(F.when(operation == "insert", F.col("place"))).alias("inserted"),
+        F.max(F.when(operation == "delete", F.col("place"))).alias("deleted"),
+        *(F.max(f"sent_{i}").alias(f"sent_{i}") for i in range(len(unsent))),
     )
-    values = {name: F.col(f"value_{i}") for i, name in enumerate(sent)}
-    row = F.struct(*(values.get(n, F.col("last.new").getField(n)).alias(n) for n in columns))
-    never = F.array(*(F.when(~F.col(f"sent_{i}"), F.lit(name)) for i, name in enumerate(sent)))
     alive = F.coalesce(F.col("inserted") > F.col("deleted"), F.col("inserted").isNotNull())
     action = (
-        F.when(F.col("last.operation") == "delete", "delete")
+        F.when(F.col("latest") % 4 == kinds.index("delete"), "delete")
         .when(alive, "upsert")
         .when(F.col("deleted").isNotNull(), "delete")
         .otherwise("update")
     )
     return aggregated.select(
-        "key",
+        *(f"k{i}" for i in range(len(key))),
         action.alias("action"),
-        row.alias("row"),
-        (F.array_compact(never) if sent else F.lit(None).cast("array<string>")).alias("unknown"),
-        (F.col("first") != "insert").alias("expected"),
+        (F.col("first") % 4 != kinds.index("insert")).alias("expected"),
+        F.shiftright("latest", 2).alias("last"),
+        *(f"sent_{i}" for i in range(len(unsent))),
     )
+
+
+def changed_rows(
+    decided: DataFrame,
+    changes: DataFrame,
+    key: Sequence[str],
+    columns: Sequence[str],
+    unsent: Collection[str],
+    slices: Sequence[int],
+    *,
+    few: bool,
+) -> DataFrame:
+    """The net change of each key, from what `decided_changes` says of the same changes.
+
+    `few` says that the keys fit into the memory of each executor: then no row is shuffled.
+    """
+    placed = changes.where("new is not null").select(_place(slices).alias("place"), "new")
+    hint = F.broadcast if few else lambda frame: frame
+    kept = placed.join(hint(decided.where("action <> 'delete'")), F.col("place") == F.col("last"))
+    values = {name: field("new", name) for name in columns}
+    for i, name in enumerate(sorted(unsent)):
+        sent = placed.select(F.col("place").alias(f"place_{i}"), field("new", name).alias(f"value_{i}"))
+        kept = kept.join(hint(sent), F.col(f"sent_{i}") == F.col(f"place_{i}"), "left")
+        values[name] = F.col(f"value_{i}")
+    never = F.array(*(F.when(F.col(f"sent_{i}").isNull(), F.lit(n)) for i, n in enumerate(sorted(unsent))))
+    row = F.struct(*(value.alias(name) for name, value in values.items()))
+    keys = F.struct(*(F.col(f"k{i}").alias(name) for i, name in enumerate(key))).alias("key")
+    unknown = F.array_compact(never) if unsent else F.lit(None).cast("array<string>")
+    changed = kept.select(keys, "action", row.alias("row"), unknown.alias("unknown"), "expected")
+    gone = decided.where("action = 'delete'").select(
+        keys,
+        "action",
+        F.lit(None).cast(changed.schema["row"].dataType).alias("row"),
+        F.lit(None).cast("array<string>").alias("unknown"),
+        "expected",
+    )
+    return changed.unionByName(gone)
+
+
+def _place(slices: Sequence[int]) -> Column:
+    """Where a change stands in the slices, as one integer: the slice's turn, then the number in the slice."""
+    turn = F.lit(0).cast("bigint")
+    for i, end in enumerate(slices[1:], 1):
+        turn = F.when(F.col("slice") == end, F.lit(i).cast("bigint")).otherwise(turn)
+    return F.shiftleft(turn, 56) + F.col("number")
 
 
 def _is_unsent(name: str) -> Column:

@@ -16,6 +16,7 @@ CHANGE_LOG = pa.schema(
         "slice": pa.int64(),
         "commit_lsn": pa.int64(),
         "ordinal": pa.int64(),
+        "number": pa.int64(),
         "commit_time": pa.timestamp("us", "UTC"),
         "xid": pa.int64(),
         "kind": pa.string(),

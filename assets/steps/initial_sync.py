@@ -5,6 +5,7 @@ dropped for that table, later ones applied (section 29.4.5 for what is copied). 
 replaced in one commit, and no other table notices.
 """
 
+import json
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,7 @@ import pyarrow as pa
 from pyspark.sql import Observation
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
-from assets.frames.copy import ReplicaColumn, copied_batches, copied_rows
+from assets.frames.copy import ReplicaColumn, copied_batches, copied_files, copied_rows, replica_schema
 from assets.steps.change_log import prepare
 from assets.steps.subscription import Definition, Subscription
 from assets.steps.table_states import (
@@ -172,14 +173,21 @@ def _write_copy(
     columns: Sequence[ReplicaColumn],
 ) -> int:
     """Replace the replica by the rows at the snapshot; how many there are."""
-    options = table_options(c.name for c in columns)
-    local = lake.writes_small(chunks.bytes)
-    if local and columns and not options:
+    properties = table_options(c.name for c in columns)
+    local = lake.local if columns and not properties else None
+    schema = replica_schema(columns)
+    if local and lake.writes_small(chunks.bytes):
         batches = [b for q in chunks.queries for b in copied_batches(conninfo, snapshot.name, q, columns)]
-        copied = pa.Table.from_batches(batches, pa.schema([(c.name, c.type.arrow) for c in columns]))
+        copied = pa.Table.from_batches(batches, schema)
         with lake.refusing(path):
             local.write(path, copied, snapshot.lsn, overwrite=True, metadata={"copied": True})
         return int(copied.num_rows)
+    if local and local.has_schema(path, schema):
+        written = copied_files(lake.spark, conninfo, snapshot.name, chunks.queries, columns, path)
+        files = lake.commit_files(
+            written, path, schema, snapshot.lsn, overwrite=True, metadata={"copied": True}
+        )
+        return sum(json.loads(file["stats"])["numRecords"] for file in files)
     frame = copied_rows(lake.spark, conninfo, snapshot.name, chunks.queries, columns)
     counted = Observation()
     lake.write(
@@ -188,13 +196,13 @@ def _write_copy(
         position=snapshot.lsn,
         overwrite=True,
         metadata={"copied": True},
-        options=options,
+        properties=properties,
     )
     return int(counted.get["rows"])
 
 
 def table_options(columns: Iterable[str]) -> dict[str, str]:
-    """Delta options of a new table: column mapping, only where Parquet forbids a name as it is."""
+    """Delta properties of a new table: column mapping, only where Parquet forbids a name as it is."""
     if any(set(name) & set(" ,;{}()\n\t=") for name in columns):
         return {"delta.columnMapping.mode": "name"}
     return {}

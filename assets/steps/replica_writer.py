@@ -13,7 +13,7 @@ from pyspark.sql import Column, DataFrame, Observation
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from assets.frames.checkpoint import checkpointed
-from assets.frames.net_change import net_changes, net_changes_with_moves, net_rows
+from assets.frames.net_change import changed_rows, decided_changes, net_changes_with_moves, net_rows
 from assets.frames.schema import field as struct_field
 from assets.steps.initial_sync import table_options
 from assets.steps.subscription import Definition
@@ -22,6 +22,9 @@ from assets.steps.table_states import Name
 from resources.delta import Lake
 from resources.local_records import LocalRecords, writable
 from resources.records import quoted
+
+#: Up to so many changes in a batch, what becomes of their keys is sent to every executor.
+BROADCAST_ROWS = 4_000_000
 
 
 @dataclass(frozen=True)
@@ -166,25 +169,29 @@ class ReplicaWriter:
         pending, key, columns = self.pending, self.definition.key, self.definition.names
         if not pending.sent("update", "delete"):
             return self._append(rows.select("new.*"), pending.sent("insert"))
+        merge = Merge(key, columns, pending.unchanged)
+        local = self.lake.writes_small(self.size)
+        here = (
+            local
+            if local and not table_options(columns) and merge.is_exact_outside_spark(self.definition)
+            else None
+        )
+        counted = Observation()
         if pending.key_changes:
             replica = self.lake.current(self.path)
             base = replica.limit(0) if pending.truncated_at else replica
             net = net_changes_with_moves(rows, base, key, columns, pending.unchanged)
+            if not here:
+                net = checkpointed(_counting(net, counted))
         else:
-            net = net_changes(rows, key, columns, pending.unchanged)
-        merge = Merge(key, columns, pending.unchanged)
-        local = self.lake.writes_small(self.size)
-        if local and not table_options(columns) and merge.is_exact_outside_spark(self.definition):
-            return self._keyed_locally(local, merge, writable(merge.flat(net).toArrow()))
-        counted = Observation()
-        expecting, upsert = F.col("expected"), F.col("action") == "upsert"
-        observed = net.observe(
-            counted,
-            F.sum(F.when(expecting, 1).otherwise(0)).alias("expected"),
-            F.sum(F.when(upsert, 1).otherwise(0)).alias("upserts"),
-        )
-        # A checkpoint, not a cache: MERGE reads its source twice, and refuses a cached one.
-        net = checkpointed(observed)
+            slices = [c.slice for c in pending.slices]
+            decided = decided_changes(rows, key, pending.unchanged, slices)
+            if not here:
+                decided = checkpointed(_counting(decided, counted))
+            few = pending.sent("insert", "update", "delete") <= BROADCAST_ROWS
+            net = changed_rows(decided, rows, key, columns, pending.unchanged, slices, few=few)
+        if here:
+            return self._keyed_locally(here, merge, writable(merge.flat(net).toArrow()))
         expected = counted.get["expected"] or 0
         if not expected or pending.truncated_at:
             upserts = net.where(F.col("action") == "upsert").select("row.*")
@@ -280,7 +287,7 @@ class ReplicaWriter:
                 self.path,
                 position=self.end,
                 overwrite=truncated,
-                options=table_options(names),
+                properties=table_options(names),
                 size=self.size,
             )
         return self._applied(inserted=count)
@@ -295,6 +302,16 @@ class ReplicaWriter:
             missing=missing,
             version=self.lake.records.version(self.path),
         )
+
+
+def _counting(net: DataFrame, counted: Observation) -> DataFrame:
+    """Count the keys expected in the replica, and the rows that exist afterwards."""
+    upsert = F.col("action") == "upsert"
+    return net.observe(
+        counted,
+        F.sum(F.when(F.col("expected"), 1).otherwise(0)).alias("expected"),
+        F.sum(F.when(upsert, 1).otherwise(0)).alias("upserts"),
+    )
 
 
 def _repeated(rows: DataFrame, times: Column) -> DataFrame:

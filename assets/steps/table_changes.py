@@ -5,6 +5,7 @@ slice's end as its position, then one row a table goes to `_transformed`, which 
 Repeating a slice after a crash repeats the same commits, which Delta leaves out.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -15,7 +16,7 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame, Observation
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
-from assets.frames.changes import completed_changes, decoded_changes, transformed_changes
+from assets.frames.changes import changes_schema, decoded_changes, transformed_changes, unfiltered_files
 from assets.frames.messages import slice_summary
 from assets.frames.schema import TRANSFORMED, order, struct_ddl
 from assets.frames.schema import field as struct_field
@@ -29,13 +30,17 @@ from decoding.lsn import format_lsn
 from decoding.messages import Relation, Truncate, decode
 from decoding.publication import Catalog, PublishedRelation
 from decoding.routing import routes, truncated_tables
+from decoding.row_filter import RowFilter
 from decoding.tuples import RelationColumns
+from decoding.types import ColumnType
 from resources.delta import Lake
 from resources.postgres import read_catalog
 
 #: Tables transformed at the same time.
 PARALLEL_TABLES = 4
-_KINDS = {"I": "insert", "U": "update", "D": "delete"}
+#: Statistics of the slice, the order key and the time; those of every value would cost as much as writing.
+_CHANGES_PROPERTIES = {"delta.dataSkippingNumIndexedCols": "4"}
+OPERATIONS = ("insert", "update", "delete")
 
 Log = Callable[[str], None]
 Order = tuple[int, int]
@@ -95,8 +100,8 @@ class TableChanges:
             "schema": self.schema,
             "table": self.table,
             "bytes": self.size,
-            **{f"received_{o}s": self.received.get(o, 0) for o in _KINDS.values()},
-            **{f"{o}s": self.sent.get(o, 0) for o in _KINDS.values()},
+            **{f"received_{o}s": self.received.get(o, 0) for o in OPERATIONS},
+            **{f"{o}s": self.sent.get(o, 0) for o in OPERATIONS},
             "truncates": self.truncates,
             "truncated_lsn": lsn,
             "truncated_ordinal": ordinal,
@@ -113,8 +118,8 @@ class TableChanges:
             schema=row["schema"],
             table=row["table"],
             size=row["bytes"],
-            received={o: row[f"received_{o}s"] for o in _KINDS.values()},
-            sent={o: row[f"{o}s"] for o in _KINDS.values()},
+            received={o: row[f"received_{o}s"] for o in OPERATIONS},
+            sent={o: row[f"{o}s"] for o in OPERATIONS},
             truncates=row["truncates"],
             truncated_at=None
             if row["truncated_lsn"] is None
@@ -270,8 +275,8 @@ def _as_published(relation: Relation, catalog: Catalog) -> PublishedRelation | N
     return PublishedRelation(
         relation=table,
         publish_as=table,
-        operations=frozenset(_KINDS.values()) | {"truncate"},
-        filters=dict.fromkeys(_KINDS.values(), None),
+        operations=frozenset(OPERATIONS) | {"truncate"},
+        filters=dict.fromkeys(OPERATIONS, None),
         columns=tuple(c.name for c in relation.columns),
         publications=(),
     )
@@ -308,13 +313,11 @@ def _transform_table(
     assert definition is not None
     since: Order = (state.lsn, -1)
     truncates = [at for at in truncates if at > since]
-    received: list[Observation] = []
-    frames = []
-    for part in parts:
-        if part.version.end is None or part.version.end > since:
-            counted = Observation()
-            received.append(counted)
-            frames.append(_part_changes(subscription, messages, part, since, definition, counted))
+    readings = [
+        _reading(subscription, messages, part, since, definition)
+        for part in parts
+        if part.version.end is None or part.version.end > since
+    ]
     result = TableChanges(
         slice=contents.end,
         schema=state.schema,
@@ -323,21 +326,59 @@ def _transform_table(
         truncates=len(truncates),
         truncated_at=max(truncates, default=None),
     )
-    if truncates:
-        frames.append(_truncate_rows(lake, truncates, definition))
-    if not frames:
+    if not readings and not truncates:
         return result
-    # The slice stands first: Delta keeps statistics of the first columns.
-    changes = reduce(DataFrame.unionByName, frames).select(F.lit(contents.end).alias("slice"), "*")
     path = lake.changes(subscription.name, state.schema, state.table)
     written = resumed and (lake.records.position(path) or 0) >= contents.end
+    schema = changes_schema((n, t.arrow) for n, t in readings[0].types(definition)) if readings else None
+    local = None if lake.writes_small(contents.size) or table_options(definition.names) else lake.local
+    if (
+        local
+        and schema
+        and not truncates
+        and not written
+        and all(r.is_unfiltered(definition) for r in readings)
+        and local.has_schema(path, schema)
+    ):
+        return _write_unfiltered(lake, path, result, readings, definition, schema)
+    received = [Observation() for _ in readings]
+    frames = [r.changes(definition, o) for r, o in zip(readings, received, strict=True)]
+    if truncates:
+        frames.append(_truncate_rows(lake, truncates, definition))
+    # The slice stands first: Delta keeps statistics of the first columns.
+    changes = reduce(DataFrame.unionByName, frames).select(F.lit(contents.end).alias("slice"), "*")
     counts = _write_changes(lake, changes, path, definition, contents, written=written)
     return replace(
         result,
-        received={o: 0 if written else sum(r.get[o] or 0 for r in received) for o in _KINDS.values()},
-        sent={o: counts[o] or 0 for o in _KINDS.values()},
+        received={o: 0 if written else sum(r.get[o] or 0 for r in received) for o in OPERATIONS},
+        sent={o: counts[o] or 0 for o in OPERATIONS},
         key_changes=counts["key_changes"] or 0,
         unchanged=tuple(sorted(counts["unchanged"] or ())),
+    )
+
+
+def _write_unfiltered(
+    lake: Lake,
+    path: str,
+    result: TableChanges,
+    readings: Sequence["_Reading"],
+    definition: Definition,
+    schema: pa.Schema,
+) -> TableChanges:
+    """Many changes that no row filter has to see: the executors write them as they decode them."""
+    frames = [
+        unfiltered_files(r.messages, r.columns, result.slice, definition.key, schema, path) for r in readings
+    ]
+    written = reduce(DataFrame.unionByName, frames)
+    files = lake.commit_files(written, path, schema, result.slice, properties=_CHANGES_PROPERTIES)
+    tallies = [json.loads(file["tally"]) for file in files]
+    counts = {o: sum(t.get(o, 0) for t in tallies) for o in OPERATIONS}
+    return replace(
+        result,
+        received=counts,
+        sent=counts,
+        key_changes=sum(t["key_changes"] for t in tallies),
+        unchanged=tuple(sorted({name for t in tallies for name in t["unchanged"]})),
     )
 
 
@@ -352,7 +393,7 @@ def _write_changes(
 ) -> Mapping[str, Any]:
     """Append a table's changes once, and count them: while writing, or from what a run that died has written."""
     counts = [
-        *(_count(o).alias(o) for o in _KINDS.values()),
+        *(_count(o).alias(o) for o in OPERATIONS),
         F.sum(F.when(_changes_key(definition.key), 1).otherwise(0)).alias("key_changes"),
         F.array_distinct(F.flatten(F.collect_set("unchanged"))).alias("unchanged"),
     ]
@@ -365,7 +406,7 @@ def _write_changes(
         changes.observe(counted, *counts),
         path,
         position=contents.end,
-        options=table_options(definition.names),
+        properties={**table_options(definition.names), **_CHANGES_PROPERTIES},
         size=contents.size,
     )
     return counted.get
@@ -386,20 +427,49 @@ def _changes_key(key: Sequence[str]) -> Column:
 def _truncate_rows(lake: Lake, truncates: Sequence[Order], definition: Definition) -> DataFrame:
     struct = struct_ddl(definition.columns)
     schema = (
-        "commit_lsn bigint, ordinal bigint, commit_time timestamp, operation string, unchanged array<string>,"
+        "commit_lsn bigint, ordinal bigint, number bigint, commit_time timestamp, operation string, unchanged array<string>,"
         f" old {struct}, new {struct}"
     )
-    return lake.spark.createDataFrame([(*at, None, "truncate", None, None, None) for at in truncates], schema)
+    return lake.spark.createDataFrame(
+        [(*at, None, None, "truncate", None, None, None) for at in truncates], schema
+    )
 
 
-def _part_changes(
-    subscription: Subscription,
-    messages: DataFrame,
-    part: _Part,
-    since: Order,
-    definition: Definition,
-    received: Observation,
-) -> DataFrame:
+@dataclass(frozen=True)
+class _Reading:
+    """The messages of one relation version, their columns, and what the subscription gets of them."""
+
+    messages: DataFrame
+    columns: RelationColumns
+    operations: frozenset[str]
+    filters: Mapping[str, Sequence[RowFilter] | None]
+    sent_columns: Sequence[str]
+
+    def types(self, definition: Definition) -> list[tuple[str, ColumnType]]:
+        """The replica's columns with the types that they arrive with."""
+        arriving = dict(zip(self.columns.names, self.columns.types, strict=True))
+        return [(name, arriving[name]) for name in definition.names]
+
+    def is_unfiltered(self, definition: Definition) -> bool:
+        """Whether every change is sent as it is, its columns in the replica's order."""
+        kept = [name for name in self.columns.names if name in self.sent_columns]
+        return (
+            all(texts is None for texts in self.filters.values())
+            and {*OPERATIONS} <= self.operations
+            and kept == list(definition.names)
+        )
+
+    def changes(self, definition: Definition, received: Observation) -> DataFrame:
+        """What the subscription gets, `received` counting what came."""
+        used = {name for fs in self.filters.values() for f in fs or () for name in f.columns}
+        decoded = decoded_changes(self.messages, self.columns, {*self.sent_columns, *used})
+        decoded = decoded.observe(received, *(_count(operation).alias(operation) for operation in OPERATIONS))
+        return transformed_changes(decoded, self.filters, self.operations, definition.names)
+
+
+def _reading(
+    subscription: Subscription, messages: DataFrame, part: _Part, since: Order, definition: Definition
+) -> _Reading:
     relation, sent = part.version.relation, part.sent
     qualified = sent.publish_as.qualified
     types = tuple(
@@ -429,19 +499,12 @@ def _part_changes(
         operation: None if texts is None else [row_filter(sent, text) for text in texts]
         for operation, texts in sent.filters.items()
     }
-    used = {name for fs in filters.values() for f in fs or () for name in f.columns}
     begin = max(part.version.begin, since)
     mine = messages.where((F.col("relation_id") == relation.relation_id) & F.col("kind").isin("I", "U", "D"))
     mine = mine.where(order() > _at(begin))
     if part.version.end is not None:
         mine = mine.where(order() < _at(part.version.end))
-    decoded = decoded_changes(mine, columns, {*sent.columns, *used})
-    decoded = decoded.observe(
-        received, *(_count(letter).alias(operation) for letter, operation in _KINDS.items())
-    )
-    return transformed_changes(
-        completed_changes(decoded, columns), filters, sent.operations, definition.names
-    )
+    return _Reading(mine, columns, frozenset(sent.operations), filters, sent.columns)
 
 
 def _at(at: Order) -> Column:
