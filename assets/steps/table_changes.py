@@ -346,7 +346,9 @@ def _transform_table(
     if truncates:
         frames.append(_truncate_rows(lake, truncates, definition))
     # The slice stands first: Delta keeps statistics of the first columns.
-    changes = reduce(DataFrame.unionByName, frames).select(F.lit(contents.end).alias("slice"), "*")
+    changes = reduce(DataFrame.unionByName, frames).select(
+        F.lit(contents.end).cast("bigint").alias("slice"), "*"
+    )
     counts = _write_changes(lake, changes, path, definition, contents, written=written)
     return replace(
         result,

@@ -67,7 +67,8 @@ def test_random_workloads_leave_the_rows_of_the_built_in_subscriber(
     for seed in itertools.count(first):
         print(f"-- seed {seed}")
         try:
-            with Scenario(publisher_server, subscriber_server, tmp_path / str(seed)) as scenario:
+            folder, large = tmp_path / str(seed), bool(seed % 2)
+            with Scenario(publisher_server, subscriber_server, folder, large=large) as scenario:
                 compared += run_workload(scenario, random_workload(random.Random(seed)))
         except Exception as error:
             error.add_note(f"reproduce: PGSIEVE_SEED={seed} PGSIEVE_BUDGET_SECONDS=0")

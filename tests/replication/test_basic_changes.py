@@ -9,7 +9,12 @@ import pytest
 
 from tests.fixtures.oracle import Scenario
 
-pytestmark = pytest.mark.spark
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.parametrize(
+        "scenario", ["small", "large"], indirect=True, ids=["small batches", "large batches"]
+    ),
+]
 
 
 def inserts_only(scenario: Scenario) -> None:

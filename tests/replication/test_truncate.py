@@ -10,7 +10,12 @@ import pytest
 
 from tests.fixtures.oracle import Scenario
 
-pytestmark = pytest.mark.spark
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.parametrize(
+        "scenario", ["small", "large"], indirect=True, ids=["small batches", "large batches"]
+    ),
+]
 
 
 @pytest.mark.parametrize("how", ["", "RESTART IDENTITY", "CONTINUE IDENTITY", "CASCADE"])
