@@ -224,6 +224,7 @@ def _compare(
     compared = []
     for mode in _MODES:
         path = lake.replica(f"{_OWNER[table]}_{mode}", "public", table)
-        replica = tuple(tuple(str(v) for v in row) for row in sorted(lake.current(path).collect()))
+        held = sorted(tuple(row.values()) for row in lake.records.rows(path))
+        replica = tuple(tuple(str(value) for value in row) for row in held)
         compared.append(ComparedTable(table, mode, names, rows(source), replica, rows(target)))
     return compared

@@ -185,17 +185,18 @@ class LocalRecords:
 
         None where plain Parquet is not what Delta would read (mapped columns, deleted rows) or statistics are missing.
         """
-        table = DeltaTable(path)
-        if table.metadata().configuration.get(COLUMN_MAPPING, "none") != "none":
-            return None
-        if pa.table(table.deletion_vectors().read_all()).num_rows:
-            return None
         files = self._files(path)
-        if None in files.values():
+        if None in files.values() or not self.is_plain(path):
             return None
-        return table.schema().to_json(), [
+        return DeltaTable(path).schema().to_json(), [
             str(Path(path, unquote(f))) for f, end in files.items() if end in ends
         ]
+
+    def is_plain(self, path: str) -> bool:
+        """Whether the rows of a table are those of its Parquet files, without mapped columns or deleted rows."""
+        table = DeltaTable(path)
+        mapping = table.metadata().configuration.get(COLUMN_MAPPING, "none")
+        return mapping == "none" and not pa.table(table.deletion_vectors().read_all()).num_rows
 
     def _files(self, path: str) -> dict[str, int | None]:
         """Each file and the slice it holds."""

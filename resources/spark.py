@@ -6,6 +6,7 @@ on a cluster's executors travel inside the plan by value, so those need Python w
 ADBC, but not pgsieve. Raises `SparkUnavailableError` where no session can be had.
 """
 
+import atexit
 import os
 import shutil
 import sys
@@ -124,5 +125,7 @@ class SparkEngine(LazyPySparkResource):
                     f'no Spark Connect session at "{self.master}": {str(error).splitlines()[0]}',
                     hint="start the server, or choose another `spark.master` in pgsieve.yaml",
                 ) from error
+            # Left to the garbage collector, the channel is closed as Python ends, which may never return.
+            atexit.register(session.stop)
             self._connect = session
         return self._connect

@@ -8,6 +8,7 @@ import pyarrow as pa
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from resources.records import APPLICATION, commit_metadata, quoted
 
@@ -37,7 +38,9 @@ class SparkRecords:
 
     def append(self, path: str, rows: pa.Table, position: int | None = None) -> None:
         """Append rows in one commit; with a position, once per position."""
-        writer = self._session().createDataFrame(rows).coalesce(1).write.format("delta").mode("append")
+        # Connect cannot tell the columns of a table without rows.
+        frame = self._session().createDataFrame(rows, from_arrow_schema(rows.schema))
+        writer = frame.coalesce(1).write.format("delta").mode("append")
         writer = writer.option("userMetadata", commit_metadata(position))
         if position is not None:
             writer = writer.option("txnAppId", APPLICATION).option("txnVersion", str(position))

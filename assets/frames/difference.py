@@ -1,11 +1,15 @@
 """Subscriber consistency: expected rows and replica rows -> the rows on which they differ.
 
-Both sides are multisets of typed rows; NULL equals NULL. The comparison is exact: no hashes stand in for
-rows.
+Both sides are multisets of typed rows; NULL equals NULL, NaN equals NaN and -0.0 equals 0.0, as in PostgreSQL.
+The comparison is exact: no hashes stand in for rows. It has the same result by Spark and, for few rows, by Arrow:
+columns c0, c1, ... in the replica's order, and `count`, which is > 0 for rows missing from the replica and < 0 for
+rows it has too many.
 """
 
 from collections.abc import Sequence
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
@@ -13,10 +17,7 @@ from resources.records import quoted
 
 
 def differing_rows(expected: DataFrame, replica: DataFrame, columns: Sequence[str]) -> DataFrame:
-    """Rows that one side has oftener: columns c0, c1, ... in the order of `columns`, and `count`.
-
-    `count` is > 0 for rows missing from the replica and < 0 for rows it has too many.
-    """
+    """The rows that one side has oftener, by Spark."""
 
     def side(frame: DataFrame, sign: int) -> DataFrame:
         return frame.select(
@@ -32,3 +33,25 @@ def differing_rows(expected: DataFrame, replica: DataFrame, columns: Sequence[st
         .agg(F.sum("count").alias("count"))
         .where("count <> 0")
     )
+
+
+def few_differing_rows(expected: pa.Table, replica: pa.Table) -> pa.Table:
+    """The rows that one of two tables in memory has oftener; both have the replica's schema."""
+    names = [f"c{i}" for i in range(expected.num_columns)]
+
+    def side(table: pa.Table, sign: int) -> pa.Table:
+        columns = [_comparable(column) for column in table.columns]
+        count = pa.repeat(pa.scalar(sign, pa.int64()), table.num_rows)
+        return pa.table([*columns, count], names=[*names, "count"])
+
+    both = pa.concat_tables([side(expected, 1), side(replica, -1)])
+    counted = both.group_by(names).aggregate([("count", "sum")]).rename_columns([*names, "count"])
+    return counted.filter(pc.not_equal(counted["count"], 0))
+
+
+def _comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Arrow groups by bits: give equal floating-point values the same ones."""
+    if not pa.types.is_floating(column.type):
+        return column
+    zero, nan = pa.scalar(0.0, column.type), pa.scalar(float("nan"), column.type)
+    return pc.if_else(pc.is_nan(column), nan, pc.add(column, zero))

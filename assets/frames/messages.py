@@ -8,16 +8,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from assets.frames.schema import CHANGE_LOG
 from decoding.tuples import HeaderScanner
 from resources.slot import read_messages
 
 _CHANGES, _DESCRIPTIONS = ("I", "U", "D"), ("R", "T")
-_DDL = (
-    "slice bigint, commit_lsn bigint, ordinal bigint, number bigint, commit_time timestamp, xid bigint,"
-    " kind string, relation_id bigint, data binary"
-)
 _KINDS = pa.array([chr(byte) for byte in range(256)], pa.string())
 
 
@@ -29,7 +26,7 @@ def drained_messages(spark: SparkSession, conninfo: str, query: str, slice_end: 
             if batch.num_rows:
                 yield from change_log_rows(read_messages(conninfo, query), slice_end)
 
-    return spark.range(0, 1, 1, 1).mapInArrow(drain, _DDL)
+    return spark.range(0, 1, 1, 1).mapInArrow(drain, from_arrow_schema(CHANGE_LOG))
 
 
 def change_log_rows(messages: Iterable[pa.RecordBatch], slice_end: int) -> Iterator[pa.RecordBatch]:

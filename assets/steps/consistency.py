@@ -5,13 +5,16 @@ publisher selects at the snapshot are compared with the replica's, all of them. 
 told, other values are not.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
-from assets.frames.copy import ReplicaColumn, copied_rows
-from assets.frames.difference import differing_rows
+from assets.frames.copy import ReplicaColumn, copied_batches, copied_rows, replica_schema
+from assets.frames.difference import differing_rows, few_differing_rows
 from assets.steps.change_log import drain
 from assets.steps.initial_sync import select_list
 from assets.steps.replica_tables import apply
@@ -21,7 +24,7 @@ from assets.steps.table_states import MEANING, READY, Name, TableState, table_st
 from decoding.publication import ReplicatedTable
 from resources.delta import Lake
 from resources.postgres import read_catalog
-from resources.snapshot import Snapshot, chunk_queries, exported_snapshot
+from resources.snapshot import Chunks, Snapshot, chunk_queries, exported_snapshot
 
 #: At most so many differing keys are told.
 SAMPLE = 10
@@ -72,7 +75,7 @@ def check_consistency(
                     results.append(TableConsistency(*name, snapshot.lsn, problem=reason + detail))
                     continue
                 chunks = chunk_queries(connection, table, select_list(subscription, table), catalog)
-                results.append(_compare(subscription, lake, table, state, chunks.queries, conninfo, snapshot))
+                results.append(_compare(subscription, lake, table, state, chunks, conninfo, snapshot))
                 log(f"compared {table.table.qualified} of {subscription.name}")
     return results
 
@@ -82,12 +85,11 @@ def _compare(
     lake: Lake,
     replicated: ReplicatedTable,
     state: TableState,
-    queries: list[str],
+    chunks: Chunks,
     conninfo: str,
     snapshot: Snapshot,
 ) -> TableConsistency:
     table, types = replicated.table, subscription.column_types(replicated)
-    replica = lake.current(lake.replica(subscription.name, table.schema, table.name))
     if state.definition is None or state.definition.columns != tuple((n, t.spark) for n, t in types.items()):
         return TableConsistency(
             table.schema,
@@ -95,40 +97,77 @@ def _compare(
             snapshot.lsn,
             problem="its columns changed on the publisher; run again to copy it",
         )
-    expected = copied_rows(
-        lake.spark, conninfo, snapshot.name, queries, [ReplicaColumn(n, t) for n, t in types.items()]
-    )
+    path = lake.replica(subscription.name, table.schema, table.name)
+    columns = [ReplicaColumn(name, t) for name, t in types.items()]
     with lake.refusing(table.qualified):
-        # The publisher is read once; both counts come with the difference.
-        counts = F.sum("count")
-        differences = differing_rows(expected, replica, replicated.columns)
-        found = differences.agg(
-            F.coalesce(F.sum(F.abs("count")), F.lit(0)).alias("rows"),
-            F.coalesce(counts, F.lit(0)).alias("surplus"),
-        ).first()
-        assert found is not None
-        replica_rows = replica.count()
-        keys: tuple[str, ...] = ()
-        if found["rows"]:
-            shown = [i for i, c in enumerate(replicated.columns) if c in replicated.key]
-            rows = (
-                differences.select(*(F.col(f"c{i}").cast("string") for i in shown), "count")
-                .limit(SAMPLE)
-                .collect()
-            )
-            keys = tuple(_key_text(replicated, tuple(row)[:-1], int(row["count"])) for row in rows)
+        local = lake.writes_small(max(chunks.bytes, lake.records.size(path)))
+        if local and columns and local.is_plain(path):
+            found = _difference_here(local.table(path), chunks, conninfo, snapshot, columns)
+        else:
+            found = _difference(lake, path, chunks, conninfo, snapshot, columns)
+    shown = [i for i, c in enumerate(replicated.columns) if c in replicated.key]
     return TableConsistency(
         schema=table.schema,
         table=table.name,
         lsn=snapshot.lsn,
-        publisher_rows=replica_rows + int(found["surplus"]),
-        replica_rows=replica_rows,
-        differing=int(found["rows"]),
-        keys=keys,
+        publisher_rows=found.replica_rows + found.surplus,
+        replica_rows=found.replica_rows,
+        differing=found.rows,
+        keys=tuple(
+            _key_text(replicated, [row[f"c{i}"] for i in shown], row["count"]) for row in found.sample
+        ),
     )
 
 
-def _key_text(replicated: ReplicatedTable, values: tuple[str, ...], count: int) -> str:
+@dataclass(frozen=True)
+class _Difference:
+    """The replica's rows, how many differ, how many more the publisher has, and some that differ."""
+
+    replica_rows: int
+    rows: int
+    surplus: int
+    sample: Sequence[Mapping[str, Any]]
+
+
+def _difference(
+    lake: Lake,
+    path: str,
+    chunks: Chunks,
+    conninfo: str,
+    snapshot: Snapshot,
+    columns: Sequence[ReplicaColumn],
+) -> _Difference:
+    replica, names = lake.current(path), [c.name for c in columns]
+    expected = copied_rows(lake.spark, conninfo, snapshot.name, chunks.queries, columns)
+    # The publisher is read once; both counts come with the difference.
+    differences = differing_rows(expected, replica, names)
+    found = differences.agg(
+        F.coalesce(F.sum(F.abs("count")), F.lit(0)).alias("rows"),
+        F.coalesce(F.sum("count"), F.lit(0)).alias("surplus"),
+    ).first()
+    assert found is not None
+    sample = differences.limit(SAMPLE).toArrow().to_pylist() if found["rows"] else []
+    return _Difference(replica.count(), int(found["rows"]), int(found["surplus"]), sample)
+
+
+def _difference_here(
+    replica: pa.Table,
+    chunks: Chunks,
+    conninfo: str,
+    snapshot: Snapshot,
+    columns: Sequence[ReplicaColumn],
+) -> _Difference:
+    """The same for few rows, which are compared in this process."""
+    schema = replica_schema(columns)
+    batches = [b for q in chunks.queries for b in copied_batches(conninfo, snapshot.name, q, columns)]
+    expected = pa.Table.from_batches(batches, schema)
+    differences = few_differing_rows(expected, replica.select(schema.names).cast(schema))
+    rows = pc.sum(pc.abs(differences["count"])).as_py() or 0
+    sample = differences.slice(0, SAMPLE).to_pylist()
+    return _Difference(replica.num_rows, rows, expected.num_rows - replica.num_rows, sample)
+
+
+def _key_text(replicated: ReplicatedTable, values: Sequence[object], count: int) -> str:
     """A differing row by its key only; a table without one shows no value at all."""
     side = "missing from the replica" if count > 0 else "only in the replica"
     if not replicated.key:

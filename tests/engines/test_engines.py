@@ -29,6 +29,13 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 SPARK_HOME = Path(pyspark.__file__).parent
 CHECKOUT = Path(__file__).resolve().parents[2]
 _PATIENCE = 120
+#: Ten rows are not worth compiling for.
+_SMALL_DATA = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.shuffle.partitions": "2",
+}
+_SMALL_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 def _free_port() -> int:
@@ -102,13 +109,19 @@ def _python_without_pgsieve(folder: Path) -> Path:
 
 
 def _replicates(
-    folder: Path, server: EmbeddedServer, database: psycopg.Connection, spark: dict[str, object]
+    folder: Path,
+    server: EmbeddedServer,
+    database: psycopg.Connection,
+    master: str,
+    conf: dict[str, str],
+    lake: str = "./lake",
 ) -> None:
     """Initial sync, increments and the consistency check, each in a process of its own."""
     path = folder / "pgsieve.yaml"
     written = {
-        "lake": "./lake",
-        "spark": spark,
+        "lake": lake,
+        # No table is so small that the executors are left out.
+        "spark": {"master": master, "conf": {**conf, "spark.pgsieve.smallBytes": "-1"}},
         "sources": {"shop": {"conninfo": server.conninfo(dbname="engines")}},
         "subscriptions": {"sales": {"source": "shop", "publications": ["p"]}},
     }
@@ -169,15 +182,20 @@ def test_a_standalone_cluster_of_two_workers_replicates(
             "spark.driver.memory": "1g",
             "spark.executor.memory": "800m",
             "spark.cores.max": "2",
-            "spark.sql.shuffle.partitions": "2",
+            "spark.driver.extraJavaOptions": _SMALL_JVM,
+            "spark.executor.extraJavaOptions": _SMALL_JVM,
+            **_SMALL_DATA,
         }
-        _replicates(
-            tmp_path, publisher_server, database, {"master": f"spark://127.0.0.1:{port}", "conf": conf}
-        )
+        _replicates(tmp_path, publisher_server, database, f"spark://127.0.0.1:{port}", conf)
 
 
+@pytest.mark.parametrize("scheme", ["", "file://"], ids=["path", "uri"])
 def test_a_spark_connect_server_replicates(
-    server_folder: Path, publisher_server: EmbeddedServer, database: psycopg.Connection, tmp_path: Path
+    server_folder: Path,
+    publisher_server: EmbeddedServer,
+    database: psycopg.Connection,
+    tmp_path: Path,
+    scheme: str,
 ) -> None:
     port = _free_port()
     jars = delta_jars(delta_package())
@@ -188,7 +206,8 @@ def test_a_spark_connect_server_replicates(
         "spark.connect.grpc.binding.port": str(port),
         "spark.connect.grpc.binding.address": "127.0.0.1",
         "spark.ui.enabled": "false",
-        "spark.sql.shuffle.partitions": "2",
+        "spark.driver.extraJavaOptions": _SMALL_JVM,
+        **_SMALL_DATA,
     }
     command = [
         *(
@@ -205,4 +224,11 @@ def test_a_spark_connect_server_replicates(
     python = str(_python_without_pgsieve(tmp_path))
     with _process(command, tmp_path / "connect", SPARK_HOME=str(SPARK_HOME), PYSPARK_PYTHON=python):
         _wait_for(port)
-        _replicates(tmp_path, publisher_server, database, {"master": f"sc://127.0.0.1:{port}"})
+        _replicates(
+            tmp_path,
+            publisher_server,
+            database,
+            f"sc://127.0.0.1:{port}",
+            {},
+            lake=f"{scheme}{tmp_path / 'lake'}",
+        )
