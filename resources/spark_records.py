@@ -1,7 +1,8 @@
 """Delta tables wherever Spark can reach them: `Records` by Spark, for lakes at a URI."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
@@ -12,6 +13,14 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from resources.records import APPLICATION, commit_metadata, quoted
 
+_MISSING = {
+    "PATH_NOT_FOUND",
+    "DELTA_TABLE_NOT_FOUND",
+    "DELTA_MISSING_DELTA_TABLE",
+    "DELTA_PATH_DOES_NOT_EXIST",
+    "DELTA_TABLE_ONLY_OPERATION",
+}
+
 
 class SparkRecords:
     """Delta tables wherever Spark can reach them."""
@@ -21,19 +30,16 @@ class SparkRecords:
 
     def exists(self, path: str) -> bool:
         """Whether there is a Delta table."""
-        try:
+        with _none_where_missing():
             self._session().read.format("delta").load(path).schema  # noqa: B018 - Connect resolves only here
-        except AnalysisException as error:
-            if is_missing(error):
-                return False
-            raise
-        return True
+            return True
+        return False
 
     def rows(self, path: str) -> list[dict[str, Any]]:
         """All rows of a small table; none where there is no table."""
-        if not self.exists(path):
-            return []
-        rows: list[dict[str, Any]] = self._session().read.format("delta").load(path).toArrow().to_pylist()
+        rows: list[dict[str, Any]] = []
+        with _none_where_missing():
+            rows += self._session().read.format("delta").load(path).toArrow().to_pylist()
         return rows
 
     def append(self, path: str, rows: pa.Table, position: int | None = None) -> None:
@@ -51,13 +57,14 @@ class SparkRecords:
 
         The Delta API of Spark does not show transaction ids; the same position stands in the user metadata.
         """
-        if not self.exists(path):
-            return None
-        history = self._session().sql(f"describe history delta.{quoted(path)}")
-        for row in history.orderBy(F.desc("version")).select("userMetadata").toLocalIterator():
-            found = _lsn(row["userMetadata"])
-            if found is not None:
-                return found
+        # The newest commit is pgsieve's, unless someone else has touched the table since.
+        for limit in (" limit 1", ""):
+            with _none_where_missing():
+                history = self._session().sql(f"describe history delta.{quoted(path)}{limit}")
+                for row in history.orderBy(F.desc("version")).select("userMetadata").toLocalIterator():
+                    found = _lsn(row["userMetadata"])
+                    if found is not None:
+                        return found
         return None
 
     def version(self, path: str) -> int:
@@ -78,12 +85,11 @@ class SparkRecords:
 
     def slices(self, path: str, after: int) -> Sequence[int]:
         """The slices, from the rows; files without newer ones are passed over by their statistics."""
-        if not self.exists(path):
-            return []
-        frame = self._session().read.format("delta").load(path)
-        return sorted(
-            int(row[0]) for row in frame.where(F.col("slice") > after).select("slice").distinct().collect()
-        )
+        ends: list[int] = []
+        with _none_where_missing():
+            newer = self._session().read.format("delta").load(path).where(F.col("slice") > after)
+            ends += sorted(int(row[0]) for row in newer.select("slice").distinct().collect())
+        return ends
 
     def has_deletion_vectors(self, path: str) -> bool:
         """Whether writers of the table may mark rows in deletion vectors."""
@@ -103,12 +109,11 @@ def _lsn(metadata: str | None) -> int | None:
     return lsn if isinstance(lsn, int) else None
 
 
-def is_missing(error: AnalysisException) -> bool:
-    """Whether a Spark error says that there is no Delta table at a path."""
-    condition = error.getCondition() or ""
-    return condition in {
-        "PATH_NOT_FOUND",
-        "DELTA_TABLE_NOT_FOUND",
-        "DELTA_MISSING_DELTA_TABLE",
-        "DELTA_PATH_DOES_NOT_EXIST",
-    }
+@contextmanager
+def _none_where_missing() -> Iterator[None]:
+    """End the block early where there is no Delta table at the path."""
+    try:
+        yield
+    except AnalysisException as error:
+        if error.getCondition() not in _MISSING:
+            raise

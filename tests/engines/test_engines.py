@@ -109,17 +109,12 @@ def _python_without_pgsieve(folder: Path) -> Path:
 
 
 def _replicates(
-    folder: Path,
-    server: EmbeddedServer,
-    database: psycopg.Connection,
-    master: str,
-    conf: dict[str, str],
-    lake: str = "./lake",
+    folder: Path, server: EmbeddedServer, database: psycopg.Connection, master: str, conf: dict[str, str]
 ) -> None:
     """Initial sync, increments and the consistency check, each in a process of its own."""
     path = folder / "pgsieve.yaml"
     written = {
-        "lake": lake,
+        "lake": "./lake",
         # No table is so small that the executors are left out.
         "spark": {"master": master, "conf": {**conf, "spark.pgsieve.smallBytes": "-1"}},
         "sources": {"shop": {"conninfo": server.conninfo(dbname="engines")}},
@@ -189,13 +184,8 @@ def test_a_standalone_cluster_of_two_workers_replicates(
         _replicates(tmp_path, publisher_server, database, f"spark://127.0.0.1:{port}", conf)
 
 
-@pytest.mark.parametrize("scheme", ["", "file://"], ids=["path", "uri"])
 def test_a_spark_connect_server_replicates(
-    server_folder: Path,
-    publisher_server: EmbeddedServer,
-    database: psycopg.Connection,
-    tmp_path: Path,
-    scheme: str,
+    server_folder: Path, publisher_server: EmbeddedServer, database: psycopg.Connection, tmp_path: Path
 ) -> None:
     port = _free_port()
     jars = delta_jars(delta_package())
@@ -224,11 +214,4 @@ def test_a_spark_connect_server_replicates(
     python = str(_python_without_pgsieve(tmp_path))
     with _process(command, tmp_path / "connect", SPARK_HOME=str(SPARK_HOME), PYSPARK_PYTHON=python):
         _wait_for(port)
-        _replicates(
-            tmp_path,
-            publisher_server,
-            database,
-            f"sc://127.0.0.1:{port}",
-            {},
-            lake=f"{scheme}{tmp_path / 'lake'}",
-        )
+        _replicates(tmp_path, publisher_server, database, f"sc://127.0.0.1:{port}", {})

@@ -17,6 +17,7 @@ from psycopg import errors
 
 from resources.embedded import EmbeddedServer
 from tests.fixtures.oracle import Scenario
+from tests.fixtures.replicas import Writer
 from tests.fixtures.workloads import Workload, random_workload
 
 pytestmark = pytest.mark.spark
@@ -67,8 +68,9 @@ def test_random_workloads_leave_the_rows_of_the_built_in_subscriber(
     for seed in itertools.count(first):
         print(f"-- seed {seed}")
         try:
-            folder, large = tmp_path / str(seed), bool(seed % 2)
-            with Scenario(publisher_server, subscriber_server, folder, large=large) as scenario:
+            folder = tmp_path / str(seed)
+            writer: Writer = "executors" if seed % 2 else "process"
+            with Scenario(publisher_server, subscriber_server, folder, writer=writer) as scenario:
                 compared += run_workload(scenario, random_workload(random.Random(seed)))
         except Exception as error:
             error.add_note(f"reproduce: PGSIEVE_SEED={seed} PGSIEVE_BUDGET_SECONDS=0")

@@ -11,9 +11,7 @@ from tests.fixtures.oracle import Scenario
 
 pytestmark = [
     pytest.mark.spark,
-    pytest.mark.parametrize(
-        "scenario", ["small", "large"], indirect=True, ids=["small batches", "large batches"]
-    ),
+    pytest.mark.parametrize("scenario", ["process", "executors"], indirect=True),
 ]
 
 

@@ -1,0 +1,25 @@
+"""A lake at a URI, which only Spark may reach, holds the same rows as one in a folder."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.fixtures.oracle import Scenario
+
+pytestmark = [pytest.mark.spark, pytest.mark.parametrize("scenario", ["spark"], indirect=True)]
+
+
+def test_a_lake_at_a_uri_is_written_and_read_by_spark_alone(scenario: Scenario) -> None:
+    scenario.tables("CREATE TABLE tab1 (a int PRIMARY KEY, b text)")
+    scenario.publisher(
+        "INSERT INTO tab1 SELECT i, 'x' FROM generate_series(1, 5) i;"
+        "CREATE PUBLICATION pub FOR TABLE tab1 WHERE (a > 1)"
+    )
+    scenario.subscribe("pub")
+    scenario.publisher(
+        "INSERT INTO tab1 VALUES (6, 'y'); UPDATE tab1 SET a = 20 WHERE a = 2; UPDATE tab1 SET a = 10 WHERE a = 1;"
+        "UPDATE tab1 SET b = NULL WHERE a = 3; DELETE FROM tab1 WHERE a = 4"
+    )
+    scenario.check(expect={"tab1": ["3|", "5|x", "6|y", "10|x", "20|x"]})
+    scenario.publisher("TRUNCATE tab1; INSERT INTO tab1 VALUES (7, 'z')")
+    scenario.check(expect={"tab1": ["7|z"]})
