@@ -210,8 +210,12 @@ def ui(
     Dagster keeps its records in $DAGSTER_HOME, or in .pgsieve/dagster beside the configuration file.
     """
     settings = _load(ctx, config)
+    from pipelines.definitions import register_tables
+    from pipelines.run import instance
     from pipelines.ui import serve
 
+    with instance(settings) as dagster:
+        register_tables(settings, dagster)
     serve(settings, host, port)
 
 

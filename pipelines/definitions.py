@@ -11,8 +11,8 @@ from dagster import get_dagster_logger
 
 from assets.change_log import change_log_asset
 from assets.checks import consistency_checks, slot_health_check
-from assets.initial_sync import initial_sync_asset
-from assets.metadata import change_log_key, replica_key, table_changes_key
+from assets.initial_sync import initial_sync_asset, tables_partitions
+from assets.metadata import change_log_key, replica_key, table_changes_key, table_partition
 from assets.replica_tables import replica_tables_asset
 from assets.steps.subscription import Feed, Subscription
 from assets.steps.table_states import table_states
@@ -101,6 +101,15 @@ def published_tables(declared: Project) -> dict[str, Tables]:
             else:
                 tables[subscription.name] = subscription.tables(feed.with_defined(catalog))
     return tables
+
+
+def register_tables(config: Config, dagster: dg.DagsterInstance) -> None:
+    """Make every published table known as a Dagster partition of its initial sync, to be chosen for a copy."""
+    declared = project(config)
+    for name, tables in published_tables(declared).items():
+        partitions = tables_partitions(declared.subscriptions[name])
+        assert partitions.name is not None
+        dagster.add_dynamic_partitions(partitions.name, sorted(table_partition(table) for table in tables))
 
 
 def _catalog(feed: Feed) -> Catalog | None:

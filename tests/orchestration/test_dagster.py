@@ -13,7 +13,7 @@ import yaml
 
 from pipelines.check import check
 from pipelines.config import Config, load_config
-from pipelines.definitions import definitions
+from pipelines.definitions import definitions, register_tables
 from pipelines.run import instance, run
 from pipelines.status import status
 from resources.embedded import EmbeddedServer
@@ -63,6 +63,15 @@ def config(
     return load_config(path)
 
 
+def _through_spark(config: Config) -> Config:
+    """The same configuration, with no table so small that Spark is left out."""
+    written = yaml.safe_load(config.path.read_text())
+    written["spark"]["conf"]["spark.pgsieve.smallBytes"] = "-1"
+    path = config.path.with_name("spark.yaml")
+    path.write_text(yaml.safe_dump(written))
+    return load_config(path)
+
+
 def test_a_run_materialises_the_graph_and_a_second_changes_nothing(
     config: Config, database: psycopg.Connection
 ) -> None:
@@ -80,6 +89,14 @@ def test_a_run_materialises_the_graph_and_a_second_changes_nothing(
     assert [t.state for t in report.subscriptions[0].tables] == ["ready", "ready"]
     assert report.slots[0].exists
     assert check(config, config.selected([])).equal
+    assert check(_through_spark(config), config.selected([])).equal
+
+
+def test_the_web_interface_offers_every_published_table_for_a_copy(config: Config) -> None:
+    with instance(config) as dagster:
+        dagster.delete_dynamic_partition("sales_tables", "public.notes")
+        register_tables(config, dagster)
+        assert set(dagster.get_dynamic_partitions("sales_tables")) == {"public.items", "public.notes"}
 
 
 def test_the_graph_has_the_documented_assets_and_checks(config: Config) -> None:
@@ -177,6 +194,10 @@ def test_the_consistency_check_fails_on_a_replica_that_was_tampered_with(config:
         "(id)=(5) only in the replica",
     }
     assert found["sales/public/notes"].passed
-    report = check(config, config.selected([]))
-    assert not report.equal
+    for compared in (config, _through_spark(config)):
+        report = check(compared, compared.selected([]))
+        assert {t.name: (t.equal, len(t.differing_keys)) for t in report.tables} == {
+            "items": (False, 2),
+            "notes": (True, 0),
+        }
     shutil.rmtree(Path(config.lake))
