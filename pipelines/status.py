@@ -50,6 +50,7 @@ def _subscription(lake: Lake, feed: Feed, subscription: Subscription, catalog: C
         state, table = states.get(name), published.get(name)
         filters = table.row_filters if table else None
         ready = state is not None and state.state == READY
+        path = lake.replica(subscription.name, *name)
         tables.append(
             TableStatus(
                 schema=name[0],
@@ -58,6 +59,7 @@ def _subscription(lake: Lake, feed: Feed, subscription: Subscription, catalog: C
                 row_filter=" OR ".join(filters) if filters is not None else None,
                 lsn=format_lsn(max(cut.lsn if cut else 0, state.lsn)) if state and ready else None,
                 version=cut.tables.get(name) if cut else None,
+                rows=lake.records.count(path) if lake.records.exists(path) else None,
                 problem=state.reason if state else None,
             )
         )

@@ -86,7 +86,7 @@ def test_a_run_materialises_the_graph_and_a_second_changes_nothing(
     assert not third.changed
     assert third.cut_version == second.cut_version
     report = status(config)
-    assert [t.state for t in report.subscriptions[0].tables] == ["ready", "ready"]
+    assert [(t.state, t.rows) for t in report.subscriptions[0].tables] == [("ready", 10), ("ready", 5)]
     assert report.slots[0].exists
     assert check(config, config.selected([])).equal
     assert check(_through_spark(config), config.selected([])).equal

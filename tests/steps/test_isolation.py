@@ -1,0 +1,152 @@
+"""What holds between the tables of a subscription: cuts where they all agree, and one table's trouble is its own."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, QueryBuilder
+
+from assets.steps.change_log import drain
+from assets.steps.initial_sync import Copied, copy_tables, tables_to_copy
+from assets.steps.replica_tables import ApplyResult, apply, last_cut
+from assets.steps.subscription import Feed, Subscription
+from assets.steps.table_changes import transform
+from assets.steps.table_states import READY, SET_ASIDE, table_states
+from resources.delta import Lake
+from resources.embedded import EmbeddedServer
+from resources.postgres import Source
+from tests.fixtures.pgsieve_replica import engine
+
+pytestmark = pytest.mark.spark
+
+_numbers = itertools.count(1)
+
+
+@dataclass
+class _Replicated:
+    """A database of its own, and one subscription to its publication `p`, in one of the modes."""
+
+    database: psycopg.Connection
+    subscription: Subscription
+    lake: Lake
+
+    def copy(self, names: list[tuple[str, str]] | None = None) -> list[Copied]:
+        wanted = tables_to_copy(self.subscription, self.lake) if names is None else names
+        return copy_tables(self.subscription, self.lake, wanted, _quiet)
+
+    def increment(self) -> ApplyResult:
+        drain(self.subscription.feed, self.lake, [self.subscription], _quiet)
+        transform(self.subscription, self.lake, _quiet)
+        return apply(self.subscription, self.lake, _quiet)
+
+    def rows(self, table: str, version: int | None = None) -> list[dict[str, object]]:
+        path = self.lake.replica("sub", "public", table)
+        query = QueryBuilder().register("t", DeltaTable(path, version=version)).execute("select * from t")
+        return list(pa.table(query.read_all()).to_pylist())
+
+
+def _quiet(_: str) -> None:
+    pass
+
+
+@pytest.fixture(params=["pipeline", "publisher"])
+def replicated(
+    publisher_server: EmbeddedServer, tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[_Replicated]:
+    name, filtered = f"isolation_{next(_numbers)}", request.param == "publisher"
+    with psycopg.connect(publisher_server.conninfo(), autocommit=True) as admin:
+        admin.execute(f"create database {name}")
+        conninfo = publisher_server.conninfo(dbname=name)
+        feed = Feed(
+            name=name,
+            source=Source("publisher", conninfo),
+            slot=name,
+            capture=name,
+            filtered=filtered,
+            subscriptions={"sub": ("p",)},
+        )
+        lake = Lake(str(tmp_path / "lake"), lambda: engine().session)
+        with psycopg.connect(conninfo, autocommit=True) as database:
+            yield _Replicated(database, Subscription("sub", feed, copy_data=True), lake)
+            database.execute("select pg_drop_replication_slot(slot_name) from pg_replication_slots")
+        admin.execute(f"drop database {name} with (force)")
+
+
+def test_every_cut_holds_what_one_moment_of_the_publisher_held(replicated: _Replicated) -> None:
+    database = replicated.database
+    for table in ("checking", "savings"):
+        database.execute(f"create table {table} (id int primary key, amount int not null)")
+        database.execute(f"insert into {table} select i, 100 from generate_series(1, 4) i")
+    database.execute("create publication p for table checking, savings")
+    replicated.copy()
+    cuts = []
+    for amount in range(1, 5):
+        with database.transaction():
+            database.execute("update checking set amount = amount - %s where id = %s", [amount, amount])
+            database.execute("update savings set amount = amount + %s where id = %s", [amount, amount])
+        # Tables that a transaction does not touch belong to the cut as they are.
+        database.execute("insert into checking values (%s, 0)", [10 + amount])
+        replicated.increment()
+        cut = last_cut(replicated.lake, replicated.subscription)
+        assert cut is not None
+        cuts.append(cut)
+    assert [c.lsn for c in cuts] == sorted({c.lsn for c in cuts})
+    for number, cut in enumerate(cuts, 1):
+        rows = {name: replicated.rows(name[1], version) for name, version in cut.tables.items()}
+        assert sum(row["amount"] for held in rows.values() for row in held) == 800
+        assert len(rows["public", "checking"]) == 4 + number
+
+
+def test_a_table_with_a_value_it_cannot_hold_is_set_aside_and_the_others_go_on(
+    replicated: _Replicated,
+) -> None:
+    database = replicated.database
+    database.execute("create table prices (id int primary key, price numeric(8,2))")
+    database.execute("create table notes (id int primary key, note text)")
+    database.execute("insert into prices values (1, 1)")
+    database.execute("create publication p for table prices, notes")
+    replicated.copy()
+    database.execute("insert into prices values (2, 'NaN')")
+    database.execute("insert into notes values (1, 'goes on')")
+    replicated.increment()
+    state = table_states(replicated.lake, "sub")["public", "prices"]
+    assert state.state == SET_ASIDE
+    assert "price" in (state.reason or "")
+    assert "NaN" not in (state.reason or "").replace("NaN or", "")
+    assert replicated.rows("notes") == [{"id": 1, "note": "goes on"}]
+    assert [row["id"] for row in replicated.rows("prices")] == [1]
+
+    database.execute("insert into notes values (2, 'again')")
+    replicated.increment()
+    assert len(replicated.rows("notes")) == 2
+    assert tables_to_copy(replicated.subscription, replicated.lake) == [], "nobody has asked for it"
+
+    database.execute("update prices set price = 2 where id = 2")
+    (copied,) = replicated.copy([("public", "prices")])
+    assert copied.problem is None
+    database.execute("insert into prices values (3, 3)")
+    replicated.increment()
+    assert table_states(replicated.lake, "sub")["public", "prices"].state == READY
+    assert sorted(row["id"] for row in replicated.rows("prices")) == [1, 2, 3]
+    assert len(replicated.rows("notes")) == 2
+
+
+def test_a_table_that_cannot_be_copied_is_set_aside_and_the_others_are_copied(
+    replicated: _Replicated,
+) -> None:
+    database = replicated.database
+    database.execute("create table prices (id int primary key, price numeric(8,2))")
+    database.execute("create table notes (id int primary key, note text)")
+    database.execute("insert into prices values (1, 'NaN')")
+    database.execute("insert into notes values (1, 'copied')")
+    database.execute("create publication p for table prices, notes")
+    problems = {c.table: c.problem for c in replicated.copy()}
+    assert problems["notes"] is None
+    assert "price" in (problems["prices"] or "")
+    assert replicated.rows("notes") == [{"id": 1, "note": "copied"}]
