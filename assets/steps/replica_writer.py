@@ -4,7 +4,7 @@ Few rows of a local lake are merged in this process, the others by Spark; both r
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from uuid import uuid4
 
 import pyarrow as pa
@@ -13,7 +13,16 @@ from pyspark.sql import Column, DataFrame, Observation
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from assets.frames.checkpoint import checkpointed
-from assets.frames.net_change import changed_rows, decided_changes, net_changes_with_moves, net_rows
+from assets.frames.net_change import (
+    changed_rows,
+    decided_changes,
+    net_changes_with_moves,
+    net_rows,
+    numbered_rows,
+    replayed,
+    row_changes,
+    same_row,
+)
 from assets.frames.schema import field as struct_field
 from assets.steps.initial_sync import table_options
 from assets.steps.subscription import Definition
@@ -234,31 +243,65 @@ class ReplicaWriter:
         pending, columns = self.pending, self.definition.names
         if not pending.sent("update", "delete"):
             return self._append(rows.select("new.*"), pending.sent("insert"))
-        counted, count = Observation(), F.col("count")
-        observed = net_rows(rows, columns).observe(
-            counted,
-            F.sum(F.when(count > 0, count).otherwise(0)).alias("come"),
-            F.sum(F.when(count < 0, -count).otherwise(0)).alias("go"),
-        )
-        net = checkpointed(observed)
-        totals = {name: value or 0 for name, value in counted.get.items()}
-        come = _repeated(net.where(F.col("count") > 0), F.col("count"))
+        every = checkpointed(net_rows(rows, columns))
+        base = self.lake.current(self.path)
+        net, missing = every, 0
+        if self._lacks_rows(every, base):
+            net, missing = self._replayed(rows, every, base)
+        net = net.where("count <> 0")
+        count = F.col("count")
+        totals = net.agg(
+            F.coalesce(F.sum(F.greatest(count, F.lit(0))), F.lit(0)).alias("come"),
+            F.coalesce(F.sum(F.greatest(-count, F.lit(0))), F.lit(0)).alias("go"),
+        ).first()
+        assert totals is not None
+        come = _repeated(net.where(count > 0), count)
         if not totals["go"] or pending.truncated_at:
-            return self._append(come.select("row.*"), totals["come"])
-        return self._replace_rows(net, come, self.lake.current(self.path), totals["come"], totals["go"])
+            applied = self._append(come.select("row.*"), int(totals["come"]))
+        else:
+            applied = self._replace_rows(net, come, base, int(totals["come"]))
+        return replace(applied, missing=missing)
 
-    def _replace_rows(
-        self, net: DataFrame, come: DataFrame, replica: DataFrame, came: int, went: int
-    ) -> Applied:
+    def _held(self, rows: DataFrame, base: DataFrame) -> DataFrame:
+        """How many of each of some rows the replica holds, as `held`."""
+        columns = self.definition.names
+        if self.pending.truncated_at:
+            return rows.withColumn("held", F.lit(0))
+        kept = base.select(F.struct(*(F.col(quoted(c)).alias(c) for c in columns)).alias("kept"))
+        joined = rows.join(kept, same_row("row", "kept", columns), "left")
+        return joined.groupBy(*rows.columns).agg(F.count("kept").alias("held"))
+
+    def _lacks_rows(self, net: DataFrame, base: DataFrame) -> bool:
+        """Whether some UPDATE or DELETE finds no row, as its INSERT was not published or it was taken out."""
+        return bool(self._held(net.where("needed > 0"), base).where("held < needed").limit(1).count())
+
+    def _replayed(self, rows: DataFrame, net: DataFrame, base: DataFrame) -> tuple[DataFrame, int]:
+        """The net change where some change finds no row: one change after the other, by numbers of rows."""
+        columns = self.definition.names
+        numbered = checkpointed(numbered_rows(net, columns))
+        found = self._held(numbered, base).select("number", "held").orderBy("number").toArrow()
+        held: list[int] = found["held"].to_pylist()
+        changes = row_changes(rows, numbered, columns).toArrow()
+        counts, missing = replayed(
+            list(zip(changes["old"].to_pylist(), changes["new"].to_pylist(), strict=True)), held
+        )
+        became = pa.table(
+            {
+                "number": found["number"],
+                "count": pa.array(
+                    [now - before for now, before in zip(counts, held, strict=True)], pa.int64()
+                ),
+            }
+        )
+        return numbered.join(self.lake.spark.createDataFrame(became), "number").select(
+            "row", "count"
+        ), missing
+
+    def _replace_rows(self, net: DataFrame, come: DataFrame, replica: DataFrame, came: int) -> Applied:
         """Delete all rows equal to one that goes, and put back those that stay, in one MERGE."""
         columns = self.definition.names
         going = net.where(F.col("count") < 0)
-        same = [struct_field("row", c).eqNullSafe(F.col(f"b{i}")) for i, c in enumerate(columns)]
-        base = replica.select(*(F.col(quoted(c)).alias(f"b{i}") for i, c in enumerate(columns)))
-        condition = same[0]
-        for equal in same[1:]:
-            condition = condition & equal
-        held = going.join(base, condition).groupBy("row", "count").agg(F.count(F.lit(1)).alias("held"))
+        held = self._held(going.select("row", "count"), replica)
         stay = _repeated(held.where(F.col("held") + F.col("count") > 0), F.col("held") + F.col("count"))
         source = (
             going.select(F.lit("delete").alias("action"), "row")
@@ -276,8 +319,7 @@ class ReplicaWriter:
             f" when not matched and s.action = 'insert' then insert ({listed}) values ({values})",
         )
         put_back = counts.get("inserted", 0) - came
-        deleted = counts.get("deleted", 0) - put_back
-        return self._applied(inserted=came, deleted=deleted, missing=max(0, went - deleted) if counts else 0)
+        return self._applied(inserted=came, deleted=counts.get("deleted", 0) - put_back)
 
     def _append(self, rows: DataFrame, count: int) -> Applied:
         truncated, names = self.pending.truncated_at is not None, self.definition.names

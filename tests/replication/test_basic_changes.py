@@ -264,3 +264,18 @@ def test_an_upsert_is_an_insert_or_an_update(scenario: Scenario) -> None:
         "INSERT INTO tab VALUES (2, 7) ON CONFLICT DO NOTHING"
     )
     scenario.check(expect={"tab": ["1|6", "2|5"]})
+
+
+def test_without_a_key_too_an_update_of_a_row_that_is_not_there_has_no_effect(scenario: Scenario) -> None:
+    # Found by PGSIEVE_SEED=2533559826: rows that were never published are updated twice.
+    scenario.tables("CREATE TABLE tab_gone (a int, b int); ALTER TABLE tab_gone REPLICA IDENTITY FULL")
+    scenario.publisher(
+        "INSERT INTO tab_gone VALUES (1, 0), (1, 0), (2, 0);"
+        "CREATE PUBLICATION pub FOR TABLE tab_gone WITH (publish = 'update, delete')"
+    )
+    scenario.subscribe("pub")
+    scenario.publisher("INSERT INTO tab_gone VALUES (3, 0), (1, 0)")
+    scenario.publisher("BEGIN; UPDATE tab_gone SET b = 1; UPDATE tab_gone SET a = 9 WHERE b = 1; COMMIT")
+    scenario.check(expect={"tab_gone": ["9|1", "9|1", "9|1"]})
+    scenario.publisher("DELETE FROM tab_gone")
+    scenario.check(expect={"tab_gone": []})
