@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from decoding.cursor import PROTOCOL_VIOLATION
+from decoding.descriptions import Description, RelationDescriptions
 from decoding.errors import ProtocolError
 from decoding.messages import (
     Begin,
@@ -40,7 +41,6 @@ from decoding.messages import (
     encode,
 )
 from decoding.octets import Octets
-from decoding.relations import Description, RelationCache
 
 SPOOLED = pa.schema([("xid", pa.int64()), ("data", pa.binary())])
 """Messages in a spool: the (sub)transaction that made each, and the message as outside of a stream."""
@@ -86,7 +86,7 @@ class TransactionAssembler:
         self._block: int | None = None  # the transaction of the open block
         self._preparing: tuple[BeginPrepare, _Kept] | None = None
         self._prepared: dict[tuple[int, str], tuple[Prepare, _Kept]] = {}
-        self._relations = RelationCache()
+        self._relations = RelationDescriptions()
 
     @property
     def prepared(self) -> tuple[Prepare, ...]:

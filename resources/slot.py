@@ -7,7 +7,7 @@ subclasses for a slot that is missing, in use, ahead of what is durable, or inva
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -142,21 +142,24 @@ def advance(connection: psycopg.Connection[Any], source: str, slot: str, lsn: in
     state = slot_state(connection, slot)
     if state is None or state.confirmed_lsn >= lsn:
         return
+    with refusing_slot(source, slot, "advance"):
+        _advance(connection, slot, lsn)
+
+
+@contextmanager
+def refusing_slot(source: str, slot: str, what: str) -> Iterator[None]:
+    """Turn the server's refusal to do `what` to the slot into a SourceError; SlotInUseError where it is in use."""
     try:
-        with refusing(source, f'advance the replication slot "{slot}"'):
-            _advance(connection, slot, lsn)
+        with refusing(source, f'{what} the replication slot "{slot}"'):
+            yield
     except SourceError as error:
-        raise _in_use(source, slot, error) from error
-
-
-def _in_use(source: str, slot: str, error: SourceError) -> SourceError:
-    if error.sqlstate != "55006":
-        return error
-    return SlotInUseError(
-        f'source "{source}": replication slot "{slot}" is in use by another process',
-        hint="stop the other consumer, or give each pgsieve configuration a `slot` of its own",
-        sqlstate="55006",
-    )
+        if error.sqlstate != "55006":
+            raise
+        raise SlotInUseError(
+            f'source "{source}": replication slot "{slot}" is in use by another process',
+            hint="stop the other consumer, or give each pgsieve configuration a `slot` of its own",
+            sqlstate="55006",
+        ) from error
 
 
 def drop_slot(connection: psycopg.Connection[Any], slot: str) -> None:
@@ -189,11 +192,8 @@ def has_changes(connection: psycopg.Connection[Any], source: str, slot: str, que
 
     Raises SlotInUseError or SourceError where the server refuses to read the slot.
     """
-    try:
-        with refusing(source, f'read the replication slot "{slot}"'):
-            return connection.execute(f"select 1 from ({query}) m limit 1").fetchone() is not None
-    except SourceError as error:
-        raise _in_use(source, slot, error) from error
+    with refusing_slot(source, slot, "read"):
+        return connection.execute(f"select 1 from ({query}) m limit 1").fetchone() is not None
 
 
 def read_messages(conninfo: str, query: str) -> Iterator[pa.RecordBatch]:

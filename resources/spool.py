@@ -1,9 +1,11 @@
-"""Transactions whose end is still to come, on disk once they are large: Arrow batches in, the same batches out.
+"""Messages that have to wait, on disk once they are many: Arrow batches in, the same batches out.
 
-Each transaction has a temporary file of its own, in memory up to `MEMORY_BYTES`. PostgreSQL's apply worker does
-the same (src/backend/replication/logical/worker.c, "STREAMED TRANSACTIONS").
+What has a number of its own, a transaction for example, has a temporary file of its own, in memory up to
+`MEMORY_BYTES`. PostgreSQL's apply worker does the same with streamed transactions
+(src/backend/replication/logical/worker.c).
 """
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from tempfile import SpooledTemporaryFile
@@ -12,9 +14,7 @@ from typing import Self
 
 import pyarrow as pa
 
-from decoding.transactions import SPOOLED
-
-#: A transaction of more bytes goes to a file in the folder for temporary files (TMPDIR).
+#: More bytes go to a file in the folder for temporary files (TMPDIR).
 MEMORY_BYTES = 1024 * 1024
 
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
@@ -33,14 +33,18 @@ class FileSpool:
         self._files: dict[int, _File] = {}
 
     def append(self, number: int, messages: pa.RecordBatch) -> None:
-        """Keep more messages of a transaction; raises OSError when the disk is full."""
+        """Keep more messages under a number; raises OSError when the disk is full."""
         if number not in self._files:
             content = SpooledTemporaryFile(MEMORY_BYTES)  # noqa: SIM115 - closed by drop
-            self._files[number] = _File(content, pa.ipc.new_stream(content, SPOOLED, options=_OPTIONS))
-        self._files[number].writer.write_batch(messages)
+            self._files[number] = _File(
+                content, pa.ipc.new_stream(content, messages.schema, options=_OPTIONS)
+            )
+        file = self._files[number]
+        file.content.seek(0, os.SEEK_END)
+        file.writer.write_batch(messages)
 
     def read(self, number: int) -> Iterator[pa.RecordBatch]:
-        """Return a transaction's messages so far; what is appended must be appended before."""
+        """Return the messages under a number; until all are read, nothing may be appended to them."""
         file = self._files.get(number)
         if file is None:
             return
@@ -48,7 +52,7 @@ class FileSpool:
         yield from pa.ipc.open_stream(file.content)
 
     def drop(self, number: int) -> None:
-        """Forget a transaction's messages, if there are any."""
+        """Forget the messages under a number, if there are any."""
         file = self._files.pop(number, None)
         if file is not None:
             file.content.close()

@@ -92,7 +92,7 @@ def prepare(
             start = create_slot(connection, feed.source.name, feed.slot, two_phase=feed.options.two_phase)
             created_slot = True
             _forget_copies(lake, feed)
-            _record(lake, feed, start)
+            record_position(lake, feed, start)
         elif durable is not None:
             if keeps_prepared(feed, state):
                 _recover_prepared(feed, lake, names, connection.info.server_version, durable)
@@ -135,7 +135,7 @@ def _forget_copies(lake: Lake, feed: Feed) -> None:
         set_states(lake, name, again)
 
 
-def _record(lake: Lake, feed: Feed, position: int) -> None:
+def record_position(lake: Lake, feed: Feed, position: int) -> None:
     """Record a position with no changes before it, in a commit of its own."""
     lake.records.append(lake.change_log(feed.name), CHANGE_LOG.empty_table(), position)
 
@@ -168,7 +168,7 @@ def drain(
             if publications and _append_slice(lake, feed, conninfo, options, version, end, prepared=prepared):
                 slices += 1
             elif end < target or end - begin >= IDLE_BYTES or _copied_after(lake, subscriptions, begin):
-                _record(lake, feed, end)
+                record_position(lake, feed, end)
             else:
                 break
             advance(connection, source.name, feed.slot, end)

@@ -44,21 +44,7 @@ from decoding.messages import (
 from decoding.transactions import TransactionAssembler
 from resources.embedded import EmbeddedServer
 from resources.spool import FileSpool
-from tests.fixtures.servers import TEST_SETTINGS
-
-SESSIONS = 3
-SETTINGS = TEST_SETTINGS | {
-    "logical_decoding_work_mem": "64kB",
-    "debug_logical_replication_streaming": "immediate",
-    "max_prepared_transactions": "20",
-    "lock_timeout": "20ms",
-}
-TABLES = """
-    CREATE TYPE mood AS ENUM ('sad', 'happy');
-    CREATE TABLE a (id int PRIMARY KEY, x text DEFAULT 'x', mood mood DEFAULT 'sad');
-    CREATE TABLE b (id int PRIMARY KEY, x text DEFAULT 'x', y text DEFAULT 'y');
-    CREATE PUBLICATION pub FOR TABLE a, b;
-"""
+from tests.fixtures.concurrent_sessions import SETTINGS, STEPS, TABLES, Workload, connect
 
 
 @pytest.fixture(scope="module", params=[16, 18])
@@ -68,84 +54,6 @@ def server(request, tmp_path_factory):
         with connect(running) as connection:
             connection.execute(TABLES)
         yield running
-
-
-def connect(server: EmbeddedServer) -> psycopg.Connection:
-    return psycopg.connect(server.conninfo(client_encoding="UTF8"), autocommit=True)
-
-
-SAVEPOINTS = ["SAVEPOINT s", "SAVEPOINT s", "ROLLBACK TO s", "RELEASE s"]
-CHANGES = [
-    "INSERT INTO {t} (id) VALUES ({n})",
-    "INSERT INTO {t} (id) SELECT {n} + 1000 * i FROM generate_series(1, 100) i",
-    "UPDATE {t} SET x = x || 'x' WHERE id % {sessions} = {session}",
-    "UPDATE {t} SET id = id + 1000000 WHERE id = {n}",
-    "DELETE FROM {t} WHERE id % {sessions} = {session} AND id > {n}",
-]
-ENDS = ["COMMIT", "ROLLBACK", "PREPARE TRANSACTION 'g{session}'"]
-DEFINITIONS = [
-    "ALTER TABLE {t} ADD COLUMN c{n} int DEFAULT 1",
-    "ALTER PUBLICATION pub SET TABLE a (id, x), b",
-    "ALTER PUBLICATION pub SET TABLE a, b (id)",
-    "ALTER PUBLICATION pub SET TABLE a, b",
-    "TRUNCATE {t}",
-]
-STEPS = st.tuples(
-    st.integers(0, SESSIONS - 1),
-    st.sampled_from([*CHANGES, *CHANGES, *SAVEPOINTS, *ENDS, *DEFINITIONS]),
-    st.sampled_from(["a", "b"]),
-)
-
-
-class Workload:
-    """Runs steps; a statement that cannot be run where it comes is left out, as an application would."""
-
-    def __init__(self, server: EmbeddedServer) -> None:
-        self.sessions = [connect(server) for _ in range(SESSIONS)]
-        self.prepared: set[str] = set()
-        self.keys = iter(range(100_000))
-
-    def run(self, steps: list[tuple[int, str, str]]) -> None:
-        for session, statement, table in steps:
-            gid = f"g{session}"
-            if gid in self.prepared and statement in ENDS:
-                self.end_prepared(gid, commit=statement == "COMMIT")
-                continue
-            number = SESSIONS * next(self.keys) + session
-            sql = statement.format(t=table, n=number, session=session, sessions=SESSIONS)
-            self.execute(self.sessions[session], sql, gid)
-
-    def execute(self, connection: psycopg.Connection, sql: str, gid: str) -> None:
-        in_transaction = connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE
-        if sql in {"COMMIT", "ROLLBACK"} or sql.startswith("PREPARE"):
-            if in_transaction:
-                connection.execute(sql)
-                if sql.startswith("PREPARE"):
-                    self.prepared.add(gid)
-            return
-        if not in_transaction:
-            connection.execute("BEGIN")
-        connection.execute("SAVEPOINT statement")
-        try:
-            connection.execute(sql)
-        except psycopg.Error:
-            connection.execute("ROLLBACK TO statement")
-
-    def end_prepared(self, gid: str, *, commit: bool) -> None:
-        with psycopg.connect(self.sessions[0].info.dsn, autocommit=True) as connection:
-            connection.execute(f"{'COMMIT' if commit else 'ROLLBACK'} PREPARED '{gid}'")
-        self.prepared.discard(gid)
-
-    def end(self) -> None:
-        for session, connection in enumerate(self.sessions):
-            if connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
-                connection.execute("ROLLBACK" if session else "COMMIT")
-        for gid in sorted(self.prepared):
-            self.end_prepared(gid, commit=True)
-
-    def close(self) -> None:
-        for connection in self.sessions:
-            connection.close()
 
 
 def peek(server: EmbeddedServer, slot: str, upto: str | None = None, **options: str) -> list[bytes]:

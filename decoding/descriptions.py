@@ -2,7 +2,7 @@
 
 A publisher sends a relation's description once a session (section 54.5.2). Whoever cuts a session into slices
 that are read apart, or puts a streamed or prepared transaction where it committed, has to repeat descriptions:
-`RelationCache` puts a Relation message, with the Type messages of its columns, before the first change that
+`RelationDescriptions` puts a Relation message, with the Type messages of its columns, before the first change that
 would otherwise be read by none or by another one. Raises ProtocolError.
 """
 
@@ -37,7 +37,7 @@ class Description:
 
 
 @dataclass(slots=True)
-class RelationCache:
+class RelationDescriptions:
     """What the publisher has described, and whether that is what stands in the messages passed on.
 
     A relation is stale as long as its description may not be the last one passed on.
