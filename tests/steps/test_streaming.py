@@ -112,3 +112,40 @@ def test_both_transports_leave_the_same_changes(server, tmp_path_factory, phases
             connection.execute("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots")
             connection.execute("DROP TABLE a, b; DROP PUBLICATION pub; DROP TYPE mood")
             connection.execute(TABLES)
+
+
+class Died(BaseException):
+    """The process ended here."""
+
+
+@pytest.mark.parametrize("name", ["sql_two_phase", "streamed_two_phase"])
+@pytest.mark.parametrize("step", ["append_slice", "save_prepared"])
+def test_what_is_prepared_survives_a_run_that_dies(server, tmp_path, monkeypatch, name, step) -> None:
+    module = "assets.steps.streaming" if name == "streamed_two_phase" else "assets.steps.change_log"
+
+    def die(*_: object) -> None:
+        raise Died
+
+    with connect(server) as connection:
+        consumer = Consumer(name, server, tmp_path)
+        try:
+            connection.execute("BEGIN; INSERT INTO a VALUES (1); PREPARE TRANSACTION 'first'")
+            connection.execute("BEGIN; INSERT INTO a VALUES (2); PREPARE TRANSACTION 'second'")
+            connection.execute("INSERT INTO a VALUES (3)")
+            consumer.consume(current_lsn(connection))
+            connection.execute("COMMIT PREPARED 'first'")
+            connection.execute("BEGIN; INSERT INTO a VALUES (4); PREPARE TRANSACTION 'third'")
+            connection.execute("INSERT INTO a VALUES (5)")
+            target = current_lsn(connection)
+            with monkeypatch.context() as dying:
+                dying.setattr(f"{module}.{step}", die)
+                with pytest.raises(Died):
+                    consumer.consume(target)
+            for gid in ("second", "third"):
+                connection.execute(f"COMMIT PREPARED '{gid}'")
+            consumer.consume(current_lsn(connection))
+            inserted = [message.new[0].content for *_, kind, message, _ in consumer.changes() if kind == "I"]
+            assert inserted == [b"3", b"1", b"5", b"2", b"4"]
+        finally:
+            connection.execute("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots")
+            connection.execute("TRUNCATE a")
