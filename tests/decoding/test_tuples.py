@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import tracemalloc
 
 import pyarrow as pa
 import pytest
@@ -198,6 +199,21 @@ def test_damaged_messages_are_protocol_errors(changes, data):
 def images(message):
     old, new = getattr(message, "old", None), getattr(message, "new", None)
     return [image for image in (old and old.columns, new) if image is not None]
+
+
+def test_a_lie_about_columns_or_lengths_allocates_nothing_beyond_the_batch():
+    wide = RelationColumns(tuple(map(str, range(1600))), (column_type(TEXT, -1),) * 1600)
+    header = encode(Insert(RELATION, ()))[:-2]
+    for content in (b"", b"t\x7f\xff\xff\xff", b"n" * 100):
+        messages = pa.array([header + (1600).to_bytes(2, "big") + content] * 5_000, pa.binary())
+        tracemalloc.start()
+        try:
+            with pytest.raises(ProtocolError):
+                decode_changes(messages, wide)
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert peak < 32 * messages.nbytes
 
 
 def test_batches_without_messages_and_relations_without_columns():
