@@ -347,6 +347,7 @@ def test_the_order_key_does_not_depend_on_where_relations_are_sent():
         [encode(Begin(1, 2, 3)), b"I\0\0\0"],
         [encode(Begin(1, 2, 3))[:-1]],
         [encode(Begin(1, 2, 3)), encode(Commit(1, 2, 3)) + b"\0"],
+        [encode(Begin(1, 2, 3)), b"C\1" + encode(Commit(1, 2, 3))[2:]],
         [encode(StreamStart(7, first_segment=True))],
         [encode(logical(transactional=True))],
         [encode(logical(transactional=False))[:8]],
