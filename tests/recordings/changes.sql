@@ -1,7 +1,6 @@
 -- Inserts, updates and deletes with each replica identity, NULL, empty rows and names that need quotes.
 -- read sql proto_version=1
 -- read sql proto_version=4 binary=true
--- read walsender proto_version=1
 
 CREATE TABLE keyed (id int PRIMARY KEY, note text);
 CREATE TABLE whole (id int, note text);

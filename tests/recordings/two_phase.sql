@@ -1,5 +1,4 @@
 -- Prepared transactions: committed, rolled back, long after, without a row, and unknown to a slot without two_phase.
--- read sql proto_version=3 two_phase=true
 -- read walsender proto_version=3 two_phase=true
 -- read sql proto_version=3
 
