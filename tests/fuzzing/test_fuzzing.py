@@ -23,7 +23,6 @@ from tests.fixtures.recordings import FOLDER
 from tests.fuzzing.targets import TARGETS, seeds
 
 SECONDS = float(os.environ.get("PGSIEVE_BUDGET_SECONDS", "6")) / len(TARGETS)
-MALFORMED = sorted((FOLDER / "malformed").glob("*.hex"))
 LIES = (
     b"\x7f\xff\xff\xff",
     b"\xff\xff\xff\xff",
@@ -74,12 +73,6 @@ def test_memory_is_bounded_by_the_bytes(name, data):
     finally:
         tracemalloc.stop()
     assert peak < 64 * len(malformed) + 16_384
-
-
-@pytest.mark.parametrize("file", MALFORMED, ids=lambda file: file.stem)
-def test_what_was_found_stays_found(file):
-    """`<target>-<what>.hex` of `tests/recordings/malformed/`."""
-    TARGETS[file.stem.partition("-")[0]](bytes.fromhex(file.read_text(encoding="utf-8")))
 
 
 if (sys.platform, platform.machine()) == ("linux", "x86_64"):  # where atheris has a wheel
