@@ -68,10 +68,9 @@ class Publisher:
         stack.callback(self._drop)
 
     def _drop(self) -> None:
+        # A walsender may outlive its connection for a moment.
         slot = f"FROM pg_replication_slots WHERE slot_name = '{SLOT}'"
-        self._control.execute(
-            f"SELECT pg_terminate_backend(active_pid, 10000) {slot}"
-        )  # and wait for its end
+        self._control.execute(f"SELECT pg_terminate_backend(active_pid, 10000) {slot}")
         self._control.execute(f"SELECT pg_drop_replication_slot(slot_name) {slot}")
         self._control.execute("DROP TABLE flushed")
         self._control.execute("DROP DATABASE recorded WITH (FORCE)")
