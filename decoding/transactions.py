@@ -184,12 +184,11 @@ class TransactionAssembler:
             case StreamPrepare():
                 self._wait(_prepare_of(message), self._compact(self._end_stream(message)))
             case CommitPrepared():
-                if (message.xid, message.gid) not in self._prepared:
-                    _fail(message, "of a transaction whose PREPARE was never received")
-                _, kept = self._prepared.pop((message.xid, message.gid))
-                begin = Begin(message.commit_lsn, message.commit_time, message.xid)
-                yield from self._replay(kept, begin, message.end_lsn)
-                self._relations.begin_slice()
+                # Before PostgreSQL 17 not even the Prepare of a transaction that changed nothing is sent.
+                if waiting := self._prepared.pop((message.xid, message.gid), None):
+                    begin = Begin(message.commit_lsn, message.commit_time, message.xid)
+                    yield from self._replay(waiting[1], begin, message.end_lsn)
+                    self._relations.begin_slice()
             case RollbackPrepared():
                 self._roll_back(message)
             case _:  # pragma: no branch - assemble chooses the kinds above only

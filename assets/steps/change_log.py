@@ -17,7 +17,7 @@ from pyspark.sql import Observation
 
 from assets.frames.messages import SliceSummary, change_log_rows, drained_messages, slice_summary
 from assets.frames.schema import CHANGE_LOG, SLICES
-from assets.steps.prepared import prepared_position, restore_prepared, save_prepared
+from assets.steps.prepared import prepared_position, record_nothing_prepared, restore_prepared, save_prepared
 from assets.steps.subscription import Feed, Subscription
 from assets.steps.table_states import INITIALIZE, READY, TableState, set_states, table_states
 from assets.steps.validation import refuse_unsound
@@ -28,6 +28,7 @@ from resources.delta import Lake, LakeError
 from resources.pgoutput import PgoutputOptions
 from resources.postgres import SourceError, read_catalog, refusing
 from resources.slot import (
+    SlotError,
     SlotState,
     advance,
     create_slot,
@@ -92,11 +93,15 @@ def prepare(
             start = create_slot(connection, feed.source.name, feed.slot, two_phase=feed.options.two_phase)
             created_slot = True
             _forget_copies(lake, feed)
+            if feed.options.two_phase:
+                record_nothing_prepared(lake, feed, start)
             record_position(lake, feed, start)
         elif durable is not None:
             if keeps_prepared(feed, state):
-                _recover_prepared(feed, lake, names, connection.info.server_version, durable)
+                _recover_prepared(feed, lake, state, names, connection.info.server_version, durable)
             advance(connection, feed.source.name, feed.slot, durable)
+        elif keeps_prepared(feed, state):
+            record_nothing_prepared(lake, feed, state.confirmed_lsn)
     except Exception:
         if created_slot:
             drop_slot(connection, feed.slot)
@@ -112,11 +117,19 @@ def keeps_prepared(feed: Feed, state: SlotState) -> bool:
 
 
 def _recover_prepared(
-    feed: Feed, lake: Lake, publications: Sequence[str], version: int, durable: int
+    feed: Feed, lake: Lake, state: SlotState, publications: Sequence[str], version: int, durable: int
 ) -> None:
     """Read again what waits, where a run died between the commit of its changes and that of what waits."""
-    if prepared_position(lake, feed) == durable:
+    position = prepared_position(lake, feed)
+    if position == durable:
         return
+    if position is None and state.two_phase:
+        raise SlotError(
+            f'source "{feed.source.name}": replication slot "{feed.slot}" sends prepared transactions, but what of them'
+            f' was received is not in "{lake.prepared(feed.name)}"',
+            hint="copy every table again: drop the slot, remove the source's change log folder and run `pgsieve run`",
+            sqlstate="55000",
+        )
     query = peek_query(feed.slot, durable, _at_once(feed, publications), version)
     with FileSpool() as spool:
         assembler = TransactionAssembler(spool)

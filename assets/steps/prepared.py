@@ -50,6 +50,11 @@ def save_prepared(lake: Lake, feed: Feed, assembler: TransactionAssembler, posit
         _local(lake, feed).write(path, rows, position, overwrite=True)
 
 
+def record_nothing_prepared(lake: Lake, feed: Feed, position: int) -> None:
+    """Begin the table for a slot from which nothing has been received."""
+    _local(lake, feed).write(lake.prepared(feed.name), PREPARED.empty_table(), position, overwrite=True)
+
+
 def _rows(assembler: TransactionAssembler) -> Iterator[pa.RecordBatch]:
     """The messages of each transaction, after a row without one: some transactions are empty."""
     count = 0

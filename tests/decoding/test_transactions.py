@@ -256,7 +256,6 @@ STREAM_OF_5 = [StreamStart(5, first_segment=True), RELATION, INSERT, replace(INS
         ([STREAM_OF_5[0], Begin(30, 0, 4)], "does not belong into a streamed block"),
         ([STREAM_OF_5[0], STREAM_OF_5[0]], "unexpected StreamStart message inside of a streamed block"),
         ([StreamCommit(5, 30, 40, 0)], "first block was never received"),
-        ([CommitPrepared(30, 40, 0, 9, "gid")], "whose PREPARE was never received"),
         ([BeginPrepare(10, 20, 0, 8, "gid"), PREPARE], "of another transaction than its Begin Prepare"),
         ([BeginPrepare(10, 20, 0, 9, "gid"), StreamStop()], "inside of a transaction that is being prepared"),
     ],

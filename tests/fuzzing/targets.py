@@ -15,8 +15,10 @@ from decoding.envelope import decode_envelope, encode_envelope
 from decoding.errors import ProtocolError, ValueNotRepresentableError
 from decoding.lsn import InvalidLsnError, format_lsn, parse_lsn
 from decoding.messages import Begin, Commit, Decoder, Delete, Insert, Update, decode, encode
+from decoding.transactions import TransactionAssembler
 from decoding.tuples import HeaderScanner, RelationColumns, decode_changes
 from decoding.types import column_type
+from resources.spool import FileSpool
 from tests.fixtures.recordings import Recording, recordings
 
 _STREAMING, _PARALLEL = 1, 2
@@ -83,6 +85,28 @@ def headers(data: bytes) -> None:
         assert message[0] == kind
         if message[:1] in {b"B", b"C"}:
             assert isinstance(decode(message), Begin | Commit)
+
+
+def transactions(data: bytes) -> None:
+    """The transactions of a session, in two batches, and again in one."""
+    received = list(unframed(data[1:]))
+    parallel, first = bool(data and data[0] & _PARALLEL), data[0] % (len(received) + 1) if data else 0
+    assert _assembled([received], parallel) == _assembled([received[:first], received[first:]], parallel)
+
+
+def _assembled(batches: list[list[bytes]], parallel: bool) -> list[bytes] | None:
+    """Whole transactions; None where the messages are refused."""
+    with FileSpool() as spool:
+        assembler, scanner = TransactionAssembler(spool, parallel=parallel), HeaderScanner()
+        assembled: list[bytes] = []
+        try:
+            for batch in batches:
+                for whole in assembler.assemble(pa.array(batch, pa.binary())):
+                    scanner.scan(whole)
+                    assembled += whole.to_pylist()
+        except ProtocolError:
+            return None
+        return assembled
 
 
 def columns(data: bytes) -> None:
@@ -152,12 +176,12 @@ def _seeds_of(name: str, recording: Recording) -> Iterator[bytes]:
         yield bytes([parallel]) + framed(received)
     elif name == "envelope":
         yield from (sent.envelope_data for sent in recording.sent)
-    elif name == "headers":
-        yield bytes([len(received) // 2]) + framed(received)
+    elif name in {"headers", "transactions"}:
+        yield bytes([len(received) // 2 & ~_PARALLEL | parallel]) + framed(received)
     elif name == "columns":
         yield from (bytes([width]) + framed([data]) for data, width in changes if width <= len(_TYPES))
 
 
 TARGETS: dict[str, Callable[[bytes], None]] = {
-    target.__name__: target for target in (messages, session, envelope, headers, columns, lsn)
+    target.__name__: target for target in (messages, session, envelope, headers, transactions, columns, lsn)
 }

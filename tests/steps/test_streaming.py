@@ -6,6 +6,7 @@ through SQL with two_phase, and through the streaming replication protocol, stop
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,7 +23,7 @@ from resources.delta import Lake
 from resources.embedded import EmbeddedServer
 from resources.pgoutput import PgoutputOptions
 from resources.postgres import Source
-from resources.slot import current_lsn
+from resources.slot import SlotError, current_lsn
 from tests.fixtures.concurrent_sessions import SETTINGS, STEPS, TABLES, Workload, connect
 from tests.fixtures.oracle import wait_until
 
@@ -146,6 +147,23 @@ def test_what_is_prepared_survives_a_run_that_dies(server, tmp_path, monkeypatch
             consumer.consume(current_lsn(connection))
             inserted = [message.new[0].content for *_, kind, message, _ in consumer.changes() if kind == "I"]
             assert inserted == [b"3", b"1", b"5", b"2", b"4"]
+        finally:
+            connection.execute("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots")
+            connection.execute("TRUNCATE a")
+
+
+@pytest.mark.parametrize("name", ["sql_two_phase", "streamed_two_phase"])
+def test_what_was_prepared_and_is_gone_is_not_taken_for_nothing(server, tmp_path, name) -> None:
+    with connect(server) as connection:
+        consumer = Consumer(name, server, tmp_path)
+        try:
+            connection.execute("BEGIN; INSERT INTO a VALUES (1); PREPARE TRANSACTION 'first'")
+            connection.execute("INSERT INTO a VALUES (2)")
+            consumer.consume(current_lsn(connection))
+            shutil.rmtree(consumer.lake.prepared(name))
+            connection.execute("COMMIT PREPARED 'first'")
+            with pytest.raises(SlotError, match="what of them was received is not in"):
+                consumer.consume(current_lsn(connection))
         finally:
             connection.execute("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots")
             connection.execute("TRUNCATE a")
