@@ -7,7 +7,7 @@ subclasses for a slot that is missing, in use, ahead of what is durable, or inva
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,10 +18,8 @@ from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_expo
 from decoding.lsn import format_lsn, parse_lsn
 from decoding.publication import Catalog
 from decoding.routing import CapturePublication
+from resources.pgoutput import PgoutputOptions
 from resources.postgres import SourceError, literal, quote, refusing
-
-#: (least server version, protocol version), newest first.
-PROTOCOL_VERSIONS = ((160000, 4), (150000, 3), (140000, 2), (0, 1))
 
 
 class SlotError(SourceError):
@@ -140,21 +138,24 @@ def advance(connection: psycopg.Connection[Any], source: str, slot: str, lsn: in
     state = slot_state(connection, slot)
     if state is None or state.confirmed_lsn >= lsn:
         return
+    with refusing_slot(source, slot, "advance"):
+        _advance(connection, slot, lsn)
+
+
+@contextmanager
+def refusing_slot(source: str, slot: str, what: str) -> Iterator[None]:
+    """Turn the server's refusal to do `what` to the slot into a SourceError; SlotInUseError where it is in use."""
     try:
-        with refusing(source, f'advance the replication slot "{slot}"'):
-            _advance(connection, slot, lsn)
+        with refusing(source, f'{what} the replication slot "{slot}"'):
+            yield
     except SourceError as error:
-        raise _in_use(source, slot, error) from error
-
-
-def _in_use(source: str, slot: str, error: SourceError) -> SourceError:
-    if error.sqlstate != "55006":
-        return error
-    return SlotInUseError(
-        f'source "{source}": replication slot "{slot}" is in use by another process',
-        hint="stop the other consumer, or give each pgsieve configuration a `slot` of its own",
-        sqlstate="55006",
-    )
+        if error.sqlstate != "55006":
+            raise
+        raise SlotInUseError(
+            f'source "{source}": replication slot "{slot}" is in use by another process',
+            hint="stop the other consumer, or give each pgsieve configuration a `slot` of its own",
+            sqlstate="55006",
+        ) from error
 
 
 def drop_slot(connection: psycopg.Connection[Any], slot: str) -> None:
@@ -166,11 +167,6 @@ def drop_slot(connection: psycopg.Connection[Any], slot: str) -> None:
     )
 
 
-def protocol_version(server_version: int) -> int:
-    """The newest protocol version the server speaks (section 54.5)."""
-    return next(protocol for least, protocol in PROTOCOL_VERSIONS if server_version >= least)
-
-
 def peek_query(
     slot: str, upto: int, publications: Sequence[str], server_version: int, limit: int | None = None
 ) -> str:
@@ -180,9 +176,8 @@ def peek_query(
     that pg_replication_slot_advance(slot, upto) confirms. `limit` ends it at the first commit after so
     many messages.
     """
-    names = ",".join(quote(p) for p in publications)
-    options = ["proto_version", str(protocol_version(server_version)), "publication_names", names]
-    listed = ", ".join(literal(o) for o in options)
+    options = PgoutputOptions(tuple(publications)).arguments(server_version)
+    listed = ", ".join(literal(o) for option in options.items() for o in option)
     return (
         f"select data from pg_logical_slot_peek_binary_changes({literal(slot)},"
         f" {literal(format_lsn(upto))}, {limit or 'null'}, {listed})"
@@ -194,11 +189,8 @@ def has_changes(connection: psycopg.Connection[Any], source: str, slot: str, que
 
     Raises SlotInUseError or SourceError where the server refuses to read the slot.
     """
-    try:
-        with refusing(source, f'read the replication slot "{slot}"'):
-            return connection.execute(f"select 1 from ({query}) m limit 1").fetchone() is not None
-    except SourceError as error:
-        raise _in_use(source, slot, error) from error
+    with refusing_slot(source, slot, "read"):
+        return connection.execute(f"select 1 from ({query}) m limit 1").fetchone() is not None
 
 
 def read_messages(conninfo: str, query: str) -> Iterator[pa.RecordBatch]:
