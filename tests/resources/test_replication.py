@@ -25,8 +25,8 @@ from decoding.tuple_data import Text
 from resources.embedded import EmbeddedServer
 from resources.pgoutput import PgoutputOptions
 from resources.postgres import Source, SourceError, SourceUnreachableError, literal, quote
-from resources.receiver import Received
-from resources.replication import ReplicationStream, Started
+from resources.receiver import Received, Receiver, Wakeup
+from resources.replication import ReplicationStream, Started, _start_replication
 from resources.slot import (
     SlotAheadError,
     SlotInUseError,
@@ -366,6 +366,20 @@ def test_a_busy_consumer_keeps_its_connection_and_little_memory(publisher: Publi
             most = max(most, process.memory_info().rss)
         assert publisher.walsender() == walsender
     assert most - before < buffer_bytes + (24 << 20)
+
+
+def test_a_server_that_asks_is_answered(publisher: Publisher) -> None:
+    """Reports by the clock alone would come too late here."""
+    source, wakeup = publisher.source(wal_sender_timeout="1s"), Wakeup()
+    with source.connect(replication="database") as connection:
+        _start_replication(connection, publisher.slot, publisher.start, OPTIONS)
+        limits = {"buffer_bytes": 1 << 20, "status_seconds": 60.0, "silence_seconds": 60.0}
+        receiver = Receiver(connection, publisher.start, wakeup, **limits)
+        walsender = publisher.walsender()
+        time.sleep(3)
+        assert publisher.walsender() == walsender
+        receiver.close()
+    wakeup.close()
 
 
 def test_what_is_cut_is_sent_again_from_the_last_confirmed_position(publisher: Publisher) -> None:
