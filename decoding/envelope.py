@@ -7,7 +7,7 @@ PostgreSQL documentation 54.4, START_REPLICATION; src/backend/replication/walrec
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, TypeAlias, get_args
 
@@ -158,22 +158,20 @@ def encode_envelope(envelope: Envelope) -> bytes:
 
 
 def xlog_data_columns(
-    envelopes: Sequence[bytes | memoryview],
+    octets: bytes | bytearray, lengths: npt.NDArray[np.int32]
 ) -> tuple[npt.NDArray[np.int64], pa.BinaryArray]:
-    """`data_start` and `data` of many XLogData, without an operation for each; other types are left out.
+    """`data_start` and `data` of many XLogData that lie one behind the other, without an operation for each.
 
-    Each must be longer than XLOG_DATA_HEADER_BYTES.
+    Envelopes of other types are left out; each must be longer than XLOG_DATA_HEADER_BYTES.
     """
-    count = len(envelopes)
+    count = len(lengths)
     # Cut into header, message, header, message, ...: then Arrow gathers the messages.
     offsets = np.zeros(2 * count + 1, np.int32)
-    np.cumsum(np.fromiter(map(len, envelopes), np.int32, count), out=offsets[2::2])
+    np.cumsum(lengths, out=offsets[2::2])
     offsets[1::2] = offsets[:-1:2] + XLOG_DATA_HEADER_BYTES
-    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(envelopes))]
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(octets)]
     parts = pa.BinaryArray.from_buffers(pa.binary(), 2 * count, buffers)
-    octets = Octets(parts)
-    headers = octets.starts[::2]
-    known = octets.words(headers) >> 56 == XLogData.tag
-    return octets.words(headers[known] + 1).view(np.int64), parts.take(
-        pa.array(np.flatnonzero(known) * 2 + 1)
-    )
+    words = Octets(parts)
+    headers = words.starts[::2]
+    known = words.words(headers) >> 56 == XLogData.tag
+    return words.words(headers[known] + 1).view(np.int64), parts.take(pa.array(np.flatnonzero(known) * 2 + 1))

@@ -12,6 +12,7 @@ import select
 import socket
 import threading
 import time
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -43,6 +44,8 @@ _BATCH_BYTES = 1 << 20
 _LINGER_SECONDS = 0.02
 #: The server sends each message by itself: waiting a moment for the next ones spares both sides most wake-ups.
 _COALESCE_SECONDS = 0.0005
+#: When the last read brought more than this, the next ones are there already.
+_FEW_BYTES = 8192
 #: How long the end of a stream may take before the connection is just closed.
 _LEAVE_SECONDS = 1.0
 
@@ -98,10 +101,7 @@ class Wakeup:
 
 
 class Receiver:
-    """Receives on one connection from `start_lsn` until it is closed or cut.
-
-    `confirmed`, which only the consumer sets, is reported as flushed: what the slot may forget.
-    """
+    """Receives on one connection from `start_lsn` until it is closed or cut, and reports what is confirmed."""
 
     def __init__(
         self,
@@ -127,8 +127,7 @@ class Receiver:
         self._handed_bytes = 0
         self._arrived: queue.SimpleQueue[Received | Exception | None] = queue.SimpleQueue()
         # The receiving thread's own.
-        self._pending: list[memoryview] = []
-        self._pending_bytes = 0
+        self._octets, self._lengths = bytearray(), array("i")
         self._position = self._handed_position = self._reported = start_lsn
         self._reported_at = self._handed_at = -math.inf
         self._heard_at = time.monotonic()
@@ -137,7 +136,7 @@ class Receiver:
         self._thread.start()
 
     def confirm(self, lsn: int) -> None:
-        """Report everything before `lsn` as flushed from now on."""
+        """Report everything before `lsn` as flushed from now on: the slot may forget it."""
         self._confirmed = lsn
         self._wakeup.ring()
 
@@ -188,6 +187,7 @@ class Receiver:
         reading.register(self._pgconn.socket, select.POLLIN)
         for waiting in (reading, resting):
             waiting.register(self._wakeup, select.POLLIN)
+        read = 0
         while not self._ended:
             full = self._handed_bytes - self._taken_bytes >= self._buffer_bytes
             (resting if full else reading).poll(self._pause() * 1000)
@@ -195,10 +195,11 @@ class Receiver:
             if full:
                 self._heard_at = time.monotonic()
             else:
-                time.sleep(_COALESCE_SECONDS)
-                self._read()
+                if read < _FEW_BYTES:
+                    time.sleep(_COALESCE_SECONDS)
+                read = self._read()
             now = time.monotonic()
-            if self._pending_bytes >= _BATCH_BYTES or (
+            if len(self._octets) >= _BATCH_BYTES or (
                 now >= self._handed_at + _LINGER_SECONDS and self._arrived.empty()
             ):
                 self._hand_over()
@@ -211,28 +212,32 @@ class Receiver:
 
     def _pause(self) -> float:
         """For how long there is nothing to do when neither the server nor the consumer does anything."""
-        if self._pending or self._position > self._handed_position:
+        if self._octets or self._position > self._handed_position:
             return _LINGER_SECONDS
         return max(0.0, self._reported_at + self._status_seconds - time.monotonic())
 
-    def _read(self) -> None:
-        """Take all the messages that are there."""
+    def _read(self) -> int:
+        """Take all the messages that are there; their bytes."""
         self._pgconn.consume_input()
-        append, size, length = self._pending.append, 0, 0
+        messages: list[memoryview] = []
+        append, length = messages.append, 0
         nothing: tuple[int, memoryview | bytes] = (0, b"")
         for length, message in iter(self._next_message, nothing):
             if length > XLOG_DATA_HEADER_BYTES:
                 append(message)
-                size += length
             elif length > 0:
                 self._control(message)
             else:
                 break
-        if size:
-            self._pending_bytes += size
+        # Copied at once: thousands of small buffers that live longer would cost more than all else here.
+        octets = b"".join(messages)
+        if messages:
+            self._octets += octets
+            self._lengths.extend(map(len, messages))
             self._heard_at = time.monotonic()
         if length < 0:
             raise self._end_of_copy()
+        return len(octets)
 
     def _control(self, message: memoryview) -> None:
         """An envelope too short to hold a message: a keepalive, or one that is passed over."""
@@ -244,18 +249,17 @@ class Receiver:
 
     def _hand_over(self) -> None:
         """Make a batch of what is pending: headers and bodies are told apart in Arrow, not one by one."""
-        if not self._pending and self._position <= self._handed_position:
+        if not self._octets and self._position <= self._handed_position:
             return
-        lsns, data = xlog_data_columns(self._pending)
-        self._pending.clear()
-        self._pending_bytes = 0
-        octets = Octets(data)
-        ends = lsns[np.isin(octets.words(octets.starts) >> 56, _ENDS)]
+        lsns, data = xlog_data_columns(self._octets, np.asarray(self._lengths, np.int32))
+        self._octets, self._lengths = bytearray(), array("i")
+        messages = Octets(data)
+        ends = lsns[np.isin(messages.words(messages.starts) >> 56, _ENDS)]
         self._position = int(ends.max(initial=self._position))
-        messages = pa.RecordBatch.from_arrays([pa.array(lsns), data], schema=MESSAGES)
-        self._handed_bytes += messages.nbytes
+        batch = pa.RecordBatch.from_arrays([pa.array(lsns), data], schema=MESSAGES)
+        self._handed_bytes += batch.nbytes
         self._handed_position, self._handed_at = self._position, time.monotonic()
-        self._arrived.put(Received(messages, self._position))
+        self._arrived.put(Received(batch, self._position))
 
     def _report(self, now: float) -> None:
         """Tell the server how far this is, and ask for an answer if nothing came since the last time."""
