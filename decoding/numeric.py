@@ -113,8 +113,8 @@ def _printed(octets: Octets, head: int, starts: Positions) -> pa.Array:
     kept = np.maximum.accumulate(whole != ord("0"), axis=1)
     kept[:, -1] = True
     minus, point = (
-        np.full((len(starts), number), ord(letter), np.uint8)
-        for number, letter in ((sign == _NEGATIVE, "-"), (places > 0, "."))
+        np.full((len(starts), int(there)), ord(letter), np.uint8)
+        for there, letter in ((sign == _NEGATIVE, "-"), (places > 0, "."))
     )
     letters = np.concatenate([minus, whole, point, fraction], axis=1)
     keep = np.ones(letters.shape, np.bool_)

@@ -18,12 +18,11 @@ from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from decoding import numeric, output_containers, output_datetimes, output_values
 from decoding.builtin_types import BOX_ARRAY, MADE, NONE_DEFINED, DefinedTypes, MadeOf
 from decoding.errors import ProtocolError
-from decoding.octets import Octets, fixed_width, without_nulls
+from decoding.octets import Octets, fixed_width, gathered, without_nulls
 from decoding.output_containers import TakeApart
 from decoding.output_numbers import float4_text, float8_text
 
@@ -103,11 +102,16 @@ def _booleans(values: pa.Array) -> pa.Array:
 
 
 def _versioned(values: pa.Array) -> pa.Array:
+    return without_nulls(values, _behind_version)
+
+
+def _behind_version(sent: pa.Array) -> pa.Array:
     """Print jsonb or jsonpath: text behind the byte of version 1."""
-    binary = values.cast(pa.binary())
-    if not pc.all(pc.starts_with(binary, b"\x01"), min_count=0).as_py():
+    octets = Octets(sent)
+    if (octets.words(octets.starts) >> 56 != 1).any() or (octets.starts == octets.ends).any():
         raise ProtocolError("a value in binary format is of another version than 1", sqlstate="22P03")
-    return pc.binary_slice(binary, 1).cast(pa.string())
+    bounds = np.stack([octets.starts + 1, octets.ends], axis=1).astype(np.int32)
+    return gathered(octets.buffer, bounds.reshape(-1)).cast(pa.string())
 
 
 _HEX = np.frombuffer(b"0123456789abcdef", np.uint8)

@@ -7,7 +7,7 @@ A feed is one replication slot and its change log: the source's, shared by all i
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from decoding.publication import (
     Catalog,
@@ -90,7 +90,7 @@ class Feed:
     def with_defined(self, catalog: Catalog) -> Catalog:
         """The catalog with the publications of pgsieve.yaml beside those of the server."""
         own = {name: defined.resolve(catalog) for name, defined in self.defined.items()}
-        return Catalog(tables=catalog.tables, publications={**catalog.publications, **own})
+        return replace(catalog, publications={**catalog.publications, **own})
 
     def publications(self, catalog: Catalog, subscription: str) -> tuple[Publication, ...]:
         """The publications of one subscription; raises PublicationError where one is missing."""
