@@ -121,7 +121,7 @@ class MadeOf:
 
 
 DefinedTypes: TypeAlias = Mapping[int, MadeOf]
-NONE_DEFINED: DefinedTypes = MappingProxyType({})
+NONE_DEFINED: DefinedTypes = {}  # travels to executors, which a MappingProxyType cannot
 
 MADE: DefinedTypes = MappingProxyType(
     {

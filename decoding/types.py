@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from decoding import bytea, datetimes, numeric
 from decoding.arrays import ArraySend, ArrayText, Converter
-from decoding.builtin_types import BOX_ARRAY, ELEMENTS, NONE_DEFINED, DefinedTypes, MadeOf
+from decoding.builtin_types import BOX_ARRAY, ELEMENTS, NONE_DEFINED, DefinedTypes
 from decoding.errors import UnsupportedBinaryError, UnsupportedTypeError, ValueNotRepresentableError
 from decoding.octets import fixed_width, offsets_of
 from decoding.output import NoOutputError, text_of
@@ -70,7 +70,7 @@ class _Printed:
     """Converts binary format to the text that the type's output function prints."""
 
     type_oid: int
-    defined: dict[int, MadeOf] = field(default_factory=dict)
+    defined: DefinedTypes
 
     def __call__(self, values: pa.Array, _: pa.DataType) -> pa.Array:
         return text_of(values, self.type_oid, self.defined)
@@ -121,11 +121,9 @@ def _native(values: pa.Array, target: pa.DataType) -> pa.Array:
     return values.cast(target)
 
 
-def _string(
-    type_oid: int, expression: str = _OUTPUT, defined: Mapping[int, MadeOf] = NONE_DEFINED
-) -> ColumnType:
+def _string(type_oid: int, expression: str = _OUTPUT, defined: DefinedTypes = NONE_DEFINED) -> ColumnType:
     """PostgreSQL's own text."""
-    printed = _Printed(type_oid, dict(defined))
+    printed = _Printed(type_oid, defined)
     return ColumnType(pa.string(), "string", _decoded_text, printed, _decoded_text, expression)
 
 

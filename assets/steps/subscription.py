@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from decoding.builtin_types import NONE_DEFINED, DefinedTypes
 from decoding.publication import (
     Catalog,
     Publication,
@@ -126,9 +127,19 @@ class Subscription:
             for name in replicated.columns
         }
 
-    def column_type(self, table: Table, column: str, type_oid: int, type_modifier: int) -> ColumnType:
-        """The replica's type of one column: the mapping's, or the user's override."""
-        return column_type(type_oid, type_modifier, self.override(table, column))
+    def column_type(
+        self,
+        table: Table,
+        column: str,
+        type_oid: int,
+        type_modifier: int,
+        defined: DefinedTypes = NONE_DEFINED,
+    ) -> ColumnType:
+        """The replica's type of one column: the mapping's, or the user's override.
+
+        `defined` are the catalog's types, for values that come in binary format.
+        """
+        return column_type(type_oid, type_modifier, self.override(table, column), defined)
 
     def override(self, table: Table, column: str) -> str | None:
         """The Spark type that the user chose for a column."""
