@@ -8,6 +8,7 @@ bytes that are no numeric. numeric_send and get_str_from_var in src/backend/util
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TypeAlias
 
 import numpy as np
@@ -23,7 +24,8 @@ _SPECIAL = {_NAN: "NaN", 0xD000: "Infinity", 0xF000: "-Infinity"}
 _BASE = 10_000
 
 _WORD_DIGITS = 18  # decimal digits that a signed word always holds
-_POWERS = 10 ** np.arange(_WORD_DIGITS + 1, dtype=np.int64)
+_POWERS = _BASE ** np.arange(5, dtype=np.int64)  # of 10000, as far as a word holds them
+_ROOM = 10**_WORD_DIGITS // _POWERS
 
 Digits: TypeAlias = npt.NDArray[np.uint8]
 _QUADS: Digits = (
@@ -34,9 +36,14 @@ _QUADS: Digits = (
 
 def decimal_from_send(values: pa.Array, target: pa.DataType) -> pa.Array:
     """Convert to a decimal; a value that it has no room for is refused, never rounded."""
-    if target.precision > _WORD_DIGITS:
+    if target.precision + _padding(target) > _WORD_DIGITS:
         return text_from_send(values).cast(target)
     return without_nulls(values, lambda sent: _decimals(sent, target))
+
+
+def _padding(target: pa.DataType) -> int:
+    """Return how many decimal places the last base-10000 digit has beyond the decimal's."""
+    return int(-target.scale % 4)
 
 
 def _decimals(sent: pa.Array, target: pa.DataType) -> pa.Array:
@@ -45,22 +52,22 @@ def _decimals(sent: pa.Array, target: pa.DataType) -> pa.Array:
     if ((sign != 0) & (sign != _NEGATIVE)).any():
         raise ValueError("no decimal is NaN or infinite")
     count = (head >> 48).astype(np.int64)
-    # The power of ten that a digit counts, once the decimal point is moved behind the last place.
-    power = 4 * (head >> 32).astype(np.uint16).view(np.int16).astype(np.int64) + target.scale
+    # The power of 10000 that the first digit counts, once the point is moved behind the last group of four.
+    power = (head >> 32).astype(np.uint16).view(np.int16).astype(np.int64) + -(-target.scale // 4)
     total = np.zeros(len(sent), np.int64)
-    for place in range(int(count.max(initial=0))):
-        rows = np.flatnonzero(count > place)
-        digit = (octets.words(octets.starts[rows] + _HEADER + 2 * place) >> 48).astype(np.int64)
-        exponent = power[rows] - 4 * place
-        room = _POWERS[np.clip(target.precision - exponent, 0, _WORD_DIGITS)]
-        cut = _POWERS[np.clip(-exponent, 0, 4)]
-        if ((digit >= _BASE) | (digit >= room) & (digit > 0) | (digit % cut > 0)).any():
+    for place, read in enumerate(_digits(octets, octets.starts, int(count.max(initial=0)))):
+        digit = np.where(count > place, read, 0)
+        exponent = np.clip(power - place, 0, len(_POWERS) - 1)
+        # Every digit but the first is less than 10000, so there is room for all where there is for that.
+        is_out = (power - place != exponent) & (digit > 0)
+        if (is_out | (digit >= (_ROOM[exponent] if place == 0 else _BASE))).any():
             raise ValueError("a decimal has not the digits")
-        total[rows] += digit // cut * _POWERS[np.clip(exponent, 0, _WORD_DIGITS)]
-    if (total >= 10**target.precision).any():
+        total += digit * _POWERS[exponent]
+    unscaled, rest = np.divmod(total, 10 ** _padding(target))
+    if (unscaled >= 10**target.precision).any() or rest.any():
         raise ValueError("a decimal has not the digits")
-    total[sign == _NEGATIVE] *= -1
-    words = np.stack([total, total >> 63], axis=1)
+    unscaled[sign == _NEGATIVE] *= -1
+    words = np.stack([unscaled, unscaled >> 63], axis=1)
     return pa.Array.from_buffers(target, len(sent), [None, pa.py_buffer(words)])
 
 
@@ -92,6 +99,14 @@ def _read(sent: pa.Array) -> tuple[Octets, npt.NDArray[np.uint64]]:
     return octets, head
 
 
+def _digits(octets: Octets, starts: Positions, count: int) -> Iterator[Positions]:
+    """Read the first digits of all values, the second, and so on; behind a value's last one is anything."""
+    for place in range(count):
+        if place % 4 == 0:
+            words = octets.words(starts + _HEADER + 2 * place)
+        yield (words >> (48 - 16 * (place % 4)) & 0xFFFF).view(np.int64)
+
+
 def _printed(octets: Octets, head: int, starts: Positions) -> pa.Array:
     """Print values that differ in nothing but their digits."""
     count, sign, places = head >> 48, head >> 16 & 0xFFFF, head & 0xFFFF
@@ -101,8 +116,7 @@ def _printed(octets: Octets, head: int, starts: Positions) -> pa.Array:
     # Groups of four from the first that is printed before the point to the last one behind it.
     before, behind = max(first, 0) + 1, -(-places // 4)
     quads = np.full((len(starts), before + behind, 4), ord("0"), np.uint8)
-    for place in range(count):
-        digit = octets.words(starts + _HEADER + 2 * place) >> 48
+    for place, digit in enumerate(_digits(octets, starts, count)):
         at = before - 1 - first + place
         if (digit >= _BASE).any() or sign not in (0, _NEGATIVE):
             raise ProtocolError("a value in binary format is no numeric", sqlstate="22P03")
