@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from decoding.builtin_types import BUILTIN_TYPES, ELEMENTS
+from decoding.builtin_types import BUILTIN_TYPES, ELEMENTS, MadeOf
 from decoding.datetimes import (
     DATE_INFINITY,
     DATE_MINUS_INFINITY,
@@ -21,7 +21,13 @@ from decoding.datetimes import (
     TIMESTAMP_MINUS_INFINITY,
     days_since_epoch,
 )
-from decoding.errors import PgsieveError, ProtocolError, UnsupportedTypeError, ValueNotRepresentableError
+from decoding.errors import (
+    PgsieveError,
+    ProtocolError,
+    UnsupportedBinaryError,
+    UnsupportedTypeError,
+    ValueNotRepresentableError,
+)
 from decoding.types import column_type, copy_expression, from_binary, from_copy, from_text
 
 BOOL, BYTEA, CHAR, NAME, INT8, INT2, INT4, TEXT, OID = 16, 17, 18, 19, 20, 21, 23, 25, 26
@@ -415,6 +421,35 @@ def test_decimal_in_send_format(precision, scale, data):
                 from_binary(pa.array([sent]), kind, "c")
         else:
             assert from_binary(pa.array([sent]), kind, "c").equals(expected)
+
+
+@pytest.mark.parametrize(
+    ("defined", "oid", "sent", "expected"),
+    [
+        ({DOMAIN: MadeOf("e")}, DOMAIN, b"sad", "sad"),
+        ({DOMAIN: MadeOf("d", INT4)}, DOMAIN, b"\0\0\0\7", "7"),
+        (
+            {DOMAIN: MadeOf("d", INT4_ARRAY)},
+            DOMAIN,
+            struct.pack(">iiIiiii", 1, 0, INT4, 1, 0, -1, 0)[:-4],
+            "[0:0]={NULL}",
+        ),
+        ({DOMAIN: MadeOf("c")}, DOMAIN, struct.pack(">iIiii", 1, INT4, 4, 7, 0)[:-4], "(7)"),
+        ({DOMAIN: MadeOf("r", FLOAT8)}, DOMAIN, b"\x18", "(,)"),
+        (
+            {DOMAIN: MadeOf("m", 17_000), 17_000: MadeOf("r", INT4)},
+            DOMAIN,
+            b"\0\0\0\1\0\0\0\1\x01",
+            "{empty}",
+        ),
+    ],
+)
+def test_types_that_users_make_are_printed_by_what_they_are_made_of(defined, oid, sent, expected):
+    kind = column_type(oid, -1, None, defined)
+    assert pickle.loads(pickle.dumps(kind)) == kind
+    assert from_binary(pa.array([sent, None]), kind, "c").to_pylist() == [expected, None]
+    with pytest.raises(UnsupportedBinaryError, match=r'"c".*\n.*without `binary`'):
+        from_binary(pa.array([sent]), column_type(oid, -1), "c")
 
 
 @settings(deadline=None, max_examples=400)
