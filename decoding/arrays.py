@@ -46,7 +46,11 @@ class ArrayText:
         letters = np.frombuffer(text.buffers()[2] or b"", np.uint8, size, first)
         starts, ends = offsets[:-1] - first, offsets[1:] - first
         # Bounds before the braces are those of an array that does not begin at 1.
-        if (ends - starts < 2).any() or (letters[starts] != _OPEN).any():
+        if (
+            (ends - starts < 2).any()
+            or (letters[starts] != _OPEN).any()
+            or (letters[ends - 1] != _CLOSE).any()
+        ):
             raise ValueError("not an array that a list holds")
         plain, kept = _outside_of_quotes(letters, ends - 1)
         left, right = _between(letters, plain, len(starts), ord(self.delimiter))
@@ -72,7 +76,7 @@ def _outside_of_quotes(letters: Letters, last: Positions) -> tuple[Mask | None, 
         quotes[1:] &= ~escapes[:-2]
     # The sum overflows from 255 to 0, which leaves what is odd odd.
     inside = np.cumsum(quotes, dtype=np.uint8) & 1 == 1
-    if inside[last].any() or escapes[last].any():
+    if inside[last].any():
         raise ValueError("not an array")
     return ~inside & ~quotes, ~quotes & ~escapes[:-1]
 
@@ -156,7 +160,6 @@ class ArraySend:
         dimensions = octets.words(octets.starts) >> 32
         empty = dimensions == 0
         least = np.where(empty, _HEADER, _HEADER + _DIMENSION)
-        # An array that a user's function made may have other elements than its column says.
         element = octets.words(octets.starts + 8) >> 32
         if (sizes < least).any() or (element != self.element_oid).any():
             raise ProtocolError("a value in binary format is no array of its type", sqlstate="22P03")
