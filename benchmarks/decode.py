@@ -3,20 +3,22 @@
     python benchmarks/decode.py [--rows 400000] [--runs 5] [--case ten ...]
 
 The messages are made here, so nothing but decoding is measured: batches of 16 MB of Insert and Update
-messages, as a peek of a slot yields them. Per case the best and the median of the runs, by processor time
-and by wall time; on a busy machine only the former means something.
+messages, as a peek of a slot yields them, with values in text and in binary format. Per case the best of the runs
+by processor time, as on a busy machine only that means something, and binary's rate as a multiple of text's.
 """
 
 import argparse
+import datetime as dt
 import random
-import statistics
+import struct
 import time
+import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from decoding.messages import NULL, Begin, ColumnValue, Commit, Insert, OldRow, Text, Update, encode
+from decoding.messages import NULL, Begin, Binary, ColumnValue, Commit, Insert, OldRow, Text, Update, encode
 from decoding.tuples import HeaderScanner, RelationColumns, decode_changes
 from decoding.types import column_type
 
@@ -24,39 +26,103 @@ RELATION = 16_384
 BATCH_BYTES = 16 << 20
 PREPARED = 20_000  # rows made one by one; longer workloads repeat them
 
-INT4, INT8, FLOAT8, TEXT, BOOL, TIMESTAMPTZ, NUMERIC = 23, 20, 701, 25, 16, 1184, 1700
+INT4, INT8, FLOAT8, TEXT, BOOL, TIMESTAMPTZ, NUMERIC, UUID, INT4_ARRAY = (
+    23,
+    20,
+    701,
+    25,
+    16,
+    1184,
+    1700,
+    2950,
+    1007,
+)
 NUMERIC_12_2 = (12 << 16 | 2) + 4
+POSTGRES_EPOCH = dt.datetime(2000, 1, 1, tzinfo=dt.UTC)
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column, and a value of row `i` as PostgreSQL prints it."""
+    """A column, and a value of row `i` as PostgreSQL prints it and as it sends it."""
 
     name: str
     type_oid: int
-    value: Callable[[int], str]
+    text: Callable[[int], str]
+    binary: Callable[[int], bytes]
     type_modifier: int = -1
 
 
+def integer(name: str, value: Callable[[int], int], type_oid: int = INT4) -> Column:
+    """Make a column of integers."""
+    layout = ">q" if type_oid == INT8 else ">i"
+    return Column(name, type_oid, lambda i: str(value(i)), lambda i: struct.pack(layout, value(i)))
+
+
+def text(name: str, value: Callable[[int], str]) -> Column:
+    """Make a column of text, which is sent as it is printed."""
+    return Column(name, TEXT, value, lambda i: value(i).encode())
+
+
+def amount(name: str, type_modifier: int = NUMERIC_12_2) -> Column:
+    """Make a column of numbers with two decimal places."""
+
+    def binary(i: int) -> bytes:
+        whole = i * 13 % 1_000_000
+        digits = [whole // 10_000, whole % 10_000, i % 100 * 100]
+        weight = 1
+        while digits and not digits[0]:
+            digits, weight = digits[1:], weight - 1
+        while digits and not digits[-1]:
+            digits = digits[:-1]
+        return struct.pack(f">hhHh{len(digits)}H", len(digits), weight if digits else 0, 0, 2, *digits)
+
+    return Column(name, NUMERIC, lambda i: f"{i * 13 % 1_000_000}.{i % 100:02}", binary, type_modifier)
+
+
+def moment(i: int) -> dt.datetime:
+    """Return the time of row `i`."""
+    return dt.datetime(2024, 5, i % 28 + 1, 7, 44, i % 60, i % 999_999 + 1, dt.UTC)
+
+
+def numbers(i: int) -> bytes:
+    """Return the array of row `i` in binary format."""
+    elements = b"".join(struct.pack(">ii", 4, i + n) for n in range(8))
+    return struct.pack(">iiIii", 1, 0, INT4, 8, 1) + elements
+
+
 ORDERS = (
-    Column("id", INT8, str),
-    Column("customer_id", INT4, lambda i: str(i * 7919 % 10_000)),
-    Column("status", TEXT, lambda i: ("new", "paid", "shipped", "done")[i % 4]),
-    Column("amount", NUMERIC, lambda i: f"{i * 13 % 1_000_000}.{i % 100:02}", NUMERIC_12_2),
+    integer("id", lambda i: i, INT8),
+    integer("customer_id", lambda i: i * 7919 % 10_000),
+    text("status", lambda i: ("new", "paid", "shipped", "done")[i % 4]),
+    amount("amount"),
     Column(
-        "created_at", TIMESTAMPTZ, lambda i: f"2024-05-{i % 28 + 1:02} 07:44:{i % 60:02}.{i % 10**6:06}+00"
+        "created_at",
+        TIMESTAMPTZ,
+        lambda i: f"{moment(i):%Y-%m-%d %H:%M:%S.%f}".rstrip("0") + "+00",
+        lambda i: struct.pack(">q", (moment(i) - POSTGRES_EPOCH) // dt.timedelta(microseconds=1)),
     ),
-    Column("note", TEXT, lambda i: f"note number {i} some more text for row"),
-    Column("qty", INT4, lambda i: str(i % 50)),
-    Column("price", FLOAT8, lambda i: repr(i / 3)),
-    Column("flag", BOOL, lambda i: "tf"[i % 2]),
-    Column("tenant", INT4, lambda i: str(i % 16)),
+    text("note", lambda i: f"note number {i} some more text for row"),
+    integer("qty", lambda i: i % 50),
+    Column("price", FLOAT8, lambda i: repr(i / 3), lambda i: struct.pack(">d", i / 3)),
+    Column("flag", BOOL, lambda i: "tf"[i % 2], lambda i: bytes([1 - i % 2])),
+    integer("tenant", lambda i: i % 16),
 )
-WIDE = tuple(
-    Column(f"{column.name}_{n}", column.type_oid, column.value, column.type_modifier)
-    for n in range(5)
-    for column in ORDERS
+OTHERS = (
+    integer("id", lambda i: i, INT8),
+    Column("uuid", UUID, lambda i: str(uuid.UUID(int=i << 80)), lambda i: uuid.UUID(int=i << 80).bytes),
+    Column(
+        "list",
+        INT4_ARRAY,
+        lambda i: "{" + ",".join(str(i + n) for n in range(8)) + "}",
+        numbers,
+    ),
+    amount("free", -1),
 )
+LARGE = (
+    integer("id", lambda i: i, INT8),
+    text("document", lambda i: f"{i} some words of a long text;" * 140),
+)
+WIDE = tuple(replace(column, name=f"{column.name}_{n}") for n in range(5) for column in ORDERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,17 +144,23 @@ def cases(rows: int) -> dict[str, Case]:
         "ten, a fifth NULL": Case(ORDERS, rows, nulls=0.2),
         "ten, every other an update with old row": Case(ORDERS, rows, old_rows=0.5),
         "ten, two needed": Case(ORDERS, rows, needed=frozenset({"id", "tenant"})),
+        "uuid, int[8], numeric without precision": Case(OTHERS, rows),
+        "large (4 kB of text)": Case(LARGE, rows // 20),
         "wide (50 columns)": Case(WIDE, rows // 5),
     }
 
 
-def messages(case: Case) -> list[pa.Array]:
-    """Make the batches of a case."""
+def messages(case: Case, *, binary: bool) -> list[pa.Array]:
+    """Make the batches of a case, its values in one of the formats."""
     chance = random.Random(1)
 
     def row(i: int) -> tuple[ColumnValue, ...]:
         return tuple(
-            NULL if chance.random() < case.nulls else Text(column.value(i).encode())
+            NULL
+            if chance.random() < case.nulls
+            else Binary(column.binary(i))
+            if binary
+            else Text(column.text(i).encode())
             for column in case.columns
         )
 
@@ -106,25 +178,31 @@ def messages(case: Case) -> list[pa.Array]:
     return batches
 
 
-def measure(run: Callable[[], None], runs: int) -> tuple[list[float], list[float]]:
-    """Return processor and wall seconds of each run, in ascending order."""
-    processor, wall = [], []
+def measure(run: Callable[[], None], runs: int) -> float:
+    """Return the processor seconds of the best run."""
     run()  # the first pays for memory
+    seconds = []
     for _ in range(runs):
-        before, begun = time.process_time(), time.perf_counter()
+        before = time.process_time()
         run()
-        processor.append(time.process_time() - before)
-        wall.append(time.perf_counter() - begun)
-    return sorted(processor), sorted(wall)
+        seconds.append(time.process_time() - before)
+    return min(seconds)
 
 
-def report(name: str, count: int, size: int, runs: tuple[list[float], list[float]]) -> None:
-    """Print one line of the table."""
-    processor, wall = runs
-    rates = [
-        count / seconds for seconds in (processor[0], statistics.median(processor), statistics.median(wall))
-    ]
-    print(f"{name:42}" + "".join(f"{rate:14,.0f}" for rate in rates) + f"{size / processor[0] / 1e6:10,.0f}")
+def decoded(case: Case, runs: int, *, binary: bool) -> tuple[float, float]:
+    """Return rows and megabytes a second, with values in one of the formats."""
+    batches = messages(case, binary=binary)
+    columns = RelationColumns(
+        tuple(column.name for column in case.columns),
+        tuple(column_type(column.type_oid, column.type_modifier) for column in case.columns),
+    )
+
+    def decode() -> None:
+        for batch in batches:
+            decode_changes(batch, columns, old_columns=case.needed, new_columns=case.needed)
+
+    seconds = measure(decode, runs)
+    return case.rows / seconds, sum(batch.nbytes for batch in batches) / seconds / 1e6
 
 
 def main() -> None:
@@ -138,37 +216,24 @@ def main() -> None:
     options = parser.parse_args()
     pa.set_cpu_count(1)
 
-    print(f"{'rows/s on one core':42}{'best (cpu)':>14}{'median (cpu)':>14}{'median (wall)':>14}{'MB/s':>10}")
+    print(f"{'on one core':42}{'text, rows/s':>14}{'MB/s':>8}{'binary, rows/s':>18}{'MB/s':>8}{'ratio':>8}")
     for name, case in cases(options.rows).items():
-        if not name.startswith(tuple(options.case)):
-            continue
-        batches = messages(case)
-        columns = RelationColumns(
-            tuple(column.name for column in case.columns),
-            tuple(column_type(column.type_oid, column.type_modifier) for column in case.columns),
-        )
-
-        def decode(
-            batches: list[pa.Array] = batches, columns: RelationColumns = columns, case: Case = case
-        ) -> None:
-            for batch in batches:
-                decode_changes(batch, columns, old_columns=case.needed, new_columns=case.needed)
-
-        report(name, case.rows, sum(batch.nbytes for batch in batches), measure(decode, options.runs))
+        if name.startswith(tuple(options.case)):
+            rates = [decoded(case, options.runs, binary=binary) for binary in (False, True)]
+            (in_text, text_bytes), (in_binary, binary_bytes) = rates
+            print(
+                f"{name:42}{in_text:14,.0f}{text_bytes:8,.0f}{in_binary:18,.0f}{binary_bytes:8,.0f}"
+                f"{in_binary / in_text:8.2f}"
+            )
 
     if "headers".startswith(tuple(options.case)):
         change = [encode(Insert(RELATION, (Text(b"x" * 150),)))] * 8
         transaction = [encode(Begin(1 << 40, 0, 7)), *change, encode(Commit(1 << 40, (1 << 40) + 48, 0))]
         batch = pa.array(transaction * (options.rows // len(transaction)), pa.binary())
-
-        def scan() -> None:
-            HeaderScanner().scan(batch)
-
-        report(
-            "headers (messages, 8 changes a transaction)",
-            len(batch),
-            batch.nbytes,
-            measure(scan, options.runs),
+        seconds = measure(lambda: HeaderScanner().scan(batch) and None, options.runs)
+        print(
+            f"{'headers (messages, 8 changes a transaction)':42}{len(batch) / seconds:13,.0f}"
+            f"{batch.nbytes / seconds / 1e6:8,.0f}"
         )
 
 

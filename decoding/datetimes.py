@@ -14,14 +14,13 @@ from __future__ import annotations
 import re
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from decoding.octets import bits, offsets_of
+from decoding.octets import bits, fixed_width
 
 _DAY_MICROS = 86_400_000_000
-_POSTGRES_EPOCH_DAYS = 10_957  # 2000-01-01, POSTGRES_EPOCH_JDATE, in days since 1970-01-01
+POSTGRES_EPOCH_DAYS = 10_957  # 2000-01-01, POSTGRES_EPOCH_JDATE, in days since 1970-01-01
 
 
 def days_since_epoch(year: int, month: int, day: int) -> int:
@@ -105,18 +104,10 @@ def from_send(values: pa.Array, target: pa.DataType) -> pa.Array:
     The greatest and the least number are the infinities (DATEVAL_NOEND, DT_NOEND).
     """
     number, least, greatest = _range_of(target)
-    width = number.bit_width // 8
-    valid = np.asarray(values.is_valid())
-    offsets = offsets_of(values)
-    if (np.diff(offsets) != np.where(valid, width, 0)).any():
-        raise ValueError(f"not {width} bytes")
-    sent: npt.NDArray[np.int64] = np.zeros(len(values), number.to_pandas_dtype())
-    if valid.any():
-        count = (int(offsets[-1]) - int(offsets[0])) // width
-        sent[valid] = np.frombuffer(values.buffers()[2], f">i{width}", count, int(offsets[0]))
+    sent, valid = fixed_width(values, f">i{number.bit_width // 8}")
     kind = np.iinfo(sent.dtype)
     is_least, is_greatest = sent == kind.min, sent == kind.max
-    epoch = _POSTGRES_EPOCH_DAYS * (_DAY_MICROS if pa.types.is_timestamp(target) else 1)
+    epoch = POSTGRES_EPOCH_DAYS * (_DAY_MICROS if pa.types.is_timestamp(target) else 1)
     if ((sent >= kind.max - epoch) & ~is_greatest).any():
         raise ValueError("a timestamp after January 294247")
     sent += np.where(is_greatest | is_least, 0, epoch).astype(sent.dtype)

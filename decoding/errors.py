@@ -37,6 +37,10 @@ class UnsupportedTypeError(PgsieveError):
     """A type override that the column's PostgreSQL type does not allow."""
 
 
+class UnsupportedBinaryError(PgsieveError):
+    """A value in binary format of a type whose text cannot be had from that; names the column, never the value."""
+
+
 class ValueNotRepresentableError(PgsieveError):
     """A value that its column's Spark type cannot hold; names the column, never the value."""
 

@@ -1,11 +1,12 @@
-"""Many messages as one run of bytes: an Arrow binary array in, numpy reads at many positions at once out.
+"""Many messages or values as one run of bytes: an Arrow binary array in, numpy reads at many positions at once out.
 
-Nothing is copied and nothing runs per message. Raises ProtocolError for a message that is NULL, ValueError
-for more than 2 GiB of messages, which 32-bit offsets cannot address.
+Nothing runs per value. Raises ProtocolError for a message that is NULL and for values that have not the width of
+their type, ValueError for more than 2 GiB, which 32-bit offsets cannot address.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -16,6 +17,7 @@ from decoding.errors import ProtocolError
 
 Positions: TypeAlias = npt.NDArray[np.int64]
 Words: TypeAlias = npt.NDArray[np.uint64]
+Mask: TypeAlias = npt.NDArray[np.bool_]
 
 _WORD = 8
 _MOST = 2**31 - 1
@@ -71,3 +73,41 @@ def offsets_of(values: pa.Array) -> npt.NDArray[Any]:
 def bits(values: npt.NDArray[np.bool_]) -> pa.Buffer:
     """Return booleans as Arrow's bitmap."""
     return pa.py_buffer(np.packbits(values, bitorder="little"))
+
+
+def gathered(buffer: pa.Buffer, bounds: npt.NDArray[np.int32]) -> pa.Array:
+    """Gather the values that `bounds` has start and end of, one after the other, into a binary array.
+
+    Bounds never decrease: seen as offsets of a binary array, every other element is a value and those between are
+    what separates them.
+    """
+    count = len(bounds) // 2
+    if not count:
+        return pa.array([], pa.binary())
+    interleaved = pa.Array.from_buffers(
+        pa.binary(), 2 * count - 1, [None, pa.py_buffer(np.ascontiguousarray(bounds)), buffer], 0
+    )
+    return interleaved.take(pa.array(np.arange(0, 2 * count, 2, dtype=np.int32)))
+
+
+def fixed_width(values: pa.Array, layout: str) -> tuple[npt.NDArray[Any], Mask]:
+    """Return values of one width as numbers, 0 for NULL, and which are not NULL."""
+    kind = np.dtype(layout)
+    valid = np.asarray(values.is_valid())
+    offsets = offsets_of(values)
+    if (np.diff(offsets) != np.where(valid, kind.itemsize, 0)).any():
+        raise ProtocolError(f"a value in binary format has not {kind.itemsize} bytes", sqlstate="22P03")
+    numbers = np.zeros(len(values), kind.newbyteorder("="))
+    if valid.any():
+        numbers[valid] = np.frombuffer(values.buffers()[2], kind, int(valid.sum()), int(offsets[0]))
+    return numbers, valid
+
+
+def without_nulls(values: pa.Array, convert: Callable[[pa.Array], pa.Array]) -> pa.Array:
+    """Convert the values that are not NULL, as binary; the others stay NULL."""
+    values = values.cast(pa.binary())
+    if not values.null_count:
+        return convert(values)
+    valid = np.asarray(values.is_valid())
+    places = pa.array(np.cumsum(valid) - 1, mask=~valid)
+    return convert(values.drop_null()).take(places)

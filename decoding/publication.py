@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from decoding.builtin_types import DefinedTypes
 from decoding.errors import PgsieveError
 
 OPERATIONS = ("insert", "update", "delete", "truncate")
@@ -126,10 +127,11 @@ class Publication:
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
-    """The publisher's tables by oid, at one moment."""
+    """The publisher's tables by oid, at one moment; `types` is what users' types are made of, by oid."""
 
     tables: Mapping[int, Table]
     publications: Mapping[str, Publication]
+    types: DefinedTypes = field(default_factory=dict)
     by_name: Mapping[tuple[str, str], Table] = field(init=False)
 
     def __post_init__(self) -> None:

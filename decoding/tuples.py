@@ -1,16 +1,18 @@
 """Many changes of one relation as columns: Insert, Update and Delete messages in, typed Arrow columns out.
 
 A vector of positions, one per message, walks over all tuples at once, column by column; each column's
-values are then gathered and converted by Arrow. Nothing runs per row or per value in Python.
+values are then gathered and converted as a whole, whether they came as text or in binary format: types without a
+send function come as text where the slot is read with the option binary. Nothing runs per row or per value in Python.
 
 Every byte is accounted for: anything that is not the messages of one relation raises ProtocolError. A value
-that its column's Spark type cannot hold raises ValueNotRepresentableError.
+that its column's Spark type cannot hold raises ValueNotRepresentableError, one in binary format that cannot be
+made text where the replica has text UnsupportedBinaryError.
 PostgreSQL documentation 54.9; logicalrep_write_tuple in src/backend/replication/logical/proto.c.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
@@ -21,13 +23,12 @@ import pyarrow as pa
 
 from decoding.errors import ProtocolError
 from decoding.headers import HeaderScanner, MessageHeaders
-from decoding.octets import Octets, Positions, bits
-from decoding.types import ColumnType, from_text
+from decoding.octets import Mask, Octets, Positions, bits, gathered
+from decoding.types import ColumnType, from_binary, from_text
 
 __all__ = ["DecodedChanges", "HeaderScanner", "MessageHeaders", "RelationColumns", "decode_changes"]
 
 Marks: TypeAlias = npt.NDArray[np.uint8]
-Mask: TypeAlias = npt.NDArray[np.bool_]
 
 _INSERT, _UPDATE, _DELETE = b"IUD"
 _OLD_KEY, _OLD_ROW, _NEW = b"KON"
@@ -65,15 +66,18 @@ class DecodedChanges:
 
 @dataclass(frozen=True, slots=True)
 class _Cells:
-    """A column's values in all messages: where they are, and how they came ('t', 'n' or 'u').
+    """A column's values in all messages: where they are, and how they came ('t', 'b', 'n' or 'u').
 
-    `bounds` holds start and end of each message's value, so it never decreases: seen as offsets
-    of a binary array, every other element is a value and those between are what separates them.
-    `marks` is None when all are text.
+    `bounds` holds start and end of each message's value, so it never decreases. `marks` is one mark where all
+    came alike.
     """
 
     bounds: npt.NDArray[np.int32]
-    marks: Marks | None
+    marks: Marks | int
+
+    def came(self, mark: int) -> Mask | bool:
+        """Which values came so; a single answer where all came alike."""
+        return self.marks == mark
 
 
 def decode_changes(
@@ -114,7 +118,7 @@ def decode_changes(
         with_old = np.flatnonzero(is_old)
         old_cells, after = _walk(octets, positions, with_old, width, old_at)
         positions[with_old] = after
-        if any(cells.marks is not None and (cells.marks == _UNCHANGED).any() for cells in old_cells):
+        if any(np.any(cells.came(_UNCHANGED)) for cells in old_cells):
             raise ProtocolError("an old tuple has an unchanged TOASTed value", sqlstate="08P01")
         updates = np.flatnonzero(is_old & (operation == _UPDATE))
         second = octets.words(positions[updates])
@@ -133,12 +137,12 @@ def decode_changes(
     # No step goes back, so a walk that ends where its message ends was inside of it all the time.
     _require((positions == octets.ends).all(), "does not end where its last value ends")
 
-    gathered = partial(_gathered, octets.buffer, pa.array(np.arange(0, 2 * count, 2, dtype=np.int32)))
+    struct = partial(_struct, columns, octets.buffer)
     return DecodedChanges(
         operation=_letters(operation, np.ones(count, np.bool_)),
         old_kind=_letters(mark, is_old),
-        old=_struct(columns, old_at, map(gathered, old_cells), is_old),
-        new=_struct(columns, new_at, map(gathered, new_cells), is_new),
+        old=struct(old_at, old_cells, is_old),
+        new=struct(new_at, new_cells, is_new),
         unchanged=_unchanged(count, [columns.names[at] for at in new_at], new_cells),
     )
 
@@ -166,7 +170,7 @@ def _walk(
     bounds = np.empty((len(chosen), count, 2), np.int32)
     if not whole:
         bounds[:] = octets.ends[:, np.newaxis]
-    marks: list[Marks | None] = [None if whole else np.full(count, _NULL, np.uint8) for _ in chosen]
+    marks: list[Marks | int | None] = [None if whole else np.full(count, _NULL, np.uint8) for _ in chosen]
     ends = positions[rows]
     for first in range(0, len(rows), _ROWS):
         here: slice | Positions = slice(first, first + _ROWS)
@@ -179,76 +183,99 @@ def _walk(
             if place is not None:
                 bounds[place, here, 0] = start
                 bounds[place, here, 1] = end
-                seen = marks[place]
-                if mark is not None and seen is None:
-                    seen = marks[place] = np.full(count, _TEXT, np.uint8)
-                if seen is not None:
-                    seen[here] = _TEXT if mark is None else mark
+                marks[place] = _marked(marks[place], mark, here, count)
             at = end
         ends[first : first + _ROWS] = at
-    return [_Cells(bounds[place].reshape(-1), mark) for place, mark in enumerate(marks)], ends
+    return [
+        _Cells(bounds[place].reshape(-1), _TEXT if mark is None else mark) for place, mark in enumerate(marks)
+    ], ends
 
 
-def _step(octets: Octets, at: Positions) -> tuple[Positions, Positions, Marks | None]:
-    """Read one value of each tuple: where it starts and ends, and how it came, None when all came as text."""
-    words = octets.words(at)  # the kind of value, and for text four bytes of length
-    less = words - (_TEXT << 56)
-    if not len(at) or less.max() >> 56 == 0:
-        start = at + 5
-        return start, start + (less >> 24).view(np.int64), None
-    mark = (words >> 56).astype(np.uint8)
-    text = mark == _TEXT
-    if not (text | (mark == _NULL) | (mark == _UNCHANGED)).all():
-        if (mark == _BINARY).any():
-            raise ProtocolError(
-                "a value came in binary format, which was not requested",
-                hint="read the slot without the option binary",
-                sqlstate="08P01",
-            )
+def _marked(seen: Marks | int | None, mark: Marks | int, here: slice | Positions, count: int) -> Marks | int:
+    """Add how some rows' values of a column came to what is known; one mark stays one."""
+    if seen is None and isinstance(mark, int):
+        return mark
+    if isinstance(seen, int) and isinstance(mark, int) and seen == mark:
+        return seen
+    if not isinstance(seen, np.ndarray):
+        seen = np.full(count, _NULL if seen is None else seen, np.uint8)
+    seen[here] = mark
+    return seen
+
+
+def _step(octets: Octets, at: Positions) -> tuple[Positions, Positions, Marks | int]:
+    """Read one value of each tuple: where it starts and ends, and how it came, one mark where all came alike."""
+    words = octets.words(at)  # the kind of value, and for one that is sent four bytes of length
+    mark = int(words[0] >> 56) if len(words) else _TEXT
+    if mark in (_TEXT, _BINARY):
+        less = words - np.uint64(mark << 56)
+        if not len(at) or less.max() >> 56 == 0:
+            start = at + 5
+            return start, start + (less >> 24).view(np.int64), mark
+    marks = (words >> 56).astype(np.uint8)
+    sent = (marks == _TEXT) | (marks == _BINARY)
+    if not (sent | (marks == _NULL) | (marks == _UNCHANGED)).all():
         raise ProtocolError("a value is of a kind that is none of 'n', 'u', 't' and 'b'", sqlstate="08P01")
-    start = at + np.where(text, 5, 1)
-    return start, start + np.where(text, words >> 24 & 0xFFFFFFFF, 0).view(np.int64), mark
+    start = at + np.where(sent, 5, 1)
+    return start, start + np.where(sent, words >> 24 & 0xFFFFFFFF, 0).view(np.int64), marks
 
 
 def _completed(new: _Cells, old: _Cells | None) -> _Cells:
     """Take unchanged values from the old tuple; it stands before the new one in its message."""
-    if new.marks is None or old is None:
+    if old is None:
         return new
-    known = new.marks == _UNCHANGED
-    if old.marks is not None:
-        known &= old.marks == _TEXT
-    if not known.any():
+    known = new.came(_UNCHANGED) & (old.came(_TEXT) | old.came(_BINARY))
+    if not np.any(known):
         return new
+    known = np.broadcast_to(known, len(new.bounds) // 2)
     bounds = np.where(np.repeat(known, 2), old.bounds, new.bounds)
-    return _Cells(bounds, np.where(known, np.uint8(_TEXT), new.marks))
-
-
-def _gathered(buffer: pa.Buffer, values: pa.Array, cells: _Cells) -> pa.Array:
-    """Gather a column's values, which are the elements `values` of its bounds, into an array of their own."""
-    count = len(values)
-    if not count:
-        return pa.array([], pa.binary())
-    bounds = pa.py_buffer(cells.bounds)
-    interleaved = pa.Array.from_buffers(pa.binary(), 2 * count - 1, [None, bounds, buffer], 0)
-    gathered = interleaved.take(values)
-    if cells.marks is None:
-        return gathered
-    sent = cells.marks == _TEXT
-    return pa.Array.from_buffers(pa.binary(), count, [bits(sent), *gathered.buffers()[1:]])
+    return _Cells(bounds, np.where(known, old.marks, new.marks).astype(np.uint8))
 
 
 def _struct(
-    columns: RelationColumns, chosen: Sequence[int], texts: Iterable[pa.Array], is_there: Mask
+    columns: RelationColumns,
+    buffer: pa.Buffer,
+    chosen: Sequence[int],
+    cells: Sequence[_Cells],
+    is_there: Mask,
 ) -> pa.StructArray:
-    """Convert the chosen columns from their text and put them into one struct."""
+    """Convert the chosen columns and put them into one struct."""
     kind = pa.struct([pa.field(columns.names[at], columns.types[at].arrow) for at in chosen])
     if not is_there.any():
         return pa.nulls(len(is_there), kind)
     children = [
-        from_text(text, columns.types[at], columns.names[at]) for at, text in zip(chosen, texts, strict=True)
+        _values(buffer, cell, columns.types[at], columns.names[at])
+        for at, cell in zip(chosen, cells, strict=True)
     ]
     validity = None if is_there.all() else bits(is_there)
     return pa.Array.from_buffers(kind, len(is_there), [validity], children=children)
+
+
+def _values(buffer: pa.Buffer, cells: _Cells, kind: ColumnType, name: str) -> pa.Array:
+    """Convert a column's values; those in either format as one."""
+    values = gathered(buffer, cells.bounds)
+    if isinstance(cells.marks, int) and cells.marks == _TEXT:
+        return from_text(values, kind, name)
+    text, binary = (np.broadcast_to(cells.came(mark), len(values)) for mark in (_TEXT, _BINARY))
+    if not binary.any():
+        return from_text(_only(values, text), kind, name)
+    if not text.any():
+        return from_binary(_only(values, binary), kind, name)
+    both = pa.concat_arrays(
+        [
+            from_text(values.filter(pa.array(text)), kind, name),
+            from_binary(values.filter(pa.array(binary)), kind, name),
+        ]
+    )
+    places = np.where(text, np.cumsum(text) - 1, np.count_nonzero(text) + np.cumsum(binary) - 1)
+    return both.take(pa.array(places, mask=~(text | binary)))
+
+
+def _only(values: pa.Array, there: Mask) -> pa.Array:
+    """Return the values that are there, NULL for the others."""
+    if there.all():
+        return values
+    return pa.Array.from_buffers(pa.binary(), len(values), [bits(there), *values.buffers()[1:]])
 
 
 def _letters(letters: Marks, is_there: Mask) -> pa.Array:
@@ -264,9 +291,9 @@ def _unchanged(count: int, names: Sequence[str], cells: Sequence[_Cells]) -> pa.
     """List for each message the columns that were sent as unchanged."""
     kind = pa.list_(pa.string())
     found = {
-        name: cell.marks == _UNCHANGED
+        name: np.broadcast_to(cell.came(_UNCHANGED), count)
         for name, cell in zip(names, cells, strict=bool(cells))
-        if cell.marks is not None and (cell.marks == _UNCHANGED).any()
+        if np.any(cell.came(_UNCHANGED))
     }
     if not found:
         return pa.nulls(count, kind)

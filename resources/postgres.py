@@ -16,6 +16,7 @@ import pyarrow as pa
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
+from decoding.builtin_types import MadeOf
 from decoding.errors import PgsieveError
 from decoding.publication import Attribute, Catalog, Publication, PublicationTable, Table
 
@@ -180,9 +181,20 @@ select p.oid::bigint, p.pubname, p.puballtables, p.pubinsert, p.pubupdate, p.pub
   from pg_publication p
 """
 
+#: What users' types are made of; a type of an extension in C is of its own kind, and not among these.
+_TYPES = """
+select t.oid::bigint, case when t.typtype = 'b' then 'a' else t.typtype::text end,
+       coalesce(nullif(t.typbasetype, 0), r.rngsubtype, m.rngtypid, 0)::bigint
+  from pg_type t
+  left join pg_range r on r.rngtypid = t.oid
+  left join pg_range m on {multirange} = t.oid
+ where t.oid >= 16384
+   and (t.typtype in ('c', 'd', 'e', 'm', 'r') or (t.typtype = 'b' and t.typsend = 'array_send'::regproc))
+"""
+
 
 def read_catalog(connection: psycopg.Connection[Any]) -> Catalog:
-    """All user tables and publications of the database, read in one snapshot."""
+    """All user tables, publications and types of the database, read in one snapshot."""
     version = connection.info.server_version
     with connection.transaction():
         connection.execute("set transaction isolation level repeatable read, read only")
@@ -203,7 +215,9 @@ def read_catalog(connection: psycopg.Connection[Any]) -> Catalog:
                 leaves=tuple(leaves or ()),
             )
         publications = _read_publications(connection, version)
-    return Catalog(tables=tables, publications=publications)
+        types_query = _TYPES.format(multirange="m.rngmultitypid" if version >= 140000 else "null")
+        types = {oid: MadeOf(kind, of) for oid, kind, of in connection.execute(types_query)}
+    return Catalog(tables=tables, publications=publications, types=types)
 
 
 def _read_publications(connection: psycopg.Connection[Any], version: int) -> dict[str, Publication]:

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
+from assets.frames.equality import comparable
 from assets.frames.row_filter import condition
 from assets.frames.schema import field, struct_ddl
 from decoding.row_filter import RowFilter
@@ -120,7 +121,8 @@ def _count_changes(batch: pa.RecordBatch, key: Sequence[str], tally: Tally) -> N
         add(found["values"], found["counts"])
     moved = pa.array(np.zeros(batch.num_rows, np.bool_))
     for name in key:
-        old, new = (pc.struct_field(batch.column(side), name) for side in ("old", "new"))
+        sides = comparable(pa.chunked_array([pc.struct_field(batch.column(s), name) for s in ("old", "new")]))
+        old, new = sides.slice(0, batch.num_rows), sides.slice(batch.num_rows)
         moved = pc.or_(moved, pc.fill_null(pc.not_equal(old, new), False))
     add("key_changes", pc.sum(moved).as_py() or 0)
     left_out = pc.unique(pc.list_flatten(batch.column("unchanged"))).to_pylist()

@@ -8,11 +8,13 @@ rows it has too many.
 
 from collections.abc import Sequence
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
+from assets.frames.equality import comparable
 from resources.records import quoted
 
 
@@ -38,20 +40,15 @@ def differing_rows(expected: DataFrame, replica: DataFrame, columns: Sequence[st
 def few_differing_rows(expected: pa.Table, replica: pa.Table) -> pa.Table:
     """The rows that one of two tables in memory has oftener; both have the replica's schema."""
     names = [f"c{i}" for i in range(expected.num_columns)]
-
-    def side(table: pa.Table, sign: int) -> pa.Table:
-        columns = [_comparable(column) for column in table.columns]
-        count = pa.repeat(pa.scalar(sign, pa.int64()), table.num_rows)
-        return pa.table([*columns, count], names=[*names, "count"])
-
-    both = pa.concat_tables([side(expected, 1), side(replica, -1)])
-    counted = both.group_by(names).aggregate([("count", "sum")]).rename_columns([*names, "count"])
-    return counted.filter(pc.not_equal(counted["count"], 0))
-
-
-def _comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Arrow groups by bits: give equal floating-point values the same ones."""
-    if not pa.types.is_floating(column.type):
-        return column
-    zero, nan = pa.scalar(0.0, column.type), pa.scalar(float("nan"), column.type)
-    return pc.if_else(pc.is_nan(column), nan, pc.add(column, zero))
+    both = pa.concat_tables([expected, replica]).rename_columns(names)
+    sign = np.where(np.arange(both.num_rows) < expected.num_rows, 1, -1)
+    grouped = pa.table(
+        {
+            **{name: comparable(both[name]) for name in names},
+            "count": pa.array(sign, pa.int64()),
+            "row": pa.array(np.arange(both.num_rows)),
+        }
+    )
+    counted = grouped.group_by(names).aggregate([("count", "sum"), ("row", "min")])
+    different = counted.filter(pc.not_equal(counted["count_sum"], 0))
+    return both.take(different["row_min"]).append_column("count", different["count_sum"])

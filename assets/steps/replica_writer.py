@@ -157,9 +157,12 @@ class Merge:
         )
 
     def is_exact_outside_spark(self, definition: Definition) -> bool:
-        """Whether key equality is the same in Arrow: it tells 0.0 from -0.0, PostgreSQL and Spark do not."""
+        """Whether key equality is the same in Arrow: it tells 0.0 from -0.0, PostgreSQL and Spark do not.
+
+        An array is a key of Spark's only.
+        """
         types = dict(definition.columns)
-        return not any(types[name] in {"float", "double"} for name in self.key)
+        return not any(types[name].startswith(("float", "double", "array<")) for name in self.key)
 
 
 @dataclass(frozen=True)

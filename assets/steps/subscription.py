@@ -7,8 +7,9 @@ A feed is one replication slot and its change log: the source's, shared by all i
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from decoding.builtin_types import NONE_DEFINED, DefinedTypes
 from decoding.publication import (
     Catalog,
     Publication,
@@ -93,7 +94,7 @@ class Feed:
     def with_defined(self, catalog: Catalog) -> Catalog:
         """The catalog with the publications of pgsieve.yaml beside those of the server."""
         own = {name: defined.resolve(catalog) for name, defined in self.defined.items()}
-        return Catalog(tables=catalog.tables, publications={**catalog.publications, **own})
+        return replace(catalog, publications={**catalog.publications, **own})
 
     def publications(self, catalog: Catalog, subscription: str) -> tuple[Publication, ...]:
         """The publications of one subscription; raises PublicationError where one is missing."""
@@ -129,9 +130,19 @@ class Subscription:
             for name in replicated.columns
         }
 
-    def column_type(self, table: Table, column: str, type_oid: int, type_modifier: int) -> ColumnType:
-        """The replica's type of one column: the mapping's, or the user's override."""
-        return column_type(type_oid, type_modifier, self.override(table, column))
+    def column_type(
+        self,
+        table: Table,
+        column: str,
+        type_oid: int,
+        type_modifier: int,
+        defined: DefinedTypes = NONE_DEFINED,
+    ) -> ColumnType:
+        """The replica's type of one column: the mapping's, or the user's override.
+
+        `defined` are the catalog's types, for values that come in binary format.
+        """
+        return column_type(type_oid, type_modifier, self.override(table, column), defined)
 
     def override(self, table: Table, column: str) -> str | None:
         """The Spark type that the user chose for a column."""

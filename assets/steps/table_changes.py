@@ -25,6 +25,7 @@ from assets.steps.initial_sync import table_options
 from assets.steps.row_filters import row_filter
 from assets.steps.subscription import Definition, Subscription
 from assets.steps.table_states import INITIALIZE, READY, SET_ASIDE, Name, TableState, set_states, table_states
+from decoding.builtin_types import DefinedTypes
 from decoding.errors import PgsieveError
 from decoding.lsn import format_lsn
 from decoding.messages import Relation, Truncate, decode
@@ -195,10 +196,11 @@ def read_slice(lake: Lake, subscription: Subscription, end: int) -> SliceContent
 
 @dataclass(frozen=True)
 class _Part:
-    """The messages of one relation version, and what the subscription gets of them."""
+    """The messages of one relation version, what the subscription gets of them, and what users' types are made of."""
 
     version: RelationVersion
     sent: PublishedRelation
+    defined: DefinedTypes
 
 
 def _transform_slice(
@@ -263,7 +265,7 @@ def _parts(subscription: Subscription, contents: SliceContents, catalog: Catalog
             )
             if sent is not None:
                 name = (sent.publish_as.schema, sent.publish_as.name)
-                parts.setdefault(name, []).append(_Part(version, sent))
+                parts.setdefault(name, []).append(_Part(version, sent, catalog.types))
     return parts
 
 
@@ -475,7 +477,7 @@ def _reading(
     relation, sent = part.version.relation, part.sent
     qualified = sent.publish_as.qualified
     types = tuple(
-        subscription.column_type(sent.publish_as, c.name, c.type_oid, c.type_modifier)
+        subscription.column_type(sent.publish_as, c.name, c.type_oid, c.type_modifier, part.defined)
         for c in relation.columns
     )
     columns = RelationColumns(tuple(c.name for c in relation.columns), types)

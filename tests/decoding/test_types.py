@@ -6,13 +6,14 @@ import datetime as dt
 import math
 import pickle
 import struct
-from decimal import Decimal
+from decimal import Context, Decimal
 
 import pyarrow as pa
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from decoding.builtin_types import BUILTIN_TYPES, ELEMENTS, MadeOf
 from decoding.datetimes import (
     DATE_INFINITY,
     DATE_MINUS_INFINITY,
@@ -20,8 +21,14 @@ from decoding.datetimes import (
     TIMESTAMP_MINUS_INFINITY,
     days_since_epoch,
 )
-from decoding.errors import UnsupportedTypeError, ValueNotRepresentableError
-from decoding.types import column_type, copy_expression, from_copy, from_text
+from decoding.errors import (
+    PgsieveError,
+    ProtocolError,
+    UnsupportedBinaryError,
+    UnsupportedTypeError,
+    ValueNotRepresentableError,
+)
+from decoding.types import column_type, copy_expression, from_binary, from_copy, from_text
 
 BOOL, BYTEA, CHAR, NAME, INT8, INT2, INT4, TEXT, OID = 16, 17, 18, 19, 20, 21, 23, 25, 26
 JSON, FLOAT4, FLOAT8, BPCHAR, VARCHAR, DATE, TIMESTAMP, TIMESTAMPTZ = (
@@ -34,9 +41,10 @@ JSON, FLOAT4, FLOAT8, BPCHAR, VARCHAR, DATE, TIMESTAMP, TIMESTAMPTZ = (
     1114,
     1184,
 )
-INTERVAL, NUMERIC, UUID, JSONB, INT4_ARRAY, DOMAIN = 1186, 1700, 2950, 3802, 1007, 16_999
+INTERVAL, NUMERIC, UUID, JSONB, INT4_ARRAY, NUMERIC_ARRAY, DOMAIN = 1186, 1700, 2950, 3802, 1007, 1231, 16_999
 
 DAY = 86_400_000_000
+EXACT = Context(60)
 POSTGRES_EPOCH = days_since_epoch(2000, 1, 1)
 
 
@@ -84,7 +92,11 @@ def numbers(array: pa.Array) -> list[object]:
         (TIMESTAMP, -1, pa.timestamp("us"), "timestamp_ntz"),
         (TIMESTAMPTZ, 3, pa.timestamp("us", "UTC"), "timestamp"),
         *((oid, -1, pa.string(), "string") for oid in (TEXT, VARCHAR, BPCHAR, NAME, CHAR, UUID, JSON, JSONB)),
-        *((oid, -1, pa.string(), "string") for oid in (INTERVAL, INT4_ARRAY, DOMAIN)),
+        *((oid, -1, pa.string(), "string") for oid in (INTERVAL, DOMAIN)),
+        (INT4_ARRAY, -1, pa.list_(pa.int32()), "array<int>"),
+        (NUMERIC_ARRAY, numeric(8, 2), pa.list_(pa.decimal128(8, 2)), "array<decimal(8,2)>"),
+        (NUMERIC_ARRAY, -1, pa.list_(pa.string()), "array<string>"),
+        (1187, -1, pa.list_(pa.string()), "array<string>"),
     ],
 )
 def test_type_table(oid, modifier, arrow, spark):
@@ -105,6 +117,10 @@ def test_type_table(oid, modifier, arrow, spark):
         (NUMERIC, "decimal(20)", "decimal(20,0)"),
         (TIMESTAMPTZ, "string", "string"),
         (DOMAIN, "string", "string"),
+        (INT4_ARRAY, "string", "string"),
+        (INT4_ARRAY, "array<long>", "array<bigint>"),
+        (INT4_ARRAY, "ARRAY<string>", "array<string>"),
+        (NUMERIC_ARRAY, "array<decimal(9, 2)>", "array<decimal(9,2)>"),
     ],
 )
 def test_override(oid, override, spark):
@@ -125,6 +141,10 @@ def test_override(oid, override, spark):
         (NUMERIC, "double"),
         (DOMAIN, "int"),
         (BOOL, "nonsense"),
+        (INT4_ARRAY, "int"),
+        (INT4_ARRAY, "array<smallint>"),
+        (INT4_ARRAY, "array<array<int>>"),
+        (INT4, "array<int>"),
     ],
 )
 def test_override_that_is_not_exact_is_refused(oid, override):
@@ -351,13 +371,103 @@ def test_dates_in_text_and_send_format(values):
 
 
 def test_send_format_that_does_not_fit_is_refused():
-    for value in (
-        struct.pack(">q", TIMESTAMP_INFINITY - POSTGRES_EPOCH * DAY),
-        struct.pack(">q", 2**63 - 2),
-        b"1234",
-    ):
+    for number in (TIMESTAMP_INFINITY - POSTGRES_EPOCH * DAY, 2**63 - 2):
         with pytest.raises(ValueNotRepresentableError):
-            from_copy(pa.array([value]), column_type(TIMESTAMP, -1), "c")
+            from_copy(pa.array([struct.pack(">q", number)]), column_type(TIMESTAMP, -1), "c")
+    with pytest.raises(ProtocolError):
+        from_copy(pa.array([b"1234"]), column_type(TIMESTAMP, -1), "c")
+
+
+def numeric_sent(value: Decimal) -> bytes:
+    """What numeric_send returns for a number: its digits in groups of four around the decimal point."""
+    sign, digits, exponent = value.as_tuple()
+    scale = max(0, -exponent)
+    whole, _, fraction = f"{value.copy_abs():f}".partition(".")
+    whole = whole.zfill(-(-len(whole) // 4) * 4)
+    fraction = fraction.ljust(-(-len(fraction) // 4) * 4, "0")
+    groups = [int((whole + fraction)[at : at + 4]) for at in range(0, len(whole + fraction), 4)]
+    weight = len(whole) // 4 - 1
+    while groups and not groups[0]:
+        groups, weight = groups[1:], weight - 1
+    while groups and not groups[-1]:
+        groups = groups[:-1]
+    negative = 0x4000 if sign and any(digits) else 0
+    return struct.pack(f">hhHh{len(groups)}H", len(groups), weight if groups else 0, negative, scale, *groups)
+
+
+@pytest.mark.parametrize(
+    ("precision", "scale"), [(1, 0), (4, 4), (17, 6), (18, 0), (18, 18), (19, 3), (38, 10)]
+)
+@settings(deadline=None, max_examples=50)
+@given(data=st.data())
+def test_decimal_in_send_format(precision, scale, data):
+    """What fits is the number, what does not is refused, in binary as in text."""
+    kind = column_type(NUMERIC, numeric(precision, scale))
+    digits = st.integers(-(10 ** (precision + 1)), 10 ** (precision + 1))
+    values = data.draw(
+        st.lists(
+            st.builds(lambda n, s: Decimal(n).scaleb(-s, EXACT), digits, st.integers(scale, scale + 1)),
+            max_size=4,
+        )
+    )
+    for printed, sent in zip((f"{v:f}" for v in values), map(numeric_sent, values), strict=True):
+        assert from_binary(pa.array([sent]), column_type(NUMERIC, -1), "c").to_pylist() == [
+            printed.removeprefix("-") if Decimal(printed).is_zero() else printed
+        ]
+        try:
+            expected = from_text(pa.array([printed.encode()]), kind, "c")
+        except ValueNotRepresentableError:
+            with pytest.raises(ValueNotRepresentableError):
+                from_binary(pa.array([sent]), kind, "c")
+        else:
+            assert from_binary(pa.array([sent]), kind, "c").equals(expected)
+
+
+@pytest.mark.parametrize(
+    ("defined", "oid", "sent", "expected"),
+    [
+        ({DOMAIN: MadeOf("e")}, DOMAIN, b"sad", "sad"),
+        ({DOMAIN: MadeOf("d", INT4)}, DOMAIN, b"\0\0\0\7", "7"),
+        (
+            {DOMAIN: MadeOf("d", INT4_ARRAY)},
+            DOMAIN,
+            struct.pack(">iiIiiii", 1, 0, INT4, 1, 0, -1, 0)[:-4],
+            "[0:0]={NULL}",
+        ),
+        ({DOMAIN: MadeOf("c")}, DOMAIN, struct.pack(">iIiii", 1, INT4, 4, 7, 0)[:-4], "(7)"),
+        ({DOMAIN: MadeOf("r", FLOAT8)}, DOMAIN, b"\x18", "(,)"),
+        (
+            {DOMAIN: MadeOf("m", 17_000), 17_000: MadeOf("r", INT4)},
+            DOMAIN,
+            b"\0\0\0\1\0\0\0\1\x01",
+            "{empty}",
+        ),
+    ],
+)
+def test_types_that_users_make_are_printed_by_what_they_are_made_of(defined, oid, sent, expected):
+    kind = column_type(oid, -1, None, defined)
+    assert pickle.loads(pickle.dumps(kind)) == kind
+    assert from_binary(pa.array([sent, None]), kind, "c").to_pylist() == [expected, None]
+    with pytest.raises(UnsupportedBinaryError, match=r'"c".*\n.*without `binary`'):
+        from_binary(pa.array([sent]), column_type(oid, -1), "c")
+
+
+@settings(deadline=None, max_examples=400)
+@given(
+    oid=st.sampled_from([*BUILTIN_TYPES, *ELEMENTS]),
+    values=st.lists(st.none() | st.binary(max_size=40), max_size=3),
+    override=st.sampled_from([None, "string"]),
+)
+def test_binary_that_is_no_value_of_its_type_is_an_error_of_pgsieves(oid, values, override):
+    kind = column_type(oid, -1, override)
+    try:
+        found = from_binary(pa.array(values, pa.binary()), kind, "c")
+    except PgsieveError as error:
+        assert error.sqlstate in {"08P01", "22P03", "0A000", None}  # noqa: PT017 - either outcome will do
+    else:
+        assert found.type == kind.arrow
+        found.validate(full=True)
+        assert found.is_valid().to_pylist() == [v is not None for v in values]
 
 
 @pytest.mark.parametrize(

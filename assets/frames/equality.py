@@ -1,0 +1,30 @@
+"""What PostgreSQL takes for equal: a column in, one that Arrow finds equal in the same places out.
+
+Arrow compares and groups by bits, and does neither with lists: NaN gets one bit pattern, as does zero; a list is
+replaced by the numbers of its elements among all distinct ones of the column. What comes out is for comparing only.
+"""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+
+def comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Values that are equal where the column's are; NULL stays NULL."""
+    if pa.types.is_list(column.type):
+        return pa.chunked_array([_lists(column.combine_chunks())])
+    if not pa.types.is_floating(column.type):
+        return column
+    zero, nan = pa.scalar(0.0, column.type), pa.scalar(float("nan"), column.type)
+    return pc.if_else(pc.is_nan(column), nan, pc.add(column, zero))
+
+
+def _lists(lists: pa.ListArray) -> pa.Array:
+    elements = comparable(pa.chunked_array([lists.flatten()])).combine_chunks()
+    numbers = np.asarray(elements.dictionary_encode().indices.fill_null(-1), np.int32)
+    offsets = np.zeros(len(lists) + 1, np.int64)
+    np.cumsum(np.asarray(pc.fill_null(lists.value_lengths(), 0)) * numbers.itemsize, out=offsets[1:])
+    octets = pa.Array.from_buffers(
+        pa.large_binary(), len(lists), [None, pa.py_buffer(offsets), pa.py_buffer(numbers)]
+    )
+    return pc.if_else(lists.is_valid(), octets, pa.scalar(None, pa.large_binary()))

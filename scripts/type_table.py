@@ -1,0 +1,89 @@
+"""docs/types.md, from the code: what each of PostgreSQL's types is in a replica.
+
+    python scripts/type_table.py > docs/types.md
+
+Reads no server. tests/test_type_table.py holds the file to what this prints.
+"""
+
+import sys
+
+from decoding.builtin_types import BUILTIN_TYPES
+from decoding.output import has_output
+from decoding.types import column_type
+
+_NUMERIC = 1700
+_ACLITEM = 1033  # the only type without a send function that a column is likely to have
+_MODIFIER = (12 << 16 | 2) + 4  # of numeric(12,2), which stands for all that a decimal holds
+
+_HEAD = """\
+# Types
+
+What a column is in a replica, by its PostgreSQL type. Made by `python scripts/type_table.py > docs/types.md`.
+
+Text means PostgreSQL's own: what the type's output function prints with DateStyle ISO, IntervalStyle postgres,
+TimeZone UTC, extra_float_digits 3, bytea_output hex and encoding UTF8. Binary says whether values
+can come in binary format: where the replica has text, it must follow from what the type's send function returns.
+Where it does not, the change is refused with an error that names the column, never guessed.
+
+An array is an array of what its element is, whatever its declared dimensions. A type that is not in this table is
+text.
+
+| oid | type | Spark | Arrow | binary | oid of array | array in Spark |
+|---|---|---|---|---|---|---|
+"""
+
+_NOTES = """
+| users' types | Spark | binary |
+|---|---|---|
+| enum, domain, composite, range, multirange, and arrays of them | string | yes, where it is for the types inside |
+| base types of extensions | string | no: their send functions are their own; one without a send function comes as text |
+
+## Values
+
+| value | in a replica |
+|---|---|
+| float `NaN`, `Infinity`, `-Infinity`, `-0` | as it is |
+| `NaN`, `Infinity`, `-Infinity` in a decimal column | sets the table aside |
+| date and timestamp `infinity`, `-infinity` | a greatest and a least value that no real value is: [README](../README.md#types) |
+| a timestamp after January 294247 | sets the table aside |
+| NULL element of an array | NULL element |
+| array of more than one dimension, or whose first subscript is not 1 | sets the table aside |
+| oid | bigint: it has no sign |
+| char(n) | with its padding blanks |
+| text that is not UTF-8 (a database in encoding SQL_ASCII) | sets the table aside |
+
+A table set aside has an error that names the column and the `types` override to choose: `string` is PostgreSQL's text
+for any type, an array's `{{1,2},{3,4}}` or `[0:1]={1,2}` included. Then [copy it again](operations.md#copy-tables-again).
+
+## In binary format
+
+`money` depends on the server's lc_monetary, and `regclass` and its like on the server's catalog: their bytes do not
+tell their text. PostgreSQL itself refuses to send `aclitem[]` in binary format, and sends `aclitem` as text.
+
+## Other Spark types
+
+[types](configuration.md#types) of a subscription: `string` for any type, `decimal(p,s)` for numeric, wider integers,
+`double` for real; for an array, `array<…>` of one of these.
+"""
+
+
+def markdown() -> str:
+    """Return docs/types.md."""
+    rows = []
+    for oid, builtin in sorted(BUILTIN_TYPES.items()):
+        if oid == _NUMERIC:
+            rows.append(_row(oid, "numeric(p,s), p ≤ 38, 0 ≤ s ≤ p", _MODIFIER).replace("12, 2", "p, s"))
+        rows.append(_row(oid, "any other numeric" if oid == _NUMERIC else builtin.name))
+    return _HEAD + "".join(rows).replace("12,2", "p,s") + _NOTES
+
+
+def _row(oid: int, name: str, modifier: int = -1) -> str:
+    array_oid = BUILTIN_TYPES[oid].array_oid
+    kind, array = column_type(oid, modifier), column_type(array_oid, modifier)
+    binary = "as text" if oid == _ACLITEM else "yes" if has_output(oid) else "no"
+    cells = (oid, name, f"`{kind.spark}`", f"`{kind.arrow}`", binary, array_oid, f"`{array.spark}`")
+    return f"| {' | '.join(map(str, cells))} |\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(markdown())

@@ -1,0 +1,85 @@
+"""Columns of every kind of type in replicas, arrays above all: as keys, in whole rows, kept out of line (chapter 8)."""
+
+from __future__ import annotations
+
+import pytest
+
+from assets.steps.consistency import check_consistency
+from tests.fixtures.oracle import Scenario
+from tests.fixtures.pgsieve_replica import PgsieveReplica
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.parametrize("scenario", ["process", "executors"], indirect=True),
+]
+
+COLUMNS = """
+    numbers int[], names text[], prices numeric(8,2)[], reals float8[], flags bool[], days date[],
+    moments timestamptz[], raw bytea[], ids uuid[], documents jsonb[], spans interval[], anything numeric[],
+    span int4range, address inet, free numeric
+"""
+VALUES = """
+    (1, '{1,NULL,3}', '{"a,b","\\"",NULL,"NULL",""}', '{1.50,-2}', '{NaN,-0,0.1}', '{t,f,NULL}',
+     '{2024-02-29,NULL}', '{"2024-01-01 12:00:00.5+00"}', '{"\\\\x00ff"}',
+     '{00000000-0000-0000-0000-000000000001}', '{"{\\"a\\": 1}"}', '{"1 year -2 days"}', '{1.000,NaN}',
+     '[1,5)', '10.0.0.0/8', '1.500'),
+    (2, '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', 'empty', '::1', 'NaN'),
+    (3, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL)
+"""
+
+
+def consistent(scenario: Scenario) -> None:
+    """The check compares whole rows: by Spark, or in this process."""
+    for replica in scenario.replicas.values():
+        assert isinstance(replica, PgsieveReplica)
+        for result in check_consistency(replica.subscription, replica.lake, lambda _: None):
+            assert result.equal, result
+
+
+def test_columns_of_all_kinds_are_copied_and_changed(scenario: Scenario) -> None:
+    scenario.tables(f"CREATE TABLE kinds (id int PRIMARY KEY, {COLUMNS})")
+    scenario.tables("ALTER TABLE kinds ALTER COLUMN names SET STORAGE EXTERNAL")
+    scenario.publisher(f"INSERT INTO kinds VALUES {VALUES}")
+    scenario.publisher("CREATE PUBLICATION pub FOR TABLE kinds")
+    scenario.subscribe("pub")
+    scenario.check("kinds")
+    scenario.publisher(f"INSERT INTO kinds SELECT id + 10, {names()} FROM kinds")
+    scenario.publisher("UPDATE kinds SET names = array_fill('long'::text, ARRAY[2000]) WHERE id = 2")
+    scenario.check("kinds")
+    # The long array is kept out of line, and not sent again.
+    scenario.publisher("UPDATE kinds SET numbers = numbers || 4, prices = NULL WHERE id < 10")
+    scenario.publisher("UPDATE kinds SET id = 20 WHERE id = 11; DELETE FROM kinds WHERE id = 12")
+    scenario.check("kinds")
+    consistent(scenario)
+
+
+def names() -> str:
+    return ", ".join(column.split()[0] for column in COLUMNS.replace("numeric(8,2)", "numeric").split(","))
+
+
+def test_an_array_is_a_key(scenario: Scenario) -> None:
+    scenario.tables("CREATE TABLE keyed (a int[] PRIMARY KEY, b text)")
+    scenario.publisher("INSERT INTO keyed VALUES ('{}', 'none'), ('{1}', 'one'), ('{1,NULL}', 'two')")
+    scenario.publisher("CREATE PUBLICATION pub FOR TABLE keyed")
+    scenario.subscribe("pub")
+    scenario.publisher("UPDATE keyed SET b = 'more' WHERE a = '{1}'; DELETE FROM keyed WHERE a = '{}'")
+    scenario.check(expect={"keyed": ["{1}|more", "{1,NULL}|two"]})
+    scenario.publisher("UPDATE keyed SET a = a || 2 WHERE a = '{1}'; INSERT INTO keyed VALUES ('{1}', 'new')")
+    scenario.check(expect={"keyed": ["{1}|new", "{1,NULL}|two", "{1,2}|more"]})
+    consistent(scenario)
+
+
+def test_rows_with_arrays_are_equal_as_a_whole(scenario: Scenario) -> None:
+    scenario.tables("CREATE TABLE whole (a float8[], b text[]); ALTER TABLE whole REPLICA IDENTITY FULL")
+    scenario.publisher(
+        "INSERT INTO whole VALUES ('{1,NULL}', '{x}'), ('{1,NULL}', '{x}'), ('{NaN,0.5}', NULL)"
+    )
+    scenario.publisher("CREATE PUBLICATION pub FOR TABLE whole")
+    scenario.subscribe("pub")
+    # One of the equal rows goes.
+    scenario.publisher("DELETE FROM whole WHERE ctid = (SELECT min(ctid) FROM whole)")
+    scenario.publisher(
+        "UPDATE whole SET b = '{NULL,\"\"}' WHERE b IS NULL; INSERT INTO whole VALUES ('{}', '{}')"
+    )
+    scenario.check(expect={"whole": ["{1,NULL}|{x}", '{NaN,0.5}|{NULL,""}', "{}|{}"]})
+    consistent(scenario)
