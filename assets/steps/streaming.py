@@ -42,6 +42,9 @@ from resources.spool import FileSpool
 #: A slice ends with the first commit after so many bytes of messages, or so many seconds.
 SLICE_BYTES = 64 * 1024 * 1024
 SLICE_SECONDS = 1.0
+#: With nothing to append, the position is recorded and confirmed after so many seconds: until a server that shuts
+#: down is told that everything has arrived, it waits (WalSndDone in src/backend/replication/walsender.c).
+IDLE_SECONDS = 10.0
 
 _MESSAGES = pa.schema([("data", pa.binary())])
 
@@ -80,6 +83,7 @@ class StreamedFeed:
         self._stream = ReplicationStream(feed.source, feed.slot, options, self._durable, log=log)
         self._parallel = options.arguments(version).get("streaming") == "parallel"
         self._session = _Session(self._parallel)
+        self._confirmed_at = time.monotonic()
 
     def __enter__(self) -> Self:
         self._stream.__enter__()
@@ -110,7 +114,7 @@ class StreamedFeed:
                     self.position = item.position
                     if self._session.waiting.is_due():
                         yield self._session.waiting.end
-                    elif not self._session.waiting and self.position - self._durable >= IDLE_BYTES:
+                    elif not self._session.waiting.end and self._is_behind():
                         record_position(self._lake, self._feed, self.position)
                         self._confirm(self.position)
         if self._session.waiting.end:
@@ -137,11 +141,16 @@ class StreamedFeed:
             restore_prepared(self._lake, self._feed, self._session.assembler)
         self.position = lsn
 
+    def _is_behind(self) -> bool:
+        """Whether the slot should hear that nothing came: so that it retains little, and a server can shut down."""
+        seconds = time.monotonic() - self._confirmed_at
+        return self.position - self._durable >= (1 if seconds >= IDLE_SECONDS else IDLE_BYTES)
+
     def _confirm(self, lsn: int) -> None:
         """Everything before `lsn` is durable in the change log."""
         if self._prepared:
             save_prepared(self._lake, self._feed, self._session.assembler, lsn)
-        self._durable = lsn
+        self._durable, self._confirmed_at = lsn, time.monotonic()
         self._stream.confirm(lsn)
 
 
@@ -169,9 +178,6 @@ class WaitingTransactions:
         self._since = 0.0
         #: Where the last commit record ends; zero before there is one.
         self.end = 0
-
-    def __bool__(self) -> bool:
-        return self._rows > 0
 
     def add(self, messages: pa.Array) -> None:
         """Let more messages wait."""

@@ -49,7 +49,12 @@ def run_workload(scenario: Scenario, workload: Workload) -> int:
     for publication in workload.publications.values():
         print(publication)
         scenario.publisher(publication)
-    scenario.subscribe(*workload.publications)
+    print(workload.options)
+    # However small a transaction is, it is streamed.
+    scenario.publisher(
+        f"ALTER DATABASE {scenario.name} SET debug_logical_replication_streaming = 'immediate'"
+    )
+    scenario.subscribe(*workload.publications, **workload.options)
     compared = sum(map(len, scenario.check(*scenario.subscribed()).values()))
     for phase in workload.phases:
         print("-- phase")

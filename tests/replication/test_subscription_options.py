@@ -70,3 +70,27 @@ def test_what_came_by_replication_is_sent_on_unless_origin_is_none(scenario: Sce
         replicating("SELECT pg_replication_origin_session_reset()")
         replicating(f"SELECT pg_replication_origin_drop('{scenario.name}')")
     scenario.check(expect={"t": ["1|here"] if origin == "none" else ["1|here", "2|elsewhere"]})
+
+
+@pytest.mark.parametrize("streaming", ["on", "parallel"])
+def test_a_transaction_that_is_streamed_holds_what_it_committed(scenario: Scenario, streaming: str) -> None:
+    scenario.publisher(f"ALTER DATABASE {scenario.name} SET logical_decoding_work_mem = '64kB'")
+    scenario.tables("CREATE TABLE t (a int PRIMARY KEY, b text)")
+    scenario.publisher("CREATE PUBLICATION pub FOR TABLE t WHERE (a % 2 = 0)")
+    scenario.subscribe("pub", streaming=streaming)
+    insert = "INSERT INTO t SELECT a, repeat('x', 100) FROM generate_series({}, {}) a"
+    scenario.publisher("BEGIN")
+    scenario.publisher(insert.format(1, 2000))
+    with scenario.session() as beside:
+        beside("INSERT INTO t VALUES (10002, 'beside')")
+        scenario.check(expect={"t": ["10002|beside"]})
+        beside("BEGIN")
+        beside(insert.format(20001, 22000))
+        scenario.publisher("SAVEPOINT s")
+        scenario.publisher(insert.format(3001, 5000))
+        scenario.publisher("ROLLBACK TO s")
+        scenario.publisher("DELETE FROM t WHERE a BETWEEN 11 AND 2000")
+        beside("ROLLBACK")
+    scenario.publisher("COMMIT")
+    rows = [f"{a}|{'x' * 100}" for a in (2, 4, 6, 8, 10)]
+    scenario.check(expect={"t": [*rows, "10002|beside"]})

@@ -36,12 +36,13 @@ def consistent(scenario: Scenario) -> None:
             assert result.equal, result
 
 
-def test_columns_of_all_kinds_are_copied_and_changed(scenario: Scenario) -> None:
+@pytest.mark.parametrize("binary", [False, True])
+def test_columns_of_all_kinds_are_copied_and_changed(scenario: Scenario, binary: bool) -> None:
     scenario.tables(f"CREATE TABLE kinds (id int PRIMARY KEY, {COLUMNS})")
     scenario.tables("ALTER TABLE kinds ALTER COLUMN names SET STORAGE EXTERNAL")
     scenario.publisher(f"INSERT INTO kinds VALUES {VALUES}")
     scenario.publisher("CREATE PUBLICATION pub FOR TABLE kinds")
-    scenario.subscribe("pub")
+    scenario.subscribe("pub", binary=binary)
     scenario.check("kinds")
     scenario.publisher(f"INSERT INTO kinds SELECT id + 10, {names()} FROM kinds")
     scenario.publisher("UPDATE kinds SET names = array_fill('long'::text, ARRAY[2000]) WHERE id = 2")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from assets.steps.change_log import drain
-from assets.steps.streaming import StreamedFeed
 from assets.steps.subscription import Feed
 from decoding.messages import Relation, decode
 from resources.delta import Lake
@@ -25,7 +23,7 @@ from resources.pgoutput import PgoutputOptions
 from resources.postgres import Source
 from resources.slot import SlotError, current_lsn
 from tests.fixtures.concurrent_sessions import SETTINGS, STEPS, TABLES, Workload, connect
-from tests.fixtures.oracle import wait_until
+from tests.fixtures.streamed import consume_stream
 
 OPTIONS = {
     "sql": PgoutputOptions(),
@@ -62,11 +60,7 @@ class Consumer:
         if not self.streams:
             drain(self.feed, self.lake, [], print, target)
             return
-        with StreamedFeed(self.feed, self.lake, print) as streamed, ThreadPoolExecutor(1) as pool:
-            stopping = pool.submit(stop_at, streamed, target)
-            for _ in streamed.slices():
-                streamed.append()
-            stopping.result()
+        consume_stream(self.feed, self.lake, target)
 
     def changes(self) -> list[tuple]:
         """Every message but descriptions, with its order key and the description that it is to be read by."""
@@ -80,11 +74,6 @@ class Consumer:
                 described = relations[row["slice"], row["relation_id"]] if row["kind"] in "IUD" else None
                 found.append((row["commit_lsn"], row["ordinal"], row["xid"], row["kind"], message, described))
         return found
-
-
-def stop_at(streamed: StreamedFeed, target: int) -> None:
-    wait_until(lambda: streamed.position >= target, lambda: f"at {streamed.position}, not {target}")
-    streamed.stop()
 
 
 def no_session() -> None:
