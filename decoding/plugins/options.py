@@ -1,0 +1,34 @@
+"""Values of output plugin options, read as the server reads them.
+
+Raises OutputPluginOptionError that names the option; options hold no data, so it shows the value.
+"""
+
+from __future__ import annotations
+
+from decoding.output_plugin import OutputPluginOptionError
+
+_BOOLEANS = {
+    **dict.fromkeys(("t", "tr", "tru", "true", "y", "ye", "yes", "on", "1"), True),
+    **dict.fromkeys(("f", "fa", "fal", "fals", "false", "n", "no", "of", "off", "0"), False),
+}
+
+
+def parse_bool(name: str, value: str | None) -> bool:
+    """A boolean: what parse_bool of src/backend/utils/adt/bool.c takes; no value is true."""
+    if value is None:
+        return True
+    if value.lower() not in _BOOLEANS:
+        raise OutputPluginOptionError(
+            f'could not parse value "{value}" for parameter "{name}"',
+            hint="write on or off",
+            sqlstate="22023",
+        )
+    return _BOOLEANS[value.lower()]
+
+
+def unknown_option(name: str, value: str | None, known: tuple[str, ...]) -> OutputPluginOptionError:
+    """The error for an option that a plugin does not have."""
+    shown = "(null)" if value is None else value
+    return OutputPluginOptionError(
+        f'option "{name}" = "{shown}" is unknown', hint=f"options: {', '.join(known)}", sqlstate="22023"
+    )
