@@ -6,9 +6,10 @@ confirmed position moved on (`advance`). A slot is read with pg_logical_slot_pee
 subclasses for a slot that is missing, in use, ahead of what is durable, or invalidated.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import psycopg
@@ -172,21 +173,36 @@ def protocol_version(server_version: int) -> int:
 
 
 def peek_query(
-    slot: str, upto: int, publications: Sequence[str], server_version: int, limit: int | None = None
+    slot: str,
+    upto: int,
+    publications: Sequence[str],
+    server_version: int,
+    limit: int | None = None,
+    more: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
     """The query that reads a slot up to `upto` without confirming anything.
 
     It delivers whole transactions: those whose commit record begins before `upto`, which are just those
     that pg_replication_slot_advance(slot, upto) confirms. `limit` ends it at the first commit after so
-    many messages.
+    many messages. `more` are further options of pgoutput (section 54.5.1).
     """
     names = ",".join(quote(p) for p in publications)
-    options = ["proto_version", str(protocol_version(server_version)), "publication_names", names]
-    listed = ", ".join(literal(o) for o in options)
+    options = {
+        "proto_version": str(protocol_version(server_version)),
+        "publication_names": names,
+        **more,
+    }
+    listed = ", ".join(literal(text) for option in options.items() for text in option)
     return (
         f"select data from pg_logical_slot_peek_binary_changes({literal(slot)},"
         f" {literal(format_lsn(upto))}, {limit or 'null'}, {listed})"
     )
+
+
+def type_names(connection: psycopg.Connection[Any]) -> dict[int, str]:
+    """The SQL names of the types that are not built in, by oid, as this session sees them."""
+    listed = connection.execute("select oid::bigint, format_type(oid, null) from pg_type where oid >= 10000")
+    return dict(listed.fetchall())
 
 
 def has_changes(connection: psycopg.Connection[Any], source: str, slot: str, query: str) -> bool:
