@@ -4,9 +4,9 @@ A schema that is sent within a streamed transaction is that transaction's alone 
 forgotten when it aborts (PostgreSQL documentation 54.5). Raises ProtocolError for a relation that no message
 has described.
 
-A type that is not built in is named by its Type message, as format_type does: in quotes where needed, with its
-schema unless that is `public` or pg_catalog, which a search_path has by default. Type messages say less than
-the catalog, so two kinds of names are not exact:
+A type that is not built in is named by its Type message, in quotes where needed and with its schema unless that is
+pg_catalog: as format_type does under the empty search_path of pg_recvlogical. Type messages say less than the
+catalog, so two kinds of names are not exact:
 
 - a domain's message has the name of its base type, and `int4` there, not integer;
 - an array's message has the name of the array type, `_mood` for mood[]. A leading underscore is taken for that,
@@ -29,7 +29,6 @@ from decoding.messages import Delete, Insert, Relation, Type, Update
 from decoding.quoting import quote_identifier, quote_qualified
 
 _CATALOG = "pg_catalog"
-_VISIBLE = frozenset({_CATALOG, "public"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +123,6 @@ def _type_name(described: Type) -> str:
     name, brackets = described.name, ""
     if len(name) > 1 and name.startswith("_"):
         name, brackets = name[1:], "[]"
-    namespace = described.namespace or _CATALOG
-    qualified = quote_identifier(name) if namespace in _VISIBLE else quote_qualified(namespace, name)
-    return qualified + brackets
+    if described.namespace in ("", _CATALOG):
+        return quote_identifier(name) + brackets
+    return quote_qualified(described.namespace, name) + brackets

@@ -118,6 +118,11 @@ class EmbeddedServer:
         return self._version
 
     @property
+    def programs(self) -> Path:
+        """The folder of PostgreSQL's programs."""
+        return self._bin
+
+    @property
     def data(self) -> Path:
         """The data directory."""
         return self._data

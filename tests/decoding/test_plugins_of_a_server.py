@@ -4,7 +4,7 @@ PostgreSQL is the oracle: two slots, one with pgoutput and one with test_decodin
 and the text that our test_decoding makes of the one is the server's text of the other, line by line. What may
 differ is in `decoding.plugins.test_decoding`; here that is only the two kinds of lines that `comparable` leaves out.
 
-The random workloads take two thirds of PGSIEVE_BUDGET_SECONDS (30); PGSIEVE_SEED is the first one's seed.
+The random workloads take half of PGSIEVE_BUDGET_SECONDS (30); PGSIEVE_SEED is the first one's seed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,19 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from decoding.messages import Decoder, Delete, Insert, Message, Relation, Truncate, Type, Update
+from decoding.messages import (
+    BeginPrepare,
+    Decoder,
+    Delete,
+    Insert,
+    Message,
+    Prepare,
+    Relation,
+    RollbackPrepared,
+    Truncate,
+    Type,
+    Update,
+)
 from decoding.output_plugin import OutputPluginOptionError, OutputTypeError
 from decoding.plugin_driver import PluginDriver, binary_changes, text_changes
 from decoding.plugins import pgoutput, test_decoding
@@ -44,6 +56,8 @@ class Database:
         settings = " ".join(f"-c {k}={v}" for k, v in OUTPUT_SETTINGS.items() if k != "client_encoding")
         self._conninfo = server.conninfo(dbname=name, options=settings, client_encoding="UTF8")
         self.session = self.connect()
+        self.reader = self.connect()
+        self.reader.execute("SET search_path = ''")  # as pg_recvlogical has it
         for statement in [*SCHEMA, "CREATE PUBLICATION everything FOR ALL TABLES"]:
             self.session.execute(statement)
 
@@ -63,7 +77,7 @@ class Database:
         marks = sql.SQL("").join([sql.SQL(", %s")] * len(flat))
         query = sql.SQL("SELECT data FROM {}(%s, NULL, NULL{})").format(sql.Identifier(function), marks)
         name = f"{self.session.info.dbname}_{slot}"
-        return [row[0] for row in self.session.execute(query, [name, *flat])]
+        return [row[0] for row in self.reader.execute(query, [name, *flat])]
 
     def theirs(self, slot: str, options: Options) -> list[str]:
         return [str(line) for line in self.peek(slot, "pg_logical_slot_peek_changes", options)]
@@ -81,7 +95,7 @@ class Database:
             return list(text_changes(driver, self.messages(slot, streaming=streaming)))
 
     def partitioned(self) -> list[str]:
-        found = self.session.execute("SELECT oid::regclass::text FROM pg_class WHERE relkind = 'p'")
+        found = self.reader.execute("SELECT oid::regclass::text FROM pg_class WHERE relkind = 'p'")
         return [str(name) for (name,) in found]
 
     def compare(self, slots: tuple[str, str], options: Options, *, streaming: str = "off") -> int:
@@ -126,7 +140,7 @@ def _without(partitioned: list[str], line: str) -> str:
     if not found:
         return line
     tables = head.removeprefix("table ").split(", ")
-    left = [table for table in tables if table.removeprefix("public.") not in partitioned]
+    left = [table for table in tables if table not in partitioned]
     return f"table {', '.join(left)}{found}{flags}"
 
 
@@ -149,6 +163,7 @@ def made(server: EmbeddedServer, name: str) -> Iterator[Database]:
             ).fetchall():
                 found.session.execute(sql.SQL("ROLLBACK PREPARED {}").format(sql.Literal(gid)))
             found.session.close()
+            found.reader.close()
             admin.execute(
                 "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = %s",
                 [name],
@@ -171,13 +186,13 @@ def random_options(source: random.Random) -> Options:
     return {name: source.choice(OPTIONS[name]) for name in names}
 
 
-def random_workload(source: random.Random, database: Database, *, undone: bool) -> None:
+def random_workload(source: random.Random, database: Database, slots: Sequence[str], *, undone: bool) -> None:
     """Transactions, some prepared; where something is to be undone, rollbacks of some or of a part."""
     tables = RandomTables(source)
     for definition in tables.definitions:
         print(f"{definition};")
         database.session.execute(definition)
-    database.create_slots(*PLAIN, *PREPARED)
+    database.create_slots(*slots)
     for number in range(source.randint(1, 8)):
         end = source.choices(
             ["COMMIT", "ROLLBACK", "COMMIT PREPARED", "ROLLBACK PREPARED"], [6, undone, 2, undone]
@@ -202,8 +217,8 @@ def random_workload(source: random.Random, database: Database, *, undone: bool) 
 def compared_lines(source: random.Random, database: Database) -> int:
     """Run a workload and compare it in all the ways that it can be read; how many lines were compared."""
     undone = source.random() < 0.5
-    random_workload(source, database, undone=undone)
-    database.session.execute("SET logical_decoding_work_mem = '64kB'")
+    random_workload(source, database, [*PLAIN, *PREPARED], undone=undone)
+    database.reader.execute("SET logical_decoding_work_mem = '64kB'")
     lines = 0
     for slots in (PLAIN, PREPARED):
         lines += database.compare(slots, {})
@@ -216,7 +231,7 @@ def compared_lines(source: random.Random, database: Database) -> int:
 
 
 def test_random_workloads_print_the_servers_lines(decoding_server: EmbeddedServer) -> None:
-    lines = tried(decoding_server, 1 / 3, compared_lines)
+    lines = tried(decoding_server, 1 / 4, compared_lines)
     assert lines
 
 
@@ -265,14 +280,23 @@ def described(messages: list[bytes]) -> list[tuple[Message, list[Relation]]]:
                 pass
             case _:
                 found.append((message, []))
-    return found
+    # What was sent of a prepared transaction that is rolled back depends on when the server noticed.
+    gone = {message.gid for message, _ in found if isinstance(message, RollbackPrepared)}
+    kept: list[tuple[Message, list[Relation]]] = []
+    prepared = None
+    for message, of in found:
+        if isinstance(message, BeginPrepare | Prepare):
+            prepared = message.gid if isinstance(message, BeginPrepare) else None
+        if prepared not in gone:
+            kept.append((message, of))
+    return kept
 
 
 def compared_messages(source: random.Random, database: Database) -> int:
     """Streamed and prepared messages, made plain, are what the server sends when it is asked for plain ones."""
     undone = source.random() < 0.7
-    random_workload(source, database, undone=undone)
-    database.session.execute("SET logical_decoding_work_mem = '64kB'")
+    random_workload(source, database, ["po", "po2"], undone=undone)
+    database.reader.execute("SET logical_decoding_work_mem = '64kB'")
     # A message in a subtransaction of a stream has the transaction's id: it cannot be told to be undone.
     emitted = "false" if undone else "true"
     newest = database.session.info.server_version >= 160000
@@ -286,7 +310,7 @@ def compared_messages(source: random.Random, database: Database) -> int:
         ("po", {"proto_version": "1"}),
         ("po2", {"proto_version": "3", "two_phase": "on"}),
     ):
-        plain = database.messages(slot, **{"proto_version": wanted["proto_version"], "messages": emitted})
+        plain = database.messages(slot, proto_version=wanted["proto_version"], messages=emitted)
         streamed = database.messages(slot, **{**best, "messages": emitted})
         options = {**wanted, "messages": emitted}
         assert described(recoded(streamed, options, parallel=newest)) == described(plain)
@@ -304,7 +328,7 @@ def undescribed(messages: list[bytes]) -> list[bytes]:
 def test_pgoutput_makes_plain_messages_of_streamed_and_prepared_ones(
     server: str, request: pytest.FixtureRequest
 ) -> None:
-    lines = tried(request.getfixturevalue(server), 1 / 6, compared_messages)
+    lines = tried(request.getfixturevalue(server), 1 / 8, compared_messages)
     assert lines
 
 
@@ -317,7 +341,8 @@ WORKLOAD = [
     ["SELECT pg_logical_emit_message(false, 'at', 'once')"],
     ["CREATE TABLE later (a int)"],
     ["INSERT INTO full_row VALUES (1, NULL, 'x')", "UPDATE full_row SET b = 2", "DELETE FROM full_row"],
-    ["ALTER TABLE full_row ALTER COLUMN a TYPE bigint", "INSERT INTO full_row VALUES (2, NULL, 'y')"],
+    ["INSERT INTO full_row VALUES (2, NULL, 'y')"],
+    ["ALTER TABLE full_row ALTER COLUMN a TYPE bigint", "INSERT INTO full_row VALUES (3, NULL, 'z')"],
     ["TRUNCATE t, full_row RESTART IDENTITY CASCADE"],
     ["TRUNCATE t"],
     [
@@ -327,12 +352,18 @@ WORKLOAD = [
 ]
 
 
-@pytest.fixture
-def worked(database: Database) -> Database:
+@pytest.fixture(scope="module")
+def worked(decoding_server: EmbeddedServer) -> Iterator[Database]:
     """A database after the workload, whose last transaction came from elsewhere."""
+    with made(decoding_server, "plugins_worked") as database:
+        run_workload(database)
+        yield database
+
+
+def run_workload(database: Database) -> None:
     for definition in (
-        """CREATE TABLE t (id int PRIMARY KEY, "user" text STORAGE EXTERNAL, mood mood, moods mood[], pair pair,
-           "Moods" "Odd Types"."Mood"[], amount numeric)""".replace(" STORAGE EXTERNAL", ""),
+        """CREATE TABLE t (id int PRIMARY KEY, "user" text, mood mood, moods mood[], pair pair,
+           "Moods" "Odd Types"."Mood"[], amount numeric)""",
         'ALTER TABLE t ALTER COLUMN "user" SET STORAGE EXTERNAL',
         "CREATE TABLE full_row (a int, b int, c text)",
         "ALTER TABLE full_row REPLICA IDENTITY FULL",
@@ -346,7 +377,6 @@ def worked(database: Database) -> Database:
     database.session.execute("SELECT pg_replication_origin_session_setup(%s)", [name])
     database.run(WORKLOAD[-1])
     database.session.execute("SELECT pg_replication_origin_session_reset()")
-    return database
 
 
 @pytest.mark.parametrize(
@@ -360,7 +390,7 @@ def worked(database: Database) -> Database:
         {"stream-changes": "on"},
         {"include-xids": "0", "include-timestamp": "1", "skip-empty-xacts": "1", "only-local": "1"},
     ],
-    ids=lambda options: " ".join(options),
+    ids=" ".join,
 )
 def test_each_option_prints_the_servers_lines(worked: Database, options: Options) -> None:
     assert worked.compare(PLAIN, options) > 10
@@ -370,17 +400,18 @@ def test_names_of_types_come_from_type_messages_where_no_catalog_is_at_hand(work
     with PluginDriver(test_decoding.init, server_version=150000) as driver:
         ours = list(text_changes(driver, worked.messages("po")))
     assert ours == comparable(worked.theirs("td", {}), [])
-    assert """moods[mood[]]:'{sad}' pair[pair]:'(1,x)' "Moods"["Odd Types"."Mood"[]]:'{Happy}'""" in ours[1]
+    assert (
+        """moods[public.mood[]]:'{sad}' pair[public.pair]:'(1,x)' "Moods"["Odd Types"."Mood"[]]:'{Happy}'"""
+        in ours[1]
+    )
 
 
 def test_rewrites_are_what_include_rewrites_shows_and_pgoutput_does_not_send(worked: Database) -> None:
     theirs = comparable(worked.theirs("td", {"include-rewrites": "on"}), [])
-    ours = worked.ours("po", {"include-rewrites": "on"})
     more = list(theirs)
-    for line in ours:
+    for line in worked.ours("po", {"include-rewrites": "on"}):
         more.remove(line)
-    assert [line.partition(":")[0] for line in more if line.startswith("table")] == []
-    assert worked.theirs("td", {}) == worked.theirs("td", {"include-rewrites": "off"})
+    assert more == ["table public.full_row: INSERT: a[bigint]:2 b[integer]:null c[text]:'y'"]
 
 
 def test_binary_output_is_the_text_that_a_text_function_refuses(worked: Database) -> None:
@@ -402,12 +433,11 @@ def test_binary_output_is_the_text_that_a_text_function_refuses(worked: Database
     ("option", "value"),
     [("foo", "1"), ("include-xids", "maybe"), ("only-local", ""), ("stream-changes", "2")],
 )
-def test_options_are_refused_as_the_server_refuses_them(database: Database, option: str, value: str) -> None:
-    database.create_slots(*PLAIN)
+def test_options_are_refused_as_the_server_refuses_them(worked: Database, option: str, value: str) -> None:
     with pytest.raises(psycopg.Error) as theirs:
-        database.theirs("td", {option: value})
+        worked.theirs("td", {option: value})
     with pytest.raises(OutputPluginOptionError) as ours:
-        database.ours("po", {option: value})
+        worked.ours("po", {option: value})
     assert (ours.value.message, ours.value.sqlstate) == (
         theirs.value.diag.message_primary,
         theirs.value.sqlstate,
@@ -428,11 +458,10 @@ def test_options_are_refused_as_the_server_refuses_them(database: Database, opti
     ],
     ids=str,
 )
-def test_pgoutput_refuses_options_as_the_server_refuses_them(database: Database, options: Options) -> None:
-    database.create_slots(*PLAIN)
+def test_pgoutput_refuses_options_as_the_server_refuses_them(worked: Database, options: Options) -> None:
     named = {"publication_names": "everything"}
     with pytest.raises(psycopg.Error) as theirs:
-        database.peek("po", "pg_logical_slot_peek_binary_changes", options | named)
+        worked.peek("po", "pg_logical_slot_peek_binary_changes", options | named)
     with pytest.raises(OutputPluginOptionError) as ours:
         recoded([], options)
     assert (ours.value.message, ours.value.sqlstate) == (
@@ -469,18 +498,18 @@ def test_streamed_transactions_alternate_as_on_the_server(database: Database) ->
     other = database.connect()
     other.execute("BEGIN")
     for _ in range(3):
-        other.execute("INSERT INTO b (filler) SELECT repeat('b', 100) FROM generate_series(1, 500)")
+        other.execute("INSERT INTO b (filler) SELECT repeat('b', 100) FROM generate_series(1, 300)")
         database.run(
-            ["INSERT INTO a (filler) SELECT repeat('a', 100) FROM generate_series(1, 500)", "TRUNCATE a"]
+            ["INSERT INTO a (filler) SELECT repeat('a', 100) FROM generate_series(1, 300)", "TRUNCATE a"]
         )
     other.execute("COMMIT")
     other.close()
     gid = sql.Literal(database.session.info.dbname).as_string(None)
-    large = "INSERT INTO a (filler) SELECT 'c' FROM generate_series(1, 2000)"
+    large = "INSERT INTO a (filler) SELECT repeat('c', 100) FROM generate_series(1, 600)"
     database.run([large, "SELECT pg_logical_emit_message(true, 'p', 'c')"], f"PREPARE TRANSACTION {gid}")
     database.session.execute(f"COMMIT PREPARED {gid}")
-    database.session.execute("SET logical_decoding_work_mem = '64kB'")
-    for options in ({}, {"skip-empty-xacts": "1"}, {"include-xids": "0", "include-timestamp": "1"}):
+    database.reader.execute("SET logical_decoding_work_mem = '64kB'")
+    for options in ({}, {"skip-empty-xacts": "1", "include-xids": "0", "include-timestamp": "1"}):
         for slots in (PLAIN, PREPARED):
             database.compare(slots, options | {"stream-changes": "1"}, streaming="on")
             database.compare(slots, options, streaming="on")
