@@ -8,7 +8,7 @@ server's own subscriber in src/backend/replication/logical/worker.c, and what pg
 
 from __future__ import annotations
 
-from typing import NoReturn
+from typing import NoReturn, TypeAlias
 
 from decoding.cursor import PROTOCOL_VIOLATION
 from decoding.errors import ProtocolError
@@ -29,16 +29,20 @@ from decoding.messages import (
     StreamStop,
 )
 
+_OfTransaction: TypeAlias = Begin | BeginPrepare | StreamStart | CommitPrepared | RollbackPrepared
+
 
 class MessageOrder:
     """Follows the messages of one session."""
 
-    __slots__ = ("_before", "_open", "_streams")
+    __slots__ = ("_before", "_open", "_prepared", "_streams")
 
     def __init__(self) -> None:
         self._open: Begin | BeginPrepare | StreamStart | None = None
         self._before: Message | None = None
+        #: Transactions that have begun and not ended, by their ids.
         self._streams: set[int] = set()
+        self._prepared: set[int] = set()
 
     @property
     def block(self) -> int | None:
@@ -56,6 +60,8 @@ class MessageOrder:
                 self._end_stream(message)
             case CommitPrepared() | RollbackPrepared():
                 self._expect_none_open(message)
+                self._expect_new(message, self._streams)
+                self._prepared.discard(message.xid)
             case Origin():
                 first = not isinstance(self._before, StreamStart) or self._before.first_segment
                 if self._before is not self._open or self._open is None or not first:
@@ -69,10 +75,12 @@ class MessageOrder:
 
     def _begin(self, message: Begin | BeginPrepare | StreamStart) -> None:
         self._expect_none_open(message)
+        self._expect_new(message, self._prepared)
+        if not isinstance(message, StreamStart) or message.first_segment:
+            self._expect_new(message, self._streams)
+        elif message.xid not in self._streams:
+            self._fail(message, f"after the first block: the stream of {message.xid} has not begun")
         if isinstance(message, StreamStart):
-            if message.first_segment == (message.xid in self._streams):
-                known = "has begun before" if message.first_segment else "has not begun"
-                self._fail(message, f"in another order: the stream of transaction {message.xid} {known}")
             self._streams.add(message.xid)
         self._open = message
 
@@ -89,16 +97,26 @@ class MessageOrder:
                 self._fail(message, "at the end of a transaction or block of its kind")
         if not agree:
             self._fail(message, "with the LSN and the transaction that its begin names")
+        if isinstance(message, Prepare):
+            self._prepared.add(message.xid)
         self._open = None
 
     def _end_stream(self, message: StreamCommit | StreamAbort | StreamPrepare) -> None:
         self._expect_none_open(message)
+        if isinstance(message, StreamAbort):
+            # Also sent where the server noticed the abort before it sent a block.
+            if message.subxid == message.xid:
+                self._streams.discard(message.xid)
+            return
         if message.xid not in self._streams:
-            self._fail(
-                message, f"after a block of its stream: that of transaction {message.xid} has not begun"
-            )
-        if not isinstance(message, StreamAbort) or message.subxid == message.xid:
-            self._streams.remove(message.xid)
+            self._fail(message, f"after a block: the stream of {message.xid} has not begun")
+        self._streams.remove(message.xid)
+        if isinstance(message, StreamPrepare):
+            self._prepared.add(message.xid)
+
+    def _expect_new(self, message: _OfTransaction, begun: set[int]) -> None:
+        if message.xid in begun:
+            self._fail(message, f"after the end of transaction {message.xid}, which has begun before")
 
     def _expect_none_open(self, message: Message) -> None:
         if self._open is not None:

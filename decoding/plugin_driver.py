@@ -318,7 +318,11 @@ class PluginDriver:
             if whole:
                 del self._held[xid]
             return
-        streamed = self._streams.pop(xid) if whole else self._streams[xid]
+        streamed = self._streams.get(xid)
+        if streamed is None:
+            return
+        if whole:
+            del self._streams[xid]
         txn = streamed.txn if whole else Transaction(subxid, toptxn=streamed.txn)
         txn.abort_time = message.abort.time if message.abort else 0
         abort_lsn = message.abort.lsn if message.abort else 0

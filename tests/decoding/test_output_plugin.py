@@ -304,7 +304,11 @@ BLOCK = [StreamStart(7, True), replace(TABLE, xid=7), row("x", 7), StreamStop()]
         [*BLOCK, StreamStart(7, True)],
         [*BLOCK, StreamStart(7, False), Origin(0, "o")],
         [StreamCommit(7, 7, 8, 0)],
-        [StreamAbort(7, 7)],
+        [StreamAbort(7, 7), StreamCommit(7, 7, 8, 0)],
+        [*BLOCK, BEGIN],
+        [*BLOCK, CommitPrepared(*PREPARED)],
+        [BeginPrepare(*PREPARED), Prepare(*PREPARED), BEGIN],
+        [*BLOCK, StreamPrepare(*PREPARED), StreamStart(7, True)],
         [StreamPrepare(*PREPARED)],
         [*BLOCK, StreamCommit(7, 7, 8, 0), StreamCommit(7, 7, 8, 0)],
         [BEGIN, StreamCommit(7, 7, 8, 0)],
@@ -352,6 +356,17 @@ def test_a_group_needs_its_callbacks_when_they_are_called(missing: str) -> None:
         calls(registered(*names), [*(BLOCK if streams else []), *ENDS.get(missing, [])])
     assert refused.value.sqlstate == "55000"
     calls(registered(*names), [BEGIN, TABLE, row("x"), COMMIT])  # not before
+
+
+@pytest.mark.parametrize("names", [STREAM, ()], ids=["stream", "plain"])
+def test_an_abort_may_come_for_what_was_never_sent(names: tuple[str, ...]) -> None:
+    messages = [StreamAbort(5, 6), StreamAbort(5, 5), *BLOCK, StreamAbort(7, 9), StreamCommit(7, 7, 8, 0)]
+    lines = calls(registered(*names), messages)
+    assert lines == (
+        ["stream_start 7", "stream_change 7 x", "stream_stop 7", "stream_abort 9", "stream_commit 7"]
+        if names
+        else ["begin 7", "change 7 x", "commit 7"]
+    )
 
 
 def test_optional_callbacks_may_be_missing() -> None:
@@ -518,3 +533,21 @@ def test_a_schema_of_a_stream_is_the_streams_until_it_commits() -> None:
         messages = [*begun, *block, BEGIN, row("x"), COMMIT, end, BEGIN, row("x"), COMMIT]
         found = [line for line in calls(init, messages) if line.endswith(")")]
         assert found == ["t ('text',)", "other ('s.\"Mood\"',)", "t ('text',)", name]
+
+
+@pytest.mark.parametrize(("version", "framed"), [(160000, False), (170000, True)])
+def test_messages_count_as_changes_since_17(version: int, framed: bool) -> None:
+    emitted = LogicalMessage(True, 1, "p", b"hi")
+    block = [BLOCK[0], replace(emitted, xid=7), StreamStop(), StreamCommit(7, 7, 8, 0)]
+    options = [("skip-empty-xacts", "on"), ("stream-changes", "on")]
+    with PluginDriver(plugin("test_decoding"), options, server_version=version) as driver:
+        lines = list(text_changes(driver, map(encode, [BEGIN, emitted, COMMIT, *block])))
+    message = "message: transactional: 1 prefix: p, sz: 2"
+    begun = ["BEGIN 7", f"{message} content:hi", "COMMIT 7"]
+    opened = [
+        "opening a streamed block for transaction TXN 7",
+        f"streaming {message}",
+        "closing a streamed block for transaction TXN 7",
+        "committing streamed transaction TXN 7",
+    ]
+    assert lines == ([*begun, *opened] if framed else [begun[1], opened[1]])
