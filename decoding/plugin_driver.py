@@ -59,9 +59,8 @@ from decoding.output_plugin import (
     OutputTypeError,
     Transaction,
 )
+from decoding.quoting import NEWEST_SERVER
 from decoding.relations import PublishedRelation, RelationCache
-
-NEWEST_SERVER = 180000
 
 
 @dataclass(slots=True)

@@ -78,16 +78,23 @@ def _feed(declared: Project, source: str, slot: str | None) -> Feed:
 
 
 def _recorded(declared: Project, feed: Feed) -> Iterator[bytes]:
-    """The messages of the change log."""
+    """The messages of the change log, a slice at a time."""
     lake = declared.lake.open()
     path = lake.change_log(feed.name)
-    if not lake.records.exists(path):
+    if lake.local is None:
+        raise PgsieveError(
+            f'lake "{lake.uri}" is not a folder of this machine, and decode starts no Spark',
+            hint="leave out --from-change-log to read what waits in the slot",
+            sqlstate="0A000",
+        )
+    if not lake.local.exists(path):
         raise PgsieveError(
             f'source "{feed.source.name}": nothing has been recorded of slot "{feed.slot}"',
             hint="`pgsieve run` records it",
         )
     with lake.refusing(path):
-        yield from lake.messages(path)
+        for end in lake.local.slices(path, 0):
+            yield from lake.local.messages(path, end)
 
 
 def _waiting(feed: Feed, version: int, *, streaming: bool) -> Iterator[bytes]:

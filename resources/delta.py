@@ -126,15 +126,6 @@ class Lake:
         reader = self.spark.read.schema(StructType.fromJson(json.loads(schema)))
         return reader.parquet(*files) if files else reader.parquet(path).limit(0)
 
-    def messages(self, path: str) -> Iterator[bytes]:
-        """The raw messages of a change log in their order, a slice at a time."""
-        for end in self.records.slices(path, 0):
-            if self.local:
-                yield from self.local.messages(path, end)
-            else:
-                rows = self.slices_of(path, [end]).orderBy("number").select("data").toLocalIterator()
-                yield from (bytes(row.data) for row in rows)
-
     # writing
 
     def check_writable(self) -> None:

@@ -16,23 +16,22 @@ publications, line by line, but for what pgoutput does not send:
   that the server lists in a TRUNCATE besides their partitions;
 - changes of a partition that is published as its root: these have the root's name and columns;
 - rewrites of tables by DDL, which include-rewrites shows;
-- names of types that are not built in, where they come from Type messages alone (`decoding.relations`), and
-  quotes around names that are key words in one version of the server and not in another
-  (`decoding.catalog_names`);
+- names of types that are not built in, where they come from Type messages alone (`decoding.relations`);
 - origins of single changes, of messages that are not transactional, and of streamed transactions: only-local
   leaves out whole transactions;
 - with stream-changes, what had been streamed of a (sub)transaction that was aborted by the time it was read:
   the server stops where it notices, which depends on what a plugin looks up;
 - times, which are in UTC here and in TimeZone there.
 
-Before PostgreSQL 17 skip-empty-xacts does not count messages as changes: no BEGIN, and no opening of a block, is
-printed for them. `server_version` of the driver chooses.
+The driver's `server_version` chooses between versions of the server. Before PostgreSQL 17 skip-empty-xacts does not
+count messages as changes: no BEGIN, and no opening of a block, is printed for them. Names that are key words are in
+quotes, and there are more of them in each version.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from decoding.datetimes import timestamptz_text
 from decoding.messages import Binary, Delete, Insert, LogicalMessage, Null, Text, Truncate, TupleData
@@ -46,7 +45,7 @@ from decoding.output_plugin import (
     Transaction,
 )
 from decoding.plugins.options import parse_bool, unknown_option
-from decoding.quoting import quote_identifier, quote_literal, quote_qualified
+from decoding.quoting import NEWEST_SERVER, quote_identifier, quote_literal, quote_qualified
 from decoding.relations import PublishedRelation
 
 _OPTIONS = (
@@ -77,14 +76,11 @@ class _Wrote:
 
 @dataclass(slots=True)
 class _Prefixes:
-    """` name[type]:` of each column of a relation, as it was described last."""
+    """What is printed before the values of a relation as it was described last: ` name[type]:` of each column."""
 
     relation: PublishedRelation
+    table: bytes
     columns: list[bytes]
-    table: bytes = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.table = f"table {_qualified(self.relation)}:".encode()
 
 
 class TestDecoding:
@@ -92,7 +88,7 @@ class TestDecoding:
 
     def __init__(self) -> None:
         self._on = dict.fromkeys(_OPTIONS, False) | {"include-xids": True}
-        self._messages_begin = True
+        self._server_version = NEWEST_SERVER
         self._prefixes: dict[int, _Prefixes] = {}
 
     # startup and filters
@@ -108,7 +104,7 @@ class TestDecoding:
         options.output_type = OutputType.BINARY if self._on["force-binary"] else OutputType.TEXT
         options.receive_rewrites = self._on["include-rewrites"]
         ctx.streaming = ctx.streaming and self._on["stream-changes"]
-        self._messages_begin = ctx.server_version >= _MESSAGES_BEGIN_SINCE
+        self._server_version = ctx.server_version
 
     def filter_by_origin(self, ctx: DecodingContext, origin: str | None) -> bool:
         """Leave out what came from elsewhere, with only-local."""
@@ -195,12 +191,12 @@ class TestDecoding:
         """The tables and the options of a TRUNCATE."""
         self._begun(ctx, txn)
         flags = " restart_seqs" * change.restart_identity + " cascade" * change.cascade
-        tables = ", ".join(map(_qualified, relations))
+        tables = ", ".join(map(self._qualified, relations))
         self._write(ctx, f"table {tables}: TRUNCATE:{flags or ' (no-flags)'}")
 
     def message(self, ctx: DecodingContext, txn: Transaction | None, message: LogicalMessage) -> None:
         """A message with its content."""
-        if txn is not None and self._messages_begin:
+        if txn is not None and self._server_version >= _MESSAGES_BEGIN_SINCE:
             self._begun(ctx, txn)
         self._write(ctx, f"message: {_described(message)} content:", message.content)
 
@@ -269,7 +265,7 @@ class TestDecoding:
 
     def stream_message(self, ctx: DecodingContext, txn: Transaction, message: LogicalMessage) -> None:
         """A transactional message without its content."""
-        if self._messages_begin:
+        if self._server_version >= _MESSAGES_BEGIN_SINCE:
             self._streamed(ctx, txn)
         self._write(ctx, f"streaming message: {_described(message)}")
 
@@ -301,22 +297,23 @@ class TestDecoding:
     def _prefixes_of(self, relation: PublishedRelation) -> _Prefixes:
         known = self._prefixes.get(relation.message.relation_id)
         if known is None or known.relation is not relation:
+            version = self._server_version
             columns = [
-                f" {quote_identifier(column.name)}[{type_name}]:".encode()
+                f" {quote_identifier(column.name, version)}[{type_name}]:".encode()
                 for column, type_name in zip(relation.message.columns, relation.type_names, strict=True)
             ]
-            known = self._prefixes[relation.message.relation_id] = _Prefixes(relation, columns)
+            known = _Prefixes(relation, f"table {self._qualified(relation)}:".encode(), columns)
+            self._prefixes[relation.message.relation_id] = known
         return known
+
+    def _qualified(self, relation: PublishedRelation) -> str:
+        return quote_qualified(relation.namespace, relation.message.name, self._server_version)
 
     @staticmethod
     def _write(ctx: DecodingContext, line: str, content: bytes = b"", *, last: bool = True) -> None:
         ctx.prepare_write(last=last)
         ctx.out += line.encode() + content
         ctx.write(last=last)
-
-
-def _qualified(relation: PublishedRelation) -> str:
-    return quote_qualified(relation.namespace, relation.message.name)
 
 
 def _described(message: LogicalMessage) -> str:

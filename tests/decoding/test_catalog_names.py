@@ -50,9 +50,15 @@ def test_older_servers_have_no_other_names(server, request):
     assert {word for (word,) in words} <= KEYWORDS
 
 
-def test_every_keyword_is_quoted_as_the_server_quotes_it(session):
-    rows = session.execute("SELECT word, quote_ident(word) FROM pg_get_keywords()").fetchall()
-    assert [(word, quote_identifier(word)) for word, _ in rows] == rows
+@pytest.mark.parametrize("server", ["publisher_server", "decoding_server"])
+def test_every_keyword_is_quoted_as_the_server_quotes_it(server, request):
+    with psycopg.connect(request.getfixturevalue(server).conninfo()) as connection:
+        version = connection.info.server_version
+        rows = connection.execute(
+            "SELECT word, quote_ident(word) FROM (SELECT word FROM pg_get_keywords() UNION SELECT unnest(%s::text[])) w",
+            [list(KEYWORDS)],
+        ).fetchall()
+    assert [(word, quote_identifier(word, version)) for word, _ in rows] == rows
 
 
 @settings(max_examples=50, deadline=None)

@@ -219,6 +219,13 @@ def test_what_there_is_not_is_refused(
     assert result.stderr.startswith(message)
 
 
+def test_a_change_log_that_needs_spark_is_refused(config: Path, decode: Decode) -> None:
+    config.write_text(config.read_text().replace("./lake", "s3://bucket/lake"))
+    result = decode("--from-change-log")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith('error: lake "s3://bucket/lake" is not a folder of this machine')
+
+
 @pytest.mark.usefixtures("worked")
 def test_one_of_several_slots_has_to_be_named(config: Path, decode: Decode, conninfo: str) -> None:
     with config.open("a") as file:
