@@ -5,25 +5,21 @@ Raises OutputPluginOptionError that names the option; options hold no data, so i
 
 from __future__ import annotations
 
+from decoding.booleans import BOOLEANS
 from decoding.output_plugin import OutputPluginOptionError
-
-_BOOLEANS = {
-    **dict.fromkeys(("t", "tr", "tru", "true", "y", "ye", "yes", "on", "1"), True),
-    **dict.fromkeys(("f", "fa", "fal", "fals", "false", "n", "no", "of", "off", "0"), False),
-}
 
 
 def parse_bool(name: str, value: str | None) -> bool:
-    """A boolean: what parse_bool of src/backend/utils/adt/bool.c takes; no value is true."""
+    """A boolean as parse_bool reads it; no value is true."""
     if value is None:
         return True
-    if value.lower() not in _BOOLEANS:
+    if value.lower() not in BOOLEANS:
         raise OutputPluginOptionError(
             f'could not parse value "{value}" for parameter "{name}"',
             hint="write on or off",
             sqlstate="22023",
         )
-    return _BOOLEANS[value.lower()]
+    return BOOLEANS[value.lower()]
 
 
 def unknown_option(name: str, value: str | None, known: tuple[str, ...]) -> OutputPluginOptionError:
