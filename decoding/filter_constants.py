@@ -16,6 +16,7 @@ from fractions import Fraction
 from math import inf, isfinite, isnan, nextafter
 from typing import Final
 
+from decoding.booleans import BOOLEANS
 from decoding.filter_nodes import (
     BOOL,
     BPCHAR,
@@ -64,8 +65,6 @@ _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 _DATE = r"\d{4}-\d{2}-\d{2}"
 _TIMESTAMP = re.compile(rf"({_DATE})(?:[ T](\d{{2}}:\d{{2}}(?::\d{{2}}(?:\.\d{{1,6}})?)?))?", re.ASCII)
 _ZONE = re.compile(r"([+-]\d{2})(?::?(\d{2}))?|Z|UTC", re.ASCII)
-_TRUE = ("t", "tr", "tru", "true", "y", "ye", "yes", "on", "1")
-_FALSE = ("f", "fa", "fal", "fals", "false", "n", "no", "of", "off", "0")
 
 
 def _integer(text: str, bits: int) -> int:
@@ -124,9 +123,9 @@ def single(double: float) -> float:
 
 def _boolean(text: str) -> bool:
     word = text.strip().lower()
-    if word not in _TRUE + _FALSE:
+    if word not in BOOLEANS:
         raise InvalidConstantError("invalid input syntax for type boolean")
-    return word in _TRUE
+    return BOOLEANS[word]
 
 
 def _bytea(text: str) -> bytes:

@@ -16,6 +16,7 @@ Dagster and Spark are imported inside the commands that need them: `--help` and 
 
 import errno
 import importlib.metadata
+import sys
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any
@@ -210,6 +211,40 @@ def validate(ctx: typer.Context, config: ConfigFile = None) -> None:
     console.print_validation(report)
     if report.problems:
         raise typer.Exit(FOUND)
+
+
+@app.command(cls=_Command, epilog="Example: pgsieve decode shop --plugin test_decoding -o include-xids=false")
+def decode(
+    ctx: typer.Context,
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A source, by name.")],
+    plugin: Annotated[
+        str,
+        typer.Option("--plugin", "-P", metavar="NAME", help="Output plugin: json, pgoutput, test_decoding."),
+    ],
+    options: Annotated[
+        list[str] | None,
+        typer.Option("--option", "-o", metavar="NAME[=VALUE]", help="An option of the plugin; repeatable."),
+    ] = None,
+    slot: Annotated[
+        str | None,
+        typer.Option(
+            "--slot", "-S", metavar="NAME", help="Which of the source's slots, where it has several."
+        ),
+    ] = None,
+    from_change_log: Annotated[
+        bool,
+        typer.Option(
+            "--from-change-log", help="Read what has been recorded instead of what waits in the slot."
+        ),
+    ] = False,
+    config: ConfigFile = None,
+) -> None:
+    """Print what waits in a slot, as pg_recvlogical prints it with this output plugin; confirms nothing."""
+    settings = _load(ctx, config)
+    from pipelines.decode import decode as run_decode
+
+    for line in run_decode(settings, source, plugin, options or [], slot, from_change_log=from_change_log):
+        sys.stdout.buffer.write(line + b"\n")
 
 
 @app.command(cls=_Command, epilog="Example: pgsieve ui --port 3000")

@@ -83,7 +83,8 @@ class EmbeddedServer:
     """One PostgreSQL server of this process: `with EmbeddedServer(folder) as server: ...`.
 
     It stops when it is told to, and at the latest when this process ends, in whatever way.
-    A server that was stopped can be started again, on the same port.
+    A server that was stopped can be started again, on the same port. `programs` is the folder of initdb and
+    postgres of another installation of that version than the wheel's.
     """
 
     def __init__(
@@ -93,8 +94,9 @@ class EmbeddedServer:
         version: int = 18,
         port: int | None = None,
         settings: Mapping[str, str] = MappingProxyType({}),
+        programs: Path | None = None,
     ) -> None:
-        if version not in POSTGRES_VERSIONS:
+        if programs is None and version not in POSTGRES_VERSIONS:
             offered = ", ".join(str(known) for known in sorted(POSTGRES_VERSIONS))
             raise EmbeddedServerError(f"no embedded PostgreSQL {version}", hint=f"versions: {offered}")
         self._data = Path(data).resolve()
@@ -102,7 +104,7 @@ class EmbeddedServer:
         self._port = port
         origins = {"max_active_replication_origins": "64"} if version >= _ORIGINS_SETTING_SINCE else {}
         self._settings = {**_SETTINGS, **origins, **settings}
-        self._bin = Path(POSTGRES_VERSIONS[version])
+        self._bin = Path(POSTGRES_VERSIONS[version]) if programs is None else programs
         self._supervisor: subprocess.Popen[bytes] | None = None
         self._pid = 0
         self._owner = 0
@@ -114,6 +116,11 @@ class EmbeddedServer:
     def version(self) -> int:
         """PostgreSQL's major version."""
         return self._version
+
+    @property
+    def programs(self) -> Path:
+        """The folder of PostgreSQL's programs."""
+        return self._bin
 
     @property
     def data(self) -> Path:

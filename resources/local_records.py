@@ -47,6 +47,13 @@ class LocalRecords:
         query = QueryBuilder().register("t", DeltaTable(path)).execute("select * from t")
         return pa.table(query.read_all())
 
+    def messages(self, path: str, end: int) -> list[bytes]:
+        """The raw messages of one slice of a change log, in their order."""
+        query = QueryBuilder().register("t", DeltaTable(path))
+        rows = query.execute(f"select data from t where slice = {end:d} order by number").read_all()
+        messages: list[bytes] = pa.table(rows)["data"].to_pylist()
+        return messages
+
     def append(self, path: str, rows: pa.Table, position: int | None = None) -> None:
         """Append rows in one commit; with a position, once per position."""
         self.write(path, rows, position)

@@ -187,6 +187,16 @@ def peek_query(
     )
 
 
+def type_names(connection: psycopg.Connection[Any]) -> dict[int, str]:
+    """The SQL names of the types that are not built in, by oid; with their schemas, as pg_recvlogical sees them."""
+    with connection.transaction():
+        connection.execute("set local search_path to ''")
+        listed = connection.execute(
+            "select oid::bigint, format_type(oid, null) from pg_type where oid >= 10000"
+        )
+        return dict(listed.fetchall())
+
+
 def has_changes(connection: psycopg.Connection[Any], source: str, slot: str, query: str) -> bool:
     """Whether a peek delivers anything; ends decoding at the first message where its limit is 1.
 

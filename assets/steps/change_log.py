@@ -80,14 +80,12 @@ def prepare(
     durable = durable_position(lake, feed)
     state = slot_state(connection, feed.slot)
     verify_slot(state, feed.source.name, feed.slot, durable)
-    planned = feed.planned_capture(server)
-    names = tuple(feed.capture + p.suffix for p in planned)
-    if feed.filtered:
-        names = tuple(dict.fromkeys(p for ps in feed.subscriptions.values() for p in ps))
+    names = feed.slot_publications(server)
     created = [n for n in names if n not in server.publications]
     created_slot = False
     try:
         if not feed.filtered:
+            planned = feed.planned_capture(server)
             ensure_capture(connection, feed.source.name, feed.capture, planned, server)
         if state is None:
             start = create_slot(connection, feed.source.name, feed.slot, two_phase=feed.options.two_phase)

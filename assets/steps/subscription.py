@@ -106,6 +106,12 @@ class Feed:
             return ()
         return plan_capture(catalog, {name: self.publications(catalog, name) for name in self.subscriptions})
 
+    def slot_publications(self, catalog: Catalog) -> tuple[str, ...]:
+        """The names of the publications that the slot is read with."""
+        if self.filtered:
+            return tuple(dict.fromkeys(p for names in self.subscriptions.values() for p in names))
+        return tuple(self.capture + planned.suffix for planned in self.planned_capture(catalog))
+
 
 @dataclass(frozen=True)
 class Subscription:

@@ -25,8 +25,10 @@ COMMANDS = {
     "status": "pgsieve status --json",
     "check": "pgsieve check sales && echo consistent",
     "validate": "pgsieve validate -c pgsieve.yaml",
+    "decode": "pgsieve decode shop --plugin test_decoding -o include-xids=false",
     "ui": "pgsieve ui --port 3000",
 }
+REQUIRED = {"decode": ["shop", "--plugin", "json"]}
 READING = [command for command in COMMANDS if command != "demo"]
 
 LEAST = """\
@@ -95,7 +97,7 @@ def test_version_is_the_projects(invoke):
 
 @pytest.mark.parametrize("command", READING)
 def test_a_missing_file_is_one_error_line_and_a_hint_on_stderr(invoke, command):
-    result = invoke(command)
+    result = invoke(command, *REQUIRED.get(command, []))
     assert result.exit_code == 2
     assert result.stdout == ""
     assert result.stderr.splitlines() == [
@@ -127,7 +129,7 @@ def test_every_problem_of_the_file_has_its_own_lines(invoke, tmp_path, command):
     (tmp_path / "pgsieve.yaml").write_text(
         LEAST + f"  {long_name}: {{source: shop, publications: [p]}}\nlakes: x\n"
     )
-    result = invoke(command)
+    result = invoke(command, *REQUIRED.get(command, []))
     assert result.exit_code == 2
     assert result.stderr.splitlines() == [
         f"error: pgsieve.yaml:6: subscriptions.{long_name}: cannot be a name",

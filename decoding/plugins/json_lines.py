@@ -1,0 +1,255 @@
+r"""The output plugin `json`: one JSON object a line for each callback, every value exact.
+
+=====================  ==============================================================================
+`action`               the callback: begin, insert, update, delete, truncate, message, commit,
+                       begin_prepare, prepare, commit_prepared, rollback_prepared, stream_start,
+                       stream_stop, stream_abort, stream_prepare, stream_commit
+`xid`                  the transaction; in a stream_abort also `subxid`, where a subtransaction is void
+`lsn`, `end_lsn`       the record of the commit, prepare or message, and the position after it
+`time`                 ISO, in UTC: of the commit or prepare; of the rollback in a rollback_prepared
+`gid`, `origin`        where the transaction has them
+`schema`, `table`      the relation; in a truncate `tables`, pairs of them, with `cascade` and
+                       `restart_identity`
+`old`, `new`           the rows, by column; `old` is the replica identity, with all columns where
+                       `old_is_full`
+`unchanged`            the columns of `new` whose TOASTed value was not sent; they are not in `new`
+`transactional`,       of a message; its content is text, or where it is not UTF-8 `content_hex`
+`prefix`, `content`
+=====================  ==============================================================================
+
+Integers and booleans are JSON's, NULL is null, every other value is PostgreSQL's own text: readers of JSON would
+round numbers. With the option stream-changes (off) transactions in progress come as blocks of the same objects
+between stream_start and stream_stop; a change in them has the `xid` of its subtransaction.
+
+Raises OutputPluginOptionError for other options, OutputTypeError for values in binary format or not in UTF-8.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from decoding.datetimes import timestamptz_text
+from decoding.lsn import format_lsn
+from decoding.messages import (
+    Delete,
+    Insert,
+    LogicalMessage,
+    Null,
+    OldRow,
+    RelationColumn,
+    Text,
+    Truncate,
+    TupleData,
+    Unchanged,
+    Update,
+)
+from decoding.output_plugin import (
+    Change,
+    DecodingContext,
+    OutputPluginCallbacks,
+    OutputPluginOptions,
+    OutputType,
+    OutputTypeError,
+    Transaction,
+)
+from decoding.plugins.options import parse_bool, unknown_option
+from decoding.relations import PublishedRelation
+
+_STREAM_CHANGES = "stream-changes"
+_BOOL = 16
+_INTEGERS = frozenset({20, 21, 23, 26})
+_ACTIONS: Mapping[type[Change], str] = {Insert: "insert", Update: "update", Delete: "delete"}
+
+
+def _startup(ctx: DecodingContext, options: OutputPluginOptions, is_init: bool) -> None:
+    del is_init
+    stream = False
+    for name, value in ctx.output_plugin_options:
+        if name != _STREAM_CHANGES:
+            raise unknown_option(name, value, (_STREAM_CHANGES,))
+        stream = parse_bool(name, value)
+    ctx.streaming = ctx.streaming and stream
+    options.output_type = OutputType.TEXT
+
+
+def _write(ctx: DecodingContext, action: str, fields: Mapping[str, Any]) -> None:
+    """Write one object; fields that are None are not there."""
+    shown = {name: value for name, value in fields.items() if value is not None}
+    ctx.prepare_write(last=True)
+    ctx.out += json.dumps({"action": action, **shown}, ensure_ascii=False, separators=(",", ":")).encode()
+    ctx.write(last=True)
+
+
+def _begin(ctx: DecodingContext, txn: Transaction) -> None:
+    time = timestamptz_text(txn.commit_time)
+    lsn = format_lsn(txn.final_lsn)
+    _write(ctx, "begin", {"xid": txn.xid, "lsn": lsn, "time": time, "origin": txn.origin})
+
+
+def _begin_prepare(ctx: DecodingContext, txn: Transaction) -> None:
+    _write(ctx, "begin_prepare", {**_prepared(txn), "origin": txn.origin})
+
+
+def _prepare(ctx: DecodingContext, txn: Transaction, prepare_lsn: int) -> None:
+    del prepare_lsn
+    _write(ctx, "prepare", _prepared(txn))
+
+
+def _stream_prepare(ctx: DecodingContext, txn: Transaction, prepare_lsn: int) -> None:
+    del prepare_lsn
+    _write(ctx, "stream_prepare", _prepared(txn))
+
+
+def _prepared(txn: Transaction) -> dict[str, Any]:
+    time = timestamptz_text(txn.prepare_time)
+    return {"xid": txn.xid, "gid": txn.gid, **_position(txn), "time": time}
+
+
+def _commit(ctx: DecodingContext, txn: Transaction, commit_lsn: int) -> None:
+    del commit_lsn
+    _write(ctx, "commit", _committed(txn))
+
+
+def _commit_prepared(ctx: DecodingContext, txn: Transaction, commit_lsn: int) -> None:
+    del commit_lsn
+    _write(ctx, "commit_prepared", {**_committed(txn), "gid": txn.gid})
+
+
+def _stream_commit(ctx: DecodingContext, txn: Transaction, commit_lsn: int) -> None:
+    del commit_lsn
+    _write(ctx, "stream_commit", _committed(txn))
+
+
+def _committed(txn: Transaction) -> dict[str, Any]:
+    return {"xid": txn.xid, **_position(txn), "time": timestamptz_text(txn.commit_time)}
+
+
+def _position(txn: Transaction) -> dict[str, str]:
+    return {"lsn": format_lsn(txn.final_lsn), "end_lsn": format_lsn(txn.end_lsn)}
+
+
+def _rollback_prepared(
+    ctx: DecodingContext, txn: Transaction, prepare_end_lsn: int, prepare_time: int
+) -> None:
+    del prepare_end_lsn, prepare_time
+    time = timestamptz_text(txn.commit_time)
+    end = format_lsn(txn.end_lsn)
+    _write(ctx, "rollback_prepared", {"xid": txn.xid, "gid": txn.gid, "end_lsn": end, "time": time})
+
+
+def _stream_start(ctx: DecodingContext, txn: Transaction) -> None:
+    _write(ctx, "stream_start", {"xid": txn.xid})
+
+
+def _stream_stop(ctx: DecodingContext, txn: Transaction) -> None:
+    _write(ctx, "stream_stop", {"xid": txn.xid})
+
+
+def _stream_abort(ctx: DecodingContext, txn: Transaction, abort_lsn: int) -> None:
+    del abort_lsn
+    fields = {"xid": txn.xid} if txn.toptxn is None else {"xid": txn.toptxn.xid, "subxid": txn.xid}
+    _write(ctx, "stream_abort", fields)
+
+
+def _change(ctx: DecodingContext, txn: Transaction, relation: PublishedRelation, change: Change) -> None:
+    old = None if isinstance(change, Insert) else change.old
+    new = None if isinstance(change, Delete) else change.new
+    columns = relation.message.columns
+    unchanged = [c.name for c, value in zip(columns, new or (), strict=False) if isinstance(value, Unchanged)]
+    full = isinstance(old, OldRow)
+    fields = {
+        "xid": change.xid or txn.xid,
+        "schema": relation.namespace,
+        "table": relation.message.name,
+        "old_is_full": True if full else None,
+        "old": None if old is None else _row(relation, old.columns, keys_only=not full),
+        "new": None if new is None else _row(relation, new),
+        "unchanged": unchanged or None,
+    }
+    _write(ctx, _ACTIONS[type(change)], fields)
+
+
+def _truncate(
+    ctx: DecodingContext, txn: Transaction, relations: Sequence[PublishedRelation], change: Truncate
+) -> None:
+    fields = {
+        "xid": change.xid or txn.xid,
+        "tables": [[relation.namespace, relation.message.name] for relation in relations],
+        "cascade": change.cascade,
+        "restart_identity": change.restart_identity,
+    }
+    _write(ctx, "truncate", fields)
+
+
+def _message(ctx: DecodingContext, txn: Transaction | None, message: LogicalMessage) -> None:
+    content, content_hex = None, None
+    try:
+        content = message.content.decode()
+    except UnicodeDecodeError:
+        content_hex = message.content.hex()
+    fields = {
+        "xid": txn.xid if txn else None,
+        "lsn": format_lsn(message.lsn),
+        "transactional": message.transactional,
+        "prefix": message.prefix,
+        "content": content,
+        "content_hex": content_hex,
+    }
+    _write(ctx, "message", fields)
+
+
+def _row(relation: PublishedRelation, values: TupleData, *, keys_only: bool = False) -> dict[str, Any]:
+    """A row's values by column; of an old key those of the columns of the key."""
+    row: dict[str, str | int | bool | None] = {}
+    for column, value in zip(relation.message.columns, values, strict=True):
+        if isinstance(value, Null):
+            if column.is_key or not keys_only:
+                row[column.name] = None
+        elif isinstance(value, Text):
+            row[column.name] = _value(relation, column, value.content)
+        elif not isinstance(value, Unchanged):
+            raise OutputTypeError(
+                f'column "{column.name}" of relation "{relation.message.name}" is in binary format',
+                hint="read the slot without the option binary",
+                sqlstate="0A000",
+            )
+    return row
+
+
+def _value(relation: PublishedRelation, column: RelationColumn, content: bytes) -> str | int | bool:
+    with suppress(ValueError):  # that error would carry the value along
+        if column.type_oid in _INTEGERS:
+            return int(content)
+        return content == b"t" if column.type_oid == _BOOL else str(content, "utf-8")
+    raise OutputTypeError(
+        f'a value of column "{column.name}" of relation "{relation.message.name}" is not its type\'s text in UTF-8',
+        hint="set client_encoding to UTF8 on the replication connection",
+        sqlstate="22021",
+    )
+
+
+def init() -> OutputPluginCallbacks:
+    """The plugin's callbacks; it has no state."""
+    return OutputPluginCallbacks(
+        startup=_startup,
+        begin=_begin,
+        change=_change,
+        truncate=_truncate,
+        commit=_commit,
+        message=_message,
+        begin_prepare=_begin_prepare,
+        prepare=_prepare,
+        commit_prepared=_commit_prepared,
+        rollback_prepared=_rollback_prepared,
+        stream_start=_stream_start,
+        stream_stop=_stream_stop,
+        stream_abort=_stream_abort,
+        stream_prepare=_stream_prepare,
+        stream_commit=_stream_commit,
+        stream_change=_change,
+        stream_message=_message,
+        stream_truncate=_truncate,
+    )

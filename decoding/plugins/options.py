@@ -1,0 +1,30 @@
+"""Values of output plugin options, read as the server reads them.
+
+Raises OutputPluginOptionError that names the option; options hold no data, so it shows the value.
+"""
+
+from __future__ import annotations
+
+from decoding.booleans import BOOLEANS
+from decoding.output_plugin import OutputPluginOptionError
+
+
+def parse_bool(name: str, value: str | None) -> bool:
+    """A boolean as parse_bool reads it; no value is true."""
+    if value is None:
+        return True
+    if value.lower() not in BOOLEANS:
+        raise OutputPluginOptionError(
+            f'could not parse value "{value}" for parameter "{name}"',
+            hint="write on or off",
+            sqlstate="22023",
+        )
+    return BOOLEANS[value.lower()]
+
+
+def unknown_option(name: str, value: str | None, known: tuple[str, ...]) -> OutputPluginOptionError:
+    """The error for an option that a plugin does not have."""
+    shown = "(null)" if value is None else value
+    return OutputPluginOptionError(
+        f'option "{name}" = "{shown}" is unknown', hint=f"options: {', '.join(known)}", sqlstate="22023"
+    )

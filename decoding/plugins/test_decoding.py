@@ -1,0 +1,376 @@
+"""The output plugin `test_decoding`: a line of text for each callback, in the server's own words.
+
+Options, with their defaults, read as booleans: include-xids (on), include-timestamp, force-binary,
+skip-empty-xacts, only-local, include-rewrites, stream-changes (off). Raises OutputPluginOptionError for others and
+for values that are no booleans, OutputTypeError for values in binary format, whose text only a server can print.
+contrib/test_decoding/test_decoding.c.
+
+Given the messages that pgoutput sends of the same WAL the text is that of the server's plugin, which knows no
+publications, line by line, but for what pgoutput does not send:
+
+- transactions without a published change, of which the server prints BEGIN and COMMIT unless skip-empty-xacts is
+  on; messages, where the slot was read without `messages`;
+- changes that are not published: of tables outside of the publications, among them materialized views, of
+  operations, rows and columns left out, of generated columns where those are not published; updates and deletes
+  of tables without a replica identity, which are refused where they are published; and the partitioned tables
+  that the server lists in a TRUNCATE besides their partitions;
+- changes of a partition that is published as its root: these have the root's name and columns;
+- rewrites of tables by DDL, which include-rewrites shows;
+- names of types that are not built in, where they come from Type messages alone (`decoding.relations`);
+- origins of single changes, of messages that are not transactional, and of streamed transactions: only-local
+  leaves out whole transactions;
+- with stream-changes, what had been streamed of a (sub)transaction that was aborted by the time it was read:
+  the server stops where it notices, which depends on what a plugin looks up;
+- times, which are in UTC here and in TimeZone there.
+
+The driver's `server_version` chooses between versions of the server. Before PostgreSQL 17 skip-empty-xacts does not
+count messages as changes: no BEGIN, and no opening of a block, is printed for them. Names that are key words are in
+quotes, and there are more of them in each version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from decoding.datetimes import timestamptz_text
+from decoding.messages import Binary, Delete, Insert, LogicalMessage, Null, Text, Truncate, TupleData
+from decoding.output_plugin import (
+    Change,
+    DecodingContext,
+    OutputPluginCallbacks,
+    OutputPluginOptions,
+    OutputType,
+    OutputTypeError,
+    Transaction,
+)
+from decoding.plugins.options import parse_bool, unknown_option
+from decoding.quoting import NEWEST_SERVER, quote_identifier, quote_literal, quote_qualified
+from decoding.relations import PublishedRelation
+
+_OPTIONS = (
+    "include-xids",
+    "include-timestamp",
+    "force-binary",
+    "skip-empty-xacts",
+    "only-local",
+    "include-rewrites",
+    "stream-changes",
+)
+#: Without a value these are left as they are; the others are turned on.
+_NEED_A_VALUE = ("force-binary", "include-rewrites", "stream-changes")
+_MESSAGES_BEGIN_SINCE = 170000
+
+_BOOL = 16
+_BITS = frozenset({1560, 1562})
+_NUMBERS = frozenset({20, 21, 23, 26, 700, 701, 1700})
+
+
+@dataclass(slots=True)
+class _Wrote:
+    """Whether something was written of a transaction, and of its current block."""
+
+    xact: bool = False
+    stream: bool = False
+
+
+@dataclass(slots=True)
+class _Prefixes:
+    """What is printed before the values of a relation as it was described last: ` name[type]:` of each column."""
+
+    relation: PublishedRelation
+    table: bytes
+    columns: list[bytes]
+
+
+class TestDecoding:
+    """The plugin's state: its options."""
+
+    def __init__(self) -> None:
+        self._on = dict.fromkeys(_OPTIONS, False) | {"include-xids": True}
+        self._server_version = NEWEST_SERVER
+        self._prefixes: dict[int, _Prefixes] = {}
+
+    # startup and filters
+
+    def startup(self, ctx: DecodingContext, options: OutputPluginOptions, is_init: bool) -> None:
+        """Read the options."""
+        del is_init
+        for name, value in ctx.output_plugin_options:
+            if name not in self._on:
+                raise unknown_option(name, value, _OPTIONS)
+            if value is not None or name not in _NEED_A_VALUE:
+                self._on[name] = parse_bool(name, value)
+        options.output_type = OutputType.BINARY if self._on["force-binary"] else OutputType.TEXT
+        options.receive_rewrites = self._on["include-rewrites"]
+        ctx.streaming = ctx.streaming and self._on["stream-changes"]
+        self._server_version = ctx.server_version
+
+    def filter_by_origin(self, ctx: DecodingContext, origin: str | None) -> bool:
+        """Leave out what came from elsewhere, with only-local."""
+        del ctx
+        return self._on["only-local"] and origin is not None
+
+    @staticmethod
+    def filter_prepare(ctx: DecodingContext, xid: int, gid: str) -> bool:
+        """Leave transactions with `_nodecode` in their gid for COMMIT PREPARED."""
+        del ctx, xid
+        return "_nodecode" in gid
+
+    # transactions
+
+    def begin(self, ctx: DecodingContext, txn: Transaction) -> None:
+        """BEGIN, of a transaction or a prepared one; later with skip-empty-xacts."""
+        txn.output_plugin_private = _Wrote()
+        if not self._on["skip-empty-xacts"]:
+            self._write(ctx, self._begin_line(txn))
+
+    def _begin_line(self, txn: Transaction) -> str:
+        return "BEGIN" + self._xid(" {}", txn)
+
+    def commit(self, ctx: DecodingContext, txn: Transaction, commit_lsn: int) -> None:
+        """COMMIT."""
+        del commit_lsn
+        if not self._skips(txn):
+            self._write(ctx, "COMMIT" + self._xid(" {}", txn) + self._at(txn.commit_time))
+
+    def prepare(self, ctx: DecodingContext, txn: Transaction, prepare_lsn: int) -> None:
+        """PREPARE TRANSACTION."""
+        del prepare_lsn
+        if not self._skips(txn):
+            self._write(ctx, self._two_phase("PREPARE TRANSACTION", txn, txn.prepare_time))
+
+    def commit_prepared(self, ctx: DecodingContext, txn: Transaction, commit_lsn: int) -> None:
+        """COMMIT PREPARED."""
+        del commit_lsn
+        self._write(ctx, self._two_phase("COMMIT PREPARED", txn, txn.commit_time))
+
+    def rollback_prepared(
+        self, ctx: DecodingContext, txn: Transaction, prepare_end_lsn: int, prepare_time: int
+    ) -> None:
+        """ROLLBACK PREPARED, with the time of the rollback."""
+        del prepare_end_lsn, prepare_time
+        self._write(ctx, self._two_phase("ROLLBACK PREPARED", txn, txn.commit_time))
+
+    def _two_phase(self, command: str, txn: Transaction, time: int) -> str:
+        return f"{command} {quote_literal(txn.gid)}{self._xid(', txid {}', txn)}{self._at(time)}"
+
+    # changes
+
+    def change(
+        self, ctx: DecodingContext, txn: Transaction, relation: PublishedRelation, change: Change
+    ) -> None:
+        """The table, the operation, and its old and new rows."""
+        self._begun(ctx, txn)
+        prefixes = self._prefixes_of(relation)
+        ctx.prepare_write(last=True)
+        out = ctx.out
+        out += prefixes.table
+        if isinstance(change, Insert):
+            out += b" INSERT:"
+            _print_tuple(out, prefixes, change.new)
+        elif isinstance(change, Delete):
+            out += b" DELETE:"
+            _print_tuple(out, prefixes, change.old.columns, skip_nulls=True)
+        else:
+            out += b" UPDATE:"
+            if change.old is not None:
+                out += b" old-key:"
+                _print_tuple(out, prefixes, change.old.columns, skip_nulls=True)
+                out += b" new-tuple:"
+            _print_tuple(out, prefixes, change.new)
+        ctx.write(last=True)
+
+    def truncate(
+        self,
+        ctx: DecodingContext,
+        txn: Transaction,
+        relations: Sequence[PublishedRelation],
+        change: Truncate,
+    ) -> None:
+        """The tables and the options of a TRUNCATE."""
+        self._begun(ctx, txn)
+        flags = " restart_seqs" * change.restart_identity + " cascade" * change.cascade
+        tables = ", ".join(map(self._qualified, relations))
+        self._write(ctx, f"table {tables}: TRUNCATE:{flags or ' (no-flags)'}")
+
+    def message(self, ctx: DecodingContext, txn: Transaction | None, message: LogicalMessage) -> None:
+        """A message with its content."""
+        if txn is not None and self._server_version >= _MESSAGES_BEGIN_SINCE:
+            self._begun(ctx, txn)
+        self._write(ctx, f"message: {_described(message)} content:", message.content)
+
+    def _begun(self, ctx: DecodingContext, txn: Transaction) -> None:
+        """Write the BEGIN that skip-empty-xacts put off."""
+        wrote: _Wrote = txn.output_plugin_private
+        if self._on["skip-empty-xacts"] and not wrote.xact:
+            self._write(ctx, self._begin_line(txn), last=False)
+        wrote.xact = True
+
+    # streams
+
+    def stream_start(self, ctx: DecodingContext, txn: Transaction) -> None:
+        """Open a block; later with skip-empty-xacts."""
+        if txn.output_plugin_private is None:
+            txn.output_plugin_private = _Wrote()
+        txn.output_plugin_private.stream = False
+        if not self._on["skip-empty-xacts"]:
+            self._write(ctx, self._stream_line("opening a streamed block for transaction", txn))
+
+    def stream_stop(self, ctx: DecodingContext, txn: Transaction) -> None:
+        """Close the block."""
+        if not self._on["skip-empty-xacts"] or txn.output_plugin_private.stream:
+            self._write(ctx, self._stream_line("closing a streamed block for transaction", txn))
+
+    def stream_abort(self, ctx: DecodingContext, txn: Transaction, abort_lsn: int) -> None:
+        """A streamed transaction, or a subtransaction of one, is void."""
+        del abort_lsn
+        if not self._skips(txn.toptxn or txn):
+            self._write(ctx, self._stream_line("aborting streamed (sub)transaction", txn))
+
+    def stream_prepare(self, ctx: DecodingContext, txn: Transaction, prepare_lsn: int) -> None:
+        """PREPARE TRANSACTION of a streamed transaction."""
+        del prepare_lsn
+        if not self._skips(txn):
+            gid = quote_literal(txn.gid)
+            named = f"TXN {gid}, txid {txn.xid}" if self._on["include-xids"] else gid
+            self._write(ctx, f"preparing streamed transaction {named}{self._at(txn.prepare_time)}")
+
+    def stream_commit(self, ctx: DecodingContext, txn: Transaction, commit_lsn: int) -> None:
+        """COMMIT of a streamed transaction."""
+        del commit_lsn
+        if not self._skips(txn):
+            line = self._stream_line("committing streamed transaction", txn)
+            self._write(ctx, line + self._at(txn.commit_time))
+
+    def stream_change(
+        self, ctx: DecodingContext, txn: Transaction, relation: PublishedRelation, change: Change
+    ) -> None:
+        """That there is a change: it is not shown, as it may be aborted."""
+        del relation, change
+        self._streamed(ctx, txn)
+        self._write(ctx, self._for_transaction("streaming change for", txn))
+
+    def stream_truncate(
+        self,
+        ctx: DecodingContext,
+        txn: Transaction,
+        relations: Sequence[PublishedRelation],
+        change: Truncate,
+    ) -> None:
+        """That there is a TRUNCATE."""
+        del relations, change
+        self._streamed(ctx, txn)
+        self._write(ctx, self._for_transaction("streaming truncate for", txn))
+
+    def stream_message(self, ctx: DecodingContext, txn: Transaction, message: LogicalMessage) -> None:
+        """A transactional message without its content."""
+        if self._server_version >= _MESSAGES_BEGIN_SINCE:
+            self._streamed(ctx, txn)
+        self._write(ctx, f"streaming message: {_described(message)}")
+
+    def _streamed(self, ctx: DecodingContext, txn: Transaction) -> None:
+        """Write the opening of a block that skip-empty-xacts put off."""
+        wrote: _Wrote = txn.output_plugin_private
+        if self._on["skip-empty-xacts"] and not wrote.stream:
+            line = self._stream_line("opening a streamed block for transaction", txn)
+            self._write(ctx, line, last=False)
+        wrote.xact = wrote.stream = True
+
+    # text
+
+    def _skips(self, txn: Transaction) -> bool:
+        return self._on["skip-empty-xacts"] and not txn.output_plugin_private.xact
+
+    def _xid(self, form: str, txn: Transaction) -> str:
+        return form.format(txn.xid) if self._on["include-xids"] else ""
+
+    def _stream_line(self, what: str, txn: Transaction) -> str:
+        return what + self._xid(" TXN {}", txn)
+
+    def _for_transaction(self, what: str, txn: Transaction) -> str:
+        return f"{what} {self._xid('TXN {}', txn) or 'transaction'}"
+
+    def _at(self, time: int) -> str:
+        return f" (at {timestamptz_text(time)})" if self._on["include-timestamp"] else ""
+
+    def _prefixes_of(self, relation: PublishedRelation) -> _Prefixes:
+        known = self._prefixes.get(relation.message.relation_id)
+        if known is None or known.relation is not relation:
+            version = self._server_version
+            columns = [
+                f" {quote_identifier(column.name, version)}[{type_name}]:".encode()
+                for column, type_name in zip(relation.message.columns, relation.type_names, strict=True)
+            ]
+            known = _Prefixes(relation, f"table {self._qualified(relation)}:".encode(), columns)
+            self._prefixes[relation.message.relation_id] = known
+        return known
+
+    def _qualified(self, relation: PublishedRelation) -> str:
+        return quote_qualified(relation.namespace, relation.message.name, self._server_version)
+
+    @staticmethod
+    def _write(ctx: DecodingContext, line: str, content: bytes = b"", *, last: bool = True) -> None:
+        ctx.prepare_write(last=last)
+        ctx.out += line.encode() + content
+        ctx.write(last=last)
+
+
+def _described(message: LogicalMessage) -> str:
+    return f"transactional: {message.transactional:d} prefix: {message.prefix}, sz: {len(message.content)}"
+
+
+def _print_tuple(out: bytearray, prefixes: _Prefixes, values: TupleData, *, skip_nulls: bool = False) -> None:
+    columns = prefixes.relation.message.columns
+    for prefix, column, value in zip(prefixes.columns, columns, values, strict=True):
+        match value:
+            case Text(content):
+                out += prefix + _literal(column.type_oid, content)
+            case Null():
+                if not skip_nulls:
+                    out += prefix + b"null"
+            case Binary():
+                raise OutputTypeError(
+                    f'column "{column.name}" of relation "{prefixes.relation.message.name}" is in binary format',
+                    hint="read the slot without the option binary",
+                    sqlstate="0A000",
+                )
+            case _:
+                out += prefix + b"unchanged-toast-datum"
+
+
+def _literal(type_oid: int, content: bytes) -> bytes:
+    """A value as SQL has it, for the types of which the server's plugin knows that."""
+    if type_oid in _NUMBERS:
+        return content
+    if type_oid == _BOOL:
+        return b"true" if content == b"t" else b"false"
+    quoted = content.replace(b"'", b"''")
+    return b"B'" + content + b"'" if type_oid in _BITS else b"'" + quoted + b"'"
+
+
+def init() -> OutputPluginCallbacks:
+    """The plugin's callbacks."""
+    plugin = TestDecoding()
+    return OutputPluginCallbacks(
+        startup=plugin.startup,
+        begin=plugin.begin,
+        change=plugin.change,
+        truncate=plugin.truncate,
+        commit=plugin.commit,
+        message=plugin.message,
+        filter_by_origin=plugin.filter_by_origin,
+        filter_prepare=plugin.filter_prepare,
+        begin_prepare=plugin.begin,
+        prepare=plugin.prepare,
+        commit_prepared=plugin.commit_prepared,
+        rollback_prepared=plugin.rollback_prepared,
+        stream_start=plugin.stream_start,
+        stream_stop=plugin.stream_stop,
+        stream_abort=plugin.stream_abort,
+        stream_prepare=plugin.stream_prepare,
+        stream_commit=plugin.stream_commit,
+        stream_change=plugin.stream_change,
+        stream_message=plugin.stream_message,
+        stream_truncate=plugin.stream_truncate,
+    )

@@ -1,0 +1,56 @@
+"""Write decoding/catalog_names.py from a server's own catalog, the embedded PostgreSQL 18's.
+
+In: nothing. Out: the module's text on standard output; `tests/decoding/test_catalog_names.py` compares.
+    python scripts/catalog_names.py > decoding/catalog_names.py
+"""
+
+import sys
+import tempfile
+import textwrap
+from pathlib import Path
+
+import psycopg
+
+from resources.embedded import EmbeddedServer
+
+HEADER = '''"""Names that PostgreSQL's catalog has for what is built in; written by scripts/catalog_names.py, not by hand.
+
+`TYPE_NAMES`: the SQL name of each built-in type by its oid, as format_type prints it (format_type.c).
+`KEYWORDS`: the key words that quote_identifier puts in quotes, as all but the unreserved are (ruleutils.c).
+Both as of PostgreSQL {version}.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+'''
+#: Oids from FirstGenbkiObjectId (10000) on differ between servers; for those pgoutput sends Type messages.
+TYPES = """
+select oid::bigint, format_type(oid, null) from pg_type where oid < 10000 and typtype <> 'p' order by oid
+"""
+KEYWORDS = "select word from pg_get_keywords() where catcode <> 'U' order by word collate \"C\""
+
+
+def module(connection: psycopg.Connection[tuple[object, ...]]) -> str:
+    """The module's text, from this server."""
+    types = [f"        {oid}: {_quoted(name)},\n" for oid, name in connection.execute(TYPES)]
+    words = textwrap.fill(" ".join(str(word) for (word,) in connection.execute(KEYWORDS)), 110 - 4)
+    return (
+        HEADER.format(version=connection.info.server_version // 10000)
+        + f"TYPE_NAMES = MappingProxyType(\n    {{\n{''.join(types)}    }}\n)\n\n"
+        + f'KEYWORDS = frozenset(\n    """\n{textwrap.indent(words, "    ")}\n    """.split()  # noqa: SIM905 - a list would be a line a word\n)\n'
+    )
+
+
+def _quoted(name: object) -> str:
+    return f"'{name}'" if '"' in str(name) else f'"{name}"'
+
+
+if __name__ == "__main__":
+    with (
+        tempfile.TemporaryDirectory(prefix="pgsieve-", ignore_cleanup_errors=True) as folder,
+        EmbeddedServer(Path(folder) / "data", version=18) as server,
+        psycopg.connect(server.conninfo()) as connection,
+    ):
+        sys.stdout.write(module(connection))
