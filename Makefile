@@ -35,8 +35,9 @@ check: setup ## formatting, lint, types, layers, and Dagster's definitions
 	$(BIN)/lint-imports
 	VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/dg check defs
 
-benchmarks: setup ## decoding alone, and replication beside a built-in subscription
+benchmarks: setup ## decoding alone, a slot's two transports, and replication beside a built-in subscription
 	@$(BIN)/python benchmarks/decode.py
+	@$(BIN)/python benchmarks/transports.py
 	@$(BIN)/python benchmarks/replication.py $(ARGS)
 
 clean: ## remove .venv, caches and build leftovers; data stays

@@ -1,18 +1,23 @@
 """Slot consumption as an asset: the raw, durable, replayable messages of one slot."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import dagster as dg
 
 from assets.metadata import KINDS, change_log_key, initial_sync_key, standard
-from assets.steps.change_log import drain
+from assets.steps.change_log import Drained, drain
 from assets.steps.subscription import Feed, Subscription
 from decoding.lsn import format_lsn
 from resources.delta import LakeResource
 
 
-def change_log_asset(feed: Feed, subscriptions: Sequence[Subscription]) -> dg.AssetsDefinition:
-    """The asset `<source>/change_log`: append committed transactions up to the current LSN, then confirm."""
+def change_log_asset(
+    feed: Feed, subscriptions: Sequence[Subscription], append: Callable[[], Drained] | None = None
+) -> dg.AssetsDefinition:
+    """The asset `<source>/change_log`: append committed transactions up to the current LSN, then confirm.
+
+    `append` does it instead, for what a continuous run has received.
+    """
 
     @dg.asset(
         key=change_log_key(feed),
@@ -25,7 +30,7 @@ def change_log_asset(feed: Feed, subscriptions: Sequence[Subscription]) -> dg.As
     )
     def change_log(context: dg.AssetExecutionContext, lake: LakeResource) -> dg.MaterializeResult[None]:
         opened = lake.open()
-        drained = drain(feed, opened, subscriptions, context.log.info)
+        drained = append() if append else drain(feed, opened, subscriptions, context.log.info)
         return dg.MaterializeResult(
             metadata={
                 "from LSN": format_lsn(drained.from_lsn),

@@ -1,7 +1,7 @@
 """What a replication connection carries in its CopyData messages, around pgoutput's own messages.
 
 The bytes of one CopyData in, XLogData, PrimaryKeepalive, StandbyStatusUpdate or OtherEnvelope out, and
-back. Raises ProtocolError. The type bytes are a set of their own: 'r' here is no Rollback Prepared.
+back; or many XLogData in, their columns out (`xlog_data_columns`). Raises ProtocolError. The type bytes are a set of their own: 'r' here is no Rollback Prepared.
 PostgreSQL documentation 54.4, START_REPLICATION; src/backend/replication/walreceiver.c.
 """
 
@@ -11,11 +11,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, TypeAlias, get_args
 
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
 from decoding.cursor import PROTOCOL_VIOLATION, Cursor
 from decoding.errors import ProtocolError
+from decoding.octets import Octets
 from decoding.writer import Writer
 
 _YES = 1
+
+XLOG_DATA_HEADER_BYTES = 25
+"""What is before the message in XLogData. The server's other envelopes are shorter than that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,3 +155,23 @@ def encode_envelope(envelope: Envelope) -> bytes:
     out.u8(envelope.tag, "type byte")
     envelope.write(out)
     return out.getvalue()
+
+
+def xlog_data_columns(
+    octets: bytes | bytearray, lengths: npt.NDArray[np.int32]
+) -> tuple[npt.NDArray[np.int64], pa.BinaryArray]:
+    """`data_start` and `data` of many XLogData that lie one behind the other, without an operation for each.
+
+    Envelopes of other types are left out; each must be longer than XLOG_DATA_HEADER_BYTES.
+    """
+    count = len(lengths)
+    # Cut into header, message, header, message, ...: then Arrow gathers the messages.
+    offsets = np.zeros(2 * count + 1, np.int32)
+    np.cumsum(lengths, out=offsets[2::2])
+    offsets[1::2] = offsets[:-1:2] + XLOG_DATA_HEADER_BYTES
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(octets)]
+    parts = pa.BinaryArray.from_buffers(pa.binary(), 2 * count, buffers)
+    words = Octets(parts)
+    headers = words.starts[::2]
+    known = words.words(headers) >> 56 == XLogData.tag
+    return words.words(headers[known] + 1).view(np.int64), parts.take(pa.array(np.flatnonzero(known) * 2 + 1))

@@ -84,6 +84,7 @@ class HeaderScanner:
         begins, commits = np.flatnonzero(kind == _BEGIN), np.flatnonzero(kind == _COMMIT)
         _require(sizes[begins] == _BEGIN_SIZE, kind[begins], f"has not {_BEGIN_SIZE} bytes")
         _require(sizes[commits] == _COMMIT_SIZE, kind[commits], f"has not {_COMMIT_SIZE} bytes")
+        _require(head[commits] >> 48 & 0xFF == 0, kind[commits], "has unknown flags")
         at = starts[begins]
         # Element 0 is the transaction that the batch before left open, element n this batch's n-th.
         lsns = np.append(self._lsn, _signed(octets.words(at + 1)))

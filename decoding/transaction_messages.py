@@ -1,13 +1,14 @@
 """The messages around the changes: transactions, streamed blocks, two-phase commit, origins.
 
 Each class holds one message's fields and, side by side, how they are read and written after the type
-byte. Times are microseconds since 2000-01-01, LSNs unsigned numbers. Readers raise ProtocolError, also
-for an unknown flag and for an unset LSN where PostgreSQL's own subscriber refuses one.
+byte. Times are microseconds since 2000-01-01, LSNs unsigned numbers. Readers raise ProtocolError, also for
+an unknown flag, and for an unset LSN or transaction id where PostgreSQL's own subscriber refuses one.
 PostgreSQL documentation 54.9; src/backend/replication/logical/proto.c.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
@@ -207,9 +208,8 @@ class BeginPrepare:
 
     def write(self, out: Writer) -> None:
         """Write what follows the type byte."""
-        _write_prepared(
-            out, "prepare", (self.prepare_lsn, self.end_lsn, self.prepare_time, self.xid, self.gid)
-        )
+        fields = (self.prepare_lsn, self.end_lsn, self.prepare_time, self.xid, self.gid)
+        _write_prepared(out, "prepare", fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,14 +228,13 @@ class Prepare:
     def read(cls, cursor: Cursor) -> Prepare:
         """Read what follows the type byte."""
         cursor.flags("flags", known=_NO_FLAGS)
-        return cls(*_read_prepared(cursor, "prepare"))
+        return cls(*_read_prepared(cursor, "prepare", Cursor.valid_xid))
 
     def write(self, out: Writer) -> None:
         """Write what follows the type byte."""
         out.u8(_NO_FLAGS, "flags")
-        _write_prepared(
-            out, "prepare", (self.prepare_lsn, self.end_lsn, self.prepare_time, self.xid, self.gid)
-        )
+        fields = (self.prepare_lsn, self.end_lsn, self.prepare_time, self.xid, self.gid)
+        _write_prepared(out, "prepare", fields, Writer.valid_xid)
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +258,8 @@ class CommitPrepared:
     def write(self, out: Writer) -> None:
         """Write what follows the type byte."""
         out.u8(_NO_FLAGS, "flags")
-        _write_prepared(out, "commit", (self.commit_lsn, self.end_lsn, self.commit_time, self.xid, self.gid))
+        fields = (self.commit_lsn, self.end_lsn, self.commit_time, self.xid, self.gid)
+        _write_prepared(out, "commit", fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,31 +315,40 @@ class StreamPrepare:
     def read(cls, cursor: Cursor) -> StreamPrepare:
         """Read what follows the type byte."""
         cursor.flags("flags", known=_NO_FLAGS)
-        return cls(*_read_prepared(cursor, "prepare"))
+        return cls(*_read_prepared(cursor, "prepare", Cursor.valid_xid))
 
     def write(self, out: Writer) -> None:
         """Write what follows the type byte."""
         out.u8(_NO_FLAGS, "flags")
-        _write_prepared(
-            out, "prepare", (self.prepare_lsn, self.end_lsn, self.prepare_time, self.xid, self.gid)
-        )
+        fields = (self.prepare_lsn, self.end_lsn, self.prepare_time, self.xid, self.gid)
+        _write_prepared(out, "prepare", fields, Writer.valid_xid)
 
 
-def _read_prepared(cursor: Cursor, event: str) -> _PreparedFields:
-    """Read the fields that all but one of the two-phase messages share (logicalrep_read_prepare_common)."""
+def _read_prepared(
+    cursor: Cursor, event: str, read_xid: Callable[[Cursor, str], int] = Cursor.u32
+) -> _PreparedFields:
+    """Read the fields that all but one of the two-phase messages share.
+
+    Only logicalrep_read_prepare_common, for Prepare and Stream Prepare, asks for a transaction id that is set.
+    """
     return (
         cursor.valid_lsn(f"{event} LSN"),
         cursor.valid_lsn("end LSN"),
         cursor.i64(f"{event} time"),
-        cursor.u32("xid"),
+        read_xid(cursor, "xid"),
         cursor.cstr("gid"),
     )
 
 
-def _write_prepared(out: Writer, event: str, fields: _PreparedFields) -> None:
+def _write_prepared(
+    out: Writer,
+    event: str,
+    fields: _PreparedFields,
+    write_xid: Callable[[Writer, int, str], None] = Writer.u32,
+) -> None:
     event_lsn, end_lsn, event_time, xid, gid = fields
     out.valid_lsn(event_lsn, f"{event} LSN")
     out.valid_lsn(end_lsn, "end LSN")
     out.i64(event_time, f"{event} time")
-    out.u32(xid, "xid")
+    write_xid(out, xid, "xid")
     out.cstr(gid, "gid")

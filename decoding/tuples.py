@@ -106,27 +106,30 @@ def decode_changes(
         (is_old & (operation != _INSERT) | (mark == _NEW) & (operation != _DELETE)).all(),
         "has no tuple that its type allows",
     )
-    _require((head & 0xFFFF == len(columns.names)).all(), f"has not {len(columns.names)} columns")
+    width = len(columns.names)
+    _require((head & 0xFFFF == width).all(), f"has not {width} columns")
+    # A value has a byte at least: without this, few bytes could ask for the memory of many values.
+    _require((octets.ends - octets.starts >= _HEADER + width).all(), f"is too short for {width} columns")
 
     old_at, new_at = _chosen(columns, old_columns), _chosen(columns, new_columns)
     positions = octets.starts + _HEADER
     old_cells: list[_Cells] = []
     if is_old.any():
         with_old = np.flatnonzero(is_old)
-        old_cells, after = _walk(octets, positions, with_old, len(columns.names), old_at)
+        old_cells, after = _walk(octets, positions, with_old, width, old_at)
         positions[with_old] = after
         if any(np.any(cells.came(_UNCHANGED)) for cells in old_cells):
             raise ProtocolError("an old tuple has an unchanged TOASTed value", sqlstate="08P01")
         updates = np.flatnonzero(is_old & (operation == _UPDATE))
         second = octets.words(positions[updates])
         _require((second >> 56 == _NEW).all(), "has no new tuple")
-        _require((second >> 40 & 0xFFFF == len(columns.names)).all(), f"has not {len(columns.names)} columns")
+        _require((second >> 40 & 0xFFFF == width).all(), f"has not {width} columns")
         positions[updates] += _TUPLE_HEADER
     is_new = operation != _DELETE
     new_cells: list[_Cells] = []
     if is_new.any():
         with_new = np.flatnonzero(is_new)
-        new_cells, after = _walk(octets, positions, with_new, len(columns.names), new_at)
+        new_cells, after = _walk(octets, positions, with_new, width, new_at)
         positions[with_new] = after
     if complete and old_cells and new_cells:
         old_of = dict(zip(old_at, old_cells, strict=True))

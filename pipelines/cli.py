@@ -133,13 +133,27 @@ def demo(
 
 
 @app.command(cls=_Command, epilog="Example: pgsieve run sales")
-def run(ctx: typer.Context, subscriptions: Subscriptions = None, config: ConfigFile = None) -> None:
+def run(
+    ctx: typer.Context,
+    subscriptions: Subscriptions = None,
+    config: ConfigFile = None,
+    follow: Annotated[
+        bool,
+        typer.Option("--follow", help="Go on applying changes as they arrive, until SIGTERM or Ctrl-C."),
+    ] = False,
+) -> None:
     """Copy what is new, apply every change up to the source's current LSN, and exit.
 
     Prints what was copied and applied. Exits with 1 when a table had to be set aside.
     """
     settings = _load(ctx, config)
     selected = settings.selected(subscriptions or [])
+    if follow:
+        from pipelines.follow import follow as follow_pipeline
+
+        with console.progress() as progress:
+            follow_pipeline(settings, selected, progress, console.print_run)
+        return
     from pipelines.run import run as run_pipeline
 
     with console.progress() as progress:

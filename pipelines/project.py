@@ -4,13 +4,15 @@ A source's subscriptions with `row_filter: pipeline` share its slot; each with `
 own. Raises PgsieveError for options whose behaviour is not built.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 from assets.steps.subscription import DefinedPublication, DefinedTable, Feed, Subscription
 from decoding.errors import PgsieveError
 from pipelines.config import Config, SourceConfig, SubscriptionConfig
 from resources.delta import LakeResource
+from resources.pgoutput import PgoutputOptions
 from resources.postgres import Source
 from resources.spark import SparkEngine
 
@@ -37,7 +39,7 @@ def project(config: Config) -> Project:
     feeds: dict[str, Feed] = {}
     for name, source in config.sources.items():
         sharing = {
-            s.name: s.publications
+            s.name: s
             for s in config.subscriptions.values()
             if s.source == name and s.row_filter == "pipeline"
         }
@@ -45,19 +47,13 @@ def project(config: Config) -> Project:
             feeds[name] = _feed(name, name, source, source.slot, sharing)
     subscriptions = {}
     for subscription in config.subscriptions.values():
-        _refuse_unbuilt(subscription)
+        _refuse_unbuilt(subscription, config.lake)
         owner = subscription.source
         if subscription.row_filter == "publisher":
             owner = subscription.slot
-            publications = {subscription.name: subscription.publications}
-            feeds[owner] = _feed(
-                owner,
-                subscription.source,
-                config.sources[subscription.source],
-                owner,
-                publications,
-                filtered=True,
-            )
+            reading = {subscription.name: subscription}
+            source = config.sources[subscription.source]
+            feeds[owner] = _feed(owner, subscription.source, source, owner, reading, filtered=True)
         subscriptions[subscription.name] = Subscription(
             name=subscription.name,
             feed=feeds[owner],
@@ -73,7 +69,7 @@ def _feed(
     source_name: str,
     source: SourceConfig,
     slot: str,
-    subscriptions: Mapping[str, tuple[str, ...]],
+    subscriptions: Mapping[str, SubscriptionConfig],
     *,
     filtered: bool = False,
 ) -> Feed:
@@ -94,23 +90,45 @@ def _feed(
         slot=slot,
         capture=source.capture,
         filtered=filtered,
-        subscriptions=dict(subscriptions),
+        subscriptions={name: s.publications for name, s in subscriptions.items()},
         defined={} if filtered else defined,
+        options=_options(source_name, list(subscriptions.values())),
     )
 
 
-def _refuse_unbuilt(subscription: SubscriptionConfig) -> None:
+_OPTIONS = ("origin", "binary", "streaming", "two_phase")
+
+
+def _options(source: str, sharing: Sequence[SubscriptionConfig]) -> PgoutputOptions:
+    """How a slot is read; the subscriptions that share it have to agree."""
+    first = sharing[0]
+    for other, option in product(sharing[1:], _OPTIONS):
+        if getattr(other, option) != getattr(first, option):
+            raise PgsieveError(
+                f'subscriptions "{first.name}" and "{other.name}" share the replication slot of source "{source}",'
+                f" but differ in `{option}`",
+                hint=f"give both the same `{option}`, or one of them `row_filter: publisher`, a slot of its own",
+                sqlstate="22023",
+            )
+    return PgoutputOptions((), first.binary, first.streaming, first.two_phase, first.origin)
+
+
+def _refuse_unbuilt(subscription: SubscriptionConfig, lake: str) -> None:
     """Refuse an option rather than take it and do nothing."""
     unbuilt = {
-        "origin: none": subscription.origin == "none",
-        "binary: true": subscription.binary,
-        "two_phase: true": subscription.two_phase,
-        "disable_on_error: true": subscription.disable_on_error,
+        "disable_on_error: true": (
+            subscription.disable_on_error,
+            "a table with an error is set aside, the others go on",
+        ),
+        "two_phase: true": (
+            subscription.two_phase and "://" in lake,
+            "in a lake at a URI transactions arrive at their commit, and the replica's rows are the same",
+        ),
     }
-    for option, asked in unbuilt.items():
+    for option, (asked, instead) in unbuilt.items():
         if asked:
             raise PgsieveError(
                 f'subscription "{subscription.name}": `{option}` is not supported yet',
-                hint="leave the option out: the replica's rows are the same but for what it asks",
+                hint=f"leave the option out: {instead}",
                 sqlstate="0A000",
             )

@@ -41,13 +41,13 @@ def run(config: Config, selected: Sequence[SubscriptionConfig], progress: Progre
     declared = project(config)
     subscriptions = [declared.subscriptions[s.name] for s in selected]
     with instance(config) as dagster:
-        results = [_Run(declared, s, dagster, progress) for s in subscriptions]
+        results = [Materializer(declared, s, dagster, progress) for s in subscriptions]
         for feed in declared.feeds_of(subscriptions):
             reading = [r for r in results if r.subscription.feed.name == feed.name]
             for _ in range(_ROUNDS):
                 for result in reading:
                     result.copy()
-                _materialize(
+                materialize(
                     dagster,
                     declared,
                     [change_log_asset(feed, declared.reading(feed))],
@@ -78,7 +78,7 @@ def instance(config: Config) -> Iterator[dg.DagsterInstance]:
             os.environ["DAGSTER_HOME"] = before
 
 
-def _materialize(
+def materialize(
     dagster: dg.DagsterInstance,
     declared: Project,
     assets: Sequence[dg.AssetsDefinition],
@@ -86,6 +86,7 @@ def _materialize(
     task: str,
     tags: dict[str, str] | None = None,
 ) -> dg.ExecuteInProcessResult:
+    """Materialise assets in this process; raises PgsieveError for whatever fails."""
     progress.start(task, None)
     try:
         return dg.materialize(
@@ -99,7 +100,7 @@ def _materialize(
         progress.finish(task)
 
 
-class _Run:
+class Materializer:
     """One subscription's part of a run."""
 
     def __init__(
@@ -136,7 +137,7 @@ class _Run:
                 "dagster/asset_partition_range_start": listed[0],
                 "dagster/asset_partition_range_end": listed[-1],
             }
-            result = _materialize(
+            result = materialize(
                 self.dagster,
                 self.declared,
                 [asset],
@@ -152,7 +153,7 @@ class _Run:
         assets = [table_changes_asset(self.subscription)]
         if tables:
             assets.append(replica_tables_asset(self.subscription, tables))
-        result = _materialize(
+        result = materialize(
             self.dagster, self.declared, assets, self.progress, f"apply to {self.subscription.name}"
         )
         for name in tables:

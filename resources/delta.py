@@ -91,6 +91,10 @@ class Lake:
         """What each slice of the change log holds besides row changes; made again where it is missing."""
         return f"{self.uri}/_pgsieve/{escape(slot_owner)}/slices"
 
+    def prepared(self, slot_owner: str) -> str:
+        """The prepared transactions that waited for their second phase when the change log was last written."""
+        return f"{self.uri}/_pgsieve/{escape(slot_owner)}/prepared"
+
     def replica(self, subscription: str, schema: str, table: str) -> str:
         """The replica of a table: the published columns, current rows only."""
         return f"{self.uri}/{subscription}/{escape(schema)}/{escape(table)}"

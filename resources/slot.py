@@ -7,7 +7,7 @@ subclasses for a slot that is missing, in use, ahead of what is durable, or inva
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,10 +18,8 @@ from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_expo
 from decoding.lsn import format_lsn, parse_lsn
 from decoding.publication import Catalog
 from decoding.routing import CapturePublication
+from resources.pgoutput import PgoutputOptions
 from resources.postgres import SourceError, literal, quote, refusing
-
-#: (least server version, protocol version), newest first.
-PROTOCOL_VERSIONS = ((160000, 4), (150000, 3), (140000, 2), (0, 1))
 
 
 class SlotError(SourceError):
@@ -55,6 +53,7 @@ class SlotState:
     restart_lsn: int
     wal_status: str
     lag: int
+    two_phase: bool
 
 
 def current_lsn(connection: psycopg.Connection[Any]) -> int:
@@ -68,23 +67,26 @@ def slot_state(connection: psycopg.Connection[Any], slot: str) -> SlotState | No
     """The slot's state, or None where it does not exist in this database."""
     row = connection.execute(
         "select slot_name, plugin, active, confirmed_flush_lsn::text, restart_lsn::text, coalesce(wal_status, ''),"
-        " (pg_current_wal_insert_lsn() - confirmed_flush_lsn)::bigint"
-        " from pg_replication_slots where slot_name = %s and database = current_database()",
+        " (pg_current_wal_insert_lsn() - confirmed_flush_lsn)::bigint,"
+        " coalesce((to_jsonb(s) ->> 'two_phase')::boolean, false)"  # a column from 14 on
+        " from pg_replication_slots s where slot_name = %s and database = current_database()",
         [slot],
     ).fetchone()
     if row is None:
         return None
-    name, plugin, active, confirmed, restart, wal_status, lag = row
-    return SlotState(
-        name, plugin, active, parse_lsn(confirmed or "0/0"), parse_lsn(restart or "0/0"), wal_status, lag or 0
-    )
+    name, plugin, active, confirmed, restart, wal_status, lag, two_phase = row
+    lsns = parse_lsn(confirmed or "0/0"), parse_lsn(restart or "0/0")
+    return SlotState(name, plugin, active, *lsns, wal_status, lag or 0, two_phase)
 
 
-def create_slot(connection: psycopg.Connection[Any], source: str, slot: str) -> int:
+def create_slot(
+    connection: psycopg.Connection[Any], source: str, slot: str, *, two_phase: bool = False
+) -> int:
     """Create the slot with pgoutput; the LSN from which it delivers."""
+    options = ", false, true" if two_phase else ""  # not temporary, two_phase: an argument from 14 on
     with refusing(source, f'create the replication slot "{slot}"'):
         row = connection.execute(
-            "select lsn::text from pg_create_logical_replication_slot(%s, 'pgoutput')", [slot]
+            f"select lsn::text from pg_create_logical_replication_slot(%s, 'pgoutput'{options})", [slot]
         ).fetchone()
     assert row is not None
     return parse_lsn(row[0])
@@ -140,21 +142,24 @@ def advance(connection: psycopg.Connection[Any], source: str, slot: str, lsn: in
     state = slot_state(connection, slot)
     if state is None or state.confirmed_lsn >= lsn:
         return
+    with refusing_slot(source, slot, "advance"):
+        _advance(connection, slot, lsn)
+
+
+@contextmanager
+def refusing_slot(source: str, slot: str, what: str) -> Iterator[None]:
+    """Turn the server's refusal to do `what` to the slot into a SourceError; SlotInUseError where it is in use."""
     try:
-        with refusing(source, f'advance the replication slot "{slot}"'):
-            _advance(connection, slot, lsn)
+        with refusing(source, f'{what} the replication slot "{slot}"'):
+            yield
     except SourceError as error:
-        raise _in_use(source, slot, error) from error
-
-
-def _in_use(source: str, slot: str, error: SourceError) -> SourceError:
-    if error.sqlstate != "55006":
-        return error
-    return SlotInUseError(
-        f'source "{source}": replication slot "{slot}" is in use by another process',
-        hint="stop the other consumer, or give each pgsieve configuration a `slot` of its own",
-        sqlstate="55006",
-    )
+        if error.sqlstate != "55006":
+            raise
+        raise SlotInUseError(
+            f'source "{source}": replication slot "{slot}" is in use by another process',
+            hint="stop the other consumer, or give each pgsieve configuration a `slot` of its own",
+            sqlstate="55006",
+        ) from error
 
 
 def drop_slot(connection: psycopg.Connection[Any], slot: str) -> None:
@@ -166,13 +171,8 @@ def drop_slot(connection: psycopg.Connection[Any], slot: str) -> None:
     )
 
 
-def protocol_version(server_version: int) -> int:
-    """The newest protocol version the server speaks (section 54.5)."""
-    return next(protocol for least, protocol in PROTOCOL_VERSIONS if server_version >= least)
-
-
 def peek_query(
-    slot: str, upto: int, publications: Sequence[str], server_version: int, limit: int | None = None
+    slot: str, upto: int, options: PgoutputOptions, server_version: int, limit: int | None = None
 ) -> str:
     """The query that reads a slot up to `upto` without confirming anything.
 
@@ -180,9 +180,7 @@ def peek_query(
     that pg_replication_slot_advance(slot, upto) confirms. `limit` ends it at the first commit after so
     many messages.
     """
-    names = ",".join(quote(p) for p in publications)
-    options = ["proto_version", str(protocol_version(server_version)), "publication_names", names]
-    listed = ", ".join(literal(o) for o in options)
+    listed = ", ".join(literal(o) for option in options.arguments(server_version).items() for o in option)
     return (
         f"select data from pg_logical_slot_peek_binary_changes({literal(slot)},"
         f" {literal(format_lsn(upto))}, {limit or 'null'}, {listed})"
@@ -194,11 +192,8 @@ def has_changes(connection: psycopg.Connection[Any], source: str, slot: str, que
 
     Raises SlotInUseError or SourceError where the server refuses to read the slot.
     """
-    try:
-        with refusing(source, f'read the replication slot "{slot}"'):
-            return connection.execute(f"select 1 from ({query}) m limit 1").fetchone() is not None
-    except SourceError as error:
-        raise _in_use(source, slot, error) from error
+    with refusing_slot(source, slot, "read"):
+        return connection.execute(f"select 1 from ({query}) m limit 1").fetchone() is not None
 
 
 def read_messages(conninfo: str, query: str) -> Iterator[pa.RecordBatch]:

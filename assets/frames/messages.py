@@ -24,20 +24,20 @@ def drained_messages(spark: SparkSession, conninfo: str, query: str, slice_end: 
     def drain(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in numbers:
             if batch.num_rows:
-                yield from change_log_rows(read_messages(conninfo, query), slice_end)
+                arrays = (messages.column("data") for messages in read_messages(conninfo, query))
+                yield from change_log_rows(arrays, slice_end)
 
     return spark.range(0, 1, 1, 1).mapInArrow(drain, from_arrow_schema(CHANGE_LOG))
 
 
-def change_log_rows(messages: Iterable[pa.RecordBatch], slice_end: int) -> Iterator[pa.RecordBatch]:
-    """The slot's messages (data) with their order key, in the change log's columns.
+def change_log_rows(messages: Iterable[pa.Array], slice_end: int) -> Iterator[pa.RecordBatch]:
+    """Messages of transactions in commit order (binary) with their order key, in the change log's columns.
 
     The headers (type, relation, transaction) are read from the bytes in numpy, message bodies stay as
     they are. A message's number in the slice orders the slice like the order key does, in one integer.
     """
     scanner, count = HeaderScanner(), 0
-    for batch in messages:
-        data = batch.column("data")
+    for data in messages:
         headers = scanner.scan(data)
         columns = [
             pa.array(np.full(len(data), slice_end, np.int64)),

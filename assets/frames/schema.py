@@ -25,6 +25,9 @@ CHANGE_LOG = pa.schema(
     }
 )
 
+#: The messages of prepared transactions, each with the Prepare message of its transaction.
+PREPARED = pa.schema({"prepare": pa.binary(), "number": pa.int64(), "xid": pa.int64(), "data": pa.binary()})
+
 TABLE_STATES = pa.schema(
     {
         "schema": pa.string(),

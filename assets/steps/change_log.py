@@ -6,8 +6,8 @@ What a slice [start, end) holds are the transactions whose commit record begins 
 pg_replication_slot_advance(end) confirms: a run repeated from any point reads the same slices' remainder.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
@@ -17,14 +17,19 @@ from pyspark.sql import Observation
 
 from assets.frames.messages import SliceSummary, change_log_rows, drained_messages, slice_summary
 from assets.frames.schema import CHANGE_LOG, SLICES
+from assets.steps.prepared import prepared_position, record_nothing_prepared, restore_prepared, save_prepared
 from assets.steps.subscription import Feed, Subscription
 from assets.steps.table_states import INITIALIZE, READY, TableState, set_states, table_states
 from assets.steps.validation import refuse_unsound
 from decoding.lsn import format_lsn
 from decoding.publication import Catalog
+from decoding.transactions import TransactionAssembler
 from resources.delta import Lake, LakeError
+from resources.pgoutput import PgoutputOptions
 from resources.postgres import SourceError, read_catalog, refusing
 from resources.slot import (
+    SlotError,
+    SlotState,
     advance,
     create_slot,
     current_lsn,
@@ -37,6 +42,7 @@ from resources.slot import (
     slot_state,
     verify_slot,
 )
+from resources.spool import FileSpool
 
 #: A slice reads at most so many bytes of WAL.
 SLICE_BYTES = 512 * 1024 * 1024
@@ -84,12 +90,18 @@ def prepare(
         if not feed.filtered:
             ensure_capture(connection, feed.source.name, feed.capture, planned, server)
         if state is None:
-            start = create_slot(connection, feed.source.name, feed.slot)
+            start = create_slot(connection, feed.source.name, feed.slot, two_phase=feed.options.two_phase)
             created_slot = True
             _forget_copies(lake, feed)
-            _record(lake, feed, start)
+            if feed.options.two_phase:
+                record_nothing_prepared(lake, feed, start)
+            record_position(lake, feed, start)
         elif durable is not None:
+            if keeps_prepared(feed, state):
+                _recover_prepared(feed, lake, state, names, connection.info.server_version, durable)
             advance(connection, feed.source.name, feed.slot, durable)
+        elif keeps_prepared(feed, state):
+            record_nothing_prepared(lake, feed, state.confirmed_lsn)
     except Exception:
         if created_slot:
             drop_slot(connection, feed.slot)
@@ -97,6 +109,35 @@ def prepare(
             drop_publications(connection, created)
         raise
     return server, names
+
+
+def keeps_prepared(feed: Feed, state: SlotState) -> bool:
+    """Whether the slot sends transactions at their PREPARE; once it does, it does so for ever."""
+    return feed.options.two_phase or state.two_phase
+
+
+def _recover_prepared(
+    feed: Feed, lake: Lake, state: SlotState, publications: Sequence[str], version: int, durable: int
+) -> None:
+    """Read again what waits, where a run died between the commit of its changes and that of what waits."""
+    position = prepared_position(lake, feed)
+    if position == durable:
+        return
+    if position is None and state.two_phase:
+        raise SlotError(
+            f'source "{feed.source.name}": replication slot "{feed.slot}" sends prepared transactions, but what of them'
+            f' was received is not in "{lake.prepared(feed.name)}"',
+            hint="copy every table again: drop the slot, remove the source's change log folder and run `pgsieve run`",
+            sqlstate="55000",
+        )
+    query = peek_query(feed.slot, durable, _at_once(feed, publications), version)
+    with FileSpool() as spool:
+        assembler = TransactionAssembler(spool)
+        restore_prepared(lake, feed, assembler)
+        for messages in read_messages(feed.source.executor_conninfo(), query):
+            for _ in assembler.assemble(messages.column("data")):
+                pass  # the change log holds these already
+        save_prepared(lake, feed, assembler, durable)
 
 
 def _forget_copies(lake: Lake, feed: Feed) -> None:
@@ -107,7 +148,7 @@ def _forget_copies(lake: Lake, feed: Feed) -> None:
         set_states(lake, name, again)
 
 
-def _record(lake: Lake, feed: Feed, position: int) -> None:
+def record_position(lake: Lake, feed: Feed, position: int) -> None:
     """Record a position with no changes before it, in a commit of its own."""
     lake.records.append(lake.change_log(feed.name), CHANGE_LOG.empty_table(), position)
 
@@ -132,14 +173,15 @@ def drain(
         durable = durable_position(lake, feed)
         begin = position = durable if durable is not None else state.confirmed_lsn
         target = current_lsn(connection) if upto is None else upto
-        conninfo = source.executor_conninfo()
+        conninfo, options = source.executor_conninfo(), _at_once(feed, publications)
+        prepared = keeps_prepared(feed, state)
         slices = 0
         while position < target:
             end = min(position + SLICE_BYTES, target)
-            if publications and _append_slice(lake, feed, conninfo, publications, version, end):
+            if publications and _append_slice(lake, feed, conninfo, options, version, end, prepared=prepared):
                 slices += 1
             elif end < target or end - begin >= IDLE_BYTES or _copied_after(lake, subscriptions, begin):
-                _record(lake, feed, end)
+                record_position(lake, feed, end)
             else:
                 break
             advance(connection, source.name, feed.slot, end)
@@ -151,43 +193,68 @@ def drain(
     return Drained(from_lsn=start, to_lsn=position, slices=slices, lag=lag)
 
 
+def _at_once(feed: Feed, publications: Sequence[str]) -> PgoutputOptions:
+    """How to peek: a peek sends nothing before it has decoded everything, so streaming would only repeat."""
+    return replace(feed.options, publications=tuple(publications), streaming="off")
+
+
 def _append_slice(
-    lake: Lake, feed: Feed, conninfo: str, publications: Sequence[str], version: int, end: int
+    lake: Lake, feed: Feed, conninfo: str, options: PgoutputOptions, version: int, end: int, *, prepared: bool
 ) -> bool:
     """Append what the slot holds up to `end` in one commit; False where that is nothing."""
     source, slot = feed.source, feed.slot
-    query = peek_query(slot, end, publications, version)
-    begun = peek_query(slot, end, publications, version, limit=1)
-    path = lake.change_log(feed.name)
-    if lake.local:
-        passed = SliceSummary()
-        try:
-            messages = read_messages(conninfo, query)
-            first = next(messages, None)
-            if first is None or not first.num_rows:
+    query = peek_query(slot, end, options, version)
+    begun = peek_query(slot, end, options, version, limit=1)
+    if lake.local is None:
+        with source.connect() as connection:
+            if not has_changes(connection, source.name, slot, begun):
                 return False
-            rows = passed.of(change_log_rows(chain([first], messages), end))
-            with lake.refusing(path):
-                lake.local.write(path, pa.RecordBatchReader.from_batches(CHANGE_LOG, rows), end)
-        except (OSError, pa.ArrowException, LakeError) as error:
-            if isinstance(error, LakeError) and not passed.failure:
-                raise
-            # The reader tells no SQLSTATE: what stops it stops the first message, too, or is in its bytes.
+        drained = drained_messages(lake.spark, conninfo, query, end)
+        # After the session: which kind of observation it is depends on the kind of session.
+        summary = Observation()
+        path = lake.change_log(feed.name)
+        lake.write(drained.observe(summary, *slice_summary()), path, position=end, options=_FILE_OPTIONS)
+        record_summary(lake, feed, end, summary.get)
+        return True
+    messages = (batch.column("data") for batch in read_messages(conninfo, query))
+    with FileSpool() as spool:
+        assembler = TransactionAssembler(spool)
+        if prepared:
+            restore_prepared(lake, feed, assembler)
+        try:
+            first = next(messages, None)
+            if first is None or not len(first):
+                return False
+            append_slice(
+                lake, feed, chain.from_iterable(map(assembler.assemble, chain([first], messages))), end
+            )
+        except (OSError, pa.ArrowException) as error:
+            # The reader tells no SQLSTATE: what stops it stops the first message, too.
             with source.connect() as connection:
                 has_changes(connection, source.name, slot, begun)
             with refusing(source.name, f'read the replication slot "{slot}"'):
-                raise passed.failure or error from None
-        record_summary(lake, feed, end, passed.get())
-        return True
-    with source.connect() as connection:
-        if not has_changes(connection, source.name, slot, begun):
-            return False
-    drained = drained_messages(lake.spark, conninfo, query, end)
-    # After the session: which kind of observation it is depends on the kind of session.
-    summary = Observation()
-    lake.write(drained.observe(summary, *slice_summary()), path, position=end, options=_FILE_OPTIONS)
-    record_summary(lake, feed, end, summary.get)
+                raise error from None
+        if prepared:
+            save_prepared(lake, feed, assembler, end)
     return True
+
+
+def append_slice(lake: Lake, feed: Feed, messages: Iterable[pa.Array], end: int) -> None:
+    """Append transactions in commit order (arrays of messages) to a local lake in one commit.
+
+    Raises what the messages raise, else LakeError.
+    """
+    assert lake.local is not None
+    passed, path = SliceSummary(), lake.change_log(feed.name)
+    rows = passed.of(change_log_rows(messages, end))
+    try:
+        with lake.refusing(path):
+            lake.local.write(path, pa.RecordBatchReader.from_batches(CHANGE_LOG, rows), end)
+    except LakeError:
+        if passed.failure:
+            raise passed.failure from None
+        raise
+    record_summary(lake, feed, end, passed.get())
 
 
 def record_summary(lake: Lake, feed: Feed, end: int, summary: Mapping[str, Any]) -> dict[str, Any]:

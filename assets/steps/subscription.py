@@ -21,6 +21,7 @@ from decoding.publication import (
 )
 from decoding.routing import CapturePublication, plan_capture
 from decoding.types import ColumnType, column_type
+from resources.pgoutput import PgoutputOptions
 from resources.postgres import Source
 
 
@@ -87,6 +88,8 @@ class Feed:
     filtered: bool
     subscriptions: Mapping[str, tuple[str, ...]]
     defined: Mapping[str, DefinedPublication] = field(default_factory=dict)
+    #: How the slot is read; the publications are chosen when it is.
+    options: PgoutputOptions = field(default_factory=PgoutputOptions)
 
     def with_defined(self, catalog: Catalog) -> Catalog:
         """The catalog with the publications of pgsieve.yaml beside those of the server."""

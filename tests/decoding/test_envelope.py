@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decoding.envelope import (
@@ -13,6 +14,7 @@ from decoding.envelope import (
     XLogData,
     decode_envelope,
     encode_envelope,
+    xlog_data_columns,
 )
 from decoding.errors import ProtocolError
 
@@ -73,3 +75,21 @@ def test_random_bytes_are_accepted_or_refused(data):
     except ProtocolError:
         return
     assert encode_envelope(envelope) == data
+
+
+LSNS, TIMES = st.integers(0, 2**63 - 1), st.integers(-(2**63), 2**63 - 1)
+
+
+@settings(deadline=None)  # the first example loads parts of Arrow
+@given(
+    st.lists(
+        st.builds(XLogData, LSNS, LSNS, TIMES, st.binary(min_size=1, max_size=40))
+        | st.builds(OtherEnvelope, st.just(ord("s")), st.binary(min_size=25, max_size=60))
+    )
+)
+def test_columns_hold_what_single_messages_do(envelopes):
+    encoded = [encode_envelope(envelope) for envelope in envelopes]
+    lsns, data = xlog_data_columns(b"".join(encoded), np.array([len(e) for e in encoded], np.int32))
+    known = [envelope for envelope in envelopes if isinstance(envelope, XLogData)]
+    assert lsns.tolist() == [envelope.data_start for envelope in known]
+    assert data.to_pylist() == [envelope.data for envelope in known]

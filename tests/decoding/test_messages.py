@@ -344,6 +344,8 @@ def refused(wire, *, streaming=False, parallel=False):
         ),
         ("72 00 0000000000000001 0000000000000000" + "00" * 21, "at offset 10: expected rollback end LSN"),
         ("70 02" + "01" * 28 + "00", "StreamPrepare message at offset 1: expected flags"),
+        ("50 00" + "01" * 24 + "00" * 5, "Prepare message at offset 26: expected xid, not zero"),
+        ("70 00" + "01" * 24 + "00" * 5, "StreamPrepare message at offset 26: expected xid, not zero"),
         (
             "41 00000487 00000488 0000000001c20040",
             "StreamAbort message at offset 9: expected the end of the message",
@@ -421,6 +423,8 @@ def test_counts_and_lengths_allocate_nothing_beyond_the_message():
         Prepare(1, 0, 0, 1, ""),
         CommitPrepared(0, 1, 0, 1, ""),
         RollbackPrepared(1, 0, 0, 0, 1, ""),
+        Prepare(1, 1, 0, 0, ""),
+        StreamPrepare(1, 1, 0, 0, ""),
         StreamPrepare(1, 1, 0, 1, "\ud800"),
     ],
     ids=repr,
@@ -501,7 +505,7 @@ tuples = st.lists(
 old_images = st.builds(OldKey, tuples) | st.builds(OldRow, tuples)
 columns = st.builds(RelationColumn, st.booleans(), names, bits32, st.integers(-(2**31), 2**31 - 1))
 stream_xids = st.none() | xids
-prepared = (valid_lsns, valid_lsns, times, bits32, names)
+prepared = (valid_lsns, valid_lsns, times, xids, names)
 
 messages = st.one_of(
     st.builds(Begin, valid_lsns, times, bits32),

@@ -7,17 +7,15 @@ is in progress.
 
 from __future__ import annotations
 
-import select
 import time
 from collections import Counter
 
 import psycopg
 import pytest
-from psycopg import pq, sql
+from psycopg import sql
 
 from decoding.envelope import (
     PrimaryKeepalive,
-    StandbyStatusUpdate,
     XLogData,
     decode_envelope,
     encode_envelope,
@@ -54,10 +52,10 @@ from decoding.messages import (
     Update,
     decode,
     encode,
-    timestamp_from_unix_micros,
     timestamp_to_unix_micros,
 )
 from resources.embedded import EmbeddedServer
+from tests.fixtures.walsender import Walsender
 
 SCHEMA = """
     CREATE TYPE mood AS ENUM ('sad', 'happy');
@@ -321,56 +319,29 @@ def test_binary_values_are_what_the_send_functions_write(server):
     assert mood == Binary(b"happy")
 
 
-class Walsender:
-    """A replication connection, read one CopyData at a time."""
+class Session:
+    """What a walsender sends, decoded as it comes; everything was encoded to its own bytes again."""
 
-    def __init__(self, server, slot, **options):
-        conninfo = server.conninfo(replication="database", client_encoding="UTF8")
-        self.connection = pq.PGconn.connect(conninfo.encode())
-        assert self.connection.status == pq.ConnStatus.OK, self.connection.get_error_message()
-        given = ", ".join(f"{name} '{value}'" for name, value in options.items())
-        result = self.connection.exec_(f"START_REPLICATION SLOT {slot} LOGICAL 0/0 ({given})".encode())
-        assert result.status == pq.ExecStatus.COPY_BOTH, result.get_error_message()
-        self.decoder = Decoder(parallel=options["streaming"] == "parallel")
-        self.envelopes = Counter()
+    def __init__(self, walsender, parallel):
+        self.walsender = walsender
+        self.decoder = Decoder(parallel=parallel)
 
-    def until(self, stop, seconds=60):
+    def until(self, stop):
         """The messages up to and with the first one that `stop` holds for."""
-        deadline = time.monotonic() + seconds
         messages = []
-        while time.monotonic() < deadline:
-            size, data = self.connection.get_copy_data(1)
-            if size == 0:
-                select.select([self.connection.socket], [], [], 0.1)
-                self.connection.consume_input()
-                continue
+        while not messages or not stop(messages[-1]):
+            data = self.walsender.receive()
             envelope = decode_envelope(data)
-            assert encode_envelope(envelope) == bytes(data)
-            self.envelopes[type(envelope)] += 1
+            assert encode_envelope(envelope) == data
             if isinstance(envelope, XLogData):
-                message = self.decoder.decode(envelope.data)
-                assert encode(message) == envelope.data
-                messages.append(message)
-                if stop(message):
-                    return messages
-        pytest.fail(f"no such message within {seconds} s after {Counter(type(m).__name__ for m in messages)}")
+                messages.append(self.decoder.decode(envelope.data))
+                assert encode(messages[-1]) == envelope.data
         return messages
 
-    def confirm(self, lsn):
-        now = timestamp_from_unix_micros(time.time_ns() // 1000)
-        update = StandbyStatusUpdate(lsn, lsn, lsn, now, reply_requested=True)
-        assert self.connection.put_copy_data(encode_envelope(update)) == 1
-        self.connection.flush()
-
-    def until_keepalive(self, seconds=60):
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            size, data = self.connection.get_copy_data(1)
-            if size > 0 and isinstance(decode_envelope(data), PrimaryKeepalive):
-                return decode_envelope(data)
-            select.select([self.connection.socket], [], [], 0.1)
-            self.connection.consume_input()
-        return pytest.fail(f"no keepalive within {seconds} s")
+    def keepalive(self):
+        while not isinstance(envelope := decode_envelope(self.walsender.receive()), PrimaryKeepalive):
+            pass
+        return envelope
 
 
 @pytest.mark.parametrize("streaming", ["on", "parallel"])
@@ -379,28 +350,29 @@ def test_a_walsender_streams_aborts_and_obeys_the_status_update(server, streamin
     with connect(server) as control:
         control.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [slot])
         options = {"proto_version": "4", "publication_names": '"everything"', "streaming": streaming}
-        walsender = Walsender(server, slot, **options)
-        try:
+        conninfo = server.conninfo(replication="database", client_encoding="UTF8")
+        with Walsender(conninfo, slot, options) as walsender:
+            session = Session(walsender, parallel=streaming == "parallel")
             with connect(server) as writer:
                 writer.execute("BEGIN")
                 writer.execute(
                     "INSERT INTO wide SELECT i, repeat('a', 100) FROM generate_series(10001, 12000) i"
                 )
-                started = walsender.until(lambda message: isinstance(message, StreamStop))
+                started = session.until(lambda message: isinstance(message, StreamStop))
                 xid = started[0].xid
                 assert started[0] == StreamStart(xid, first_segment=True)
                 writer.execute("SAVEPOINT s")
                 writer.execute("UPDATE wide SET filler = repeat('b', 100) WHERE id > 10000")
-                of_savepoint = walsender.until(
+                of_savepoint = session.until(
                     lambda message: isinstance(message, Update) and message.xid != xid
                 )
                 subxid = of_savepoint[-1].xid
-                walsender.until(lambda message: isinstance(message, StreamStop))
+                session.until(lambda message: isinstance(message, StreamStop))
                 writer.execute("ROLLBACK TO s")
                 writer.execute("ROLLBACK")
             aborts = [
                 message
-                for message in walsender.until(
+                for message in session.until(
                     lambda message: isinstance(message, StreamAbort) and message.subxid == xid
                 )
                 if isinstance(message, StreamAbort)
@@ -416,9 +388,9 @@ def test_a_walsender_streams_aborts_and_obeys_the_status_update(server, streamin
                 )
 
             control.execute("INSERT INTO nothing DEFAULT VALUES")
-            commit = walsender.until(lambda message: isinstance(message, Commit))[-1]
-            walsender.confirm(commit.end_lsn)
-            assert walsender.until_keepalive().wal_end >= commit.end_lsn
+            commit = session.until(lambda message: isinstance(message, Commit))[-1]
+            walsender.report(commit.end_lsn)
+            assert session.keepalive().wal_end >= commit.end_lsn
             query = "SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = %s"
             deadline = time.monotonic() + 60
             while time.monotonic() < deadline:  # the keepalive may have been on its way before
@@ -427,6 +399,3 @@ def test_a_walsender_streams_aborts_and_obeys_the_status_update(server, streamin
                     break
                 time.sleep(0.02)
             assert confirmed == format_lsn(commit.end_lsn)
-            assert walsender.envelopes[XLogData] > 0
-        finally:
-            walsender.connection.finish()

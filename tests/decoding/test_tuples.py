@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import struct as layout
+import tracemalloc
 
 import pyarrow as pa
 import pytest
@@ -215,6 +216,21 @@ def images(message):
     return [image for image in (old and old.columns, new) if image is not None]
 
 
+def test_a_lie_about_columns_or_lengths_allocates_nothing_beyond_the_batch():
+    wide = RelationColumns(tuple(map(str, range(1600))), (column_type(TEXT, -1),) * 1600)
+    header = encode(Insert(RELATION, ()))[:-2]
+    for content in (b"", b"t\x7f\xff\xff\xff", b"n" * 100):
+        messages = pa.array([header + (1600).to_bytes(2, "big") + content] * 5_000, pa.binary())
+        tracemalloc.start()
+        try:
+            with pytest.raises(ProtocolError):
+                decode_changes(messages, wide)
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert peak < 32 * messages.nbytes
+
+
 def test_batches_without_messages_and_relations_without_columns():
     check([], decode_changes(pa.array([], pa.binary()), COLUMNS))
     nothing = [Insert(RELATION, ()), Update(RELATION, OldRow(()), ()), Delete(RELATION, OldRow(()))]
@@ -346,6 +362,7 @@ def test_the_order_key_does_not_depend_on_where_relations_are_sent():
         [encode(Begin(1, 2, 3)), b"I\0\0\0"],
         [encode(Begin(1, 2, 3))[:-1]],
         [encode(Begin(1, 2, 3)), encode(Commit(1, 2, 3)) + b"\0"],
+        [encode(Begin(1, 2, 3)), b"C\1" + encode(Commit(1, 2, 3))[2:]],
         [encode(StreamStart(7, first_segment=True))],
         [encode(logical(transactional=True))],
         [encode(logical(transactional=False))[:8]],

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +13,7 @@ import dagster as dg
 import psycopg
 import pytest
 import yaml
+from deltalake import DeltaTable
 
 from pipelines.check import check
 from pipelines.config import Config, load_config
@@ -18,6 +22,7 @@ from pipelines.run import instance, run
 from pipelines.status import status
 from resources.embedded import EmbeddedServer
 from resources.spark import SparkEngine
+from tests.fixtures.oracle import wait_until
 
 pytestmark = pytest.mark.spark
 
@@ -201,3 +206,43 @@ def test_the_consistency_check_fails_on_a_replica_that_was_tampered_with(config:
             "notes": (True, 0),
         }
     shutil.rmtree(Path(config.lake))
+
+
+def test_a_followed_subscription_gets_changes_as_they_arrive_until_it_is_stopped(
+    config: Config, database: psycopg.Connection
+) -> None:
+    run(config, config.selected([]), _Quiet())
+    lake, log = Path(config.lake), config.path.with_name("follow.log")
+
+    def replicated(rows: int) -> bool:
+        assert process.poll() is None, log.read_text()
+        return DeltaTable(lake / "sales" / "public" / "notes").count() == rows
+
+    (before,) = database.execute("select count(*) from notes").fetchone()
+    command = [sys.executable, "-m", "pipelines.cli", "run", "--follow", "--config", str(config.path)]
+    with log.open("w") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+    try:
+        wait_until(lambda: _is_followed(database), log.read_text)
+        database.execute("insert into notes values (1001, 'at once')")
+        wait_until(lambda: replicated(before + 1), log.read_text, seconds=180)
+        # The connection is cut; what is in progress is sent again.
+        with database.transaction():
+            database.execute(
+                "insert into notes select i, repeat('x', 1000) from generate_series(2001, 3000) i"
+            )
+            database.execute("select pg_terminate_backend(active_pid) from pg_replication_slots where active")
+        wait_until(lambda: replicated(before + 1001), log.read_text)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60) == 0, log.read_text()
+    finally:
+        process.kill()
+        process.wait()
+    assert not run(config, config.selected([]), _Quiet()).problems
+    assert check(config, config.selected([])).equal
+
+
+def _is_followed(database: psycopg.Connection) -> bool:
+    return database.execute(
+        "select active from pg_replication_slots where slot_type = 'logical'"
+    ).fetchone() == (True,)

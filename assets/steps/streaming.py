@@ -1,0 +1,216 @@
+"""Continuous slot consumption: the streaming replication protocol -> slices of the feed's change log.
+
+The same change log as a run's: whole transactions in commit order, a slice a Delta commit that holds its end as
+the position, and the slot confirmed after it. What arrives waits in spools (on disk once it is much), so a
+transaction of any size needs little memory. PostgreSQL documentation 54.4 and 54.5.
+"""
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import chain
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import pyarrow as pa
+
+from assets.steps.change_log import (
+    IDLE_BYTES,
+    Drained,
+    Log,
+    append_slice,
+    durable_position,
+    keeps_prepared,
+    prepare,
+    record_position,
+)
+from assets.steps.prepared import restore_prepared, save_prepared
+from assets.steps.subscription import Feed
+from decoding.descriptions import RelationDescriptions
+from decoding.errors import PgsieveError
+from decoding.lsn import format_lsn
+from decoding.messages import Commit, decode
+from decoding.octets import Octets
+from decoding.transactions import TransactionAssembler
+from resources.delta import Lake
+from resources.receiver import Received
+from resources.replication import ReplicationStream, Started
+from resources.slot import slot_state
+from resources.spool import FileSpool
+
+#: A slice ends with the first commit after so many bytes of messages, or so many seconds.
+SLICE_BYTES = 64 * 1024 * 1024
+SLICE_SECONDS = 1.0
+
+_MESSAGES = pa.schema([("data", pa.binary())])
+
+
+class StreamedFeed:
+    """A feed whose slot this process reads until it is stopped.
+
+    `for _ in streamed.slices(): streamed.append()`: whenever there is a slice to append, the slot waits for it.
+    Raises SourceError and SlotError where the slot cannot be read, LakeError where the lake cannot be written.
+    """
+
+    def __init__(self, feed: Feed, lake: Lake, log: Log) -> None:
+        self._feed, self._lake, self._log = feed, lake, log
+        version = feed.source.check_ready()
+        lake.check_writable()
+        if lake.local is None:
+            raise PgsieveError(
+                f'source "{feed.source.name}": a lake at a URI cannot be written continuously',
+                hint="run `pgsieve run` on a schedule, or use a lake in the file system",
+                sqlstate="0A000",
+            )
+        with feed.source.connect() as connection:
+            _, publications = prepare(connection, feed, lake)
+            state = slot_state(connection, feed.slot)
+        if not publications or state is None:
+            raise PgsieveError(
+                f'source "{feed.source.name}": no subscribed publication publishes a table',
+                hint="add a table to a publication",
+                sqlstate="42704",
+            )
+        self._prepared = keeps_prepared(feed, state)
+        options = replace(feed.options, publications=tuple(publications))
+        durable = durable_position(lake, feed)
+        #: What commits before this has arrived.
+        self.position = self._durable = state.confirmed_lsn if durable is None else durable
+        self._stream = ReplicationStream(feed.source, feed.slot, options, self._durable, log=log)
+        self._parallel = options.arguments(version).get("streaming") == "parallel"
+        self._session = _Session(self._parallel)
+
+    def __enter__(self) -> Self:
+        self._stream.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._session.close()
+        self._stream.__exit__(kind, error, traceback)
+
+    def stop(self) -> None:
+        """Make `slices` end soon, with what is committed by then; from any thread."""
+        self._stream.stop()
+
+    def slices(self) -> Iterator[int]:
+        """The end of each slice as soon as it is due; it has to be appended before the next one is asked for."""
+        for item in self._stream.items():
+            match item:
+                case Started():
+                    self._begin(item.lsn)
+                case Received():
+                    for messages in self._session.assembler.assemble(item.messages.column("data")):
+                        self._session.waiting.add(messages)
+                    self.position = item.position
+                    if self._session.waiting.is_due():
+                        yield self._session.waiting.end
+                    elif not self._session.waiting and self.position - self._durable >= IDLE_BYTES:
+                        record_position(self._lake, self._feed, self.position)
+                        self._confirm(self.position)
+        if self._session.waiting.end:
+            yield self._session.waiting.end
+
+    def append(self) -> Drained:
+        """Append the slice that is due, and confirm it."""
+        begin, end = self._durable, self._session.waiting.end
+        self._session.relations.begin_slice()
+        messages = chain.from_iterable(
+            map(self._session.relations.described, self._session.waiting.complete())
+        )
+        append_slice(self._lake, self._feed, messages, end)
+        self._session.waiting.drop()
+        self._confirm(end)
+        self._log(f"change log of {self._feed.name} holds everything before {format_lsn(end)}")
+        return Drained(begin, end, slices=1, lag=self.position - end)
+
+    def _begin(self, lsn: int) -> None:
+        """A connection starts: what was not appended is sent again."""
+        self._session.close()
+        self._session = _Session(self._parallel)
+        if self._prepared:
+            restore_prepared(self._lake, self._feed, self._session.assembler)
+        self.position = lsn
+
+    def _confirm(self, lsn: int) -> None:
+        """Everything before `lsn` is durable in the change log."""
+        if self._prepared:
+            save_prepared(self._lake, self._feed, self._session.assembler, lsn)
+        self._durable = lsn
+        self._stream.confirm(lsn)
+
+
+class _Session:
+    """What one connection has sent and no slice holds yet."""
+
+    def __init__(self, parallel: bool) -> None:
+        self._spools = FileSpool(), FileSpool()
+        self.assembler = TransactionAssembler(self._spools[0], parallel=parallel)
+        self.waiting = WaitingTransactions(self._spools[1])
+        #: How relations were described: each slice has to say it again.
+        self.relations = RelationDescriptions()
+
+    def close(self) -> None:
+        for spool in self._spools:
+            spool.close()
+
+
+class WaitingTransactions:
+    """Committed transactions that no slice holds yet; of the last one, the Commit may still be to come."""
+
+    def __init__(self, spool: FileSpool) -> None:
+        self._spool = spool
+        self._number = self._bytes = self._rows = self._complete = 0
+        self._since = 0.0
+        #: Where the last commit record ends; zero before there is one.
+        self.end = 0
+
+    def __bool__(self) -> bool:
+        return self._rows > 0
+
+    def add(self, messages: pa.Array) -> None:
+        """Let more messages wait."""
+        octets = Octets(messages)
+        kind = (octets.words(octets.starts) >> 56).astype(np.uint8)
+        commits = np.flatnonzero(kind == Commit.tag)
+        self._spool.append(self._number, pa.RecordBatch.from_arrays([messages], schema=_MESSAGES))
+        if len(commits):
+            last = decode(messages[int(commits[-1])].as_py())
+            assert isinstance(last, Commit)
+            self._since = self._since if self.end else time.monotonic()
+            self._complete, self.end = self._rows + int(commits[-1]) + 1, last.end_lsn
+        self._rows += len(messages)
+        self._bytes += messages.nbytes
+
+    def is_due(self) -> bool:
+        """Whether what is committed should be appended now."""
+        return bool(self.end) and (
+            self._bytes >= SLICE_BYTES or time.monotonic() - self._since >= SLICE_SECONDS
+        )
+
+    def complete(self) -> Iterator[pa.Array]:
+        """The messages up to the last Commit."""
+        remaining = self._complete
+        for batch in self._spool.read(self._number):
+            if not remaining:
+                return
+            yield batch.column("data").slice(0, remaining)
+            remaining -= min(remaining, len(batch))
+
+    def drop(self) -> None:
+        """Forget them: they are durable. What follows the last Commit goes on waiting."""
+        before, passed = self._number, 0
+        incomplete = self._rows - self._complete
+        complete, self._number = self._complete, self._number + 1
+        self._rows = self._complete = self._bytes = self.end = 0
+        for batch in self._spool.read(before) if incomplete else ():
+            rest = batch.slice(max(0, min(complete - passed, len(batch))))
+            passed += len(batch)
+            if len(rest):
+                self.add(rest.column("data"))
+        self._spool.drop(before)

@@ -1,0 +1,110 @@
+"""One transaction larger than memory: how much memory pgsieve's process needs for it, and for how long.
+
+A transaction inserts `--rows` rows of ten columns. It is applied by `pgsieve run`, and by `pgsieve run --follow` with
+each setting of `streaming`. Prints seconds until the replica has the rows, and the process's greatest resident
+memory (VmHWM of Linux, without Spark's JVM and its workers). Needs about 1 KB of disk a row.
+
+    python benchmarks/large_transaction.py --rows 10000000
+"""
+
+import argparse
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psycopg
+import yaml
+from deltalake import DeltaTable
+from replication import COLUMNS, ROW, SETTINGS
+from rich.console import Console
+from rich.table import Table
+
+from resources.embedded import EmbeddedServer
+
+MIB = 1024
+
+
+def resident(pid: int) -> int:
+    """The greatest resident memory of a process so far, in MiB."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) // MIB
+
+
+def configuration(folder: Path, publisher: EmbeddedServer, name: str, streaming: str) -> Path:
+    """A configuration with a lake of its own."""
+    path = folder / name / "pgsieve.yaml"
+    path.parent.mkdir()
+    subscription = {"source": "shop", "publications": ["pub"], "streaming": streaming}
+    source = {"conninfo": publisher.conninfo(), "slot": name, "capture": name}
+    written = {"lake": "./lake", "sources": {"shop": source}, "subscriptions": {"sub": subscription}}
+    path.write_text(yaml.safe_dump(written))
+    return path
+
+
+def applied(path: Path, rows: int) -> bool:
+    """Whether the replica has as many rows."""
+    return DeltaTable(path.parent / "lake" / "sub" / "public" / "t").count() == rows
+
+
+def start(path: Path, *more: str) -> subprocess.Popen[bytes]:
+    """`pgsieve run` as a process of its own."""
+    command = [sys.executable, "-m", "pipelines.cli", "run", "--config", str(path), *more]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def measured(process: subprocess.Popen[bytes], path: Path, rows: int) -> tuple[float, int]:
+    """Seconds until the rows are there (or the process ends), and its greatest memory until then."""
+    begun, greatest = time.monotonic(), 0
+    while process.poll() is None:
+        greatest = max(greatest, resident(process.pid))
+        if applied(path, rows):
+            break
+        time.sleep(0.2)
+    seconds = time.monotonic() - begun
+    process.send_signal(signal.SIGTERM)
+    process.wait()
+    if not applied(path, rows):
+        raise SystemExit(f"{path}: the process ended with {process.returncode} before the rows were there")
+    return seconds, greatest
+
+
+def measure(publisher: EmbeddedServer, folder: Path, rows: int, streaming: str | None) -> tuple[float, int]:
+    """Follow with a setting of `streaming`, or run once when there is none."""
+    path = configuration(folder, publisher, f"streaming_{streaming}", streaming or "off")
+    follow = ["--follow"] if streaming else []
+    insert = f"insert into t select {ROW} from generate_series(1, {rows}) i"
+    with psycopg.connect(publisher.conninfo(), autocommit=True) as connection:
+        connection.execute("truncate t")
+        start(path).wait()  # the copy of the empty table
+        process = start(path, *follow) if follow else None
+        connection.execute(insert)
+        figures = measured(process or start(path), path, rows)
+        connection.execute("select pg_drop_replication_slot(slot_name) from pg_replication_slots")
+    shutil.rmtree(path.parent)
+    return figures
+
+
+def main() -> None:
+    """Measure all and print a table."""
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    arguments.add_argument("--rows", type=int, default=10_000_000)
+    rows = arguments.parse_args().rows
+    results = Table("pgsieve", "seconds", "MiB", title=f"one transaction of {rows:,} rows")
+    with tempfile.TemporaryDirectory(prefix="pgsieve-") as name:
+        folder = Path(name)
+        with EmbeddedServer(folder / "publisher", settings=SETTINGS) as publisher:
+            with psycopg.connect(publisher.conninfo(), autocommit=True) as connection:
+                connection.execute(f"create table t {COLUMNS}; create publication pub for table t")
+            for streaming in (None, "off", "on", "parallel"):
+                seconds, greatest = measure(publisher, folder, rows, streaming)
+                what = f"run --follow, streaming: {streaming}" if streaming else "run"
+                results.add_row(what, f"{seconds:.1f}", str(greatest))
+    Console().print(results)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""Messages a second from one slot by its two transports: peeked through SQL, and by streaming replication.
+
+    python benchmarks/transports.py [--rows 500000] [--runs 3]
+
+The workload: transactions of 100 inserts of about 20 bytes, waiting in the slot; over the server's Unix socket,
+and over TCP on this machine. Both transports read all of it in each run, and nothing is confirmed. Prints the
+messages a second by wall time, the receiving side's own processor time a message, and the ratio to the peek
+over the same connection.
+"""
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+
+from decoding.lsn import format_lsn
+from resources.embedded import EmbeddedServer
+from resources.pgoutput import PgoutputOptions
+from resources.postgres import Source
+from resources.receiver import Received
+from resources.replication import ReplicationStream
+from resources.slot import create_slot, current_lsn, peek_query, read_messages
+
+SETTINGS = {"fsync": "off", "autovacuum": "off", "max_wal_size": "8GB", "shared_buffers": "256MB"}
+SLOT, PUBLICATION = "transports", "transports"
+PER_TRANSACTION = 100
+
+
+def peek(source: Source, _start: int, end: int) -> Iterator[pa.RecordBatch]:
+    """Everything in the slot, through SQL."""
+    version = source.check_ready()
+    yield from read_messages(
+        source.executor_conninfo(), peek_query(SLOT, end, PgoutputOptions((PUBLICATION,)), version)
+    )
+
+
+def stream(source: Source, start: int, end: int) -> Iterator[pa.RecordBatch]:
+    """Everything in the slot, by streaming replication."""
+    with ReplicationStream(source, SLOT, PgoutputOptions((PUBLICATION,)), start, log=print) as replication:
+        for item in replication.items():
+            if isinstance(item, Received):
+                yield item.messages
+                if item.position >= end:
+                    return
+
+
+def measure(
+    read: Callable[[Source, int, int], Iterator[pa.RecordBatch]], source: Source, start: int, end: int
+) -> tuple[float, float, int]:
+    """Wall seconds, this process's processor seconds, and messages of one reading."""
+    begun, processor, messages = time.perf_counter(), time.process_time(), 0
+    for batch in read(source, start, end):
+        messages += batch.num_rows
+    return time.perf_counter() - begun, time.process_time() - processor, messages
+
+
+def main() -> None:
+    """Fill a slot and read it."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rows", type=int, default=500_000)
+    parser.add_argument("--runs", type=int, default=3)
+    options = parser.parse_args()
+    with (
+        tempfile.TemporaryDirectory(prefix="pgsieve-", ignore_cleanup_errors=True) as folder,
+        EmbeddedServer(Path(folder) / "data", settings=SETTINGS) as server,
+    ):
+        tcp, local = Source("tcp", server.conninfo()), Source("unix", server.conninfo(host=str(server.data)))
+        with tcp.connect() as connection:
+            connection.execute("create table t (a bigint primary key, b text)")
+            connection.execute(f"create publication {PUBLICATION} for table t")
+            start = create_slot(connection, "tcp", SLOT)
+            connection.execute(
+                f"do $$ begin for n in 0..{options.rows // PER_TRANSACTION - 1} loop insert into t select"
+                f" n * {PER_TRANSACTION} + i, 'some text' from generate_series(1, {PER_TRANSACTION}) i;"
+                " commit; end loop; end $$".encode()
+            )
+            # A last commit, so that both readings end with one: no idle server has to be waited for.
+            end = current_lsn(connection)
+            connection.execute("insert into t values (0, 'last')")
+        print(f"{'':24}{'messages/s':>14}{'cpu us/message':>16}{'ratio':>8}   slot from {format_lsn(start)}")
+        for source in (local, tcp):
+            best: dict[str, float] = {}
+            for _ in range(options.runs):
+                for read in (peek, stream):
+                    seconds, processor, messages = measure(read, source, start, end)
+                    rate = messages / seconds
+                    best[read.__name__] = max(rate, best.get(read.__name__, 0))
+                    print(
+                        f"{source.name + ', ' + read.__name__:24}{rate:14,.0f}{processor / messages * 1e6:16.2f}"
+                    )
+            print(
+                f"{source.name + ', best':24}{best['stream']:14,.0f}{'':16}{best['stream'] / best['peek']:8.2f}"
+            )
+
+
+if __name__ == "__main__":
+    main()

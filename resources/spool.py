@@ -1,0 +1,74 @@
+"""Messages that have to wait, on disk once they are many: Arrow batches in, the same batches out.
+
+What has a number of its own, a transaction for example, has a temporary file of its own, in memory up to
+`MEMORY_BYTES`. PostgreSQL's apply worker does the same with streamed transactions
+(src/backend/replication/logical/worker.c).
+"""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from tempfile import SpooledTemporaryFile
+from types import TracebackType
+from typing import Self
+
+import pyarrow as pa
+
+#: More bytes go to a file in the folder for temporary files (TMPDIR).
+MEMORY_BYTES = 1024 * 1024
+
+_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    content: "SpooledTemporaryFile[bytes]"
+    writer: pa.RecordBatchStreamWriter
+
+
+class FileSpool:
+    """A `decoding.transactions.Spool` of temporary files, removed when it is closed."""
+
+    def __init__(self) -> None:
+        self._files: dict[int, _File] = {}
+
+    def append(self, number: int, messages: pa.RecordBatch) -> None:
+        """Keep more messages under a number; raises OSError when the disk is full."""
+        if number not in self._files:
+            content = SpooledTemporaryFile(MEMORY_BYTES)  # noqa: SIM115 - closed by drop
+            self._files[number] = _File(
+                content, pa.ipc.new_stream(content, messages.schema, options=_OPTIONS)
+            )
+        file = self._files[number]
+        file.content.seek(0, os.SEEK_END)
+        file.writer.write_batch(messages)
+
+    def read(self, number: int) -> Iterator[pa.RecordBatch]:
+        """Return the messages under a number; until all are read, nothing may be appended to them."""
+        file = self._files.get(number)
+        if file is None:
+            return
+        file.content.seek(0)
+        yield from pa.ipc.open_stream(file.content)
+
+    def drop(self, number: int) -> None:
+        """Forget the messages under a number, if there are any."""
+        file = self._files.pop(number, None)
+        if file is not None:
+            file.content.close()
+
+    def close(self) -> None:
+        """Forget everything."""
+        for number in list(self._files):
+            self.drop(number)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
