@@ -130,7 +130,7 @@ def timestamptz_text(timestamp: int) -> str:
     if timestamp in (kind.min, kind.max):
         return "infinity" if timestamp > 0 else "-infinity"
     days, micros = divmod(timestamp, _DAY_MICROS)
-    year, month, day = str(np.datetime64(days + _POSTGRES_EPOCH_DAYS, "D")).rsplit("-", 2)
+    year, month, day = str(np.datetime64(days + POSTGRES_EPOCH_DAYS, "D")).rsplit("-", 2)
     seconds, micros = divmod(micros, 1_000_000)
     fraction = f".{micros:06}".rstrip("0") if micros else ""
     era = "" if int(year) > 0 else " BC"

@@ -54,6 +54,21 @@ def test_columns_of_all_kinds_are_copied_and_changed(scenario: Scenario, binary:
     consistent(scenario)
 
 
+def test_columns_of_all_kinds_in_binary_format(scenario: Scenario) -> None:
+    """Section 29.2, binary; a domain and an enum come in the format of what they are made of."""
+    scenario.tables(
+        "CREATE TYPE mood AS ENUM ('sad', 'ok'); CREATE DOMAIN price AS numeric CHECK (VALUE > 0)"
+    )
+    scenario.tables(f"CREATE TABLE kinds (id int PRIMARY KEY, {COLUMNS}, m mood, ms mood[], p price)")
+    scenario.publisher("CREATE PUBLICATION pub FOR TABLE kinds")
+    scenario.subscribe("pub", binary=True)
+    scenario.publisher(f"INSERT INTO kinds VALUES {VALUES}")
+    scenario.publisher("UPDATE kinds SET m = 'sad', ms = '{ok,NULL}', p = 1.50 WHERE id = 1")
+    scenario.publisher("UPDATE kinds SET numbers = numbers || 4 WHERE id < 3; DELETE FROM kinds WHERE id = 3")
+    scenario.check("kinds")
+    consistent(scenario)
+
+
 def names() -> str:
     return ", ".join(column.split()[0] for column in COLUMNS.replace("numeric(8,2)", "numeric").split(","))
 
