@@ -122,18 +122,3 @@ def _range_of(target: pa.DataType) -> tuple[pa.DataType, int, int]:
     if pa.types.is_timestamp(target):
         return pa.int64(), TIMESTAMP_MINUS_INFINITY, TIMESTAMP_INFINITY
     return pa.int32(), DATE_MINUS_INFINITY, DATE_INFINITY
-
-
-def timestamptz_text(timestamp: int) -> str:
-    """Microseconds since 2000-01-01 as timestamptz_to_str prints them with DateStyle ISO and TimeZone UTC."""
-    kind = np.iinfo(np.int64)
-    if timestamp in (kind.min, kind.max):
-        return "infinity" if timestamp > 0 else "-infinity"
-    days, micros = divmod(timestamp, _DAY_MICROS)
-    year, month, day = str(np.datetime64(days + POSTGRES_EPOCH_DAYS, "D")).rsplit("-", 2)
-    seconds, micros = divmod(micros, 1_000_000)
-    fraction = f".{micros:06}".rstrip("0") if micros else ""
-    era = "" if int(year) > 0 else " BC"
-    number = int(year) if int(year) > 0 else 1 - int(year)
-    time = f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}{fraction}"
-    return f"{number:04}-{month}-{day} {time}+00{era}"

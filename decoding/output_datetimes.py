@@ -53,18 +53,27 @@ def date(value: bytes) -> str:
     return _LIMITS_4[days] if days in _LIMITS_4 else "".join(_date(days))
 
 
-def timestamp(value: bytes, zone: str = "") -> str:
-    """Print a timestamp."""
-    micros = _only(value, "timestamp", 64)
+def timestamp_text(micros: int, zone: str = "") -> str:
+    """Print a timestamp, in microseconds since 2000-01-01."""
     if micros in _LIMITS_8:
         return _LIMITS_8[micros]
     day, era = _date(micros // _DAY)
     return f"{day} {_clock(micros % _DAY)}{zone}{era}"
 
 
+def timestamptz_text(micros: int) -> str:
+    """Print a timestamp with time zone, in UTC."""
+    return timestamp_text(micros, "+00")
+
+
+def timestamp(value: bytes) -> str:
+    """Print a timestamp."""
+    return timestamp_text(_only(value, "timestamp", 64))
+
+
 def timestamptz(value: bytes) -> str:
     """Print a timestamp with time zone, in UTC."""
-    return timestamp(value, "+00")
+    return timestamptz_text(_only(value, "timestamptz", 64))
 
 
 def time(value: bytes) -> str:

@@ -31,7 +31,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from decoding.datetimes import timestamptz_text
 from decoding.lsn import format_lsn
 from decoding.messages import (
     Delete,
@@ -46,6 +45,7 @@ from decoding.messages import (
     Unchanged,
     Update,
 )
+from decoding.output_datetimes import timestamptz_text
 from decoding.output_plugin import (
     Change,
     DecodingContext,

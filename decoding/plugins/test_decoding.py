@@ -33,8 +33,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from decoding.datetimes import timestamptz_text
 from decoding.messages import Binary, Delete, Insert, LogicalMessage, Null, Text, Truncate, TupleData
+from decoding.output_datetimes import timestamptz_text
 from decoding.output_plugin import (
     Change,
     DecodingContext,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from decoding import catalog_names
 from decoding.catalog_names import KEYWORDS, TYPE_NAMES
-from decoding.datetimes import timestamptz_text
+from decoding.output_datetimes import timestamptz_text
 from decoding.quoting import quote_identifier, quote_literal, quote_qualified
 from resources.embedded import EmbeddedServer
 
