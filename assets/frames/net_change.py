@@ -7,8 +7,7 @@ In: transformed changes (`assets.frames.changes`). Out, for a table with a key, 
 - update: if the row exists it gets these values; a missing row stays missing (section 29.8, update_missing);
 - delete: the row does not exist afterwards.
 
-`expected` says whether the row is expected in the replica before the slice. A table without a key is a
-multiset: `net_rows` counts how many equal rows come or go.
+`expected` says whether the row is expected in the replica before the slice. Tables without a key: `equal_rows`.
 """
 
 from collections.abc import Collection, Sequence
@@ -298,77 +297,3 @@ def _inherit(tenures: DataFrame, columns: Sequence[str]) -> DataFrame:
         .otherwise("update")
     )
     return pending.withColumn("action", action)
-
-
-def net_rows(changes: DataFrame, columns: Sequence[str]) -> DataFrame:
-    """For a table without a key: `row`, `count`, how many equal rows come (> 0) or go (< 0), and `needed`.
-
-    `needed` is how many of these rows the replica must hold for every change to find its row: only then is
-    `count` what the changes do. Every row that a change has is there, also where `count` is 0.
-    """
-    names = [f"c{i}" for i in range(len(columns))]
-    events = _row_events(changes).select(
-        *(field("row", name).alias(c) for name, c in zip(columns, names, strict=True)),
-        *("commit_lsn", "ordinal", "count"),
-    )
-    # Of an UPDATE the old row goes before the new one comes.
-    in_order = Window.partitionBy(*names).orderBy("commit_lsn", "ordinal", "count")
-    return (
-        events.withColumn("held", F.sum("count").over(in_order.rowsBetween(Window.unboundedPreceding, 0)))
-        .groupBy(*names)
-        .agg(F.sum("count").alias("count"), F.greatest(F.lit(0), -F.min("held")).alias("needed"))
-        .select(
-            F.struct(*(F.col(c).alias(n) for c, n in zip(names, columns, strict=True))).alias("row"),
-            "count",
-            "needed",
-        )
-    )
-
-
-def _row_events(changes: DataFrame) -> DataFrame:
-    at = ("commit_lsn", "ordinal")
-    came = changes.where("new is not null").select(F.col("new").alias("row"), *at, F.lit(1).alias("count"))
-    went = changes.where("old is not null").select(F.col("old").alias("row"), *at, F.lit(-1).alias("count"))
-    return came.unionByName(went)
-
-
-def same_row(left: str, right: str, columns: Sequence[str]) -> Column:
-    """Whether two structs hold equal rows; NULL equals NULL."""
-    equal = F.lit(True)
-    for name in columns:
-        equal = equal & field(left, name).eqNullSafe(field(right, name))
-    return equal
-
-
-def numbered_rows(net: DataFrame, columns: Sequence[str]) -> DataFrame:
-    """The rows of `net_rows` with a `number` each, 0, 1, ..., the same at every evaluation."""
-    ordered = Window.orderBy(*(field("row", name) for name in columns))
-    return net.select("row", (F.row_number().over(ordered) - 1).alias("number"))
-
-
-def row_changes(changes: DataFrame, numbered: DataFrame, columns: Sequence[str]) -> DataFrame:
-    """Each change by the numbers of its rows: `old` and `new`, NULL where it has none, in order."""
-    sides = changes.select("commit_lsn", "ordinal", "old", "new")
-    for side in ("old", "new"):
-        found = numbered.select(F.col("row").alias(f"{side}_row"), F.col("number").alias(f"{side}_number"))
-        sides = sides.join(found, F.col(side).isNotNull() & same_row(side, f"{side}_row", columns), "left")
-    return sides.orderBy("commit_lsn", "ordinal").select(
-        F.col("old_number").alias("old"), F.col("new_number").alias("new")
-    )
-
-
-def replayed(changes: Sequence[tuple[int | None, int | None]], held: list[int]) -> tuple[list[int], int]:
-    """What each row's count becomes by changes (old, new) one after the other, and how many found no row.
-
-    A change whose old row is not there has no effect (section 29.8, update_missing and delete_missing).
-    """
-    counts, missing = list(held), 0
-    for old, new in changes:
-        if old is not None:
-            if not counts[old]:
-                missing += 1
-                continue
-            counts[old] -= 1
-        if new is not None:
-            counts[new] += 1
-    return counts, missing

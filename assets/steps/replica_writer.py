@@ -13,15 +13,19 @@ from pyspark.sql import Column, DataFrame, Observation
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from assets.frames.checkpoint import checkpointed
-from assets.frames.net_change import (
-    changed_rows,
-    decided_changes,
-    net_changes_with_moves,
+from assets.frames.equal_rows import (
+    exact_values,
     net_rows,
     numbered_rows,
     replayed,
     row_changes,
     same_row,
+    same_row_sql,
+)
+from assets.frames.net_change import (
+    changed_rows,
+    decided_changes,
+    net_changes_with_moves,
 )
 from assets.frames.schema import field as struct_field
 from assets.steps.initial_sync import table_options
@@ -271,8 +275,11 @@ class ReplicaWriter:
         if self.pending.truncated_at:
             return rows.withColumn("held", F.lit(0))
         kept = base.select(F.struct(*(F.col(quoted(c)).alias(c) for c in columns)).alias("kept"))
-        joined = rows.join(kept, same_row("row", "kept", columns), "left")
-        return joined.groupBy(*rows.columns).agg(F.count("kept").alias("held"))
+        joined = rows.join(kept, same_row(rows, "row", "kept"), "left")
+        counted = joined.groupBy(*exact_values(rows, "row")).agg(
+            *(F.first(c).alias(c) for c in rows.columns), F.count("kept").alias("held")
+        )
+        return counted.select(*rows.columns, "held")
 
     def _lacks_rows(self, net: DataFrame, base: DataFrame) -> bool:
         """Whether some UPDATE or DELETE finds no row, as its INSERT was not published or it was taken out."""
@@ -280,11 +287,10 @@ class ReplicaWriter:
 
     def _replayed(self, rows: DataFrame, net: DataFrame, base: DataFrame) -> tuple[DataFrame, int]:
         """The net change where some change finds no row: one change after the other, by numbers of rows."""
-        columns = self.definition.names
-        numbered = checkpointed(numbered_rows(net, columns))
+        numbered = checkpointed(numbered_rows(net))
         found = self._held(numbered, base).select("number", "held").orderBy("number").toArrow()
         held: list[int] = found["held"].to_pylist()
-        changes = row_changes(rows, numbered, columns).toArrow()
+        changes = row_changes(rows, numbered).toArrow()
         counts, missing = replayed(
             list(zip(changes["old"].to_pylist(), changes["new"].to_pylist(), strict=True)), held
         )
@@ -311,7 +317,7 @@ class ReplicaWriter:
             .unionByName(stay.select(F.lit("insert").alias("action"), "row"))
             .unionByName(come.select(F.lit("insert").alias("action"), "row"))
         )
-        on = " and ".join(f"t.{quoted(c)} <=> s.row.{quoted(c)}" for c in columns)
+        on = same_row_sql(source, "row", "t", "s.row")
         listed = ", ".join(quoted(c) for c in columns)
         values = ", ".join(f"s.row.{quoted(c)}" for c in columns)
         counts = self._execute(

@@ -131,7 +131,11 @@ OPTIONS = [
 ]
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=12,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
 @given(phases=st.lists(st.lists(STEPS, min_size=5, max_size=30), min_size=1, max_size=3), seed=st.integers(0))
 def test_every_way_to_read_a_slot_gives_the_same_transactions(server, phases, seed):
     with connect(server) as connection:

@@ -88,7 +88,7 @@ def test_an_array_is_a_key(scenario: Scenario) -> None:
 def test_rows_with_arrays_are_equal_as_a_whole(scenario: Scenario) -> None:
     scenario.tables("CREATE TABLE whole (a float8[], b text[]); ALTER TABLE whole REPLICA IDENTITY FULL")
     scenario.publisher(
-        "INSERT INTO whole VALUES ('{1,NULL}', '{x}'), ('{1,NULL}', '{x}'), ('{NaN,0.5}', NULL)"
+        "INSERT INTO whole VALUES ('{1,NULL}', '{x}'), ('{1,NULL}', '{x}'), ('{NaN,-0}', NULL)"
     )
     scenario.publisher("CREATE PUBLICATION pub FOR TABLE whole")
     scenario.subscribe("pub")
@@ -97,5 +97,17 @@ def test_rows_with_arrays_are_equal_as_a_whole(scenario: Scenario) -> None:
     scenario.publisher(
         "UPDATE whole SET b = '{NULL,\"\"}' WHERE b IS NULL; INSERT INTO whole VALUES ('{}', '{}')"
     )
-    scenario.check(expect={"whole": ["{1,NULL}|{x}", '{NaN,0.5}|{NULL,""}', "{}|{}"]})
+    scenario.check(expect={"whole": ["{1,NULL}|{x}", '{NaN,-0}|{NULL,""}', "{}|{}"]})
+    consistent(scenario)
+
+
+def test_zeros_with_and_without_a_sign_stay_what_they_are_in_equal_rows(scenario: Scenario) -> None:
+    scenario.tables("CREATE TABLE zeros (a float8, b real, c int); ALTER TABLE zeros REPLICA IDENTITY FULL")
+    scenario.publisher("INSERT INTO zeros VALUES (0, '-0', 1), ('-0', 0, 1), ('-0', 0, 1), ('NaN', '-0', 1)")
+    scenario.publisher("CREATE PUBLICATION pub FOR TABLE zeros")
+    scenario.subscribe("pub")
+    scenario.publisher(
+        "UPDATE zeros SET c = 2; INSERT INTO zeros VALUES ('-0', '-0', 3); UPDATE zeros SET c = 3"
+    )
+    scenario.check(expect={"zeros": ["0|-0|3", "-0|0|3", "-0|0|3", "NaN|-0|3", "-0|-0|3"]})
     consistent(scenario)
