@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from decoding.errors import ProtocolError
 from decoding.headers import HeaderScanner
+from decoding.lsn import format_lsn
 from decoding.messages import (
     AbortInfo,
     Begin,
@@ -44,7 +45,7 @@ from decoding.messages import (
 from decoding.transactions import TransactionAssembler
 from resources.embedded import EmbeddedServer
 from resources.spool import FileSpool
-from tests.fixtures.concurrent_sessions import SETTINGS, STEPS, TABLES, Workload, connect
+from tests.fixtures.concurrent_sessions import SETTINGS, STEPS, TABLES, Workload, connect, flushed_lsn
 
 
 @pytest.fixture(scope="module", params=[16, 18])
@@ -119,10 +120,6 @@ def slots(connection: psycopg.Connection) -> None:
         )
 
 
-def lsn_now(connection: psycopg.Connection) -> str:
-    return connection.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()[0]
-
-
 OPTIONS = [
     ("plain", {"proto_version": "2", "streaming": "on"}),
     ("plain", {"proto_version": "4", "streaming": "parallel"}),
@@ -145,9 +142,9 @@ def test_every_way_to_read_a_slot_gives_the_same_transactions(server, phases, se
         try:
             for steps in phases:
                 workload.run(steps)
-                stops.append(lsn_now(connection))
+                stops.append(format_lsn(flushed_lsn(connection)))
             workload.end()
-            stops.append(lsn_now(connection))
+            stops.append(format_lsn(flushed_lsn(connection)))
             wanted = expected(peek(server, "plain", proto_version="1"))
             for slot, options in OPTIONS:
                 assert assembled_at_once(server, slot, options, seed) == wanted, options

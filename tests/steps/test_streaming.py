@@ -21,8 +21,8 @@ from resources.delta import Lake
 from resources.embedded import EmbeddedServer
 from resources.pgoutput import PgoutputOptions
 from resources.postgres import Source
-from resources.slot import SlotError, current_lsn
-from tests.fixtures.concurrent_sessions import SETTINGS, STEPS, TABLES, Workload, connect
+from resources.slot import SlotError
+from tests.fixtures.concurrent_sessions import SETTINGS, STEPS, TABLES, Workload, connect, flushed_lsn
 from tests.fixtures.streamed import consume_stream
 
 OPTIONS = {
@@ -90,7 +90,7 @@ def test_both_transports_leave_the_same_changes(server, tmp_path_factory, phases
         try:
             for steps in [*phases, None]:
                 workload.run(steps) if steps else workload.end()
-                target = current_lsn(connection)
+                target = flushed_lsn(connection)
                 for consumer in consumers:
                     consumer.consume(target)
             wanted = consumers[0].changes()
@@ -122,18 +122,18 @@ def test_what_is_prepared_survives_a_run_that_dies(server, tmp_path, monkeypatch
             connection.execute("BEGIN; INSERT INTO a VALUES (1); PREPARE TRANSACTION 'first'")
             connection.execute("BEGIN; INSERT INTO a VALUES (2); PREPARE TRANSACTION 'second'")
             connection.execute("INSERT INTO a VALUES (3)")
-            consumer.consume(current_lsn(connection))
+            consumer.consume(flushed_lsn(connection))
             connection.execute("COMMIT PREPARED 'first'")
             connection.execute("BEGIN; INSERT INTO a VALUES (4); PREPARE TRANSACTION 'third'")
             connection.execute("INSERT INTO a VALUES (5)")
-            target = current_lsn(connection)
+            target = flushed_lsn(connection)
             with monkeypatch.context() as dying:
                 dying.setattr(f"{module}.{step}", die)
                 with pytest.raises(Died):
                     consumer.consume(target)
             for gid in ("second", "third"):
                 connection.execute(f"COMMIT PREPARED '{gid}'")
-            consumer.consume(current_lsn(connection))
+            consumer.consume(flushed_lsn(connection))
             inserted = [message.new[0].content for *_, kind, message, _ in consumer.changes() if kind == "I"]
             assert inserted == [b"3", b"1", b"5", b"2", b"4"]
         finally:
@@ -148,11 +148,11 @@ def test_what_was_prepared_and_is_gone_is_not_taken_for_nothing(server, tmp_path
         try:
             connection.execute("BEGIN; INSERT INTO a VALUES (1); PREPARE TRANSACTION 'first'")
             connection.execute("INSERT INTO a VALUES (2)")
-            consumer.consume(current_lsn(connection))
+            consumer.consume(flushed_lsn(connection))
             shutil.rmtree(consumer.lake.prepared(name))
             connection.execute("COMMIT PREPARED 'first'")
             with pytest.raises(SlotError, match="what of them was received is not in"):
-                consumer.consume(current_lsn(connection))
+                consumer.consume(flushed_lsn(connection))
         finally:
             connection.execute("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots")
             connection.execute("TRUNCATE a")
