@@ -26,7 +26,7 @@ test: setup ## every test: PostgreSQL is the oracle, Spark and Delta are real
 	@$(BIN)/python -m pytest $(ARGS)
 
 test-fast: setup ## the tests that need no Spark
-	@$(BIN)/python -m pytest -m 'not spark' $(ARGS)
+	@$(BIN)/python -m pytest -m 'not spark' --numprocesses auto --dist loadfile $(ARGS)
 
 check: setup ## formatting, lint, types, layers, and Dagster's definitions
 	$(BIN)/ruff format --check .
