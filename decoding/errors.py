@@ -5,6 +5,8 @@ A message names the object, what is wrong and what to do; it never holds a cell 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 
 class PgsieveError(Exception):
     """Something a user can act on.
@@ -42,7 +44,22 @@ class UnsupportedBinaryError(PgsieveError):
 
 
 class ValueNotRepresentableError(PgsieveError):
-    """A value that its column's Spark type cannot hold; names the column, never the value."""
+    """A value that its column's Spark type cannot hold; names the column, never the value.
+
+    `row` is its place among the values that were converted.
+    """
+
+    def __init__(self, message: str, *, hint: str | None = None, row: int = 0) -> None:
+        super().__init__(message, hint=hint)
+        self.row = row
+
+    def in_row(self, key: Mapping[str, object]) -> ValueNotRepresentableError:
+        """Name the row by its key, as PostgreSQL does; keys may be shown, other values not."""
+        if not key:
+            return self
+        columns, values = ", ".join(key), ", ".join(map(str, key.values()))
+        message = f"{self.message}, in the row with key ({columns})=({values})"
+        return ValueNotRepresentableError(message, hint=self.hint, row=self.row)
 
 
 class RowFilterSyntaxError(PgsieveError):

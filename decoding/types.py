@@ -313,4 +313,22 @@ def _converted(converter: Converter, values: pa.Array, type: ColumnType, column:
         raise ValueNotRepresentableError(
             f'column "{column}" has a value that Spark type {type.spark} cannot hold',
             hint=f"set `types: {{<schema>.<table>.{column}: string}}` for PostgreSQL's own text, then resync the table",
+            row=_first_refused(converter, values, type.arrow),
         ) from None
+
+
+def _first_refused(converter: Converter, values: pa.Array, target: pa.DataType) -> int:
+    """Return the place of the first value that cannot be converted; one of them cannot."""
+
+    def refused(first: int, last: int) -> bool:
+        try:
+            converter(values.take(pa.array(range(first, last), pa.int64())), target)
+        except ValueError:
+            return True
+        return False
+
+    first, last = 0, len(values)
+    while last - first > 1:
+        middle = (first + last) // 2
+        first, last = (first, middle) if refused(first, middle) else (middle, last)
+    return first

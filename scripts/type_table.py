@@ -52,7 +52,7 @@ _NOTES = """
 | char(n) | with its padding blanks |
 | text that is not UTF-8 (a database in encoding SQL_ASCII) | sets the table aside |
 
-A table set aside has an error that names the column and the `types` override to choose: `string` is PostgreSQL's text
+A table set aside has an error that names the column, the key and the `types` override to choose: `string` is PostgreSQL's text
 for any type, an array's `{{1,2},{3,4}}` or `[0:1]={1,2}` included. Then [copy it again](operations.md#copy-tables-again).
 
 ## In binary format

@@ -6,6 +6,7 @@ the relation's columns, `old` absent where the publisher sent no old tuple, `new
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from assets.frames.equality import comparable
 from assets.frames.row_filter import condition
 from assets.frames.schema import field, struct_ddl
+from decoding.errors import ValueNotRepresentableError
 from decoding.row_filter import RowFilter
 from decoding.transformation import UPDATE_TRANSFORMATION
 from decoding.tuples import RelationColumns, decode_changes
@@ -26,11 +28,13 @@ _LETTERS = pa.array(["I", "U", "D"])
 _OPERATIONS = pa.array(["insert", "update", "delete"])
 
 
-def decoded_changes(messages: DataFrame, columns: RelationColumns, needed: Collection[str]) -> DataFrame:
+def decoded_changes(
+    messages: DataFrame, columns: RelationColumns, needed: Collection[str], key: Sequence[str]
+) -> DataFrame:
     """Decode the Insert, Update and Delete messages of one relation version, column by column.
 
     `needed` are the columns to keep; the others are passed over in the bytes. Columns of `new` that were not
-    sent are taken from `old`, where that has their value (identity columns).
+    sent are taken from `old`, where that has their value (identity columns). `key` names a row in an error.
     """
     kept = [(name, t.spark) for name, t in zip(columns.names, columns.types, strict=True) if name in needed]
     struct = struct_ddl(kept)
@@ -41,19 +45,22 @@ def decoded_changes(messages: DataFrame, columns: RelationColumns, needed: Colle
     names = frozenset(needed)
 
     def decode(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return _decoded(batches, columns, names)
+        return _decoded(batches, columns, names, key)
 
     return messages.select(*_COLUMNS[:4], "data").mapInArrow(decode, schema)
 
 
 def _decoded(
-    batches: Iterable[pa.RecordBatch], columns: RelationColumns, names: Collection[str]
+    batches: Iterable[pa.RecordBatch], columns: RelationColumns, names: Collection[str], key: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         if not batch.num_rows:
             continue
         data = batch.column("data")
-        changes = decode_changes(data, columns, old_columns=names, new_columns=names, complete=True)
+        try:
+            changes = decode_changes(data, columns, old_columns=names, new_columns=names, complete=True)
+        except ValueNotRepresentableError as error:
+            raise error.in_row(_key_of(data.slice(error.row, 1), columns, key)) from None
         yield pa.RecordBatch.from_arrays(
             [
                 *(batch.column(name) for name in _COLUMNS[:4]),
@@ -64,6 +71,15 @@ def _decoded(
             ],
             names=_COLUMNS,
         )
+
+
+def _key_of(message: pa.Array, columns: RelationColumns, key: Sequence[str]) -> Mapping[str, object]:
+    """The key of one change; nothing where that is what cannot be converted."""
+    with suppress(ValueNotRepresentableError):
+        change = decode_changes(message, columns, old_columns=key, new_columns=key)
+        row: Mapping[str, object] | None = change.old[0].as_py() or change.new[0].as_py()
+        return row or {}
+    return {}
 
 
 def changes_schema(columns: Iterable[tuple[str, pa.DataType]]) -> pa.Schema:
@@ -100,7 +116,7 @@ def unfiltered_files(
     names = frozenset(schema.field("new").type.names)
 
     def rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in _decoded(batches, columns, names):
+        for batch in _decoded(batches, columns, names, key):
             ends = pa.array(np.full(batch.num_rows, slice_end, np.int64))
             yield pa.RecordBatch.from_arrays([ends, *batch.columns], schema=schema)
 

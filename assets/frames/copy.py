@@ -5,22 +5,25 @@ Python ever holds a row.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from assets.frames.schema import ddl
+from decoding.errors import ValueNotRepresentableError
 from decoding.types import ColumnType, from_copy
 from resources.parquet_files import WRITTEN_DDL, write_files
 from resources.snapshot import read_chunk
 
 
 class ReplicaColumn(NamedTuple):
-    """A column of a replica and its type."""
+    """A column of a replica, its type, and whether it is part of the key."""
 
     name: str
     type: ColumnType
+    is_key: bool = False
 
 
 def copied_rows(
@@ -75,5 +78,16 @@ def copied_batches(
     """The rows that one query selects at `snapshot`, in the replica's types."""
     names = [c.name for c in columns]
     for rows in read_chunk(conninfo, snapshot, query):
-        arrays = [from_copy(rows.column(i), c.type, c.name) for i, c in enumerate(columns)]
+        try:
+            arrays = [from_copy(rows.column(i), c.type, c.name) for i, c in enumerate(columns)]
+        except ValueNotRepresentableError as error:
+            raise error.in_row(_key(rows.slice(error.row, 1), columns)) from None
         yield pa.RecordBatch.from_arrays(arrays, names=names)
+
+
+def _key(row: pa.RecordBatch, columns: Sequence[ReplicaColumn]) -> dict[str, object]:
+    """The key of one row; nothing where that is what cannot be converted."""
+    key = {c.name: (row.column(i), c) for i, c in enumerate(columns) if c.is_key}
+    with suppress(ValueNotRepresentableError):
+        return {name: from_copy(value, c.type, name)[0].as_py() for name, (value, c) in key.items()}
+    return {}

@@ -98,7 +98,7 @@ def _compare(
             problem="its columns changed on the publisher; run again to copy it",
         )
     path = lake.replica(subscription.name, table.schema, table.name)
-    columns = [ReplicaColumn(name, t) for name, t in types.items()]
+    columns = [ReplicaColumn(name, t, name in replicated.key) for name, t in types.items()]
     with lake.refusing(table.qualified):
         local = lake.writes_small(max(chunks.bytes, lake.records.size(path)))
         if local and columns and local.is_plain(path):

@@ -142,7 +142,7 @@ def _copy(
     try:
         if not kept:
             given = chunks if subscription.copy_data else Chunks([], 0)
-            columns = [ReplicaColumn(name, t) for name, t in types.items()]
+            columns = [ReplicaColumn(name, t, name in replicated.key) for name, t in types.items()]
             with refusing(subscription.feed.source.name, f'copy table "{table.qualified}"'):
                 rows = _write_copy(lake, path, given, conninfo, snapshot, columns)
         version = lake.records.version(path)

@@ -466,7 +466,7 @@ class _Reading:
     def changes(self, definition: Definition, received: Observation) -> DataFrame:
         """What the subscription gets, `received` counting what came."""
         used = {name for fs in self.filters.values() for f in fs or () for name in f.columns}
-        decoded = decoded_changes(self.messages, self.columns, {*self.sent_columns, *used})
+        decoded = decoded_changes(self.messages, self.columns, {*self.sent_columns, *used}, definition.key)
         decoded = decoded.observe(received, *(_count(operation).alias(operation) for operation in OPERATIONS))
         return transformed_changes(decoded, self.filters, self.operations, definition.names)
 

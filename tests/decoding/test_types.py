@@ -485,3 +485,16 @@ def test_binary_that_is_no_value_of_its_type_is_an_error_of_pgsieves(oid, values
 )
 def test_copy_expression(oid, modifier, override, expected):
     assert copy_expression('"a{}"', oid, modifier, override) == expected
+
+
+@given(st.integers(0, 50), st.integers(0, 50))
+def test_the_first_value_that_cannot_be_converted_is_named(before, after):
+    numeric = column_type(1700, (4 << 16 | 2) + 4)
+    values = pa.array([b"1.50"] * before + [b"NaN"] + [None, b"NaN", b"-2"] * after, pa.binary())
+    with pytest.raises(ValueNotRepresentableError) as refused:
+        from_text(values, numeric, "price")
+    assert refused.value.row == before
+    shown = str(refused.value.in_row({"a": 1, "b": "x"}))
+    assert 'column "price"' in shown
+    assert "in the row with key (a, b)=(1, x)" in shown
+    assert "NaN" not in shown

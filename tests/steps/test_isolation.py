@@ -117,7 +117,8 @@ def test_a_table_with_a_value_it_cannot_hold_is_set_aside_and_the_others_go_on(
     replicated.increment()
     state = table_states(replicated.lake, "sub")["public", "prices"]
     assert state.state == SET_ASIDE
-    assert "price" in (state.reason or "")
+    assert 'column "price"' in (state.reason or "")
+    assert "in the row with key (id)=(2)" in (state.reason or "")
     assert "NaN" not in (state.reason or "").replace("NaN or", "")
     assert replicated.rows("notes") == [{"id": 1, "note": "goes on"}]
     assert [row["id"] for row in replicated.rows("prices")] == [1]
@@ -148,5 +149,6 @@ def test_a_table_that_cannot_be_copied_is_set_aside_and_the_others_are_copied(
     database.execute("create publication p for table prices, notes")
     problems = {c.table: c.problem for c in replicated.copy()}
     assert problems["notes"] is None
-    assert "price" in (problems["prices"] or "")
+    assert 'column "price"' in (problems["prices"] or "")
+    assert "in the row with key (id)=(1)" in (problems["prices"] or "")
     assert replicated.rows("notes") == [{"id": 1, "note": "copied"}]
