@@ -16,13 +16,8 @@ from decoding.errors import ProtocolError
 PROTOCOL_VIOLATION = "08P01"
 NOT_UTF8_HINT = "Names are read in UTF-8: set client_encoding to UTF8 on the replication connection."
 
-_I8 = struct.Struct("!b")
-_U16 = struct.Struct("!H")
-_I16 = struct.Struct("!h")
-_U32 = struct.Struct("!I")
-_I32 = struct.Struct("!i")
-_U64 = struct.Struct("!Q")
-_I64 = struct.Struct("!q")
+# Formats rather than struct.Struct objects, which cannot be sent to Spark's executors.
+_I8, _U16, _I16, _U32, _I32, _U64, _I64 = "!b", "!H", "!h", "!I", "!i", "!Q", "!q"
 
 
 class Cursor:
@@ -121,7 +116,7 @@ class Cursor:
         """Read a length in 32 bits and that many bytes."""
         start = self._offset + 4
         if start <= self._size:
-            length: int = _I32.unpack_from(self._data, start - 4)[0]
+            length: int = struct.unpack_from(_I32, self._data, start - 4)[0]
             end = start + length
             if start <= end <= self._size:
                 self._offset = end
@@ -149,11 +144,12 @@ class Cursor:
             self.fail(f"a number of {what} that {self.remaining} bytes can hold, not {count}")
         return count
 
-    def _integer(self, layout: struct.Struct, what: str) -> int:
+    def _integer(self, layout: str, what: str) -> int:
         start = self._offset
-        end = start + layout.size
+        size = struct.calcsize(layout)
+        end = start + size
         if end > self._size:
-            self.fail(f"{what} of {layout.size} bytes, but {self.remaining} remain")
+            self.fail(f"{what} of {size} bytes, but {self.remaining} remain")
         self._offset = end
-        value: int = layout.unpack_from(self._data, start)[0]
+        value: int = struct.unpack_from(layout, self._data, start)[0]
         return value
