@@ -131,11 +131,11 @@ def _recover_prepared(
     query = peek_query(feed.slot, durable, _at_once(feed, publications), version)
     with FileSpool() as spool:
         assembler = TransactionAssembler(spool)
-        restore_prepared(lake, feed, assembler)
+        held = restore_prepared(lake, feed, assembler)
         for messages in read_messages(feed.source.executor_conninfo(), query):
             for _ in assembler.assemble(messages.column("data")):
                 pass  # the change log holds these already
-        save_prepared(lake, feed, assembler, durable)
+        save_prepared(lake, feed, assembler, durable, held)
 
 
 def _forget_copies(lake: Lake, feed: Feed) -> None:
@@ -217,8 +217,7 @@ def _append_slice(
     messages = (batch.column("data") for batch in read_messages(conninfo, query))
     with FileSpool() as spool:
         assembler = TransactionAssembler(spool)
-        if prepared:
-            restore_prepared(lake, feed, assembler)
+        held = restore_prepared(lake, feed, assembler) if prepared else ()
         try:
             first = next(messages, None)
             if first is None or not len(first):
@@ -233,7 +232,7 @@ def _append_slice(
             with refusing(source.name, f'read the replication slot "{slot}"'):
                 raise error from None
         if prepared:
-            save_prepared(lake, feed, assembler, end)
+            save_prepared(lake, feed, assembler, end, held)
     return True
 
 

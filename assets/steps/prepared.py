@@ -28,11 +28,11 @@ def prepared_position(lake: Lake, feed: Feed) -> int | None:
     return lake.records.position(lake.prepared(feed.name))
 
 
-def restore_prepared(lake: Lake, feed: Feed, assembler: TransactionAssembler) -> None:
-    """Let the transactions wait that waited when the table was written."""
+def restore_prepared(lake: Lake, feed: Feed, assembler: TransactionAssembler) -> tuple[Prepare, ...]:
+    """Let the transactions wait that waited when the table was written; returns them."""
     local, path = _local(lake, feed), lake.prepared(feed.name)
     if not local.exists(path):
-        return
+        return ()
     rows = local.table(path).select(PREPARED.names).cast(PREPARED).sort_by("number")
     for prepare in pc.unique(rows["prepare"]):
         of_this = pc.and_(pc.equal(rows["prepare"], prepare), pc.is_valid(rows["data"]))
@@ -40,14 +40,21 @@ def restore_prepared(lake: Lake, feed: Feed, assembler: TransactionAssembler) ->
         decoded = decode(prepare.as_py())
         assert isinstance(decoded, Prepare)
         assembler.restore(decoded, (b for b in messages.to_batches() if len(b)))
+    return assembler.prepared
 
 
-def save_prepared(lake: Lake, feed: Feed, assembler: TransactionAssembler, position: int) -> None:
-    """Replace the table by the transactions that wait at `position`."""
-    rows = pa.RecordBatchReader.from_batches(PREPARED, _rows(assembler))
-    path = lake.prepared(feed.name)
+def save_prepared(
+    lake: Lake, feed: Feed, assembler: TransactionAssembler, position: int, held: tuple[Prepare, ...]
+) -> tuple[Prepare, ...]:
+    """Make the table hold the transactions that wait at `position`; returns them. `held` are those it holds."""
+    local, path, waiting = _local(lake, feed), lake.prepared(feed.name), assembler.prepared
     with lake.refusing(path):
-        _local(lake, feed).write(path, rows, position, overwrite=True)
+        if waiting == held and local.exists(path):
+            local.append(path, PREPARED.empty_table(), position)
+        else:
+            rows = pa.RecordBatchReader.from_batches(PREPARED, _rows(assembler))
+            local.write(path, rows, position, overwrite=True)
+    return waiting
 
 
 def record_nothing_prepared(lake: Lake, feed: Feed, position: int) -> None:

@@ -30,7 +30,7 @@ from assets.steps.subscription import Feed
 from decoding.descriptions import RelationDescriptions
 from decoding.errors import PgsieveError
 from decoding.lsn import format_lsn
-from decoding.messages import Commit, decode
+from decoding.messages import Commit, Prepare, decode
 from decoding.octets import Octets
 from decoding.transactions import TransactionAssembler
 from resources.delta import Lake
@@ -83,6 +83,7 @@ class StreamedFeed:
         self._stream = ReplicationStream(feed.source, feed.slot, options, self._durable, log=log)
         self._parallel = options.arguments(version).get("streaming") == "parallel"
         self._session = _Session(self._parallel)
+        self._held: tuple[Prepare, ...] = ()
         self._confirmed_at = time.monotonic()
 
     def __enter__(self) -> Self:
@@ -138,7 +139,7 @@ class StreamedFeed:
         self._session.close()
         self._session = _Session(self._parallel)
         if self._prepared:
-            restore_prepared(self._lake, self._feed, self._session.assembler)
+            self._held = restore_prepared(self._lake, self._feed, self._session.assembler)
         self.position = lsn
 
     def _is_behind(self) -> bool:
@@ -149,7 +150,8 @@ class StreamedFeed:
     def _confirm(self, lsn: int) -> None:
         """Everything before `lsn` is durable in the change log."""
         if self._prepared:
-            save_prepared(self._lake, self._feed, self._session.assembler, lsn)
+            assembler = self._session.assembler
+            self._held = save_prepared(self._lake, self._feed, assembler, lsn, self._held)
         self._durable, self._confirmed_at = lsn, time.monotonic()
         self._stream.confirm(lsn)
 
