@@ -4,7 +4,7 @@ A transaction inserts `--rows` rows of ten columns. It is applied by `pgsieve ru
 each setting of `streaming`. Prints seconds until the replica has the rows, and the process's greatest resident
 memory (VmHWM of Linux, without Spark's JVM and its workers). Needs about 1 KB of disk a row.
 
-    python benchmarks/large_transaction.py --rows 10000000
+    python benchmarks/large_transaction.py --rows 10000000 [--ways run parallel]
 """
 
 import argparse
@@ -26,6 +26,8 @@ from rich.table import Table
 from resources.embedded import EmbeddedServer
 
 MIB = 1024
+#: By `pgsieve run`, or by following with a setting of `streaming`.
+WAYS = ["run", "off", "on", "parallel"]
 
 
 def resident(pid: int) -> int:
@@ -53,10 +55,10 @@ def applied(path: Path, rows: int) -> bool:
 def start(path: Path, *more: str) -> subprocess.Popen[bytes]:
     """`pgsieve run` as a process of its own."""
     command = [sys.executable, "-m", "pipelines.cli", "run", "--config", str(path), *more]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL)
 
 
-def measured(process: subprocess.Popen[bytes], path: Path, rows: int) -> tuple[float, int]:
+def measured(process: subprocess.Popen[bytes], path: Path, rows: int, *, follows: bool) -> tuple[float, int]:
     """Seconds until the rows are there (or the process ends), and its greatest memory until then."""
     begun, greatest = time.monotonic(), 0
     while process.poll() is None:
@@ -65,7 +67,8 @@ def measured(process: subprocess.Popen[bytes], path: Path, rows: int) -> tuple[f
             break
         time.sleep(0.2)
     seconds = time.monotonic() - begun
-    process.send_signal(signal.SIGTERM)
+    if follows:
+        process.send_signal(signal.SIGTERM)
     process.wait()
     if not applied(path, rows):
         raise SystemExit(f"{path}: the process ended with {process.returncode} before the rows were there")
@@ -74,7 +77,7 @@ def measured(process: subprocess.Popen[bytes], path: Path, rows: int) -> tuple[f
 
 def measure(publisher: EmbeddedServer, folder: Path, rows: int, streaming: str | None) -> tuple[float, int]:
     """Follow with a setting of `streaming`, or run once when there is none."""
-    path = configuration(folder, publisher, f"streaming_{streaming}", streaming or "off")
+    path = configuration(folder, publisher, f"follow_{streaming}" if streaming else "run", streaming or "off")
     follow = ["--follow"] if streaming else []
     insert = f"insert into t select {ROW} from generate_series(1, {rows}) i"
     with psycopg.connect(publisher.conninfo(), autocommit=True) as connection:
@@ -82,7 +85,7 @@ def measure(publisher: EmbeddedServer, folder: Path, rows: int, streaming: str |
         start(path).wait()  # the copy of the empty table
         process = start(path, *follow) if follow else None
         connection.execute(insert)
-        figures = measured(process or start(path), path, rows)
+        figures = measured(process or start(path), path, rows, follows=process is not None)
         connection.execute("select pg_drop_replication_slot(slot_name) from pg_replication_slots")
     shutil.rmtree(path.parent)
     return figures
@@ -92,16 +95,18 @@ def main() -> None:
     """Measure all and print a table."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     arguments.add_argument("--rows", type=int, default=10_000_000)
-    rows = arguments.parse_args().rows
+    arguments.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
+    given = arguments.parse_args()
+    rows = given.rows
     results = Table("pgsieve", "seconds", "MiB", title=f"one transaction of {rows:,} rows")
     with tempfile.TemporaryDirectory(prefix="pgsieve-") as name:
         folder = Path(name)
         with EmbeddedServer(folder / "publisher", settings=SETTINGS) as publisher:
             with psycopg.connect(publisher.conninfo(), autocommit=True) as connection:
                 connection.execute(f"create table t {COLUMNS}; create publication pub for table t")
-            for streaming in (None, "off", "on", "parallel"):
-                seconds, greatest = measure(publisher, folder, rows, streaming)
-                what = f"run --follow, streaming: {streaming}" if streaming else "run"
+            for way in given.ways:
+                seconds, greatest = measure(publisher, folder, rows, None if way == "run" else way)
+                what = way if way == "run" else f"run --follow, streaming: {way}"
                 results.add_row(what, f"{seconds:.1f}", str(greatest))
     Console().print(results)
 
