@@ -22,6 +22,10 @@ from resources.pgoutput import PgoutputOptions
 from resources.postgres import SourceError, literal, quote, refusing
 
 
+#: Messages come in Arrow batches of about so many bytes: a writer holds several at a time.
+_BATCHES = {"adbc.postgresql.batch_size_hint_bytes": str(4 * 1024 * 1024)}
+
+
 class SlotError(SourceError):
     """The replication slot cannot deliver what comes next."""
 
@@ -211,6 +215,7 @@ def read_messages(conninfo: str, query: str) -> Iterator[pa.RecordBatch]:
     from adbc_driver_postgresql import dbapi
 
     with dbapi.connect(conninfo) as connection, connection.cursor() as cursor:
+        cursor.adbc_statement.set_options(**_BATCHES)
         cursor.execute(query)
         yield from cursor.fetch_record_batch()
 

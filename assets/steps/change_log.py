@@ -25,6 +25,7 @@ from decoding.lsn import format_lsn
 from decoding.publication import Catalog
 from decoding.transactions import TransactionAssembler
 from resources.delta import Lake, LakeError
+from resources.parquet_files import write_files
 from resources.pgoutput import PgoutputOptions
 from resources.postgres import SourceError, read_catalog, refusing
 from resources.slot import (
@@ -246,7 +247,9 @@ def append_slice(lake: Lake, feed: Feed, messages: Iterable[pa.Array], end: int)
     rows = passed.of(change_log_rows(messages, end))
     try:
         with lake.refusing(path):
-            lake.local.write(path, pa.RecordBatchReader.from_batches(CHANGE_LOG, rows), end)
+            # Not as one stream through delta-rs, which needs more memory than one process should for its slices.
+            written = [file for batch in write_files(path, CHANGE_LOG, rows) for file in batch.to_pylist()]
+            lake.local.commit(path, CHANGE_LOG, written, end)
     except LakeError:
         if passed.failure:
             raise passed.failure from None
