@@ -21,7 +21,6 @@ from decoding.routing import CapturePublication
 from resources.pgoutput import PgoutputOptions
 from resources.postgres import SourceError, literal, quote, refusing
 
-
 #: Messages come in Arrow batches of about so many bytes: a writer holds several at a time.
 _BATCHES = {"adbc.postgresql.batch_size_hint_bytes": str(4 * 1024 * 1024)}
 
