@@ -54,8 +54,7 @@ class RelationDescriptions:
 
     def note(self, data: pa.Array) -> dict[int, Description]:
         """Take note of Type messages (binary array), and return the relations that are described here."""
-        octets = Octets(data)
-        kind = (octets.words(octets.starts) >> 56).astype(np.uint8)
+        kind = Octets(data).kinds()
         found: dict[int, Description] = {}
         for at in np.flatnonzero((kind == _RELATION) | (kind == _TYPE)):
             self._note(data[int(at)].as_py(), found)
@@ -85,7 +84,7 @@ class RelationDescriptions:
     def described(self, data: pa.Array) -> Iterator[pa.Array]:
         """Pass on messages of transactions sent at their commit; descriptions are put in where they lack."""
         octets = Octets(data)
-        kind = (octets.words(octets.starts) >> 56).astype(np.uint8)
+        kind = octets.kinds()
         describing = (kind == _RELATION) | (kind == _TYPE)
         wanted = self._first_uses(octets, kind, data) if self._stale else {}
         passed = 0

@@ -49,6 +49,10 @@ class Octets:
         # Every byte starts a word: reading one at each position is a single gather.
         self._words = np.ndarray((self._last + 1,), dtype="<u8", buffer=readable, strides=(1,))
 
+    def kinds(self) -> npt.NDArray[np.uint8]:
+        """Read the first byte from each value's start on: the type of a message that is not empty."""
+        return (self.words(self.starts) >> 56).astype(np.uint8)
+
     def words(self, positions: Positions) -> Words:
         """Read the eight bytes from each position on as a big-endian number; bytes beyond the end are zeros."""
         if not len(positions) or positions.max() <= self._last:

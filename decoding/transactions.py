@@ -115,8 +115,7 @@ class TransactionAssembler:
 
     def assemble(self, data: pa.Array) -> Iterator[pa.Array]:
         """Take the session's next messages (binary), and yield those of transactions known to be committed."""
-        octets = Octets(data)
-        kind = (octets.words(octets.starts) >> 56).astype(np.uint8)
+        kind = Octets(data).kinds()
         first = 0
         for at in map(int, np.flatnonzero(_KINDS[kind])):
             if at > first:

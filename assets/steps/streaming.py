@@ -183,8 +183,7 @@ class WaitingTransactions:
 
     def add(self, messages: pa.Array) -> None:
         """Let more messages wait."""
-        octets = Octets(messages)
-        kind = (octets.words(octets.starts) >> 56).astype(np.uint8)
+        kind = Octets(messages).kinds()
         commits = np.flatnonzero(kind == Commit.tag)
         self._spool.append(self._number, pa.RecordBatch.from_arrays([messages], schema=_MESSAGES))
         if len(commits):
