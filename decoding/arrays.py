@@ -18,6 +18,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from decoding.errors import ProtocolError
 from decoding.octets import Mask, Octets, Positions, bits, gathered, offsets_of
@@ -128,6 +129,18 @@ def _lists(target: pa.DataType, valid: Mask, offsets: npt.NDArray[np.int32], ele
     return pa.Array.from_buffers(
         target, len(valid), [validity, pa.py_buffer(offsets)], children=[elements.cast(target.value_type)]
     )
+
+
+def text_from_lists(lists: pa.Array, elements: pa.Array, delimiter: str) -> pa.Array:
+    """Print lists as array_out does; `elements` are the texts of `lists.flatten()`."""
+    special = rf'^$|["\\{{}}{delimiter} \t\n\v\f\r]|^(?i:null)$'
+    escaped = pc.replace_substring(pc.replace_substring(elements, "\\", "\\\\"), '"', '\\"')
+    quoted = pc.binary_join_element_wise('"', escaped, '"', "")
+    texts = pc.if_else(pc.match_substring_regex(elements, special), quoted, elements).fill_null("NULL")
+    offsets = np.zeros(len(lists) + 1, np.int32)
+    np.cumsum(np.asarray(lists.value_lengths().fill_null(0)), out=offsets[1:])
+    joined = pc.binary_join(pa.ListArray.from_arrays(offsets, texts), delimiter)
+    return pc.if_else(lists.is_valid(), pc.binary_join_element_wise("{", joined, "}", ""), None)
 
 
 _HEADER, _DIMENSION = 12, 8  # dimensions, flags, element type; size, lower bound

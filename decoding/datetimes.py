@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from decoding.octets import bits, fixed_width
+from decoding.octets import binary_of, bits, fixed_width
 
 _DAY_MICROS = 86_400_000_000
 POSTGRES_EPOCH_DAYS = 10_957  # 2000-01-01, POSTGRES_EPOCH_JDATE, in days since 1970-01-01
@@ -115,6 +115,20 @@ def from_send(values: pa.Array, target: pa.DataType) -> pa.Array:
     sent[is_least] = least
     validity = None if valid.all() else bits(valid)
     return pa.Array.from_buffers(target, len(sent), [validity, pa.py_buffer(sent)])
+
+
+def to_send(values: pa.Array) -> pa.Array:
+    """Convert dates or timestamps back to what their send function returns."""
+    number, least, greatest = _range_of(values.type)
+    valid = np.asarray(values.is_valid())
+    held = np.asarray(values.cast(number).fill_null(0))
+    kind = np.iinfo(held.dtype)
+    epoch = POSTGRES_EPOCH_DAYS * (_DAY_MICROS if pa.types.is_timestamp(values.type) else 1)
+    is_least, is_greatest = held == least, held == greatest
+    sent = held - np.where(is_least | is_greatest, 0, epoch).astype(held.dtype)
+    sent[is_least] = kind.min
+    sent[is_greatest] = kind.max
+    return binary_of(sent, valid)
 
 
 def _range_of(target: pa.DataType) -> tuple[pa.DataType, int, int]:

@@ -28,9 +28,11 @@ from decoding.filter_nodes import (
     INT4,
     INT8,
     INTEGERS,
+    INTERVAL,
     NUMERIC,
     STRINGS,
     TEXT,
+    TIME,
     TIMESTAMP,
     TIMESTAMPTZ,
     UUID,
@@ -38,6 +40,8 @@ from decoding.filter_nodes import (
     Constant,
     ConstantValue,
     Digits,
+    Infinity,
+    Interval,
 )
 
 
@@ -54,7 +58,6 @@ class InvalidConstantError(Exception):
 
 
 INTEGER_BITS: Final = {INT2: 16, INT4: 32, INT8: 64}
-INTEGER_DIGITS: Final = {INT2: Digits(5, 0), INT4: Digits(10, 0), INT8: Digits(19, 0)}
 # Wide enough that no decimal that a filter can spell is rounded on the way.
 _EXACT: Final = Context(prec=20_000)
 
@@ -64,6 +67,21 @@ _SPECIAL = re.compile(r"\s*(nan|[+-]?inf(?:inity)?)\s*", re.IGNORECASE)
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 _DATE = r"\d{4}-\d{2}-\d{2}"
 _TIMESTAMP = re.compile(rf"({_DATE})(?:[ T](\d{{2}}:\d{{2}}(?::\d{{2}}(?:\.\d{{1,6}})?)?))?", re.ASCII)
+_TIME = re.compile(r"(\d{2}):(\d{2})(?::(\d{2})(?:\.(\d{1,6}))?)?", re.ASCII)
+_INTERVAL_UNITS: Final = {
+    "yea": ("months", 12), "mon": ("months", 1), "wee": ("days", 7), "day": ("days", 1),
+    "hou": ("microseconds", 3_600_000_000), "min": ("microseconds", 60_000_000),
+    "sec": ("microseconds", 1_000_000),
+}  # fmt: skip
+_INTERVAL_PART = re.compile(
+    r"([+-]?\d{1,9})\s+((?:year|month|mon|week|day|hour|minute|min|second|sec)s?)\s*", re.ASCII
+)
+_INTERVAL = re.compile(
+    rf"\s*((?:{_INTERVAL_PART.pattern.replace('(', '(?:').replace('(?:?:', '(?:')})*)"
+    r"(([+-]?)(\d{1,6}):(\d{2})(?::(\d{2})(?:\.(\d{1,6}))?)?)?\s*",
+    re.ASCII,
+)
+_ARRAY_ITEM = re.compile(r'\s*(?:"((?:[^"\\]|\\.)*)"|([^,{}"\\]*[^,{}"\\\s]))\s*(,|$)', re.DOTALL)
 _ZONE = re.compile(r"([+-]\d{2})(?::?(\d{2}))?|Z|UTC", re.ASCII)
 
 
@@ -143,7 +161,14 @@ def _uuid(text: str) -> str:
     return text.lower()
 
 
-def _date(text: str) -> date:
+def _infinity(text: str) -> Infinity | None:
+    return {"infinity": Infinity(1), "-infinity": Infinity(-1)}.get(text.strip().lower())
+
+
+def _date(text: str) -> date | Infinity:
+    infinity = _infinity(text)
+    if infinity is not None:
+        return infinity
     if not re.fullmatch(_DATE, text, re.ASCII):
         raise RefusedError("a date constant is understood as YYYY-MM-DD of the years 0001 to 9999 only")
     try:
@@ -152,7 +177,42 @@ def _date(text: str) -> date:
         raise InvalidConstantError("date/time field value out of range", "22008") from None
 
 
-def _timestamp(text: str) -> datetime:
+def _time(text: str) -> str:
+    """Return the time as time_out prints it, which orders as times do."""
+    found = _TIME.fullmatch(text)
+    if found is None:
+        raise RefusedError("a time constant is understood as HH:MM:SS[.ffffff] only")
+    hour, minute, second = int(found[1]), int(found[2]), int(found[3] or 0)
+    fraction = (found[4] or "").rstrip("0")
+    if minute > 59 or second > 59 or (hour, minute, second, fraction) > (24, 0, 0, ""):
+        raise InvalidConstantError("date/time field value out of range", "22008")
+    return f"{hour:02}:{minute:02}:{second:02}" + (f".{fraction}" if fraction else "")
+
+
+def interval_value(text: str) -> Interval:
+    """Return the interval; its text as IntervalStyle postgres prints it, or units with whole numbers."""
+    found = _INTERVAL.fullmatch(text)
+    if found is None or not text.strip():
+        raise RefusedError("an interval constant is understood as '1 year 2 mons 3 days 04:05:06.7' only")
+    months = days = microseconds = 0
+    for amount, unit in _INTERVAL_PART.findall(found[1]):
+        name, factor = _INTERVAL_UNITS[unit[:3]]
+        months += int(amount) * factor * (name == "months")
+        days += int(amount) * factor * (name == "days")
+        microseconds += int(amount) * factor * (name == "microseconds")
+    if found[2] is not None:
+        clock = (int(found[4]) * 60 + int(found[5])) * 60 + int(found[6] or 0)
+        microseconds += (-1 if found[3] == "-" else 1) * (
+            clock * 1_000_000 + int((found[7] or "").ljust(6, "0"))
+        )
+    return Interval(months, days, microseconds)
+
+
+def _timestamp(text: str) -> datetime | Infinity:
+    return _infinity(text) or _finite_timestamp(text)
+
+
+def _finite_timestamp(text: str) -> datetime:
     found = _TIMESTAMP.fullmatch(text)
     if found is None:
         raise RefusedError("a timestamp constant is understood as YYYY-MM-DD HH:MM:SS[.ffffff] only")
@@ -162,13 +222,16 @@ def _timestamp(text: str) -> datetime:
         raise RefusedError("the timestamp constant is none that a plain calendar has") from None
 
 
-def _timestamptz(text: str) -> datetime:
+def _timestamptz(text: str) -> datetime | Infinity:
+    infinity = _infinity(text)
+    if infinity is not None:
+        return infinity
     zone = re.search(rf"(?<=[\d:.])\s?({_ZONE.pattern})$", text[10:], re.ASCII)
     if zone is None:
         raise RefusedError(
             "a timestamp with time zone constant without its offset (+00) depends on the session's TimeZone"
         )
-    local = _timestamp(text[: 10 + zone.start()])
+    local = _finite_timestamp(text[: 10 + zone.start()])
     offset = f"{zone[2]}:{zone[3] or '00'}" if zone[2] else "+00:00"
     try:
         return datetime.fromisoformat(f"{local.isoformat()}{offset}").astimezone(UTC)
@@ -191,6 +254,8 @@ _INPUT: Final[dict[int, Callable[[str], ConstantValue]]] = {
     DATE: _date,
     TIMESTAMP: _timestamp,
     TIMESTAMPTZ: _timestamptz,
+    TIME: _time,
+    INTERVAL: interval_value,
     UUID: _uuid,
 }
 
@@ -216,8 +281,26 @@ def typed_constant(value: ConstantValue, type_oid: int) -> Constant:
 def _digits(value: Decimal) -> Digits | None:
     if not value.is_finite():
         return None
-    _, figures, exponent = value.normalize(_EXACT).as_tuple()
+    _, figures, exponent = value.as_tuple()
+    # Zeros at the end count: a constant's scale is what it is written with.
     return Digits.of(max(len(figures) + int(exponent), 0), max(-int(exponent), 0))
+
+
+def array_texts(text: str) -> list[str | None]:
+    """Return the elements of an array constant of one dimension (section 8.15.2)."""
+    whole = text.strip()
+    if not (whole.startswith("{") and whole.endswith("}")):
+        raise RefusedError("an array constant is understood as '{…}' of one dimension only")
+    items, place, inner = [], 0, whole[1:-1].strip()
+    while place < len(inner):
+        found = _ARRAY_ITEM.match(inner, place)
+        if found is None or (found[3] == "," and found.end() == len(inner)):
+            raise RefusedError("only a plain array constant is supported, write ARRAY[…]")
+        quoted, plain = found[1], found[2]
+        unquoted = None if plain is None or plain.upper() == "NULL" else plain
+        items.append(unquoted if quoted is None else re.sub(r"\\(.)", r"\1", quoted, flags=re.DOTALL))
+        place = found.end()
+    return items
 
 
 def number_constant(text: str) -> Constant:
@@ -241,7 +324,7 @@ def convert_constant(constant: Constant, type_oid: int) -> Constant | None:
     match value:
         case str() if type_oid in STRINGS and constant.type_oid in STRINGS:
             return Constant(value.rstrip(" ") if constant.type_oid == BPCHAR else value, type_oid=type_oid)
-        case bool() | str() | bytes() | date():
+        case bool() | str() | bytes() | date() | Interval() | Infinity():
             return None
         case int():
             as_text = str(value)

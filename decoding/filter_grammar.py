@@ -1,13 +1,11 @@
 """The text of a row filter to sqlglot's tree, taken only where it reads as PostgreSQL's grammar does.
 
-In: text. Out: a tree of sqlglot whose operands bind as in gram.y (section 4.1.6), and readers of its names,
-patterns and array constants. Raises RefusedError for what PostgreSQL may read in another way, and
+In: text. Out: a tree of sqlglot whose operands bind as in gram.y (section 4.1.6), and readers of its names. Raises RefusedError for what PostgreSQL may read in another way, and
 InvalidSyntaxError for what is no single expression.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, Final
 
@@ -17,11 +15,21 @@ from sqlglot.errors import SqlglotError
 from sqlglot.parsers.postgres import PostgresParser
 from sqlglot.tokenizer_core import Token, TokenType
 
-from decoding.filter_constants import InvalidConstantError, RefusedError
+from decoding.filter_constants import RefusedError
 
 
 class InvalidSyntaxError(Exception):
     """Text that is not one expression."""
+
+
+_XML: Final = frozenset(
+    ("xmlconcat", "xmlelement", "xmlforest", "xmlparse", "xmlpi", "xmlroot", "xmlserialize", "xmlexists")
+)
+
+
+def _call(name: str, *arguments: exp.Expr | None) -> exp.Anonymous:
+    given = [argument for argument in arguments if argument is not None]
+    return exp.Anonymous(this=name, expressions=given)
 
 
 class _FilterDialect(Postgres):
@@ -41,15 +49,94 @@ class _FilterDialect(Postgres):
 
         FUNCTIONS: ClassVar[dict[str, Callable[..., exp.Expr]]] = {}
         FUNCTION_PARSERS: ClassVar[dict[str, Callable[..., Any]]] = {
-            "CAST": PostgresParser.FUNCTION_PARSERS["CAST"]
+            "CAST": PostgresParser.FUNCTION_PARSERS["CAST"],
+            "EXTRACT": lambda self: self.extract(),
+            "OVERLAY": lambda self: self.overlay(),
+            "POSITION": lambda self: self.position(),
+            "SUBSTRING": lambda self: self.substring(),
+            "TRIM": lambda self: self.trim(),
         }
         NO_PAREN_FUNCTION_PARSERS: ClassVar[dict[str, Callable[..., Any]]] = {
             word: PostgresParser.NO_PAREN_FUNCTION_PARSERS[word] for word in ("ANY", "CASE")
         }
 
+        # What is written like a function but has a syntax of its own (func_expr_common_subexpr in gram.y).
+
+        def extract(self) -> exp.Expr:
+            """Read EXTRACT(field FROM source)."""
+            field = self._parse_string() or self._parse_var(any_token=True)
+            if field is None or not self._match(TokenType.FROM):
+                raise InvalidSyntaxError
+            return _call("extract", exp.Literal.string(field.name.lower()), self._parse_disjunction())
+
+        def overlay(self) -> exp.Expr:
+            """Read OVERLAY(text PLACING other FROM start FOR count)."""
+            arguments = self._parse_csv(self._parse_disjunction)
+            words = (word for word in ("PLACING", "FROM", "FOR") if self._match_text_seq(word))
+            return _call("overlay", *arguments, *(self._parse_disjunction() for _ in words))
+
+        def position(self) -> exp.Expr:
+            """Read POSITION(sought IN text)."""
+            sought = self._parse_bitwise()
+            if not self._match(TokenType.IN):
+                raise InvalidSyntaxError
+            return _call("position", self._parse_bitwise(), sought)
+
+        def substring(self) -> exp.Expr:
+            """Read SUBSTRING(text FROM start FOR count)."""
+            arguments = self._parse_csv(self._parse_disjunction)
+            start = self._parse_disjunction() if self._match(TokenType.FROM) else None
+            count = self._parse_disjunction() if self._match(TokenType.FOR) else None
+            if count is not None and start is None:
+                start = exp.Literal.number(1)
+            return _call("substring", *arguments, start, count)
+
+        def trim(self) -> exp.Expr:
+            """Read TRIM(BOTH characters FROM text)."""
+            side = self._prev.text.upper() if self._match_texts(("BOTH", "LEADING", "TRAILING")) else "BOTH"
+            first = None if self._match(TokenType.FROM) else self._parse_disjunction()
+            if first is None or self._match(TokenType.FROM):
+                arguments = [*self._parse_csv(self._parse_disjunction), first]
+            else:
+                arguments = [first]
+            return _call({"LEADING": "ltrim", "TRAILING": "rtrim"}.get(side, "btrim"), *arguments)
+
 
 _OPERATOR_CHARACTERS = frozenset("+-*/<>=~!@#%^&|`?")
-_OPERATORS = frozenset(("+", "-", "*", "/", "%", "<", ">", "=", "<=", ">=", "<>", "!=", "~~", "!~~"))
+_OPERATORS = frozenset(
+    [
+        "+",
+        "-",
+        "*",
+        "/",
+        "%",
+        "^",
+        "<",
+        ">",
+        "=",
+        "<=",
+        ">=",
+        "<>",
+        "!=",
+        "||",
+        "&",
+        "|",
+        "#",
+        "|/",
+        "~~",
+        "!~~",
+        "~~*",
+        "!~~*",
+        "~",
+        "!~",
+        "~*",
+        "!~*",
+        "^@",
+        "@>",
+        "<@",
+        "&&",
+    ]
+)
 
 # Precedence (section 4.1.6): of the operator, and the least its left and right operand must have. sqlglot binds
 # some operators differently, so a tree is taken only where its operands bind as in PostgreSQL's grammar. LIKE is
@@ -64,9 +151,20 @@ _PRECEDENCE: Final[dict[type[exp.Expr], tuple[int, int, int]]] = {
     **dict.fromkeys((exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE), (5, 6, 6)),
     **dict.fromkeys((exp.Between, exp.In), (6, 7, 7)),
     exp.Escape: (6, 6, 8),
-    exp.Like: (6, 8, 8),
+    **dict.fromkeys((exp.Like, exp.ILike, exp.SimilarTo), (6, 8, 8)),
+    # All operators that the grammar does not name, on one level.
+    **dict.fromkeys(
+        (
+            *(exp.DPipe, exp.RegexpLike, exp.RegexpILike, exp.StartsWith, exp.BitwiseAnd, exp.BitwiseOr),
+            *(exp.BitwiseXor, exp.ArrayContainsAll, exp.ArrayContainedBy, exp.ArrayOverlaps),
+        ),
+        (7, 7, 8),
+    ),
+    **dict.fromkeys((exp.BitwiseNot, exp.Sqrt), (7, 7, 7)),
     **dict.fromkeys((exp.Add, exp.Sub), (8, 8, 9)),
     **dict.fromkeys((exp.Mul, exp.Div, exp.Mod), (9, 9, 10)),
+    exp.Pow: (10, 10, 11),
+    exp.AtTimeZone: (11, 11, 12),
     exp.Collate: (12, 12, 13),
     exp.Neg: (13, 13, 13),
 }
@@ -82,6 +180,9 @@ def parse(expression: str) -> exp.Expr:
         tokens = dialect.tokenize(expression)
     except SqlglotError as error:
         raise InvalidSyntaxError from error
+    for token in tokens:
+        if token.text.lower() in _XML and token.token_type not in (TokenType.STRING, TokenType.IDENTIFIER):
+            raise RefusedError("type xml has no counterpart in Spark")
     for operator in _operators(tokens):
         if operator not in _OPERATORS:
             raise RefusedError(f"operator {operator} has no exact counterpart in Spark")
@@ -100,20 +201,19 @@ def _is_operator(token: Token) -> bool:
 
 
 def _operators(tokens: Sequence[Token]) -> Iterator[str]:
-    """Return the operators among the tokens; !~~ is two of sqlglot's."""
-    previous: Token | None = None
+    """Return the operators among the tokens; what begins with an exclamation mark is two of sqlglot's."""
+    negation: Token | None = None
     for token in filter(_is_operator, tokens):
-        if previous is not None:
-            if token.text == "~~" and previous.end + 1 == token.start:
-                yield "!~~"
-                previous = None
-                continue
-            yield previous.text
-        previous = token if token.text == "!" else None
-        if previous is None:
+        joined = negation is not None and negation.end + 1 == token.start and token.text.startswith("~")
+        if negation is not None and not joined:
+            yield negation.text
+        if joined:
+            yield f"!{token.text}"
+        elif token.text != "!":
             yield token.text
-    if previous is not None:
-        yield previous.text
+        negation = token if token.text == "!" else None
+    if negation is not None:
+        yield negation.text
 
 
 def without_parentheses(part: exp.Expr) -> exp.Expr:
@@ -138,8 +238,20 @@ def folded_name(identifier: exp.Identifier | exp.Expr) -> str:
 
 
 def function_name(part: exp.Anonymous) -> str:
-    """Return the name of a function, which no quotes can make another."""
-    return str(part.this).lower()
+    """Return the name of a function, folded like any other where it has no quotes."""
+    return part.name if isinstance(part.this, exp.Identifier) and part.this.quoted else part.name.lower()
+
+
+def is_call(part: exp.Expr, name: str, *arguments: int) -> bool:
+    """Tell whether this calls the function with one of these numbers of arguments."""
+    return (
+        isinstance(part, exp.Anonymous) and function_name(part) == name and len(part.expressions) in arguments
+    )
+
+
+def interval_text(part: exp.Interval) -> str:
+    """Return the text of an interval constant, which sqlglot takes apart."""
+    return str(part.this.name) + (f" {part.unit.name.lower()}" if part.unit else "")
 
 
 def quantified(part: exp.Expr) -> tuple[bool, exp.Expr] | None:
@@ -153,29 +265,3 @@ def quantified(part: exp.Expr) -> tuple[bool, exp.Expr] | None:
     ):
         return function_name(part) == "all", part.expressions[0]
     return None
-
-
-def array_texts(text: str) -> list[str | None] | None:
-    """Return the elements of an array constant without quotes, escapes, dimensions; None when it has those."""
-    found = re.fullmatch(r"\s*\{([^{}\"\\]*)\}\s*", text)
-    if found is None:
-        return None
-    items = [item.strip() for item in found[1].split(",")] if found[1].strip() else []
-    return None if "" in items else [None if item.upper() == "NULL" else item for item in items]
-
-
-def canonical_pattern(pattern: str, escape: str) -> str:
-    """Rewrite a LIKE pattern to one where a backslash escapes what needs it and nothing else (section 9.7.1)."""
-    if len(escape) > 1:
-        raise InvalidConstantError("invalid escape string", "22025")
-    return "".join(_pattern_parts(pattern, escape))
-
-
-def _pattern_parts(pattern: str, escape: str) -> Iterator[str]:
-    characters = iter(pattern)
-    for character in characters:
-        literal = character == escape
-        meant = next(characters, None) if literal else character
-        if meant is None:
-            raise RefusedError("a pattern that ends with the escape character fails on some rows only")
-        yield f"\\{meant}" if meant == "\\" or (literal and meant in "%_") else meant

@@ -16,12 +16,37 @@ from typing import Literal, TypeAlias
 # pg_type.dat; a filter may use no other types, except in IS NULL.
 BOOL, BYTEA, INT8, INT2, INT4, TEXT = 16, 17, 20, 21, 23, 25
 FLOAT4, FLOAT8, UNKNOWN, BPCHAR, VARCHAR = 700, 701, 705, 1042, 1043
-DATE, TIMESTAMP, TIMESTAMPTZ, NUMERIC, UUID = 1082, 1114, 1184, 1700, 2950
+DATE, TIME, TIMESTAMP, TIMESTAMPTZ, INTERVAL, NUMERIC, UUID = 1082, 1083, 1114, 1184, 1186, 1700, 2950
 
 INTEGERS = (INT2, INT4, INT8)
+FLOATS = (FLOAT4, FLOAT8)
 STRINGS = (TEXT, VARCHAR, BPCHAR)
 
-ConstantValue: TypeAlias = bool | int | Decimal | float | str | bytes | date | datetime | None
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A constant of type interval, in the three parts that PostgreSQL keeps (section 8.5.4)."""
+
+    months: int
+    days: int
+    microseconds: int
+
+
+def compared_microseconds(interval: Interval) -> int:
+    """Return what an interval is compared by: a month has 30 days, a day 24 hours (interval_cmp_value)."""
+    return (interval.months * 30 + interval.days) * 86_400_000_000 + interval.microseconds
+
+
+@dataclass(frozen=True, slots=True)
+class Infinity:
+    """The infinity of date and timestamp types; `sign` is 1 or -1."""
+
+    sign: int
+
+
+ConstantValue: TypeAlias = (
+    bool | int | Decimal | float | str | bytes | date | datetime | Interval | Infinity | None
+)
 Operator: TypeAlias = Literal["=", "<>", "<", "<=", ">", ">="]
 
 
@@ -46,6 +71,9 @@ class Digits:
         return self.precision - self.scale
 
 
+INTEGER_DIGITS = {INT2: Digits(5, 0), INT4: Digits(10, 0), INT8: Digits(19, 0)}
+
+
 def common_digits(several: Iterator[Digits | None]) -> Digits | None:
     """Digits that hold the values of all of these, or None when that is no decimal type."""
     integral = scale = 0
@@ -58,7 +86,7 @@ def common_digits(several: Iterator[Digits | None]) -> Digits | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """An expression. `digits` is None unless numeric; a numeric without digits has PostgreSQL's text as value."""
+    """An expression. `digits` is None unless numeric or an array of it; without digits the value is its text."""
 
     type_oid: int
     digits: Digits | None = None
@@ -88,9 +116,10 @@ class Constant(Node):
 
 @dataclass(frozen=True, slots=True)
 class Cast(Node):
-    """A conversion to `type_oid`, one that is exact or fails."""
+    """A conversion to `type_oid`, one that is exact or fails; `digits` of a numeric that has them are kept to."""
 
     operand: Node
+    modifier: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +186,19 @@ class Like(Predicate):
 
 
 @dataclass(frozen=True, slots=True)
+class Regex(Predicate):
+    """`operand ~ pattern`: some part of the string matches; `pattern` is for java.util.regex."""
+
+    operand: Node
+    pattern: str
+
+
+@dataclass(frozen=True, slots=True)
 class Arithmetic(Node):
-    """`left operator right`; on integers an overflow or a division by zero fails, / truncates toward zero."""
+    """`left operator right` on numbers of one type.
+
+    A result that the type cannot hold fails, as does a division by zero; / truncates integers toward zero.
+    """
 
     operator: Literal["+", "-", "*", "/", "%"]
     left: Node
@@ -167,10 +207,39 @@ class Arithmetic(Node):
 
 @dataclass(frozen=True, slots=True)
 class FunctionCall(Node):
-    """A function of one argument; `lower` and `upper` are those of collation C: ASCII letters only."""
+    """A function of PostgreSQL's by its name in pg_proc (`prosrc`), NULL when an operand is.
 
-    name: Literal["abs", "negate", "length", "lower", "upper"]
-    operand: Node
+    `fails` says that it raises an error for some values; `lower` and the like are those of collation C.
+    """
+
+    name: str
+    operands: tuple[Node, ...]
+    fails: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Array(Node):
+    """ARRAY[…]: the elements in their common type."""
+
+    elements: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Element(Node):
+    """An element of the array of the `EachElement` around it."""
+
+    collation: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EachElement(Predicate):
+    """`… ANY (array)` or ALL: whether `test` holds for some, or every, `element` of the array (section 9.25)."""
+
+    every: bool
+    subject: Node
+    array: Node
+    element: Element
+    test: Node
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +281,7 @@ def children(node: Node) -> Iterator[Node]:
         if isinstance(value, Node):
             yield value
         elif isinstance(value, tuple):
-            yield from value
+            yield from (item for item in value if isinstance(item, Node))
 
 
 def column_names(node: Node) -> frozenset[str]:
@@ -224,10 +293,31 @@ def column_names(node: Node) -> frozenset[str]:
 def can_fail(node: Node) -> bool:
     """Tell whether evaluating can raise an error (overflow, division by zero) instead of giving a value."""
     match node:
-        case Arithmetic() | FunctionCall(name="abs" | "negate") if node.type_oid in INTEGERS:
-            return True
-        case Cast(operand=operand) if node.type_oid in INTEGERS:
-            narrower = INTEGERS.index(node.type_oid) < INTEGERS.index(operand.type_oid)
-            return narrower or can_fail(operand)
+        case Arithmetic(operator=operator):
+            own = node.type_oid != NUMERIC or operator in "/%"
+        case FunctionCall(fails=fails):
+            own = fails
+        case Cast(operand=operand):
+            own = _cast_can_fail(operand, node)
         case _:
-            return any(can_fail(child) for child in children(node))
+            own = False
+    return own or any(can_fail(child) for child in children(node))
+
+
+_BY_RANGE = (INT2, INT4, INT8, NUMERIC, FLOAT8)
+
+
+def _cast_can_fail(operand: Node, node: Cast) -> bool:
+    source, target = operand.type_oid, node.type_oid
+    if node.modifier:
+        return target == NUMERIC
+    if target == DATE or source == TIME:
+        return False
+    if {source, target} <= {NUMERIC, *FLOATS}:
+        # numeric with Spark's digits is within the range of double precision, not of real.
+        return (source, target) not in ((FLOAT4, FLOAT8), (FLOAT4, NUMERIC), (FLOAT8, NUMERIC)) and (
+            target == FLOAT4 or operand.digits is None
+        )
+    if source in _BY_RANGE and target in INTEGERS:
+        return _BY_RANGE.index(target) < _BY_RANGE.index(source)
+    return (source == FLOAT4 and target in INTEGERS) or (source, target) == (DATE, TIMESTAMP)

@@ -1,4 +1,4 @@
-"""numeric: what numeric_send returns in, Arrow decimals or the text of numeric_out out.
+"""numeric: what numeric_send returns in, Arrow decimals or the text of numeric_out out; decimals back to text.
 
 A value is base-10000 digits: their number, the power of 10000 of the first one, a sign that also tells NaN and the
 infinities, the decimal places to print, and the digits, 16 bits each. Digits are added up or printed for a whole
@@ -14,6 +14,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from decoding.errors import ProtocolError
 from decoding.octets import Octets, Positions, without_nulls
@@ -74,6 +75,22 @@ def _decimals(sent: pa.Array, target: pa.DataType) -> pa.Array:
 def text_from_send(values: pa.Array) -> pa.Array:
     """Convert to the text of numeric_out."""
     return without_nulls(values, _texts)
+
+
+def text_from_decimal(values: pa.Array) -> pa.Array:
+    """Print decimals with all places of their scale, as numeric_out does."""
+    scale = values.type.scale
+    # The same digits without the point: Arrow would print small numbers with an exponent.
+    whole = pa.Array.from_buffers(
+        pa.decimal128(values.type.precision, 0), len(values), values.buffers(), offset=values.offset
+    ).cast(pa.string())
+    if not scale:
+        return whole
+    digits = pc.ascii_lpad(pc.ascii_ltrim(whole, "-"), scale + 1, "0")
+    sign = pc.if_else(pc.starts_with(whole, "-"), "-", "")
+    point = pa.scalar(".")
+    before = pc.utf8_slice_codeunits(digits, 0, -scale)
+    return pc.binary_join_element_wise(sign, before, point, pc.utf8_slice_codeunits(digits, -scale), "")
 
 
 def _texts(sent: pa.Array) -> pa.Array:

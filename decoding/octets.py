@@ -107,6 +107,18 @@ def fixed_width(values: pa.Array, layout: str) -> tuple[npt.NDArray[Any], Mask]:
     return numbers, valid
 
 
+def binary_of(numbers: npt.NDArray[Any], valid: Mask) -> pa.Array:
+    """Return numbers in binary format, big-endian, as a binary array; NULL where they are not valid."""
+    kind, every = numbers.dtype, bool(valid.all())
+    sent = (numbers if every else numbers[valid]).astype(kind.newbyteorder(">"))
+    offsets = np.zeros(len(valid) + 1, np.int32)
+    np.cumsum(valid * np.int32(kind.itemsize), out=offsets[1:])
+    validity = None if every else bits(valid)
+    return pa.Array.from_buffers(
+        pa.binary(), len(valid), [validity, pa.py_buffer(offsets), pa.py_buffer(sent)]
+    )
+
+
 def without_nulls(values: pa.Array, convert: Callable[[pa.Array], pa.Array]) -> pa.Array:
     """Convert the values that are not NULL, as binary; the others stay NULL."""
     values = values.cast(pa.binary())

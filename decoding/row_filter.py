@@ -17,37 +17,33 @@ from typing import Any, Final, Literal, NoReturn
 
 from sqlglot import exp
 
-from decoding import filter_functions, filter_grammar, filter_types
+from decoding import (
+    filter_functions,
+    filter_grammar,
+    filter_operators,
+    filter_patterns,
+    filter_regex,
+    filter_simplification,
+    filter_types,
+)
+from decoding.builtin_types import ELEMENTS
 from decoding.errors import RowFilterSyntaxError, UndefinedColumnError, UnsupportedFilterError
-from decoding.filter_constants import InvalidConstantError, RefusedError, constant_from_text, number_constant
+from decoding.filter_constants import InvalidConstantError, RefusedError, number_constant
 from decoding.filter_nodes import (
     BOOL,
-    BPCHAR,
-    BYTEA,
-    DATE,
-    FLOAT4,
-    FLOAT8,
-    INT2,
-    INT4,
-    INT8,
-    NUMERIC,
+    INTERVAL,
     STRINGS,
     TEXT,
-    TIMESTAMP,
-    TIMESTAMPTZ,
     UNKNOWN,
-    UUID,
-    VARCHAR,
+    Array,
     Case,
     Collate,
     ColumnValue,
     Constant,
     IsNull,
     IsTruth,
-    Like,
     Node,
     Not,
-    Operator,
     can_fail,
     column_names,
 )
@@ -81,27 +77,11 @@ class RowFilter:
 
 def parse_row_filter(expression: str, columns: Mapping[str, FilterColumn], relation: str) -> RowFilter:
     """Return the row filter that `expression` is over the columns of `relation`."""
-    tree = _Analysis(expression, columns, relation).predicate()
-    return RowFilter(expression, tree, column_names(tree))
+    return _Analysis(expression, columns, relation).row_filter()
 
 
-_COMPARISONS: Final[dict[type[exp.Expr], Operator]] = {
-    exp.EQ: "=", exp.NEQ: "<>", exp.LT: "<", exp.LTE: "<=", exp.GT: ">", exp.GTE: ">=",
-}  # fmt: skip
-_ARITHMETIC: Final[dict[type[exp.Expr], Literal["+", "-", "*", "/", "%"]]] = {
-    exp.Add: "+", exp.Sub: "-", exp.Mul: "*", exp.Div: "/", exp.Mod: "%",
-}  # fmt: skip
-_TYPES: Final = {
-    exp.DType.BOOLEAN: BOOL, exp.DType.VARBINARY: BYTEA, exp.DType.SMALLINT: INT2, exp.DType.INT: INT4,
-    exp.DType.BIGINT: INT8, exp.DType.DECIMAL: NUMERIC, exp.DType.FLOAT: FLOAT4, exp.DType.DOUBLE: FLOAT8,
-    exp.DType.TEXT: TEXT, exp.DType.VARCHAR: VARCHAR, exp.DType.BPCHAR: BPCHAR, exp.DType.CHAR: BPCHAR,
-    exp.DType.DATE: DATE, exp.DType.TIMESTAMP: TIMESTAMP, exp.DType.TIMESTAMPTZ: TIMESTAMPTZ,
-    exp.DType.UUID: UUID,
-}  # fmt: skip
 _SYSTEM_COLUMNS = frozenset(("tableoid", "ctid", "xmin", "xmax", "cmin", "cmax"))
 
-
-# --- analysis ----------------------------------------------------------------------------
 
 _Row = tuple[Node, ...]
 
@@ -114,10 +94,11 @@ class _Analysis:
         self._columns = columns
         self._relation = relation
 
-    def predicate(self) -> Node:
-        """Return the whole expression, which must be boolean."""
+    def row_filter(self) -> RowFilter:
+        """Return the filter that the whole expression is, which must be boolean; it reads all columns it names."""
         try:
-            return self._condition(filter_grammar.parse(self._expression))
+            tree = self._condition(filter_grammar.parse(self._expression))
+            return RowFilter(self._expression, filter_simplification.simplified(tree), column_names(tree))
         except RefusedError as error:
             raise self._unsupported(self._expression, str(error)) from None
         except RecursionError:
@@ -224,7 +205,12 @@ class _Analysis:
 
     def type_of(self, part: exp.DataType) -> tuple[int, tuple[int, ...]]:
         """Return a cast's type: oid and modifier."""
-        type_oid = _TYPES.get(part.this)
+        if part.this == exp.DType.ARRAY and part.expressions:
+            element_oid, modifier = self.type_of(part.expressions[0])
+            if modifier:
+                self._refuse(part, "a type modifier is not understood on an array")
+            return filter_types.array_of(element_oid), ()
+        type_oid = filter_operators.TYPES.get(part.this)
         parameters = [str(parameter.this) for parameter in part.expressions]
         if type_oid is None or part.args.get("nested") or not all(p.isdecimal() for p in parameters):
             self._refuse(part, "the type has no exact counterpart in Spark")
@@ -235,6 +221,8 @@ class _Analysis:
 
     def cast(self, part: exp.Cast) -> Node:
         type_oid, modifier = self.type_of(part.to)
+        if isinstance(part.this, exp.Array) and not part.this.expressions and type_oid in ELEMENTS:
+            return filter_types.array((), ELEMENTS[type_oid])
         # What stands left of :: is a primary; CAST(… AS …) delimits its operand. So no precedence here.
         return filter_types.cast(self._node(part.this), type_oid, modifier)
 
@@ -277,7 +265,7 @@ class _Analysis:
         return filter_functions.logical("AND", [Not(test) if negated else test for test in tests])
 
     def comparison(self, part: exp.Expr) -> Node:
-        operator = _COMPARISONS[type(part)]
+        operator = filter_operators.COMPARISONS[type(part)]
         quantified = filter_grammar.quantified(part.expression)
         if quantified is not None:
             return self._each_element(
@@ -331,95 +319,113 @@ class _Analysis:
         value, nodes = self._node(left), self._nodes(items)
         constants = [node for node in nodes if not column_names(node)]
         if len(constants) > 1:
-            # Constants become one array, so they and the left side agree on a type (transformAExprIn).
+            # Constants become one array, so they and the left side agree on a type, and it is searched before
+            # the others are computed (transformAExprIn).
             shared = filter_types.common_type([value, *constants])
-            nodes = [node if column_names(node) else filter_types.coerce(node, shared) for node in nodes]
+            others = [node for node in nodes if column_names(node)]
+            nodes = [*(filter_types.coerce(node, shared) for node in constants), *others]
         return filter_functions.logical("OR", [filter_types.comparison("=", value, node) for node in nodes])
 
     def _each_element(
         self, left: exp.Expr, every: bool, array: exp.Expr, compare: Callable[[Node, Node], Node]
     ) -> Node:
         """`left operator ANY (array)`, or ALL: section 9.25.3."""
-        value, elements = self._node(left), self._elements(array)
+        value = self._node(left)
+        elements = self._elements(array, value.type_oid)
+        if isinstance(elements, Node):
+            return filter_functions.each_element(value, elements, every=every, compare=compare)
         if any(can_fail(element) and column_names(element) for element in elements):
             self._refuse(array, "PostgreSQL computes all its elements, and one may fail")
         results = [compare(value, element) for element in elements]
         return filter_functions.logical("AND" if every else "OR", results)
 
-    def _elements(self, array: exp.Expr) -> list[Node]:
-        """Return the elements of ARRAY[…], of a cast of it, or of '{…}'::type[], in their common type."""
+    def _elements(self, array: exp.Expr, of: int) -> Sequence[Node] | Node:
+        """Return the elements of an array that is written out, in their common type, and another array as it is."""
         array = filter_grammar.without_parentheses(array)
         if isinstance(array, exp.Array):
+            # Each may still be a quoted constant, which takes the type of the left side.
             converted, _, _ = filter_types.to_common_type(self._nodes(array.expressions))
-            return list(converted)
-        if not isinstance(array, exp.Cast) or array.to.this != exp.DType.ARRAY or not array.to.expressions:
-            self._refuse(array, "only an array that is written out is supported")
-        type_oid, modifier = self.type_of(array.to.expressions[0])
-        inner = array.this
-        if isinstance(inner, exp.Literal) and inner.is_string:
-            texts = filter_grammar.array_texts(inner.this)
-            if texts is None:
-                self._refuse(array, "only a plain array constant is supported, write ARRAY[…]")
-            return [
-                filter_types.cast(constant_from_text(text, type_oid), type_oid, modifier) for text in texts
-            ]
-        inner = filter_grammar.without_parentheses(inner)
-        elements = self._nodes(inner.expressions) if isinstance(inner, exp.Array) else self._elements(inner)
-        return [filter_types.cast(element, type_oid, modifier) for element in elements]
+            return converted
+        node = self._node(array)
+        if node.type_oid == UNKNOWN:
+            node = filter_types.coerce(node, filter_types.array_of(filter_types.known_type(of)))
+        if node.type_oid not in ELEMENTS:
+            self._refuse(array, "ANY and ALL take an array")
+        return node.elements if isinstance(node, Array) else node
+
+    def array(self, part: exp.Array) -> Node:
+        return filter_functions.array_constructor(self._nodes(part.expressions))
 
     def arithmetic(self, part: exp.Expr) -> Node:
         left, right = self._node(self._left(part)), self._node(self._right(part))
-        return filter_types.arithmetic(_ARITHMETIC[type(part)], left, right)
+        return filter_functions.operation(filter_operators.ARITHMETIC[type(part)], left, right)
+
+    def operator(self, part: exp.Expr) -> Node:
+        return filter_functions.function(
+            filter_operators.OPERATORS[type(part)], self._nodes((self._left(part), self._right(part)))
+        )
+
+    def prefix_operator(self, part: exp.Expr) -> Node:
+        return filter_functions.call(
+            filter_operators.PREFIX_OPERATORS[type(part)], [self._node(self._left(part))]
+        )
 
     def minus(self, part: exp.Neg) -> Node:
         operand = self._left(part)
         if isinstance(operand, exp.Literal) and not operand.is_string:
             # The grammar makes the sign part of the number, so that the least integer can be written.
             return number_constant(f"-{operand.this}")
-        return filter_functions.sign_function("negate", self._node(operand))
+        return filter_functions.call("-", [self._node(operand)])
 
-    def like(self, part: exp.Like, escape: str = "\\") -> Node:
-        quantified = filter_grammar.quantified(part.expression)
-        compare = partial(self._like_pattern, part, escape)
-        if quantified is not None:
-            matched = self._each_element(self._left(part), *quantified, compare)
-            # x !~~ ANY is not the negation of x ~~ ANY.
-            if part.args.get("negate"):
-                self._refuse(part, "write NOT around each pattern")
-            return matched
-        right = self._right(part)
-        if (
-            isinstance(right, exp.Anonymous)
-            and filter_grammar.function_name(right) == "like_escape"
-            and len(right.expressions) == 2
-        ):
+    # Patterns.
+
+    def like(self, part: exp.Expr, escape: str = "\\") -> Node:
+        right, ignore_case = part.expression, isinstance(part, exp.ILike)
+        if filter_grammar.quantified(right) is None:
+            right = self._right(part)
+        if filter_grammar.is_call(right, "like_escape", 2):
             right, escape = right.expressions[0], self._text_constant(right.expressions[1])
-            compare = partial(self._like_pattern, part, escape)
-        matched = compare(self._node(self._left(part)), self._node(right))
-        return Not(matched) if part.args.get("negate") else matched
+        return self._matched(
+            part, right, partial(filter_patterns.like, escape=escape, ignore_case=ignore_case)
+        )
 
     def escape(self, part: exp.Escape) -> Node:
-        return self.like(part.this, self._text_constant(part.expression))
+        escape = self._text_constant(part.expression)
+        if isinstance(part.this, exp.SimilarTo):
+            return self.similar(part.this, escape)
+        if not isinstance(part.this, exp.Like | exp.ILike):
+            self._refuse(part, "ESCAPE belongs to LIKE or SIMILAR TO")
+        return self.like(part.this, escape)
+
+    def regex(self, part: exp.Expr) -> Node:
+        ignore_case = isinstance(part, exp.RegexpILike)
+        right = part.expression
+        if filter_grammar.quantified(right) is None:
+            right = self._right(part)
+        if filter_grammar.is_call(right, "similar_to_escape", 1, 2):
+            pattern, *rest = (self._text_constant(argument) for argument in right.expressions)
+            similar = filter_regex.similar_to_escape(pattern, rest[0] if rest else "\\")
+            return filter_patterns.regex(self._node(self._left(part)), Constant(similar, type_oid=TEXT))
+        return self._matched(part, right, partial(filter_patterns.regex, ignore_case=ignore_case))
+
+    def similar(self, part: exp.SimilarTo, escape: str = "\\") -> Node:
+        pattern = filter_regex.similar_to_escape(self._text_constant(self._right(part)), escape)
+        return filter_patterns.regex(self._node(self._left(part)), Constant(pattern, type_oid=TEXT))
+
+    def _matched(self, part: exp.Expr, pattern: exp.Expr, compare: Callable[[Node, Node], Node]) -> Node:
+        negated, quantified = bool(part.args.get("negate")), filter_grammar.quantified(pattern)
+        if quantified is None:
+            matched = compare(self._node(self._left(part)), self._node(pattern))
+            return Not(matched) if negated else matched
+        # x !~~ ANY is not the negation of x ~~ ANY.
+        each = (lambda left, right: Not(compare(left, right))) if negated else compare
+        return self._each_element(self._left(part), *quantified, each)
 
     def _text_constant(self, part: exp.Expr) -> str:
         node = self._node(part)
         if not isinstance(node, Constant) or not isinstance(node.value, str):
             self._refuse(part, "only a constant is supported here")
         return node.value
-
-    def _like_pattern(self, part: exp.Expr, escape: str, operand: Node, pattern: Node) -> Node:
-        operand = filter_types.known(operand)
-        if operand.type_oid not in STRINGS or pattern.type_oid not in (*STRINGS, UNKNOWN):
-            self._refuse(part, "LIKE is supported on strings only")
-        pattern = filter_types.coerce(pattern, TEXT)
-        if not isinstance(pattern, Constant):
-            self._refuse(part, "only a constant pattern is supported")
-        filter_types.require_collation((operand, pattern), ordering=False)
-        if pattern.value is None:
-            return Constant(None, type_oid=BOOL)
-        if operand.type_oid == VARCHAR:
-            operand = filter_types.coerce(operand, TEXT)
-        return Like(operand, filter_grammar.canonical_pattern(str(pattern.value), escape))
 
     # Functions, and what is written like one.
 
@@ -439,15 +445,10 @@ class _Analysis:
         return Case(tuple(conditions), tuple(rest), last, type_oid=type_oid, digits=digits)
 
     def function(self, part: exp.Anonymous) -> Node:
-        name = filter_grammar.function_name(part)
-        rule = filter_functions.FUNCTIONS.get(name)
-        if rule is None:
-            self._refuse(part, f"function {name} has no exact counterpart in Spark")
-        least, most, build = rule
-        arguments = self._nodes(part.expressions)
-        if not least <= len(arguments) <= most:
-            self._refuse(part, f"function {name} does not take {len(arguments)} arguments")
-        return build(arguments)
+        return filter_functions.function(filter_grammar.function_name(part), self._nodes(part.expressions))
+
+    def interval(self, part: exp.Interval) -> Node:
+        return filter_types.coerce(Constant(filter_grammar.interval_text(part), type_oid=UNKNOWN), INTERVAL)
 
 
 _HANDLERS: Final[dict[type[exp.Expr], Callable[[_Analysis, Any], Node]]] = {
@@ -466,12 +467,20 @@ _HANDLERS: Final[dict[type[exp.Expr], Callable[[_Analysis, Any], Node]]] = {
     exp.Between: _Analysis.between,
     exp.In: _Analysis.in_,
     exp.Like: _Analysis.like,
+    exp.ILike: _Analysis.like,
     exp.Escape: _Analysis.escape,
+    exp.RegexpLike: _Analysis.regex,
+    exp.RegexpILike: _Analysis.regex,
+    exp.SimilarTo: _Analysis.similar,
+    exp.Array: _Analysis.array,
+    exp.Interval: _Analysis.interval,
     exp.Neg: _Analysis.minus,
     exp.Case: _Analysis.case,
     exp.Anonymous: _Analysis.function,
-    **dict.fromkeys(_COMPARISONS, _Analysis.comparison),
-    **dict.fromkeys(_ARITHMETIC, _Analysis.arithmetic),
+    **dict.fromkeys(filter_operators.COMPARISONS, _Analysis.comparison),
+    **dict.fromkeys(filter_operators.ARITHMETIC, _Analysis.arithmetic),
+    **dict.fromkeys(filter_operators.OPERATORS, _Analysis.operator),
+    **dict.fromkeys(filter_operators.PREFIX_OPERATORS, _Analysis.prefix_operator),
 }
 
 # Which of a node's arguments its handler reads; one with others is refused, not read in part.
@@ -481,7 +490,10 @@ _READ: Final[dict[type[exp.Expr], frozenset[str]]] = {
     exp.Literal: frozenset(("this", "is_string")),
     exp.Cast: frozenset(("this", "to")),
     exp.Is: _BINARY | {"negate"},
-    exp.Like: _BINARY | {"negate"},
+    **dict.fromkeys((exp.Like, exp.ILike), _BINARY | {"negate"}),
+    exp.DPipe: _BINARY | {"safe"},
+    exp.Array: frozenset(("expressions", "bracket_notation")),
+    exp.Interval: frozenset(("this", "unit")),
     exp.Between: frozenset(("this", "low", "high", "symmetric")),
     exp.In: frozenset(("this", "expressions", "query")),
     exp.Div: _BINARY | {"typed", "safe"},
