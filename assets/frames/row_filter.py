@@ -6,17 +6,18 @@ spark.sql.ansi.enabled, Spark's default. Only functions that Spark Connect has, 
 SQL. Raises nothing: what Spark cannot do exactly, `decoding.row_filter` has refused.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import date, datetime
 from decimal import Decimal
-from functools import partial, reduce
+from functools import cache, partial
 from operator import add, and_, eq, ge, gt, le, lt, mod, mul, ne, or_, sub
-from string import ascii_lowercase, ascii_uppercase, digits
 from typing import Final, TypeGuard
 
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import (
+    ArrayType,
     BinaryType,
     BooleanType,
     DataType,
@@ -32,7 +33,11 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from assets.frames import filter_datetimes, filter_numbers
+from assets.frames.filter_functions import FUNCTIONS, in_python
+from assets.frames.filter_numbers import bound, chosen, numeric_function, numeric_order
 from decoding import filter_nodes as nodes
+from decoding.builtin_types import ELEMENTS
 from decoding.filter_nodes import Digits, Node
 from decoding.row_filter import RowFilter
 
@@ -47,6 +52,7 @@ _TYPES: Final[dict[int, DataType]] = {
     nodes.DATE: DateType(),
     nodes.TIMESTAMP: TimestampNTZType(),
     nodes.TIMESTAMPTZ: TimestampType(),
+    nodes.INTERVAL: filter_datetimes.INTERVAL_TYPE,
 }  # and strings, for the rest
 
 _COMPARISONS: Final[dict[str, Callable[[Column, Column], Column]]] = {
@@ -55,21 +61,34 @@ _COMPARISONS: Final[dict[str, Callable[[Column, Column], Column]]] = {
 _ARITHMETIC: Final[dict[str, Callable[[Column, Column], Column]]] = {
     "+": add, "-": sub, "*": mul, "%": mod, "/": partial(F.call_function, "div"),
 }  # fmt: skip
-
+_NUMERIC: Final = {
+    "+": "numeric_add", "-": "numeric_sub", "*": "numeric_mul", "/": "numeric_div", "%": "numeric_mod",
+}  # fmt: skip
 
 # Spark's IN has -0.0 differ from 0.0, and wants one decimal type for all.
-_UNLISTED: Final = frozenset((nodes.FLOAT4, nodes.FLOAT8, nodes.NUMERIC))
+_UNLISTED: Final = frozenset((*nodes.FLOATS, nodes.NUMERIC, nodes.DATE, nodes.TIMESTAMP))
 
 
-def condition(row_filter: RowFilter, column: Callable[[str], Column]) -> Column:
-    """Return the filter over the columns that `column` gives for their names."""
-    return _Compiler(column).compile(row_filter.tree)
+def condition(
+    row_filter: RowFilter, column: Callable[[str], Column], evaluated: Column | None = None
+) -> Column:
+    """Return the filter over the columns that `column` gives for their names.
+
+    `evaluated` says for which rows the result counts; for others nothing fails.
+    """
+    return _Compiler(column, None if evaluated is None else lambda: evaluated).compile(row_filter.tree)
 
 
 def _spark_type(node: Node) -> DataType:
-    if node.type_oid == nodes.NUMERIC:
-        return _decimal_type(node.digits)
-    return _TYPES.get(node.type_oid, StringType())
+    return _value_type(node.type_oid, node.digits)
+
+
+def _value_type(type_oid: int, digits: Digits | None) -> DataType:
+    if type_oid in ELEMENTS:
+        return ArrayType(_value_type(ELEMENTS[type_oid], digits))
+    if type_oid == nodes.NUMERIC:
+        return _decimal_type(digits)
+    return _TYPES.get(type_oid, StringType())
 
 
 def _decimal_type(of: Digits | None) -> DataType:
@@ -78,24 +97,59 @@ def _decimal_type(of: Digits | None) -> DataType:
 
 
 class _Compiler:
-    """Nodes to Columns."""
+    """Nodes to Columns.
 
-    def __init__(self, column: Callable[[str], Column]) -> None:
+    `evaluated` is the condition under which PostgreSQL would come to evaluate a node: Spark runs Python functions
+    for all rows, also those in a branch of a CASE that is not taken. `known` are nodes that have a Column already.
+    """
+
+    def __init__(
+        self,
+        column: Callable[[str], Column],
+        evaluated: Callable[[], Column] | None = None,
+        known: Mapping[Node, Column] | None = None,
+    ) -> None:
         self._column = column
+        self._evaluated = evaluated
+        self._known = known or {}
+        # By identity: constants that are equal may be printed differently (1.5 and 1.50, 0.0 and -0.0).
+        self._compiled: dict[int, tuple[Node, Column]] = {}
+
+    def where(self, further: Callable[[], Column]) -> "_Compiler":
+        """Return the compiler of what is evaluated only where `further` holds, too."""
+        outer = self._evaluated
+
+        @cache
+        def evaluated() -> Column:
+            holds = F.coalesce(further(), F.lit(False))
+            return holds if outer is None else F.when(outer(), holds).otherwise(F.lit(False))
+
+        return _Compiler(self._column, evaluated, self._known)
 
     def compile(self, node: Node) -> Column:
         """Return the Column of a node, of the Spark type of the node's PostgreSQL type."""
+        if node in self._known:
+            return self._known[node]
+        if id(node) not in self._compiled:
+            self._compiled[id(node)] = node, self._column_of(node)
+        return self._compiled[id(node)][1]
+
+    def _column_of(self, node: Node) -> Column:
         match node:
             case nodes.ColumnValue(name=name):
-                return self._column(name)
-            case nodes.Constant(value=value):
-                return _constant(value, _spark_type(node))
+                return self._stored(self._column(name), node)
+            case nodes.Constant():
+                return _constant(node.value, node)
+            case nodes.Array(elements=elements):
+                element_type = _value_type(ELEMENTS[node.type_oid], node.digits)
+                items = self._alike(elements, node.digits)
+                return F.array(*items).cast(ArrayType(element_type))
             case nodes.Cast(operand=operand):
                 return self._cast(operand, node)
             case nodes.Collate(operand=operand):
                 return self.compile(operand)
             case nodes.Comparison(operator=operator, left=left, right=right):
-                return self._strict(_COMPARISONS[operator](*self._comparable(left, right)), right)
+                return self._strict(_COMPARISONS[operator](*self._comparable(left, right)), (left, right))
             case nodes.NotDistinct(left=left, right=right):
                 first, second = self._comparable(left, right)
                 return first.eqNullSafe(second)
@@ -109,49 +163,178 @@ class _Compiler:
                 return self.compile(operand).eqNullSafe(F.lit(truth))
             case nodes.Like(operand=operand, pattern=pattern):
                 return F.like(self.compile(operand), F.lit(pattern))
-            case nodes.Arithmetic(operator=operator, left=left, right=right):
-                result = _ARITHMETIC[operator](self.compile(left), self.compile(right))
-                return self._strict(result.cast(_spark_type(node)), right)
-            case nodes.FunctionCall(name=name, operand=operand):
-                return _FUNCTIONS[name](self._trimmed(operand))
+            case nodes.Regex(operand=operand, pattern=pattern):
+                return F.rlike(self.compile(operand), F.lit(pattern))
+            case nodes.EachElement():
+                return self._each_element(node)
+            case nodes.Arithmetic(left=left, right=right):
+                return self._strict(self._arithmetic(node), (left, right))
+            case nodes.FunctionCall(operands=operands):
+                return self._strict(self._call(node), operands)
             case nodes.Coalesce(operands=operands):
-                return F.coalesce(*self._alike(operands, node))
+                return self._coalesce(operands, node)
             case nodes.Extreme(function=function, operands=operands):
-                several = self._alike(operands, node)
-                choose = F.greatest if function == "GREATEST" else F.least
-                return choose(*several) if len(several) > 1 else several[0]
+                return self._extreme(function, operands, node)
             case nodes.NullIf(left=left, right=right):
                 first, second = self._comparable(left, right)
-                return F.when(first.eqNullSafe(second), F.lit(None)).otherwise(self.compile(left))
-            case nodes.Case(conditions=conditions, results=results, default=default):
-                *values, last = self._alike((*results, default), node)
-                return _chosen(zip(map(self.compile, conditions), values, strict=True), last)
+                value = self.in_digits(left, node.digits)
+                return F.when(first.eqNullSafe(second), F.lit(None)).otherwise(value)
+            case nodes.Case():
+                return self._case(node)
             case _:
                 raise TypeError(f"no Spark expression for {type(node).__name__}")
+
+    def _stored(self, value: Column, node: Node) -> Column:
+        """Return a column's value; an interval's text becomes what intervals are compared by."""
+        if node.type_oid != nodes.INTERVAL:
+            return value
+        return filter_datetimes.interval_from_text(value)
+
+    # Evaluation order.
 
     def _logical(self, connective: str, operands: Sequence[Node]) -> Column:
         listed = self._listed(connective, operands)
         if listed is not None:
             return listed
-        columns = [self.compile(operand) for operand in operands]
+        decided = F.lit(connective == "OR")
+        columns: list[Column] = []
+        for operand in operands:
+            before = tuple(columns)
+            undecided = partial(_none_is, before, decided)
+            columns.append((self.where(undecided) if before else self).compile(operand))
         joined = _joined(and_ if connective == "AND" else or_, columns)
         if not any(nodes.can_fail(operand) for operand in operands[1:]):
             return joined
         # Spark may compute a common part of later operands first; the branches of a CASE are left alone.
-        decided = F.lit(connective == "OR")
-        return _chosen([(column.eqNullSafe(decided), decided) for column in columns[:-1]], joined)
+        return chosen([(column.eqNullSafe(decided), decided) for column in columns[:-1]], joined)
 
-    def _strict(self, result: Column, right: Node) -> Column:
-        """Compute the right side too when the left is NULL, as PostgreSQL does: it may have to fail."""
-        if not nodes.can_fail(right):
-            return result
-        return F.when(self.compile(right).isNull(), F.lit(None)).otherwise(result)
+    def _strict(self, result: Column, operands: Sequence[Node]) -> Column:
+        """Compute later operands too when one before is NULL, as PostgreSQL does: they may have to fail."""
+        for operand in operands[:0:-1]:
+            if nodes.can_fail(operand):
+                result = F.when(self.compile(operand).isNull(), F.lit(None)).otherwise(result)
+        return result
+
+    def _case(self, node: nodes.Case) -> Column:
+        branches: list[tuple[Column, Column]] = []
+        before: tuple[Column, ...] = ()
+        for test, result in zip(node.conditions, node.results, strict=True):
+            here = self.where(partial(_none_is, before, F.lit(True))) if before else self
+            tested = here.compile(test)
+            branches.append((tested, here.where(partial(_same, tested)).in_digits(result, node.digits)))
+            before = (*before, tested)
+        if not branches:  # its constants have chosen the default
+            return self.in_digits(node.default, node.digits)
+        last = self.where(partial(_none_is, before, F.lit(True))).in_digits(node.default, node.digits)
+        return chosen(branches, last)
+
+    def _coalesce(self, operands: Sequence[Node], node: Node) -> Column:
+        columns: list[Column] = []
+        for operand in operands:
+            missing = partial(_all_null, tuple(columns))
+            columns.append((self.where(missing) if columns else self).in_digits(operand, node.digits))
+        return F.coalesce(*columns)
+
+    # Numbers.
+
+    def _arithmetic(self, node: nodes.Arithmetic) -> Column:
+        spark_type = _spark_type(node)
+        if isinstance(spark_type, StringType):
+            operands = self._numeric_text(node.left), self._numeric_text(node.right)
+            return self._in_python(numeric_function(_NUMERIC[node.operator]), operands)
+        left, right = self.compile(node.left), self.compile(node.right)
+        if node.type_oid in nodes.FLOATS:
+            return filter_numbers.float_arithmetic(node.operator, spark_type, left, right)
+        return _ARITHMETIC[node.operator](left, right).cast(spark_type)
+
+    def _numeric_text(self, node: Node) -> Column:
+        """Return a numeric as PostgreSQL prints it: with the display scale that a quotient depends on."""
+        match node:
+            case nodes.ColumnValue() | nodes.Element():
+                return self.compile(node).cast(StringType())
+            case nodes.Cast(operand=operand) if operand.type_oid in nodes.INTEGERS and not node.modifier:
+                return self.compile(node).cast(StringType())
+            case nodes.FunctionCall(name=name) if name.startswith("extract_"):
+                return self.compile(node).cast(StringType())
+            case _:
+                return self.compile(replace(node, digits=None))
+
+    def in_digits(self, node: Node, digits: Digits | None) -> Column:
+        """Return a value in the Spark type that its numeric has there; other types are as they are."""
+        if node.type_oid != nodes.NUMERIC:
+            return self.compile(node)
+        return self._numeric_text(node) if digits is None else self.compile(node).cast(_decimal_type(digits))
+
+    def _alike(self, operands: Iterable[Node], digits: Digits | None) -> list[Column]:
+        return [self.in_digits(operand, digits) for operand in operands]
+
+    def _in_python(self, function: Callable[..., Column], operands: Sequence[Column]) -> Column:
+        if self._evaluated is None:
+            return function(*operands)
+        # All of them: an operand that Spark computes itself may fail, too.
+        evaluated = self._evaluated()
+        return function(*(F.when(evaluated, operand) for operand in operands))
+
+    # Conversions.
+
+    def _cast(self, operand: Node, node: nodes.Cast) -> Column:
+        source, target = operand.type_oid, node.type_oid
+        if node.modifier:
+            return self._modified(operand, node)
+        if source in nodes.STRINGS:
+            return self._trimmed(operand) if source == nodes.BPCHAR != target else self.compile(operand)
+        if source == nodes.NUMERIC:
+            return self._cast_numeric(operand, target)
+        value = self.compile(operand)
+        if target == nodes.NUMERIC and source in nodes.FLOATS:
+            name = "float4_numeric" if source == nodes.FLOAT4 else "float8_numeric"
+            return self._in_python(numeric_function(name), [value])
+        if source in nodes.FLOATS and target in nodes.INTEGERS:
+            return filter_numbers.integer_from_float(value, target)
+        if (source, target) == (nodes.FLOAT8, nodes.FLOAT4):
+            return filter_numbers.real_from_double(value)
+        if (source, target) == (nodes.DATE, nodes.TIMESTAMP):
+            return filter_datetimes.timestamp_from_date(value)
+        if (source, target) == (nodes.TIMESTAMP, nodes.DATE):
+            return filter_datetimes.date_from_timestamp(value)
+        converted = value.cast(_value_type(target, nodes.INTEGER_DIGITS.get(source)))
+        return converted if node.digits is not None or target != nodes.NUMERIC else converted.cast("string")
+
+    def _cast_numeric(self, operand: Node, target: int) -> Column:
+        digits = operand.digits
+        if target in nodes.INTEGERS:
+            name = {nodes.INT2: "numeric_int2", nodes.INT4: "numeric_int4"}.get(target, "numeric_int8")
+            if digits is None or digits.integral >= Digits.MAXIMUM:
+                return self._in_python(numeric_function(name), [self._numeric_text(operand)])
+            whole = self.compile(operand)
+            return (F.round(whole, 0) if digits.scale else whole).cast(_value_type(target, None))
+        spark_type = _value_type(target, None)
+        if digits is None:
+            return filter_numbers.float_from_text(self._numeric_text(operand), spark_type)
+        value = self.compile(operand)
+        return (value if target == nodes.FLOAT8 else value.cast(StringType())).cast(spark_type)
+
+    def _modified(self, operand: Node, node: nodes.Cast) -> Column:
+        """Return `operand::numeric(p,s)`, which rounds and may fail, or a string cut or padded to its length."""
+        if node.type_oid != nodes.NUMERIC:
+            (length,) = node.modifier
+            cut = F.substring(self.compile(operand), 1, length)
+            return cut if node.type_oid == nodes.VARCHAR else F.rpad(cut, length, " ")
+        precision, scale = (*node.modifier, 0)[:2]
+        own = operand.digits
+        if node.digits is not None and own is not None and own.scale <= scale:
+            return self.compile(operand).cast(_decimal_type(node.digits))
+        limits = F.lit(precision), F.lit(scale)
+        text = self._in_python(numeric_function("numeric"), [self._numeric_text(operand), *limits])
+        return text.cast(_decimal_type(node.digits))
+
+    # Comparisons.
 
     def _listed(self, connective: str, operands: Sequence[Node]) -> Column | None:
         """Return `x = a OR x = b …` as Spark's IN, and the negation of it; None for what is neither."""
         operator = "=" if connective == "OR" else "<>"
         match operands[0]:
-            case nodes.Comparison(left=subject) if subject.type_oid not in _UNLISTED:
+            case nodes.Comparison(left=subject) if subject.type_oid not in {*_UNLISTED, *ELEMENTS}:
                 values = [operand.right for operand in operands if _compares(operand, operator, subject)]
             case _:
                 return None
@@ -160,35 +343,99 @@ class _Compiler:
         found = self._trimmed(subject).isin([self._trimmed(value) for value in values])
         return found if connective == "OR" else ~found
 
-    def _cast(self, operand: Node, node: nodes.Cast) -> Column:
-        source, target = operand.type_oid, node.type_oid
-        if source == nodes.BPCHAR and target != nodes.BPCHAR:
-            return self._trimmed(operand)
-        value = self.compile(operand)
-        return value if source in nodes.STRINGS else value.cast(_spark_type(node))
-
     def _trimmed(self, node: Node) -> Column:
         """Return a value to compare: the padding of character(n) has no meaning (section 8.3)."""
         value = self.compile(node)
         return F.rtrim(value) if node.type_oid == nodes.BPCHAR else value
 
     def _comparable(self, left: Node, right: Node) -> tuple[Column, Column]:
+        if left.type_oid in ELEMENTS:
+            return self.elements_to_compare(left), self.elements_to_compare(right)
+        if left.type_oid != right.type_oid:
+            first, second = (
+                filter_datetimes.moment(self.compile(side), side.type_oid) for side in (left, right)
+            )
+            return first, second
         if left.type_oid != nodes.NUMERIC:
             return self._trimmed(left), self._trimmed(right)
         common = nodes.common_digits(iter((left.digits, right.digits)))
         if common is None:
-            return _numeric_order(self._as_text(left)), _numeric_order(self._as_text(right))
+            return numeric_order(self._numeric_text(left)), numeric_order(self._numeric_text(right))
         return self.compile(left).cast(_decimal_type(common)), self.compile(right).cast(_decimal_type(common))
 
-    def _as_text(self, node: Node) -> Column:
-        return self.compile(node).cast(StringType())
+    def elements_to_compare(self, array: Node) -> Column:
+        """Return an array whose elements compare as PostgreSQL's do: NULL is equal to itself and the greatest."""
+        element_oid = ELEMENTS[array.type_oid]
 
-    def _alike(self, operands: Iterable[Node], result: Node) -> list[Column]:
-        """Return operands of one type oid in one Spark type."""
-        several = [self.compile(operand) for operand in operands]
-        if result.type_oid != nodes.NUMERIC:
-            return several
-        return [value.cast(_decimal_type(result.digits)) for value in several]
+        def compared(element: Column) -> Column:
+            value = _element_to_compare(element, element_oid)
+            return F.struct(element.isNull().alias("missing"), value.alias("value"))
+
+        return F.transform(self.compile(array), compared)
+
+    def _extreme(self, function: str, operands: Sequence[Node], node: Node) -> Column:
+        several = self._alike(operands, node.digits)
+        if len(several) == 1:
+            return several[0]
+        if isinstance(_spark_type(node), StringType) and node.type_oid == nodes.NUMERIC:
+            return self._in_python(filter_numbers.numeric_extreme(function), several)
+        return (F.greatest if function == "GREATEST" else F.least)(*several)
+
+    # Functions and arrays.
+
+    def _call(self, node: nodes.FunctionCall) -> Column:
+        name, operands = node.name, node.operands
+        python = in_python(name)
+        if python is not None:
+            return self._in_python(python, [self.compile(operand) for operand in operands])
+        if name.startswith("numeric_") and node.digits is None:
+            values = [
+                self._numeric_text(operand) if operand.type_oid == nodes.NUMERIC else self.compile(operand)
+                for operand in operands
+            ]
+            return self._in_python(numeric_function(name), values)
+        if name.startswith("array"):
+            return self._call_on_array(name, operands)
+        made = filter_datetimes.function_of(node, _spark_type(node))
+        if made is not None:
+            return made(*(self.compile(o) for o in operands if not filter_datetimes.is_parameter(o)))
+        return FUNCTIONS[name](*(self.compile(operand) for operand in operands))
+
+    def _call_on_array(self, name: str, operands: Sequence[Node]) -> Column:
+        if len(operands) == 1:
+            return FUNCTIONS[name](self.compile(operands[0]))
+        array, other = operands
+        element_oid = ELEMENTS[array.type_oid]
+
+        def to_compare(element: Column) -> Column:
+            return _element_to_compare(element, element_oid)
+
+        searched = F.transform(self.compile(array), to_compare)
+        if other.type_oid in ELEMENTS:
+            return FUNCTIONS[name](searched, F.transform(self.compile(other), to_compare))
+        return FUNCTIONS[name](searched, to_compare(self.in_digits(other, None)))
+
+    def _subject(self, node: Node) -> Column:
+        is_text = node.type_oid == nodes.NUMERIC and node.digits is None
+        return self._numeric_text(node) if is_text else self.compile(node)
+
+    def _each_element(self, node: nodes.EachElement) -> Column:
+        # The subject is computed outside: Spark runs no Python for an element. A numeric may be asked for as text.
+        subjects = dict.fromkeys((node.subject, replace(node.subject, digits=None)))
+        quantify = F.forall if node.every else F.exists
+
+        def build(array: Column, *values: Column) -> Column:
+            known: dict[Node, Column] = dict(zip(subjects, values, strict=True))
+
+            def test(element: Column) -> Column:
+                return _Compiler(self._column, self._evaluated, {**known, node.element: element}).compile(
+                    node.test
+                )
+
+            return quantify(array, test)
+
+        values = [self._subject(subject) for subject in subjects]
+        return self._strict(bound(build, self.compile(node.array), *values), (node.subject, node.array))
 
 
 def _compares(node: Node, operator: str, subject: Node) -> TypeGuard[nodes.Comparison]:
@@ -203,62 +450,36 @@ def _joined(connect: Callable[[Column, Column], Column], columns: Sequence[Colum
     return connect(_joined(connect, columns[:half]), _joined(connect, columns[half:]))
 
 
-def _chosen(branches: Iterable[tuple[Column, Column]], default: Column) -> Column:
-    (first, *rest) = branches
-    case = reduce(lambda built, branch: built.when(*branch), rest, F.when(*first))
-    return case.otherwise(default)
+def _none_is(columns: Sequence[Column], decided: Column) -> Column:
+    return _joined(and_, [~column.eqNullSafe(decided) for column in columns])
 
 
-def _constant(value: nodes.ConstantValue, spark_type: DataType) -> Column:
+def _all_null(columns: Sequence[Column]) -> Column:
+    return _joined(and_, [column.isNull() for column in columns])
+
+
+def _same(column: Column) -> Column:
+    return column
+
+
+def _element_to_compare(element: Column, type_oid: int) -> Column:
+    """Return an element as PostgreSQL compares it; numerics by their texts, whatever decimal types they have."""
+    if type_oid == nodes.NUMERIC:
+        return numeric_order(element.cast(StringType()))
+    return F.rtrim(element) if type_oid == nodes.BPCHAR else element
+
+
+def _constant(value: nodes.ConstantValue, node: nodes.Constant) -> Column:
+    spark_type = _spark_type(node)
     match value:
         case bool() | bytes() | str():
             return F.lit(value)
         case Decimal():
             # By way of text: a Python Decimal's own precision would decide otherwise.
             return F.lit(str(value) if not value.is_finite() else format(value, "f")).cast(spark_type)
-        case datetime() | date():
-            # By way of text: neither the driver's time zone nor a calendar reform touches it.
-            return F.lit(value.isoformat()).cast(spark_type)
+        case nodes.Infinity() | datetime() | date():
+            return filter_datetimes.constant(value, node.type_oid)
+        case nodes.Interval():
+            return filter_datetimes.compared_interval(value)
         case _:
             return F.lit(value).cast(spark_type)
-
-
-_NINES: Final = digits[::-1]
-
-
-def _numeric_order(text: Column) -> Column:
-    """Return a string that sorts as the numeric whose text this is: any number of digits, NaN and infinities.
-
-    PostgreSQL prints a numeric without exponent and without leading zeros, so its size is the number of digits
-    before the point, then those digits, then the ones after it. Below zero the order turns round: nines
-    complement, and an end mark greater than any digit. numeric.c: NaN is equal to itself and the greatest.
-    """
-    negative = text.startswith("-")
-    size = F.ltrim(text, F.lit("-"))
-    whole = F.substring_index(size, ".", 1)
-    point = F.instr(size, ".") > 0
-    rest = F.when(point, F.rtrim(F.substring_index(size, ".", -1), F.lit("0"))).otherwise(F.lit(""))
-    ordered = F.concat(F.lpad(F.length(whole).cast(StringType()), 6, "0"), whole, F.lit("."), rest)
-    return _chosen(
-        [
-            (text == F.lit("NaN"), F.lit("7")),
-            (text == F.lit("Infinity"), F.lit("6")),
-            (text == F.lit("-Infinity"), F.lit("2")),
-            ((whole == F.lit("0")) & (rest == F.lit("")), F.lit("4")),
-            (negative, F.concat(F.lit("3"), F.translate(ordered, digits, _NINES), F.lit("~"))),
-        ],
-        F.concat(F.lit("5"), ordered),
-    )
-
-
-def _negate(value: Column) -> Column:
-    return -value
-
-
-_FUNCTIONS: Final[dict[str, Callable[[Column], Column]]] = {
-    "abs": F.abs,
-    "negate": _negate,
-    "length": F.length,
-    "lower": lambda value: F.translate(value, ascii_uppercase, ascii_lowercase),
-    "upper": lambda value: F.translate(value, ascii_lowercase, ascii_uppercase),
-}
