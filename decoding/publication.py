@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from decoding.builtin_types import DefinedTypes
 from decoding.errors import PgsieveError
+from decoding.quoting import NEWEST_SERVER
 
 OPERATIONS = ("insert", "update", "delete", "truncate")
 
@@ -24,7 +25,13 @@ class PublicationError(PgsieveError):
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """A column of a table, as pg_attribute has it; `generated` is '', 's' (stored) or 'v' (virtual)."""
+    """A column of a table, as pg_attribute has it; `generated` is '', 's' (stored) or 'v' (virtual).
+
+    `changed` is the transaction that last altered it. `missing` is the value of all rows older than the column
+    (attmissingval, as its type prints it), None where there is none and their column is NULL.
+    `collation` has its schema where that is not pg_catalog. `is_sent` is false for a generated column that no
+    change carries: a virtual one, and before version 18 a stored one.
+    """
 
     name: str
     type_oid: int
@@ -34,6 +41,10 @@ class Attribute:
     not_null: bool = False
     generated: str = ""
     generation_expression: str | None = None
+    number: int = 0
+    changed: int = 0
+    missing: str | None = None
+    is_sent: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +53,9 @@ class Table:
 
     `kind` is 'r' or 'p'; `replica_identity` 'd', 'n', 'f' or 'i'; `ancestors` are the oids of the
     partitioned tables above a partition, nearest first; `leaves` those of the leaf partitions below a
-    partitioned table.
+    partitioned table; `children` those of the tables that directly inherit from a plain one. `columns_ever` counts
+    the dropped columns, too (relnatts); `file` is the file that holds the rows, another one whenever all of them were
+    written anew (relfilenode).
     """
 
     oid: int
@@ -55,6 +68,9 @@ class Table:
     identity_index: tuple[str, ...] = ()
     ancestors: tuple[int, ...] = ()
     leaves: tuple[int, ...] = ()
+    columns_ever: int = 0
+    file: int = 0
+    children: tuple[int, ...] = ()
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -82,16 +98,23 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class PublicationTable:
-    """A table listed in a publication, with its row filter and column list."""
+    """A table listed in a publication, with its row filter and column list.
+
+    `filter_columns` are the columns that the row filter reads, None where nobody has analysed it.
+    """
 
     oid: int
     where: str | None = None
     columns: frozenset[str] | None = None
+    filter_columns: frozenset[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """A publication; `generated_columns` is publish_generated_columns: 'n' (none) or 's' (stored)."""
+    """A publication; `generated_columns` is publish_generated_columns: 'n' (none) or 's' (stored).
+
+    `owner` is the role's name, None for a publication of pgsieve.yaml.
+    """
 
     name: str
     operations: frozenset[str] = frozenset(OPERATIONS)
@@ -100,6 +123,7 @@ class Publication:
     tables: tuple[PublicationTable, ...] = ()
     via_root: bool = False
     generated_columns: str = "n"
+    owner: str | None = None
 
     def listed(self, oid: int) -> PublicationTable | None:
         """The publication's own entry of a table, if it lists that table by name."""
@@ -115,6 +139,11 @@ class Publication:
             return None
         entry = self.listed(table.oid)
         return entry.where if entry else None
+
+    def has_column_list(self, table: Table) -> bool:
+        """Whether it names the columns that it sends of a table."""
+        entry = self.listed(table.oid)
+        return not self.all_tables and entry is not None and entry.columns is not None
 
     def column_list(self, table: Table) -> tuple[str, ...]:
         """The columns this publication sends of a table, in the table's order."""
@@ -132,23 +161,34 @@ class Catalog:
     tables: Mapping[int, Table]
     publications: Mapping[str, Publication]
     types: DefinedTypes = field(default_factory=dict)
+    server_version: int = NEWEST_SERVER
     by_name: Mapping[tuple[str, str], Table] = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "by_name", {(t.schema, t.name): t for t in self.tables.values()})
 
-    def select(self, names: Iterable[str]) -> tuple[Publication, ...]:
-        """The named publications; raises PublicationError for those that do not exist."""
-        names = list(names)
-        missing = [n for n in names if n not in self.publications]
-        if missing:
-            quoted = ", ".join(f'"{n}"' for n in missing)
-            raise PublicationError(
-                f"publication {quoted} does not exist",
-                hint="create it on the publisher, define it in pgsieve.yaml, or take it out of the subscription",
-                sqlstate="42704",
-            )
-        return tuple(self.publications[n] for n in names)
+    def select(self, names: Sequence[str]) -> tuple[Publication, ...]:
+        """The named publications; raises PublicationError for those that do not exist.
+
+        From 18 on a server passes over some that are missing, and publishes what the others do
+        (LoadPublications() in src/backend/replication/pgoutput/pgoutput.c).
+        """
+        found = tuple(self.publications[n] for n in names if n in self.publications)
+        missing = self.missing(names)
+        if missing is not None and (self.server_version < 180000 or not found):
+            raise missing
+        return found
+
+    def missing(self, names: Iterable[str]) -> PublicationError | None:
+        """What is wrong where some of the named publications do not exist."""
+        missing = ", ".join(f'"{n}"' for n in names if n not in self.publications)
+        if not missing:
+            return None
+        return PublicationError(
+            f"publication {missing} does not exist",
+            hint="create it on the publisher, define it in pgsieve.yaml, or take it out of the subscription",
+            sqlstate="42704",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +206,7 @@ class PublishedRelation:
     publications: tuple[str, ...]
 
 
-def _publish_as(publication: Publication, table: Table, catalog: Catalog) -> tuple[Table, int] | None:
+def published_as(publication: Publication, table: Table, catalog: Catalog) -> tuple[Table, int] | None:
     """The relation a change of `table` is published as by one publication, and its level above it."""
     chain = [table, *(catalog.tables[a] for a in table.ancestors if a in catalog.tables)]
     containing = [level for level, relation in enumerate(chain) if publication.contains(relation)]
@@ -184,6 +224,21 @@ def _disjunction(filters: Iterable[str | None]) -> tuple[str, ...] | None:
             return None
         distinct[row_filter] = None
     return tuple(distinct)
+
+
+def _refuse_disagreement_on_generated_columns(publications: Sequence[Publication], table: Table) -> None:
+    """Raise PublicationError as check_and_init_gencol() of pgoutput.c does (since version 18)."""
+    if not any(a.generated for a in table.attributes):
+        return
+    unlisted = [p for p in publications if not p.has_column_list(table)]
+    if len({p.generated_columns for p in unlisted}) > 1:
+        names = ", ".join(f'"{p.name}"' for p in unlisted)
+        raise PublicationError(
+            "cannot use different values of publish_generated_columns for table"
+            f' "{table.qualified}" in different publications ({names})',
+            hint="give the publications the same publish_generated_columns, or subscribe to them separately",
+            sqlstate="0A000",
+        )
 
 
 def _agreed_columns(publications: Sequence[Publication], table: Table) -> tuple[str, ...]:
@@ -207,7 +262,7 @@ def published_relation(
     for that one contribute row filters and column lists, while operations are the union over all
     (get_rel_sync_entry). Raises PublicationError for column lists that disagree.
     """
-    placed = [(p, at) for p in publications if (at := _publish_as(p, table, catalog)) is not None]
+    placed = [(p, at) for p in publications if (at := published_as(p, table, catalog)) is not None]
     # A partitioned table is itself published only under publish_via_partition_root.
     placed = [(p, at) for p, at in placed if at[0].kind != "p" or p.via_root]
     if not placed:
@@ -215,6 +270,7 @@ def published_relation(
     top = max(level for _, (_, level) in placed)
     winning = [(p, relation) for p, (relation, level) in placed if level == top]
     publish_as = winning[0][1]
+    _refuse_disagreement_on_generated_columns([p for p, _ in winning], publish_as)
     operations = frozenset().union(*(p.operations for p, _ in placed))
     filters = {
         operation: _disjunction(p.row_filter(publish_as) for p, _ in winning if operation in p.operations)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 from decoding.publication import (
     OPERATIONS,
@@ -112,6 +113,27 @@ def _roots(
     return result
 
 
+def leaves_captured(catalog: Catalog, subscriptions: Subscriptions) -> tuple[frozenset[int], ...]:
+    """The leaves of each root that is sent a TRUNCATE of its own while only its leaves are captured.
+
+    A captured TRUNCATE of all of them may have named the root, or them.
+    """
+    sent = [s for publications in subscriptions.values() for s in routes(catalog, publications).values()]
+    trees = {
+        s.publish_as.oid: s.publish_as
+        for s in sent
+        if s.publish_as.oid != s.relation.oid and "truncate" in s.operations
+    }
+    as_root = {table.oid for c in plan_capture(catalog, subscriptions) if c.via_root for table in c.tables}
+    return tuple(frozenset(root.leaves) for oid, root in sorted(trees.items()) if oid not in as_root)
+
+
+def capture_suffixes() -> tuple[str, ...]:
+    """How the names of capture publications can end, after the configured name."""
+    groups = [g for n in range(1, len(OPERATIONS) + 1) for g in combinations(OPERATIONS, n)]
+    return tuple(_suffix(group, via_root=via_root) for group in groups for via_root in (False, True))
+
+
 def _suffix(operations: tuple[str, ...], *, via_root: bool) -> str:
     letters = "" if operations == OPERATIONS else "_" + "".join(o[0] for o in operations)
     return letters + ("_root" if via_root else "")
@@ -134,8 +156,8 @@ def truncated_tables(
 ) -> list[Table]:
     """The replica tables that a captured TRUNCATE empties (pgoutput_truncate()).
 
-    Via the root only a TRUNCATE of that root counts, not one of a partition. Where leaves are captured,
-    the root's own TRUNCATE is one that lists all of its leaves.
+    Via the root only a TRUNCATE of that root counts, not one of a partition. Where leaves are captured, one that
+    lists all of them is taken for the root's: who can ask the publisher does not come here (`leaves_captured`).
     """
     listed = set(relation_ids)
     emptied: dict[int, Table] = {}

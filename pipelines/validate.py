@@ -4,22 +4,37 @@ In: the configuration. Out: a `ValidationReport`: pictures of the publications, 
 receive, problems with PostgreSQL's SQLSTATE, and the SQL that somebody with more rights has to run.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
+from assets.steps.resync import changes_since_copy
 from assets.steps.subscription import Feed, Subscription
-from assets.steps.validation import problems
+from assets.steps.table_states import table_states
+from assets.steps.validation import Examination
 from decoding.errors import PgsieveError
-from decoding.publication import OPERATIONS, Catalog, Publication
+from decoding.publication import (
+    OPERATIONS,
+    Catalog,
+    Publication,
+    PublishedRelation,
+    Table,
+    published_relation,
+)
+from decoding.quoting import quote_identifier
+from decoding.routing import changed_relations
 from pipelines.config import Config
 from pipelines.project import project
 from pipelines.results import (
+    ListedTable,
     PublicationPicture,
+    ReceivedChanges,
     ReceivedTable,
     ReceivedTables,
     ValidationProblem,
     ValidationReport,
 )
-from resources.postgres import quote, read_catalog
+from resources.delta import Lake
+from resources.postgres import read_catalog
 from resources.slot import capture_statements
 
 
@@ -33,22 +48,25 @@ def validate(config: Config) -> ValidationReport:
             version = feed.source.check_ready()
             with feed.source.connect() as connection:
                 server = read_catalog(connection)
-            catalog = feed.with_defined(server)
+                examined = Examination(connection, feed, server)
         except PgsieveError as error:
             found.append(_problem(feed.source.name, error))
             continue
+        catalog = examined.catalog
+        found += [_problem(feed.source.name, error) for error in examined.refused]
+        if examined.unchecked is not None:
+            found.append(_problem(feed.source.name, examined.unchecked))
         sound = True
         for subscription in declared.reading(feed):
-            errors = [
-                _problem(subscription.name, error) for error in problems(feed, subscription.name, catalog)
-            ]
+            errors = [_problem(subscription.name, error) for error in examined.problems(subscription.name)]
             found += errors
             for name in feed.subscriptions[subscription.name]:
                 if name in catalog.publications:
-                    picture = _picture(catalog.publications[name], catalog)
-                    pictures[feed.source.name, name] = PublicationPicture(feed.source.name, name, picture)
+                    pictures[feed.source.name, name] = _picture(
+                        feed.source.name, catalog.publications[name], catalog
+                    )
             try:
-                received.append(_received(subscription, catalog))
+                received.append(_received(subscription, catalog, declared.lake.open()))
             except PgsieveError:
                 sound = False
         if sound:
@@ -68,49 +86,78 @@ def _statements(feed: Feed, catalog: Catalog, server: Catalog, version: int) -> 
         )
 
 
-def _received(subscription: Subscription, catalog: Catalog) -> ReceivedTables:
-    tables = []
-    for (schema, name), replicated in subscription.tables(catalog).items():
-        listed = [a.name for a in replicated.table.attributes]
-        tables.append(
+def _received(subscription: Subscription, catalog: Catalog, lake: Lake) -> ReceivedTables:
+    states = table_states(lake, subscription.name)
+    publications = subscription.feed.publications(catalog, subscription.name)
+    changes: dict[int, dict[tuple[object, ...], ReceivedChanges]] = {}
+    for table in changed_relations(catalog):
+        if (sent := published_relation(table, publications, catalog)) is not None:
+            one = ReceivedChanges((table.qualified,), _effective_filters(sent), _identity(table))
+            alike = changes.setdefault(sent.publish_as.oid, {})
+            key = (*one.row_filters.items(), one.identity)
+            before = alike.get(key)
+            alike[key] = (
+                one if before is None else replace(before, relations=(*before.relations, table.qualified))
+            )
+    return ReceivedTables(
+        subscription.name,
+        tuple(
             ReceivedTable(
                 schema=schema,
                 name=name,
-                published_as=replicated.table.qualified,
-                operations=tuple(o for o in OPERATIONS if o in replicated.operations),
-                row_filter=" OR ".join(replicated.row_filters)
-                if replicated.row_filters is not None
-                else None,
-                columns=None if list(replicated.columns) == listed else replicated.columns,
+                columns=replicated.columns,
+                row_filter=_any_of(replicated.row_filters),
+                changes=tuple(changes.get(replicated.table.oid, {}).values()),
+                since_copy=changes_since_copy(
+                    states.get((schema, name)), subscription.definition(replicated, catalog)
+                ),
             )
-        )
-    return ReceivedTables(subscription.name, tuple(tables))
+            for (schema, name), replicated in subscription.tables(catalog).items()
+        ),
+    )
 
 
-def _picture(publication: Publication, catalog: Catalog) -> str:
-    r"""A publication as psql's \dRp+ shows it."""
-    marks = ["t" if o in publication.operations else "f" for o in OPERATIONS]
-    header = ["All tables", *(o.capitalize() + "s" for o in OPERATIONS), "Via root"]
-    values = ["t" if publication.all_tables else "f", *marks, "t" if publication.via_root else "f"]
-    widths = [max(len(h), len(v)) for h, v in zip(header, values, strict=True)]
-    lines = [
-        " | ".join(h.center(w) for h, w in zip(header, widths, strict=True)),
-        "-+-".join("-" * w for w in widths),
-        " | ".join(v.ljust(w) for v, w in zip(values, widths, strict=True)),
+def _effective_filters(sent: PublishedRelation) -> dict[str, str | None]:
+    return {o: _any_of(sent.filters.get(o)) for o in OPERATIONS if o in sent.operations}
+
+
+def _any_of(row_filters: Sequence[str] | None) -> str | None:
+    return " OR ".join(row_filters) if row_filters is not None else None
+
+
+def _identity(table: Table) -> str:
+    """The replica identity as psql describes it."""
+    if table.replica_identity == "f":
+        return "FULL"
+    if not table.identity:
+        return "NOTHING"
+    columns = ", ".join(quote_identifier(c) for c in table.identity)
+    return f"{'INDEX' if table.replica_identity == 'i' else 'PRIMARY KEY'} ({columns})"
+
+
+def _picture(source: str, publication: Publication, catalog: Catalog) -> PublicationPicture:
+    known = [
+        (entry, catalog.tables[entry.oid]) for entry in publication.tables if entry.oid in catalog.tables
     ]
-    if publication.tables:
-        lines.append("Tables:")
-    for entry in publication.tables:
-        table = catalog.tables.get(entry.oid)
-        if table is None:
-            continue
-        columns = ""
-        if entry.columns is not None:
-            columns = (
-                " (" + ", ".join(quote(a.name) for a in table.attributes if a.name in entry.columns) + ")"
-            )
-        where = f" WHERE {entry.where}" if entry.where else ""
-        lines.append(f'    "{table.qualified}"{columns}{where}')
-    if publication.schemas:
-        lines += ["Tables from schemas:", *(f'    "{schema}"' for schema in sorted(publication.schemas))]
-    return "\n".join(lines)
+    listed = [
+        ListedTable(
+            table.schema,
+            table.name,
+            None
+            if entry.columns is None
+            else tuple(a.name for a in table.attributes if a.name in entry.columns),
+            entry.where,
+        )
+        for entry, table in known
+    ]
+    return PublicationPicture(
+        source=source,
+        name=publication.name,
+        owner=publication.owner,
+        all_tables=publication.all_tables,
+        operations=tuple(o for o in OPERATIONS if o in publication.operations),
+        generated_columns="stored" if publication.generated_columns == "s" else "none",
+        via_root=publication.via_root,
+        tables=tuple(sorted(listed, key=lambda t: (t.schema, t.name))),
+        schemas=tuple(sorted(publication.schemas)),
+    )
