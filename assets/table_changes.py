@@ -22,7 +22,8 @@ def table_changes_asset(subscription: Subscription) -> dg.AssetsDefinition:
         pool=f"subscription_{subscription.name}",
     )
     def table_changes(context: dg.AssetExecutionContext, lake: LakeResource) -> dg.MaterializeResult[None]:
-        changes = transform(subscription, lake.open(), context.log.info)
+        with subscription.feed.source.exclusively(subscription.name):
+            changes = transform(subscription, lake.open(), context.log.info)
         for table in (c for c in changes if c.problem):
             context.log.error(f"{table.schema}.{table.table}: {table.problem}")
         return dg.MaterializeResult(metadata=_metadata(changes))

@@ -7,6 +7,7 @@ the relation's columns, `old` absent where the publisher sent no old tuple, `new
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +16,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from assets.frames.equality import comparable
+from assets.frames.projection import repeated
 from assets.frames.row_filter import condition
 from assets.frames.schema import field, struct_ddl
 from decoding.errors import ValueNotRepresentableError
@@ -24,34 +26,78 @@ from decoding.tuples import RelationColumns, decode_changes
 from resources.parquet_files import WRITTEN_DDL, Tally, write_files
 
 _COLUMNS = ["commit_lsn", "ordinal", "number", "commit_time", "operation", "unchanged", "old", "new"]
+_SIDES = ["old", "new"]
+#: The sides once more, for row filters.
+_FILTERED = ["filtered_old", "filtered_new"]
 _LETTERS = pa.array(["I", "U", "D"])
 _OPERATIONS = pa.array(["insert", "update", "delete"])
 
 
+@dataclass(frozen=True)
+class AddedColumn:
+    """A column that a relation version does not have yet, and its value (an array of one) in all of its rows."""
+
+    name: str
+    spark: str
+    value: pa.Array
+
+
+@dataclass(frozen=True)
+class FilterColumns:
+    """The columns that row filters read, in the types that PostgreSQL's have here, where the replica has others."""
+
+    names: frozenset[str]
+    columns: RelationColumns
+    added: Sequence[AddedColumn] = ()
+
+
 def decoded_changes(
-    messages: DataFrame, columns: RelationColumns, needed: Collection[str], key: Sequence[str]
+    messages: DataFrame,
+    columns: RelationColumns,
+    needed: Collection[str],
+    key: Sequence[str],
+    added: Sequence[AddedColumn] = (),
+    read: FilterColumns | None = None,
 ) -> DataFrame:
     """Decode the Insert, Update and Delete messages of one relation version, column by column.
 
     `needed` are the columns to keep; the others are passed over in the bytes. Columns of `new` that were not
     sent are taken from `old`, where that has their value (identity columns). `key` names a row in an error.
+    `added` columns come last. What filters `read` in other types comes besides, in `filtered_old` and `filtered_new`.
     """
-    kept = [(name, t.spark) for name, t in zip(columns.names, columns.types, strict=True) if name in needed]
-    struct = struct_ddl(kept)
+    struct = _struct(columns, needed, added)
     schema = (
         "commit_lsn bigint, ordinal bigint, number bigint, commit_time timestamp, operation string,"
         f" unchanged array<string>, old {struct}, new {struct}"
     )
     names = frozenset(needed)
+    raw = messages.select(*_COLUMNS[:4], "data")
+    if read is None:
+        return raw.mapInArrow(lambda batches: _decoded(batches, columns, names, key, added), schema)
+    struct = _struct(read.columns, read.names, read.added)
 
     def decode(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return _decoded(batches, columns, names, key)
+        for batch in batches:
+            asked = _decoded([batch], columns, names, key, added)
+            filtered = _decoded([batch], read.columns, read.names, key, read.added)
+            for row, by in zip(asked, filtered, strict=True):
+                sides = [by.column(side) for side in _SIDES]
+                yield pa.RecordBatch.from_arrays([*row.columns, *sides], names=[*_COLUMNS, *_FILTERED])
 
-    return messages.select(*_COLUMNS[:4], "data").mapInArrow(decode, schema)
+    return raw.mapInArrow(decode, schema + "".join(f", {name} {struct}" for name in _FILTERED))
+
+
+def _struct(columns: RelationColumns, names: Collection[str], added: Sequence[AddedColumn]) -> str:
+    kept = [(name, t.spark) for name, t in zip(columns.names, columns.types, strict=True) if name in names]
+    return struct_ddl([*kept, *((a.name, a.spark) for a in added)])
 
 
 def _decoded(
-    batches: Iterable[pa.RecordBatch], columns: RelationColumns, names: Collection[str], key: Sequence[str]
+    batches: Iterable[pa.RecordBatch],
+    columns: RelationColumns,
+    names: Collection[str],
+    key: Sequence[str],
+    added: Sequence[AddedColumn] = (),
 ) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         if not batch.num_rows:
@@ -66,11 +112,21 @@ def _decoded(
                 *(batch.column(name) for name in _COLUMNS[:4]),
                 _OPERATIONS.take(pc.index_in(changes.operation, _LETTERS)),
                 changes.unchanged,
-                changes.old,
-                changes.new,
+                _with_added(changes.old, added, pc.equal(changes.old_kind, "O")),
+                _with_added(changes.new, added, changes.new.is_valid()),
             ],
             names=_COLUMNS,
         )
+
+
+def _with_added(rows: pa.StructArray, added: Sequence[AddedColumn], whole: pa.Array) -> pa.StructArray:
+    """Rows with the added columns, whose value only a `whole` row has: an old key has only the key's columns."""
+    if not added:
+        return rows
+    values = [pc.if_else(whole, repeated(a.value, len(rows)), pa.scalar(None, a.value.type)) for a in added]
+    fields = [*rows.type, *(pa.field(a.name, a.value.type) for a in added)]
+    children = [pc.struct_field(rows, [i]) for i in range(rows.type.num_fields)]
+    return pa.StructArray.from_arrays([*children, *values], fields=fields, mask=rows.is_null())
 
 
 def _key_of(message: pa.Array, columns: RelationColumns, key: Sequence[str]) -> Mapping[str, object]:
@@ -159,16 +215,17 @@ def transformed_changes(
     if all(texts is None for texts in filters.values()):
         # Nothing to evaluate, and no UPDATE becomes anything else.
         sent = changes.where(F.col("operation").isin(sorted(operations)))
-        return sent.withColumns({side: _projected(changes, side, columns) for side in ("old", "new")})
+        return sent.withColumns({side: _projected(changes, side, columns) for side in _SIDES})
+    old, new = _FILTERED if _FILTERED[0] in changes.columns else _SIDES
     operation = F.col("operation")
     becomes: Column = F.lit(None).cast("string")
     if "delete" in operations:
-        matches = (operation == "delete") & _matches(filters["delete"], "old")
+        matches = (operation == "delete") & _matches(filters["delete"], old, "delete")
         becomes = F.when(matches, "delete").otherwise(becomes)
     if "update" in operations:
-        becomes = F.when(operation == "update", _update(filters["update"])).otherwise(becomes)
+        becomes = F.when(operation == "update", _update(filters["update"], old, new)).otherwise(becomes)
     if "insert" in operations:
-        matches = (operation == "insert") & _matches(filters["insert"], "new")
+        matches = (operation == "insert") & _matches(filters["insert"], new, "insert")
         becomes = F.when(matches, "insert").otherwise(becomes)
     is_insert, is_delete = operation == "insert", operation == "delete"
     return (
@@ -194,24 +251,26 @@ def _projected(changes: DataFrame, struct: str, columns: Sequence[str]) -> Colum
     return F.when(F.col(struct).isNotNull(), F.struct(*(field(struct, name).alias(name) for name in columns)))
 
 
-def _matches(filters: Sequence[RowFilter] | None, struct: str) -> Column:
-    """Whether a row passes any of the filters; NULL counts as no."""
+def _matches(filters: Sequence[RowFilter] | None, struct: str, operation: str) -> Column:
+    """Whether a row of this operation passes any of the filters; NULL counts as no."""
     if filters is None:
         return F.lit(True)
+    concerned = (F.col("operation") == operation) & F.col(struct).isNotNull()
     matched = F.lit(False)
     for row_filter in filters:
-        matched = matched | F.coalesce(condition(row_filter, lambda name: field(struct, name)), F.lit(False))
+        passes = condition(row_filter, lambda name: field(struct, name), concerned)
+        matched = matched | F.coalesce(passes, F.lit(False))
     return matched
 
 
-def _update(filters: Sequence[RowFilter] | None) -> Column:
-    """The operation an UPDATE becomes; without an old tuple the new row alone decides."""
+def _update(filters: Sequence[RowFilter] | None, old: str, new: str) -> Column:
+    """The operation an UPDATE becomes, by these structs; without an old tuple the new row alone decides."""
     if filters is None:
         return F.lit("update")
-    new = _matches(filters, "new")
-    old = F.when(F.col("old").isNull(), new).otherwise(_matches(filters, "old"))
+    after = _matches(filters, new, "update")
+    before = F.when(F.col(old).isNull(), after).otherwise(_matches(filters, old, "update"))
     result: Column = F.lit(None).cast("string")
     for (old_matches, new_matches), operation in UPDATE_TRANSFORMATION.items():
-        row = (old if old_matches else ~old) & (new if new_matches else ~new)
+        row = (before if old_matches else ~before) & (after if new_matches else ~after)
         result = F.when(row, F.lit(operation)).otherwise(result)
     return result

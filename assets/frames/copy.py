@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from assets.frames.schema import ddl
 from decoding.errors import ValueNotRepresentableError
 from decoding.types import ColumnType, from_copy
+from resources.failpoints import Failpoint, reach
 from resources.parquet_files import WRITTEN_DDL, write_files
 from resources.snapshot import read_chunk
 
@@ -83,6 +84,7 @@ def copied_batches(
         except ValueNotRepresentableError as error:
             raise error.in_row(_key(rows.slice(error.row, 1), columns)) from None
         yield pa.RecordBatch.from_arrays(arrays, names=names)
+    reach(Failpoint.CHUNK_COPIED)
 
 
 def _key(row: pa.RecordBatch, columns: Sequence[ReplicaColumn]) -> dict[str, object]:

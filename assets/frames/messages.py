@@ -12,6 +12,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from assets.frames.schema import CHANGE_LOG
 from decoding.tuples import HeaderScanner
+from resources.postgres import without_values
 from resources.slot import read_messages
 
 _CHANGES, _DESCRIPTIONS = ("I", "U", "D"), ("R", "T")
@@ -24,8 +25,9 @@ def drained_messages(spark: SparkSession, conninfo: str, query: str, slice_end: 
     def drain(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in numbers:
             if batch.num_rows:
-                arrays = (messages.column("data") for messages in read_messages(conninfo, query))
-                yield from change_log_rows(arrays, slice_end)
+                with without_values():
+                    arrays = (messages.column("data") for messages in read_messages(conninfo, query))
+                    yield from change_log_rows(arrays, slice_end)
 
     return spark.range(0, 1, 1, 1).mapInArrow(drain, from_arrow_schema(CHANGE_LOG))
 

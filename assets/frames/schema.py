@@ -40,6 +40,28 @@ TABLE_STATES = pa.schema(
     }
 )
 
+#: The state of a subscription as a whole; the newest row counts.
+SUBSCRIPTION = pa.schema(
+    {
+        "at": pa.timestamp("us", "UTC"),
+        "enabled": pa.bool_(),
+        "reason": pa.string(),
+        "skip_lsn": pa.int64(),
+        "notice": pa.string(),
+    }
+)
+
+#: The cluster and timeline that a feed's LSNs are of, and whether its slot was given up; the newest row counts.
+FEED = pa.schema(
+    {
+        "at": pa.timestamp("us", "UTC"),
+        "system_identifier": pa.string(),
+        "timeline": pa.int64(),
+        "given_up": pa.bool_(),
+        "deleted_up_to": pa.int64(),
+    }
+)
+
 CUTS = pa.schema(
     {"lsn": pa.int64(), "at": pa.timestamp("us", "UTC"), "tables": pa.map_(pa.string(), pa.int64())}
 )
@@ -55,6 +77,19 @@ SLICES = pa.schema(
         ),
     }
 )
+
+#: What decided what the publications send, from an LSN on, and the subscriptions that the slot was read for.
+CATALOGS = pa.schema(
+    {
+        "lsn": pa.int64(),
+        "digest": pa.string(),
+        "catalog": pa.string(),
+        "subscriptions": pa.list_(pa.string()),
+    }
+)
+
+#: The slices [begin, slice) that a subscription has as the publisher decided.
+ALTERED = pa.schema({"subscription": pa.string(), "begin": pa.int64(), "slice": pa.int64()})
 
 TRANSFORMED = pa.schema(
     {

@@ -8,21 +8,27 @@ written to `_cuts`.
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
-import pyarrow as pa
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from assets.frames.net_change import after_truncate
-from assets.frames.schema import CUTS
-from assets.steps.change_log import durable_position
+from assets.steps.catalogs import altered_slices
+from assets.steps.cuts import Cut, append_cut, last_cut
+from assets.steps.damaged_replicas import set_damaged_aside
+from assets.steps.failures import TABLE_ERRORS, copy_again, is_damage, reason
+from assets.steps.feed_slot import durable_position
 from assets.steps.replica_writer import Applied, Pending, ReplicaWriter
+from assets.steps.skip import transformed_up_to
 from assets.steps.subscription import Definition, Subscription
+from assets.steps.subscription_state import disable
 from assets.steps.table_changes import TableChanges, transformed_slices
 from assets.steps.table_states import READY, SET_ASIDE, Name, TableState, set_states, table_states
 from decoding.lsn import format_lsn
-from resources.delta import ExecutorError, Lake, LakeError
+from resources.delta import Lake
+from resources.failpoints import Failpoint, reach
+from resources.lake_errors import again_after_conflict
 
 #: Tables applied at the same time.
 PARALLEL_TABLES = 4
@@ -35,39 +41,12 @@ LARGE_BYTES = 64 * 1024 * 1024
 Log = Callable[[str], None]
 
 
-@dataclass(frozen=True)
-class Cut:
-    """An LSN, and the Delta version of each replica table that holds just what committed before it."""
-
-    lsn: int
-    tables: Mapping[Name, int]
-    version: int | None = None
-
-
 @dataclass
 class ApplyResult:
     """What an apply did to each table, and the cut it ended at; `cut` is None where there is none yet."""
 
     tables: dict[Name, Applied] = field(default_factory=dict)
     cut: Cut | None = None
-
-
-def last_cut(lake: Lake, subscription: Subscription) -> Cut | None:
-    """The newest cut of a subscription."""
-    rows = lake.records.rows(lake.cuts(subscription.name))
-    if not rows:
-        return None
-    newest = max(rows, key=lambda row: (row["lsn"], row["at"]))
-    return Cut(int(newest["lsn"]), {_split(qualified): version for qualified, version in newest["tables"]})
-
-
-def _join(name: Name) -> str:
-    return ".".join('"' + part.replace('"', '""') + '"' for part in name)
-
-
-def _split(qualified: str) -> Name:
-    schema, _, table = qualified[1:-1].partition('"."')
-    return schema.replace('""', '"'), table.replace('""', '"')
 
 
 def apply(
@@ -79,32 +58,57 @@ def apply(
     """
     result = ApplyResult(cut=last_cut(lake, subscription))
     known = result.cut
+    slices = transformed_slices(lake, subscription, known.lsn if known else 0)
+    changed = {c.name for changes in slices.values() for c in changes if c.changed}
+    set_damaged_aside(subscription, lake, known, changed)
     states = table_states(lake, subscription.name)
     versions: dict[Name, int] = dict(known.tables) if known else {}
-    slices = transformed_slices(lake, subscription, known.lsn if known else 0)
+    reached = 0
     for ends in _batches(list(slices)):
         end = ends[-1]
-        ready = {n: s for n, s in states.items() if s.state == READY}
+        ready = {n: s for n, s in states.items() if s.applies}
         changes = [c for e in ends for c in slices[e] if c.changed and c.name in ready]
-        todo = _todo(lake, subscription, changes, ready, only)
+        todo, ahead = _todo(lake, subscription, changes, ready, only)
+        for name, position in ahead.items():
+            versions[name] = lake.records.version(lake.replica(subscription.name, *name))
+            reached = max(reached, position)
         for applied in _apply_batch(subscription, lake, end, todo, ready):
             result.tables[applied.name] = _sum(result.tables.get(applied.name), applied)
             if applied.problem:
-                states[applied.name] = TableState(*applied.name, SET_ASIDE, reason=applied.problem)
+                if subscription.disable_on_error and not applied.damaged:
+                    disable(lake, subscription.name, applied.problem)
+                    continue
+                states[applied.name] = replace(states[applied.name], state=SET_ASIDE, reason=applied.problem)
                 set_states(lake, subscription.name, [states[applied.name]])
             else:
                 versions[applied.name] = applied.version
+        if subscription.disable_on_error and any(a.problem and not a.damaged for a in result.tables.values()):
+            return result  # Its replicas hold what they held, or the whole batch; no cut tells of it.
         log(f"applied everything up to {format_lsn(end)} to {len(todo)} tables of {subscription.name}")
-        if only is None and all(s.lsn <= end for s in states.values() if s.state == READY):
+        copied = max((s.lsn for s in states.values() if s.state == READY), default=0)
+        if only is None and max(copied, reached) <= end:
             _record(lake, subscription, result, end, _versions(lake, subscription, states, versions, known))
             known = result.cut
     if only is None:
-        position = durable_position(lake, subscription.feed) or 0
-        if all(s.lsn <= position for s in states.values() if s.state == READY):
+        position = complete_up_to(lake, subscription)
+        copied = max((s.lsn for s in states.values() if s.state == READY), default=0)
+        if max(copied, reached) <= position:
             _record(
                 lake, subscription, result, position, _versions(lake, subscription, states, versions, known)
             )
     return result
+
+
+def complete_up_to(lake: Lake, subscription: Subscription) -> int:
+    """The LSN before which everything has been transformed: the change log's, unless it holds more slices."""
+    feed, transformed = subscription.feed, transformed_up_to(lake, subscription.name)
+    durable = durable_position(lake, feed) or 0
+    if durable <= transformed:
+        return durable
+    waiting = lake.records.slices(lake.change_log(feed.name), transformed) or any(
+        end > transformed for end in altered_slices(lake, feed, subscription.name, durable)
+    )
+    return transformed if waiting else durable
 
 
 def _batches(ends: Sequence[int]) -> list[Sequence[int]]:
@@ -117,19 +121,42 @@ def _todo(
     changes: Sequence[TableChanges],
     ready: Mapping[Name, TableState],
     only: Sequence[Name] | None,
-) -> list[Pending]:
-    """What each table lacks of the changes."""
+) -> tuple[list[Pending], dict[Name, int]]:
+    """What each table lacks of the changes, and how far those are that have some of them already.
+
+    A run that died or was restricted to some tables leaves such tables: no cut tells of their versions.
+    """
     tables: dict[Name, list[TableChanges]] = {}
     for change in changes:
-        if ready[change.name].lsn < change.slice and (only is None or change.name in only):
+        if ready[change.name].lsn < change.slice:
             tables.setdefault(change.name, []).append(change)
-    todo = []
+    todo, ahead = [], {}
     for name, listed in tables.items():
         held = lake.records.position(lake.replica(subscription.name, *name)) or 0
+        if listed[0].slice <= held:
+            ahead[name] = held
         lacking = [c for c in listed if c.slice > held]
-        if lacking:
+        if lacking and (only is None or name in only):
             todo.append(Pending(lacking))
-    return todo
+    return todo, ahead
+
+
+def applied_up_to(lake: Lake, subscription: Subscription) -> int:
+    """The LSN before which no slice has anything that a replica lacks, as the Delta tables tell.
+
+    At least the newest cut's; beyond it as long as nothing is to be applied.
+    """
+    cut = last_cut(lake, subscription)
+    upto = cut.lsn if cut else 0
+    ready = {n: s for n, s in table_states(lake, subscription.name).items() if s.applies}
+    for end, changes in transformed_slices(lake, subscription, upto).items():
+        todo, _ = _todo(
+            lake, subscription, [c for c in changes if c.changed and c.name in ready], ready, None
+        )
+        if todo:
+            break
+        upto = end
+    return upto
 
 
 def _versions(
@@ -141,15 +168,15 @@ def _versions(
 ) -> dict[Name, int]:
     """The Delta version of each ready table; `versions` has what cuts and applies told, and is brought up to date.
 
-    A table that was copied since the known cut has a version that neither of them told.
+    A table that was copied, or followed its definition, since the known cut has a version that neither of them told.
     """
     current = {}
     for name, state in states.items():
         if state.state != READY:
             continue
         told = known.tables.get(name) if known else None
-        copied = known is None or state.lsn > known.lsn
-        if name not in versions or (copied and versions[name] == told):
+        newer = known is None or state.at is None or state.at > known.at
+        if name not in versions or (newer and versions[name] == told):
             versions[name] = lake.records.version(lake.replica(subscription.name, *name))
         current[name] = versions[name]
     return current
@@ -161,10 +188,16 @@ def _record(
     """Write a cut, unless it is the one that stands there already."""
     if not tables or (result.cut and result.cut.tables == tables):
         return
-    versions = [(_join(name), version) for name, version in tables.items()]
-    row = {"lsn": lsn, "at": datetime.now(UTC), "tables": versions}
-    lake.records.append(lake.cuts(subscription.name), pa.Table.from_pylist([row], CUTS))
-    result.cut = Cut(lsn, dict(tables))
+    result.cut = Cut(lsn, dict(tables), datetime.now(UTC))
+    append_cut(lake, subscription.name, result.cut)
+    reach(Failpoint.CUT_WRITTEN)
+
+
+def renew_cut(lake: Lake, subscription: Subscription, versions: Mapping[Name, int]) -> None:
+    """Write the newest cut again where some tables hold its LSN in another Delta version."""
+    if (cut := last_cut(lake, subscription)) is not None:
+        held = {name: versions.get(name, version) for name, version in cut.tables.items()}
+        _record(lake, subscription, ApplyResult(cut=cut), cut.lsn, held)
 
 
 def _sum(before: Applied | None, now: Applied) -> Applied:
@@ -180,6 +213,7 @@ def _sum(before: Applied | None, now: Applied) -> Applied:
         missing=before.missing + now.missing,
         version=now.version,
         problem=now.problem or before.problem,
+        damaged=now.damaged or before.damaged,
     )
 
 
@@ -194,9 +228,12 @@ def _apply_batch(
         definition = ready[pending.name].definition
         assert definition is not None
         try:
-            return _apply_table(subscription, lake, pending, definition, end)
-        except (ExecutorError, LakeError) as error:
-            return Applied(*pending.name, problem=error.message)
+            return again_after_conflict(_apply_table)(subscription, lake, pending, definition, end)
+        except TABLE_ERRORS as error:
+            problem, lost = reason(lake, error), is_damage(error)
+            if lost:
+                problem = copy_again(subscription.name, pending.name, problem)
+            return Applied(*pending.name, problem=problem, damaged=lost)
 
     if not todo:
         return []
@@ -216,11 +253,16 @@ def _apply_batch(
 def _apply_table(
     subscription: Subscription, lake: Lake, pending: Pending, definition: Definition, end: int
 ) -> Applied:
-    path, log = lake.replica(subscription.name, *pending.name), lake.changes(subscription.name, *pending.name)
-    rows = lake.slices_of(log, [c.slice for c in pending.slices]).where(F.col("operation") != "truncate")
+    path = lake.replica(subscription.name, *pending.name)
+    log = lake.changes(subscription.name, *pending.name, definition.history.generation)
+    rows = lake.slices_of(log, [c.slice for c in pending.slices], every=True).where(
+        F.col("operation") != "truncate"
+    )
     if pending.truncated_at:
         rows = after_truncate(rows, *pending.truncated_at)
     size = lake.records.size(path) + pending.size
     writer = ReplicaWriter(lake, path, definition, pending, end, size)
     with lake.refusing(path):
-        return writer.keyed(rows) if definition.key else writer.keyless(rows)
+        applied = writer.keyed(rows) if definition.key else writer.keyless(rows)
+        reach(Failpoint.REPLICA_COMMITTED)
+    return applied

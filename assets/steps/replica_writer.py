@@ -28,11 +28,10 @@ from assets.frames.net_change import (
     net_changes_with_moves,
 )
 from assets.frames.schema import field as struct_field
-from assets.steps.initial_sync import table_options
 from assets.steps.subscription import Definition
 from assets.steps.table_changes import TableChanges
 from assets.steps.table_states import Name
-from resources.delta import Lake
+from resources.delta import Lake, column_mapping
 from resources.local_records import LocalRecords, writable
 from resources.records import quoted
 
@@ -45,7 +44,7 @@ class Applied:
     """What was done to one replica table: rows by kind, its Delta version, and conflicts seen.
 
     `missing` counts rows that an UPDATE or DELETE expected and did not find (update_missing and
-    delete_missing in PostgreSQL's terms, section 29.8).
+    delete_missing in PostgreSQL's terms, section 29.8). `damaged` says that the problem is a file that is missing.
     """
 
     schema: str
@@ -57,6 +56,7 @@ class Applied:
     missing: int = 0
     version: int = 0
     problem: str | None = None
+    damaged: bool = False
 
     @property
     def name(self) -> Name:
@@ -189,7 +189,7 @@ class ReplicaWriter:
         local = self.lake.writes_small(self.size)
         here = (
             local
-            if local and not table_options(columns) and merge.is_exact_outside_spark(self.definition)
+            if local and self.lake.plain(self.path, columns) and merge.is_exact_outside_spark(self.definition)
             else None
         )
         counted = Observation()
@@ -338,7 +338,7 @@ class ReplicaWriter:
                 self.path,
                 position=self.end,
                 overwrite=truncated,
-                properties=table_options(names),
+                properties=column_mapping(names),
                 size=self.size,
             )
         return self._applied(inserted=count)

@@ -16,55 +16,37 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame, Observation
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
-from assets.frames.changes import changes_schema, decoded_changes, transformed_changes, unfiltered_files
-from assets.frames.messages import slice_summary
-from assets.frames.schema import TRANSFORMED, order, struct_ddl
+from assets.frames.changes import (
+    changes_schema,
+    unfiltered_files,
+)
+from assets.frames.schema import TRANSFORMED, struct_ddl
 from assets.frames.schema import field as struct_field
-from assets.steps.change_log import record_summary
-from assets.steps.initial_sync import table_options
-from assets.steps.row_filters import row_filter
+from assets.steps.failures import TABLE_ERRORS, copy_again, in_transaction, is_damage, reason
+from assets.steps.feed_slot import deleted_up_to
+from assets.steps.first_failure import first_failing_transaction, first_failure
+from assets.steps.relation_versions import OPERATIONS, Reading, count, readings_of
+from assets.steps.schema_changes import follow_schema_changes
+from assets.steps.skip import clear_skip, is_begun, transformed_up_to
+from assets.steps.slice_contents import Order, Part, SliceContents, slices_to_read
 from assets.steps.subscription import Definition, Subscription
-from assets.steps.table_states import INITIALIZE, READY, SET_ASIDE, Name, TableState, set_states, table_states
-from decoding.builtin_types import DefinedTypes
-from decoding.errors import PgsieveError
+from assets.steps.subscription_state import disable, refuse_disabled
+from assets.steps.table_states import INITIALIZE, SET_ASIDE, Name, TableState, set_states, table_states
+from assets.steps.windows import Work, next_window, work_of
+from decoding.evolution import SchemaChangedError
 from decoding.lsn import format_lsn
-from decoding.messages import Relation, Truncate, decode
-from decoding.publication import Catalog, PublishedRelation
-from decoding.routing import routes, truncated_tables
-from decoding.row_filter import RowFilter
-from decoding.tuples import RelationColumns
-from decoding.types import ColumnType
-from resources.delta import Lake
+from decoding.quoting import quote_qualified
+from resources.delta import Lake, column_mapping
+from resources.failpoints import Failpoint, reach
 from resources.postgres import read_catalog
+from resources.slot import current_lsn
 
 #: Tables transformed at the same time.
 PARALLEL_TABLES = 4
 #: Statistics of the slice, the order key and the time; those of every value would cost as much as writing.
 _CHANGES_PROPERTIES = {"delta.dataSkippingNumIndexedCols": "4"}
-OPERATIONS = ("insert", "update", "delete")
 
 Log = Callable[[str], None]
-Order = tuple[int, int]
-
-
-@dataclass(frozen=True)
-class RelationVersion:
-    """A Relation message, and the order keys between which it describes the relation's tuples."""
-
-    relation: Relation
-    begin: Order
-    end: Order | None
-
-
-@dataclass(frozen=True)
-class SliceContents:
-    """What a slice holds: its bytes, relation versions by relation id, the relations changed, the truncates."""
-
-    end: int
-    size: int
-    versions: Mapping[int, Sequence[RelationVersion]]
-    changed: frozenset[int]
-    truncates: Sequence[tuple[Order, Truncate]]
 
 
 @dataclass(frozen=True)
@@ -132,24 +114,76 @@ class TableChanges:
 
 
 def transform(subscription: Subscription, lake: Lake, log: Log) -> list[TableChanges]:
-    """Transform the slices appended since the last time, in order."""
-    path = lake.change_log(subscription.feed.name)
-    ends = lake.records.slices(path, after=_transformed_up_to(lake, subscription))
-    if not ends:
-        return []
+    """Transform the slices appended since the last time, in order; the replicas follow schema changes first.
+
+    With `disable_on_error` an error disables the subscription before anything of its transaction, or of a later
+    one, is written. Raises SubscriptionDisabledError for a subscription that is disabled.
+    """
+    skip = refuse_disabled(lake, subscription.name).skip_lsn
+    begin = transformed_up_to(lake, subscription.name)
+    _set_aside_what_is_behind(subscription, lake, begin, log)
     with subscription.feed.source.connect() as connection:
-        catalog = subscription.feed.with_defined(read_catalog(connection))
-    results = []
-    for number, end in enumerate(ends):
-        # Only the first slice can have been begun by a run that died.
-        changes = _transform_slice(subscription, lake, end, catalog, resumed=number == 0)
-        rows = [c.row() for c in changes] or [{"slice": end}]
-        lake.records.append(lake.transformed(subscription.name), pa.Table.from_pylist(rows, TRANSFORMED), end)
-        log(
-            f"transformed the slice up to {format_lsn(end)} for {subscription.name}: {len(changes)} tables changed"
-        )
-        results += changes
+        present = subscription.feed.with_defined(read_catalog(connection))
+        lsn = current_lsn(connection)
+    follow_schema_changes(subscription, lake, present, lsn, begin, log)
+    results: list[TableChanges] = []
+    resumed = True  # Only the first can have been begun by a run that died.
+    for end, reader, catalog in slices_to_read(lake, subscription, present, after=begin):
+        if reader is None:
+            _record(lake, subscription, end, [])
+            begin, resumed = end, False
+        while reader is not None and begin < end:
+            window = next_window(skip, begin, end)
+            work = work_of(reader, lake, window, catalog)
+            failure = first_failure(reader, lake, work) if subscription.disable_on_error else None
+            if failure is not None:
+                at, problem = failure
+                disable(lake, subscription.name, problem)
+                log(f"{subscription.name} is disabled: {problem}")
+                if at <= begin or is_begun(lake, subscription.name, begin):
+                    return results
+                window = replace(window, end=at)
+                work = work_of(reader, lake, window, catalog)
+            try:
+                changes = _transform_slice(reader, lake, work, resumed=resumed)
+            except TABLE_ERRORS as error:
+                if not subscription.disable_on_error:
+                    raise
+                disable(lake, subscription.name, reason(lake, error))
+                return results
+            _record(lake, subscription, window.end, changes)
+            reach(Failpoint.SLICE_TRANSFORMED)
+            log(f"transformed everything up to {format_lsn(window.end)} for {subscription.name}")
+            results += changes
+            if failure is not None:
+                return results
+            skip = clear_skip(lake, subscription, skip, window, any(c.changed for c in changes), log)
+            begin, resumed = window.end, False
     return results
+
+
+def _set_aside_what_is_behind(subscription: Subscription, lake: Lake, begin: int, log: Log) -> None:
+    """Set aside the tables whose next changes the change log had, and has no more."""
+    deleted = deleted_up_to(lake, subscription.feed)
+    if begin >= deleted:
+        return
+    problem = (
+        f"its changes are transformed up to {format_lsn(begin)} only, and those up to {format_lsn(deleted)} are deleted"
+        " from the change log: the subscription was restored from a backup, or left out of the configuration meanwhile"
+    )
+    behind = [
+        replace(s, state=SET_ASIDE, reason=copy_again(subscription.name, s.name, problem))
+        for s in table_states(lake, subscription.name).values()
+        if s.applies and s.lsn < deleted
+    ]
+    set_states(lake, subscription.name, behind)
+    for state in behind:
+        log(f"{subscription.name}: {quote_qualified(*state.name)} is set aside: {state.reason}")
+
+
+def _record(lake: Lake, subscription: Subscription, end: int, changes: Sequence[TableChanges]) -> None:
+    rows = [c.row() for c in changes] or [{"slice": end}]
+    lake.records.append(lake.transformed(subscription.name), pa.Table.from_pylist(rows, TRANSFORMED), end)
 
 
 def transformed_slices(lake: Lake, subscription: Subscription, after: int) -> dict[int, list[TableChanges]]:
@@ -163,59 +197,13 @@ def transformed_slices(lake: Lake, subscription: Subscription, after: int) -> di
     return slices
 
 
-def _transformed_up_to(lake: Lake, subscription: Subscription) -> int:
-    return lake.records.position(lake.transformed(subscription.name)) or 0
-
-
-def read_slice(lake: Lake, subscription: Subscription, end: int) -> SliceContents:
-    """What a slice holds: as it was recorded when drained, else (a run died in between) from its messages."""
-    recorded = [row for row in lake.records.rows(lake.slices(subscription.feed.name)) if row["slice"] == end]
-    if recorded:
-        row = recorded[0]
-    else:
-        messages = lake.slices_of(lake.change_log(subscription.feed.name), [end])
-        found = messages.agg(*slice_summary()).first()
-        assert found is not None
-        row = record_summary(lake, subscription.feed, end, found.asDict())
-    versions: dict[int, list[RelationVersion]] = {}
-    truncates: list[tuple[Order, Truncate]] = []
-    for message in sorted(row["messages"], key=lambda m: (m["commit_lsn"], m["ordinal"])):
-        decoded = decode(message["data"])
-        begin = (message["commit_lsn"], message["ordinal"])
-        if isinstance(decoded, Truncate):
-            truncates.append((begin, decoded))
-        elif isinstance(decoded, Relation):
-            known = versions.setdefault(decoded.relation_id, [])
-            if known and known[-1].relation == decoded:
-                continue
-            if known:
-                known[-1] = replace(known[-1], end=begin)
-            known.append(RelationVersion(decoded, begin, None))
-    return SliceContents(end, row["bytes"], versions, frozenset(row["relations"]), truncates)
-
-
-@dataclass(frozen=True)
-class _Part:
-    """The messages of one relation version, what the subscription gets of them, and what users' types are made of."""
-
-    version: RelationVersion
-    sent: PublishedRelation
-    defined: DefinedTypes
-
-
 def _transform_slice(
-    subscription: Subscription, lake: Lake, end: int, catalog: Catalog, *, resumed: bool
+    subscription: Subscription, lake: Lake, work: Work, *, resumed: bool
 ) -> list[TableChanges]:
-    contents = read_slice(lake, subscription, end)
-    states = table_states(lake, subscription.name)
-    ready = {n: s for n, s in states.items() if s.state == READY and s.lsn < end}
-    parts = _parts(subscription, contents, catalog)
-    emptied = _truncates(subscription, contents, catalog)
-    names = sorted((parts.keys() | emptied.keys()) & ready.keys())
-    if not names:
+    if not work.tables:
         return []
-    messages = lake.slices_of(lake.change_log(subscription.feed.name), [end])
-    shared = len(names) > 1 and not lake.writes_small(contents.size)
+    contents, messages = work.contents, work.messages
+    shared = len(work.tables) > 1 and not lake.writes_small(contents.size)
     if shared:
         messages = messages.persist()
 
@@ -226,78 +214,32 @@ def _transform_slice(
                 lake,
                 messages,
                 contents,
-                ready[name],
-                parts.get(name, []),
-                emptied.get(name, []),
+                work.tables[name],
+                work.parts.get(name, []),
+                work.emptied.get(name, []),
                 resumed=resumed,
             )
         except SchemaChangedError as error:
-            return TableChanges(end, *name, problem=f"{INITIALIZE}{error.message}")
-        except PgsieveError as error:
-            return TableChanges(end, *name, problem=f"{SET_ASIDE}{error.message}")
+            return TableChanges(contents.end, *name, problem=f"{INITIALIZE}{error.message}")
+        except TABLE_ERRORS as error:
+            problem = reason(lake, error)
+            if is_damage(error):
+                problem = copy_again(subscription.name, name, problem)
+            elif subscription.disable_on_error:
+                raise
+            else:
+                problem = in_transaction(problem, first_failing_transaction(subscription, lake, work, name))
+            return TableChanges(contents.end, *name, problem=f"{SET_ASIDE}{problem}")
 
     with ThreadPoolExecutor(PARALLEL_TABLES) as pool:
-        changes = list(pool.map(one, names))
+        changes = list(pool.map(one, work.tables))
     if shared:
         messages.unpersist()
-    aside = [TableState(c.schema, c.table, c.problem[0], reason=c.problem[1:]) for c in changes if c.problem]
+    aside = [
+        replace(work.tables[c.name], state=c.problem[0], reason=c.problem[1:]) for c in changes if c.problem
+    ]
     set_states(lake, subscription.name, aside)
     return [c if c.problem is None else replace(c, problem=c.problem[1:]) for c in changes]
-
-
-class SchemaChangedError(PgsieveError):
-    """The stream's columns are no longer the replica's: the table has to be copied again."""
-
-
-def _parts(subscription: Subscription, contents: SliceContents, catalog: Catalog) -> dict[Name, list[_Part]]:
-    """For each replica table the relation versions that carry changes for it."""
-    publications = subscription.feed.publications(catalog, subscription.name)
-    by_id = {} if subscription.feed.filtered else routes(catalog, publications)
-    parts: dict[Name, list[_Part]] = {}
-    for relation_id, versions in contents.versions.items():
-        if relation_id not in contents.changed:
-            continue
-        for version in versions:
-            sent = (
-                _as_published(version.relation, catalog)
-                if subscription.feed.filtered
-                else by_id.get(relation_id)
-            )
-            if sent is not None:
-                name = (sent.publish_as.schema, sent.publish_as.name)
-                parts.setdefault(name, []).append(_Part(version, sent, catalog.types))
-    return parts
-
-
-def _as_published(relation: Relation, catalog: Catalog) -> PublishedRelation | None:
-    """Where the publisher filtered, everything that arrives is sent, under the name it arrives with."""
-    table = catalog.by_name.get((relation.namespace or "pg_catalog", relation.name))
-    if table is None:
-        return None
-    return PublishedRelation(
-        relation=table,
-        publish_as=table,
-        operations=frozenset(OPERATIONS) | {"truncate"},
-        filters=dict.fromkeys(OPERATIONS, None),
-        columns=tuple(c.name for c in relation.columns),
-        publications=(),
-    )
-
-
-def _truncates(
-    subscription: Subscription, contents: SliceContents, catalog: Catalog
-) -> dict[Name, list[Order]]:
-    """For each replica table the order keys of the TRUNCATEs that empty it."""
-    emptied: dict[Name, list[Order]] = {}
-    publications = subscription.feed.publications(catalog, subscription.name)
-    for at, truncate in contents.truncates:
-        if subscription.feed.filtered:
-            tables = [catalog.tables[oid] for oid in truncate.relation_ids if oid in catalog.tables]
-        else:
-            tables = truncated_tables(truncate.relation_ids, catalog, publications)
-        for table in tables:
-            emptied.setdefault((table.schema, table.name), []).append(at)
-    return emptied
 
 
 def _transform_table(
@@ -306,7 +248,7 @@ def _transform_table(
     messages: DataFrame,
     contents: SliceContents,
     state: TableState,
-    parts: Sequence[_Part],
+    parts: Sequence[Part],
     truncates: Sequence[Order],
     *,
     resumed: bool,
@@ -315,11 +257,7 @@ def _transform_table(
     assert definition is not None
     since: Order = (state.lsn, -1)
     truncates = [at for at in truncates if at > since]
-    readings = [
-        _reading(subscription, messages, part, since, definition)
-        for part in parts
-        if part.version.end is None or part.version.end > since
-    ]
+    readings = readings_of(subscription, messages, parts, since, definition)
     result = TableChanges(
         slice=contents.end,
         schema=state.schema,
@@ -330,17 +268,17 @@ def _transform_table(
     )
     if not readings and not truncates:
         return result
-    path = lake.changes(subscription.name, state.schema, state.table)
+    path = lake.changes(subscription.name, state.schema, state.table, definition.history.generation)
     written = resumed and (lake.records.position(path) or 0) >= contents.end
-    schema = changes_schema((n, t.arrow) for n, t in readings[0].types(definition)) if readings else None
-    local = None if lake.writes_small(contents.size) or table_options(definition.names) else lake.local
+    schema = changes_schema(readings[0].types(definition)) if readings else None
+    local = None if lake.writes_small(contents.size) else lake.plain(path, definition.names)
     if (
         local
         and schema
         and not truncates
         and not written
         and all(r.is_unfiltered(definition) for r in readings)
-        and local.has_schema(path, schema)
+        and local.takes_files(path, schema)
     ):
         return _write_unfiltered(lake, path, result, readings, definition, schema)
     received = [Observation() for _ in readings]
@@ -365,7 +303,7 @@ def _write_unfiltered(
     lake: Lake,
     path: str,
     result: TableChanges,
-    readings: Sequence["_Reading"],
+    readings: Sequence[Reading],
     definition: Definition,
     schema: pa.Schema,
 ) -> TableChanges:
@@ -375,6 +313,7 @@ def _write_unfiltered(
     ]
     written = reduce(DataFrame.unionByName, frames)
     files = lake.commit_files(written, path, schema, result.slice, properties=_CHANGES_PROPERTIES)
+    reach(Failpoint.CHANGES_WRITTEN)
     tallies = [json.loads(file["tally"]) for file in files]
     counts = {o: sum(t.get(o, 0) for t in tallies) for o in OPERATIONS}
     return replace(
@@ -397,7 +336,7 @@ def _write_changes(
 ) -> Mapping[str, Any]:
     """Append a table's changes once, and count them: while writing, or from what a run that died has written."""
     counts = [
-        *(_count(o).alias(o) for o in OPERATIONS),
+        *(count(o).alias(o) for o in OPERATIONS),
         F.sum(F.when(_changes_key(definition.key), 1).otherwise(0)).alias("key_changes"),
         F.array_distinct(F.flatten(F.collect_set("unchanged"))).alias("unchanged"),
     ]
@@ -410,14 +349,11 @@ def _write_changes(
         changes.observe(counted, *counts),
         path,
         position=contents.end,
-        properties={**table_options(definition.names), **_CHANGES_PROPERTIES},
+        properties={**column_mapping(definition.names), **_CHANGES_PROPERTIES},
         size=contents.size,
     )
+    reach(Failpoint.CHANGES_WRITTEN)
     return counted.get
-
-
-def _count(operation: str) -> Column:
-    return F.sum(F.when(F.col("operation") == operation, 1).otherwise(0))
 
 
 def _changes_key(key: Sequence[str]) -> Column:
@@ -436,82 +372,4 @@ def _truncate_rows(lake: Lake, truncates: Sequence[Order], definition: Definitio
     )
     return lake.spark.createDataFrame(
         [(*at, None, None, "truncate", None, None, None) for at in truncates], schema
-    )
-
-
-@dataclass(frozen=True)
-class _Reading:
-    """The messages of one relation version, their columns, and what the subscription gets of them."""
-
-    messages: DataFrame
-    columns: RelationColumns
-    operations: frozenset[str]
-    filters: Mapping[str, Sequence[RowFilter] | None]
-    sent_columns: Sequence[str]
-
-    def types(self, definition: Definition) -> list[tuple[str, ColumnType]]:
-        """The replica's columns with the types that they arrive with."""
-        arriving = dict(zip(self.columns.names, self.columns.types, strict=True))
-        return [(name, arriving[name]) for name in definition.names]
-
-    def is_unfiltered(self, definition: Definition) -> bool:
-        """Whether every change is sent as it is, its columns in the replica's order."""
-        kept = [name for name in self.columns.names if name in self.sent_columns]
-        return (
-            all(texts is None for texts in self.filters.values())
-            and {*OPERATIONS} <= self.operations
-            and kept == list(definition.names)
-        )
-
-    def changes(self, definition: Definition, received: Observation) -> DataFrame:
-        """What the subscription gets, `received` counting what came."""
-        used = {name for fs in self.filters.values() for f in fs or () for name in f.columns}
-        decoded = decoded_changes(self.messages, self.columns, {*self.sent_columns, *used}, definition.key)
-        decoded = decoded.observe(received, *(_count(operation).alias(operation) for operation in OPERATIONS))
-        return transformed_changes(decoded, self.filters, self.operations, definition.names)
-
-
-def _reading(
-    subscription: Subscription, messages: DataFrame, part: _Part, since: Order, definition: Definition
-) -> _Reading:
-    relation, sent = part.version.relation, part.sent
-    qualified = sent.publish_as.qualified
-    types = tuple(
-        subscription.column_type(sent.publish_as, c.name, c.type_oid, c.type_modifier, part.defined)
-        for c in relation.columns
-    )
-    columns = RelationColumns(tuple(c.name for c in relation.columns), types)
-    arriving = {name: t.spark for name, t in zip(columns.names, columns.types, strict=True)}
-    if {n: arriving.get(n) for n in sent.columns} != dict(definition.columns):
-        raise SchemaChangedError(
-            f'table "{qualified}": its columns changed on the publisher; it is copied again by the next run'
-        )
-    changing = {"update", "delete"} & sent.operations
-    identity = (
-        {c.name for c in relation.columns if c.is_key}
-        if subscription.feed.filtered
-        else set(sent.relation.identity)
-    )
-    if definition.key and changing and not set(definition.key) <= identity:
-        raise PgsieveError(
-            f'table "{qualified}": publisher did not send replica identity column expected by the replica'
-            f" ({', '.join(sorted(set(definition.key) - identity))})",
-            hint="give the table and its partitions the same replica identity, then copy it again",
-            sqlstate="55000",
-        )
-    filters = {
-        operation: None if texts is None else [row_filter(sent, text) for text in texts]
-        for operation, texts in sent.filters.items()
-    }
-    begin = max(part.version.begin, since)
-    mine = messages.where((F.col("relation_id") == relation.relation_id) & F.col("kind").isin("I", "U", "D"))
-    mine = mine.where(order() > _at(begin))
-    if part.version.end is not None:
-        mine = mine.where(order() < _at(part.version.end))
-    return _Reading(mine, columns, frozenset(sent.operations), filters, sent.columns)
-
-
-def _at(at: Order) -> Column:
-    return F.struct(
-        F.lit(at[0]).cast("bigint").alias("commit_lsn"), F.lit(at[1]).cast("bigint").alias("ordinal")
     )

@@ -1,0 +1,95 @@
+"""Expression trees as the server's catalogs hold them: the text of a pg_node_tree to nodes.
+
+In: text of pg_rewrite.ev_action, pg_publication_rel.prqual or pg_attrdef.adbin. Out: nested `TreeNode`s. Raises
+ValueError for what is no such text. The format is that of src/backend/nodes/outfuncs.c; labels and fields are
+the structs and members of src/include/nodes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final, TypeAlias
+
+#: Every delimiter inside of a value has a backslash before it (outToken), so quotes need no rule of their own.
+_TOKEN: Final = re.compile(r"[(){}]|(?:\\.|[^\s(){}\\])+", re.DOTALL)
+
+#: The labels of versions 13 and 14 that are not the struct's name, as later versions have them.
+_RENAMED: Final = MappingProxyType({
+    "ARRAY": "ARRAYEXPR", "CASE": "CASEEXPR", "COALESCE": "COALESCEEXPR", "COLLATE": "COLLATEEXPR",
+    "MINMAX": "MINMAXEXPR", "ROW": "ROWEXPR", "ROWCOMPARE": "ROWCOMPAREEXPR", "WHEN": "CASEWHEN",
+})  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class TreeNode:
+    """A node: its label, and its fields in the order of the text, each with the first value written for it."""
+
+    label: str
+    fields: Mapping[str, Value]
+
+    def number(self, field: str) -> int:
+        """A field that holds an oid or an attribute number; 0 where the node has no such field."""
+        value = self.fields.get(field, "0")
+        return int(value) if isinstance(value, str) else 0
+
+    @property
+    def children(self) -> tuple[TreeNode, ...]:
+        """The nodes directly below, those in lists too."""
+        return tuple(node for value in self.fields.values() for node in _nodes(value))
+
+
+Value: TypeAlias = "str | TreeNode | tuple[Value, ...]"
+
+
+def _nodes(value: Value) -> Iterator[TreeNode]:
+    match value:
+        case TreeNode():
+            yield value
+        case tuple():
+            for item in value:
+                yield from _nodes(item)
+
+
+def parse_node_tree(text: str) -> Value:
+    """The node, or the list of nodes, that the text stands for; however deeply nested."""
+    top: list[Value] = []
+    enclosing: list[list[Value]] = []
+    values = top
+    for part in _TOKEN.findall(text):
+        if part in ("{", "("):
+            enclosing.append(values)
+            values = []
+        elif part in ("}", ")"):
+            if not enclosing:
+                break
+            closed = _node(values) if part == "}" else tuple(values)
+            values = enclosing.pop()
+            values.append(closed)
+        else:
+            values.append(part)
+    if enclosing or len(top) != 1:
+        raise ValueError("not the text of a node tree")
+    return top[0]
+
+
+def parse_expression(text: str) -> TreeNode:
+    """The node that the text stands for; raises ValueError for a list too."""
+    tree = parse_node_tree(text)
+    if not isinstance(tree, TreeNode):
+        raise ValueError("not the text of an expression")  # noqa: TRY004 - the text is wrong, not a type
+    return tree
+
+
+def _node(values: list[Value]) -> TreeNode:
+    """A node of its label and `:field value` pairs; a value may begin with a colon, what follows it is left out."""
+    if not values or not isinstance(values[0], str):
+        raise ValueError("a node without a label")
+    fields: dict[str, Value] = {}
+    rest = iter(values[1:])
+    for name in rest:
+        if isinstance(name, str) and name.startswith(":"):
+            fields[name[1:]] = next(rest, "<>")
+    return TreeNode(_RENAMED.get(values[0], values[0]), MappingProxyType(fields))
