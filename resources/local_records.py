@@ -5,12 +5,15 @@ and merged by delta-rs in this process; large ones, and everything in a lake at 
 """
 
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from deltalake import (
     CommitProperties,
     DeltaTable,
@@ -20,12 +23,15 @@ from deltalake import (
     WriterProperties,
     write_deltalake,
 )
+from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
+from decoding.lsn import format_lsn
+from resources.lake_errors import DamagedTableError, again_after_conflict
 from resources.records import APPLICATION, commit_metadata
 
 #: Several row groups a file, so that decoding one is shared among the cores.
-_ROW_GROUP = 128 * 1024
+ROW_GROUP = 128 * 1024
 _FILE_BYTES = 128 * 1024 * 1024
 COLUMN_MAPPING = "delta.columnMapping.mode"
 _VECTORS = "delta.enableDeletionVectors"
@@ -44,14 +50,17 @@ class LocalRecords:
 
     def table(self, path: str) -> pa.Table:
         """All rows of a table that is known to be small."""
-        query = QueryBuilder().register("t", DeltaTable(path)).execute("select * from t")
-        return pa.table(query.read_all())
+        return _queried(path, "select * from t")
+
+    def batches(self, path: str, version: int) -> Iterator[pa.RecordBatch]:
+        """The rows of one version of a table, a batch at a time."""
+        query = QueryBuilder().register("t", DeltaTable(path, version=version)).execute("select * from t")
+        yield from pa.RecordBatchReader.from_stream(query)
 
     def messages(self, path: str, end: int) -> list[bytes]:
         """The raw messages of one slice of a change log, in their order."""
-        query = QueryBuilder().register("t", DeltaTable(path))
-        rows = query.execute(f"select data from t where slice = {end:d} order by number").read_all()
-        messages: list[bytes] = pa.table(rows)["data"].to_pylist()
+        rows = _queried(path, f"select data from t where slice = {end:d} order by number")
+        messages: list[bytes] = rows["data"].to_pylist()
         return messages
 
     def append(self, path: str, rows: pa.Table, position: int | None = None) -> None:
@@ -70,55 +79,82 @@ class LocalRecords:
     ) -> None:
         """Append (or overwrite with) rows in one commit; with a position, once per position.
 
-        Batches of a reader are written as they come.
+        Batches of a reader are written as they come. Where another writer was faster it is done again, but for a
+        reader's: then CommitFailedError is raised.
         """
-        if position is not None and self._holds(path, position):
-            return
-        exists = self.exists(path)
-        write_deltalake(
-            path,
-            rows,
-            mode="overwrite" if overwrite else "append",
-            schema_mode=("overwrite" if overwrite else "merge") if exists else None,
-            configuration=None if exists else properties,
-            target_file_size=_FILE_BYTES,
-            writer_properties=WriterProperties(max_row_group_size=_ROW_GROUP, compression="SNAPPY"),
-            commit_properties=_commit(position, metadata),
-        )
 
-    def has_schema(self, path: str, schema: pa.Schema) -> bool:
-        """Whether `commit` can add files of this schema: there is no table, or it has just these columns."""
-        return not self.exists(path) or pa.schema(DeltaTable(path).schema().to_arrow()).equals(
-            pa.schema(Schema.from_arrow(schema).to_arrow())
-        )
+        def attempt() -> None:
+            table = self._opened(path)
+            if _holds(table, position):
+                return
+            write_deltalake(
+                path if table is None else table,
+                rows,
+                mode="overwrite" if overwrite else "append",
+                schema_mode=("overwrite" if overwrite else "merge") if table else None,
+                configuration=None if table else properties,
+                target_file_size=_FILE_BYTES,
+                writer_properties=WriterProperties(max_row_group_size=ROW_GROUP, compression="SNAPPY"),
+                commit_properties=_commit(position, metadata, alone=overwrite),
+            )
+
+        if isinstance(rows, pa.Table):
+            again_after_conflict(attempt)()
+        else:
+            attempt()
+
+    def takes_files(self, path: str, schema: pa.Schema, *, overwrite: bool = False) -> bool:
+        """Whether `commit` can add files of this schema: there is no table, or it has these columns.
+
+        Others, which the files lack, are NULL in their rows; an overwrite is to leave no others.
+        """
+        if not self.exists(path):
+            return True
+        held = pa.struct(pa.schema(DeltaTable(path).schema().to_arrow()))
+        given = pa.struct(pa.schema(Schema.from_arrow(schema).to_arrow()))
+        return bool(held == given) if overwrite else self.is_unmapped(path) and _has_fields(held, given)
+
+    def permutes(self, path: str, schema: pa.Schema) -> bool:
+        """Whether a table has these columns in another order, which delta-rs would leave when overwriting."""
+        if not self.exists(path):
+            return False
+        names = [field.name for field in DeltaTable(path).schema().fields]
+        return names != schema.names and sorted(names) == sorted(schema.names)
 
     def commit(
         self,
         path: str,
         schema: pa.Schema,
         files: Iterable[Mapping[str, Any]],
-        position: int,
+        position: int | None,
         *,
         overwrite: bool = False,
         metadata: Mapping[str, Any] | None = None,
         properties: Mapping[str, str] | None = None,
     ) -> None:
-        """Add files that `parquet_files` has written in one commit, once per position; a new table is made first."""
-        if self._holds(path, position):
-            return
-        delta = Schema.from_arrow(schema)
-        if not self.exists(path):
-            DeltaTable.create(path, delta, configuration=properties)
+        """Add files that `parquet_files` has written in one commit, once per position; a new table is made first.
+
+        Where another writer was faster it is done again.
+        """
         now = time.time_ns() // 1_000_000
         actions: list[AddAction | RemoveAction] = [
             AddAction(f["path"], f["size"], {}, now, True, f["stats"]) for f in files
         ]
-        DeltaTable(path).create_write_transaction(
-            actions,
-            "overwrite" if overwrite else "append",
-            delta,
-            commit_properties=_commit(position, metadata),
-        )
+
+        def attempt() -> None:
+            table = self._opened(path)
+            if _holds(table, position):
+                return
+            if table is None:
+                table = DeltaTable.create(path, Schema.from_arrow(schema), configuration=properties)
+            table.create_write_transaction(
+                actions,
+                "overwrite" if overwrite else "append",
+                table.schema(),
+                commit_properties=_commit(position, metadata, alone=overwrite),
+            )
+
+        again_after_conflict(attempt)()
 
     def merge(
         self,
@@ -134,7 +170,8 @@ class LocalRecords:
         `source` has a column `action` (delete, update or upsert); `key` and `values` map columns of the table
         to its columns, `unknown` to those that say whether a row keeps its value.
         """
-        if self._holds(path, position):
+        table = DeltaTable(path)
+        if _holds(table, position):
             return {}
 
         def new(column: str, value: str) -> str:
@@ -144,13 +181,12 @@ class LocalRecords:
 
         on = " and ".join(f"t.{_quoted(column)} = s.{value}" for column, value in key.items())
         metrics = (
-            DeltaTable(path)
-            .merge(
+            table.merge(
                 source,
                 on,
                 source_alias="s",
                 target_alias="t",
-                writer_properties=WriterProperties(max_row_group_size=_ROW_GROUP, compression="SNAPPY"),
+                writer_properties=WriterProperties(max_row_group_size=ROW_GROUP, compression="SNAPPY"),
                 commit_properties=_commit(position),
             )
             .when_matched_delete("s.action = 'delete'")
@@ -164,13 +200,21 @@ class LocalRecords:
         """The position of the newest commit of pgsieve's."""
         return DeltaTable(path).transaction_version(APPLICATION) if self.exists(path) else None
 
-    def _holds(self, path: str, position: int) -> bool:
-        held = self.position(path)
-        return held is not None and held >= position
+    def _opened(self, path: str) -> DeltaTable | None:
+        return DeltaTable(path) if self.exists(path) else None
 
     def version(self, path: str) -> int:
         """The newest version of a table."""
         return DeltaTable(path).version()
+
+    def is_restored(self, path: str, since: int) -> bool:
+        """Whether somebody has gone back in a table that had this version; two looks at its folder where it still has."""
+        entries = [Path(path, "_delta_log", f"{version:020d}.json") for version in (since, since + 1)]
+        if entries[0].exists() and not entries[1].exists():
+            return False
+        table = DeltaTable(path)
+        later = table.version() - since
+        return later < 0 or any(c.get("operation") == "RESTORE" for c in table.history(later) if later)
 
     def size(self, path: str) -> int:
         """The bytes of a table's files."""
@@ -178,39 +222,67 @@ class LocalRecords:
 
     def count(self, path: str) -> int:
         """How many rows a table has."""
-        query = QueryBuilder().register("t", DeltaTable(path)).execute("select count(*) as rows from t")
-        return int(pa.table(query.read_all())["rows"][0].as_py())
+        return int(_queried(path, "select count(*) as rows from t")["rows"][0].as_py())
+
+    def written_at(self, path: str) -> datetime:
+        """When the newest commit was made."""
+        (newest,) = DeltaTable(path).history(1)
+        return datetime.fromtimestamp(newest["timestamp"] / 1000, UTC)
 
     def slices(self, path: str, after: int) -> Sequence[int]:
-        """The slices, from the statistics of the files: a file holds one slice."""
+        """The slices, from the statistics of the files; a file of several slices (after compaction) is looked into."""
         if (self.position(path) or 0) <= after:
             return []
-        return sorted({s for s in self._files(path).values() if s is not None and s > after})
+        ends: set[int] = set()
+        for file, bounds in self._files(path).items():
+            if bounds and (bounds[1] <= after or bounds[0] == bounds[1]):
+                ends.add(bounds[1])
+            else:
+                ends.update(pc.unique(pq.read_table(file, columns=["slice"])["slice"]).to_pylist())
+        return sorted(end for end in ends if end > after)
 
-    def slice_files(self, path: str, ends: Collection[int]) -> tuple[str, list[str]] | None:
+    def slice_files(
+        self, path: str, ends: Collection[int], *, every: bool = False
+    ) -> tuple[str, list[str]] | None:
         """The schema (Spark's JSON) and the Parquet files of some slices, to be read without Delta's log.
 
-        None where plain Parquet is not what Delta would read (mapped columns, deleted rows) or statistics are missing.
+        The files may hold other slices, too. None where plain Parquet is not what Delta would read (mapped columns,
+        deleted rows) or statistics are missing. Raises DamagedTableError where a file is not there, or, if `every` slice has
+        rows, one of them.
         """
-        files = self._files(path)
-        if None in files.values() or not self.is_plain(path):
-            return None
-        return DeltaTable(path).schema().to_json(), [
-            str(Path(path, unquote(f))) for f, end in files.items() if end in ends
-        ]
+        chosen, lacking = [], set(ends)
+        for file, bounds in self._files(path).items():
+            if bounds is None:
+                return None
+            if held := {end for end in ends if bounds[0] <= end <= bounds[1]}:
+                if not Path(file).exists():
+                    raise DamagedTableError(f'Delta table "{path}": its file "{file}" is missing')
+                chosen.append(file)
+                lacking -= held
+        if every and lacking:
+            listed = ", ".join(map(format_lsn, sorted(lacking)))
+            raise DamagedTableError(f'Delta table "{path}": it has lost the slices that end at {listed}')
+        return (DeltaTable(path).schema().to_json(), chosen) if self.is_plain(path) else None
 
     def is_plain(self, path: str) -> bool:
         """Whether the rows of a table are those of its Parquet files, without mapped columns or deleted rows."""
-        table = DeltaTable(path)
-        mapping = table.metadata().configuration.get(COLUMN_MAPPING, "none")
-        return mapping == "none" and not pa.table(table.deletion_vectors().read_all()).num_rows
+        return (
+            self.is_unmapped(path) and not pa.table(DeltaTable(path).deletion_vectors().read_all()).num_rows
+        )
 
-    def _files(self, path: str) -> dict[str, int | None]:
-        """Each file and the slice it holds."""
-        files = pa.table(DeltaTable(path).get_add_actions(flatten=True))
-        if "max.slice" not in files.column_names:
-            return {}
-        return dict(zip(files["path"].to_pylist(), files["max.slice"].to_pylist(), strict=True))
+    def is_unmapped(self, path: str) -> bool:
+        """Whether the columns of a table have their own names in its files."""
+        return DeltaTable(path).metadata().configuration.get(COLUMN_MAPPING, "none") == "none"
+
+    def _files(self, path: str) -> dict[str, tuple[int, int] | None]:
+        """Each Parquet file with the first and the last slice that it holds; None where statistics are missing."""
+        table = pa.table(DeltaTable(path).get_add_actions(flatten=True))
+        files: dict[str, tuple[int, int] | None] = {}
+        for row in table.to_pylist():
+            least, greatest = row.get("min.slice"), row.get("max.slice")
+            known = least is not None and greatest is not None
+            files[str(Path(path, unquote(row["path"])))] = (least, greatest) if known else None
+        return files
 
     def has_deletion_vectors(self, path: str) -> bool:
         """Whether writers of the table may mark rows in deletion vectors."""
@@ -227,6 +299,15 @@ def writable(rows: pa.Table) -> pa.Table:
     return cast.take(pa.array(range(cast.num_rows), pa.int64()))
 
 
+def _has_fields(held: pa.DataType, given: pa.DataType) -> bool:
+    """Whether a type has all that another one has, structs field by field in any order."""
+    if not (pa.types.is_struct(held) and pa.types.is_struct(given)):
+        return bool(held == given)
+    return all(
+        held.get_field_index(f.name) >= 0 and _has_fields(held.field(f.name).type, f.type) for f in given
+    )
+
+
 def _nullable(field: pa.Field) -> pa.Field:
     kind = field.type
     if pa.types.is_struct(kind):
@@ -241,8 +322,36 @@ def _quoted(column: str) -> str:
     return '"' + column.replace('"', '""') + '"'
 
 
-def _commit(position: int | None, metadata: Mapping[str, Any] | None = None) -> CommitProperties:
+def _queried(path: str, query: str) -> pa.Table:
+    """What SQL says of a table `t`; raises DeltaError where a file is missing, which delta-rs gives no class."""
+    result = QueryBuilder().register("t", DeltaTable(path)).execute(query)
+    try:
+        return pa.table(result.read_all())
+    except Exception as error:
+        if type(error) is not Exception:
+            raise
+        raise DeltaError(str(error)) from error
+
+
+def _holds(table: DeltaTable | None, position: int | None) -> bool:
+    """Whether this version of a table has a position already.
+
+    What is written is based on the same version, so that of two writers of a position the slower is refused.
+    """
+    held = None if table is None or position is None else table.transaction_version(APPLICATION)
+    return held is not None and position is not None and held >= position
+
+
+def _commit(
+    position: int | None, metadata: Mapping[str, Any] | None = None, *, alone: bool = False
+) -> CommitProperties:
+    """How to commit; `alone` not after any other writer.
+
+    delta-rs would let an overwrite follow a compaction, whose files it does not know of: the former rows would stay.
+    """
     transactions = None if position is None else [Transaction(APPLICATION, position)]
     return CommitProperties(
-        custom_metadata={"userMetadata": commit_metadata(position, metadata)}, app_transactions=transactions
+        custom_metadata={"userMetadata": commit_metadata(position, metadata)},
+        max_commit_retries=0 if alone else None,
+        app_transactions=transactions,
     )

@@ -4,10 +4,11 @@ In: a libpq conninfo. Out: connections, and the `Catalog` of tables and publicat
 Raises `SourceError` subclasses for what a user can mend: unreachable server, wrong settings, rights.
 """
 
+import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import adbc_driver_manager
@@ -18,7 +19,16 @@ from psycopg.conninfo import make_conninfo
 
 from decoding.builtin_types import MadeOf
 from decoding.errors import PgsieveError
-from decoding.publication import Attribute, Catalog, Publication, PublicationTable, Table
+from decoding.filter_rules import Expression, column_names
+from decoding.node_tree import parse_expression
+from decoding.publication import (
+    Attribute,
+    Catalog,
+    Publication,
+    PublicationError,
+    PublicationTable,
+    Table,
+)
 
 #: How values are printed: as PostgreSQL's own apply worker asks for (libpqrcv_connect in
 #: src/backend/replication/libpqwalreceiver/libpqwalreceiver.c), with UTC and hex bytea beside.
@@ -58,6 +68,28 @@ def literal(value: str) -> str:
     return sql.Literal(value).as_string(None)
 
 
+#: Python's own logging, which a terminal shows; an orchestrator's log of a step is not shown there.
+_LOGGER = logging.getLogger(__name__)
+
+#: The key of an advisory lock, and the sessions that hold it: pg_locks shows a key in two halves (section 53.13).
+_LOCK = sql.SQL("hashtextextended({}, 0)")
+_HOLDERS = sql.SQL(
+    "select pid, application_name, coalesce(client_addr::text, 'a local socket'), date_trunc('second', backend_start)"
+    " from pg_locks join pg_stat_activity using (pid) where locktype = 'advisory' and granted and objsubid = 1"
+    " and pg_locks.database = (select oid from pg_database where datname = current_database())"
+    " and (classid::bigint << 32) | objid::bigint = {}"
+)
+
+
+def _holding(holders: Sequence[tuple[Any, ...]]) -> str:
+    """Who holds a lock."""
+    told = [
+        f"{name} (server process {pid}, from {address}, since {since})"
+        for pid, name, address, since in holders
+    ]
+    return f"held by {', '.join(told)}" if told else "its holder is about to end"
+
+
 @dataclass(frozen=True)
 class Source:
     """One PostgreSQL database, by libpq conninfo; the conninfo stays out of repr and messages."""
@@ -89,8 +121,35 @@ class Source:
                 hint="check host, port, dbname, user and password in conninfo, and that the server is running",
                 sqlstate=error.sqlstate,
             ) from None
-        with connection:
-            yield connection
+        try:
+            with connection:
+                yield connection
+        except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+            if not connection.broken:
+                raise
+            raise SourceUnreachableError(
+                f'source "{self.name}": the connection was lost ({_mask(str(error))})',
+                hint="run again once the server answers: nothing is lost",
+                sqlstate=error.sqlstate,
+            ) from error
+
+    @contextmanager
+    def exclusively(self, what: str) -> Iterator[None]:
+        """Hold the database's advisory lock of a name (section 13.3.5) in the block.
+
+        Waits for other processes, and after a second logs a warning that names them.
+        """
+        lock = sql.SQL("select pg_advisory_lock({})").format(_LOCK.format(f"pgsieve {what}"))
+        with self.connect() as connection:
+            try:
+                connection.execute("set lock_timeout = '1s'")
+                connection.execute(lock)
+            except psycopg.errors.LockNotAvailable:
+                holders = connection.execute(_HOLDERS.format(_LOCK.format(f"pgsieve {what}"))).fetchall()
+                _LOGGER.warning('waiting for "%s" of source "%s": %s', what, self.name, _holding(holders))
+                connection.execute("set lock_timeout = 0")
+                connection.execute(lock)
+            yield
 
     def executor_conninfo(self) -> str:
         """A conninfo that works where the environment (PGPASSWORD, service files) is another.
@@ -99,20 +158,30 @@ class Source:
         """
         with self.connect() as connection:
             parameters: dict[str, Any] = dict(connection.info.get_parameters())
+            # Those that libpq does not show: the password, also from a file, and that of the client's key.
             if connection.info.password:
                 parameters["password"] = connection.info.password
+            for option in connection.pgconn.info:
+                if option.keyword == b"sslpassword" and option.val:
+                    parameters["sslpassword"] = option.val.decode()
             return make_conninfo("", **parameters)
 
     def check_ready(self) -> int:
-        """The server's version number; raises SourceSettingError where it cannot decode."""
+        """The server's version number; raises SourceSettingError where it cannot decode, or is a standby."""
         with self.connect() as connection:
             version = connection.info.server_version
             if version < 130000:
                 raise SourceSettingError(
                     f'source "{self.name}": PostgreSQL {version // 10000} is too old', hint="use 13 or newer"
                 )
-            row = connection.execute("select current_setting('wal_level')").fetchone()
+            row = connection.execute("select current_setting('wal_level'), pg_is_in_recovery()").fetchone()
             assert row is not None
+            if row[1]:
+                raise SourceSettingError(
+                    f'source "{self.name}": the server is a standby, recovery is in progress',
+                    hint="name its primary; with all hosts in conninfo, target_session_attrs=read-write finds it",
+                    sqlstate="55000",
+                )
             if row[0] != "logical":
                 raise SourceSettingError(
                     f'source "{self.name}": logical decoding requires "wal_level" >= "logical", it is "{row[0]}"',
@@ -129,6 +198,25 @@ def _mask(message: str) -> str:
     return re.sub(r"(password\s*=?\s*)(\"[^\"]*\"|'[^']*'|\S+=\S+)", r"\1...", line)
 
 
+def _without_values(error: Exception) -> str:
+    """What the server says of a query, without the cells that it shows.
+
+    Only the first line: DETAIL and CONTEXT show rows. In it, data exceptions (SQLSTATE class 22) show the value at the
+    end, quoted or a number, or as `value "..."`.
+    """
+    line = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return _mask(re.sub(r'(: |\bvalue |\bcharacter )(".*"|-?[\d.]+$)', r"\1...", line))
+
+
+@contextmanager
+def without_values() -> Iterator[None]:
+    """Have an error of what reads rows show none of their values: an executor's ends up in Spark's log as it is."""
+    try:
+        yield
+    except (adbc_driver_manager.Error, pa.ArrowException, OSError) as error:
+        raise SourceError(_without_values(error)) from None
+
+
 @contextmanager
 def refusing(source: str, what: str) -> Iterator[None]:
     """Turn the server's refusal into a SourceError that names what was tried."""
@@ -136,23 +224,65 @@ def refusing(source: str, what: str) -> Iterator[None]:
         yield
     except psycopg.errors.InsufficientPrivilege as error:
         raise SourcePermissionError(
-            f'source "{source}": cannot {what} ({_mask(str(error))})',
+            f'source "{source}": cannot {what} ({_without_values(error)})',
             hint="grant the right, or have the object created by its owner; `pgsieve validate` prints the SQL",
             sqlstate=error.sqlstate,
         ) from error
     # ADBC's errors, when executing and when fetching; the latter come through Arrow's stream and have no SQLSTATE.
     except (psycopg.Error, adbc_driver_manager.Error, pa.ArrowException, OSError) as error:
         raise SourceError(
-            f'source "{source}": cannot {what} ({_mask(str(error))})',
+            f'source "{source}": cannot {what} ({_without_values(error)})',
             sqlstate=getattr(error, "sqlstate", None),
         ) from error
+
+
+_KINDS: Mapping[str, str] = {
+    "v": "views", "m": "materialized views", "f": "foreign tables", "S": "sequences", "i": "indexes",
+    "I": "partitioned indexes", "c": "composite types", "t": "TOAST tables",
+}  # fmt: skip
+_PERSISTENCES: Mapping[str, str] = {"t": "temporary tables", "u": "unlogged tables"}
+
+
+def why_missing(
+    connection: psycopg.Connection[Any], publication: str, schema: str, name: str
+) -> PublicationError:
+    """Why a publication of pgsieve.yaml cannot have a table that the catalog lacks, as CREATE PUBLICATION says it.
+
+    The kinds of relations are those of check_publication_add_relation() in src/backend/catalog/pg_publication.c.
+    """
+    row = connection.execute(
+        "select c.relkind::text, c.relpersistence::text from pg_namespace n left join pg_class c"
+        " on c.relnamespace = n.oid and c.relname = %s where n.nspname = %s",
+        [name, schema],
+    ).fetchone()
+    if row is None or row[0] is None:
+        what, sqlstate = (f'relation "{schema}.{name}"', "42P01") if row else (f'schema "{schema}"', "3F000")
+        return PublicationError(
+            f'publication "{publication}": {what} does not exist',
+            hint="correct the table's name in pgsieve.yaml, or create the table",
+            sqlstate=sqlstate,
+        )
+    kind = _KINDS.get(row[0]) or _PERSISTENCES.get(row[1]) or "system tables"
+    is_relation = row[0] not in ("i", "I", "c")
+    wanted = (
+        f'cannot add relation "{name}" to publication' if is_relation else f'cannot open relation "{name}"'
+    )
+    return PublicationError(
+        f'publication "{publication}": {wanted}: This operation is not supported for {kind}.',
+        hint="take it out of the publication in pgsieve.yaml",
+        sqlstate="22023" if is_relation else "42809",
+    )
 
 
 _TABLES = """
 select c.oid::bigint, n.nspname, c.relname, c.relkind::text, c.relreplident::text,
        (select coalesce(json_agg(json_build_array(a.attname, a.atttypid::bigint, a.atttypmod,
-                format_type(a.atttypid, a.atttypmod), coalesce(l.collname, ''), a.attnotnull, a.attgenerated,
-                case when a.attgenerated <> '' then pg_get_expr(d.adbin, d.adrelid) end) order by a.attnum), '[]')
+                format_type(a.atttypid, a.atttypmod), coalesce(case when l.collnamespace <> 'pg_catalog'::regnamespace
+                then l.collnamespace::regnamespace || '.' end || l.collname, l.collname, ''), a.attnotnull, a.attgenerated,
+                case when a.attgenerated <> '' then pg_get_expr(d.adbin, d.adrelid) end,
+                a.attnum, a.xmin::text::bigint, a.attmissingval::text::text[],
+                a.attgenerated = '' or (a.attgenerated = 's' and current_setting('server_version_num')::int >= 180000)
+                ) order by a.attnum), '[]')
           from pg_attribute a
           left join pg_collation l on l.oid = a.attcollation
           left join pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum
@@ -169,7 +299,10 @@ select c.oid::bigint, n.nspname, c.relname, c.relkind::text, c.relreplident::tex
          (select array_agg(r.relid::oid::bigint order by r.n) from pg_partition_ancestors(c.oid) with ordinality r(relid, n)
            where r.relid <> c.oid) end,
        case when c.relkind = 'p' then
-         (select array_agg(t.relid::oid::bigint) from pg_partition_tree(c.oid) t where t.isleaf and t.relid <> c.oid) end
+         (select array_agg(t.relid::oid::bigint) from pg_partition_tree(c.oid) t where t.isleaf and t.relid <> c.oid) end,
+       case when c.relkind = 'r' then
+         (select array_agg(i.inhrelid::bigint order by i.inhrelid) from pg_inherits i where i.inhparent = c.oid) end,
+       c.relnatts, c.relfilenode::bigint
   from pg_class c join pg_namespace n on n.oid = c.relnamespace
  where c.relkind in ('r', 'p') and c.relpersistence = 'p' and c.oid >= 16384
    and n.nspname <> 'information_schema' and n.nspname !~ '^pg_'
@@ -177,7 +310,7 @@ select c.oid::bigint, n.nspname, c.relname, c.relkind::text, c.relreplident::tex
 
 _PUBLICATIONS = """
 select p.oid::bigint, p.pubname, p.puballtables, p.pubinsert, p.pubupdate, p.pubdelete, p.pubtruncate, p.pubviaroot,
-       {generated}
+       {generated}, pg_get_userbyid(p.pubowner)
   from pg_publication p
 """
 
@@ -193,47 +326,67 @@ select t.oid::bigint, case when t.typtype = 'b' then 'a' else t.typtype::text en
 """
 
 
-def read_catalog(connection: psycopg.Connection[Any]) -> Catalog:
-    """All user tables, publications and types of the database, read in one snapshot."""
+def read_catalog(connection: psycopg.Connection[Any], snapshot: str | None = None) -> Catalog:
+    """All user tables, publications and types of the database, read in one snapshot, which may be an exported one."""
     version = connection.info.server_version
     with connection.transaction():
         connection.execute("set transaction isolation level repeatable read, read only")
+        if snapshot is not None:
+            connection.execute(f"set transaction snapshot {literal(snapshot)}")
         tables = {}
-        for oid, schema, name, kind, identity, attributes, pk, index, ancestors, leaves in connection.execute(
-            _TABLES
-        ):
+        for row in connection.execute(_TABLES):
+            oid, schema, name, kind, identity, attributes, pk, index, ancestors, leaves, *more = row
+            children, columns, file = more
             tables[oid] = Table(
                 oid=oid,
                 schema=schema,
                 name=name,
                 kind=kind,
                 replica_identity=identity,
-                attributes=tuple(Attribute(*a) for a in attributes),
+                attributes=tuple(_attribute(*a) for a in attributes),
                 primary_key=tuple(pk or ()),
                 identity_index=tuple(index or ()),
                 ancestors=tuple(ancestors or ()),
                 leaves=tuple(leaves or ()),
+                children=tuple(children or ()),
+                columns_ever=columns,
+                file=file,
             )
-        publications = _read_publications(connection, version)
+        publications = _read_publications(connection, version, tables)
         types_query = _TYPES.format(multirange="m.rngmultitypid" if version >= 140000 else "null")
         types = {oid: MadeOf(kind, of) for oid, kind, of in connection.execute(types_query)}
-    return Catalog(tables=tables, publications=publications, types=types)
+    return Catalog(tables=tables, publications=publications, types=types, server_version=version)
 
 
-def _read_publications(connection: psycopg.Connection[Any], version: int) -> dict[str, Publication]:
+def _attribute(*told: Any) -> Attribute:
+    """A column from its JSON array; a missing value is an array of one, which box delimits by semicolons."""
+    attribute = Attribute(*told)
+    return attribute if attribute.missing is None else replace(attribute, missing=",".join(attribute.missing))
+
+
+def _read_publications(
+    connection: psycopg.Connection[Any], version: int, tables: Mapping[int, Table]
+) -> dict[str, Publication]:
     generated = "p.pubgencols::text" if version >= 180000 else "'n'"
     lists = (
         "pg_get_expr(r.prqual, r.prrelid), (select array_agg(a.attname::text) from pg_attribute a"
-        " where a.attrelid = r.prrelid and a.attnum = any(r.prattrs))"
+        " where a.attrelid = r.prrelid and a.attnum = any(r.prattrs)), r.prqual::text"
         if version >= 150000
-        else "null, null"
+        else "null, null, null"
     )
     listed: dict[int, list[PublicationTable]] = {}
-    for publication, oid, where, columns in connection.execute(
+    for publication, oid, where, columns, tree in connection.execute(
         f"select r.prpubid::bigint, r.prrelid::bigint, {lists} from pg_publication_rel r order by r.prrelid"
     ):
         listed.setdefault(publication, []).append(
-            PublicationTable(oid, where, None if columns is None else frozenset(columns))
+            PublicationTable(
+                oid,
+                where,
+                None if columns is None else frozenset(columns),
+                None
+                if tree is None or oid not in tables
+                else column_names(Expression(parse_expression(tree)), tables[oid]),
+            )
         )
     schemas: dict[int, set[str]] = {}
     if version >= 150000:
@@ -242,9 +395,18 @@ def _read_publications(connection: psycopg.Connection[Any], version: int) -> dic
         ):
             schemas.setdefault(publication, set()).add(schema)
     publications = {}
-    for oid, name, all_tables, ins, upd, dele, trunc, via_root, generated_columns in connection.execute(
-        _PUBLICATIONS.format(generated=generated)
-    ):
+    for (
+        oid,
+        name,
+        all_tables,
+        ins,
+        upd,
+        dele,
+        trunc,
+        via_root,
+        generated_columns,
+        owner,
+    ) in connection.execute(_PUBLICATIONS.format(generated=generated)):
         switched = {"insert": ins, "update": upd, "delete": dele, "truncate": trunc}
         publications[name] = Publication(
             name=name,
@@ -254,5 +416,6 @@ def _read_publications(connection: psycopg.Connection[Any], version: int) -> dic
             tables=tuple(listed.get(oid, ())),
             via_root=via_root,
             generated_columns=generated_columns,
+            owner=owner,
         )
     return publications

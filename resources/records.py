@@ -42,6 +42,12 @@ class Records(Protocol):
     def version(self, path: str) -> int:
         """The newest version of a table."""
 
+    def is_restored(self, path: str, since: int) -> bool:
+        """Whether somebody has gone back in a table that had this version: by RESTORE, or an older folder put back.
+
+        Delta keeps the transaction identifiers of what RESTORE undoes: the position alone does not tell.
+        """
+
     def size(self, path: str) -> int:
         """The bytes of a table's files."""
 

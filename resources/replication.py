@@ -25,6 +25,7 @@ from resources.pgoutput import PgoutputOptions
 from resources.postgres import Source, SourceError, SourceUnreachableError, quote
 from resources.receiver import Received, Receiver, Wakeup
 from resources.slot import SlotInUseError, refusing_slot, slot_state, verify_slot
+from resources.timeline import current_timeline, refuse_divergence
 
 #: Bytes of messages that may wait for the consumer.
 BUFFER_BYTES = 64 * 1024 * 1024
@@ -45,13 +46,17 @@ _PASSING = ("08", "53", "57")
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The stream begins, or begins again, at `lsn`: what was received and not confirmed comes once more."""
+    """The stream begins, or begins again, at `lsn`: what was received and not confirmed comes once more.
+
+    `timeline` is the server's, which after a failover is another one.
+    """
 
     lsn: int
+    timeline: int
 
 
 class ReplicationStream:
-    """The messages of a slot from `start_lsn` on: `with ReplicationStream(...) as s: for item in s.items(): ...`.
+    """The messages of a slot from `start_lsn` on, of a `timeline` where that is known: `with ReplicationStream(...) as s: for item in s.items(): ...`.
 
     `confirm` moves the slot. A consumer that has nothing outstanding confirms the position of the newest item,
     also of one without messages: otherwise an idle database retains its WAL, and the server's shutdown waits.
@@ -65,6 +70,7 @@ class ReplicationStream:
         start_lsn: int,
         *,
         log: Callable[[str], None],
+        timeline: int | None = None,
         buffer_bytes: int = BUFFER_BYTES,
         connect_seconds: float = CONNECT_SECONDS,
         reconnect_seconds: float = RECONNECT_SECONDS,
@@ -75,10 +81,11 @@ class ReplicationStream:
         self._connect_seconds, self._reconnect_seconds = connect_seconds, reconnect_seconds
         self._silence_seconds = silence_seconds
         self._confirmed = self._delivered = start_lsn
+        self._timeline = timeline
         self._receiver: Receiver | None = None
         self._connection = ExitStack()
         self._wakeup = Wakeup()
-        self._stopped = False
+        self._stopped = self._restarting = False
 
     def __enter__(self) -> Self:
         return self
@@ -87,7 +94,7 @@ class ReplicationStream:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
-        self._disconnect()
+        self.disconnect()
         self._wakeup.close()
 
     def stop(self) -> None:
@@ -96,6 +103,10 @@ class ReplicationStream:
         if (receiver := self._receiver) is not None:
             receiver.end()
         self._wakeup.ring()
+
+    def restart(self) -> None:
+        """Make `items` connect again after the newest item, with everything sent again that was not confirmed."""
+        self._restarting = True
 
     def confirm(self, lsn: int) -> None:
         """Let the slot forget what commits before `lsn`: it is durable. An older position changes nothing.
@@ -115,7 +126,8 @@ class ReplicationStream:
         try:
             while (receiver := self._connect(seconds)) is not None:
                 self._delivered = self._confirmed
-                yield Started(self._confirmed)
+                assert self._timeline is not None
+                yield Started(self._confirmed, self._timeline)
                 try:
                     with refusing_slot(self._source.name, self._slot, "read"):
                         yield from self._received(receiver)
@@ -123,11 +135,11 @@ class ReplicationStream:
                     if not _passes(error):
                         raise
                     self._log(f"{error.message}; connecting again from {format_lsn(self._confirmed)}")
-                self._disconnect()
+                self.disconnect()
                 self._pause(_PAUSE_SECONDS)
                 seconds = self._reconnect_seconds
         finally:
-            self._disconnect()
+            self.disconnect()
 
     def _received(self, receiver: Receiver) -> Iterator[Received]:
         for item in receiver.items():
@@ -135,6 +147,9 @@ class ReplicationStream:
                 return
             self._delivered = item.position
             yield item
+            if self._restarting:
+                self._restarting = False
+                return
 
     def _connect(self, seconds: float) -> Receiver | None:
         """A receiver that runs, within so many seconds; None where the stream was stopped meanwhile."""
@@ -167,8 +182,11 @@ class ReplicationStream:
                 source.connect(replication="database", cursor_factory=psycopg.ClientCursor)
             )
             with refusing_slot(source.name, slot, "read"):
-                state = slot_state(connection, slot)
+                state, timeline = slot_state(connection, slot), current_timeline(connection)
                 status_seconds = _status_seconds(connection)
+            if self._timeline not in {None, timeline}:
+                refuse_divergence(source, self._timeline, self._confirmed, timeline)
+            self._timeline = timeline
             verify_slot(state, source.name, slot, self._confirmed)
             with refusing_slot(source.name, slot, "read"):
                 _start_replication(connection, slot, self._confirmed, self._options)
@@ -184,7 +202,8 @@ class ReplicationStream:
             self._connection = opened.pop_all()
         return receiver
 
-    def _disconnect(self) -> None:
+    def disconnect(self) -> None:
+        """End the connection: the slot is free for others a moment later."""
         self._receiver = None
         self._connection.close()
 

@@ -6,23 +6,37 @@ confirmed position moved on (`advance`). A slot is read with pg_logical_slot_pee
 subclasses for a slot that is missing, in use, ahead of what is durable, or invalidated.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import psycopg
 import pyarrow as pa
-from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_exponential
+from tenacity import (
+    Retrying,
+    retry,
+    retry_if_exception_type,
+    retry_if_result,
+    stop_after_delay,
+    wait_exponential,
+    wait_fixed,
+)
 
 from decoding.lsn import format_lsn, parse_lsn
-from decoding.publication import Catalog
-from decoding.routing import CapturePublication
+from decoding.messages import Truncate, decode
+from decoding.publication import Catalog, Table
+from decoding.routing import CapturePublication, capture_suffixes
+from resources.failpoints import Failpoint, reach
 from resources.pgoutput import PgoutputOptions
-from resources.postgres import SourceError, literal, quote, refusing
+from resources.postgres import Source, SourceError, literal, quote, refusing
 
 #: Messages come in Arrow batches of about so many bytes: a writer holds several at a time.
 _BATCHES = {"adbc.postgresql.batch_size_hint_bytes": str(4 * 1024 * 1024)}
+
+
+#: The comment on a publication that pgsieve created, and so may drop.
+CREATED = "capture publication created by pgsieve"
 
 
 class SlotError(SourceError):
@@ -57,36 +71,63 @@ class SlotState:
     wal_status: str
     lag: int
     two_phase: bool
+    failover: bool
 
 
 def current_lsn(connection: psycopg.Connection[Any]) -> int:
+    """The publisher's current WAL flush position: what begins before it, a peek delivers.
+
+    Of what was inserted later a commit may not be flushed: a peek would miss what an advance would confirm.
+    """
+    row = connection.execute("select pg_current_wal_flush_lsn()::text").fetchone()
+    assert row is not None
+    return parse_lsn(row[0])
+
+
+def inserted_lsn(connection: psycopg.Connection[Any]) -> int:
     """The publisher's current WAL insert position: every transaction committed by now ends before it."""
     row = connection.execute("select pg_current_wal_insert_lsn()::text").fetchone()
     assert row is not None
     return parse_lsn(row[0])
 
 
+def system_identifier(connection: psycopg.Connection[Any]) -> str:
+    """What tells the publisher's cluster, and its physical standbys, from every other one."""
+    row = connection.execute("select system_identifier::text from pg_control_system()").fetchone()
+    assert row is not None
+    return str(row[0])
+
+
 def slot_state(connection: psycopg.Connection[Any], slot: str) -> SlotState | None:
     """The slot's state, or None where it does not exist in this database."""
     row = connection.execute(
         "select slot_name, plugin, active, confirmed_flush_lsn::text, restart_lsn::text, coalesce(wal_status, ''),"
-        " (pg_current_wal_insert_lsn() - confirmed_flush_lsn)::bigint,"
-        " coalesce((to_jsonb(s) ->> 'two_phase')::boolean, false)"  # a column from 14 on
+        " case when not pg_is_in_recovery() then (pg_current_wal_insert_lsn() - confirmed_flush_lsn)::bigint end,"
+        " coalesce((to_jsonb(s) ->> 'two_phase')::boolean, false),"  # a column from 14 on
+        " coalesce((to_jsonb(s) ->> 'failover')::boolean, false)"  # from 17 on
         " from pg_replication_slots s where slot_name = %s and database = current_database()",
         [slot],
     ).fetchone()
     if row is None:
         return None
-    name, plugin, active, confirmed, restart, wal_status, lag, two_phase = row
+    name, plugin, active, confirmed, restart, wal_status, lag, *options = row
     lsns = parse_lsn(confirmed or "0/0"), parse_lsn(restart or "0/0")
-    return SlotState(name, plugin, active, *lsns, wal_status, lag or 0, two_phase)
+    return SlotState(name, plugin, active, *lsns, wal_status, lag or 0, *options)
 
 
 def create_slot(
-    connection: psycopg.Connection[Any], source: str, slot: str, *, two_phase: bool = False
+    connection: psycopg.Connection[Any],
+    source: str,
+    slot: str,
+    *,
+    two_phase: bool = False,
+    failover: bool = False,
 ) -> int:
     """Create the slot with pgoutput; the LSN from which it delivers."""
-    options = ", false, true" if two_phase else ""  # not temporary, two_phase: an argument from 14 on
+    # Not temporary, two_phase (an argument from 14 on), failover (from 17 on).
+    options = f", false, {two_phase}" + ", true" * failover if two_phase or failover else ""
+    if failover:
+        refuse_failover(connection, source, slot)
     with refusing(source, f'create the replication slot "{slot}"'):
         row = connection.execute(
             f"select lsn::text from pg_create_logical_replication_slot(%s, 'pgoutput'{options})", [slot]
@@ -95,12 +136,39 @@ def create_slot(
     return parse_lsn(row[0])
 
 
-def verify_slot(state: SlotState | None, source: str, slot: str, durable: int | None) -> None:
+def refuse_failover(connection: psycopg.Connection[Any], source: str, slot: str) -> None:
+    """Raise SlotError where the server's slots cannot be synchronized to standbys."""
+    if connection.info.server_version < 170000:
+        raise SlotError(
+            f'source "{source}": replication slot "{slot}" cannot have `failover` before PostgreSQL 17',
+            hint="leave `failover` out; after a failover every table is to be copied again then",
+            sqlstate="0A000",
+        )
+
+
+def enable_failover(source: Source, slot: str) -> None:
+    """Have the slot synchronized to standbys, as ALTER SUBSCRIPTION ... SET (failover) does."""
+    with source.connect(replication="database", cursor_factory=psycopg.ClientCursor) as connection:
+        refuse_failover(connection, source.name, slot)
+        with refusing_slot(source.name, slot, "alter"):
+            connection.execute(f"ALTER_REPLICATION_SLOT {quote(slot)} (FAILOVER true)".encode())
+
+
+def resynchronisation(subscriptions: Iterable[str]) -> str:
+    """What to do about changes that are lost to these subscriptions."""
+    commands = " and ".join(f"`pgsieve resync {name}`" for name in subscriptions)
+    return f"copy every table again: {commands or '`pgsieve resync` its subscriptions'}"
+
+
+def verify_slot(
+    state: SlotState | None, source: str, slot: str, durable: int | None, subscriptions: Iterable[str] = ()
+) -> None:
     """Compare the slot with the LSN up to which Delta holds its changes; raises SlotError on a gap.
 
-    A slot behind Delta is harmless: what it sends again is left out. One ahead has lost changes.
+    A slot behind Delta is harmless: what it sends again is left out. One ahead has lost changes. `subscriptions`
+    are those that read it.
     """
-    resynchronise = "copy every table again: remove the source's change log folder and run `pgsieve run`"
+    resynchronise = resynchronisation(subscriptions)
     if state is None:
         if durable is None:
             return
@@ -119,7 +187,7 @@ def verify_slot(state: SlotState | None, source: str, slot: str, durable: int | 
         raise SlotInvalidatedError(
             f'source "{source}": can no longer access replication slot "{slot}": it has been invalidated, changes since'
             f" {format_lsn(durable or state.confirmed_lsn)} are lost",
-            hint=f"raise max_slot_wal_keep_size, drop the slot, then {resynchronise}",
+            hint=f"raise max_slot_wal_keep_size, then {resynchronise}",
             sqlstate="55000",
         )
     if durable is not None and state.confirmed_lsn > durable:
@@ -130,12 +198,16 @@ def verify_slot(state: SlotState | None, source: str, slot: str, durable: int | 
         )
 
 
-@retry(
+#: A run that died may hold the slot until the server notices.
+_patiently = retry(
     retry=retry_if_exception_type(psycopg.errors.ObjectInUse),
     stop=stop_after_delay(10),
     wait=wait_exponential(0.05, max=1),
     reraise=True,
 )
+
+
+@_patiently
 def _advance(connection: psycopg.Connection[Any], slot: str, lsn: int) -> None:
     connection.execute("select pg_replication_slot_advance(%s, %s::pg_lsn)", [slot, format_lsn(lsn)])
 
@@ -147,6 +219,19 @@ def advance(connection: psycopg.Connection[Any], source: str, slot: str, lsn: in
         return
     with refusing_slot(source, slot, "advance"):
         _advance(connection, slot, lsn)
+
+
+def release_wal(connection: psycopg.Connection[Any], source: str, slot: str) -> None:
+    """Let the server remove the WAL before what is confirmed, as far as it can.
+
+    An advance moves restart_lsn to the first record of running transactions that it passes; only when such records
+    are passed again, confirmed by now, to the last (LogicalIncreaseRestartDecodingForSlot in
+    src/backend/replication/logical/logical.c). So the slot is advanced once more, to where it is.
+    """
+    state = slot_state(connection, slot)
+    if state is not None:
+        with refusing_slot(source, slot, "advance"):
+            _advance(connection, slot, state.confirmed_lsn)
 
 
 @contextmanager
@@ -165,13 +250,28 @@ def refusing_slot(source: str, slot: str, what: str) -> Iterator[None]:
         ) from error
 
 
-def drop_slot(connection: psycopg.Connection[Any], slot: str) -> None:
-    """Drop the slot if it exists."""
-    connection.execute(
+def wait_until_free(connection: psycopg.Connection[Any], slot: str) -> None:
+    """Wait until no process reads the slot: a walsender ends a moment after its client; 10 seconds at most."""
+    free = retry_if_result(lambda state: state is not None and state.active)
+    Retrying(
+        retry=free, stop=stop_after_delay(10), wait=wait_fixed(0.02), retry_error_callback=lambda _: None
+    )(slot_state, connection, slot)
+
+
+@_patiently
+def _drop(connection: psycopg.Connection[Any], slot: str) -> bool:
+    dropped = connection.execute(
         "select pg_drop_replication_slot(slot_name) from pg_replication_slots"
         " where slot_name = %s and database = current_database()",
         [slot],
     )
+    return dropped.rowcount > 0
+
+
+def drop_slot(connection: psycopg.Connection[Any], source: str, slot: str) -> bool:
+    """Drop the slot; False where there is none. Raises SlotInUseError where another process reads it."""
+    with refusing_slot(source, slot, "drop"):
+        return _drop(connection, slot)
 
 
 def peek_query(
@@ -205,8 +305,25 @@ def has_changes(connection: psycopg.Connection[Any], source: str, slot: str, que
 
     Raises SlotInUseError or SourceError where the server refuses to read the slot.
     """
+    return first_message(connection, source, slot, query) is not None
+
+
+def first_message(connection: psycopg.Connection[Any], source: str, slot: str, query: str) -> bytes | None:
+    """The first message of a peek; raises as `has_changes` does."""
     with refusing_slot(source, slot, "read"):
-        return connection.execute(f"select 1 from ({query}) m limit 1").fetchone() is not None
+        row = connection.execute(f"select data from ({query}) m limit 1").fetchone()
+    return None if row is None else bytes(row[0])
+
+
+def truncated_relations(
+    connection: psycopg.Connection[Any], source: str, slot: str, query: str
+) -> list[frozenset[int]]:
+    """The relations of each TRUNCATE that a peek delivers; the rest stays on the server. Raises as `has_changes`."""
+    with refusing_slot(source, slot, "read"):
+        kept = f"select data from ({query}) m where get_byte(data, 0) = {Truncate.tag}"
+        rows = connection.execute(kept).fetchall()
+    messages = (decode(bytes(data)) for (data,) in rows)
+    return [frozenset(m.relation_ids) for m in messages if isinstance(m, Truncate)]
 
 
 def read_messages(conninfo: str, query: str) -> Iterator[pa.RecordBatch]:
@@ -216,7 +333,9 @@ def read_messages(conninfo: str, query: str) -> Iterator[pa.RecordBatch]:
     with dbapi.connect(conninfo) as connection, connection.cursor() as cursor:
         cursor.adbc_statement.set_options(**_BATCHES)
         cursor.execute(query)
-        yield from cursor.fetch_record_batch()
+        for batch in cursor.fetch_record_batch():
+            reach(Failpoint.BATCH_RECEIVED)
+            yield batch
 
 
 def ensure_capture(
@@ -228,21 +347,33 @@ def ensure_capture(
 ) -> tuple[str, ...]:
     """Create or alter the capture publications to hold just what is planned; their names.
 
-    A publication that already publishes what is planned is left untouched, whoever owns it.
+    A publication that already publishes what is planned is left untouched where somebody else owns it. Tables are
+    added before they are taken out elsewhere: there is no place in the WAL at which one is not captured.
     """
+    # Changes are read under the new publications as soon as the slot is past this commit.
+    connection.execute("set synchronous_commit = local")
     for publication in planned:
         name = capture + publication.suffix
-        for statement in capture_statements(name, publication, catalog, connection.info.server_version):
-            with refusing(source, f'prepare the capture publication "{name}"'):
+        statements = capture_statements(name, publication, catalog, connection.info.server_version)
+        if name not in catalog.publications:
+            statements.append(f"comment on publication {quote(name)} is {literal(CREATED)}")
+        with refusing(source, f'prepare the capture publication "{name}"'), connection.transaction():
+            for statement in statements:
                 connection.execute(statement)
-    return tuple(capture + p.suffix for p in planned)
+    wanted = {capture + p.suffix: {t.oid for t in p.tables} for p in planned}
+    for name in (n for n in _created(connection, capture) if n in catalog.publications):
+        surplus = [t.oid for t in catalog.publications[name].tables if t.oid not in wanted.get(name, ())]
+        for table in (catalog.tables[oid] for oid in surplus if oid in catalog.tables):
+            with suppress(psycopg.errors.InsufficientPrivilege, psycopg.errors.UndefinedObject):
+                connection.execute(f"alter publication {quote(name)} drop table {_listed(table)}")
+    return tuple(wanted)
 
 
 def capture_statements(
     name: str, planned: CapturePublication, catalog: Catalog, server_version: int
 ) -> list[str]:
     """The SQL that makes the capture publication as planned; empty where it already is."""
-    tables = ", ".join("only " * (t.kind == "r") + quote(t.schema, t.name) for t in planned.tables)
+    tables = ", ".join(map(_listed, planned.tables))
     options = (
         f"publish = {literal(', '.join(planned.operations))}, publish_via_partition_root = {planned.via_root}"
     )
@@ -254,13 +385,53 @@ def capture_statements(
     statements = []
     if existing.operations != set(planned.operations) or existing.via_root != planned.via_root:
         statements.append(f"alter publication {quote(name)} set ({options})")
-    wanted = {t.oid for t in planned.tables}
-    if not (
-        existing.all_tables
-        or wanted <= {t.oid for t in existing.tables if t.where is None and t.columns is None}
-    ):
+    plain = {t.oid for t in existing.tables if t.where is None and t.columns is None}
+    lacking = [] if existing.all_tables else [t for t in planned.tables if t.oid not in plain]
+    if any(existing.listed(t.oid) for t in lacking):
         statements.append(f"alter publication {quote(name)} set table {tables}")
+    elif lacking:
+        statements.append(f"alter publication {quote(name)} add table {', '.join(map(_listed, lacking))}")
     return statements
+
+
+def _created(connection: psycopg.Connection[Any], capture: str) -> list[str]:
+    """The capture publications of a source that pgsieve created."""
+    rows = connection.execute(
+        "select pubname from pg_publication where obj_description(oid, 'pg_publication') = %s", [CREATED]
+    )
+    names = {capture + suffix for suffix in capture_suffixes()}
+    return [name for (name,) in rows if name in names]
+
+
+def shrink_capture(
+    connection: psycopg.Connection[Any],
+    source: str,
+    capture: str,
+    planned: Sequence[CapturePublication],
+    catalog: Catalog,
+) -> tuple[list[str], list[str]]:
+    """Take out of pgsieve's own capture publications what is not planned: those altered, and those dropped.
+
+    A publication that pgsieve did not create is left as it is.
+    """
+    ours = _created(connection, capture)
+    wanted = {capture + p.suffix: p for p in planned}
+    altered, dropped = [], []
+    for name in ours:
+        with refusing(source, f'alter the capture publication "{name}"'):
+            if name not in wanted:
+                connection.execute(f"drop publication {quote(name)}")
+                dropped.append(name)
+            elif {t.oid for t in wanted[name].tables} != {t.oid for t in catalog.publications[name].tables}:
+                tables = ", ".join(map(_listed, wanted[name].tables))
+                connection.execute(f"alter publication {quote(name)} set table {tables}")
+                altered.append(name)
+    return altered, dropped
+
+
+def _listed(table: Table) -> str:
+    """A table in a publication's list, without those that inherit from it."""
+    return "only " * (table.kind == "r") + quote(table.schema, table.name)
 
 
 def drop_publications(connection: psycopg.Connection[Any], names: Sequence[str]) -> None:

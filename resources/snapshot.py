@@ -18,7 +18,7 @@ from psycopg.pq import ExecStatus
 
 from decoding.lsn import parse_lsn
 from decoding.publication import Catalog, ReplicatedTable
-from resources.postgres import Source, SourceError, literal, quote
+from resources.postgres import Source, SourceError, literal, quote, without_values
 
 #: A chunk of a table is about so many bytes of its main fork.
 CHUNK_BYTES = 128 * 1024 * 1024
@@ -110,7 +110,7 @@ def read_chunk(conninfo: str, snapshot: str, query: str) -> Iterator[pa.RecordBa
     """Run one chunk's query at the exported snapshot and yield its Arrow batches (COPY BINARY below)."""
     from adbc_driver_postgresql import dbapi
 
-    with dbapi.connect(conninfo) as connection, connection.cursor() as cursor:
+    with without_values(), dbapi.connect(conninfo) as connection, connection.cursor() as cursor:
         cursor.execute("set transaction isolation level repeatable read, read only")
         cursor.execute(f"set transaction snapshot {literal(snapshot)}")
         cursor.execute(query)

@@ -28,6 +28,8 @@ SESSION_SETTINGS: dict[str, str] = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.ansi.enabled": "true",
     "spark.sql.caseSensitive": "true",
+    # Names are the publisher's, too: "${HOME}" in quotes is a name, and not a setting's or a variable's value.
+    "spark.sql.variable.substitute": "false",
     "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
     "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
     # Other readers than Spark know no other timestamps, and INT96 has no room for distant years.

@@ -73,6 +73,12 @@ class SparkRecords:
         assert row is not None
         return int(row["version"])
 
+    def is_restored(self, path: str, since: int) -> bool:
+        """Whether somebody has gone back in a table that had this version."""
+        history = self._session().sql(f"describe history delta.{quoted(path)}")
+        later = history.where(F.col("version") >= since).select("version", "operation").collect()
+        return not later or any(row["operation"] == "RESTORE" for row in later if row["version"] > since)
+
     def size(self, path: str) -> int:
         """The bytes of a table's files."""
         row = self._session().sql(f"describe detail delta.{quoted(path)}").first()

@@ -11,37 +11,50 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
+import adbc_driver_manager
 import psycopg
 import pyarrow as pa
 from pyspark.sql import Observation
 
 from assets.frames.messages import SliceSummary, change_log_rows, drained_messages, slice_summary
 from assets.frames.schema import CHANGE_LOG, SLICES
+from assets.steps.catalogs import (
+    as_published,
+    decided_by_server,
+    is_altered,
+    is_recorded,
+    read_digested,
+    record_altered,
+    record_catalog,
+    unread_subscriptions,
+)
+from assets.steps.feed_slot import begin_slot, durable_position, forget_copies, record_position, verified_slot
 from assets.steps.prepared import prepared_position, record_nothing_prepared, restore_prepared, save_prepared
 from assets.steps.subscription import Feed, Subscription
-from assets.steps.table_states import INITIALIZE, READY, TableState, set_states, table_states
+from assets.steps.table_states import READY, table_states
 from assets.steps.validation import refuse_unsound
 from decoding.lsn import format_lsn
 from decoding.publication import Catalog
 from decoding.transactions import TransactionAssembler
-from resources.delta import Lake, LakeError
+from resources.delta import Lake
+from resources.failpoints import Failpoint, reach
+from resources.lake_errors import LakeError
 from resources.parquet_files import write_files
 from resources.pgoutput import PgoutputOptions
-from resources.postgres import SourceError, read_catalog, refusing
+from resources.postgres import SourceError, refusing
 from resources.slot import (
-    SlotError,
     SlotState,
     advance,
-    create_slot,
     current_lsn,
     drop_publications,
-    drop_slot,
     ensure_capture,
     has_changes,
+    inserted_lsn,
     peek_query,
     read_messages,
+    release_wal,
     slot_state,
-    verify_slot,
+    truncated_relations,
 )
 from resources.spool import FileSpool
 
@@ -49,6 +62,9 @@ from resources.spool import FileSpool
 SLICE_BYTES = 512 * 1024 * 1024
 #: With nothing to read, the position is recorded and confirmed once the WAL has grown by so much.
 IDLE_BYTES = 4 * 1024 * 1024
+
+#: undefined_object: a publication that does not exist.
+_UNDEFINED = "42704"
 
 Log = Callable[[str], None]
 
@@ -63,11 +79,6 @@ class Drained:
     lag: int
 
 
-def durable_position(lake: Lake, feed: Feed) -> int | None:
-    """The LSN up to which Delta holds the feed's changes, as its newest commit says; None before the first."""
-    return lake.records.position(lake.change_log(feed.name))
-
-
 def prepare(
     connection: psycopg.Connection[tuple[object, ...]], feed: Feed, lake: Lake
 ) -> tuple[Catalog, tuple[str, ...]]:
@@ -76,38 +87,47 @@ def prepare(
     What this call created is dropped again when a later part of it fails. Raises SlotError for a slot that
     no longer fits what Delta holds.
     """
-    server = feed.with_defined(read_catalog(connection))
-    refuse_unsound(feed, server)
+    digest, catalog = read_digested(connection, feed)
+    server = refuse_unsound(connection, feed, catalog)
+    state = verified_slot(connection, feed, lake)
     durable = durable_position(lake, feed)
-    state = slot_state(connection, feed.slot)
-    verify_slot(state, feed.source.name, feed.slot, durable)
     names = feed.slot_publications(server)
     created = [n for n in names if n not in server.publications]
-    created_slot = False
     try:
         if not feed.filtered:
             planned = feed.planned_capture(server)
             ensure_capture(connection, feed.source.name, feed.capture, planned, server)
+            reach(Failpoint.CAPTURE_CREATED)
+        captured = inserted_lsn(connection)
         if state is None:
-            start = create_slot(connection, feed.source.name, feed.slot, two_phase=feed.options.two_phase)
-            created_slot = True
-            _forget_copies(lake, feed)
-            if feed.options.two_phase:
-                record_nothing_prepared(lake, feed, start)
-            record_position(lake, feed, start)
+            begin_slot(connection, feed, lake)
         elif durable is not None:
             if keeps_prepared(feed, state):
-                _recover_prepared(feed, lake, state, names, connection.info.server_version, durable)
+                _recover_prepared(feed, lake, names, connection.info.server_version, durable)
             advance(connection, feed.source.name, feed.slot, durable)
-        elif keeps_prepared(feed, state):
-            record_nothing_prepared(lake, feed, state.confirmed_lsn)
+        else:  # Whoever made the slot did not come to it.
+            if keeps_prepared(feed, state):
+                record_nothing_prepared(lake, feed, state.confirmed_lsn)
+            record_position(lake, feed, state.confirmed_lsn)
+        if not is_recorded(lake, feed, digest):
+            if durable is not None and connection.info.server_version < 180000:
+                _drain_before_created(connection, feed, lake, names)
+            # Of a subscription that was taken out of pgsieve.yaml meanwhile changes are missing.
+            forget_copies(lake, unread_subscriptions(lake, feed))
+            record_catalog(lake, feed, captured, digest, catalog)
+            reach(Failpoint.CATALOG_RECORDED)
     except Exception:
-        if created_slot:
-            drop_slot(connection, feed.slot)
         if not feed.filtered:
             drop_publications(connection, created)
         raise
     return server, names
+
+
+def warn_of_missing(feed: Feed, catalog: Catalog, log: Log) -> None:
+    """Say which subscribed publications do not exist, where the others are replicated without them."""
+    for subscription, names in feed.subscriptions.items():
+        if missing := catalog.missing(names):
+            log(f"{subscription}: {missing.message}; the others are replicated without it")
 
 
 def keeps_prepared(feed: Feed, state: SlotState) -> bool:
@@ -116,19 +136,11 @@ def keeps_prepared(feed: Feed, state: SlotState) -> bool:
 
 
 def _recover_prepared(
-    feed: Feed, lake: Lake, state: SlotState, publications: Sequence[str], version: int, durable: int
+    feed: Feed, lake: Lake, publications: Sequence[str], version: int, durable: int
 ) -> None:
     """Read again what waits, where a run died between the commit of its changes and that of what waits."""
-    position = prepared_position(lake, feed)
-    if position == durable:
+    if prepared_position(lake, feed) == durable:
         return
-    if position is None and state.two_phase:
-        raise SlotError(
-            f'source "{feed.source.name}": replication slot "{feed.slot}" sends prepared transactions, but what of them'
-            f' was received is not in "{lake.prepared(feed.name)}"',
-            hint="copy every table again: drop the slot, remove the source's change log folder and run `pgsieve run`",
-            sqlstate="55000",
-        )
     query = peek_query(feed.slot, durable, _at_once(feed, publications), version)
     with FileSpool() as spool:
         assembler = TransactionAssembler(spool)
@@ -139,19 +151,6 @@ def _recover_prepared(
         save_prepared(lake, feed, assembler, durable, held)
 
 
-def _forget_copies(lake: Lake, feed: Feed) -> None:
-    """A new slot knows nothing of what committed before it: tables copied earlier are copied again."""
-    for name in feed.subscriptions:
-        states = table_states(lake, name).values()
-        again = [TableState(s.schema, s.table, INITIALIZE) for s in states if s.state == READY]
-        set_states(lake, name, again)
-
-
-def record_position(lake: Lake, feed: Feed, position: int) -> None:
-    """Record a position with no changes before it, in a commit of its own."""
-    lake.records.append(lake.change_log(feed.name), CHANGE_LOG.empty_table(), position)
-
-
 def drain(
     feed: Feed, lake: Lake, subscriptions: Sequence[Subscription], log: Log, upto: int | None = None
 ) -> Drained:
@@ -160,36 +159,131 @@ def drain(
     Drains to the LSN current at its start, or to `upto`.
     """
     source = feed.source
-    version = source.check_ready()
+    source.check_ready()
     lake.check_writable()
     with source.connect() as connection:
-        _, publications = prepare(connection, feed, lake)
-        state = slot_state(connection, feed.slot)
-        if state is None:
-            raise SourceError(
-                f'source "{source.name}": replication slot "{feed.slot}" is gone', sqlstate="42704"
-            )
-        durable = durable_position(lake, feed)
-        begin = position = durable if durable is not None else state.confirmed_lsn
+        catalog, publications = prepare(connection, feed, lake)
+        warn_of_missing(feed, catalog, log)
         target = current_lsn(connection) if upto is None else upto
-        conninfo, options = source.executor_conninfo(), _at_once(feed, publications)
-        prepared = keeps_prepared(feed, state)
-        slices = 0
-        while position < target:
-            end = min(position + SLICE_BYTES, target)
-            if publications and _append_slice(lake, feed, conninfo, options, version, end, prepared=prepared):
-                slices += 1
-            elif end < target or end - begin >= IDLE_BYTES or _copied_after(lake, subscriptions, begin):
-                record_position(lake, feed, end)
-            else:
-                break
-            advance(connection, source.name, feed.slot, end)
-            log(f"change log of {feed.name} holds everything before {format_lsn(end)}")
-            position = begin = end
+        leaves = feed.leaves_captured(catalog)
+        drained = _drain_to(connection, feed, lake, publications, target, log, subscriptions, leaves=leaves)
+        if drained.to_lsn - drained.from_lsn >= IDLE_BYTES:
+            release_wal(connection, source.name, feed.slot)
         state = slot_state(connection, feed.slot)
-        lag = state.lag if state else 0
-    start = durable if durable is not None else begin
-    return Drained(from_lsn=start, to_lsn=position, slices=slices, lag=lag)
+    return replace(drained, lag=state.lag if state else 0)
+
+
+def _drain_to(
+    connection: psycopg.Connection[tuple[object, ...]],
+    feed: Feed,
+    lake: Lake,
+    publications: Sequence[str],
+    target: int,
+    log: Log,
+    subscriptions: Sequence[Subscription] = (),
+    *,
+    leaves: Sequence[frozenset[int]] = (),
+    recording: bool = False,
+) -> Drained:
+    """Append and confirm what commits before `target`; `recording` its position also where that is nothing.
+
+    Who truncates all of one of `leaves` may have named their root: the publisher knows.
+    """
+    source, version = feed.source, connection.info.server_version
+    state = slot_state(connection, feed.slot)
+    if state is None:
+        raise SourceError(f'source "{source.name}": replication slot "{feed.slot}" is gone', sqlstate="42704")
+    durable = durable_position(lake, feed)
+    begin = position = durable if durable is not None else state.confirmed_lsn
+    conninfo, options = source.executor_conninfo(), _at_once(feed, publications)
+    # After the target was read: whatever was altered before it is found.
+    asking = is_altered(connection, lake, feed, position)
+    if leaves and not asking:
+        query = peek_query(feed.slot, target, options, version)
+        truncated = truncated_relations(connection, source.name, feed.slot, query)
+        asking = any(tree <= named for named in truncated for tree in leaves)
+    own = published_feeds(lake, feed) if asking else ()
+    prepared = keeps_prepared(feed, state)
+    slices = 0
+    while position < target:
+        end = min(position + SLICE_BYTES, target)
+        for each in own:
+            _append_as_published(lake, feed, each, version, position, end)
+        if publications and _append_slice(lake, feed, conninfo, options, version, end, prepared=prepared):
+            slices += 1
+        elif (
+            own
+            or recording
+            or end < target
+            or end - begin >= IDLE_BYTES
+            or _copied_after(lake, subscriptions, begin)
+        ):
+            record_position(lake, feed, end)
+        else:
+            break
+        advance(connection, source.name, feed.slot, end)
+        reach(Failpoint.SLOT_CONFIRMED)
+        log(f"change log of {feed.name} holds everything before {format_lsn(end)}")
+        position = begin = end
+    return Drained(durable if durable is not None else begin, position, slices, lag=0)
+
+
+def _drain_before_created(
+    connection: psycopg.Connection[tuple[object, ...]], feed: Feed, lake: Lake, publications: Sequence[str]
+) -> None:
+    """Read what was written before some of the capture publications were there without those.
+
+    Before 18 pgoutput refuses to decode such changes: a missing publication is an error then, not a warning
+    (LoadPublications() in src/backend/replication/pgoutput/pgoutput.c).
+    """
+    target, version = current_lsn(connection), connection.info.server_version
+    there = list(publications)
+    while there:
+        query = peek_query(feed.slot, target, _at_once(feed, there), version, limit=1)
+        try:
+            has_changes(connection, feed.source.name, feed.slot, query)
+            break
+        except SourceError as error:
+            refused = error.__cause__
+            said = refused.diag.message_primary or "" if isinstance(refused, psycopg.Error) else ""
+            missing = [name for name in there if f'"{name}"' in said]
+            if error.sqlstate != _UNDEFINED or not missing:
+                raise
+            there = [name for name in there if name not in missing]
+    if len(there) < len(publications):
+        _drain_to(connection, feed, lake, there, target, _unsaid, recording=True)
+
+
+def _unsaid(_: str) -> None:
+    """The drain that follows says it."""
+
+
+def published_feeds(lake: Lake, feed: Feed) -> tuple[Feed, ...]:
+    """What to read besides where something was altered: for each subscription what the publisher sends to it.
+
+    Nothing while a prepared transaction waits, which was received as it was captured.
+    """
+    if lake.local and lake.local.exists(path := lake.prepared(feed.name)) and lake.local.count(path):
+        return ()
+    return tuple(as_published(feed, name) for name in feed.subscriptions if decided_by_server(feed, name))
+
+
+def _append_as_published(lake: Lake, feed: Feed, own: Feed, version: int, begin: int, end: int) -> None:
+    """Append what the publisher decided for one subscription; the slot has to be where the slice begins."""
+    (subscription,) = own.subscriptions
+    options = _at_once(feed, own.subscriptions[subscription])
+    try:
+        conninfo = feed.source.executor_conninfo()
+        if not _append_slice(lake, own, conninfo, options, version, end, prepared=False):
+            record_position(lake, own, end)
+            record_summary(lake, own, end, {"bytes": 0, "relations": (), "messages": ()})
+    except SourceError as error:
+        if error.sqlstate != _UNDEFINED:
+            raise
+        # Before 18 the publisher cannot decode what was written before a publication was there, now or ever.
+        return
+    record_altered(lake, feed, subscription, begin, end)
+    reach(Failpoint.ALTERATION_RECORDED)
 
 
 def _at_once(feed: Feed, publications: Sequence[str]) -> PgoutputOptions:
@@ -226,10 +320,10 @@ def _append_slice(
             append_slice(
                 lake, feed, chain.from_iterable(map(assembler.assemble, chain([first], messages))), end
             )
-        except (OSError, pa.ArrowException) as error:
-            # The reader tells no SQLSTATE: what stops it stops the first message, too.
+        except (OSError, pa.ArrowException, adbc_driver_manager.Error) as error:
+            # The reader tells no SQLSTATE; what stops it stops the same query again.
             with source.connect() as connection:
-                has_changes(connection, source.name, slot, begun)
+                has_changes(connection, source.name, slot, query)
             with refusing(source.name, f'read the replication slot "{slot}"'):
                 raise error from None
         if prepared:
@@ -249,7 +343,9 @@ def append_slice(lake: Lake, feed: Feed, messages: Iterable[pa.Array], end: int)
         with lake.refusing(path):
             # Not as one stream through delta-rs, which needs more memory than one process should for its slices.
             written = [file for batch in write_files(path, CHANGE_LOG, rows) for file in batch.to_pylist()]
+            reach(Failpoint.SLICE_WRITTEN)
             lake.local.commit(path, CHANGE_LOG, written, end)
+            reach(Failpoint.SLICE_COMMITTED)
     except LakeError:
         if passed.failure:
             raise passed.failure from None
@@ -269,6 +365,7 @@ def record_summary(lake: Lake, feed: Feed, end: int, summary: Mapping[str, Any])
         ],
     }
     lake.records.append(lake.slices(feed.name), pa.Table.from_pylist([row], SLICES), end)
+    reach(Failpoint.SLICE_SUMMARIZED)
     return row
 
 

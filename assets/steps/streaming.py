@@ -13,30 +13,34 @@ from types import TracebackType
 from typing import Self
 
 import numpy as np
+import psycopg
 import pyarrow as pa
 
+from assets.steps.catalogs import is_altered
 from assets.steps.change_log import (
     IDLE_BYTES,
     Drained,
     Log,
     append_slice,
-    durable_position,
+    drain,
     keeps_prepared,
     prepare,
-    record_position,
+    warn_of_missing,
 )
+from assets.steps.feed_slot import durable_position, known_timeline, note_timeline, record_position
 from assets.steps.prepared import restore_prepared, save_prepared
 from assets.steps.subscription import Feed
 from decoding.descriptions import RelationDescriptions
 from decoding.errors import PgsieveError
 from decoding.lsn import format_lsn
-from decoding.messages import Commit, Prepare, decode
+from decoding.messages import Commit, Prepare, Truncate, decode
 from decoding.octets import Octets
 from decoding.transactions import TransactionAssembler
 from resources.delta import Lake
+from resources.postgres import SourceUnreachableError
 from resources.receiver import Received
 from resources.replication import ReplicationStream, Started
-from resources.slot import slot_state
+from resources.slot import slot_state, wait_until_free
 from resources.spool import FileSpool
 
 #: A slice ends with the first commit after so many bytes of messages, or so many seconds.
@@ -53,6 +57,7 @@ class StreamedFeed:
     """A feed whose slot this process reads until it is stopped.
 
     `for _ in streamed.slices(): streamed.append()`: whenever there is a slice to append, the slot waits for it.
+    It ends by itself after something was altered on the publisher: the slot is to be prepared again.
     Raises SourceError and SlotError where the slot cannot be read, LakeError where the lake cannot be written.
     """
 
@@ -67,7 +72,8 @@ class StreamedFeed:
                 sqlstate="0A000",
             )
         with feed.source.connect() as connection:
-            _, publications = prepare(connection, feed, lake)
+            catalog, publications = prepare(connection, feed, lake)
+            warn_of_missing(feed, catalog, log)
             state = slot_state(connection, feed.slot)
         if not publications or state is None:
             raise PgsieveError(
@@ -75,16 +81,20 @@ class StreamedFeed:
                 hint="add a table to a publication",
                 sqlstate="42704",
             )
+        self._leaves = feed.leaves_captured(catalog)
         self._prepared = keeps_prepared(feed, state)
         options = replace(feed.options, publications=tuple(publications))
         durable = durable_position(lake, feed)
         #: What commits before this has arrived.
         self.position = self._durable = state.confirmed_lsn if durable is None else durable
-        self._stream = ReplicationStream(feed.source, feed.slot, options, self._durable, log=log)
+        self._stream = ReplicationStream(
+            feed.source, feed.slot, options, self._durable, log=log, timeline=known_timeline(lake, feed)
+        )
         self._parallel = options.arguments(version).get("streaming") == "parallel"
         self._session = _Session(self._parallel)
         self._held: tuple[Prepare, ...] = ()
         self._confirmed_at = time.monotonic()
+        self._altered = self._ended = False
 
     def __enter__(self) -> Self:
         self._stream.__enter__()
@@ -108,21 +118,45 @@ class StreamedFeed:
         for item in self._stream.items():
             match item:
                 case Started():
-                    self._begin(item.lsn)
+                    self._begin(item)
                 case Received():
                     for messages in self._session.assembler.assemble(item.messages.column("data")):
                         self._session.waiting.add(messages)
                     self.position = item.position
-                    if self._session.waiting.is_due():
-                        yield self._session.waiting.end
-                    elif not self._session.waiting.end and self._is_behind():
-                        record_position(self._lake, self._feed, self.position)
-                        self._confirm(self.position)
+                    waiting = self._session.waiting
+                    if waiting.is_due() or (not waiting.end and self._is_behind()):
+                        yield from self._due()
+                        if self._ended:
+                            return
         if self._session.waiting.end:
-            yield self._session.waiting.end
+            yield from self._due()
+
+    def _due(self) -> Iterator[int]:
+        """The end of the slice that is due; where nothing arrived, the position is confirmed instead."""
+        try:
+            with self._feed.source.connect() as connection:
+                self._altered = is_altered(connection, self._lake, self._feed, self._durable) or (
+                    bool(self._leaves) and self._session.waiting.truncates
+                )
+        except (SourceUnreachableError, psycopg.OperationalError) as error:
+            # A server that shuts down lets nobody in, and waits for this stream.
+            self._log(f"{type(error).__name__}; connecting again from {format_lsn(self._durable)}")
+            self._stream.restart()
+            return
+        if self._altered or self._session.waiting.end:
+            yield self._session.waiting.end or self.position
+        else:
+            record_position(self._lake, self._feed, self.position)
+            self._confirm(self.position)
 
     def append(self) -> Drained:
-        """Append the slice that is due, and confirm it."""
+        """Append the slice that is due, and confirm it.
+
+        Where something was altered, the publisher has to decode it once more (`assets.steps.catalogs`): the stream
+        ends, and everything up to now is drained.
+        """
+        if self._altered:
+            return self._drain()
         begin, end = self._durable, self._session.waiting.end
         self._session.relations.begin_slice()
         messages = chain.from_iterable(
@@ -134,13 +168,24 @@ class StreamedFeed:
         self._log(f"change log of {self._feed.name} holds everything before {format_lsn(end)}")
         return Drained(begin, end, slices=1, lag=self.position - end)
 
-    def _begin(self, lsn: int) -> None:
+    def _drain(self) -> Drained:
+        self._ended = True
+        self.stop()
+        self._stream.disconnect()
+        with self._feed.source.connect() as connection:
+            wait_until_free(connection, self._feed.slot)
+        drained = drain(self._feed, self._lake, (), self._log)
+        self.position = self._durable = drained.to_lsn
+        return drained
+
+    def _begin(self, started: Started) -> None:
         """A connection starts: what was not appended is sent again."""
+        note_timeline(self._lake, self._feed, started.timeline)
         self._session.close()
         self._session = _Session(self._parallel)
         if self._prepared:
             self._held = restore_prepared(self._lake, self._feed, self._session.assembler)
-        self.position = lsn
+        self.position = started.lsn
 
     def _is_behind(self) -> bool:
         """Whether the slot should hear that nothing came: so that it retains little, and a server can shut down."""
@@ -180,10 +225,13 @@ class WaitingTransactions:
         self._since = 0.0
         #: Where the last commit record ends; zero before there is one.
         self.end = 0
+        #: Whether some of them truncate a table.
+        self.truncates = False
 
     def add(self, messages: pa.Array) -> None:
         """Let more messages wait."""
         kind = Octets(messages).kinds()
+        self.truncates |= bool(np.any(kind == Truncate.tag))
         commits = np.flatnonzero(kind == Commit.tag)
         self._spool.append(self._number, pa.RecordBatch.from_arrays([messages], schema=_MESSAGES))
         if len(commits):
@@ -215,6 +263,7 @@ class WaitingTransactions:
         incomplete = self._rows - self._complete
         complete, self._number = self._complete, self._number + 1
         self._rows = self._complete = self._bytes = self.end = 0
+        self.truncates = False
         for batch in self._spool.read(before) if incomplete else ():
             rest = batch.slice(max(0, min(complete - passed, len(batch))))
             passed += len(batch)

@@ -5,13 +5,11 @@ from __future__ import annotations
 import itertools
 import os
 import signal
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -37,7 +35,7 @@ from resources.slot import (
     slot_state,
 )
 from tests.fixtures.oracle import wait_until
-from tests.fixtures.servers import TEST_SETTINGS
+from tests.fixtures.servers import TEST_SETTINGS, new_server
 
 PUBLICATION = r"""odd "name", it's \ all"""
 OPTIONS = PgoutputOptions((PUBLICATION,))
@@ -106,7 +104,7 @@ def database(server: EmbeddedServer) -> Iterator[Publisher]:
     )
     yield made
     for (slot,) in made("select slot_name from pg_replication_slots where database = current_database()"):
-        drop_slot(made.connection, slot)
+        drop_slot(made.connection, "publisher", slot)
     made.connection.close()
     with psycopg.connect(server.conninfo(), autocommit=True) as admin:
         admin.execute(f"drop database {name} with (force)".encode())
@@ -123,10 +121,7 @@ def publisher(publisher_server: EmbeddedServer) -> Iterator[Publisher]:
 def own_server(postgres_version: int) -> Iterator[EmbeddedServer]:
     """A server that may be stopped; a test that stops it starts it again."""
     settings = TEST_SETTINGS | {"shared_buffers": "16MB"}
-    with (
-        tempfile.TemporaryDirectory(prefix="pgsieve-", ignore_cleanup_errors=True) as folder,
-        EmbeddedServer(Path(folder) / "data", version=postgres_version, settings=settings) as server,
-    ):
+    with new_server(postgres_version, settings) as server:
         yield server
 
 
@@ -288,7 +283,7 @@ def test_both_transports_deliver_the_same_messages(
     end = current_lsn(publisher.connection)
     with publisher.stream(options, slot=slot, start=begin[case], settings=SMALL_MEMORY) as stream:
         items = stream.items()
-        assert next(items) == Started(begin[case])
+        assert next(items) == Started(begin[case], timeline=1)
         for item in items:
             assert isinstance(item, Received)
             columns = item.messages.to_pydict()
@@ -395,7 +390,9 @@ def test_what_is_cut_is_sent_again_from_the_last_confirmed_position(publisher: P
         consumer.until(lambda: len(consumer.changes) >= 20_001)
     assert keys(consumer.changes) == list(range(1, 20_002))
     assert consumer.starts == sorted(consumer.starts)
-    assert len(publisher.log) == len(consumer.starts) - 1 == 3
+    assert (
+        len(publisher.log) == len(consumer.starts) - 1 >= 1
+    )  # what is still buffered outlives its connection
     assert all("connecting again" in line for line in publisher.log)
 
 

@@ -23,6 +23,7 @@ from resources.pgoutput import PgoutputOptions
 from resources.postgres import Source
 from resources.slot import SlotError
 from tests.fixtures.concurrent_sessions import SETTINGS, STEPS, TABLES, Workload, connect, flushed_lsn
+from tests.fixtures.servers import new_server
 from tests.fixtures.streamed import consume_stream
 
 OPTIONS = {
@@ -35,9 +36,8 @@ OPTIONS = {
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory) -> Iterator[EmbeddedServer]:
-    folder = tmp_path_factory.mktemp("streaming") / "data"
-    with EmbeddedServer(folder, version=18, settings=SETTINGS) as running:
+def server() -> Iterator[EmbeddedServer]:
+    with new_server(18, SETTINGS) as running:
         with connect(running) as connection:
             connection.execute(TABLES)
         yield running

@@ -1,0 +1,56 @@
+"""Failpoints: a name for each step whose effect is durable, at which a test ends the process or lets it fail.
+
+`PGSIEVE_FAILPOINT=slot_created` ends a process with SIGKILL when it reaches that point for the first time,
+`slot_created:3` at the third; without the variable a point costs one comparison. `slot_created!` raises an OSError
+there instead, as if the answer of the write before it had been lost. Executors inherit the variable, so a point that
+they reach ends one of them. What the next run does is in ARCHITECTURE.md, "When a run dies".
+"""
+
+import errno
+import os
+import signal
+from collections import Counter
+from enum import StrEnum
+
+VARIABLE = "PGSIEVE_FAILPOINT"
+
+
+class Failpoint(StrEnum):
+    """What has just become durable when the point is reached."""
+
+    CAPTURE_CREATED = "capture_created"
+    SLOT_CREATED = "slot_created"
+    POSITION_RECORDED = "position_recorded"
+    CATALOG_RECORDED = "catalog_recorded"
+    SNAPSHOT_EXPORTED = "snapshot_exported"
+    COPY_BEGUN = "copy_begun"
+    CHUNK_COPIED = "chunk_copied"
+    TABLE_COPIED = "table_copied"
+    TABLES_READY = "tables_ready"
+    BATCH_RECEIVED = "batch_received"
+    SLICE_WRITTEN = "slice_written"
+    SLICE_COMMITTED = "slice_committed"
+    SLICE_SUMMARIZED = "slice_summarized"
+    ALTERATION_RECORDED = "alteration_recorded"
+    SLOT_CONFIRMED = "slot_confirmed"
+    CHANGES_WRITTEN = "changes_written"
+    SLICE_TRANSFORMED = "slice_transformed"
+    REPLICA_COMMITTED = "replica_committed"
+    CUT_WRITTEN = "cut_written"
+
+
+_reached: Counter[str] = Counter()
+
+
+def reach(point: Failpoint) -> None:
+    """End the process here if the environment says so: killed, without a chance to clean up; or raise OSError."""
+    wanted = os.environ.get(VARIABLE)
+    if wanted is None:
+        return
+    name, _, number = wanted.removesuffix("!").partition(":")
+    if name == point:
+        _reached[point] += 1
+        if _reached[point] == int(number or 1):
+            if wanted.endswith("!"):
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,83 @@
+"""No name leaves its place: folders of the lake, identifiers in the SQL of PostgreSQL and of Spark."""
+
+from __future__ import annotations
+
+import os
+
+import psycopg
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from resources.delta import Lake, escape, unescape
+from resources.embedded import EmbeddedServer
+from resources.postgres import literal, quote
+
+#: What PostgreSQL takes as a name: no zero byte; 63 bytes at most are its own business.
+NAMES = st.text(
+    st.characters(blacklist_characters="\0", blacklist_categories=["Cs"]), min_size=1, max_size=20
+)
+
+
+def no_session() -> None:
+    raise AssertionError("no session is needed here")
+
+
+LAKE = Lake("/the/lake", no_session)  # type: ignore[arg-type]
+PATHS = (LAKE.replica, LAKE.changes)
+
+
+@given(schema=NAMES, table=NAMES)
+@example(schema="..", table="..")
+@example(schema="../../etc", table="passwd")
+@example(schema="/", table="\\..\\")
+@example(schema="_delta_log", table=".")
+def test_a_table_stays_in_its_subscriptions_folder(schema: str, table: str) -> None:
+    for path in PATHS:
+        made = path("sub", schema, table)
+        assert os.path.normpath(made) == made
+        *above, folder, name = made.split("/")
+        assert "/".join(above).startswith("/the/lake/sub")
+        assert (unescape(folder), unescape(name)) == (schema, table)
+        assert not name.startswith(("_", ".")), "Spark hides such folders"
+
+
+@given(names=st.lists(NAMES, min_size=2, max_size=2, unique=True))
+def test_two_names_are_two_folders_even_where_case_is_folded(names: list[str]) -> None:
+    first, second = (escape(name) for name in names)
+    assert first.lower() != second.lower()
+
+
+@given(NAMES, NAMES, NAMES, NAMES)
+@example("_changes", "s", "s", "t")
+@example("a/b", "c", "a", "b/c")
+def test_two_tables_never_meet_in_one_folder_or_in_one_of_pgsieves_own(
+    schema: str, table: str, other_schema: str, other_table: str
+) -> None:
+    names = {(schema, table), (other_schema, other_table)}
+    own = (LAKE.transformed("sub"), LAKE.table_states("sub"), LAKE.cuts("sub"))
+    paths = {*own, *(path("sub", *name) for path in PATHS for name in names)}
+    assert len({path.lower() for path in paths}) == len(own) + len(PATHS) * len(names)
+
+
+@pytest.mark.parametrize("name", ["Z" * 63, "/" * 63, "я" * 31, "🦆" * 15])
+def test_a_name_of_63_bytes_is_a_folder_of_at_most_255(name: str) -> None:
+    assert len(escape(name)) <= 255
+
+
+def test_names_and_strings_reach_the_server_as_they_are(publisher_server: EmbeddedServer) -> None:
+    with psycopg.connect(publisher_server.conninfo(), client_encoding="UTF8") as connection:
+
+        @given(
+            name=NAMES, value=st.text(st.characters(blacklist_characters="\0", blacklist_categories=["Cs"]))
+        )
+        @example(name='"; drop table t; --', value="'; drop table t; --")
+        @example(name="\\", value="\\' or true --")
+        def asked(name: str, value: str) -> None:
+            named = quote(name.encode()[:63].decode(errors="ignore") or "x")
+            cursor = connection.execute(f"select {literal(value)} as {named}")
+            assert cursor.fetchone() == (value,)
+            assert cursor.description is not None
+            assert quote(cursor.description[0].name) == named
+
+        asked()
