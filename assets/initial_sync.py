@@ -34,12 +34,11 @@ def initial_sync_asset(subscription: Subscription) -> dg.AssetsDefinition:
         )
         def initial_sync(context: dg.AssetExecutionContext, lake: LakeResource) -> dg.MaterializeResult[None]:
             names = [partition_table(key) for key in context.partition_keys]
-            copied = copy_tables(subscription, lake.open(), names, context.log.info)
-            failed = [c for c in copied if c.problem]
-            for table in failed:
-                context.log.error(f"{table.schema}.{table.table} is set aside: {table.problem}")
-            if failed and len(failed) == len(copied):
-                raise dg.Failure(f"no table could be copied: {failed[0].problem}")
+            # What is transformed meanwhile would leave these tables out, and they would lack it afterwards.
+            with subscription.feed.source.exclusively(subscription.name):
+                copied = copy_tables(subscription, lake.open(), names, context.log.info)
+            for table in (c for c in copied if c.problem):
+                context.log.error(f"{table.schema}.{table.table} cannot be copied: {table.problem}")
             return dg.MaterializeResult(metadata=_metadata(copied))
 
     return initial_sync

@@ -6,75 +6,26 @@ A feed is one replication slot and its change log: the source's, shared by all i
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import timedelta
+from typing import Any
 
 from decoding.builtin_types import NONE_DEFINED, DefinedTypes
+from decoding.definition import DefinedPublication
+from decoding.evolution import Layout, LayoutColumn
 from decoding.publication import (
     Catalog,
     Publication,
-    PublicationError,
-    PublicationTable,
     ReplicatedTable,
     Table,
     replicated_tables,
 )
-from decoding.routing import CapturePublication, plan_capture
+from decoding.routing import CapturePublication, capture_suffixes, leaves_captured, plan_capture
 from decoding.types import ColumnType, column_type
+from resources.delta import column_mapping
 from resources.pgoutput import PgoutputOptions
 from resources.postgres import Source
-
-
-@dataclass(frozen=True)
-class DefinedTable:
-    """A table of a publication that pgsieve.yaml defines."""
-
-    schema: str
-    name: str
-    where: str | None = None
-    columns: tuple[str, ...] | None = None
-
-
-@dataclass(frozen=True)
-class DefinedPublication:
-    """A publication that pgsieve.yaml defines instead of the server."""
-
-    name: str
-    tables: tuple[DefinedTable, ...]
-    operations: frozenset[str]
-    via_root: bool
-
-    def resolve(self, catalog: Catalog) -> Publication:
-        """The publication over the catalog's tables; raises PublicationError as CREATE PUBLICATION does."""
-        entries = []
-        for defined in self.tables:
-            table = catalog.by_name.get((defined.schema, defined.name))
-            if table is None:
-                raise PublicationError(
-                    f'publication "{self.name}": relation "{defined.schema}.{defined.name}" does not exist',
-                    hint="correct the table's name in pgsieve.yaml, or create the table",
-                    sqlstate="42P01",
-                )
-            known = {a.name for a in table.attributes}
-            for column in defined.columns or ():
-                if column not in known:
-                    raise PublicationError(
-                        f'publication "{self.name}": column "{column}" of relation "{table.qualified}" does not exist',
-                        hint=f"the table has {', '.join(sorted(known))}",
-                        sqlstate="42703",
-                    )
-            if table.kind == "p" and not self.via_root and (defined.where or defined.columns):
-                what = "WHERE clause" if defined.where else "column list"
-                raise PublicationError(
-                    f'publication "{self.name}": cannot use publication {what} for relation "{table.qualified}"',
-                    hint=f"{what} cannot be used for a partitioned table when publish_via_partition_root is false",
-                    sqlstate="22023",
-                )
-            columns = None if defined.columns is None else frozenset(defined.columns)
-            entries.append(PublicationTable(table.oid, defined.where, columns))
-        return Publication(
-            name=self.name, operations=self.operations, tables=tuple(entries), via_root=self.via_root
-        )
 
 
 @dataclass(frozen=True)
@@ -90,6 +41,8 @@ class Feed:
     defined: Mapping[str, DefinedPublication] = field(default_factory=dict)
     #: How the slot is read; the publications are chosen when it is.
     options: PgoutputOptions = field(default_factory=PgoutputOptions)
+    #: Whether the slot is to be synchronized to standbys.
+    failover: bool = False
 
     def with_defined(self, catalog: Catalog) -> Catalog:
         """The catalog with the publications of pgsieve.yaml beside those of the server."""
@@ -106,11 +59,22 @@ class Feed:
             return ()
         return plan_capture(catalog, {name: self.publications(catalog, name) for name in self.subscriptions})
 
+    def leaves_captured(self, catalog: Catalog) -> tuple[frozenset[int], ...]:
+        """The leaves of each root whose own TRUNCATE the capture does not tell from one of all leaves."""
+        if self.filtered:
+            return ()
+        return leaves_captured(
+            catalog, {name: self.publications(catalog, name) for name in self.subscriptions}
+        )
+
     def slot_publications(self, catalog: Catalog) -> tuple[str, ...]:
         """The names of the publications that the slot is read with."""
         if self.filtered:
             return tuple(dict.fromkeys(p for names in self.subscriptions.values() for p in names))
-        return tuple(self.capture + planned.suffix for planned in self.planned_capture(catalog))
+        # Also those that nothing is planned for any more: they have what was written while it was.
+        existing = [n for s in capture_suffixes() if (n := self.capture + s) in catalog.publications]
+        planned = [self.capture + publication.suffix for publication in self.planned_capture(catalog)]
+        return tuple(dict.fromkeys([*planned, *existing])) if planned else ()
 
 
 @dataclass(frozen=True)
@@ -120,11 +84,26 @@ class Subscription:
     name: str
     feed: Feed
     copy_data: bool = True
+    disable_on_error: bool = False
+    #: For how long a commit may wait before the replicas are reported as stale.
+    freshness: timedelta = timedelta(minutes=15)
     types: Mapping[tuple[str, str, str], str] = field(default_factory=dict)
 
     def tables(self, catalog: Catalog) -> dict[tuple[str, str], ReplicatedTable]:
         """The tables this subscription replicates, by (schema, name)."""
         return replicated_tables(self.feed.publications(catalog, self.name), catalog)
+
+    def definition(self, replicated: ReplicatedTable, catalog: Catalog) -> "Definition":
+        """The definition of a replica that is made now."""
+        table = replicated.table
+        entries = [p.listed(oid) for p in self.feed.publications(catalog, self.name) for oid in _tree(table)]
+        return Definition(
+            columns=tuple((name, t.spark) for name, t in self.column_types(replicated).items()),
+            key=replicated.key,
+            layout=Layout.of(table, catalog),
+            listed=any(entry is not None and entry.columns is not None for entry in entries),
+            published=Published(replicated.row_filters, replicated.publications),
+        )
 
     def column_types(self, replicated: ReplicatedTable) -> dict[str, ColumnType]:
         """The replica's columns and types, in the source's column order."""
@@ -155,29 +134,101 @@ class Subscription:
         return self.types.get((table.schema, table.name, column))
 
 
+def _tree(table: Table) -> tuple[int, ...]:
+    return (table.oid, *table.ancestors, *table.leaves)
+
+
+@dataclass(frozen=True)
+class Former:
+    """What a replica followed before, its key by number: changes that commit before `until` may be of it still."""
+
+    layout: Layout
+    key: frozenset[int]
+    until: int
+
+
+@dataclass(frozen=True)
+class History:
+    """A table's change history: the columns it has had, and how often it was begun anew as one changed its type."""
+
+    generation: int = 0
+    columns: tuple[tuple[str, str], ...] = ()
+
+    def with_columns(self, columns: Iterable[tuple[str, str]]) -> "History":
+        """The history that takes these columns; names that Spark takes for one must be one column of one type."""
+        columns = tuple(columns)
+        known = {name.lower(): (name, spark) for name, spark in self.columns}
+        mapped = bool(column_mapping(name for name, _ in columns))
+        fits = all(known.get(name.lower(), (name, spark)) == (name, spark) for name, spark in columns)
+        if self.columns and not (fits and mapped == bool(column_mapping(name for name, _ in self.columns))):
+            return History(self.generation + 1, columns)
+        return History(self.generation, (*self.columns, *(c for c in columns if c not in self.columns)))
+
+
+@dataclass(frozen=True)
+class Published:
+    """What the publications said of a table when it was copied: the row filters that were ORed, and their names."""
+
+    row_filters: tuple[str, ...] | None
+    publications: tuple[str, ...]
+
+
 @dataclass(frozen=True)
 class Definition:
-    """A replica's columns with their Spark types, and its key; a table whose definition changes is copied again."""
+    """What a replica is made of: columns with their Spark types, its key, and the table's layout.
+
+    `listed` says that some publication has a column list for it. `former` is there while changes of the time before an
+    evolution may arrive. `published` is what the copy was made of: an altered row filter alone copies nothing, as in
+    PostgreSQL rows that were copied stay, until somebody asks for a `resync`.
+    """
 
     columns: tuple[tuple[str, str], ...]
     key: tuple[str, ...]
-
-    @classmethod
-    def of(cls, columns: Mapping[str, ColumnType], key: Sequence[str]) -> "Definition":
-        """The definition of a replica with these column types."""
-        return cls(tuple((name, t.spark) for name, t in columns.items()), tuple(key))
+    layout: Layout
+    listed: bool = False
+    former: Former | None = field(default=None, compare=False)
+    history: History = field(default_factory=History, compare=False)
+    published: Published | None = field(default=None, compare=False)
 
     @classmethod
     def from_json(cls, text: str) -> "Definition":
         """The definition that `to_json` wrote."""
         read = json.loads(text)
-        return cls(tuple((name, spark) for name, spark in read["columns"]), tuple(read["key"]))
+        former, published = read["former"], read["published"]
+        return cls(
+            columns=_pairs(read["columns"]),
+            key=tuple(read["key"]),
+            layout=_layout(read["layout"]),
+            listed=read["listed"],
+            former=former and Former(_layout(former["layout"]), frozenset(former["key"]), former["until"]),
+            history=History(read["history"]["generation"], _pairs(read["history"]["columns"])),
+            published=published
+            and Published(
+                None if published["row_filters"] is None else tuple(published["row_filters"]),
+                tuple(published["publications"]),
+            ),
+        )
 
     def to_json(self) -> str:
         """The definition as text."""
-        return json.dumps({"columns": self.columns, "key": self.key})
+        return json.dumps(asdict(self), default=sorted)
 
     @property
     def names(self) -> tuple[str, ...]:
         """The column names."""
         return tuple(name for name, _ in self.columns)
+
+    @property
+    def key_numbers(self) -> frozenset[int]:
+        """The key's columns by number, whatever they are called."""
+        return frozenset(c.number for c in self.layout.columns if c.name in self.key)
+
+
+def _layout(read: Mapping[str, Any]) -> Layout:
+    columns = (LayoutColumn(**{**column, "missing": tuple(column["missing"])}) for column in read["columns"])
+    files = tuple((oid, file) for oid, file in read["files"])
+    return Layout(read["oid"], tuple(columns), read["columns_ever"], files)
+
+
+def _pairs(read: Iterable[Sequence[str]]) -> tuple[tuple[str, str], ...]:
+    return tuple((name, spark) for name, spark in read)

@@ -2,13 +2,14 @@
 
 Kept in the Delta table `_table_states`, appended to, the newest row of a table counting. A table is `d` while
 it is copied, `r` from the copy's LSN on, `e` when it was set aside with a reason, `i` when it has to be copied
-again, `x` when no subscribed publication has it any more. A run that dies while copying leaves `d`, and the
-table is copied anew.
+again, `x` when no subscribed publication has it any more, or the subscription was dropped; its LSN is 0 then unless
+it was ready. A run that dies while copying leaves `d`, and the table is copied anew.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
 import pyarrow as pa
 
@@ -23,7 +24,7 @@ MEANING: Mapping[str, str] = {
     DATA_SYNC: "data is being copied",
     READY: "ready",
     SET_ASIDE: "set aside",
-    REMOVED: "not published any more",
+    REMOVED: "not replicated any more",
 }
 
 Name = tuple[str, str]
@@ -31,7 +32,10 @@ Name = tuple[str, str]
 
 @dataclass(frozen=True)
 class TableState:
-    """The state of one table: its sync state, the LSN it was copied at, its definition, and a reason."""
+    """The state of one table: its sync state, the LSN it was copied at, its definition, and a reason.
+
+    The definition is the last one that its replica had; `at` is when the state was written.
+    """
 
     schema: str
     table: str
@@ -39,6 +43,13 @@ class TableState:
     lsn: int = 0
     definition: Definition | None = None
     reason: str | None = None
+    at: datetime | None = None
+
+    @property
+    def applies(self) -> bool:
+        """Whether what is published of the table is applied: also what was, until it left the publications."""
+        copied = self.state == READY or (self.state == REMOVED and self.lsn > 0)
+        return copied and self.definition is not None
 
     @property
     def name(self) -> Name:
@@ -48,17 +59,22 @@ class TableState:
 
 def table_states(lake: Lake, subscription: str) -> dict[Name, TableState]:
     """The newest state of each table of the subscription."""
-    rows = sorted(lake.records.rows(lake.table_states(subscription)), key=lambda row: row["at"])
+    states: dict[Name, Mapping[str, Any]] = {}
+    for row in sorted(lake.records.rows(lake.table_states(subscription)), key=lambda row: row["at"]):
+        name = (row["schema"], row["table"])
+        definition = row["definition"] or states.get(name, {}).get("definition")
+        states[name] = {**row, "definition": definition}
     return {
-        (row["schema"], row["table"]): TableState(
+        name: TableState(
             schema=row["schema"],
             table=row["table"],
             state=row["state"],
             lsn=row["lsn"] or 0,
             definition=Definition.from_json(row["definition"]) if row["definition"] else None,
             reason=row["reason"],
+            at=row["at"],
         )
-        for row in rows
+        for name, row in states.items()
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psycopg
@@ -13,15 +13,20 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder
 
 from assets.steps.change_log import drain
+from assets.steps.cuts import last_cut
 from assets.steps.initial_sync import Copied, copy_tables, tables_to_copy
-from assets.steps.replica_tables import ApplyResult, apply, last_cut
+from assets.steps.replica_tables import ApplyResult, apply
 from assets.steps.subscription import Feed, Subscription
+from assets.steps.subscription_state import SubscriptionDisabledError, enable, subscription_state
 from assets.steps.table_changes import transform
 from assets.steps.table_states import READY, SET_ASIDE, table_states
+from decoding.lsn import parse_lsn
 from resources.delta import Lake
 from resources.embedded import EmbeddedServer
 from resources.postgres import Source
+from resources.slot import current_lsn
 from tests.fixtures.pgsieve_replica import engine
+from tests.fixtures.servers import drop_slots
 
 pytestmark = pytest.mark.spark
 
@@ -74,7 +79,7 @@ def replicated(
         lake = Lake(str(tmp_path / "lake"), lambda: engine().session)
         with psycopg.connect(conninfo, autocommit=True) as database:
             yield _Replicated(database, Subscription("sub", feed, copy_data=True), lake)
-            database.execute("select pg_drop_replication_slot(slot_name) from pg_replication_slots")
+            drop_slots(database)
         admin.execute(f"drop database {name} with (force)")
 
 
@@ -152,3 +157,80 @@ def test_a_table_that_cannot_be_copied_is_set_aside_and_the_others_are_copied(
     assert 'column "price"' in (problems["prices"] or "")
     assert "in the row with key (id)=(1)" in (problems["prices"] or "")
     assert replicated.rows("notes") == [{"id": 1, "note": "copied"}]
+
+
+def test_the_reason_names_the_transaction_that_set_a_table_aside(replicated: _Replicated) -> None:
+    database = replicated.database
+    database.execute("create table prices (id int primary key, price numeric(8,2))")
+    database.execute("create publication p for table prices")
+    replicated.copy()
+    database.execute("insert into prices values (1, 1)")
+    before = current_lsn(database)
+    database.execute("insert into prices values (2, 'NaN')")
+    after = current_lsn(database)
+    database.execute("insert into prices values (3, 'NaN')")
+    replicated.increment()
+    reason = table_states(replicated.lake, "sub")["public", "prices"].reason or ""
+    assert before <= parse_lsn(reason.rpartition("in the transaction finished at ")[2]) < after
+
+
+@pytest.mark.parametrize("replicated", ["pipeline"], indirect=True)
+def test_a_row_filter_that_fails_sets_its_table_aside_without_telling_a_value(
+    replicated: _Replicated,
+) -> None:
+    database = replicated.database
+    database.execute("create table ratios (id int primary key, n int)")
+    database.execute("create table notes (id int primary key, note text)")
+    database.execute("alter table ratios replica identity full")
+    database.execute("create publication p for table ratios where (2147483000 + n > 5), notes")
+    replicated.copy()
+    database.execute("insert into ratios values (1, 7)")
+    database.execute("insert into ratios values (2, 777777)")
+    database.execute("insert into notes values (1, 'goes on')")
+    replicated.increment()
+    state = table_states(replicated.lake, "sub")["public", "ratios"]
+    assert state.state == SET_ASIDE
+    assert "ARITHMETIC_OVERFLOW" in (state.reason or "")
+    assert "finished at" in (state.reason or "")
+    assert "777777" not in (state.reason or "")
+    assert replicated.rows("notes") == [{"id": 1, "note": "goes on"}]
+
+
+def test_with_disable_on_error_a_failed_copy_disables_the_subscription_and_is_repeated_once_enabled(
+    replicated: _Replicated,
+) -> None:
+    database = replicated.database
+    replicated.subscription = replace(replicated.subscription, disable_on_error=True)
+    database.execute("create table prices (id int primary key, price numeric(8,2))")
+    database.execute("create table notes (id int primary key, note text)")
+    database.execute("insert into prices values (1, 'NaN')")
+    database.execute("create publication p for table prices, notes")
+    replicated.copy()
+    state = subscription_state(replicated.lake, "sub")
+    assert not state.enabled
+    assert 'column "price"' in (state.reason or "")
+    with pytest.raises(SubscriptionDisabledError):
+        replicated.copy()
+    with pytest.raises(SubscriptionDisabledError):
+        replicated.increment()
+    database.execute("update prices set price = 1")
+    assert enable(replicated.lake, "sub")
+    assert [(c.table, c.problem) for c in replicated.copy()] == [("prices", None)]
+    replicated.increment()
+    assert [row["id"] for row in replicated.rows("prices")] == [1]
+
+
+def test_a_table_whose_columns_delta_cannot_have_is_set_aside_and_the_others_are_copied(
+    replicated: _Replicated,
+) -> None:
+    database = replicated.database
+    database.execute("""create table cased (id int primary key, "Note" text, note text)""")
+    database.execute("create table bare (); create table beside (id int primary key)")
+    database.execute("insert into cased values (1, 'a', 'b'); insert into beside values (1)")
+    database.execute("create publication p for table cased, bare, beside with (publish = 'insert')")
+    problems = {copied.table: copied.problem for copied in replicated.copy()}
+    assert problems["beside"] is None
+    assert 'columns "Note" and "note" differ in case alone' in str(problems["cased"])
+    assert "no column is published" in str(problems["bare"])
+    states = {name[1]: state.state for name, state in table_states(replicated.lake, "sub").items()}
+    assert states == {"cased": SET_ASIDE, "bare": SET_ASIDE, "beside": READY}

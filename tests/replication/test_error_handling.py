@@ -1,0 +1,140 @@
+"""An error while applying disables the subscription where it should, and a transaction can be skipped.
+
+PostgreSQL documentation 29.8, Conflicts; ALTER SUBSCRIPTION ... SKIP; src/test/subscription/t/029_on_error.pl. The
+subscriber refuses NaN by a constraint, a replica by its column's type.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+import psycopg
+import pytest
+
+from assets.steps.skip import set_skip
+from assets.steps.subscription_state import (
+    SubscriptionDisabledError,
+    SubscriptionState,
+    enable,
+    subscription_state,
+)
+from decoding.errors import PgsieveError
+from decoding.lsn import format_lsn, parse_lsn
+from tests.fixtures.oracle import Rows, Scenario, wait_until
+from tests.fixtures.pgsieve_replica import PgsieveReplica
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture
+def prices(scenario: Scenario) -> Iterator[Scenario]:
+    """Two tables, and a subscription that an error disables."""
+    scenario.tables("CREATE TABLE prices (a int PRIMARY KEY, b numeric(8,2)); CREATE TABLE notes (a int)")
+    scenario.subscriber("ALTER TABLE prices ADD CHECK (b <> 'NaN')")
+    scenario.publisher("CREATE PUBLICATION pub FOR TABLE prices, notes")
+    scenario.subscribe("pub", disable_on_error=True)
+    yield scenario
+    scenario.subscriber(f"ALTER SUBSCRIPTION {scenario.name} DISABLE")
+
+
+def _replicas(scenario: Scenario) -> list[PgsieveReplica]:
+    return [r for r in scenario.replicas.values() if isinstance(r, PgsieveReplica)]
+
+
+def _state(replica: PgsieveReplica) -> SubscriptionState:
+    return subscription_state(replica.lake, "sub")
+
+
+def _everywhere(scenario: Scenario, sql: str, ours: Callable[[PgsieveReplica], object]) -> None:
+    scenario.subscriber(f"ALTER SUBSCRIPTION {scenario.name} {sql}")
+    for replica in _replicas(scenario):
+        ours(replica)
+
+
+def _fail(scenario: Scenario, failed: int) -> str:
+    """Run until the error has disabled every subscription; the finish LSN that PostgreSQL names.
+
+    `failed` is how many its log named before.
+    """
+    for replica in _replicas(scenario):
+        replica.run()
+        assert not _state(replica).enabled
+    disabled = f"SELECT subenabled FROM pg_subscription WHERE subname = '{scenario.name}'"
+    wait_until(lambda: scenario.subscriber(disabled) == [("f",)], lambda: "the subscription is not disabled")
+    wait_until(lambda: len(_named(scenario)) > failed, lambda: "no LSN is in the log")
+    return _named(scenario)[-1]
+
+
+def _named(scenario: Scenario) -> list[str]:
+    log = scenario.subscriber_server.log.read_text(errors="replace")
+    return [format_lsn(parse_lsn(lsn)) for lsn in re.findall(r"in transaction \d+, finished at (\S+)", log)]
+
+
+def _check_rows(scenario: Scenario, **expect: list[str]) -> None:
+    assert scenario.builtin is not None
+    for table, rows in expect.items():
+        for held in (scenario.builtin, *_replicas(scenario)):
+            assert Rows(held.rows("public", table)).shown == rows, (table, held)
+
+
+def test_an_error_disables_the_subscription_and_nothing_of_its_transaction_or_a_later_one_is_applied(
+    prices: Scenario,
+) -> None:
+    failed = len(_named(prices))
+    prices.publisher("BEGIN; INSERT INTO prices VALUES (1, 1); INSERT INTO notes VALUES (1); COMMIT")
+    prices.publisher("BEGIN; INSERT INTO notes VALUES (2); INSERT INTO prices VALUES (2, 'NaN'); COMMIT")
+    prices.publisher("INSERT INTO notes VALUES (3)")
+    lsn = _fail(prices, failed)
+    _check_rows(prices, prices=["1|1.00"], notes=["1"])
+    for replica in _replicas(prices):
+        reason = _state(replica).reason or ""
+        assert reason.endswith(f"in the transaction finished at {lsn}"), (reason, lsn)
+        with pytest.raises(SubscriptionDisabledError):
+            replica.run()
+    # The same transaction fails again.
+    failed = len(_named(prices))
+    _everywhere(prices, "ENABLE", lambda r: enable(r.lake, "sub"))
+    assert _fail(prices, failed) == lsn
+    _check_rows(prices, prices=["1|1.00"], notes=["1"])
+
+    skip = parse_lsn(lsn)
+    _everywhere(prices, f"SKIP (lsn = '{lsn}')", lambda r: set_skip(r.subscription, r.lake, skip))
+    _everywhere(prices, "ENABLE", lambda r: enable(r.lake, "sub"))
+    prices.publisher("UPDATE prices SET b = 3 WHERE a = 1")
+    prices.check(expect={"prices": ["1|3.00"], "notes": ["1", "3"]})
+    assert prices.subscriber("SELECT subskiplsn FROM pg_subscription WHERE subskiplsn <> '0/0'") == []
+    for replica in _replicas(prices):
+        assert _state(replica) == SubscriptionState(notice=f"skipped the transaction finished at {lsn}")
+
+
+def test_an_lsn_that_no_transaction_finishes_at_is_cleared_by_the_next_one_that_is_applied(
+    prices: Scenario,
+) -> None:
+    [(lsn,)] = prices.publisher("SELECT pg_current_wal_lsn() + 1000000")
+    _everywhere(prices, f"SKIP (lsn = '{lsn}')", lambda r: set_skip(r.subscription, r.lake, parse_lsn(lsn)))
+    chosen = "SELECT count(*) FROM pg_subscription WHERE subskiplsn <> '0/0'"
+    # What changes no published table is no transaction to the subscriber.
+    prices.publisher("CREATE TABLE unpublished (a int); INSERT INTO unpublished VALUES (1)")
+    prices.check("notes")
+    assert prices.subscriber(chosen) == [("1",)]
+    assert {_state(r).skip_lsn for r in _replicas(prices)} == {parse_lsn(lsn)}
+    prices.publisher("INSERT INTO notes VALUES (1); INSERT INTO notes VALUES (2)")
+    prices.check(expect={"notes": ["1", "2"]})
+    assert prices.subscriber(chosen) == [("0",)]
+    for replica in _replicas(prices):
+        assert _state(replica).skip_lsn is None
+        assert str(_state(replica).notice).startswith("warning: skip LSN")
+
+
+def test_an_lsn_that_was_passed_cannot_be_skipped(prices: Scenario) -> None:
+    prices.publisher("INSERT INTO notes VALUES (1)")
+    prices.check("notes")
+    with pytest.raises(psycopg.errors.InvalidParameterValue) as refused:
+        prices.subscriber(f"ALTER SUBSCRIPTION {prices.name} SKIP (lsn = '0/1')")
+    assert "must be greater than origin LSN" in str(refused.value)
+    for replica in _replicas(prices):
+        with pytest.raises(PgsieveError) as found:
+            set_skip(replica.subscription, replica.lake, 1)
+        assert found.value.sqlstate == refused.value.sqlstate
+        assert "must be greater than origin LSN" in found.value.message

@@ -1,0 +1,107 @@
+"""Several subscriptions of one slot: added to pgsieve.yaml and taken out of it while the source lives on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from assets.steps.change_log import drain
+from assets.steps.initial_sync import copy_tables, tables_to_copy
+from assets.steps.replica_tables import apply
+from assets.steps.subscription import Feed, Subscription
+from assets.steps.table_changes import transform
+from decoding.publication import PublicationError
+from resources.delta import Lake
+from resources.postgres import Source
+from resources.spark import SESSION_SETTINGS
+from tests.fixtures.oracle import Scenario
+from tests.fixtures.pgsieve_replica import engine
+
+
+class Sharing:
+    """The subscriptions that read one slot, as pgsieve.yaml has them at the moment."""
+
+    def __init__(self, scenario: Scenario, folder: Path) -> None:
+        spark = engine().session.newSession()
+        for key, value in SESSION_SETTINGS.items():
+            spark.conf.set(key, value)
+        self.lake = Lake(str(folder / "lake"), lambda: spark)
+        self.source = Source("publisher", scenario.publisher_conninfo)
+        self.name = scenario.name
+
+    def run(self, **publications: str) -> None:
+        """What `pgsieve run` does with these subscriptions, each of one publication."""
+        names = {name: (publication,) for name, publication in publications.items()}
+        feed = Feed(self.name, self.source, self.name, self.name, False, names)
+        subscriptions = [Subscription(name, feed) for name in names]
+        for _ in range(2):
+            for each in subscriptions:
+                copy_tables(each, self.lake, tables_to_copy(each, self.lake), print)
+            drain(feed, self.lake, subscriptions, print)
+            for each in subscriptions:
+                transform(each, self.lake, print)
+                apply(each, self.lake, print)
+
+    def held(self, subscription: str, table: str) -> list[int]:
+        """The rows of one replica."""
+        assert self.lake.local is not None
+        path = self.lake.replica(subscription, "public", table)
+        return sorted(self.lake.local.table(path)["a"].to_pylist())
+
+
+@pytest.fixture
+def sharing(scenario: Scenario, tmp_path: Path) -> Sharing:
+    scenario.publisher(
+        """CREATE TABLE t (a int PRIMARY KEY); CREATE TABLE u (a int PRIMARY KEY);
+        CREATE PUBLICATION low FOR TABLE t WHERE (a < 10);
+        CREATE PUBLICATION high FOR TABLE t WHERE (a > 5), u;
+        INSERT INTO t VALUES (1), (7), (11)"""
+    )
+    return Sharing(scenario, tmp_path)
+
+
+def test_each_subscription_has_the_rows_of_its_own_filters(scenario: Scenario, sharing: Sharing) -> None:
+    sharing.run(a="low", b="high")
+    scenario.publisher(
+        """INSERT INTO t VALUES (2), (8), (12); ALTER PUBLICATION low SET TABLE t WHERE (a < 3);
+        INSERT INTO t VALUES (0), (9), (13); DELETE FROM t WHERE a = 1"""
+    )
+    sharing.run(a="low", b="high")
+    assert sharing.held("a", "t") == [0, 2, 7, 8]
+    assert sharing.held("b", "t") == [7, 8, 9, 11, 12, 13]
+
+
+def test_one_that_is_taken_out_stops_and_is_copied_when_it_is_back(
+    scenario: Scenario, sharing: Sharing
+) -> None:
+    sharing.run(a="low", b="high")
+    scenario.publisher("INSERT INTO t VALUES (2), (8); INSERT INTO u VALUES (1)")
+    sharing.run(a="low")
+    listed = scenario.publisher(
+        f"SELECT tablename FROM pg_publication_tables WHERE pubname = '{scenario.name}'"
+    )
+    assert listed == [("t",)], "nobody reads u any more"
+    scenario.publisher("INSERT INTO t VALUES (9); INSERT INTO u VALUES (2)")
+    sharing.run(a="low")
+    assert sharing.held("a", "t") == [1, 2, 7, 8, 9]
+    assert sharing.held("b", "t") == [7, 11]
+    scenario.publisher("DELETE FROM u WHERE a = 1")
+    sharing.run(a="low", b="high", c="high")
+    scenario.publisher("INSERT INTO u VALUES (3)")
+    sharing.run(a="low", b="high", c="high")
+    for name in ("b", "c"):
+        assert sharing.held(name, "t") == [7, 8, 9, 11]
+        assert sharing.held(name, "u") == [2, 3]
+
+
+def test_a_publication_that_is_gone_is_named_and_nothing_is_lost(
+    scenario: Scenario, sharing: Sharing
+) -> None:
+    sharing.run(b="high")
+    scenario.publisher("INSERT INTO u VALUES (1); ALTER PUBLICATION high RENAME TO gone")
+    with pytest.raises(PublicationError, match='publication "high" does not exist'):
+        sharing.run(b="high")
+    scenario.publisher("ALTER PUBLICATION gone RENAME TO high; INSERT INTO u VALUES (2)")
+    sharing.run(b="high")
+    assert sharing.held("b", "u") == [1, 2]
