@@ -1,12 +1,16 @@
-"""Asset checks: subscriber consistency on every replica table, slot health on every change log."""
+"""Asset checks: on replica tables subscriber consistency, row filters, freshness, sync state; on change logs slot health."""
 
 from collections.abc import Iterator, Mapping
 
 import dagster as dg
 
 from assets.metadata import change_log_key, replica_key
+from assets.steps.conformity import TableConformity, check_conformity, is_checkable
 from assets.steps.consistency import TableConsistency, check_consistency
+from assets.steps.freshness import check_freshness
 from assets.steps.subscription import Feed, Subscription
+from assets.steps.subscription_state import subscription_state
+from assets.steps.table_states import INITIALIZE, MEANING, READY, table_states
 from decoding.lsn import format_lsn
 from decoding.publication import ReplicatedTable
 from resources.delta import LakeResource
@@ -64,6 +68,127 @@ def _result(subscription: Subscription, compared: TableConsistency) -> dg.AssetC
             "keys": list(compared.keys),
         },
     )
+
+
+def conformity_checks(
+    subscription: Subscription, tables: Mapping[Name, ReplicatedTable]
+) -> dg.AssetChecksDefinition | None:
+    """`row_filter_conformity`: no row fails the row filter; None where no table has one that Spark can evaluate."""
+    keys = {
+        replica_key(subscription, name): name
+        for name, table in tables.items()
+        if is_checkable(subscription, table)
+    }
+    specs = [
+        dg.AssetCheckSpec(
+            "row_filter_conformity",
+            asset=key,
+            description="No row of the replica fails the row filter.",
+        )
+        for key in keys
+    ]
+    if not specs:
+        return None
+
+    @dg.multi_asset_check(specs=specs, name=f"{subscription.name}_conformity", can_subset=True)
+    def conformity(
+        context: dg.AssetCheckExecutionContext, lake: LakeResource
+    ) -> Iterator[dg.AssetCheckResult]:
+        opened = lake.open()
+        for key in sorted(check.asset_key for check in context.selected_asset_check_keys):
+            yield _conformity(key, check_conformity(subscription, opened, keys[key]))
+
+    return conformity
+
+
+#: Why rows may fail that nobody has to mend.
+_ALTERED = (
+    "the row filter or its publications were altered since the table was copied: rows that were there before stay, as in"
+    " PostgreSQL, until `pgsieve resync`"
+)
+
+
+def _conformity(key: dg.AssetKey, found: TableConformity) -> dg.AssetCheckResult:
+    uncertain = found.altered or found.problem is not None
+    return dg.AssetCheckResult(
+        check_name="row_filter_conformity",
+        asset_key=key,
+        passed=found.failing == 0 and found.problem is None,
+        severity=dg.AssetCheckSeverity.WARN if uncertain else dg.AssetCheckSeverity.ERROR,
+        description=found.problem or (_ALTERED if found.failing and found.altered else None),
+        metadata={"rows": found.rows, "failing rows": found.failing, "keys": list(found.keys)},
+    )
+
+
+def freshness_checks(
+    subscription: Subscription, tables: Mapping[Name, ReplicatedTable]
+) -> dg.AssetChecksDefinition:
+    """`freshness`: for how long the oldest commit that the replicas lack has been waiting; reads no replica."""
+    keys = [replica_key(subscription, name) for name in tables]
+    limit = subscription.freshness.total_seconds()
+    specs = [
+        dg.AssetCheckSpec(
+            "freshness",
+            asset=key,
+            description=f"No commit has been waiting for longer than {limit:.0f} s to be applied.",
+        )
+        for key in keys
+    ]
+
+    @dg.multi_asset_check(
+        specs=specs,
+        name=f"{subscription.name}_freshness",
+        can_subset=True,
+        pool=f"slot_{subscription.feed.slot}",
+    )
+    def freshness(
+        context: dg.AssetCheckExecutionContext, lake: LakeResource
+    ) -> Iterator[dg.AssetCheckResult]:
+        found = check_freshness(subscription, lake.open())
+        for key in sorted(check.asset_key for check in context.selected_asset_check_keys):
+            yield dg.AssetCheckResult(
+                check_name="freshness",
+                asset_key=key,
+                passed=found.problem is None and found.seconds <= limit,
+                severity=dg.AssetCheckSeverity.WARN,
+                description=found.problem,
+                metadata={"seconds behind": found.seconds, "LSN": format_lsn(found.lsn)},
+            )
+
+    return freshness
+
+
+def sync_state_checks(
+    subscription: Subscription, tables: Mapping[Name, ReplicatedTable]
+) -> dg.AssetChecksDefinition:
+    """`sync_state`: the table is ready, and the subscription enabled; reads no rows."""
+    keys = {replica_key(subscription, name): name for name in tables}
+    specs = [
+        dg.AssetCheckSpec(
+            "sync_state",
+            asset=key,
+            description="Changes are applied to the replica: it was copied, and no error has set it aside.",
+        )
+        for key in keys
+    ]
+
+    @dg.multi_asset_check(specs=specs, name=f"{subscription.name}_sync_state", can_subset=True)
+    def sync_state(
+        context: dg.AssetCheckExecutionContext, lake: LakeResource
+    ) -> Iterator[dg.AssetCheckResult]:
+        opened = lake.open()
+        states, whole = table_states(opened, subscription.name), subscription_state(opened, subscription.name)
+        for key in {check.asset_key for check in context.selected_asset_check_keys}:
+            state = states.get(keys[key])
+            yield dg.AssetCheckResult(
+                check_name="sync_state",
+                asset_key=key,
+                passed=whole.enabled and state is not None and state.state == READY,
+                description=whole.reason or (state.reason if state else None),
+                metadata={"state": MEANING[state.state] if state else MEANING[INITIALIZE]},
+            )
+
+    return sync_state
 
 
 def slot_health_check(feed: Feed) -> dg.AssetChecksDefinition:

@@ -1,33 +1,81 @@
-"""`pgsieve check`: compare every replica with its publisher. In: the configuration. Out: a `CheckReport`."""
+"""`pgsieve check`: compare every replica with its publisher, and mend what differs where that is asked for.
 
-from collections.abc import Sequence
+In: the configuration. Out: a `CheckReport`.
+"""
 
-from assets.steps.consistency import check_consistency
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain
+
+from assets.steps.consistency import Log, check_consistency
+from assets.steps.repair import repair
+from assets.steps.subscription import Subscription
 from decoding.lsn import format_lsn
 from pipelines.config import Config, SubscriptionConfig
+from pipelines.failures import Failures
 from pipelines.project import project
-from pipelines.results import CheckedTable, CheckReport
+from pipelines.results import CheckedTable, CheckReport, Progress
+from resources.delta import Lake
 
 
-def check(config: Config, selected: Sequence[SubscriptionConfig]) -> CheckReport:
-    """Bring the selected subscriptions up to one LSN each and compare all their tables there."""
+def check(
+    config: Config, selected: Sequence[SubscriptionConfig], progress: Progress, *, repairing: bool = False
+) -> CheckReport:
+    """Bring the selected subscriptions up to one LSN each and compare all their tables there.
+
+    `repairing` makes the rows that differ those of the publisher, at a later LSN. A subscription that cannot be
+    checked does not stop the others.
+    """
     declared = project(config)
-    lake = declared.lake.open()
+    failures = Failures()
+    checked = failures.each(
+        [declared.subscriptions[s.name] for s in selected],
+        lambda s: _checked(s, declared.lake.open(), progress, repairing=repairing),
+    )
+    return CheckReport(tuple(chain.from_iterable(checked)), failures.listed())
+
+
+def _checked(
+    subscription: Subscription, lake: Lake, progress: Progress, *, repairing: bool
+) -> list[CheckedTable]:
+    with _shown(progress, f"check {subscription.name}") as log:
+        results = check_consistency(subscription, lake, log)
+        differing = [(c.schema, c.table) for c in results if c.differing]
+        done = repair(subscription, lake, differing, log) if repairing and differing else []
+    repaired = {(r.schema, r.table): r for r in done}
     tables = []
-    for chosen in selected:
-        subscription = declared.subscriptions[chosen.name]
-        for compared in check_consistency(subscription, lake, lambda _: None):
-            keys = compared.keys if compared.problem is None else (compared.problem, *compared.keys)
-            tables.append(
-                CheckedTable(
-                    subscription=subscription.name,
-                    schema=compared.schema,
-                    name=compared.table,
-                    rows_publisher=compared.publisher_rows,
-                    rows_replica=compared.replica_rows,
-                    equal=compared.equal,
-                    differing_keys=keys,
-                    lsn=format_lsn(compared.lsn),
-                )
+    for compared in results:
+        mended = repaired.get((compared.schema, compared.table))
+        told = [p for p in (compared.problem, mended and mended.problem) if p]
+        tables.append(
+            CheckedTable(
+                subscription=subscription.name,
+                schema=compared.schema,
+                name=compared.table,
+                rows_publisher=compared.publisher_rows,
+                rows_replica=compared.replica_rows,
+                equal=compared.equal,
+                differing_keys=(*told, *compared.keys),
+                lsn=format_lsn(compared.lsn),
+                repaired=(mended.inserted, mended.deleted) if mended and not mended.problem else None,
             )
-    return CheckReport(tuple(tables))
+        )
+    return tables
+
+
+@contextmanager
+def _shown(progress: Progress, task: str) -> Iterator[Log]:
+    """Show each thing that is logged as the task that goes on until the next one."""
+    current = task
+    progress.start(current, None)
+
+    def log(message: str) -> None:
+        nonlocal current
+        progress.finish(current)
+        current = message
+        progress.start(current, None)
+
+    try:
+        yield log
+    finally:
+        progress.finish(current)

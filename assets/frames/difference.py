@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
+from assets.frames.equal_rows import exact_values
 from assets.frames.equality import comparable
 from resources.records import quoted
 
@@ -34,6 +35,22 @@ def differing_rows(expected: DataFrame, replica: DataFrame, columns: Sequence[st
         .groupBy(*grouping)
         .agg(F.sum("count").alias("count"))
         .where("count <> 0")
+    )
+
+
+def differing_row_counts(expected: DataFrame, replica: DataFrame, columns: Sequence[str]) -> DataFrame:
+    """`row`, and how often it is `expected` and `held`, where that differs; -0.0 is not 0.0 here."""
+
+    def side(frame: DataFrame, held: int) -> DataFrame:
+        row = F.struct(*(F.col(quoted(name)).alias(name) for name in columns))
+        return frame.select(row.alias("row"), F.lit(1 - held).alias("expected"), F.lit(held).alias("held"))
+
+    both = side(expected, 0).unionByName(side(replica, 1))
+    return (
+        both.groupBy(*exact_values(both, "row"))
+        .agg(F.first("row").alias("row"), F.sum("expected").alias("expected"), F.sum("held").alias("held"))
+        .where("expected <> held")
+        .select("row", "expected", "held")
     )
 
 

@@ -1,0 +1,116 @@
+"""The consistency check: seconds and memory for a large table, beside the comparison of all rows in the same run.
+
+The table is the one of `benchmarks/replication.py`, with `--rows` rows. It is copied, checked, and checked again after
+one cell of the replica was changed by another writer; that cell must be found and named. The peer compares every row
+of both sides by Spark, as the check itself does where it cannot tell segments apart. Prints seconds, and this
+process's peak RSS for each. Needs about 4 GB of disk at the full 10,000,000 rows.
+
+    python benchmarks/consistency.py --rows 10000000
+"""
+
+import argparse
+import multiprocessing
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import psycopg
+from deltalake import DeltaTable
+from replication import COLUMNS, ROW, SETTINGS, configuration, quiet
+from rich.console import Console
+from rich.table import Table
+
+from assets.steps.consistency import at_one_lsn, check_consistency
+from assets.steps.initial_sync import copy_tables, tables_to_copy
+from pipelines.config import load_config
+from pipelines.project import project
+from resources.delta import Lake
+from resources.embedded import EmbeddedServer
+
+
+@contextmanager
+def measured(results: dict[str, tuple[float, int]], name: str) -> Iterator[None]:
+    """Add the seconds of a block and the most memory that this process has meanwhile, without Spark's."""
+    ended, peak = threading.Event(), [0]
+
+    def watch() -> None:
+        while not ended.wait(0.05):
+            peak[0] = max(peak[0], psutil.Process().memory_info().rss)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    started = time.monotonic()
+    yield
+    seconds = time.monotonic() - started
+    ended.set()
+    watcher.join()
+    results[name] = seconds, peak[0]
+    print(f"{name}: {seconds:.1f} s, {peak[0] / 2**20:.0f} MiB", flush=True)
+
+
+def copy(configured: Path) -> None:
+    """Copy the table without Spark, in a process of its own: it holds all rows at once."""
+    declared = project(load_config(configured))
+    lake = Lake(declared.lake.uri, lambda: declared.lake.engine.session, sys.maxsize)
+    subscription = declared.subscriptions["s_checked"]
+    (copied,) = copy_tables(subscription, lake, tables_to_copy(subscription, lake), quiet)
+    assert copied.problem is None, copied
+
+
+def main() -> None:
+    """Run it."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rows", type=int, default=10_000_000)
+    parser.add_argument("--skip-peer", action="store_true")
+    options = parser.parse_args()
+    results: dict[str, tuple[float, int]] = {}
+    with tempfile.TemporaryDirectory(prefix="pgsieve-benchmark-") as name:
+        folder = Path(name)
+        with EmbeddedServer(folder / "publisher", settings=SETTINGS) as publisher:
+            with psycopg.connect(publisher.conninfo(), autocommit=True) as source:
+                source.execute(f"create table checked {COLUMNS}")
+                source.execute(f"insert into checked select {ROW} from generate_series(1, {options.rows}) i")
+                source.execute("vacuum (freeze, analyze) checked")
+                source.execute("create publication checked for table checked")
+            configured = configuration(folder, publisher, "checked")
+            copying = multiprocessing.get_context("spawn").Process(target=copy, args=(configured,))
+            copying.start()
+            copying.join()
+            assert copying.exitcode == 0
+            declared = project(load_config(configured))
+            subscription, lake = declared.subscriptions["s_checked"], declared.lake.open()
+            print(f"{options.rows:,} rows, load average {os.getloadavg()[0]:.1f}", flush=True)
+            with measured(results, "by segments, equal"):
+                (found,) = check_consistency(subscription, lake, quiet)
+            assert found.equal
+            assert found.replica_rows == options.rows
+            replica = DeltaTable(lake.replica("s_checked", "public", "checked"))
+            replica.update(updates={"note": "'corrupt'"}, predicate=f"id = {options.rows // 3}")
+            with measured(results, "by segments, one cell differs"):
+                (found,) = check_consistency(subscription, lake, quiet)
+            key = f"(id)=({options.rows // 3})"
+            assert set(found.keys) == {f"{key} missing from the replica", f"{key} only in the replica"}
+            if not options.skip_peer:
+                with at_one_lsn(subscription, lake, quiet) as moment:
+                    sides = replace(moment.sides(("public", "checked")), row_hash=None)
+                    with measured(results, "all rows, by Spark"):
+                        assert sides.difference().rows == 2
+    table = Table("what", "seconds", "peak RSS, MiB", "ratio to all rows")
+    peer = results.get("all rows, by Spark")
+    for what, (seconds, peak) in results.items():
+        ratio = f"{seconds / peer[0]:.2f}" if peer else ""
+        table.add_row(what, f"{seconds:.1f}", f"{peak / 2**20:.0f}", ratio)
+    Console(width=100).print(table)
+
+
+if __name__ == "__main__":
+    main()
