@@ -12,6 +12,7 @@ from assets.initial_sync import tables_partitions
 from assets.metadata import initial_sync_key, table_partition
 from assets.steps.initial_sync import tables_to_copy
 from assets.steps.subscription import Feed, Subscription
+from assets.steps.subscription_state import subscription_state
 from decoding.lsn import format_lsn
 from resources.delta import LakeResource
 from resources.slot import SlotError, slot_state
@@ -27,6 +28,16 @@ def increments_schedule(job: UnresolvedAssetJobDefinition) -> dg.ScheduleDefinit
     )
 
 
+def maintenance_schedule(job: UnresolvedAssetJobDefinition) -> dg.ScheduleDefinition:
+    """Maintain a feed and the subscriptions that read it every night."""
+    return dg.ScheduleDefinition(
+        name=f"{job.name}_schedule",
+        job=job,
+        cron_schedule="0 3 * * *",
+        default_status=dg.DefaultScheduleStatus.STOPPED,
+    )
+
+
 def copy_sensor(subscription: Subscription) -> dg.SensorDefinition:
     """Copy tables that were published, or changed their columns, since the last time."""
 
@@ -38,7 +49,10 @@ def copy_sensor(subscription: Subscription) -> dg.SensorDefinition:
         description="Starts the initial sync of tables that have no replica, or whose columns changed.",
     )
     def new_tables(lake: LakeResource) -> dg.SensorResult | dg.SkipReason:
-        keys = [table_partition(name) for name in tables_to_copy(subscription, lake.open())]
+        opened = lake.open()
+        if not subscription_state(opened, subscription.name).enabled:
+            return dg.SkipReason("the subscription is disabled")
+        keys = [table_partition(name) for name in tables_to_copy(subscription, opened)]
         if not keys:
             return dg.SkipReason("every published table has its replica")
         return dg.SensorResult(

@@ -6,7 +6,8 @@ and an exit code that scripts can rely on:
 ====  ===================================================================================================
 0     done, and nothing wrong was found
 1     done, and something was found: `check` a difference, `validate` a problem, `run` a table set aside
-2     refused: wrong arguments or configuration, or anything else that says what to do about it
+2     refused: wrong arguments or configuration, or anything else that says what to do about it, also where
+      that concerns some of the subscriptions and the others went on
 70    a fault of pgsieve's own (EX_SOFTWARE of sysexits.h); `--verbose` shows the traceback
 130   interrupted
 ====  ===================================================================================================
@@ -18,6 +19,8 @@ import errno
 import importlib.metadata
 import sys
 import tomllib
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,6 +30,7 @@ from typer.core import TyperCommand
 from decoding.errors import PgsieveError
 from pipelines import console
 from pipelines.config import Config, load_config
+from pipelines.results import Failure
 
 FOUND = 1
 REFUSED = 2
@@ -48,7 +52,12 @@ class _Command(TyperCommand):
         except Exception as error:
             if isinstance(error, OSError) and error.errno == errno.EPIPE:  # `pgsieve … | head` is no fault
                 raise
-            console.print_unexpected(error, verbose=ctx.find_root().params["verbose"])
+            from pipelines.failures import storage_refusal
+
+            if (refused := storage_refusal(error)) is not None:
+                console.print_error(refused)
+                raise typer.Exit(REFUSED) from error
+            console.print_unexpected(error, verbose=_verbose(ctx))
             raise typer.Exit(FAULT) from error
 
 
@@ -75,6 +84,8 @@ Subscriptions = Annotated[
     list[str] | None,
     typer.Argument(metavar="SUBSCRIPTION", help="Subscriptions, by name (default: all)."),
 ]
+
+Subscription = Annotated[str, typer.Argument(metavar="SUBSCRIPTION", help="A subscription, by name.")]
 
 
 def version() -> str:
@@ -112,6 +123,17 @@ def common(
 def _load(ctx: typer.Context, config: Path | None) -> Config:
     """Read the file of the option after the command, else of the one before it, else the default."""
     return load_config(config or ctx.obj)
+
+
+def _verbose(ctx: Any) -> bool:
+    return bool(ctx.find_root().params["verbose"])
+
+
+def _end(failures: Sequence[Failure], *, found: bool = False) -> None:
+    """Exit with the greatest code that there is a reason for."""
+    codes = [REFUSED if isinstance(failure.error, PgsieveError) else FAULT for failure in failures]
+    if code := max(codes, default=FOUND if found else 0):
+        raise typer.Exit(code)
 
 
 @app.command(cls=_Command, epilog="Example: pgsieve demo --keep ./demo")
@@ -153,15 +175,98 @@ def run(
         from pipelines.follow import follow as follow_pipeline
 
         with console.progress() as progress:
-            follow_pipeline(settings, selected, progress, console.print_run)
+            failures = follow_pipeline(
+                settings, selected, progress, partial(console.print_run, verbose=_verbose(ctx))
+            )
+        console.print_failures(failures, verbose=_verbose(ctx))
+        _end(failures)
         return
     from pipelines.run import run as run_pipeline
 
     with console.progress() as progress:
         summary = run_pipeline(settings, selected, progress)
-    console.print_run(summary)
-    if summary.problems:
+    console.print_run(summary, verbose=_verbose(ctx))
+    _end(summary.failures, found=summary.problems)
+
+
+@app.command(cls=_Command, epilog="Example: pgsieve resync sales public.orders")
+def resync(
+    ctx: typer.Context,
+    subscription: Subscription,
+    tables: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="SCHEMA.TABLE", help="Tables to copy again (default: those that need it)."),
+    ] = None,
+    config: ConfigFile = None,
+) -> None:
+    """Copy tables again, and bring the subscription up to date; the other tables are left alone.
+
+    Says of each table what changed since it was copied. Without tables it copies those that are set aside, or whose
+    row filter, columns or publications changed; and all of them where the slot was lost, after making a new one.
+    """
+    settings = _load(ctx, config)
+    (selected,) = settings.selected([subscription])
+    from pipelines.resync import resync as copy_again
+
+    with console.progress() as progress:
+        report = copy_again(settings, selected, tables or [], progress)
+    console.print_resync(report)
+    if report.run and report.run.problems:
         raise typer.Exit(FOUND)
+
+
+@app.command(cls=_Command, epilog="Example: pgsieve skip sales 0/14C0A38")
+def skip(
+    ctx: typer.Context,
+    subscription: Subscription,
+    lsn: Annotated[
+        str, typer.Argument(metavar="LSN", help="The finish LSN of the transaction to skip; none clears it.")
+    ],
+    config: ConfigFile = None,
+) -> None:
+    """Skip all changes of one transaction, as ALTER SUBSCRIPTION ... SKIP does.
+
+    The LSN is the one that the error of a disabled subscription names. It is cleared once that transaction was
+    skipped, or another one that was not empty was applied.
+    """
+    settings = _load(ctx, config)
+    (selected,) = settings.selected([subscription])
+    from pipelines.skip import skip as choose
+
+    console.print_skip(subscription, choose(settings, selected, lsn))
+
+
+@app.command(cls=_Command, epilog="Example: pgsieve enable sales")
+def enable(ctx: typer.Context, subscription: Subscription, config: ConfigFile = None) -> None:
+    """Enable a subscription that an error disabled (disable_on_error); the next run goes on where it stopped."""
+    settings = _load(ctx, config)
+    (selected,) = settings.selected([subscription])
+    from pipelines.skip import enable as enable_again
+
+    console.print_enabled(subscription, enable_again(settings, selected))
+
+
+@app.command(cls=_Command, epilog="Example: pgsieve drop sales --delete-tables")
+def drop(
+    ctx: typer.Context,
+    subscription: Subscription,
+    delete_tables: Annotated[
+        bool, typer.Option("--delete-tables", help="Delete its tables in the lake, too.")
+    ] = False,
+    leave_slot: Annotated[
+        bool, typer.Option("--leave-slot", help="Do not ask the server, which may be gone.")
+    ] = False,
+    config: ConfigFile = None,
+) -> None:
+    """Remove what pgsieve made for a subscription on the server: slot and capture publications.
+
+    A slot that other subscriptions need is kept, and captures no more than they need.
+    """
+    settings = _load(ctx, config)
+    from pipelines.drop import drop as drop_subscription
+
+    report = drop_subscription(settings, subscription, delete_tables=delete_tables, leave_slot=leave_slot)
+    console.print_drop(report)
 
 
 @app.command(cls=_Command, epilog="Example: pgsieve status --json")
@@ -170,7 +275,10 @@ def status(
     config: ConfigFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Show slots, their lag, and the state of every replica table."""
+    """Show slots, their lag, and the state of every replica table.
+
+    Exits with 2 where a source cannot be asked; what the lake has of it is shown.
+    """
     settings = _load(ctx, config)
     from pipelines.status import status as read_status
 
@@ -179,10 +287,19 @@ def status(
         console.print_json(report)
     else:
         console.print_status(report)
+    if any(slot.problem for slot in report.slots):
+        raise typer.Exit(REFUSED)
 
 
 @app.command(cls=_Command, epilog="Example: pgsieve check sales && echo consistent")
-def check(ctx: typer.Context, subscriptions: Subscriptions = None, config: ConfigFile = None) -> None:
+def check(
+    ctx: typer.Context,
+    subscriptions: Subscriptions = None,
+    config: ConfigFile = None,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Make the rows that differ those of the publisher.")
+    ] = False,
+) -> None:
     """Compare replica tables with the publisher's filtered tables at the same LSN.
 
     Exits with 1 on any difference, and prints the keys of some rows that differ.
@@ -191,14 +308,35 @@ def check(ctx: typer.Context, subscriptions: Subscriptions = None, config: Confi
     selected = settings.selected(subscriptions or [])
     from pipelines.check import check as compare
 
-    report = compare(settings, selected)
-    console.print_check(report)
-    if not report.equal:
-        raise typer.Exit(FOUND)
+    with console.progress() as progress:
+        report = compare(settings, selected, progress, repairing=repair)
+    if report.tables or not report.failures:
+        console.print_check(report)
+    console.print_failures(report.failures, verbose=_verbose(ctx))
+    _end(report.failures, found=not report.equal)
+
+
+@app.command(cls=_Command, epilog="Example: pgsieve maintain sales")
+def maintain(ctx: typer.Context, subscriptions: Subscriptions = None, config: ConfigFile = None) -> None:
+    """Delete what is applied and older than its retention, compact small files, remove old versions.
+
+    How long things are kept is `retention` in the configuration. Runs may go on meanwhile.
+    """
+    settings = _load(ctx, config)
+    selected = settings.selected(subscriptions or [])
+    from pipelines.maintain import maintain as maintain_tables
+
+    with console.progress() as progress:
+        done = maintain_tables(settings, selected, progress)
+    console.print_maintenance(done)
 
 
 @app.command(cls=_Command, epilog="Example: pgsieve validate -c pgsieve.yaml")
-def validate(ctx: typer.Context, config: ConfigFile = None) -> None:
+def validate(
+    ctx: typer.Context,
+    config: ConfigFile = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+) -> None:
     """Find what PostgreSQL would refuse, before anything is created.
 
     Prints the publications, what each subscription will receive, and SQL that is still to be run.
@@ -208,7 +346,10 @@ def validate(ctx: typer.Context, config: ConfigFile = None) -> None:
     from pipelines.validate import validate as find_problems
 
     report = find_problems(settings)
-    console.print_validation(report)
+    if as_json:
+        console.print_json(report)
+    else:
+        console.print_validation(report)
     if report.problems:
         raise typer.Exit(FOUND)
 

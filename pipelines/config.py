@@ -14,6 +14,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
@@ -44,6 +45,7 @@ from pipelines.config_file import (
     read_file,
 )
 from pipelines.identifiers import MAX_BYTES, parse_qualified
+from pipelines.retention import RetentionConfig, Wait
 
 __all__ = [
     "Config",
@@ -68,17 +70,21 @@ OPERATIONS: tuple[Operation, ...] = get_args(Operation)
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # two letters at least
 
 
-def slot_name(*parts: str) -> str:
-    """Name of a replication slot from these parts: lower case letters, digits, underscores, 63 at most.
+#: What is left of a name when `_iud_root`, the longest suffix of a capture publication, is added to it.
+_CAPTURE_BYTES = MAX_BYTES - len("_iud_root")
+
+
+def slot_name(*parts: str, longest: int = MAX_BYTES) -> str:
+    """Name of a replication slot from these parts: lower case letters, digits, underscores, `longest` at most.
 
     The rule is `ReplicationSlotValidateName` (`src/backend/replication/slot.c`). What is too long is cut and
     gets a digest of the whole, so that two long names never meet in one slot.
     """
     name = re.sub(r"[^a-z0-9_]", "_", "_".join(("pgsieve", *parts)).lower())
-    if len(name) <= MAX_BYTES:
+    if len(name) <= longest:
         return name
     digest = hashlib.sha256("_".join(parts).encode()).hexdigest()[:8]
-    return f"{name[: MAX_BYTES - 9]}_{digest}"
+    return f"{name[: longest - 9]}_{digest}"
 
 
 def _refusal(message: str, hint: str | None = None) -> PydanticCustomError:
@@ -96,12 +102,17 @@ def _folder_name(name: str) -> str:
     return name
 
 
-def _object_name(name: str) -> str:
-    if not name or len(name.encode()) > MAX_BYTES:
+def _object_name(name: str, longest: int = MAX_BYTES) -> str:
+    if not name or len(name.encode()) > longest:
         raise _refusal(
-            f"should be a name of 1 to {MAX_BYTES} bytes", "write it as it is on the server, unquoted"
+            f"should be a name of 1 to {longest} bytes", "write it as it is on the server, unquoted"
         )
     return name
+
+
+def _capture_name(name: str) -> str:
+    """The server would cut a longer one together with the suffix that tells it from the others."""
+    return _object_name(name, _CAPTURE_BYTES)
 
 
 def _filled(text: str) -> str:
@@ -170,6 +181,7 @@ def _named(entries: object) -> object:
 
 FolderName = Annotated[str, AfterValidator(_folder_name)]
 ObjectName = Annotated[str, AfterValidator(_object_name)]
+CaptureName = Annotated[str, AfterValidator(_capture_name)]
 ColumnName = Annotated[str, AfterValidator(_column_name)]
 Filled = Annotated[str, AfterValidator(_filled)]
 
@@ -231,6 +243,7 @@ class PublicationConfig(_Section):
     tables: Annotated[tuple[PublishedTableConfig, ...], AfterValidator(_not_empty)]
     publish: frozenset[Operation] = frozenset(OPERATIONS)
     publish_via_partition_root: bool = False
+    publish_generated_columns: Literal["none", "stored"] = "none"
 
     @field_validator("tables")
     @classmethod
@@ -245,7 +258,7 @@ class SourceConfig(_Section):
     name: str = ""
     conninfo: Annotated[SecretStr, AfterValidator(_conninfo)]
     slot: str
-    capture: ObjectName
+    capture: CaptureName
     publications: dict[ObjectName, PublicationConfig] = {}
 
     @model_validator(mode="before")
@@ -253,8 +266,8 @@ class SourceConfig(_Section):
     def _defaults_from_name(cls, given: object) -> object:
         if not isinstance(given, Mapping):
             return given
-        default = slot_name(str(given.get("name", "")))
-        return {"slot": default, "capture": default, **given}
+        name = str(given.get("name", ""))
+        return {"slot": slot_name(name), "capture": slot_name(name, longest=_CAPTURE_BYTES), **given}
 
     @field_validator("slot")
     @classmethod
@@ -276,7 +289,9 @@ class SubscriptionConfig(_Section):
     binary: bool = False
     streaming: Annotated[Literal["off", "on", "parallel"], BeforeValidator(_streaming)] = "parallel"
     two_phase: bool = False
+    failover: bool = False
     disable_on_error: bool = False
+    freshness: Wait = timedelta(minutes=15)
     types: dict[ColumnName, Filled] = {}
 
     @field_validator("publications")
@@ -312,6 +327,7 @@ class Config(_Section):
     path: Path
     lake: Filled
     spark: SparkConfig = SparkConfig()
+    retention: RetentionConfig = RetentionConfig()
     sources: Annotated[dict[FolderName, SourceConfig], AfterValidator(_not_empty)]
     subscriptions: dict[FolderName, SubscriptionConfig] = {}
 
@@ -424,9 +440,10 @@ def _same_but_for_case(section: str, names: Iterable[str]) -> Iterator[tuple[Loc
 
 
 #: The model of each mapping in the file, by the keys on the way to it (`*` is any key).
-_MODELS: dict[tuple[str, ...], type[_Section]] = {
+_MODELS: dict[tuple[str, ...], type[BaseModel]] = {
     (): Config,
     ("spark",): SparkConfig,
+    ("retention",): RetentionConfig,
     ("sources", "*"): SourceConfig,
     ("sources", "*", "publications", "*"): PublicationConfig,
     ("sources", "*", "publications", "*", "tables", "*"): PublishedTableConfig,
@@ -434,7 +451,7 @@ _MODELS: dict[tuple[str, ...], type[_Section]] = {
 }
 
 #: Fields of the models that are not keys of the file.
-_NOT_IN_FILE = {Config: "path", SourceConfig: "name", SubscriptionConfig: "name"}
+_NOT_IN_FILE: dict[type[BaseModel], str] = {Config: "path", SourceConfig: "name", SubscriptionConfig: "name"}
 
 #: pydantic's error types in the words of the file.
 _MESSAGES = {

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 
@@ -20,15 +20,24 @@ from rich.table import Table
 from rich.text import Text
 
 from decoding.errors import PgsieveError
+from decoding.publication import OPERATIONS
+from decoding.quoting import quote_identifier
 from pipelines.config_file import ConfigError
 from pipelines.results import (
     CheckReport,
     ComparedTable,
     DemoReport,
+    DropReport,
+    Failure,
+    MaintainedFolder,
     Progress,
+    PublicationPicture,
+    ReceivedTable,
+    ResyncReport,
     RunSummary,
     StatusReport,
     SubscriptionRun,
+    TableStatus,
     ValidationReport,
 )
 
@@ -91,23 +100,35 @@ def _size(count: int | None) -> str | None:
 # Errors
 
 
-def print_error(error: PgsieveError) -> None:
+def print_error(error: PgsieveError, concerned: str = "") -> None:
     """One red line, and what to do about it; a configuration file's problems one by one."""
     if isinstance(error, ConfigError):
         for problem in error.problems:
             _error_line(error.describe(problem), problem.hint)
         return
     code = f" [{error.sqlstate}]" if error.sqlstate else ""
-    _error_line(f"{error.message}{code}", error.hint)
+    _error_line(f"{concerned}{error.message}{code}", error.hint)
 
 
-def print_unexpected(error: BaseException, *, verbose: bool) -> None:
+def print_failures(failures: Sequence[Failure], *, verbose: bool) -> None:
+    """Print the errors that ended the part of some subscriptions, with their names."""
+    for failure in failures:
+        concerned = f"{', '.join(failure.subscriptions)}: "
+        if isinstance(failure.error, PgsieveError):
+            print_error(failure.error, concerned)
+        else:
+            print_unexpected(failure.error, concerned, verbose=verbose)
+
+
+def print_unexpected(error: BaseException, concerned: str = "", *, verbose: bool) -> None:
     """Name a fault of pgsieve's own; the traceback only when asked, and without variables: they hold values."""
     if verbose:
         _err().print("".join(traceback.format_exception(error)), end="", soft_wrap=True)
-        _error_line(f"unexpected {type(error).__name__}", None)
+        _error_line(f"{concerned}unexpected {type(error).__name__}", None)
     else:
-        _error_line(f"unexpected {type(error).__name__}", "run `pgsieve --verbose …` for the traceback")
+        _error_line(
+            f"{concerned}unexpected {type(error).__name__}", "run `pgsieve --verbose …` for the traceback"
+        )
 
 
 def _error_line(message: str, hint: str | None) -> None:
@@ -184,25 +205,28 @@ def progress() -> Iterator[Progress]:
 # Results
 
 
-def as_json(report: StatusReport) -> str:
+def as_json(report: StatusReport | ValidationReport) -> str:
     """Write the report as JSON, the fields under their names in `pipelines.results`."""
     return json.dumps(asdict(report), indent=2, ensure_ascii=False)
 
 
-def print_json(report: StatusReport) -> None:
+def print_json(report: StatusReport | ValidationReport) -> None:
     """Print the report as JSON."""
     sys.stdout.write(as_json(report) + "\n")
 
 
-def print_run(summary: RunSummary) -> None:
-    """Print what a run copied and applied, a subscription at a time."""
+def print_run(summary: RunSummary, *, verbose: bool = False) -> None:
+    """Print what a run copied and applied, a subscription at a time, and what failed."""
     for run in summary.subscriptions:
         if not run.changed:
             _print(Text(f"{run.name}: nothing new: everything up to LSN {run.to_lsn} is already applied"))
         else:
             _print_changes(run)
+        if run.notice:
+            _print(Text(run.notice))
         for problem in run.problems:
-            _print(Text.assemble(("set aside: ", "bold red"), problem))
+            _print(Text.assemble(("problem: ", "bold red"), problem))
+    print_failures(summary.failures, verbose=verbose)
 
 
 def _print_changes(run: SubscriptionRun) -> None:
@@ -222,6 +246,63 @@ def _print_changes(run: SubscriptionRun) -> None:
         _print(applied)
 
 
+def print_resync(report: ResyncReport) -> None:
+    """Print which tables were copied again, what had changed of each, and what the run did."""
+    name = report.subscription
+    if report.lost:
+        _print(Text.assemble(("slot replaced: ", "bold"), report.lost))
+    if not report.tables:
+        _print(
+            Text(f"{name}: nothing to resynchronise: every table is ready, and published as it was copied")
+        )
+    for table in report.tables:
+        _print(Text.assemble((f"{table.schema}.{table.name}: ", "bold"), table.state))
+        _print(*(Text(f"  {change}") for change in table.changes))
+    if report.followed:
+        _print(Text(f"{name}: the process that follows the slot copies them after the next change"))
+    if report.run:
+        print_run(RunSummary((report.run,)))
+
+
+def print_enabled(subscription: str, changed: bool) -> None:
+    """Print that a subscription is enabled."""
+    _print(Text(f"{subscription}: {'enabled' if changed else 'was enabled already'}"))
+
+
+def print_skip(subscription: str, lsn: str | None) -> None:
+    """Print what a subscription will skip."""
+    told = f"will skip the transaction finished at LSN {lsn}" if lsn else "skips no transaction"
+    _print(Text(f"{subscription}: {told}"))
+
+
+def print_drop(report: DropReport) -> None:
+    """Print what was removed, and what is left."""
+    removed = [
+        *([f"replication slot {report.slot}"] if report.slot else []),
+        *(f"publication {name}" for name in report.publications),
+        *(f"tables no longer needed in publication {name}" for name in report.altered),
+        *report.folders,
+    ]
+    _print(Text(f"{report.subscription}: dropped", style="bold"))
+    for each in removed:
+        _print(Text(f"  removed: {each}"))
+    if report.kept_for:
+        _print(Text(f"  kept: the slot, for {', '.join(report.kept_for)}"))
+    if report.left:
+        _print(Text(f"  left on the server: {report.left}"))
+    if not report.folders:
+        _print(Text("  kept: its tables in the lake (--delete-tables removes them)"))
+    _print(Text("  take it out of pgsieve.yaml, or the next run begins it from scratch"))
+
+
+def print_maintenance(done: Sequence[MaintainedFolder]) -> None:
+    """Print what maintenance deleted and compacted."""
+    table = _table("maintained", "rows deleted", "files compacted", right=("rows deleted", "files compacted"))
+    for each in done:
+        _row(table, each.name, each.rows, each.files)
+    _print(table)
+
+
 def print_status(report: StatusReport) -> None:
     """Print slots and replica tables."""
     slots = _table(
@@ -229,6 +310,7 @@ def print_status(report: StatusReport) -> None:
     )
     for slot in report.slots:
         state = "active" if slot.active else "idle" if slot.exists else "not created"
+        state = "unknown" if slot.problem else state
         at_risk = slot.wal_status in ("lost", "unreserved")
         _row(
             slots,
@@ -241,6 +323,9 @@ def print_status(report: StatusReport) -> None:
             _size(slot.lag_bytes),
         )
     _print(slots)
+    for slot in report.slots:
+        if slot.problem:
+            _print(Text.assemble((f"{slot.source}: ", "red"), slot.problem))
     for subscription in report.subscriptions:
         title = f"{subscription.name} (source {subscription.source}, row_filter {subscription.row_filter})"
         tables = _table(
@@ -251,9 +336,21 @@ def print_status(report: StatusReport) -> None:
             position = (table.lsn, table.version, table.rows)
             _row(tables, f"{table.schema}.{table.name}", state_text, *position, table.row_filter)
         _print("", tables)
+        if not subscription.enabled:
+            _print(Text.assemble(("disabled: ", "bold red"), subscription.reason or ""))
+        if subscription.skip_lsn:
+            _print(Text(f"skips the transaction finished at LSN {subscription.skip_lsn}"))
+        elif subscription.notice:
+            _print(Text(f"last skip: {subscription.notice}"))
         for table in subscription.tables:
+            _print_since_copy(table)
             if table.problem:
                 _print(Text.assemble((f"{table.schema}.{table.name}: ", "red"), table.problem))
+
+
+def _print_since_copy(table: TableStatus | ReceivedTable) -> None:
+    for change in table.since_copy:
+        _print(Text(f"{table.schema}.{table.name}: changed since its copy: {change}"))
 
 
 def print_check(report: CheckReport) -> None:
@@ -273,6 +370,10 @@ def print_check(report: CheckReport) -> None:
                     (f"{table.subscription} {table.schema}.{table.name}: ", "red"), f"differing keys {keys}"
                 )
             )
+        if table.repaired:
+            written, removed = table.repaired
+            told = f"repaired, {written} rows written and {removed} taken out"
+            _print(Text(f"{table.subscription} {table.schema}.{table.name}: {told}"))
     unequal = sum(not table.equal for table in report.tables)
     total = len(report.tables)
     _print(
@@ -285,15 +386,13 @@ def print_check(report: CheckReport) -> None:
 def print_validation(report: ValidationReport) -> None:
     """Print publications, what each subscription will receive, problems, and statements to run."""
     for publication in report.publications:
-        _print(Text(f"source {publication.source}", style="dim"), Text(publication.picture.rstrip("\n")), "")
+        _print_publication(publication)
     for subscription in report.subscriptions:
-        title = f"{subscription.subscription} will receive"
-        tables = _table("table", "published as", "operations", "row filter", "columns", title=title)
+        _print(Text(f"Subscription {subscription.subscription} will receive", style="bold"))
         for table in subscription.tables:
-            columns = ", ".join(table.columns) if table.columns is not None else "all"
-            shape = (table.published_as, ", ".join(table.operations), table.row_filter, columns)
-            _row(tables, f"{table.schema}.{table.name}", *shape)
-        _print(tables, "")
+            _print_received(table)
+            _print_since_copy(table)
+        _print("")
     for problem in report.problems:
         code = f" [{problem.sqlstate}]" if problem.sqlstate else ""
         _print(Text.assemble(("problem: ", "bold red"), f"{problem.object}: {problem.message}{code}"))
@@ -306,6 +405,59 @@ def print_validation(report: ValidationReport) -> None:
         )
     if not report.problems:
         _print(Text("no problems", style="bold green"))
+
+
+def _print_publication(publication: PublicationPicture) -> None:
+    r"""Say what psql's `\dRp+` says, in lines that fit any width."""
+    origin = "pgsieve.yaml" if publication.owner is None else f"owner {publication.owner}"
+    _print(
+        Text(
+            f"Publication {_names((publication.name,))} (source {publication.source}, {origin})", style="bold"
+        )
+    )
+    facts = {
+        "all tables": publication.all_tables,
+        **{f"{o}s": o in publication.operations for o in OPERATIONS},
+        "generated columns": publication.generated_columns,
+        "via root": publication.via_root,
+    }
+    _print(
+        Text.assemble(
+            "  ", *(part for name, fact in facts.items() for part in ((f"{name} ", "dim"), _cell(fact), "  "))
+        )
+    )
+    for listed in publication.tables:
+        columns_listed = "" if listed.columns is None else f" ({_names(listed.columns)})"
+        where = "" if listed.where is None else f" WHERE {listed.where}"
+        _print(Text(f"  table {_names((listed.schema, listed.name), '.')}{columns_listed}{where}"))
+    for schema in publication.schemas:
+        _print(Text(f"  tables in schema {_names((schema,))}"))
+    _print("")
+
+
+def _print_received(table: ReceivedTable) -> None:
+    _print(Text(f"  {_names((table.schema, table.name), '.')} ({_names(table.columns)})"))
+    for changes in table.changes:
+        name = f"{table.schema}.{table.name}"
+        if changes.relations != (name,):
+            _print(Text(f"    from {', '.join(changes.relations)}", style="dim"))
+        _print(Text.assemble(("    replica identity: ", "dim"), changes.identity))
+        for row_filter, operations in _by_filter({"initial copy": table.row_filter, **changes.row_filters}):
+            _print(Text.assemble((f"    {', '.join(operations)}: ", "dim"), row_filter or "every row"))
+
+
+def _by_filter(row_filters: Mapping[str, str | None]) -> list[tuple[str | None, list[str]]]:
+    """The operations that share a row filter; TRUNCATE has none, and is no row."""
+    grouped: dict[str | None, list[str]] = {}
+    for operation, row_filter in row_filters.items():
+        if operation != "truncate":
+            grouped.setdefault(row_filter, []).append(operation)
+    shown = list(grouped.items())
+    return [*shown, ("the whole table", ["truncate"])] if "truncate" in row_filters else shown
+
+
+def _names(names: Sequence[str], separator: str = ", ") -> str:
+    return separator.join(map(quote_identifier, names))
 
 
 def print_demo_step(title: str, tables: Sequence[ComparedTable]) -> None:

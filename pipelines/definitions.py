@@ -1,24 +1,37 @@
 """Dagster's table of contents: the assets, checks, jobs, schedules and sensors of one configuration file.
 
 The file is the one that PGSIEVE_CONFIG names, or ./pgsieve.yaml; without one there are no definitions. The
-published tables are asked of the sources; where a source does not answer, the tables that have replicas are shown.
+published tables are asked of the sources; where one cannot tell them, the tables that have replicas are shown.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import dagster as dg
 from dagster import get_dagster_logger
 
 from assets.change_log import change_log_asset
-from assets.checks import consistency_checks, slot_health_check
+from assets.checks import (
+    conformity_checks,
+    consistency_checks,
+    freshness_checks,
+    slot_health_check,
+    sync_state_checks,
+)
 from assets.initial_sync import initial_sync_asset, tables_partitions
+from assets.maintenance import (
+    feed_maintenance_asset,
+    feed_maintenance_key,
+    subscription_maintenance_asset,
+    subscription_maintenance_key,
+)
 from assets.metadata import change_log_key, replica_key, table_changes_key, table_partition
 from assets.replica_tables import replica_tables_asset
 from assets.steps.subscription import Feed, Subscription
 from assets.steps.table_states import table_states
 from assets.table_changes import table_changes_asset
+from decoding.errors import PgsieveError
 from decoding.publication import Catalog, ReplicatedTable, Table
-from pipelines.automation import copy_sensor, increments_schedule, slot_lag_sensor
+from pipelines.automation import copy_sensor, increments_schedule, maintenance_schedule, slot_lag_sensor
 from pipelines.config import Config, ConfigError, load_config
 from pipelines.project import Project, project
 from resources.postgres import SourceUnreachableError, read_catalog
@@ -41,9 +54,13 @@ def defs() -> dg.Definitions:
 def definitions(config: Config) -> dg.Definitions:
     """The definitions of a configuration."""
     declared = project(config)
-    tables = published_tables(declared)
+    tables = published_tables(declared, declared.subscriptions.values())
     increments = [
         dg.define_asset_job(f"{feed.name}_increments", _increments(declared, feed.name, tables))
+        for feed in declared.feeds.values()
+    ]
+    maintenance = [
+        dg.define_asset_job(f"{feed.name}_maintenance", _maintenance(declared, feed))
         for feed in declared.feeds.values()
     ]
     return dg.Definitions(
@@ -56,17 +73,26 @@ def definitions(config: Config) -> dg.Definitions:
                 for s in declared.subscriptions.values()
                 if tables[s.name]
             ),
+            *(
+                feed_maintenance_asset(f, declared.reading(f), declared.retention)
+                for f in declared.feeds.values()
+            ),
+            *(subscription_maintenance_asset(s, declared.retention) for s in declared.subscriptions.values()),
         ],
         asset_checks=[
             *(slot_health_check(f) for f in declared.feeds.values()),
             *(
-                consistency_checks(s, tables[s.name])
+                checks
                 for s in declared.subscriptions.values()
-                if tables[s.name]
+                for factory in (consistency_checks, conformity_checks, freshness_checks, sync_state_checks)
+                if tables[s.name] and (checks := factory(s, tables[s.name])) is not None
             ),
         ],
-        jobs=increments,
-        schedules=[increments_schedule(job) for job in increments],
+        jobs=[*increments, *maintenance],
+        schedules=[
+            *(increments_schedule(job) for job in increments),
+            *(maintenance_schedule(job) for job in maintenance),
+        ],
         sensors=[
             *(copy_sensor(s) for s in declared.subscriptions.values()),
             *(slot_lag_sensor(f) for f in declared.feeds.values()),
@@ -87,26 +113,38 @@ def _increments(declared: Project, feed_name: str, tables: Mapping[str, Tables])
     return dg.AssetSelection.assets(*keys).without_checks()
 
 
-def published_tables(declared: Project) -> dict[str, Tables]:
-    """The tables each subscription replicates, as its source's catalog says now."""
+def _maintenance(declared: Project, feed: Feed) -> dg.AssetSelection:
+    """The maintenance of a feed and of the subscriptions that read it."""
+    keys = [subscription_maintenance_key(s) for s in declared.reading(feed)]
+    return dg.AssetSelection.assets(feed_maintenance_key(feed), *keys)
+
+
+def published_tables(declared: Project, subscriptions: Iterable[Subscription]) -> dict[str, Tables]:
+    """The tables each subscription replicates, as its source's catalog says now.
+
+    Where that cannot be told (the source does not answer, a publication is missing), those that have replicas: what
+    a run does says what is wrong, and the other subscriptions have theirs.
+    """
     catalogs: dict[str, Catalog | None] = {}
     tables: dict[str, Tables] = {}
-    for feed in declared.feeds.values():
+    for subscription in subscriptions:
+        feed = subscription.feed
         if feed.source.name not in catalogs:
             catalogs[feed.source.name] = _catalog(feed)
-        catalog = catalogs[feed.source.name]
-        for subscription in declared.reading(feed):
-            if catalog is None:
-                tables[subscription.name] = _replicas(declared, subscription)
-            else:
-                tables[subscription.name] = subscription.tables(feed.with_defined(catalog))
+        try:
+            catalog = catalogs[feed.source.name]
+            published = None if catalog is None else subscription.tables(feed.with_defined(catalog))
+        except PgsieveError as error:
+            get_dagster_logger().warning(f"{subscription.name}: {error}")
+            published = None
+        tables[subscription.name] = _replicas(declared, subscription) if published is None else published
     return tables
 
 
 def register_tables(config: Config, dagster: dg.DagsterInstance) -> None:
     """Make every published table known as a Dagster partition of its initial sync, to be chosen for a copy."""
     declared = project(config)
-    for name, tables in published_tables(declared).items():
+    for name, tables in published_tables(declared, declared.subscriptions.values()).items():
         partitions = tables_partitions(declared.subscriptions[name])
         assert partitions.name is not None
         dagster.add_dynamic_partitions(partitions.name, sorted(table_partition(table) for table in tables))

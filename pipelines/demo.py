@@ -88,11 +88,12 @@ _OWNER = {"t1": "s1", "parent": "s1", "child": "s1", "t2": "s23", "t3": "s23"}
 _MODES = ("pipeline", "publisher")
 
 #: A few rows a table: compiling code for them takes longer than reading them.
-_SMALL_DATA = {
+SMALL_DATA = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.shuffle.partitions": "1",
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    # Compiled once, not again and better; its code does not fit into the 48 MB that such a JVM has for it.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m",
 }
 
 Show = Callable[[str, Sequence[ComparedTable]], None]
@@ -147,7 +148,7 @@ def _configuration(home: Path, publisher: EmbeddedServer) -> Config:
     }
     written = {
         "lake": "./lake",
-        "spark": {"master": "local[*]", "conf": _SMALL_DATA},
+        "spark": {"master": "local[*]", "conf": SMALL_DATA},
         "sources": {"demo": {"conninfo": publisher.conninfo()}},
         "subscriptions": subscriptions,
     }

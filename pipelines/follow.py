@@ -1,57 +1,49 @@
 """`pgsieve run --follow`: materialise the same assets as a run again and again, as changes arrive, until stopped.
 
 Each feed is read by a thread of its own through the streaming replication protocol; what a slice changes is
-applied before the next one is appended. SIGTERM and SIGINT end it at a commit boundary.
+applied before the next one is appended. SIGTERM and SIGINT end it at a commit boundary. A subscription that fails is
+left out until it is followed anew; the others go on, and with the last one of a feed its reading ends.
 """
 
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from types import FrameType
 
 import dagster as dg
 
 from assets.change_log import change_log_asset
-from assets.steps.initial_sync import tables_to_copy
 from assets.steps.streaming import StreamedFeed
 from assets.steps.subscription import Feed
 from pipelines.config import Config, SubscriptionConfig
+from pipelines.failures import Failures
 from pipelines.project import Project, project
-from pipelines.results import Progress, RunSummary
-from pipelines.run import Materializer, instance, materialize
+from pipelines.results import Failure, Progress, RunSummary
+from pipelines.run import Materializer, enabled_ones, instance, materialize, summaries
 
 Tell = Callable[[RunSummary], None]
 
 
-def follow(config: Config, selected: Sequence[SubscriptionConfig], progress: Progress, tell: Tell) -> None:
-    """Follow the selected subscriptions; `tell` gets what was done, a slice at a time.
+def follow(
+    config: Config, selected: Sequence[SubscriptionConfig], progress: Progress, tell: Tell
+) -> tuple[Failure, ...]:
+    """Follow the selected subscriptions until stopped, or until all have failed; which ones failed.
 
-    Raises PgsieveError, with everything durable so far kept.
+    `tell` gets what was done, a slice at a time, and each failure when it happens. Raises SubscriptionDisabledError
+    where every subscription is disabled.
     """
     declared = project(config)
-    subscriptions = [declared.subscriptions[s.name] for s in selected]
-    feeds = declared.feeds_of(subscriptions)
-    names = {s.name for s in subscriptions}
-    with instance(config) as dagster, ThreadPoolExecutor(len(feeds)) as pool:
-        followers = [_Follower(declared, feed, names, dagster, progress, tell) for feed in feeds]
+    failures = Failures(lambda failure: tell(RunSummary((), (failure,))))
+    subscriptions = enabled_ones(declared, [declared.subscriptions[s.name] for s in selected], failures)
+    feeds, names = declared.feeds_of(subscriptions), {s.name for s in subscriptions}
+    with instance(config) as dagster, ThreadPoolExecutor(max(1, len(feeds))) as pool:
+        followers = [_Follower(declared, feed, names, dagster, progress, tell, failures) for feed in feeds]
         with _stopped_by_signals(followers):
             # Not in the main thread: there Dagster would end a run under way on the signal.
-            following = [pool.submit(follower.follow) for follower in followers]
-            _wait(following, followers)
-
-
-def _wait(following: Sequence[Future[None]], followers: Sequence["_Follower"]) -> None:
-    """Until all are stopped; when one fails, the others are."""
-    try:
-        for future in wait(following, return_when=FIRST_EXCEPTION).done:
-            future.result()
-    finally:
-        for follower in followers:
-            follower.stop()
-    for future in following:
-        future.result()
+            wait([pool.submit(follower.follow) for follower in followers])
+    return failures.listed()
 
 
 @contextmanager
@@ -82,9 +74,10 @@ class _Follower:
         dagster: dg.DagsterInstance,
         progress: Progress,
         tell: Tell,
+        failures: Failures,
     ) -> None:
         self._declared, self._feed, self._dagster = declared, feed, dagster
-        self._progress, self._tell = progress, tell
+        self._progress, self._tell, self._failures = progress, tell, failures
         self._subscriptions = [s for s in declared.reading(feed) if s.name in names]
         self._stopped = threading.Event()
         self._streamed: StreamedFeed | None = None
@@ -97,37 +90,46 @@ class _Follower:
 
     def follow(self) -> None:
         """Copy what needs a copy, then apply slice by slice until a table needs one again."""
-        while not self._stopped.is_set():
-            with self._turn:
-                started = self._materializers()
-                for each in started:
-                    each.copy()
-                    each.apply()
-                self._tell_of(started)
-            with StreamedFeed(self._feed, self._declared.lake.open(), _quiet) as streamed:
-                self._streamed = streamed
-                if self._stopped.is_set():
-                    return
-                for _ in streamed.slices():
-                    with self._turn:
-                        if self._apply(streamed):
-                            break
+        with self._failures.of(*(s.name for s in self._subscriptions)):
+            while not self._stopped.is_set() and self._going_on():
+                with self._turn:
+                    started = self._materializers()
+                    self._failures.each(started, Materializer.copy)
+                    self._failures.each(started, Materializer.apply)
+                    self._tell_of(started)
+                if self._going_on():
+                    self._read()
+
+    def _going_on(self) -> bool:
+        return any(s.name not in self._failures for s in self._subscriptions)
+
+    def _read(self) -> None:
+        """Append and apply slices until a table has to be copied, or nobody is left to apply them for."""
+        with StreamedFeed(self._feed, self._declared.lake.open(), _quiet) as streamed:
+            self._streamed = streamed
+            if self._stopped.is_set():
+                return
+            for _ in streamed.slices():
+                with self._turn:
+                    if self._apply(streamed) or not self._going_on():
+                        return
 
     def _apply(self, streamed: StreamedFeed) -> bool:
         """Append and apply the slice that is due; return whether a table has to be copied."""
         asset = change_log_asset(self._feed, self._subscriptions, streamed.append)
         materialize(self._dagster, self._declared, [asset], self._progress, f"follow {self._feed.slot}")
         applied = self._materializers()
-        for each in applied:
-            each.apply()
+        self._failures.each(applied, Materializer.apply)
         self._tell_of(applied)
-        return any(tables_to_copy(each.subscription, each.lake) for each in applied)
+        return any(self._failures.each(applied, Materializer.has_to_copy))
 
     def _materializers(self) -> list[Materializer]:
-        return [Materializer(self._declared, s, self._dagster, self._progress) for s in self._subscriptions]
+        return self._failures.each(
+            self._subscriptions, lambda s: Materializer(self._declared, s, self._dagster, self._progress)
+        )
 
     def _tell_of(self, materializers: Sequence[Materializer]) -> None:
-        done = [each.summary() for each in materializers]
+        done = summaries(materializers, self._failures)
         if changed := tuple(each for each in done if each.changed or each.problems):
             self._tell(RunSummary(changed))
 

@@ -8,7 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from assets.steps.subscription import DefinedPublication, DefinedTable, Feed, Subscription
+from assets.steps.maintenance import Retention
+from assets.steps.subscription import Feed, Subscription
+from decoding.definition import DefinedPublication, DefinedTable
 from decoding.errors import PgsieveError
 from pipelines.config import Config, SourceConfig, SubscriptionConfig
 from resources.delta import LakeResource
@@ -24,6 +26,7 @@ class Project:
     feeds: Mapping[str, Feed]
     subscriptions: Mapping[str, Subscription]
     lake: LakeResource
+    retention: Retention
 
     def reading(self, feed: Feed) -> list[Subscription]:
         """The subscriptions that read a feed."""
@@ -58,10 +61,14 @@ def project(config: Config) -> Project:
             name=subscription.name,
             feed=feeds[owner],
             copy_data=subscription.copy_data,
+            disable_on_error=subscription.disable_on_error,
+            freshness=subscription.freshness,
             types=subscription.type_overrides,
         )
     engine = SparkEngine(master=config.spark.master, spark_config=config.spark.conf)
-    return Project(feeds, subscriptions, LakeResource(uri=config.lake, engine=engine))
+    kept = config.retention
+    retention = Retention(kept.change_log, kept.changes, kept.versions)
+    return Project(feeds, subscriptions, LakeResource(uri=config.lake, engine=engine), retention)
 
 
 def _feed(
@@ -81,6 +88,7 @@ def _feed(
             ),
             operations=frozenset(publication.publish),
             via_root=publication.publish_via_partition_root,
+            generated_columns=publication.publish_generated_columns[0],
         )
         for publication_name, publication in source.publications.items()
     }
@@ -93,10 +101,11 @@ def _feed(
         subscriptions={name: s.publications for name, s in subscriptions.items()},
         defined={} if filtered else defined,
         options=_options(source_name, list(subscriptions.values())),
+        failover=any(s.failover for s in subscriptions.values()),
     )
 
 
-_OPTIONS = ("origin", "binary", "streaming", "two_phase")
+_OPTIONS = ("origin", "binary", "streaming", "two_phase", "failover")
 
 
 def _options(source: str, sharing: Sequence[SubscriptionConfig]) -> PgoutputOptions:
@@ -116,10 +125,6 @@ def _options(source: str, sharing: Sequence[SubscriptionConfig]) -> PgoutputOpti
 def _refuse_unbuilt(subscription: SubscriptionConfig, lake: str) -> None:
     """Refuse an option rather than take it and do nothing."""
     unbuilt = {
-        "disable_on_error: true": (
-            subscription.disable_on_error,
-            "a table with an error is set aside, the others go on",
-        ),
         "two_phase: true": (
             subscription.two_phase and "://" in lake,
             "in a lake at a URI transactions arrive at their commit, and the replica's rows are the same",

@@ -1,7 +1,8 @@
 """`pgsieve run`: materialise a subscription's assets up to the source's current LSN, and tell what was done.
 
 The same assets that the UI materialises, through Dagster, in this process: first the initial sync of the tables
-that need one, then change log, transformation and replicas. Runs are recorded where `pgsieve ui` shows them.
+that need one, then change log, transformation and replicas. Runs are recorded where `pgsieve ui` shows them. An
+error ends the part of the subscriptions that it concerns, and no other's.
 """
 
 import os
@@ -16,16 +17,18 @@ from assets.change_log import change_log_asset
 from assets.initial_sync import initial_sync_asset, tables_partitions
 from assets.metadata import replica_key, table_partition
 from assets.replica_tables import replica_tables_asset
-from assets.steps.change_log import durable_position
+from assets.steps.cuts import last_cut
+from assets.steps.feed_slot import durable_position
 from assets.steps.initial_sync import tables_to_copy
-from assets.steps.replica_tables import last_cut
-from assets.steps.subscription import Subscription
+from assets.steps.subscription import Feed, Subscription
+from assets.steps.subscription_state import disabled_error, subscription_state
 from assets.steps.table_states import MEANING, READY, REMOVED, table_states
 from assets.table_changes import table_changes_asset
 from decoding.errors import PgsieveError
 from decoding.lsn import format_lsn
 from pipelines.config import Config, SubscriptionConfig
 from pipelines.definitions import published_tables
+from pipelines.failures import Failures
 from pipelines.project import Project, project
 from pipelines.results import AppliedTable, CopiedTable, Progress, RunSummary, SubscriptionRun
 from pipelines.ui import dagster_home
@@ -37,28 +40,57 @@ _ROUNDS = 3
 
 
 def run(config: Config, selected: Sequence[SubscriptionConfig], progress: Progress) -> RunSummary:
-    """Run the selected subscriptions; raises PgsieveError, with everything durable so far kept."""
+    """Run the selected subscriptions; everything durable is kept, whatever failed.
+
+    Disabled ones are left out, and told of; where there is no other, SubscriptionDisabledError is raised.
+    """
     declared = project(config)
-    subscriptions = [declared.subscriptions[s.name] for s in selected]
+    subscriptions, failures = [declared.subscriptions[s.name] for s in selected], Failures()
+    enabled = enabled_ones(declared, subscriptions, failures)
     with instance(config) as dagster:
-        results = [Materializer(declared, s, dagster, progress) for s in subscriptions]
-        for feed in declared.feeds_of(subscriptions):
-            reading = [r for r in results if r.subscription.feed.name == feed.name]
-            for _ in range(_ROUNDS):
-                for result in reading:
-                    result.copy()
-                materialize(
-                    dagster,
-                    declared,
-                    [change_log_asset(feed, declared.reading(feed))],
-                    progress,
-                    f"drain {feed.slot}",
-                )
-                for result in reading:
-                    result.apply()
-                if not any(result.unfinished() for result in reading):
-                    break
-        return RunSummary(tuple(result.summary() for result in results))
+        results = failures.each(subscriptions, lambda s: Materializer(declared, s, dagster, progress))
+        for feed in declared.feeds_of(enabled):
+            run_feed(feed, [r for r in results if r.subscription.feed.name == feed.name], failures)
+        return RunSummary(summaries(results, failures), failures.listed())
+
+
+def enabled_ones(
+    declared: Project, subscriptions: Sequence[Subscription], failures: Failures
+) -> list[Subscription]:
+    """Those of the subscriptions that are enabled; raises SubscriptionDisabledError where they are all disabled."""
+    lake = declared.lake.open()
+    states = failures.each(subscriptions, lambda s: (s, subscription_state(lake, s.name)))
+    enabled = [subscription for subscription, state in states if state.enabled]
+    if not enabled and len(states) == len(subscriptions):
+        subscription, state = states[0]
+        raise disabled_error(subscription.name, state)
+    return enabled
+
+
+def run_feed(feed: Feed, reading: Sequence["Materializer"], failures: Failures) -> None:
+    """Copy what needs it, drain the feed's slot, and apply, until no table has to be copied again."""
+    for _ in range(_ROUNDS):
+        failures.each(reading, Materializer.copy)
+        if not (going := [r for r in reading if r.name not in failures]):
+            return
+        first = going[0]
+        with failures.of(*(result.name for result in going)):
+            assets = [change_log_asset(feed, first.declared.reading(feed))]
+            materialize(first.dagster, first.declared, assets, first.progress, f"drain {feed.slot}")
+        failures.each(reading, Materializer.apply)
+        if not any(failures.each(reading, Materializer.unfinished)):
+            break
+
+
+def summaries(materializers: Sequence["Materializer"], failures: Failures) -> tuple[SubscriptionRun, ...]:
+    """What was done: all of it for the subscriptions that have not failed, for the others what changed."""
+    done = []
+    for each in materializers:
+        with failures.of(each.name):
+            summary = each.summary()
+            if summary.changed or each.name not in failures:
+                done.append(summary)
+    return tuple(done)
 
 
 @contextmanager
@@ -114,12 +146,25 @@ class Materializer:
         )
         self.lake: Lake = declared.lake.open()
         self.before = last_cut(self.lake, subscription)
+        self.noticed = subscription_state(self.lake, subscription.name).notice
         self.copied: list[CopiedTable] = []
         self.applied: dict[tuple[str, str], AppliedTable] = {}
 
-    def copy(self) -> None:
-        """Materialise the initial sync of the tables that need one."""
-        names = tables_to_copy(self.subscription, self.lake)
+    @property
+    def name(self) -> str:
+        """The subscription's name."""
+        return self.subscription.name
+
+    @property
+    def enabled(self) -> bool:
+        """Whether the subscription is enabled; an error may have disabled it a moment ago."""
+        return subscription_state(self.lake, self.subscription.name).enabled
+
+    def copy(self, chosen: Sequence[tuple[str, str]] = ()) -> None:
+        """Materialise the initial sync of the chosen tables, or of those that need one."""
+        if not self.enabled:
+            return
+        names = chosen or tables_to_copy(self.subscription, self.lake)
         if not names:
             return
         asset = initial_sync_asset(self.subscription)
@@ -147,9 +192,15 @@ class Materializer:
             )
             self.copied += _copied(result)
 
+    def has_to_copy(self) -> bool:
+        """Whether some table needs a copy."""
+        return self.enabled and bool(tables_to_copy(self.subscription, self.lake))
+
     def apply(self) -> None:
         """Materialise the transformation and the replica tables."""
-        tables = published_tables(self.declared)[self.subscription.name]
+        if not self.enabled:
+            return
+        tables = published_tables(self.declared, [self.subscription])[self.subscription.name]
         assets = [table_changes_asset(self.subscription)]
         if tables:
             assets.append(replica_tables_asset(self.subscription, tables))
@@ -180,7 +231,7 @@ class Materializer:
     def unfinished(self) -> bool:
         """Whether a table has to be copied again, its columns having changed under way."""
         states = table_states(self.lake, self.subscription.name).values()
-        return any(s.state not in {READY, REMOVED, "e"} for s in states)
+        return self.enabled and any(s.state not in {READY, REMOVED, "e"} for s in states)
 
     def summary(self) -> SubscriptionRun:
         """What was done."""
@@ -191,6 +242,9 @@ class Materializer:
             for s in states
             if s.reason and s.state != READY
         )
+        state = subscription_state(self.lake, self.subscription.name)
+        if not state.enabled:
+            problems += (str(disabled_error(self.subscription.name, state).message),)
         position = durable_position(self.lake, self.subscription.feed) or 0
         return SubscriptionRun(
             name=self.subscription.name,
@@ -201,6 +255,7 @@ class Materializer:
             cut_version=self.lake.records.version(self.lake.cuts(self.subscription.name)) if cut else None,
             changed=bool(self.copied or self.applied),
             problems=problems,
+            notice=state.notice if state.notice != self.noticed else None,
         )
 
 

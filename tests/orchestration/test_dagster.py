@@ -23,6 +23,7 @@ from pipelines.status import status
 from resources.embedded import EmbeddedServer
 from resources.spark import SparkEngine
 from tests.fixtures.oracle import wait_until
+from tests.fixtures.servers import drop_slots
 
 pytestmark = pytest.mark.spark
 
@@ -48,7 +49,7 @@ def database(publisher_server: EmbeddedServer) -> Iterator[psycopg.Connection]:
             connection.execute("alter table items replica identity full")
             connection.execute("create publication p for table items where (region = 'EMEA'), notes")
             yield connection
-            connection.execute("select pg_drop_replication_slot(slot_name) from pg_replication_slots")
+            drop_slots(connection)
         admin.execute(f"drop database {name} with (force)")
 
 
@@ -93,8 +94,8 @@ def test_a_run_materialises_the_graph_and_a_second_changes_nothing(
     report = status(config)
     assert [(t.state, t.rows) for t in report.subscriptions[0].tables] == [("ready", 10), ("ready", 5)]
     assert report.slots[0].exists
-    assert check(config, config.selected([])).equal
-    assert check(_through_spark(config), config.selected([])).equal
+    assert check(config, config.selected([]), _Quiet()).equal
+    assert check(_through_spark(config), config.selected([]), _Quiet()).equal
 
 
 def test_the_web_interface_offers_every_published_table_for_a_copy(config: Config) -> None:
@@ -115,6 +116,8 @@ def test_the_graph_has_the_documented_assets_and_checks(config: Config) -> None:
         "sales/table_changes",
         "sales/public/items",
         "sales/public/notes",
+        "sales/maintenance",
+        "shop/change_log_maintenance",
     }
     upstream = {
         child.to_user_string(): {p.to_user_string() for p in graph.get(child).parent_keys}
@@ -125,6 +128,7 @@ def test_the_graph_has_the_documented_assets_and_checks(config: Config) -> None:
     assert upstream["sales/public/items"] == {"sales/table_changes"}
     checks = {(c.asset_key.to_user_string(), c.name) for c in graph.asset_check_keys}
     assert ("sales/public/items", "subscriber_consistency") in checks
+    assert ("sales/public/items", "sync_state") in checks
     assert ("shop/change_log", "slot_health") in checks
 
 
@@ -175,7 +179,7 @@ def test_a_backfill_copies_the_chosen_table_and_leaves_the_others(
     after = {t.name: t.version for t in status(config).subscriptions[0].tables}
     assert after["items"] > before["items"]
     assert after["notes"] == before["notes"]
-    assert check(config, config.selected([])).equal
+    assert check(config, config.selected([]), _Quiet()).equal
 
 
 def test_the_consistency_check_fails_on_a_replica_that_was_tampered_with(config: Config) -> None:
@@ -192,7 +196,12 @@ def test_the_consistency_check_fails_on_a_replica_that_was_tampered_with(config:
             selection=dg.AssetSelection.all_asset_checks(),
             raise_on_error=False,
         )
-        found = {e.asset_key.to_user_string(): e for e in result.get_asset_check_evaluations()}
+        evaluated = result.get_asset_check_evaluations()
+        found = {
+            e.asset_key.to_user_string(): e for e in evaluated if e.check_name == "subscriber_consistency"
+        }
+        synced = {e.asset_key.to_user_string(): e.passed for e in evaluated if e.check_name == "sync_state"}
+    assert synced == {"sales/public/items": True, "sales/public/notes": True}
     assert not found["sales/public/items"].passed
     assert set(found["sales/public/items"].metadata["keys"].value) == {
         "(id)=(5) missing from the replica",
@@ -200,11 +209,14 @@ def test_the_consistency_check_fails_on_a_replica_that_was_tampered_with(config:
     }
     assert found["sales/public/notes"].passed
     for compared in (config, _through_spark(config)):
-        report = check(compared, compared.selected([]))
+        report = check(compared, compared.selected([]), _Quiet())
         assert {t.name: (t.equal, len(t.differing_keys)) for t in report.tables} == {
             "items": (False, 2),
             "notes": (True, 0),
         }
+    mended = check(config, config.selected([]), _Quiet(), repairing=True).tables
+    assert {t.name: t.repaired for t in mended} == {"items": (1, 1), "notes": None}
+    assert check(config, config.selected([]), _Quiet()).equal
     shutil.rmtree(Path(config.lake))
 
 
@@ -239,7 +251,7 @@ def test_a_followed_subscription_gets_changes_as_they_arrive_until_it_is_stopped
         process.kill()
         process.wait()
     assert not run(config, config.selected([]), _Quiet()).problems
-    assert check(config, config.selected([])).equal
+    assert check(config, config.selected([]), _Quiet()).equal
 
 
 def _is_followed(database: psycopg.Connection) -> bool:

@@ -22,13 +22,24 @@ ROOT = Path(__file__).parents[2]
 COMMANDS = {
     "demo": "pgsieve demo --keep ./demo",
     "run": "pgsieve run sales",
+    "resync": "pgsieve resync sales public.orders",
+    "skip": "pgsieve skip sales 0/14C0A38",
+    "enable": "pgsieve enable sales",
+    "drop": "pgsieve drop sales --delete-tables",
     "status": "pgsieve status --json",
     "check": "pgsieve check sales && echo consistent",
+    "maintain": "pgsieve maintain sales",
     "validate": "pgsieve validate -c pgsieve.yaml",
     "decode": "pgsieve decode shop --plugin test_decoding -o include-xids=false",
     "ui": "pgsieve ui --port 3000",
 }
-REQUIRED = {"decode": ["shop", "--plugin", "json"]}
+REQUIRED = {
+    "decode": ["shop", "--plugin", "json"],
+    "resync": ["sales"],
+    "skip": ["sales", "0/14C0A38"],
+    "enable": ["sales"],
+    "drop": ["sales"],
+}
 READING = [command for command in COMMANDS if command != "demo"]
 
 LEAST = """\
@@ -138,14 +149,14 @@ def test_every_problem_of_the_file_has_its_own_lines(invoke, tmp_path, command):
             "it becomes a folder of the lake and part of an asset key"
         ),
         "error: pgsieve.yaml:7: lakes: unknown key",
-        "hint: did you mean 'lake'? allowed here: lake, spark, sources, subscriptions",
+        "hint: did you mean 'lake'? allowed here: lake, spark, retention, sources, subscriptions",
     ]
 
 
-@pytest.mark.parametrize("command", ["run", "check"])
+@pytest.mark.parametrize("command", ["run", "check", "resync", "skip", "enable", "drop"])
 def test_an_unknown_subscription_is_refused(invoke, tmp_path, command):
     (tmp_path / "pgsieve.yaml").write_text(LEAST)
-    result = invoke(command, "sale")
+    result = invoke(command, "sale", *REQUIRED.get(command, [])[1:])
     assert result.exit_code == 2
     assert result.stderr.splitlines() == [
         "error: subscription 'sale' is not in pgsieve.yaml",
@@ -251,6 +262,7 @@ def test_the_json_of_a_status_holds_every_field(capsys):
         "version": 4,
         "rows": 17,
         "problem": None,
+        "since_copy": [],
     }
     assert captured.err == ""
 

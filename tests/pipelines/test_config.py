@@ -6,6 +6,7 @@ import os
 import re
 import traceback
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -125,7 +126,9 @@ def test_defaults_are_those_of_create_subscription_and_create_publication():
         "binary": False,
         "streaming": "parallel",
         "two_phase": False,
+        "failover": False,
         "disable_on_error": False,
+        "freshness": timedelta(minutes=15),
         "types": {},
     }
     publication = config.sources["shop"].publications["emea"]
@@ -142,6 +145,12 @@ def test_slot_and_capture_are_named_after_the_source():
 
 def test_a_subscription_has_a_slot_of_its_own_named_after_both():
     assert read(LEAST).subscriptions["sales"].slot == "pgsieve_shop_sales"
+
+
+def test_a_capture_of_a_long_name_leaves_room_for_what_tells_captures_apart():
+    # PostgreSQL would cut what is longer, suffix and all, and two captures would be one.
+    source = read(LEAST.replace("shop", "s" * 63)).sources["s" * 63]
+    assert (len(source.slot), len(source.capture)) == (63, 54)
 
 
 def test_a_long_slot_name_is_cut_to_63_and_stays_distinct():
@@ -298,7 +307,7 @@ FOLDER = (
     "letters, digits and underscores, no underscore first, 63 at most: "
     "it becomes a folder of the lake and part of an asset key"
 )
-SUBSCRIPTION_KEYS = "source, publications, row_filter, copy_data, origin, binary, streaming, two_phase, disable_on_error, types"
+SUBSCRIPTION_KEYS = "source, publications, row_filter, copy_data, origin, binary, streaming, two_phase, failover, disable_on_error, freshness, types"
 QUOTED = "is not a name as SQL writes it (double quotes around names with other characters)"
 TABLE = 'write it as in SQL: public.orders, "Sales"."Order Lines"'
 COLUMN = 'write it as in SQL: region, "Unit Price"'
@@ -309,7 +318,7 @@ REFUSED = {
     "unknown at the top": (
         LEAST + "suscriptions: {}\n",
         (6, "suscriptions", "unknown key"),
-        "did you mean 'subscriptions'? allowed here: lake, spark, sources, subscriptions",
+        "did you mean 'subscriptions'? allowed here: lake, spark, retention, sources, subscriptions",
     ),
     "unknown in spark": (
         LEAST + "spark:\n  confs: {}\n",
@@ -324,7 +333,7 @@ REFUSED = {
     "unknown in a publication": (
         with_published("{tables: [{table: a.b}], publsh: []}"),
         (3, "sources.shop.publications.emea.publsh", "unknown key"),
-        "did you mean 'publish'? allowed here: tables, publish, publish_via_partition_root",
+        "did you mean 'publish'? allowed here: tables, publish, publish_via_partition_root, publish_generated_columns",
     ),
     "unknown in a published table": (
         with_published("{tables: [{table: a.b, wher: x}]}"),
@@ -344,7 +353,7 @@ REFUSED = {
     "the path": (
         "path: /x\n" + LEAST,
         (1, "path", "unknown key"),
-        "allowed here: lake, spark, sources, subscriptions",
+        "allowed here: lake, spark, retention, sources, subscriptions",
     ),
     "twice": (LEAST + "lake: x\n", (6, "lake", "is given twice (first on line 1)"), "keep one of them"),
     "twice below": (
@@ -500,7 +509,7 @@ REFUSED = {
     ),
     "a long capture": (
         with_source(f"capture: {'ü' * 32}"),
-        (3, "sources.shop.capture", "should be a name of 1 to 63 bytes"),
+        (3, "sources.shop.capture", "should be a name of 1 to 54 bytes"),
         OBJECT,
     ),
     "an empty publication name": (
@@ -685,7 +694,7 @@ def test_what_is_refused_says_where_and_why(case):
 
 
 def test_the_allowed_names_can_be_read_by_a_program():
-    assert refusal(LEAST + "x: 1\n").allowed == ("lake", "spark", "sources", "subscriptions")
+    assert refusal(LEAST + "x: 1\n").allowed == ("lake", "spark", "retention", "sources", "subscriptions")
     assert refusal(with_subscription("origin: x")).allowed == ("any", "none")
 
 
@@ -701,7 +710,7 @@ def test_every_problem_is_told_in_the_order_of_the_file():
     ]
     assert str(error).splitlines() == [
         f"{FILE}:1: lake: is missing",
-        f"{FILE}:1: lakes: unknown key (did you mean 'lake'? allowed here: lake, spark, sources, subscriptions)",
+        f"{FILE}:1: lakes: unknown key (did you mean 'lake'? allowed here: lake, spark, retention, sources, subscriptions)",
         f"{FILE}:3: sources.shop.slot: is not a name for a replication slot (a-z, 0-9 and _, 63 at most)",
         f"{FILE}:4: subscriptions.s.publications: is missing",
     ]
@@ -869,3 +878,38 @@ def test_any_text_is_a_config_or_a_config_error(text):
         assert result.problems
     else:
         assert result.sources
+
+
+# Retention
+
+
+@pytest.mark.parametrize(
+    ("written", "kept"),
+    [
+        ("36 hours", timedelta(hours=36)),
+        ("1 day", timedelta(days=1)),
+        ("2 weeks", timedelta(weeks=2)),
+        ("off", timedelta()),
+        ("forever", None),
+    ],
+)
+def test_retention_is_written_as_people_say_it(written, kept):
+    config = parse_config(LEAST + f"retention: {{change_log: {written}}}\n", FILE, {})
+    assert config.retention.change_log == kept
+    assert config.retention.versions == timedelta(days=7)
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "change_log: 7",
+        "changes: -1 days",
+        "versions: 1 hour",
+        "versions: off",
+        "versions: forever",
+        "x: 1 day",
+    ],
+)
+def test_a_retention_that_is_none_is_refused(written):
+    with pytest.raises(ConfigError, match="retention"):
+        parse_config(LEAST + f"retention: {{{written}}}\n", FILE, {})

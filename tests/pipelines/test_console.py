@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,9 +18,14 @@ from pipelines.results import (
     ComparedTable,
     CopiedTable,
     DemoReport,
+    DropReport,
+    ListedTable,
     PublicationPicture,
+    ReceivedChanges,
     ReceivedTable,
     ReceivedTables,
+    ResyncedTable,
+    ResyncReport,
     RunSummary,
     SlotStatus,
     StatusReport,
@@ -71,13 +77,62 @@ def test_a_run_shows_what_was_copied_and_applied(capsys):
     ]
 
 
+def test_a_resync_shows_what_had_changed_of_each_table(capsys):
+    table = ResyncedTable("public", "[red]t", "ready", ("row filter: (a > 1) → (a > 2)",))
+    console.print_resync(ResyncReport("sales", (table,), "slot [b]x[/b] is gone", NOTHING_NEW))
+    assert capsys.readouterr().out.splitlines() == [
+        "slot replaced: slot [b]x[/b] is gone",
+        "public.[red]t: ready",
+        "  row filter: (a > 1) → (a > 2)",
+        "sales: nothing new: everything up to LSN 0/10 is already applied",
+    ]
+    console.print_resync(ResyncReport("sales", (), None, None))
+    assert capsys.readouterr().out.startswith("sales: nothing to resynchronise")
+    console.print_resync(ResyncReport("sales", (table,), None, None, followed=True))
+    assert "the process that follows the slot copies them" in capsys.readouterr().out
+
+
+def test_a_drop_shows_what_was_removed_and_what_is_left(capsys):
+    console.print_drop(DropReport("sales", "slot_1", ("cap",), ("cap_i",), (), ("/lake/sales",), None))
+    assert capsys.readouterr().out.splitlines()[:5] == [
+        "sales: dropped",
+        "  removed: replication slot slot_1",
+        "  removed: publication cap_i",
+        "  removed: tables no longer needed in publication cap",
+        "  removed: /lake/sales",
+    ]
+    console.print_drop(DropReport("sales", None, (), (), ("emea",), (), "replication slot slot_1"))
+    shown = capsys.readouterr().out
+    assert "kept: the slot, for emea" in shown
+    assert "left on the server: replication slot slot_1" in shown
+
+
+def test_a_run_shows_what_became_of_the_lsn_to_skip(capsys):
+    told = replace(NOTHING_NEW, notice="skipped the transaction finished at 0/20")
+    console.print_run(RunSummary((told,)))
+    assert capsys.readouterr().out.splitlines()[-1] == "skipped the transaction finished at 0/20"
+
+
+def test_a_status_shows_what_is_disabled_skipped_or_changed_since_its_copy(capsys):
+    table = TableStatus("public", "t", "ready", None, "0/1", 1, since_copy=("key: (a) → (b)",))
+    subscription = SubscriptionStatus(
+        "sales", "shop", "pipeline", (table,), enabled=False, reason="a value", skip_lsn="0/20"
+    )
+    console.print_status(StatusReport((), (subscription,)))
+    assert capsys.readouterr().out.splitlines()[-3:] == [
+        "disabled: a value",
+        "skips the transaction finished at LSN 0/20",
+        "public.t: changed since its copy: key: (a) → (b)",
+    ]
+
+
 def test_a_run_shows_what_was_set_aside_even_when_nothing_is_new(capsys):
     aside = SubscriptionRun(
         "sales", (), (), "0/1", "0/1", None, changed=False, problems=("public.t: [bold]NaN",)
     )
     summary = RunSummary((aside,))
     console.print_run(summary)
-    assert lines(capsys)[-1] == ["set", "aside:", "public.t:", "[bold]NaN"]
+    assert lines(capsys)[-1] == ["problem:", "public.t:", "[bold]NaN"]
     assert (summary.problems, summary.changed) == (True, False)
 
 
@@ -144,7 +199,15 @@ def test_sizes_are_written_as_pg_size_pretty_does(count, text):
 def test_check_shows_the_keys_that_differ(capsys):
     equal = CheckedTable("sales", "public", "items", 5, 5, equal=True, differing_keys=(), lsn="0/2F")
     differs = CheckedTable(
-        "sales", "public", "orders", 10, 9, equal=False, differing_keys=("(1)", "(7)"), lsn="0/2F"
+        "sales",
+        "public",
+        "orders",
+        10,
+        9,
+        equal=False,
+        differing_keys=("(1)", "(7)"),
+        lsn="0/2F",
+        repaired=(1, 1),
     )
     report = CheckReport((equal, differs))
     console.print_check(report)
@@ -153,6 +216,7 @@ def test_check_shows_the_keys_that_differ(capsys):
         ["sales", "public.items", "5", "5", "equal", "0/2F"],
         ["sales", "public.orders", "10", "9", "differs", "0/2F"],
         ["sales", "public.orders:", "differing", "keys", "(1),", "(7)"],
+        ["sales", "public.orders:", *["repaired,", "1", "rows", "written", "and", "1", "taken", "out"]],
         ["1", "of", "2", "tables", "differ"],
     ]
     assert not report.equal
@@ -167,16 +231,26 @@ def test_check_says_when_all_are_equal(capsys):
     assert report.equal
 
 
-PICTURE = "                Publication p1\n Owner | Inserts\n-------+---------\n a     | t\n"
-
-
 def test_validate_shows_publications_tables_problems_and_statements(capsys):
-    received = (
-        ReceivedTable("public", "leaf", "public.root", ("insert", "update"), "(id > 5)", ("id", "name")),
-        ReceivedTable("public", "t", "public.t", ("insert",), None, None),
+    both = ("insert", "update")
+    listed = (
+        ListedTable("public", "root", ("id", "Name"), "(id > 5)"),
+        ListedTable("public", "t", None, None),
     )
+    pictures = (
+        PublicationPicture("shop", "p1", "ann", False, both, "none", True, listed, ("sales",)),
+        PublicationPicture("shop", "Mine", None, True, both, "stored", False, (), ()),
+    )
+    filters = {"insert": "(id > 5)", "update": None, "truncate": None}
+    received = (
+        ReceivedTable(
+            "public", "root", ("id", "Name"), "(id > 5)",
+            (ReceivedChanges(("public.leaf", "public.leaf_2"), filters, "PRIMARY KEY (id)"),),
+        ),
+        ReceivedTable("public", "t", ("a",), None, (ReceivedChanges(("public.t",), {"insert": None}, "NOTHING"),)),
+    )  # fmt: skip
     report = ValidationReport(
-        publications=(PublicationPicture("shop", "p1", PICTURE),),
+        publications=pictures,
         subscriptions=(ReceivedTables("sales", received),),
         problems=(
             ValidationProblem("public.t", "no replica identity", "55000", "use REPLICA IDENTITY FULL"),
@@ -184,20 +258,32 @@ def test_validate_shows_publications_tables_problems_and_statements(capsys):
         statements=("CREATE PUBLICATION a FOR TABLE public.t", "SELECT 1;"),
     )
     console.print_validation(report)
-    out = capsys.readouterr().out
-    assert PICTURE in out
-    assert [line.split() for line in out.removeprefix("source shop\n" + PICTURE).splitlines()] == [
-        [],
-        ["sales", "will", "receive"],
-        ["table", "published", "as", "operations", "row", "filter", "columns"],
-        ["public.leaf", "public.root", "insert,", "update", "(id", ">", "5)", "id,", "name"],
-        ["public.t", "public.t", "insert", "–", "all"],
-        [],
-        ["problem:", "public.t:", "no", "replica", "identity", "[55000]"],
-        ["hint:", "use", "REPLICA", "IDENTITY", "FULL"],
-        ["statements", "to", "run:"],
-        ["CREATE", "PUBLICATION", "a", "FOR", "TABLE", "public.t;"],
-        ["SELECT", "1;"],
+    assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == [
+        "Publication p1 (source shop, owner ann)",
+        "  all tables no  inserts yes  updates yes  deletes no  truncates no  generated columns none  via root yes",
+        '  table public.root (id, "Name") WHERE (id > 5)',
+        "  table public.t",
+        "  tables in schema sales",
+        "",
+        'Publication "Mine" (source shop, pgsieve.yaml)',
+        "  all tables yes  inserts yes  updates yes  deletes no  truncates no  generated columns stored  via root no",
+        "",
+        "Subscription sales will receive",
+        '  public.root (id, "Name")',
+        "    from public.leaf, public.leaf_2",
+        "    replica identity: PRIMARY KEY (id)",
+        "    initial copy, insert: (id > 5)",
+        "    update: every row",
+        "    truncate: the whole table",
+        "  public.t (a)",
+        "    replica identity: NOTHING",
+        "    initial copy, insert: every row",
+        "",
+        "problem: public.t: no replica identity [55000]",
+        "hint: use REPLICA IDENTITY FULL",
+        "statements to run:",
+        "CREATE PUBLICATION a FOR TABLE public.t;",
+        "SELECT 1;",
     ]
 
 
