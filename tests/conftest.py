@@ -2,4 +2,9 @@
 
 from __future__ import annotations
 
-pytest_plugins = ["tests.fixtures.servers", "tests.fixtures.oracle"]
+pytest_plugins = [
+    "tests.fixtures.oracle",
+    "tests.fixtures.servers",
+    "tests.fixtures.shop",
+    "tests.fixtures.tls",
+]

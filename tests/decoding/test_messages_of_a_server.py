@@ -54,7 +54,7 @@ from decoding.messages import (
     encode,
     timestamp_to_unix_micros,
 )
-from resources.embedded import EmbeddedServer
+from tests.fixtures.servers import new_server
 from tests.fixtures.walsender import Walsender
 
 SCHEMA = """
@@ -124,10 +124,9 @@ WORKLOAD = [
 
 
 @pytest.fixture(scope="module", params=[16, 18])
-def server(request, tmp_path_factory):
+def server(request):
     settings = {"logical_decoding_work_mem": "64kB", "fsync": "off"}
-    folder = tmp_path_factory.mktemp(f"messages{request.param}") / "data"
-    with EmbeddedServer(folder, version=request.param, settings=settings) as running:
+    with new_server(request.param, settings) as running:
         with connect(running) as connection:
             for statement in SCHEMA.split(";\n"):
                 connection.execute(statement)

@@ -46,12 +46,12 @@ from decoding.transactions import TransactionAssembler
 from resources.embedded import EmbeddedServer
 from resources.spool import FileSpool
 from tests.fixtures.concurrent_sessions import SETTINGS, STEPS, TABLES, Workload, connect, flushed_lsn
+from tests.fixtures.servers import new_server
 
 
 @pytest.fixture(scope="module", params=[16, 18])
-def server(request, tmp_path_factory):
-    folder = tmp_path_factory.mktemp(f"transactions{request.param}") / "data"
-    with EmbeddedServer(folder, version=request.param, settings=SETTINGS) as running:
+def server(request):
+    with new_server(request.param, SETTINGS) as running:
         with connect(running) as connection:
             connection.execute(TABLES)
         yield running

@@ -1,7 +1,7 @@
 """Random workloads leave the same rows in every replica as in PostgreSQL's own subscriber.
 
 PGSIEVE_BUDGET_SECONDS (30) is how long to try, PGSIEVE_SEED the first workload's seed (a new one each time). A
-failure names the seed of its workload: PGSIEVE_SEED=<it> PGSIEVE_BUDGET_SECONDS=0 runs that one again.
+failure shows the workload's SQL and names its seed: PGSIEVE_SEED=<it> PGSIEVE_BUDGET_SECONDS=0 runs it again.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 import random
+import shutil
 import time
 from pathlib import Path
 
@@ -18,25 +19,48 @@ from psycopg import errors
 from resources.embedded import EmbeddedServer
 from tests.fixtures.oracle import Scenario
 from tests.fixtures.replicas import Writer
-from tests.fixtures.workloads import Workload, random_workload
+from tests.fixtures.workloads import OnBoth, Step, Transaction, Workload, random_workload
 
 pytestmark = pytest.mark.spark
 
 
-def run_transaction(scenario: Scenario, statements: list[str]) -> None:
-    """Run one transaction; a statement that meets an existing key is undone, as an application would."""
+#: What another session, a key, or a partition that is not there can be in the way of.
+IN_THE_WAY = (errors.UniqueViolation, errors.LockNotAvailable, errors.CheckViolation)
+#: However small a transaction is, it is streamed. PostgreSQL 16 has the setting under another name.
+STREAMED = {16: "logical_replication_mode = 'immediate'"}
+STREAMED_SINCE_17 = "debug_logical_replication_streaming = 'immediate'"
+
+
+def run_transaction(scenario: Scenario, statements: tuple[str, ...]) -> None:
+    """Run one transaction; a statement with something in its way is undone, as an application would."""
     scenario.publisher("BEGIN")
     for statement in statements:
         print(f"    {statement}")
-        if statement.startswith(("SAVEPOINT", "ROLLBACK", "COMMIT")):
+        if statement.startswith(("SAVEPOINT", "ROLLBACK", "COMMIT", "PREPARE")):
             scenario.publisher(statement)
             continue
+        if " ADD COLUMN " in statement:
+            scenario.subscriber(statement)
         scenario.publisher("SAVEPOINT statement")
         try:
             scenario.publisher(statement)
-        except errors.UniqueViolation:
+        except IN_THE_WAY:
             scenario.publisher("ROLLBACK TO SAVEPOINT statement")
         scenario.publisher("RELEASE SAVEPOINT statement")
+
+
+def run_steps(scenario: Scenario, steps: list[Step]) -> None:
+    """Run what the sessions do; DDL that the subscriber cannot have earlier or later waits for it."""
+    for step in steps:
+        if isinstance(step, Transaction):
+            run_transaction(scenario, step.statements)
+            continue
+        print(step.statement)
+        if isinstance(step, OnBoth):
+            assert scenario.builtin is not None
+            scenario.builtin.run()
+            scenario.subscriber(step.statement)
+        scenario.publisher(step.statement)
 
 
 def run_workload(scenario: Scenario, workload: Workload) -> int:
@@ -44,43 +68,48 @@ def run_workload(scenario: Scenario, workload: Workload) -> int:
     for definition in workload.definitions:
         print(definition)
         scenario.tables(definition)
-    for transaction in workload.before:
-        run_transaction(scenario, transaction)
+    run_steps(scenario, workload.before)
     for publication in workload.publications.values():
         print(publication)
         scenario.publisher(publication)
     print(workload.options)
-    # However small a transaction is, it is streamed.
-    scenario.publisher(
-        f"ALTER DATABASE {scenario.name} SET debug_logical_replication_streaming = 'immediate'"
-    )
+    streamed = STREAMED.get(scenario.publisher_server.version, STREAMED_SINCE_17)
+    scenario.publisher(f"ALTER DATABASE {scenario.name} SET {streamed}; SET lock_timeout = '50ms'")
     scenario.subscribe(*workload.publications, **workload.options)
     compared = sum(map(len, scenario.check(*scenario.subscribed()).values()))
     for phase in workload.phases:
         print("-- phase")
-        for transaction in phase:
-            run_transaction(scenario, transaction)
+        run_steps(scenario, phase)
         compared += sum(map(len, scenario.check(*scenario.subscribed()).values()))
     return compared
 
 
 def test_random_workloads_leave_the_rows_of_the_built_in_subscriber(
-    publisher_server: EmbeddedServer, subscriber_server: EmbeddedServer, tmp_path: Path
+    publisher_server: EmbeddedServer,
+    subscriber_server: EmbeddedServer,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    deadline = time.monotonic() + float(os.environ.get("PGSIEVE_BUDGET_SECONDS", "30"))
+    started = time.monotonic()
+    budget = float(os.environ.get("PGSIEVE_BUDGET_SECONDS", "30"))
     first = int(os.environ.get("PGSIEVE_SEED") or random.SystemRandom().randrange(2**32))
     compared = 0
     for seed in itertools.count(first):
         print(f"-- seed {seed}")
+        folder = tmp_path / str(seed)
+        writer: Writer = "executors" if seed % 2 else "process"
         try:
-            folder = tmp_path / str(seed)
-            writer: Writer = "executors" if seed % 2 else "process"
             with Scenario(publisher_server, subscriber_server, folder, writer=writer) as scenario:
                 compared += run_workload(scenario, random_workload(random.Random(seed)))
         except Exception as error:
-            error.add_note(f"reproduce: PGSIEVE_SEED={seed} PGSIEVE_BUDGET_SECONDS=0")
+            error.add_note(
+                f"workload {seed - first + 1}; again: PGSIEVE_SEED={seed} PGSIEVE_BUDGET_SECONDS=0"
+            )
             raise
-        if time.monotonic() > deadline:
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        if time.monotonic() - started > budget:
             break
-    print(f"{seed - first + 1} workloads, {compared} rows compared")
+    with capsys.disabled():
+        print(f"\n{seed - first + 1} random workloads from seed {first}, {compared} rows compared")
     assert compared or seed == first  # many workloads that compare nothing would prove nothing

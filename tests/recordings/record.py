@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import re
 import sys
-import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 
 import psycopg
 from psycopg import sql
@@ -24,6 +22,7 @@ from decoding.envelope import PrimaryKeepalive, decode_envelope
 from decoding.lsn import parse_lsn
 from resources.embedded import POSTGRES_VERSIONS, EmbeddedServer
 from tests.fixtures.recordings import FOLDER, WALSENDER, Reading, Writer
+from tests.fixtures.servers import new_server
 from tests.fixtures.walsender import Walsender
 
 SLOT = "recording"
@@ -165,10 +164,7 @@ def main(names: list[str]) -> None:
     """Record the named scenarios, or all."""
     files = [FOLDER / f"{name}.sql" for name in names] or sorted(FOLDER.glob("*.sql"))
     for version in sorted(POSTGRES_VERSIONS):
-        with (
-            tempfile.TemporaryDirectory(prefix="pgsieve-", ignore_cleanup_errors=True) as folder,
-            EmbeddedServer(Path(folder) / "data", version=version, settings={"fsync": "off"}) as server,
-        ):
+        with new_server(version, {"fsync": "off"}) as server:
             (FOLDER / str(version)).mkdir(exist_ok=True)
             for file in files:
                 scenario = Scenario.parse(file.read_text(encoding="utf-8"))

@@ -158,7 +158,9 @@ def test_a_table_taken_out_of_the_publication_gets_no_changes_until_it_is_back(s
     scenario.check(expect={"tab_ins": "1053|1|1003"})
 
 
-def test_tables_of_a_publication_that_is_left_keep_their_rows(scenario: Scenario) -> None:
+def test_tables_of_a_publication_that_is_left_keep_their_rows_across_a_restart_too(
+    scenario: Scenario,
+) -> None:
     inserts_only(scenario)
     scenario.tables("CREATE TABLE tab_rep (a int PRIMARY KEY)")
     scenario.publisher(
@@ -169,7 +171,10 @@ def test_tables_of_a_publication_that_is_left_keep_their_rows(scenario: Scenario
     scenario.check(expect={"tab_ins": "1052|1|1002", "tab_rep": "20|-20|-1"})
     scenario.refresh("ins_only", copy_data=False)
     scenario.publisher("INSERT INTO tab_ins SELECT generate_series(1001, 1100); DELETE FROM tab_rep")
+    scenario.restart_publisher()
     scenario.check(expect={"tab_ins": "1152|1|1100", "tab_rep": "20|-20|-1"})
+    scenario.publisher("INSERT INTO tab_ins VALUES (1101); INSERT INTO tab_rep VALUES (1)")
+    scenario.check(expect={"tab_ins": "1153|1|1101", "tab_rep": "20|-20|-1"})
 
 
 def test_a_restart_of_the_publisher_loses_and_repeats_nothing(scenario: Scenario) -> None:
@@ -279,3 +284,22 @@ def test_without_a_key_too_an_update_of_a_row_that_is_not_there_has_no_effect(sc
     scenario.check(expect={"tab_gone": ["9|1", "9|1", "9|1"]})
     scenario.publisher("DELETE FROM tab_gone")
     scenario.check(expect={"tab_gone": []})
+
+
+def test_a_foreign_key_does_not_hold_a_row_back_and_columns_are_found_by_name(scenario: Scenario) -> None:
+    # src/test/subscription/t/002_types.pl and 003_constraints.pl: a value long enough for TOAST
+    scenario.publisher(
+        "CREATE TABLE tab_fk (bid int PRIMARY KEY);"
+        "CREATE TABLE tab_fk_ref (id int PRIMARY KEY, junk text, bid int REFERENCES tab_fk (bid))"
+    )
+    scenario.subscriber(
+        "CREATE TABLE tab_fk (bid int PRIMARY KEY);"
+        "CREATE TABLE tab_fk_ref (id int PRIMARY KEY, bid int REFERENCES tab_fk (bid), junk text)"
+    )
+    scenario.publisher("CREATE PUBLICATION pub FOR ALL TABLES")
+    scenario.subscribe("pub")
+    junk = "repeat(pi()::text, 20000)"
+    scenario.publisher(f"INSERT INTO tab_fk VALUES (1); INSERT INTO tab_fk_ref VALUES (1, {junk}, 1)")
+    scenario.check(expect={"tab_fk": ["1"], "tab_fk_ref": "1|1|1"})
+    scenario.publisher("DROP TABLE tab_fk CASCADE; INSERT INTO tab_fk_ref (id, bid) VALUES (2, 2)")
+    scenario.check(expect={"tab_fk_ref": "2|1|2"})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.fixtures.oracle import Scenario
+from tests.fixtures.schema_changes import alter, copies
 
 pytestmark = [pytest.mark.spark, pytest.mark.parametrize("scenario", ["spark"], indirect=True)]
 
@@ -23,3 +24,19 @@ def test_a_lake_at_a_uri_is_written_and_read_by_spark_alone(scenario: Scenario) 
     scenario.check(expect={"tab1": ["3|", "5|x", "6|y", "10|x", "20|x"]})
     scenario.publisher("TRUNCATE tab1; INSERT INTO tab1 VALUES (7, 'z')")
     scenario.check(expect={"tab1": ["7|z"]})
+
+
+def test_a_lake_at_a_uri_follows_schema_changes(scenario: Scenario) -> None:
+    scenario.tables("CREATE TABLE tab1 (a int PRIMARY KEY, b text, c int)")
+    scenario.publisher(
+        "INSERT INTO tab1 VALUES (1, 'x', 10), (2, 'y', 20); CREATE PUBLICATION pub FOR TABLE tab1"
+    )
+    scenario.subscribe("pub")
+    scenario.publisher("UPDATE tab1 SET b = 'before' WHERE a = 1")
+    alter(
+        scenario,
+        "ALTER TABLE tab1 DROP COLUMN c, ADD COLUMN d date, ADD COLUMN e text DEFAULT 'e'; ALTER TABLE tab1 RENAME b TO f",
+    )
+    scenario.publisher("INSERT INTO tab1 VALUES (3, 'after', '2020-01-01', NULL)")
+    scenario.check(expect={"tab1": ["1|before||e", "2|y||e", "3|after|2020-01-01|"]})
+    assert copies(scenario, "tab1") == {1}

@@ -249,7 +249,9 @@ def test_columns_dropped_and_added_on_the_publisher_are_followed_through_a_uniqu
     scenario.check(expect={"tab5": ["4|1|"]})
 
 
-def test_via_the_root_only_the_column_list_of_the_root_counts(scenario: Scenario) -> None:
+def test_via_the_root_only_the_column_list_of_the_root_counts(
+    scenario: Scenario, postgres_version: int
+) -> None:
     scenario.publisher(
         "CREATE TABLE test_root (a int PRIMARY KEY, b int, c int) PARTITION BY RANGE (a);"
         "CREATE TABLE test_root_1 PARTITION OF test_root FOR VALUES FROM (1) TO (10);"
@@ -258,6 +260,8 @@ def test_via_the_root_only_the_column_list_of_the_root_counts(scenario: Scenario
         "CREATE PUBLICATION pub2 FOR TABLE test_root_1 (a, b) WITH (publish_via_partition_root = true)"
     )
     scenario.subscriber("CREATE TABLE test_root (a int PRIMARY KEY, b int, c int)")
+    if postgres_version < 16:  # copies the partition beside its root; pgsieve does as later versions do
+        scenario.subscriber("CREATE TABLE test_root_1 (a int PRIMARY KEY, b int)")
     scenario.publisher("INSERT INTO test_root VALUES (1, 2, 3), (10, 20, 30)")
     scenario.subscribe("pub1", "pub2")
     scenario.publisher("INSERT INTO test_root VALUES (2, 3, 4), (11, 21, 31)")

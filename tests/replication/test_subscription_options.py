@@ -5,9 +5,15 @@ PostgreSQL documentation, CREATE SUBSCRIPTION; 47.10, Two-phase Commit Support f
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
-from tests.fixtures.oracle import Scenario
+import pytest
+from psycopg import errors
+
+from resources.embedded import EmbeddedServer
+from tests.fixtures.oracle import Scenario, wait_until
+from tests.fixtures.pgsieve_replica import PgsieveReplica
+from tests.fixtures.replicas import Subscription
 
 pytestmark = pytest.mark.spark
 
@@ -45,6 +51,28 @@ def test_a_prepared_transaction_that_is_rolled_back_leaves_nothing(scenario: Sce
     scenario.check(expect={"t": ["2|y"]})
 
 
+def test_two_phase_is_enabled_once_all_tables_are_ready_and_holds_for_those_that_join(
+    scenario: Scenario,
+) -> None:
+    # src/backend/replication/logical/worker.c, on two-phase transactions: pending, then enabled for good.
+    scenario.tables("CREATE TABLE t (a int PRIMARY KEY); CREATE TABLE u (a int PRIMARY KEY)")
+    scenario.publisher("INSERT INTO t VALUES (1); CREATE PUBLICATION pub FOR TABLE t")
+    scenario.subscribe("pub", two_phase=True)
+    enabled = f"SELECT subtwophasestate FROM pg_subscription WHERE subname = '{scenario.name}'"
+    wait_until(lambda: scenario.subscriber(enabled) == [("e",)], lambda: "two_phase is still pending")
+    scenario.publisher("ALTER PUBLICATION pub ADD TABLE u")
+    with pytest.raises(errors.SyntaxError, match="two_phase is enabled"):
+        scenario.subscriber(f"ALTER SUBSCRIPTION {scenario.name} REFRESH PUBLICATION")
+    scenario.refresh(copy_data=False)
+    gid = scenario.name
+    scenario.publisher(
+        f"BEGIN; INSERT INTO t VALUES (2); INSERT INTO u VALUES (3); PREPARE TRANSACTION '{gid}'"
+    )
+    scenario.check(expect={"t": ["1"], "u": []})
+    scenario.publisher(f"COMMIT PREPARED '{gid}'")
+    scenario.check(expect={"t": ["1", "2"], "u": ["3"]})
+
+
 def test_without_two_phase_a_prepared_transaction_arrives_at_its_commit(scenario: Scenario) -> None:
     scenario.tables("CREATE TABLE t (a int PRIMARY KEY, b text)")
     scenario.publisher("CREATE PUBLICATION pub FOR TABLE t")
@@ -57,9 +85,15 @@ def test_without_two_phase_a_prepared_transaction_arrives_at_its_commit(scenario
 
 
 @pytest.mark.parametrize("origin", ["any", "none"])
-def test_what_came_by_replication_is_sent_on_unless_origin_is_none(scenario: Scenario, origin: str) -> None:
+def test_what_came_by_replication_is_sent_on_unless_origin_is_none(
+    scenario: Scenario, origin: str, postgres_version: int
+) -> None:
     scenario.tables("CREATE TABLE t (a int PRIMARY KEY, b text)")
     scenario.publisher("CREATE PUBLICATION pub FOR TABLE t")
+    if postgres_version < 16:  # there is no such parameter
+        with pytest.raises(errors.SyntaxError):
+            scenario.subscribe("pub", origin=origin)
+        return
     scenario.subscribe("pub", origin=origin)
     scenario.check(expect={"t": []})
     scenario.publisher("INSERT INTO t VALUES (1, 'here')")
@@ -94,3 +128,77 @@ def test_a_transaction_that_is_streamed_holds_what_it_committed(scenario: Scenar
     scenario.publisher("COMMIT")
     rows = [f"{a}|{'x' * 100}" for a in (2, 4, 6, 8, 10)]
     scenario.check(expect={"t": [*rows, "10002|beside"]})
+
+
+def test_what_a_subscriber_applied_is_published_again(
+    scenario: Scenario, subscriber_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    # src/test/subscription/t/100: from node to node. The last one is pgsieve.
+    scenario.tables("CREATE TABLE t (a int PRIMARY KEY, b text)")
+    scenario.publisher("INSERT INTO t VALUES (1, 'copied'); CREATE PUBLICATION pub FOR TABLE t")
+    scenario.subscribe("pub")
+    scenario.subscriber("CREATE PUBLICATION onward FOR TABLE t WHERE (a <> 3)")
+    middle = subscriber_server.conninfo(dbname=scenario.name)
+    onward = Subscription(f"{scenario.name}_onward", middle, ("onward",), {})
+    replicas = [
+        PgsieveReplica(onward, tmp_path / f"onward_{filtered}", filtered=filtered, writer=scenario.writer)
+        for filtered in (False, True)
+    ]
+    try:
+        for replica in replicas:
+            replica.run()
+        scenario.publisher(
+            "INSERT INTO t VALUES (2, 'added'), (3, 'filtered'); UPDATE t SET b = 'x' WHERE a = 1"
+        )
+        scenario.subscriber("INSERT INTO t VALUES (4, 'local')")
+        scenario.run()
+        for replica in replicas:
+            replica.run()
+            assert sorted(replica.rows("public", "t")) == [("1", "x"), ("2", "added"), ("4", "local")]
+    finally:
+        for replica in replicas:
+            replica.close()
+
+
+def test_a_copy_of_what_came_by_replication_is_warned_of_where_origin_is_none(
+    scenario: Scenario, subscriber_server: EmbeddedServer, tmp_path: Path, postgres_version: int
+) -> None:
+    # CREATE SUBSCRIPTION, notes; src/test/subscription/t/030: only a warning, and all rows are copied
+    if postgres_version < 16:  # there is no such parameter
+        return
+    scenario.tables("CREATE TABLE t (a int PRIMARY KEY); CREATE TABLE own (a int)")
+    scenario.publisher("INSERT INTO t VALUES (1); CREATE PUBLICATION pub FOR TABLE t")
+    scenario.subscribe("pub")
+    scenario.subscriber("INSERT INTO t VALUES (2); CREATE PUBLICATION onward FOR TABLE t, own")
+    middle = subscriber_server.conninfo(dbname=scenario.name)
+    onward = Subscription(f"{scenario.name}_onward", middle, ("onward",), {"origin": "none"})
+    replica = PgsieveReplica(onward, tmp_path / "onward", filtered=False, writer=scenario.writer)
+    try:
+        replica.run()
+        assert sorted(replica.rows("public", "t")) == [("1",), ("2",)]
+        warned = [text for text in replica.messages if "might copy data that had a different origin" in text]
+        assert [text.split(";")[0].split("write to ")[1] for text in warned] == ["public.t"]
+        scenario.publisher("INSERT INTO t VALUES (3)")
+        scenario.subscriber("INSERT INTO t VALUES (4)")
+        scenario.run()
+        replica.run()
+        assert sorted(replica.rows("public", "t")) == [("1",), ("2",), ("4",)]
+    finally:
+        replica.close()
+
+
+def test_logical_messages_and_materialized_views_change_no_table(scenario: Scenario) -> None:
+    # src/test/subscription/t/020 and 009; section 49.6.4, pg_logical_emit_message
+    scenario.tables("CREATE TABLE t (a int PRIMARY KEY)")
+    scenario.publisher("CREATE PUBLICATION pub FOR ALL TABLES")
+    scenario.subscribe("pub", streaming="on")
+    scenario.publisher(
+        "CREATE MATERIALIZED VIEW seen AS SELECT 7 AS a FROM t; REFRESH MATERIALIZED VIEW seen"
+    )
+    scenario.publisher("SELECT pg_logical_emit_message(true, 'pgoutput', 'alone')")
+    scenario.publisher(
+        "BEGIN; INSERT INTO t VALUES (1); SELECT pg_logical_emit_message(false, 'pgoutput', 'at once');"
+        "SELECT pg_logical_emit_message(true, 'pgoutput', 'within'); INSERT INTO t VALUES (2); COMMIT;"
+        "BEGIN; INSERT INTO t VALUES (3); SELECT pg_logical_emit_message(false, 'pgoutput', 'stays'); ROLLBACK"
+    )
+    scenario.check(expect={"t": ["1", "2"]})

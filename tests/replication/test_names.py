@@ -1,0 +1,79 @@
+"""Schemas, tables, columns and publications may have any name (section 4.1.1), and no name is ever read as SQL or as a path."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from psycopg import sql
+
+from assets.steps.consistency import check_consistency
+from tests.fixtures.names import WHOLE, WORST, joined
+from tests.fixtures.oracle import Scenario
+from tests.fixtures.pgsieve_replica import PgsieveReplica
+
+pytestmark = pytest.mark.spark
+
+
+def quoted(*names: str) -> str:
+    return sql.Identifier(*names).as_string(None)
+
+
+def outside(scenario: Scenario) -> set[Path]:
+    """What lies in the scenario's folder outside of the folders that a lake has."""
+    lakes = [scenario.folder / f"replica_{number}" / "lake" for number in range(len(scenario.replicas))]
+    allowed = {folder for lake in lakes for folder in (lake / "_pgsieve", lake / "sub")}
+    return {
+        path
+        for path in scenario.folder.rglob("*")
+        if path not in {*lakes, *(lake.parent for lake in lakes), *allowed}
+        and not allowed & set(path.parents)
+    }
+
+
+def test_every_name_is_replicated_as_the_name_that_it_is(scenario: Scenario) -> None:
+    scenario.tables('CREATE TABLE victim (a int PRIMARY KEY); CREATE SCHEMA "Sch.ema/..;\'`"""')
+    scenario.publisher("INSERT INTO victim VALUES (1)")
+    publication = quoted(WORST[0])
+    schemas = ["public", "Sch.ema/..;'`\""]
+    # Columns that Delta has to map to other names need Spark, and so do keys that change: two tables have both.
+    columns, rest = WORST, joined()
+    tables = {
+        (schemas[0], rest.pop()): columns[: len(columns) // 2],
+        (schemas[1], rest.pop()): columns[len(columns) // 2 :],
+        **{(schemas[0], name): ("a", "b") for name in WHOLE},
+        **{(schemas[1], name): ("a", "b") for name in rest},
+    }
+    for table, (key, *others) in tables.items():
+        added = "".join(f", {quoted(name)} text" for name in others)
+        scenario.tables(f"CREATE TABLE {quoted(*table)} ({quoted(key)} int PRIMARY KEY{added})")
+    listed = [
+        f"{quoted(*table)} WHERE ({quoted(names[0])} > 0)" if names[0] != "a" else quoted(*table)
+        for table, names in tables.items()
+    ]
+    scenario.publisher(f"CREATE PUBLICATION {publication} FOR TABLE {', '.join(listed)}, victim")
+    for table in tables:
+        scenario.publisher(f"INSERT INTO {quoted(*table)} VALUES (1), (2), (-3)")
+    scenario.subscribe(WORST[0])
+    for table, names in tables.items():
+        first, last = quoted(names[0]), quoted(names[-1])
+        scenario.publisher(
+            f"UPDATE {quoted(*table)} SET {last} = 'changed' WHERE {first} = 1; INSERT INTO {quoted(*table)} VALUES (4)"
+        )
+        if names[0] != "a":
+            scenario.publisher(
+                f"UPDATE {quoted(*table)} SET {first} = 5 WHERE {first} = 2;"
+                f"UPDATE {quoted(*table)} SET {first} = 6 WHERE {first} = -3"
+            )
+    scenario.run()
+    assert scenario.builtin is not None
+    for replica in scenario.replicas.values():
+        assert isinstance(replica, PgsieveReplica)
+        for schema, table in tables:
+            wanted = scenario.builtin.rows(schema, table)
+            assert len(wanted) == 4
+            assert sorted(replica.rows(schema, table), key=str) == sorted(wanted, key=str), (schema, table)
+        assert replica.rows("public", "victim") == [("1",)]
+        for result in check_consistency(replica.subscription, replica.lake, lambda _: None):
+            assert result.equal, result
+    assert outside(scenario) == set()
