@@ -1,0 +1,21 @@
+"""A Spark that outlives the processes which are killed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from tests.fixtures.spark_servers import connect_server, python_without_pgsieve
+
+#: Only root may mount a file system that is full.
+collect_ignore = [] if os.geteuid() == 0 else ["test_lake_refusals.py"]
+
+
+@pytest.fixture(scope="module")
+def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A warm Spark that the killed processes are clients of."""
+    folder = tmp_path_factory.mktemp("connect")
+    with connect_server(folder, python_without_pgsieve(folder)) as address:
+        yield address

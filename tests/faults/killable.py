@@ -1,0 +1,255 @@
+"""pgsieve in processes that are killed, on a database whose rows say whether something was lost or done twice.
+
+In: a server, a folder, the address of a Spark. Out: `Site`, where `run` is `pgsieve run` in a process of its own,
+and `verify` compares replicas, change history, slots and publications with what the publisher says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pyarrow as pa
+import yaml
+from deltalake import DeltaTable, QueryBuilder
+
+from resources.delta import escape
+from resources.embedded import EmbeddedServer
+from resources.failpoints import VARIABLE
+from tests.fixtures.oracle import wait_until
+
+# Imported once, in the process that the others are forked from: a run then starts in a moment.
+_processes = multiprocessing.get_context("forkserver")
+_processes.set_forkserver_preload(
+    ["pipelines.cli", "pipelines.run", "pipelines.follow", "assets.steps.change_log"]
+)
+
+TABLES = """
+CREATE TABLE checking (id int PRIMARY KEY, amount int NOT NULL);
+CREATE TABLE savings (id int PRIMARY KEY, amount int NOT NULL);
+CREATE TABLE orders (id int PRIMARY KEY, region text, note text);
+CREATE TABLE journal (transfer int, amount int);
+ALTER TABLE journal REPLICA IDENTITY FULL;
+ALTER TABLE orders REPLICA IDENTITY FULL;
+INSERT INTO checking SELECT i, 100 FROM generate_series(1, 20) i;
+INSERT INTO savings SELECT i, 100 FROM generate_series(1, 20) i;
+INSERT INTO orders SELECT i, CASE i % 3 WHEN 0 THEN 'EMEA' ELSE 'APAC' END, 'first' FROM generate_series(1, 30) i;
+CREATE PUBLICATION bank FOR TABLE checking, savings, journal;
+CREATE PUBLICATION emea FOR TABLE orders WHERE (region = 'EMEA');
+"""
+#: The subscriptions, and what the publisher selects for each of their tables.
+SUBSCRIPTIONS = {
+    "accounts": {"checking": "true", "savings": "true", "journal": "true"},
+    "filtered": {"orders": "region = 'EMEA'"},
+}
+MODES = {"accounts": "pipeline", "filtered": "publisher"}
+PUBLICATIONS = {"accounts": "bank", "filtered": "emea"}
+#: What checking and savings hold together, whatever is transferred between them.
+TOTAL = 4000
+
+
+class Site:
+    """A database, a lake, and a configuration with a subscription in each `row_filter` mode."""
+
+    def __init__(
+        self, name: str, server: EmbeddedServer, folder: Path, master: str, port: int | None = None
+    ) -> None:
+        self.name, self._server, self._folder = name, server, folder
+        self.lake = folder / "lake"
+        self._file = folder / "pgsieve.yaml"
+        self._log = folder / "log"
+        self.transfers = 0
+        configuration = {
+            "lake": str(self.lake),
+            "spark": {"master": master},
+            "sources": {name: {"conninfo": server.conninfo(dbname=name, port=str(port or server.port))}},
+            "subscriptions": {
+                subscription: {
+                    "source": name,
+                    "publications": [PUBLICATIONS[subscription]],
+                    "row_filter": mode,
+                }
+                for subscription, mode in MODES.items()
+            },
+        }
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file.write_text(yaml.safe_dump(configuration))
+
+    def connect(self) -> psycopg.Connection:
+        """A connection to the publisher's database."""
+        return psycopg.connect(self._server.conninfo(dbname=self.name), autocommit=True)
+
+    def write(self, connection: psycopg.Connection, transactions: int = 3) -> None:
+        """Transfers between two tables, each told of in a third, and orders that come into and leave the filter."""
+        for _ in range(transactions):
+            self.transfers += 1
+            number, amount = self.transfers, self.transfers % 7 + 1
+            with connection.transaction():
+                connection.execute(
+                    "UPDATE checking SET amount = amount - %s WHERE id = %s", [amount, number % 20 + 1]
+                )
+                connection.execute(
+                    "UPDATE savings SET amount = amount + %s WHERE id = %s", [amount, number % 13 + 1]
+                )
+                connection.execute("INSERT INTO journal VALUES (%s, %s), (0, 0)", [number, amount])
+                connection.execute("INSERT INTO orders VALUES (%s, 'EMEA', 'new')", [1000 + number])
+                connection.execute("UPDATE orders SET region = 'APAC' WHERE id = %s", [1000 + number - 2])
+                connection.execute("UPDATE orders SET region = 'EMEA' WHERE id = %s", [1000 + number - 4])
+                connection.execute("DELETE FROM orders WHERE id = %s", [1000 + number - 5])
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """Within the block transactions are committed all the time."""
+        done = threading.Event()
+
+        def work() -> None:
+            with self.connect() as connection:
+                while not done.wait(0.02):
+                    self.write(connection, 1)
+
+        writer = threading.Thread(target=work)
+        writer.start()
+        try:
+            yield
+        finally:
+            done.set()
+            writer.join()
+
+    def start(self, *arguments: str, failpoint: str | None = None) -> multiprocessing.process.BaseProcess:
+        """Start a command of pgsieve in a process that can be killed."""
+        process = _processes.Process(
+            target=_pgsieve, args=([*arguments, "-c", str(self._file)], str(self._log), failpoint)
+        )
+        process.start()
+        return process
+
+    def run(self, failpoint: str | None = None) -> int:
+        """Run `pgsieve run` to its end, or up to a failpoint; its exit code."""
+        return self.command("run", failpoint=failpoint)
+
+    def command(self, *arguments: str, failpoint: str | None = None) -> int:
+        """Run a command to its end; its exit code."""
+        process = self.start(*arguments, failpoint=failpoint)
+        process.join(300)
+        assert process.exitcode is not None, "the run did not end"
+        return process.exitcode
+
+    @property
+    def log(self) -> str:
+        """What the commands have printed."""
+        return self._log.read_text(errors="replace")
+
+    def wait_for_walsenders(self, connection: psycopg.Connection, number: int) -> None:
+        """Wait until so many walsenders stream."""
+        streaming = "SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming'"
+        wait_until(lambda: connection.execute(streaming).fetchone() == (number,), lambda: self.log, 180)
+
+    def wait_until_applied(self) -> None:
+        """Wait until the journal's newest transfer is in its replica, and the newest order, too."""
+        replicas = [
+            (self.replica("accounts", "journal"), "transfer"),
+            (self.replica("filtered", "orders"), "id"),
+        ]
+        newest = [self.transfers, 1000 + self.transfers]
+
+        def applied() -> bool:
+            return [
+                max((v for (v,) in self.rows(path, column)), default=0) for path, column in replicas
+            ] == newest
+
+        wait_until(applied, lambda: self.log, 180)
+
+    def verify(self, connection: psycopg.Connection) -> None:
+        """After a run to the end: every replica is what the publisher selects, and nothing was left behind."""
+        for subscription, tables in SUBSCRIPTIONS.items():
+            for table, condition in tables.items():
+                expected = connection.execute(f"SELECT * FROM {table} WHERE {condition}").fetchall()
+                replica = self.rows(self.replica(subscription, table))
+                assert Counter(map(tuple, replica)) == Counter(expected), f"{subscription}/{table}"
+                history = self.lake / subscription / "_changes" / "public" / escape(table)
+                if history.exists():
+                    keys = self.rows(history, "commit_lsn, ordinal")
+                    assert len(keys) == len(set(keys)), (
+                        f"{subscription}/{table}: a change twice in its history"
+                    )
+        slots = connection.execute(
+            "SELECT slot_name FROM pg_replication_slots WHERE database = current_database() ORDER BY 1"
+        ).fetchall()
+        assert slots == [(f"pgsieve_{self.name}",), (f"pgsieve_{self.name}_filtered",)]
+        publications = connection.execute("SELECT pubname FROM pg_publication ORDER BY 1").fetchall()
+        assert [p for (p,) in publications if p not in PUBLICATIONS.values()] == [f"pgsieve_{self.name}"]
+        accounts = {'"public"."checking"', '"public"."savings"'}
+        for cut in self.cuts():
+            # A table that is set aside is in no cut.
+            assert self.total(cut) == TOTAL or not accounts <= cut.keys(), "a cut in the middle of a transfer"
+
+    def cuts(self) -> list[dict[str, int]]:
+        """For each cut of the accounts the Delta version of each table."""
+        found = self.rows(self.lake / "accounts" / "_cuts", "tables")
+        return [dict(cut) for (cut,) in found]
+
+    def total(self, cut: dict[str, int]) -> int:
+        """What the accounts hold together at a cut."""
+        versions = [(t, cut[f'"public"."{t}"']) for t in ("checking", "savings") if f'"public"."{t}"' in cut]
+        return sum(
+            row[0]
+            for t, version in versions
+            for row in self.rows(self.replica("accounts", t), "amount", version)
+        )
+
+    def replica(self, subscription: str, table: str) -> Path:
+        """Where a replica is."""
+        return self.lake / subscription / "public" / escape(table)
+
+    def rows(self, path: Path, columns: str = "*", version: int | None = None) -> list[tuple]:
+        """The rows of a Delta table, now or at a version."""
+        query = QueryBuilder().register("t", DeltaTable(str(path), version=version))
+        found = pa.table(query.execute(f"SELECT {columns} FROM t").read_all())
+        return list(zip(*(column.to_pylist() for column in found.columns), strict=True))
+
+
+def _pgsieve(arguments: list[str], log: str, failpoint: str | None) -> None:
+    """The command line in this process."""
+    descriptor = os.open(log, os.O_CREAT | os.O_APPEND | os.O_WRONLY)
+    os.dup2(descriptor, sys.stdout.fileno())
+    os.dup2(descriptor, sys.stderr.fileno())
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if failpoint is not None:
+        os.environ[VARIABLE] = failpoint
+    from pipelines.cli import app
+
+    app(arguments, prog_name="pgsieve")
+
+
+@contextlib.contextmanager
+def site(
+    name: str, server: EmbeddedServer, folder: Path, master: str, port: int | None = None
+) -> Iterator[tuple[Site, psycopg.Connection]]:
+    """A site with a database of its own on the server; dropped afterwards with its slots.
+
+    `port` is where pgsieve finds the server, if that is not the server's own.
+    """
+    with psycopg.connect(server.conninfo(), autocommit=True) as admin:
+        admin.execute(f"CREATE DATABASE {name}")
+    made = Site(name, server, folder, master, port)
+    with made.connect() as connection:
+        connection.execute(TABLES)
+    try:
+        with contextlib.closing(made.connect()) as connection:
+            yield made, connection
+    finally:
+        with made.connect() as connection:
+            connection.execute(
+                "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots"
+                " WHERE database = current_database() AND NOT active"
+            )
+        with psycopg.connect(server.conninfo(), autocommit=True) as admin:
+            admin.execute(f"DROP DATABASE {name} WITH (FORCE)")

@@ -1,0 +1,229 @@
+"""A primary is gone and its standby promoted: pgsieve goes on where the slot was synchronized, or says what is lost.
+
+Section 29.3 of PostgreSQL's manual, Logical Replication Failover (17 and later).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from assets.steps.change_log import drain
+from pipelines.config import load_config
+from pipelines.follow import follow
+from pipelines.project import project
+from pipelines.results import RunSummary
+from resources.embedded import EmbeddedServer
+from tests.fixtures.oracle import wait_until
+from tests.fixtures.servers import TEST_SETTINGS
+from tests.fixtures.shop import Quiet, Shop
+
+pytestmark = pytest.mark.spark
+
+_VERSION = 18
+
+
+@dataclass
+class _Pair:
+    """A primary, its hot standby, and a configuration that names both of them."""
+
+    primary: EmbeddedServer
+    standby: EmbeddedServer
+    shop: Shop
+
+    def on_primary(self, sql: str) -> None:
+        self.shop.database.execute(sql)
+
+    def on_standby(self, sql: str) -> list[tuple[object, ...]]:
+        with psycopg.connect(self.standby.conninfo(), autocommit=True) as connection:
+            found = connection.execute(sql)
+            return found.fetchall() if found.description else []
+
+    def synchronize(self) -> None:
+        """Until the standby has the failover slot, as its slot synchronization worker would see to."""
+        declared = project(load_config(self.shop.path))
+        subscription = declared.subscriptions["one"]
+        ready = "select count(*) from pg_replication_slots where synced and not temporary"
+        # In one session: a slot that is not ready yet is one of the session's.
+        with psycopg.connect(self.standby.conninfo(), autocommit=True) as session:
+
+            def synchronized() -> bool:
+                # The standby takes a slot only when no transaction is younger than its catalog_xmin.
+                self.on_primary("insert into beats default values")
+                self.on_primary("select pg_log_standby_snapshot()")
+                drain(subscription.feed, declared.lake.open(), [subscription], lambda _: None)
+                # Its restart_lsn, which the standby has to have passed, moves on by a second advance.
+                self.on_primary(
+                    "select pg_replication_slot_advance(slot_name, confirmed_flush_lsn) from pg_replication_slots"
+                    " where slot_name = 'pgsieve_shop'"
+                )
+                self.replayed()
+                session.execute("select pg_sync_replication_slots()")
+                return session.execute(ready).fetchone() == (1,)
+
+            wait_until(synchronized, lambda: "the slot is not synchronized", 60)
+
+    def replayed(self) -> None:
+        """Until the standby has everything."""
+        [(lsn,)] = self.shop.database.execute("select pg_current_wal_insert_lsn()::text").fetchall()
+        wait_until(
+            lambda: self.on_standby(f"select pg_last_wal_replay_lsn() >= '{lsn}'") == [(True,)],
+            lambda: "the standby is behind",
+            60,
+        )
+
+    def fail_over(self) -> None:
+        self.primary.stop(immediate=True)
+        self.on_standby("select pg_promote()")
+
+
+@pytest.fixture
+def pair(server_folder: Path, tmp_path: Path, orchestrator: None) -> Iterator[_Pair]:
+    data = server_folder / "standby"
+    with EmbeddedServer(server_folder / "primary", version=_VERSION, settings=TEST_SETTINGS) as primary:
+        copy = ["--checkpoint=fast", "--create-slot", "--slot=standby", f"--pgdata={data}", "--no-sync"]
+        subprocess.run([primary.programs / "pg_basebackup", "-d", primary.conninfo(), *copy], check=True)
+        (data / "standby.signal").touch()
+        owner = primary.data.stat()
+        for path in (data, *data.rglob("*")):
+            shutil.chown(path, owner.st_uid, owner.st_gid)
+        follows = {
+            "primary_conninfo": primary.conninfo(),
+            "primary_slot_name": "standby",
+            "hot_standby_feedback": "on",
+        }
+        with (
+            EmbeddedServer(data, version=_VERSION, settings={**TEST_SETTINGS, **follows}) as standby,
+            psycopg.connect(primary.conninfo(), autocommit=True) as database,
+        ):
+            database.execute(
+                "create table orders (id int primary key, n int); create table stock (id int primary key)"
+            )
+            database.execute("create table beats (id serial primary key)")
+            database.execute(
+                "create publication p for table orders, beats; create publication q for table stock"
+            )
+            both = (
+                f"host=127.0.0.1,127.0.0.1 port={primary.port},{standby.port} user=postgres dbname=postgres"
+            )
+            written = {
+                "lake": "./lake",
+                "sources": {"shop": {"conninfo": f"{both} target_session_attrs=read-write"}},
+                "subscriptions": {"one": {"source": "shop", "publications": ["p"], "failover": True}},
+            }
+            shop = Shop(database, written, tmp_path / "pgsieve.yaml")
+            shop.configure()
+            yield _Pair(primary, standby, shop)
+
+
+def test_after_a_failover_a_run_goes_on_from_the_synchronized_slot_and_names_the_one_that_was_not(
+    pair: _Pair,
+) -> None:
+    shop = pair.shop
+    two = {"source": "shop", "publications": ["q"], "row_filter": "publisher"}
+    shop.configure(subscriptions={**shop.written["subscriptions"], "two": two})
+    pair.on_primary("insert into orders values (1, 1)")
+    assert not shop.run().failures
+    pair.synchronize()
+    # Delta is ahead of the synchronized slot, and not all that the standby has was read.
+    pair.on_primary("insert into orders values (2, 2); update orders set n = 3 where id = 1")
+    assert not shop.run().failures
+    pair.on_primary("insert into orders values (3, 3); delete from orders where id = 2")
+    pair.replayed()
+    pair.fail_over()
+    summary = shop.run()
+    (lost,) = summary.failures
+    assert lost.subscriptions == ("two",)
+    assert "does not exist, but Delta holds its changes up to" in str(lost.error)
+    assert [(t.inserted, t.updated, t.deleted) for s in summary.subscriptions for t in s.tables] == [
+        (1, 0, 1)
+    ]
+    pair.on_standby("insert into orders values (4, 4); insert into stock values (7)")
+    assert [failure.subscriptions for failure in shop.run().failures] == [("two",)]
+    assert shop.ids("one", "orders") == [1, 3, 4]
+    shop.resync("two")
+    assert not shop.run().failures
+    assert shop.ids("two", "stock") == [7]
+
+
+def test_a_failover_while_a_slot_is_followed_loses_nothing(pair: _Pair) -> None:
+    shop, config = pair.shop, load_config(pair.shop.path)
+    pair.on_primary("insert into orders values (1, 1)")
+    assert not shop.run().failures
+    pair.synchronize()
+    assert not shop.run().failures
+    pair.on_primary("insert into orders values (2, 2)")
+    inserted = []
+
+    def tell(summary: RunSummary) -> None:
+        assert not summary.failures
+        inserted.append([t.inserted for s in summary.subscriptions for t in s.tables])
+        if len(inserted) == 1:
+            pair.replayed()
+            pair.fail_over()
+            pair.on_standby("insert into orders values (3, 3)")
+        else:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    assert not follow(config, config.selected([]), Quiet(), tell)
+    assert inserted == [[1], [1]]
+    assert not shop.run().failures
+    assert shop.ids("one", "orders") == [1, 2, 3]
+
+
+def test_a_standby_that_lacks_what_delta_holds_is_refused_until_everything_is_copied_again(
+    pair: _Pair,
+) -> None:
+    shop = pair.shop
+    pair.on_primary("insert into orders values (1, 1)")
+    assert not shop.run().failures
+    pair.synchronize()
+    assert pair.on_standby("select failover from pg_replication_slots where synced") == [(True,)]
+    pair.standby.stop()
+    pair.on_primary("insert into orders values (2, 2)")
+    assert not shop.run().failures
+    assert shop.ids("one", "orders") == [1, 2]
+    pair.primary.stop(immediate=True)
+    pair.standby.start()
+    pair.on_standby("select pg_promote()")
+    # The server's LSNs go beyond what Delta holds: they are another transaction's.
+    pair.on_standby("insert into orders values (3, 3); select pg_switch_wal()")
+    pair.on_standby("insert into orders values (4, 4)")
+    code, output = shop.cli("run")
+    assert code == 2
+    assert "Delta holds changes of timeline 1 up to" in output
+    assert "on timeline 2 now: what was committed between is not on this server" in output
+    assert "`pgsieve resync one`" in output
+    assert shop.ids("one", "orders") == [1, 2]
+    config = load_config(shop.path)
+    (failure,) = follow(config, config.selected([]), Quiet(), lambda _: None)
+    assert "on timeline 2 now" in str(failure.error)
+    assert shop.resync("one").lost
+    assert not shop.run().failures
+    assert shop.ids("one", "orders") == [1, 3, 4]
+
+
+def test_a_slot_gets_failover_where_it_was_made_without_and_a_standby_is_no_source(pair: _Pair) -> None:
+    shop = pair.shop
+    one = shop.written["subscriptions"]["one"]
+    failover = "select failover from pg_replication_slots where slot_name = 'pgsieve_shop'"
+    shop.configure(subscriptions={"one": {**one, "failover": False}})
+    assert not shop.run().failures
+    assert shop.database.execute(failover).fetchall() == [(False,)]
+    shop.configure(subscriptions={"one": one})
+    assert not shop.run().failures
+    assert shop.database.execute(failover).fetchall() == [(True,)]
+    shop.configure(sources={"shop": {"conninfo": pair.standby.conninfo()}})
+    for command in ("run", "check"):
+        code, output = shop.cli(command)
+        assert code == 2, output
+        assert "the server is a standby" in output
+        assert "target_session_attrs=read-write" in output

@@ -1,0 +1,175 @@
+"""A lake that lost something, or that others write to, costs a copy that is asked for at most: never a row in silence."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from deltalake.exceptions import DeltaError
+
+from resources.embedded import EmbeddedServer
+from resources.failpoints import Failpoint
+from tests.faults.killable import Site, site
+
+pytestmark = pytest.mark.spark
+
+#: A table is set aside, or a difference found; refused, with what to do.
+FOUND, REFUSED = 1, 2
+
+
+def settled(pgsieve: Site, database: psycopg.Connection) -> None:
+    """The next run makes good whatever happened."""
+    assert pgsieve.run() == 0, pgsieve.log
+    pgsieve.verify(database)
+
+
+def told(pgsieve: Site, *arguments: str, ends: int) -> str:
+    """What a command prints that ends so."""
+    printed = len(pgsieve.log)
+    assert pgsieve.command(*arguments) == ends, pgsieve.log[printed:]
+    return pgsieve.log[printed:]
+
+
+def test_a_lost_answer_to_a_commit_repeats_and_loses_nothing(
+    publisher_server: EmbeddedServer, tmp_path: Path, master: str
+) -> None:
+    with site("answers", publisher_server, tmp_path, master) as (pgsieve, database):
+        for point in (
+            Failpoint.POSITION_RECORDED,
+            Failpoint.TABLE_COPIED,
+            Failpoint.SLICE_COMMITTED,
+            Failpoint.CHANGES_WRITTEN,
+            Failpoint.REPLICA_COMMITTED,
+            Failpoint.CUT_WRITTEN,
+        ):
+            assert pgsieve.run(failpoint=f"{point}!") == REFUSED, pgsieve.log
+            assert pgsieve.log.count("Input/output error") > 0
+            pgsieve.write(database)
+        settled(pgsieve, database)
+
+
+def test_a_damaged_replica_is_set_aside_with_the_command_that_copies_it_again(
+    publisher_server: EmbeddedServer, tmp_path: Path, master: str
+) -> None:
+    with site("damaged", publisher_server, tmp_path, master) as (pgsieve, database):
+        settled(pgsieve, database)
+        journal, savings, checking = (
+            pgsieve.replica("accounts", t) for t in ("journal", "savings", "checking")
+        )
+        orders = pgsieve.replica("filtered", "orders")
+        shutil.copytree(journal, tmp_path / "backup")
+        pgsieve.write(database)
+        settled(pgsieve, database)
+        cuts = pgsieve.cuts()
+
+        shutil.rmtree(savings)
+        shutil.rmtree(journal)
+        shutil.copytree(tmp_path / "backup", journal)
+        DeltaTable(str(checking)).restore(0)
+        for file in orders.glob("*.parquet"):
+            file.unlink()
+        pgsieve.write(database)
+        said = told(pgsieve, "run", ends=FOUND)
+        assert said.count("back to an earlier version; `pgsieve resync accounts public.") == 2
+        assert f'"{savings}" is gone; `pgsieve resync accounts public.savings`' in said
+        assert f'"{orders}": its file "{orders}/' in said
+        assert "`pgsieve resync filtered public.orders`" in said
+        assert "set aside" in told(pgsieve, "status", ends=0)
+        told(pgsieve, "check", ends=FOUND)
+
+        # From a log that cannot be read, also its history's, a table comes back as well.
+        for table in (checking, pgsieve.lake / "accounts" / "_changes" / "public" / "checking"):
+            max((table / "_delta_log").glob("*.json")).write_text("{")
+        told(pgsieve, "resync", "accounts", ends=0)
+        told(pgsieve, "resync", "filtered", "public.orders", ends=0)
+        pgsieve.write(database)
+        settled(pgsieve, database)
+        assert all(cut not in pgsieve.cuts() for cut in cuts), "cuts of versions that are others now"
+        pgsieve.write(database)
+        settled(pgsieve, database)
+
+
+def test_what_the_change_log_has_lost_is_told_with_the_command_that_brings_it_back(
+    publisher_server: EmbeddedServer, tmp_path: Path, master: str
+) -> None:
+    with site("lost", publisher_server, tmp_path, master) as (pgsieve, database):
+        settled(pgsieve, database)
+        change_log = pgsieve.lake / "_pgsieve" / "lost" / "change_log"
+        pgsieve.write(database)
+        assert pgsieve.run(failpoint=Failpoint.SLOT_CONFIRMED) == -signal.SIGKILL
+        for file in change_log.glob("*.parquet"):
+            file.unlink()
+        said = told(pgsieve, "run", ends=FOUND)
+        assert f'problem: public.journal is set aside: Delta table "{change_log}": its file "' in said
+        assert "`pgsieve resync accounts public.journal`" in said
+        told(pgsieve, "resync", "accounts", ends=0)
+        settled(pgsieve, database)
+
+        pgsieve.write(database)
+        assert pgsieve.run(failpoint=Failpoint.SLOT_CONFIRMED) == -signal.SIGKILL
+        shutil.rmtree(change_log)
+        for command in ("run", "check"):
+            said = told(pgsieve, command, ends=REFUSED)
+            assert f'the change log "{change_log}" is gone' in said
+            assert "`pgsieve resync accounts`" in said
+        told(pgsieve, "resync", "accounts", ends=0)
+        settled(pgsieve, database)
+
+        max((change_log / "_delta_log").glob("*.json")).write_text("{")
+        assert f'the change log "{change_log}" cannot be read' in told(pgsieve, "run", ends=REFUSED)
+        assert str(change_log) in told(pgsieve, "status", ends=REFUSED)
+        told(pgsieve, "resync", "accounts", ends=0)
+        settled(pgsieve, database)
+
+
+@contextlib.contextmanager
+def written_by_others(path: Path) -> Iterator[None]:
+    """Within the block others append to a table, delete from it, and compact and vacuum it."""
+    done = threading.Event()
+
+    def work() -> None:
+        number = 0
+        while not done.wait(0.5):
+            number += 1
+            row = pa.table({"id": pa.array([-number], pa.int32()), "amount": pa.array([0], pa.int32())})
+            with contextlib.suppress(DeltaError):  # pgsieve was faster
+                write_deltalake(str(path), row, mode="append")
+                DeltaTable(str(path)).delete(f"id < 0 and id = {3 - number}")
+                DeltaTable(str(path)).optimize.compact()
+                DeltaTable(str(path)).vacuum(dry_run=False)
+
+    writer = threading.Thread(target=work)
+    writer.start()
+    try:
+        yield
+    finally:
+        done.set()
+        writer.join()
+
+
+def test_rows_of_other_writers_do_not_disturb_an_apply_and_are_found_and_mended_by_the_check(
+    publisher_server: EmbeddedServer, tmp_path: Path, master: str
+) -> None:
+    with site("others", publisher_server, tmp_path, master) as (pgsieve, database):
+        settled(pgsieve, database)
+        with written_by_others(pgsieve.replica("accounts", "checking")):
+            for _ in range(2):
+                pgsieve.write(database)
+                assert pgsieve.run() == 0, pgsieve.log
+        known = pgsieve.cuts()
+        held = [pgsieve.total(cut) for cut in known]
+        told(pgsieve, "check", ends=FOUND)
+        told(pgsieve, "check", "--repair", ends=FOUND)
+        told(pgsieve, "check", ends=0)
+        assert [pgsieve.total(cut) for cut in known] == held, (
+            "a cut names versions, whatever comes after them"
+        )
+        settled(pgsieve, database)

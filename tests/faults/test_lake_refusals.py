@@ -1,0 +1,97 @@
+"""Storage that refuses writes stops a run; nothing is set aside for it, confirmed, or lost.
+
+These tests mount file systems and make folders immutable, so they are collected for root only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from resources.embedded import EmbeddedServer
+from tests.faults.killable import site
+from tests.faults.test_lake_faults import FOUND, REFUSED, settled, told
+
+pytestmark = pytest.mark.spark
+
+
+@contextlib.contextmanager
+def mounted(folder: Path, *arguments: str) -> Iterator[None]:
+    """Something mounted at a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["mount", *arguments, str(folder)], check=True)
+    try:
+        yield
+    finally:
+        # Lazily: Spark may still have a file open.
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@contextlib.contextmanager
+def immutable(*folders: Path) -> Iterator[None]:
+    """Folders in which nothing can be made or removed, by root either."""
+    subprocess.run(["chattr", "+i", *map(str, folders)], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["chattr", "-i", *map(str, folders)], check=True)
+
+
+def confirmed(database: psycopg.Connection) -> list[tuple[str]]:
+    """How far the slots are confirmed."""
+    return database.execute(
+        "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE database = current_database()"
+    ).fetchall()
+
+
+def test_a_full_disk_stops_the_run_sets_nothing_aside_and_loses_nothing(
+    publisher_server: EmbeddedServer, tmp_path: Path, master: str
+) -> None:
+    with (
+        mounted(tmp_path / "lake", "-t", "tmpfs", "-o", "size=16m", "tmpfs"),
+        site("full_disk", publisher_server, tmp_path, master) as (pgsieve, database),
+    ):
+        settled(pgsieve, database)
+        filler, stops = pgsieve.lake / "filler", 0
+        # The less room, the earlier it is full: at once, in the change log, a history, a replica.
+        for room in (0, 72, 88, 112, 160):
+            pgsieve.write(database)
+            filler.write_bytes(bytes(shutil.disk_usage(pgsieve.lake).free - room * 1024))
+            before, printed = confirmed(database), len(pgsieve.log)
+            ended = pgsieve.run()
+            assert ended in {0, REFUSED}, pgsieve.log
+            if ended == REFUSED:
+                stops += 1
+                assert "No space left on device" in pgsieve.log[printed:]
+            assert room or confirmed(database) == before
+            filler.unlink()
+        assert stops >= 3
+        settled(pgsieve, database)
+
+
+def test_a_folder_that_refuses_sets_its_table_aside_and_a_lake_that_refuses_stops_the_run(
+    publisher_server: EmbeddedServer, tmp_path: Path, master: str
+) -> None:
+    with site("refusing", publisher_server, tmp_path, master) as (pgsieve, database):
+        settled(pgsieve, database)
+        journal = pgsieve.replica("accounts", "journal")
+        pgsieve.write(database)
+        with immutable(journal, journal / "_delta_log"):
+            said = told(pgsieve, "run", ends=FOUND)
+        assert f'public.journal is set aside: Delta table "{journal}": Operation not permitted' in said
+        told(pgsieve, "resync", "accounts", ends=0)
+        settled(pgsieve, database)
+
+        pgsieve.write(database)
+        before = confirmed(database)
+        with mounted(pgsieve.lake, "--bind", str(pgsieve.lake)):
+            subprocess.run(["mount", "-o", "remount,bind,ro", str(pgsieve.lake)], check=True)
+            assert "Read-only file system" in told(pgsieve, "run", ends=REFUSED)
+        assert confirmed(database) == before
+        settled(pgsieve, database)

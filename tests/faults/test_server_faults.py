@@ -1,0 +1,139 @@
+"""A server or a network that misbehaves costs time at most: pgsieve goes on by itself, or says what is to be done."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from resources.embedded import EmbeddedServer
+from tests.faults.killable import Site, site
+from tests.faults.proxy import Proxy
+from tests.fixtures.servers import TEST_SETTINGS, new_server
+
+pytestmark = pytest.mark.spark
+
+#: Refused, with what to do.
+REFUSED = 2
+
+
+@pytest.fixture
+def server(postgres_version: int) -> Iterator[EmbeddedServer]:
+    """A server of the test's own, to be mistreated."""
+    with new_server(postgres_version, {**TEST_SETTINGS, "wal_sender_timeout": "1s"}) as running:
+        yield running
+
+
+def settled(pgsieve: Site, database: psycopg.Connection) -> None:
+    """The next run makes good whatever happened."""
+    assert pgsieve.run() == 0, pgsieve.log
+    pgsieve.verify(database)
+
+
+def ended(process, *, by: signal.Signals = signal.SIGTERM) -> int:
+    """End a process that follows; its exit code."""
+    os.kill(process.pid, by)
+    process.join(120)
+    return process.exitcode
+
+
+def test_a_connection_cut_in_the_middle_of_a_message_loses_nothing(
+    server: EmbeddedServer, tmp_path: Path, master: str
+) -> None:
+    with (
+        Proxy(server.port) as proxy,
+        site("cut", server, tmp_path, master, port=proxy.port) as (pgsieve, database),
+    ):
+        assert pgsieve.run() == 0, pgsieve.log
+        for cut_after in (1_000, 7_777, 20_001):
+            pgsieve.write(database, 40)
+            proxy.cut_after = cut_after
+            assert pgsieve.run() == REFUSED, pgsieve.log
+            proxy.heal()
+            settled(pgsieve, database)
+
+
+def test_following_survives_connections_that_are_cut_again_and_again(
+    server: EmbeddedServer, tmp_path: Path, master: str
+) -> None:
+    with (
+        Proxy(server.port) as proxy,
+        site("recut", server, tmp_path, master, port=proxy.port) as (pgsieve, database),
+    ):
+        assert pgsieve.run() == 0, pgsieve.log
+        process = pgsieve.start("run", "--follow")
+        pgsieve.wait_for_walsenders(database, 2)
+        proxy.cut_after = 30_000
+        for _ in range(10):
+            pgsieve.write(database, 30)
+            time.sleep(0.3)
+        proxy.heal()
+        pgsieve.wait_until_applied()
+        assert proxy.cuts > 1
+        assert ended(process) == 0, pgsieve.log
+        settled(pgsieve, database)
+
+
+def test_following_survives_a_restart_and_an_immediate_shutdown_of_the_server(
+    server: EmbeddedServer, tmp_path: Path, master: str
+) -> None:
+    with site("restarted", server, tmp_path, master) as (pgsieve, _):
+        assert pgsieve.run() == 0, pgsieve.log
+        process = pgsieve.start("run", "--follow")
+        for immediate in (False, True):
+            with pgsieve.connect() as before:
+                pgsieve.wait_for_walsenders(before, 2)
+                pgsieve.write(before)
+            server.stop(immediate=immediate)
+            time.sleep(1)
+            server.start()
+            with pgsieve.connect() as again:
+                pgsieve.write(again)
+        pgsieve.wait_until_applied()
+        assert ended(process) == 0, pgsieve.log
+        with pgsieve.connect() as again:
+            settled(pgsieve, again)
+
+
+def test_a_run_during_an_immediate_shutdown_is_refused_and_the_next_one_goes_on(
+    server: EmbeddedServer, tmp_path: Path, master: str
+) -> None:
+    with site("shutdown", server, tmp_path, master) as (pgsieve, database):
+        assert pgsieve.run() == 0, pgsieve.log
+        pgsieve.write(database, 200)
+        process = pgsieve.start("run")
+        time.sleep(1.5)
+        server.stop(immediate=True)
+        process.join(120)
+        assert process.exitcode in {0, REFUSED}, pgsieve.log
+        assert pgsieve.run() == REFUSED
+        assert "no connection" in pgsieve.log
+        server.start()
+        with pgsieve.connect() as again:
+            settled(pgsieve, again)
+
+
+def test_a_slow_network_and_a_sender_timeout_shorter_than_a_batch_lose_nothing(
+    server: EmbeddedServer, tmp_path: Path, master: str
+) -> None:
+    with (
+        Proxy(server.port) as proxy,
+        site("slow", server, tmp_path, master, port=proxy.port) as (pgsieve, database),
+    ):
+        assert pgsieve.run() == 0, pgsieve.log
+        proxy.delay, proxy.piece = 0.02, 1_500
+        pgsieve.write(database, 300)
+        process = pgsieve.start("run", "--follow")
+        pgsieve.wait_until_applied()
+        proxy.stall()
+        pgsieve.write(database)
+        time.sleep(3)  # longer than wal_sender_timeout: the server gives the connection up
+        proxy.heal()
+        pgsieve.wait_until_applied()
+        assert ended(process) == 0, pgsieve.log
+        settled(pgsieve, database)
