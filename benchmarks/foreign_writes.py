@@ -1,0 +1,126 @@
+"""How much WAL a slot retains while only others write: an hour of foreign writes, compressed in time.
+
+A database writes `--megabytes` of WAL a minute to a table that is not published, and to one of which a row filter lets
+nothing through. The slot is read by a run every five minutes, or followed, in both row_filter modes. Prints, every five
+minutes, what the slot retains (from restart_lsn on) and what is not confirmed. A minute takes `--seconds`; the server
+logs its running transactions, by which restart_lsn moves, every 15 seconds of such time.
+
+    python benchmarks/foreign_writes.py --megabytes 20 --seconds 0.5
+"""
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg
+from replication import SETTINGS
+from rich.console import Console
+from rich.table import Table
+
+from assets.steps.change_log import drain
+from assets.steps.streaming import StreamedFeed
+from assets.steps.subscription import Feed, Subscription
+from resources.delta import Lake
+from resources.embedded import EmbeddedServer
+from resources.postgres import Source
+
+MIB = 1024 * 1024
+WRITE = "insert into {} select 0, repeat('x', 1000) from generate_series(1, %s)"
+RETAINED = (
+    "select (pg_current_wal_insert_lsn() - restart_lsn)::bigint, (pg_current_wal_insert_lsn() - confirmed_flush_lsn)::bigint"
+    " from pg_replication_slots where slot_name = %s"
+)
+
+
+def quiet(_: str) -> None:
+    """Nobody listens."""
+
+
+@contextmanager
+def every_five_minutes(feed: Feed, lake: Lake) -> Iterator[Callable[[int], None]]:
+    """`pgsieve run` on a schedule."""
+
+    def minute(number: int) -> None:
+        if number % 5 == 0:
+            drain(feed, lake, [Subscription("sub", feed)], quiet)
+
+    minute(0)
+    yield minute
+
+
+@contextmanager
+def followed(feed: Feed, lake: Lake) -> Iterator[Callable[[int], None]]:
+    """`pgsieve run --follow`."""
+    with StreamedFeed(feed, lake, quiet) as streamed, ThreadPoolExecutor(1) as pool:
+
+        def follow() -> None:
+            for _ in streamed.slices():
+                streamed.append()
+
+        following = pool.submit(follow)
+        yield lambda _: None
+        streamed.stop()
+        following.result()
+
+
+WAYS = {"run": every_five_minutes, "run --follow": followed}
+
+
+def measure(
+    server: EmbeddedServer, folder: Path, filtered: bool, way: str, megabytes: int, seconds: float
+) -> list[str]:
+    """The retained and the unconfirmed MiB, every five minutes of an hour."""
+    name = f"{'publisher' if filtered else 'pipeline'}_{way.replace(' --', '_')}"
+    feed = Feed(name, Source("shop", server.conninfo()), name, name, filtered, {"sub": ("p",)})
+    lake = Lake(str(folder / name), lambda: None)  # type: ignore[arg-type, return-value]
+    figures = []
+    with psycopg.connect(server.conninfo(), autocommit=True) as connection, WAYS[way](feed, lake) as minute:
+        for number in range(1, 61):
+            for _ in range(4):
+                begun = time.monotonic()
+                for table in ("foreign_rows", "filtered_rows"):
+                    connection.execute(WRITE.format(table), [megabytes * 1000 // 8])
+                connection.execute("select pg_log_standby_snapshot()")
+                time.sleep(max(0, seconds / 4 - (time.monotonic() - begun)))
+            minute(number)
+            if number % 5 == 0:
+                row = connection.execute(RETAINED, [name]).fetchone()
+                assert row is not None
+                figures.append(f"{row[0] / MIB:.1f} ({row[1] / MIB:.1f})")
+        connection.execute("truncate foreign_rows, filtered_rows")
+    with psycopg.connect(server.conninfo(), autocommit=True) as connection:
+        connection.execute("select pg_drop_replication_slot(%s)", [name])
+    return figures
+
+
+def main() -> None:
+    """Measure all and print a table."""
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    arguments.add_argument("--megabytes", type=int, default=20)
+    arguments.add_argument("--seconds", type=float, default=0.5)
+    given = arguments.parse_args()
+    results = Table(
+        "minute", *(str(number) for number in range(5, 61, 5)), title="MiB retained (not confirmed)"
+    )
+    with tempfile.TemporaryDirectory(prefix="pgsieve-") as name:
+        folder = Path(name)
+        with EmbeddedServer(folder / "publisher", settings=SETTINGS) as server:
+            with psycopg.connect(server.conninfo(), autocommit=True) as connection:
+                connection.execute("create table foreign_rows (a int, b text)")
+                connection.execute("create table filtered_rows (a int, b text)")
+                connection.execute(
+                    "create publication p for table filtered_rows where (a > 0) with (publish = 'insert')"
+                )
+            for filtered in (False, True):
+                for way in WAYS:
+                    figures = measure(server, folder, filtered, way, given.megabytes, given.seconds)
+                    results.add_row(f"{'publisher' if filtered else 'pipeline'}, {way}", *figures)
+    Console(width=160).print(results)
+
+
+if __name__ == "__main__":
+    main()
