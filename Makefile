@@ -9,10 +9,10 @@ BIN := .venv/bin
 PIP_ENVIRONMENT := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1
 
 .DEFAULT_GOAL := help
-.PHONY: help prerequisites setup demo test test-fast check benchmarks clean
+.PHONY: help prerequisites setup demo test test-fast test-versions soak soak-filters soak-kills check audit benchmarks clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 prerequisites: # says what to install where Python or Java is missing
 	@PYTHON='$(PYTHON)' sh scripts/prerequisites.sh >/dev/null
@@ -23,10 +23,31 @@ demo: setup ## replicate from a PostgreSQL server of its own into Delta tables, 
 	@$(BIN)/pgsieve demo $(ARGS)
 
 test: setup ## every test: PostgreSQL is the oracle, Spark and Delta are real
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(ARGS)
 
 test-fast: setup ## the tests that need no Spark
 	@$(BIN)/python -m pytest -m 'not spark' --numprocesses auto --dist loadfile $(ARGS)
+
+# How changes are applied, and by whom, does not depend on the server's version; what can be published, and is sent, does.
+SAME_IN_ALL_VERSIONS := executors or test_basic_changes or test_lakes or test_names or types or test_truncate \
+    or test_schema_changes or test_streamed_transactions or test_error_handling
+test-versions: setup ## what depends on the server's version in tests/replication, on PostgreSQL 16, and 15 as installed
+	@for version in 16 15; do \
+	    echo "PostgreSQL $$version"; \
+	    PGSIEVE_POSTGRES_VERSION=$$version $(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests/replication \
+	        -k 'not ($(SAME_IN_ALL_VERSIONS))' $(ARGS) || exit; \
+	done
+
+BUDGET = PGSIEVE_BUDGET_SECONDS=$${PGSIEVE_BUDGET_SECONDS:-3600}
+soak: setup ## random workloads beside CREATE SUBSCRIPTION, for an hour or PGSIEVE_BUDGET_SECONDS
+	@$(BUDGET) $(BIN)/python -m pytest --timeout 0 -s tests/properties/test_random_workloads.py $(ARGS)
+
+soak-filters: setup ## random row filters beside the server's verdicts, for an hour or PGSIEVE_BUDGET_SECONDS
+	@$(BUDGET) $(BIN)/python -m pytest --timeout 0 -s tests/properties/test_row_filters.py -k random_filters $(ARGS)
+
+soak-kills: setup ## runs killed at random while the source is written to, 300 times or PGSIEVE_KILLS
+	@PGSIEVE_KILLS=$${PGSIEVE_KILLS:-300} \
+	    $(BIN)/python -m pytest --timeout 0 -s tests/faults/test_kills.py -k random $(ARGS)
 
 check: setup ## formatting, lint, types, layers, and Dagster's definitions
 	$(BIN)/ruff format --check .
@@ -35,10 +56,15 @@ check: setup ## formatting, lint, types, layers, and Dagster's definitions
 	$(BIN)/lint-imports
 	VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/dg check defs
 
-benchmarks: setup ## decoding alone, a slot's two transports, and replication beside a built-in subscription
+audit: setup ## ask a vulnerability database about the pinned dependencies (needs the network; not part of CI)
+	@test -x .venv/audit/bin/pip-audit || { $(BIN)/python -m venv .venv/audit && .venv/audit/bin/pip install --quiet 'pip-audit>=2.9,<3'; }
+	@.venv/audit/bin/pip-audit --requirement constraints.txt --no-deps --disable-pip --strict
+
+benchmarks: setup ## decoding alone, a slot's two transports, replication beside a built-in subscription, the check
 	@$(BIN)/python benchmarks/decode.py
 	@$(BIN)/python benchmarks/transports.py
 	@$(BIN)/python benchmarks/replication.py $(ARGS)
+	@$(BIN)/python benchmarks/consistency.py
 
 clean: ## remove .venv, caches and build leftovers; data stays
 	rm -rf .venv .mypy_cache .ruff_cache .import_linter_cache .hypothesis build spark-warehouse metastore_db derby.log
