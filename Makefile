@@ -9,7 +9,7 @@ BIN := .venv/bin
 PIP_ENVIRONMENT := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1
 
 .DEFAULT_GOAL := help
-.PHONY: help prerequisites setup demo test test-fast test-versions soak soak-filters soak-kills check audit benchmarks clean
+.PHONY: help prerequisites setup demo test test-fast test-versions test-long soak soak-filters soak-kills check audit benchmarks clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -22,32 +22,40 @@ setup: .venv/.jars ## install the pinned versions into .venv and fetch Delta's j
 demo: setup ## replicate from a PostgreSQL server of its own into Delta tables, and check them
 	@$(BIN)/pgsieve demo $(ARGS)
 
-test: setup ## every test: PostgreSQL is the oracle, Spark and Delta are real
-	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(ARGS)
+# In the order of the folders: the long tests of faults are not left for the end.
+PYTEST := $(BIN)/python -m pytest
+SHARED := --numprocesses 2 --dist loadfile --no-loadscope-reorder
+
+test: setup ## the tests: PostgreSQL is the oracle, Spark and Delta are real
+	@$(PYTEST) $(SHARED) -m 'not long' $(ARGS)
+
+test-long: setup ## the tests that say the same with another writer or engine
+	@$(PYTEST) $(SHARED) -m long $(ARGS)
 
 test-fast: setup ## the tests that need no Spark
-	@$(BIN)/python -m pytest -m 'not spark' --numprocesses auto --dist loadfile $(ARGS)
+	@$(PYTEST) -m 'not spark' --numprocesses auto --dist loadfile $(ARGS)
 
 # How changes are applied, and by whom, does not depend on the server's version; what can be published, and is sent, does.
 SAME_IN_ALL_VERSIONS := executors or test_basic_changes or test_lakes or test_names or types or test_truncate \
-    or test_schema_changes or test_streamed_transactions or test_error_handling
+    or test_schema_changes or test_streamed_transactions or test_error_handling or test_identity_changes \
+    or test_partition_trees
 test-versions: setup ## what depends on the server's version in tests/replication, on PostgreSQL 16, and 15 as installed
-	@for version in 16 15; do \
-	    echo "PostgreSQL $$version"; \
-	    PGSIEVE_POSTGRES_VERSION=$$version $(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests/replication \
-	        -k 'not ($(SAME_IN_ALL_VERSIONS))' $(ARGS) || exit; \
-	done
+	@$(MAKE) --no-print-directory --keep-going --jobs 2 --output-sync=target test-version-16 test-version-15
+
+test-version-%:
+	@echo "PostgreSQL $*"
+	@PGSIEVE_POSTGRES_VERSION=$* $(PYTEST) tests/replication -k 'not ($(SAME_IN_ALL_VERSIONS))' $(ARGS)
 
 BUDGET = PGSIEVE_BUDGET_SECONDS=$${PGSIEVE_BUDGET_SECONDS:-3600}
 soak: setup ## random workloads beside CREATE SUBSCRIPTION, for an hour or PGSIEVE_BUDGET_SECONDS
-	@$(BUDGET) $(BIN)/python -m pytest --timeout 0 -s tests/properties/test_random_workloads.py $(ARGS)
+	@$(BUDGET) $(PYTEST) --timeout 0 -s tests/properties/test_random_workloads.py $(ARGS)
 
 soak-filters: setup ## random row filters beside the server's verdicts, for an hour or PGSIEVE_BUDGET_SECONDS
-	@$(BUDGET) $(BIN)/python -m pytest --timeout 0 -s tests/properties/test_row_filters.py -k random_filters $(ARGS)
+	@$(BUDGET) $(PYTEST) --timeout 0 -s tests/properties/test_row_filters.py -k random_filters $(ARGS)
 
 soak-kills: setup ## runs killed at random while the source is written to, 300 times or PGSIEVE_KILLS
 	@PGSIEVE_KILLS=$${PGSIEVE_KILLS:-300} \
-	    $(BIN)/python -m pytest --timeout 0 -s tests/faults/test_kills.py -k random $(ARGS)
+	    $(PYTEST) --timeout 0 -s tests/faults/test_kills.py -k random $(ARGS)
 
 check: setup ## formatting, lint, types, layers, and Dagster's definitions
 	$(BIN)/ruff format --check .

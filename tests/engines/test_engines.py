@@ -123,6 +123,7 @@ def test_a_standalone_cluster_of_two_workers_replicates(
         _replicates(tmp_path, publisher_server, database, f"spark://127.0.0.1:{port}", conf)
 
 
+@pytest.mark.long  # tests/faults has the same Spark
 def test_a_spark_connect_server_replicates(
     server_folder: Path, publisher_server: EmbeddedServer, database: psycopg.Connection, tmp_path: Path
 ) -> None:

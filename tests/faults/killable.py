@@ -7,6 +7,7 @@ and `verify` compares replicas, change history, slots and publications with what
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import multiprocessing
 import os
 import signal
@@ -29,7 +30,14 @@ from tests.fixtures.oracle import wait_until
 # Imported once, in the process that the others are forked from: a run then starts in a moment.
 _processes = multiprocessing.get_context("forkserver")
 _processes.set_forkserver_preload(
-    ["pipelines.cli", "pipelines.run", "pipelines.follow", "assets.steps.change_log"]
+    [
+        *("pipelines.cli", "pipelines.run", "pipelines.follow", "assets.steps.change_log"),
+        *(
+            "dagster._core.storage.base_storage",
+            "pyspark.sql.connect.session",
+            "adbc_driver_postgresql.dbapi",
+        ),
+    ]
 )
 
 TABLES = """
@@ -222,6 +230,7 @@ def _pgsieve(arguments: list[str], log: str, failpoint: str | None) -> None:
     os.dup2(descriptor, sys.stdout.fileno())
     os.dup2(descriptor, sys.stderr.fileno())
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    faulthandler.register(signal.SIGUSR1)
     if failpoint is not None:
         os.environ[VARIABLE] = failpoint
     from pipelines.cli import app

@@ -35,10 +35,14 @@ def settled(pgsieve: Site, database: psycopg.Connection) -> None:
     pgsieve.verify(database)
 
 
-def ended(process, *, by: signal.Signals = signal.SIGTERM) -> int:
-    """End a process that follows; its exit code."""
-    os.kill(process.pid, by)
-    process.join(120)
+def ended(process) -> int:
+    """End a process that follows; its exit code. One that does not end says where it is in its log."""
+    os.kill(process.pid, signal.SIGTERM)
+    process.join(60)
+    if process.exitcode is None:
+        os.kill(process.pid, signal.SIGUSR1)
+        process.join(5)
+        process.kill()
     return process.exitcode
 
 

@@ -26,6 +26,7 @@ def test_a_lake_at_a_uri_is_written_and_read_by_spark_alone(scenario: Scenario) 
     scenario.check(expect={"tab1": ["7|z"]})
 
 
+@pytest.mark.long
 def test_a_lake_at_a_uri_follows_schema_changes(scenario: Scenario) -> None:
     scenario.tables("CREATE TABLE tab1 (a int PRIMARY KEY, b text, c int)")
     scenario.publisher(

@@ -197,7 +197,7 @@ def test_a_column_may_get_a_name_that_parquet_forbids_and_lose_it_again(scenario
     scenario.check(expect={"t": ["1|x|13", "2|y|20", "3|z|30", "4|w|40"]})
 
 
-@pytest.mark.parametrize("streaming", ["on", "parallel"])
+@pytest.mark.parametrize("streaming", ["on", pytest.param("parallel", marks=pytest.mark.long)])
 def test_any_ddl_in_and_around_a_streamed_transaction_is_followed(scenario: Scenario, streaming: str) -> None:
     names = ("dropped", "renamed", "retyped", "filled", "all_at_once")
     scenario.publisher(f"ALTER DATABASE {scenario.name} SET logical_decoding_work_mem = '64kB'")

@@ -12,7 +12,9 @@ from tests.fixtures.oracle import Scenario
 
 pytestmark = [
     pytest.mark.spark,
-    pytest.mark.parametrize("scenario", ["process", "executors"], indirect=True),
+    pytest.mark.parametrize(
+        "scenario", ["process", pytest.param("executors", marks=pytest.mark.long)], indirect=True
+    ),
 ]
 
 
