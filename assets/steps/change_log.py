@@ -307,7 +307,8 @@ def _append_slice(
         summary = Observation()
         path = lake.change_log(feed.name)
         lake.write(drained.observe(summary, *slice_summary()), path, position=end, options=_FILE_OPTIONS)
-        record_summary(lake, feed, end, summary.get)
+        if summary.get:  # Else it is made of the slice, where it is read.
+            record_summary(lake, feed, end, summary.get)
         return True
     messages = (batch.column("data") for batch in read_messages(conninfo, query))
     with FileSpool() as spool:

@@ -18,6 +18,7 @@ from pyspark.sql import Observation
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from assets.frames.copy import ReplicaColumn, copied_batches, copied_files, copied_rows, replica_schema
+from assets.frames.observed import observed
 from assets.steps.change_log import prepare
 from assets.steps.damaged_replicas import make_room
 from assets.steps.failures import reason
@@ -291,16 +292,16 @@ def _write_copy(
         )
         return sum(json.loads(file["stats"])["numRecords"] for file in files)
     frame = copied_rows(lake.spark, conninfo, snapshot.name, chunks.queries, columns)
-    counted = Observation()
+    counted, rows = Observation(), [F.count(F.lit(1)).alias("rows")]
     lake.write(
-        frame.observe(counted, F.count(F.lit(1)).alias("rows")),
+        frame.observe(counted, *rows),
         path,
         position=snapshot.lsn,
         overwrite=True,
         metadata={"copied": True},
         properties=properties,
     )
-    return int(counted.get["rows"])
+    return int(observed(counted, rows, lambda: lake.current(path))["rows"])
 
 
 def _state(

@@ -27,6 +27,7 @@ from assets.frames.net_change import (
     decided_changes,
     net_changes_with_moves,
 )
+from assets.frames.observed import observed
 from assets.frames.schema import field as struct_field
 from assets.steps.subscription import Definition
 from assets.steps.table_changes import TableChanges
@@ -192,28 +193,28 @@ class ReplicaWriter:
             if local and self.lake.plain(self.path, columns) and merge.is_exact_outside_spark(self.definition)
             else None
         )
-        counted = Observation()
+        slices = [c.slice for c in pending.slices]
         if pending.key_changes:
             replica = self.lake.current(self.path)
             base = replica.limit(0) if pending.truncated_at else replica
-            net = net_changes_with_moves(rows, base, key, columns, pending.unchanged)
-            if not here:
-                net = checkpointed(_counting(net, counted))
+            decided = net_changes_with_moves(rows, base, key, columns, pending.unchanged)
         else:
-            slices = [c.slice for c in pending.slices]
             decided = decided_changes(rows, key, pending.unchanged, slices)
-            if not here:
-                decided = checkpointed(_counting(decided, counted))
+        counted, counts = Observation(), _counts()
+        if not here:
+            decided = checkpointed(decided.observe(counted, *counts))
+        net = decided
+        if not pending.key_changes:
             few = pending.sent("insert", "update", "delete") <= BROADCAST_ROWS
             net = changed_rows(decided, rows, key, columns, pending.unchanged, slices, few=few)
         if here:
             return self._keyed_locally(here, merge, writable(merge.flat(net).toArrow()))
-        expected = counted.get["expected"] or 0
+        found = observed(counted, counts, lambda: decided)
+        expected = found["expected"] or 0
         if not expected or pending.truncated_at:
             upserts = net.where(F.col("action") == "upsert").select("row.*")
-            return self._append(upserts, counted.get["upserts"] or 0)
-        counts = self._execute(merge.flat(net), merge.statement)
-        return self._merged(counts, expected)
+            return self._append(upserts, found["upserts"] or 0)
+        return self._merged(self._execute(merge.flat(net), merge.statement), expected)
 
     def _keyed_locally(self, local: LocalRecords, merge: Merge, net: pa.Table) -> Applied:
         """The same for few rows, which pass through this process."""
@@ -355,14 +356,13 @@ class ReplicaWriter:
         )
 
 
-def _counting(net: DataFrame, counted: Observation) -> DataFrame:
-    """Count the keys expected in the replica, and the rows that exist afterwards."""
+def _counts() -> list[Column]:
+    """How many keys are expected in the replica, and how many rows exist afterwards."""
     upsert = F.col("action") == "upsert"
-    return net.observe(
-        counted,
+    return [
         F.sum(F.when(F.col("expected"), 1).otherwise(0)).alias("expected"),
         F.sum(F.when(upsert, 1).otherwise(0)).alias("upserts"),
-    )
+    ]
 
 
 def _repeated(rows: DataFrame, times: Column) -> DataFrame:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from assets.frames.messages import slice_summary
+from assets.frames.observed import aggregated
 from assets.steps.catalogs import altered_slices, as_published, catalog_of, decided_by_server
 from assets.steps.change_log import record_summary
 from assets.steps.feed_slot import durable_position
@@ -71,9 +72,7 @@ def read_slice(lake: Lake, feed: Feed, end: int) -> SliceContents:
         row = recorded[0]
     else:
         messages = lake.slices_of(lake.change_log(feed.name), [end])
-        found = messages.agg(*slice_summary()).first()
-        assert found is not None
-        row = record_summary(lake, feed, end, found.asDict())
+        row = record_summary(lake, feed, end, aggregated(messages, slice_summary()))
     versions: dict[int, list[RelationVersion]] = {}
     truncates: list[tuple[Order, Truncate]] = []
     for message in sorted(row["messages"], key=lambda m: (m["commit_lsn"], m["ordinal"])):

@@ -20,6 +20,7 @@ from assets.frames.changes import (
     changes_schema,
     unfiltered_files,
 )
+from assets.frames.observed import aggregated, observed
 from assets.frames.schema import TRANSFORMED, struct_ddl
 from assets.frames.schema import field as struct_field
 from assets.steps.failures import TABLE_ERRORS, copy_again, in_transaction, is_damage, reason
@@ -292,7 +293,7 @@ def _transform_table(
     counts = _write_changes(lake, changes, path, definition, contents, written=written)
     return replace(
         result,
-        received={o: 0 if written else sum(r.get[o] or 0 for r in received) for o in OPERATIONS},
+        received={o: 0 if written else sum(r.get.get(o) or 0 for r in received) for o in OPERATIONS},
         sent={o: counts[o] or 0 for o in OPERATIONS},
         key_changes=counts["key_changes"] or 0,
         unchanged=tuple(sorted(counts["unchanged"] or ())),
@@ -340,10 +341,12 @@ def _write_changes(
         F.sum(F.when(_changes_key(definition.key), 1).otherwise(0)).alias("key_changes"),
         F.array_distinct(F.flatten(F.collect_set("unchanged"))).alias("unchanged"),
     ]
+
+    def rows() -> DataFrame:
+        return lake.slices_of(path, [contents.end])
+
     if written:
-        row = lake.slices_of(path, [contents.end]).agg(*counts).first()
-        assert row is not None
-        return row.asDict()
+        return aggregated(rows(), counts)
     counted = Observation()
     lake.write(
         changes.observe(counted, *counts),
@@ -353,7 +356,7 @@ def _write_changes(
         size=contents.size,
     )
     reach(Failpoint.CHANGES_WRITTEN)
-    return counted.get
+    return observed(counted, counts, rows)
 
 
 def _changes_key(key: Sequence[str]) -> Column:
