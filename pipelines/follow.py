@@ -25,6 +25,9 @@ from pipelines.run import Materializer, enabled_ones, instance, materialize, sum
 
 Tell = Callable[[RunSummary], None]
 
+#: The system may give a signal to any thread; Python's handler runs in the main one, once that is awake.
+_AWAKE_SECONDS = 1.0
+
 
 def follow(
     config: Config, selected: Sequence[SubscriptionConfig], progress: Progress, tell: Tell
@@ -42,7 +45,9 @@ def follow(
         followers = [_Follower(declared, feed, names, dagster, progress, tell, failures) for feed in feeds]
         with _stopped_by_signals(followers):
             # Not in the main thread: there Dagster would end a run under way on the signal.
-            wait([pool.submit(follower.follow) for follower in followers])
+            working = {pool.submit(follower.follow) for follower in followers}
+            while working:
+                working = wait(working, _AWAKE_SECONDS).not_done
     return failures.listed()
 
 
