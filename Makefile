@@ -29,7 +29,7 @@ SHARED := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 test: setup ## the tests: PostgreSQL is the oracle, Spark and Delta are real
 	@$(PYTEST) $(SHARED) -m 'not long' $(ARGS)
 
-test-long: setup ## the tests that say the same with another writer or engine
+test-long: setup ## what shorter tests say, at length, or with another writer or engine
 	@$(PYTEST) $(SHARED) -m long $(ARGS)
 
 test-fast: setup ## the tests that need no Spark
@@ -38,7 +38,7 @@ test-fast: setup ## the tests that need no Spark
 # How changes are applied, and by whom, does not depend on the server's version; what can be published, and is sent, does.
 SAME_IN_ALL_VERSIONS := executors or test_basic_changes or test_lakes or test_names or types or test_truncate \
     or test_schema_changes or test_streamed_transactions or test_error_handling or test_identity_changes \
-    or test_partition_trees
+    or test_replica_identity or test_partition_trees or test_table_set
 test-versions: setup ## what depends on the server's version in tests/replication, on PostgreSQL 16, and 15 as installed
 	@$(MAKE) --no-print-directory --keep-going --jobs 2 --output-sync=target test-version-16 test-version-15
 

@@ -134,7 +134,8 @@ class Site:
     def start(self, *arguments: str, failpoint: str | None = None) -> multiprocessing.process.BaseProcess:
         """Start a command of pgsieve in a process that can be killed."""
         process = _processes.Process(
-            target=_pgsieve, args=([*arguments, "-c", str(self._file)], str(self._log), failpoint)
+            target=_pgsieve,
+            args=(["--verbose", *arguments, "-c", str(self._file)], str(self._log), failpoint),
         )
         process.start()
         return process

@@ -155,6 +155,7 @@ def written_by_others(path: Path) -> Iterator[None]:
         writer.join()
 
 
+@pytest.mark.long
 def test_rows_of_other_writers_do_not_disturb_an_apply_and_are_found_and_mended_by_the_check(
     publisher_server: EmbeddedServer, tmp_path: Path, master: str
 ) -> None:

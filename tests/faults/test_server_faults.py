@@ -62,6 +62,7 @@ def test_a_connection_cut_in_the_middle_of_a_message_loses_nothing(
             settled(pgsieve, database)
 
 
+@pytest.mark.long
 def test_following_survives_connections_that_are_cut_again_and_again(
     server: EmbeddedServer, tmp_path: Path, master: str
 ) -> None:
@@ -122,6 +123,7 @@ def test_a_run_during_an_immediate_shutdown_is_refused_and_the_next_one_goes_on(
             settled(pgsieve, again)
 
 
+@pytest.mark.long
 def test_a_slow_network_and_a_sender_timeout_shorter_than_a_batch_lose_nothing(
     server: EmbeddedServer, tmp_path: Path, master: str
 ) -> None:

@@ -220,6 +220,7 @@ def test_the_consistency_check_fails_on_a_replica_that_was_tampered_with(config:
     shutil.rmtree(Path(config.lake))
 
 
+@pytest.mark.long
 def test_a_followed_subscription_gets_changes_as_they_arrive_until_it_is_stopped(
     config: Config, database: psycopg.Connection
 ) -> None:

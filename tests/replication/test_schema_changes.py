@@ -12,13 +12,11 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 
-from tests.fixtures.oracle import Rows, Scenario
+from tests.fixtures.oracle import Rows, Scenario, both_writers
 from tests.fixtures.pgsieve_replica import PgsieveReplica
 from tests.fixtures.schema_changes import alter, copies, replicas
 
 pytestmark = pytest.mark.spark
-
-both_writers = pytest.mark.parametrize("scenario", ["process", "executors"], indirect=True)
 
 
 def history(replica: PgsieveReplica, table: str, generation: int = 0) -> list[Mapping[str, object]]:

@@ -8,14 +8,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.fixtures.oracle import Scenario
+from tests.fixtures.oracle import Scenario, both_writers
 
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.parametrize(
-        "scenario", ["process", pytest.param("executors", marks=pytest.mark.long)], indirect=True
-    ),
-]
+pytestmark = [pytest.mark.spark, both_writers]
 
 
 @pytest.mark.parametrize("how", ["", "RESTART IDENTITY", "CONTINUE IDENTITY", "CASCADE"])

@@ -5,13 +5,10 @@ from __future__ import annotations
 import pytest
 
 from assets.steps.consistency import check_consistency
-from tests.fixtures.oracle import Scenario
+from tests.fixtures.oracle import Scenario, both_writers
 from tests.fixtures.pgsieve_replica import PgsieveReplica
 
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.parametrize("scenario", ["process", "executors"], indirect=True),
-]
+pytestmark = [pytest.mark.spark, both_writers]
 
 COLUMNS = """
     numbers int[], names text[], prices numeric(8,2)[], reals float8[], flags bool[], days date[],

@@ -41,7 +41,9 @@ def publish(scenario: Scenario) -> None:
     scenario.publisher("CREATE PUBLICATION pub FOR ALL TABLES")
 
 
-@pytest.mark.parametrize("copied", [True, False], ids=["copied", "streamed"])
+@pytest.mark.parametrize(
+    "copied", [True, pytest.param(False, marks=pytest.mark.long)], ids=["copied", "streamed"]
+)
 def test_values_of_every_kind_of_type_arrive_as_postgresql_prints_them(
     scenario: Scenario, copied: bool
 ) -> None:

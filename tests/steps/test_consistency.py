@@ -218,6 +218,7 @@ def test_a_repair_brings_just_the_rows_that_differ_in_order_and_moves_no_positio
     assert all(c.equal for c in check_consistency(subscription, lake, _quiet))
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_a_lake_at_a_uri_is_compared_and_repaired_by_spark(replicated: Replicated) -> None:
     replicated.publish(*PAIR)

@@ -130,7 +130,7 @@ def always(work: Callable[[], None]) -> Iterator[None]:
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("way", [Bank.run, Bank.follow])
+@pytest.mark.parametrize("way", [Bank.run, pytest.param(Bank.follow, marks=pytest.mark.long)])
 def test_the_sum_is_the_same_at_every_cut_while_money_moves(bank: Bank, way: Callable[[Bank], None]) -> None:
     seeded, read_cuts = random.Random(1), set()
     retention = Retention(timedelta(), timedelta(), timedelta(hours=2))
