@@ -40,6 +40,9 @@ _processes.set_forkserver_preload(
     ]
 )
 
+#: How commands end: a table is set aside, or a difference found; refused, with what to do.
+FOUND, REFUSED = 1, 2
+
 TABLES = """
 CREATE TABLE checking (id int PRIMARY KEY, amount int NOT NULL);
 CREATE TABLE savings (id int PRIMARY KEY, amount int NOT NULL);
@@ -223,6 +226,19 @@ class Site:
         query = QueryBuilder().register("t", DeltaTable(str(path), version=version))
         found = pa.table(query.execute(f"SELECT {columns} FROM t").read_all())
         return list(zip(*(column.to_pylist() for column in found.columns), strict=True))
+
+
+def settled(pgsieve: Site, database: psycopg.Connection) -> None:
+    """The next run makes good whatever happened."""
+    assert pgsieve.run() == 0, pgsieve.log
+    pgsieve.verify(database)
+
+
+def told(pgsieve: Site, *arguments: str, ends: int) -> str:
+    """What a command prints that ends so."""
+    printed = len(pgsieve.log)
+    assert pgsieve.command(*arguments) == ends, pgsieve.log[printed:]
+    return pgsieve.log[printed:]
 
 
 def _pgsieve(arguments: list[str], log: str, failpoint: str | None) -> None:

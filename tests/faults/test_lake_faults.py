@@ -9,7 +9,6 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-import psycopg
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
@@ -17,25 +16,9 @@ from deltalake.exceptions import DeltaError
 
 from resources.embedded import EmbeddedServer
 from resources.failpoints import Failpoint
-from tests.faults.killable import Site, site
+from tests.faults.killable import FOUND, REFUSED, settled, site, told
 
 pytestmark = pytest.mark.spark
-
-#: A table is set aside, or a difference found; refused, with what to do.
-FOUND, REFUSED = 1, 2
-
-
-def settled(pgsieve: Site, database: psycopg.Connection) -> None:
-    """The next run makes good whatever happened."""
-    assert pgsieve.run() == 0, pgsieve.log
-    pgsieve.verify(database)
-
-
-def told(pgsieve: Site, *arguments: str, ends: int) -> str:
-    """What a command prints that ends so."""
-    printed = len(pgsieve.log)
-    assert pgsieve.command(*arguments) == ends, pgsieve.log[printed:]
-    return pgsieve.log[printed:]
 
 
 def test_a_lost_answer_to_a_commit_repeats_and_loses_nothing(

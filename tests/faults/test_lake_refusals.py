@@ -15,8 +15,7 @@ import psycopg
 import pytest
 
 from resources.embedded import EmbeddedServer
-from tests.faults.killable import site
-from tests.faults.test_lake_faults import FOUND, REFUSED, settled, told
+from tests.faults.killable import FOUND, REFUSED, settled, site, told
 
 pytestmark = pytest.mark.spark
 

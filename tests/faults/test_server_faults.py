@@ -8,18 +8,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import psycopg
 import pytest
 
 from resources.embedded import EmbeddedServer
-from tests.faults.killable import Site, site
+from tests.faults.killable import REFUSED, settled, site
 from tests.faults.proxy import Proxy
 from tests.fixtures.servers import TEST_SETTINGS, new_server
 
 pytestmark = pytest.mark.spark
-
-#: Refused, with what to do.
-REFUSED = 2
 
 
 @pytest.fixture
@@ -27,12 +23,6 @@ def server(postgres_version: int) -> Iterator[EmbeddedServer]:
     """A server of the test's own, to be mistreated."""
     with new_server(postgres_version, {**TEST_SETTINGS, "wal_sender_timeout": "1s"}) as running:
         yield running
-
-
-def settled(pgsieve: Site, database: psycopg.Connection) -> None:
-    """The next run makes good whatever happened."""
-    assert pgsieve.run() == 0, pgsieve.log
-    pgsieve.verify(database)
 
 
 def ended(process) -> int:
