@@ -15,6 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from assets.frames.checkpoint import checkpointed
 from assets.frames.difference import differing_row_counts
 from assets.frames.equal_rows import same_row_sql
+from assets.frames.observed import aggregated
 from assets.steps.comparison import Sides
 from assets.steps.consistency import at_one_lsn
 from assets.steps.replica_tables import renew_cut
@@ -71,8 +72,7 @@ def _repair(sides: Sides, lsn: int) -> tuple[int, int]:
         return 0, 0
     spark, columns = sides.lake.spark, [c.name for c in sides.columns]
     net = checkpointed(differing_row_counts(*sides.frames(chosen), columns))
-    totals = net.agg(F.sum("expected").alias("expected"), F.sum("held").alias("held")).first()
-    assert totals is not None
+    totals = aggregated(net, [F.sum("expected").alias("expected"), F.sum("held").alias("held")])
     if totals["expected"] is None:
         return 0, 0
     gone = net.where("held > 0").select(F.lit("delete").alias("action"), "row")

@@ -27,7 +27,7 @@ from assets.frames.net_change import (
     decided_changes,
     net_changes_with_moves,
 )
-from assets.frames.observed import observed
+from assets.frames.observed import aggregated, observed
 from assets.frames.schema import field as struct_field
 from assets.steps.subscription import Definition
 from assets.steps.table_changes import TableChanges
@@ -258,11 +258,11 @@ class ReplicaWriter:
             net, missing = self._replayed(rows, every, base)
         net = net.where("count <> 0")
         count = F.col("count")
-        totals = net.agg(
+        counts = [
             F.coalesce(F.sum(F.greatest(count, F.lit(0))), F.lit(0)).alias("come"),
             F.coalesce(F.sum(F.greatest(-count, F.lit(0))), F.lit(0)).alias("go"),
-        ).first()
-        assert totals is not None
+        ]
+        totals = aggregated(net, counts)
         come = _repeated(net.where(count > 0), count)
         if not totals["go"] or pending.truncated_at:
             applied = self._append(come.select("row.*"), int(totals["come"]))
