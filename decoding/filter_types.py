@@ -285,8 +285,8 @@ def to_common_type(nodes: Sequence[Node]) -> tuple[tuple[Node, ...], int, Digits
     """Convert all to their common type; return them, the type, and the digits that hold them all."""
     type_oid = common_type(nodes)
     converted = tuple(coerce(node, type_oid) for node in nodes)
-    digits = common_digits(node.digits for node in converted) if type_oid == NUMERIC else None
-    return converted, type_oid, digits
+    is_numeric = NUMERIC in (type_oid, ELEMENTS.get(type_oid))
+    return converted, type_oid, common_digits(node.digits for node in converted) if is_numeric else None
 
 
 def extreme(function: Literal["GREATEST", "LEAST"], operands: Sequence[Node]) -> Extreme:

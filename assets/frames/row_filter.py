@@ -260,7 +260,9 @@ class _Compiler:
                 return self.compile(replace(node, digits=None))
 
     def in_digits(self, node: Node, digits: Digits | None) -> Column:
-        """Return a value in the Spark type that its numeric has there; other types are as they are."""
+        """Return a value in the Spark type that its numerics have there; other types are as they are."""
+        if ELEMENTS.get(node.type_oid) == nodes.NUMERIC:
+            return self.compile(node).cast(_value_type(node.type_oid, digits))
         if node.type_oid != nodes.NUMERIC:
             return self.compile(node)
         return self._numeric_text(node) if digits is None else self.compile(node).cast(_decimal_type(digits))

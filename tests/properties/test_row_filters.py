@@ -425,6 +425,7 @@ TRAPS = [
     # arrays
     "ai = '{1,NULL}'", "ai < '{1,2}'", "ai @> ARRAY[1]", "ai && ARRAY[1, NULL]", "ai <@ ARRAY[1, 2]", "ARRAY[scale(n)] && ai", "1 = ANY (ai)",
     "1 < ALL (ai)", "NULL = ANY (ai)", "af = '{0}'", "af = '{NaN}'", "an = '{1.5}'", "ac @> ARRAY['a ']", "n = ANY (an)",
+    "an < COALESCE(ARRAY[w], ARRAY[m])", "w = ANY (CASE WHEN ok THEN an ELSE ARRAY[m, w] END)",
     "array_position(ai, NULL) = 2", "array_length(ai, 1) IS NULL", "cardinality(ac) = 1", "'a' = ANY (ac)",
 ]  # fmt: skip
 
