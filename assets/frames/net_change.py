@@ -144,9 +144,14 @@ def net_changes_with_moves(
     A key is held by one row after the other; each such holding is a tenure that an INSERT, a move or
     the replica's own row begins. A tenure that begins with a move inherits from the one the row came
     from: whether it exists, and the columns that were not sent. Inheritance is resolved by pointer
-    doubling, so a chain of n moves takes log2(n) joins, whatever the number of rows.
+    doubling, so a chain of n moves takes log2(n) joins, whatever the number of rows. A move that finds no row
+    does nothing, so its new key is still of the row that had it.
     """
-    tenures = _tenures(changes, key, columns, unsent)
+    held = replica.select(F.struct(*(F.col(quoted(k)).alias(k) for k in key)).alias("key"))
+    tenures = checkpointed(_tenures(changes, key, columns, unsent))
+    while (without_row := _moves_without_row(tenures, held)).limit(1).count():
+        changes = _deletes_instead(changes, without_row)
+        tenures = checkpointed(_tenures(changes, key, columns, unsent))
     resolved = _inherit(tenures, columns)
     last = resolved.where("is_last")
     # A tenure that goes back to a row of the replica under another key needs that row.
@@ -168,6 +173,21 @@ def net_changes_with_moves(
     )
     kept = last.where((F.col("action") != "update") | F.col("base").eqNullSafe(F.col("key")))
     return kept.select("key", "action", "row", "unknown", "expected").unionByName(moved)
+
+
+def _moves_without_row(tenures: DataFrame, held: DataFrame) -> DataFrame:
+    """Where the moves are (`went`) that find no row under their old key, whatever other moves find."""
+    left = tenures.where("went is not null")
+    missing = left.where("origin = 'replica'").join(held, "key", "left_anti")
+    return missing.select("went").unionByName(left.where("origin = 'nothing'").select("went"))
+
+
+def _deletes_instead(changes: DataFrame, moves: DataFrame) -> DataFrame:
+    """Take these moves for a DELETE of the old key, which does as much, and is counted as missing its row."""
+    moved = moves.select(F.col("went.*"), F.lit(True).alias("moved"))
+    joined = changes.join(moved, ["commit_lsn", "ordinal"], "left")
+    operation = F.when(F.col("moved"), "delete").otherwise(F.col("operation"))
+    return checkpointed(joined.withColumn("operation", operation).select(*changes.columns))
 
 
 def _whole(columns: Sequence[str]) -> Column:
@@ -255,7 +275,7 @@ def _tenures(
 
 def _inherit(tenures: DataFrame, columns: Sequence[str]) -> DataFrame:
     """Follow every tenure that began with a move back to where the row came from."""
-    pending = checkpointed(tenures.withColumn("base", F.when(F.col("origin") == "replica", F.col("key"))))
+    pending = tenures.withColumn("base", F.when(F.col("origin") == "replica", F.col("key")))
     while pending.where("came is not null").limit(1).count():
         parents = pending.where("went is not null").select(
             F.col("went").alias("came"),

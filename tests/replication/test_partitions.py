@@ -282,6 +282,26 @@ def test_via_the_root_rows_are_found_by_the_key_of_the_root(scenario: Scenario, 
     scenario.check(expect={"tab1": ["1|w", "2|yy", "3|"]})
 
 
+def test_via_the_root_a_partition_with_another_identity_sends_what_finds_no_row(scenario: Scenario) -> None:
+    scenario.publisher(
+        "CREATE TABLE tab (a int PRIMARY KEY, b int NOT NULL, c text) PARTITION BY LIST (a);"
+        "CREATE TABLE tab_1 PARTITION OF tab FOR VALUES IN (1, 2, 3, 4);"
+        "CREATE TABLE tab_2 PARTITION OF tab DEFAULT; CREATE UNIQUE INDEX tab_1_b ON tab_1 (b);"
+        "ALTER TABLE tab_1 REPLICA IDENTITY USING INDEX tab_1_b;"
+        "INSERT INTO tab SELECT i, i, 'old' FROM generate_series(1, 9) i; DELETE FROM tab WHERE a IN (4, 8);"
+        "CREATE PUBLICATION pub FOR TABLE tab WITH (publish_via_partition_root = true)"
+    )
+    scenario.subscriber("CREATE TABLE tab (a int PRIMARY KEY, b int NOT NULL, c text)")
+    scenario.subscribe("pub")
+    # The old tuple is sent where b changes, and has no a; a DELETE has none either.
+    scenario.publisher(
+        "UPDATE tab SET c = 'new' WHERE a = 1; UPDATE tab SET b = 20 WHERE a = 2; UPDATE tab SET a = 4 WHERE a = 3;"
+        "DELETE FROM tab WHERE a = 4; UPDATE tab SET a = 8 WHERE a = 1; UPDATE tab SET c = 'new' WHERE a > 6"
+    )
+    rows = ["1|1|new", "2|2|old", "3|3|old", "5|5|old", "6|6|old", "7|7|new", "8|1|new", "9|9|new"]
+    scenario.check(expect={"tab": rows})
+
+
 def test_via_the_root_its_row_filter_is_used_and_not_that_of_the_partition(scenario: Scenario) -> None:
     scenario.tables(
         "CREATE TABLE parent (a int PRIMARY KEY) PARTITION BY RANGE (a);"

@@ -64,6 +64,23 @@ def test_a_key_of_the_subscriber_finds_rows_whatever_else_they_hold(scenario: Sc
     scenario.check(expect={"t": ["1|20|x", "3|30|x"]})
 
 
+def test_an_update_that_finds_no_row_leaves_the_row_of_its_new_key_alone(scenario: Scenario) -> None:
+    # Section 29.8, update_missing. The subscriber keeps rows whose DELETE is not published.
+    scenario.tables("CREATE TABLE t (a int PRIMARY KEY, b text)")
+    scenario.publisher("""
+        INSERT INTO t SELECT i, 'old' FROM generate_series(1, 5) i;
+        CREATE PUBLICATION pub FOR TABLE t WITH (publish = 'update')
+    """)
+    scenario.subscribe("pub")
+    scenario.publisher("""
+        DELETE FROM t WHERE a IN (2, 4); INSERT INTO t VALUES (10, 'unknown'), (11, 'unknown');
+        UPDATE t SET a = 2 WHERE a = 10; UPDATE t SET b = 'new' WHERE a = 2; UPDATE t SET a = 20 WHERE a = 2;
+        UPDATE t SET a = 12 WHERE a = 11; UPDATE t SET a = 4 WHERE a = 12; UPDATE t SET b = 'newer' WHERE a = 4;
+        UPDATE t SET a = 30 WHERE a = 3; UPDATE t SET a = 3, b = 'back' WHERE a = 30
+    """)
+    scenario.check(expect={"t": ["1|old", "20|new", "3|back", "4|newer", "5|old"]})
+
+
 def test_the_identity_may_change_while_changes_stream(scenario: Scenario) -> None:
     scenario.tables(
         "CREATE TABLE t (a int PRIMARY KEY, b int NOT NULL UNIQUE, c text); "
