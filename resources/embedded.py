@@ -256,7 +256,7 @@ class EmbeddedServer:
             [
                 str(self._bin / "initdb"),
                 *("--auth=trust", "--encoding=UTF8", "--locale=C", "--username=postgres"),
-                *("--no-instructions", "--no-sync", f"--pgdata={self._data}"),
+                *("--no-sync", f"--pgdata={self._data}"),
             ],
             stdin=subprocess.DEVNULL,
             capture_output=True,
