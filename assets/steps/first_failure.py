@@ -11,13 +11,11 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from assets.steps.failures import TABLE_ERRORS, first_failing, in_transaction, is_damage, reason
 from assets.steps.relation_versions import readings_of
-from assets.steps.subscription import Subscription
+from assets.steps.subscription import PARALLEL_TABLES, Subscription
 from assets.steps.table_states import Name
 from assets.steps.windows import Work
 from decoding.evolution import SchemaChangedError
 from resources.delta import Lake
-
-_PARALLEL_TABLES = 4
 
 
 def first_failure(subscription: Subscription, lake: Lake, work: Work) -> tuple[int, str] | None:
@@ -34,7 +32,7 @@ def first_failure(subscription: Subscription, lake: Lake, work: Work) -> tuple[i
             return None if at is None else (at, in_transaction(problem, at))
         return None
 
-    with ThreadPoolExecutor(_PARALLEL_TABLES) as pool:
+    with ThreadPoolExecutor(PARALLEL_TABLES) as pool:
         return min((found for found in pool.map(one, work.tables) if found), default=None)
 
 

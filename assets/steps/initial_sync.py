@@ -23,7 +23,7 @@ from assets.steps.change_log import prepare
 from assets.steps.damaged_replicas import make_room
 from assets.steps.failures import reason
 from assets.steps.schema_changes import planned_sources
-from assets.steps.subscription import Definition, History, Subscription
+from assets.steps.subscription import PARALLEL_TABLES, Definition, History, Subscription
 from assets.steps.subscription_state import disable, refuse_disabled
 from assets.steps.table_states import (
     DATA_SYNC,
@@ -48,9 +48,6 @@ from resources.lake_errors import LakeError
 from resources.origins import subscribed_tables
 from resources.postgres import SourceError, quote, read_catalog, refusing
 from resources.snapshot import Chunks, Snapshot, chunk_queries, exported_snapshot
-
-#: Tables copied at the same time; their chunks share the executors.
-PARALLEL_TABLES = 4
 
 Log = Callable[[str], None]
 

@@ -21,7 +21,7 @@ from assets.steps.failures import TABLE_ERRORS, copy_again, is_damage, reason
 from assets.steps.feed_slot import durable_position
 from assets.steps.replica_writer import Applied, Pending, ReplicaWriter
 from assets.steps.skip import transformed_up_to
-from assets.steps.subscription import Definition, Subscription
+from assets.steps.subscription import PARALLEL_TABLES, Definition, Subscription
 from assets.steps.subscription_state import disable
 from assets.steps.table_changes import TableChanges, transformed_slices
 from assets.steps.table_states import READY, SET_ASIDE, Name, TableState, set_states, table_states
@@ -30,8 +30,6 @@ from resources.delta import Lake
 from resources.failpoints import Failpoint, reach
 from resources.lake_errors import again_after_conflict
 
-#: Tables applied at the same time.
-PARALLEL_TABLES = 4
 #: Slices whose net change is applied at once.
 BATCH_SLICES = 8
 

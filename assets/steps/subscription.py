@@ -27,6 +27,9 @@ from resources.delta import column_mapping
 from resources.pgoutput import PgoutputOptions
 from resources.postgres import Source
 
+#: The tables of a subscription that are copied, transformed or applied at the same time.
+PARALLEL_TABLES = 4
+
 
 @dataclass(frozen=True)
 class Feed:

@@ -30,7 +30,7 @@ from assets.steps.relation_versions import OPERATIONS, Reading, count, readings_
 from assets.steps.schema_changes import follow_schema_changes
 from assets.steps.skip import clear_skip, is_begun, transformed_up_to
 from assets.steps.slice_contents import Order, Part, SliceContents, slices_to_read
-from assets.steps.subscription import Definition, Subscription
+from assets.steps.subscription import PARALLEL_TABLES, Definition, Subscription
 from assets.steps.subscription_state import disable, refuse_disabled
 from assets.steps.table_states import INITIALIZE, SET_ASIDE, Name, TableState, set_states, table_states
 from assets.steps.windows import Work, next_window, work_of
@@ -42,8 +42,6 @@ from resources.failpoints import Failpoint, reach
 from resources.postgres import read_catalog
 from resources.slot import current_lsn
 
-#: Tables transformed at the same time.
-PARALLEL_TABLES = 4
 #: Statistics of the slice, the order key and the time; those of every value would cost as much as writing.
 _CHANGES_PROPERTIES = {"delta.dataSkippingNumIndexedCols": "4"}
 
