@@ -33,6 +33,14 @@ def mounted(folder: Path, *arguments: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def read_only(folder: Path) -> Iterator[None]:
+    """A folder in a file system that refuses every write."""
+    with mounted(folder, "--bind", str(folder)):
+        subprocess.run(["mount", "-o", "remount,bind,ro", str(folder)], check=True)
+        yield
+
+
+@contextlib.contextmanager
 def immutable(*folders: Path) -> Iterator[None]:
     """Folders in which nothing can be made or removed, by root either."""
     subprocess.run(["chattr", "+i", *map(str, folders)], check=True)
@@ -89,8 +97,18 @@ def test_a_folder_that_refuses_sets_its_table_aside_and_a_lake_that_refuses_stop
 
         pgsieve.write(database)
         before = confirmed(database)
-        with mounted(pgsieve.lake, "--bind", str(pgsieve.lake)):
-            subprocess.run(["mount", "-o", "remount,bind,ro", str(pgsieve.lake)], check=True)
+        with read_only(pgsieve.lake):
             assert "Read-only file system" in told(pgsieve, "run", ends=REFUSED)
         assert confirmed(database) == before
+        settled(pgsieve, database)
+
+        follower, printed = pgsieve.start("run", "--follow"), len(pgsieve.log)
+        pgsieve.wait_for_walsenders(database, 2)
+        pgsieve.write(database)
+        pgsieve.wait_until_applied()
+        with read_only(pgsieve.lake):
+            pgsieve.write(database)
+            follower.join(120)
+            assert follower.exitcode == REFUSED, pgsieve.log[printed:]
+        assert "Read-only file system" in pgsieve.log[printed:]
         settled(pgsieve, database)
