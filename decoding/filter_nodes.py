@@ -290,18 +290,22 @@ def column_names(node: Node) -> frozenset[str]:
     return own.union(*(column_names(child) for child in children(node)))
 
 
-def can_fail(node: Node) -> bool:
-    """Tell whether evaluating can raise an error (overflow, division by zero) instead of giving a value."""
+def fails(node: Node) -> bool:
+    """Tell whether evaluating, once the operands are, can raise an error (overflow, division by zero)."""
     match node:
         case Arithmetic(operator=operator):
-            own = node.type_oid != NUMERIC or operator in "/%"
-        case FunctionCall(fails=fails):
-            own = fails
+            return node.type_oid != NUMERIC or operator in "/%"
+        case FunctionCall():
+            return node.fails
         case Cast(operand=operand):
-            own = _cast_can_fail(operand, node)
+            return _cast_can_fail(operand, node)
         case _:
-            own = False
-    return own or any(can_fail(child) for child in children(node))
+            return False
+
+
+def can_fail(node: Node) -> bool:
+    """Tell whether evaluating an expression, its operands too, can raise an error instead of giving a value."""
+    return fails(node) or any(can_fail(child) for child in children(node))
 
 
 _BY_RANGE = (INT2, INT4, INT8, NUMERIC, FLOAT8)

@@ -77,13 +77,18 @@ def _simplified(node: Node) -> Node:
 
 
 def _with_children_simplified(node: Node) -> Node:
+    """Return the same node where nothing changed: what a filter has in several places is compiled once."""
     changed: dict[str, Any] = {}
     for field in fields(node):
         value = getattr(node, field.name)
         if isinstance(value, Node):
-            changed[field.name] = _simplified(value)
+            operand = _simplified(value)
+            if operand is not value:
+                changed[field.name] = operand
         elif isinstance(value, tuple) and value and isinstance(value[0], Node):
-            changed[field.name] = tuple(_simplified(item) for item in value)
+            operands = tuple(map(_simplified, value))
+            if any(operand is not item for operand, item in zip(operands, value, strict=True)):
+                changed[field.name] = operands
     return replace(node, **changed) if changed else node
 
 
@@ -115,7 +120,9 @@ def _logical(node: Logical) -> Node:
                 kept.append(operand)
     if not kept:
         return Constant(not decisive, type_oid=BOOL)
-    return kept[0] if len(kept) == 1 else replace(node, operands=tuple(kept))
+    if len(kept) == 1:
+        return kept[0]
+    return node if len(kept) == len(node.operands) else replace(node, operands=tuple(kept))
 
 
 def _case(node: Case) -> Node:
@@ -132,6 +139,8 @@ def _case(node: Case) -> Node:
                 branches.append((condition, result))
     if not branches and isinstance(default, Constant):
         return replace(default, digits=node.digits)
+    if len(branches) == len(node.conditions):
+        return node
     conditions, results = zip(*branches, strict=True) if branches else ((), ())
     return replace(node, conditions=conditions, results=results, default=default)
 
@@ -148,7 +157,7 @@ def _coalesce(node: Coalesce) -> Node:
         return _null_of(node)
     if isinstance(kept[0], Constant):
         return replace(kept[0], digits=node.digits)
-    return replace(node, operands=tuple(kept))
+    return node if len(kept) == len(node.operands) else replace(node, operands=tuple(kept))
 
 
 def _is_strict(node: Node) -> bool:

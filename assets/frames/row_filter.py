@@ -6,8 +6,9 @@ spark.sql.ansi.enabled, Spark's default. Only functions that Spark Connect has, 
 SQL. Raises nothing: what Spark cannot do exactly, `decoding.row_filter` has refused.
 """
 
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import date, datetime
 from decimal import Decimal
 from functools import cache, partial
@@ -96,6 +97,20 @@ def _decimal_type(of: Digits | None) -> DataType:
     return StringType() if of is None else DecimalType(of.precision, of.scale)
 
 
+@dataclass(frozen=True)
+class _Compiled:
+    """What was compiled so far, by identity: constants that are equal may be printed differently (1.5 and 1.50)."""
+
+    columns: ChainMap[int, tuple[Node, Column]] = field(default_factory=ChainMap)
+    #: Nodes to be computed as text.
+    texts: dict[int, tuple[Node, Node]] = field(default_factory=dict)
+    in_python: dict[int, Column] = field(default_factory=dict)
+
+    def within(self) -> "_Compiled":
+        """Return the same for a narrower condition: what is evaluated under the wider one, is so there."""
+        return replace(self, columns=self.columns.new_child())
+
+
 class _Compiler:
     """Nodes to Columns.
 
@@ -108,12 +123,12 @@ class _Compiler:
         column: Callable[[str], Column],
         evaluated: Callable[[], Column] | None = None,
         known: Mapping[Node, Column] | None = None,
+        compiled: _Compiled | None = None,
     ) -> None:
         self._column = column
         self._evaluated = evaluated
         self._known = known or {}
-        # By identity: constants that are equal may be printed differently (1.5 and 1.50, 0.0 and -0.0).
-        self._compiled: dict[int, tuple[Node, Column]] = {}
+        self._compiled = compiled or _Compiled()
 
     def where(self, further: Callable[[], Column]) -> "_Compiler":
         """Return the compiler of what is evaluated only where `further` holds, too."""
@@ -124,15 +139,16 @@ class _Compiler:
             holds = F.coalesce(further(), F.lit(False))
             return holds if outer is None else F.when(outer(), holds).otherwise(F.lit(False))
 
-        return _Compiler(self._column, evaluated, self._known)
+        return _Compiler(self._column, evaluated, self._known, self._compiled.within())
 
     def compile(self, node: Node) -> Column:
         """Return the Column of a node, of the Spark type of the node's PostgreSQL type."""
         if node in self._known:
             return self._known[node]
-        if id(node) not in self._compiled:
-            self._compiled[id(node)] = node, self._column_of(node)
-        return self._compiled[id(node)][1]
+        columns = self._compiled.columns
+        if id(node) not in columns:
+            columns[id(node)] = node, self._column_of(node)
+        return columns[id(node)][1]
 
     def _column_of(self, node: Node) -> Column:
         match node:
@@ -240,8 +256,8 @@ class _Compiler:
     def _arithmetic(self, node: nodes.Arithmetic) -> Column:
         spark_type = _spark_type(node)
         if isinstance(spark_type, StringType):
-            operands = self._numeric_text(node.left), self._numeric_text(node.right)
-            return self._in_python(numeric_function(_NUMERIC[node.operator]), operands)
+            function = numeric_function(_NUMERIC[node.operator])
+            return self._python(function, node, [(o, self._numeric_text(o)) for o in (node.left, node.right)])
         left, right = self.compile(node.left), self.compile(node.right)
         if node.type_oid in nodes.FLOATS:
             return filter_numbers.float_arithmetic(node.operator, spark_type, left, right)
@@ -256,8 +272,11 @@ class _Compiler:
                 return self.compile(node).cast(StringType())
             case nodes.FunctionCall(name=name) if name.startswith("extract_"):
                 return self.compile(node).cast(StringType())
+            case _ if node.digits is None:
+                return self.compile(node)
             case _:
-                return self.compile(replace(node, digits=None))
+                _, as_text = self._compiled.texts.setdefault(id(node), (node, replace(node, digits=None)))
+                return self.compile(as_text)
 
     def in_digits(self, node: Node, digits: Digits | None) -> Column:
         """Return a value in the Spark type that its numerics have there; other types are as they are."""
@@ -270,12 +289,32 @@ class _Compiler:
     def _alike(self, operands: Iterable[Node], digits: Digits | None) -> list[Column]:
         return [self.in_digits(operand, digits) for operand in operands]
 
-    def _in_python(self, function: Callable[..., Column], operands: Sequence[Column]) -> Column:
-        if self._evaluated is None:
-            return function(*operands)
-        # All of them: an operand that Spark computes itself may fail, too.
-        evaluated = self._evaluated()
-        return function(*(F.when(evaluated, operand) for operand in operands))
+    def _python(
+        self,
+        function: Callable[..., Column],
+        node: Node,
+        operands: Sequence[tuple[Node, Column]],
+        constants: Sequence[Column] = (),
+    ) -> Column:
+        """Return a Python function of operands; nothing fails in it for rows that PostgreSQL does not evaluate."""
+        values = [value for _, value in operands]
+        if self._evaluated is not None:
+            # What Spark computes, it computes for every row; what Python did before was guarded there.
+            guarded = [
+                nodes.can_fail(operand) and id(value) not in self._compiled.in_python
+                for operand, value in operands
+            ]
+            if nodes.fails(node) and not any(guarded):
+                guarded[0] = True  # enough: it is not called for NULL
+            if any(guarded):
+                evaluated = self._evaluated()
+                values = [
+                    F.when(evaluated, value) if guard else value
+                    for guard, value in zip(guarded, values, strict=True)
+                ]
+        result = function(*values, *constants)
+        self._compiled.in_python[id(result)] = result
+        return result
 
     # Conversions.
 
@@ -286,11 +325,11 @@ class _Compiler:
         if source in nodes.STRINGS:
             return self._trimmed(operand) if source == nodes.BPCHAR != target else self.compile(operand)
         if source == nodes.NUMERIC:
-            return self._cast_numeric(operand, target)
+            return self._cast_numeric(operand, node)
         value = self.compile(operand)
         if target == nodes.NUMERIC and source in nodes.FLOATS:
             name = "float4_numeric" if source == nodes.FLOAT4 else "float8_numeric"
-            return self._in_python(numeric_function(name), [value])
+            return self._python(numeric_function(name), node, [(operand, value)])
         if source in nodes.FLOATS and target in nodes.INTEGERS:
             return filter_numbers.integer_from_float(value, target)
         if (source, target) == (nodes.FLOAT8, nodes.FLOAT4):
@@ -302,12 +341,12 @@ class _Compiler:
         converted = value.cast(_value_type(target, nodes.INTEGER_DIGITS.get(source)))
         return converted if node.digits is not None or target != nodes.NUMERIC else converted.cast("string")
 
-    def _cast_numeric(self, operand: Node, target: int) -> Column:
-        digits = operand.digits
+    def _cast_numeric(self, operand: Node, node: nodes.Cast) -> Column:
+        digits, target = operand.digits, node.type_oid
         if target in nodes.INTEGERS:
             name = {nodes.INT2: "numeric_int2", nodes.INT4: "numeric_int4"}.get(target, "numeric_int8")
             if digits is None or digits.integral >= Digits.MAXIMUM:
-                return self._in_python(numeric_function(name), [self._numeric_text(operand)])
+                return self._python(numeric_function(name), node, [(operand, self._numeric_text(operand))])
             whole = self.compile(operand)
             return (F.round(whole, 0) if digits.scale else whole).cast(_value_type(target, None))
         spark_type = _value_type(target, None)
@@ -327,7 +366,9 @@ class _Compiler:
         if node.digits is not None and own is not None and own.scale <= scale:
             return self.compile(operand).cast(_decimal_type(node.digits))
         limits = F.lit(precision), F.lit(scale)
-        text = self._in_python(numeric_function("numeric"), [self._numeric_text(operand), *limits])
+        text = self._python(
+            numeric_function("numeric"), node, [(operand, self._numeric_text(operand))], limits
+        )
         return text.cast(_decimal_type(node.digits))
 
     # Comparisons.
@@ -380,7 +421,8 @@ class _Compiler:
         if len(several) == 1:
             return several[0]
         if isinstance(_spark_type(node), StringType) and node.type_oid == nodes.NUMERIC:
-            return self._in_python(filter_numbers.numeric_extreme(function), several)
+            several_texts = list(zip(operands, several, strict=True))
+            return self._python(filter_numbers.numeric_extreme(function), node, several_texts)
         return (F.greatest if function == "GREATEST" else F.least)(*several)
 
     # Functions and arrays.
@@ -389,13 +431,13 @@ class _Compiler:
         name, operands = node.name, node.operands
         python = in_python(name)
         if python is not None:
-            return self._in_python(python, [self.compile(operand) for operand in operands])
+            return self._python(python, node, [(operand, self.compile(operand)) for operand in operands])
         if name.startswith("numeric_") and node.digits is None:
             values = [
-                self._numeric_text(operand) if operand.type_oid == nodes.NUMERIC else self.compile(operand)
-                for operand in operands
+                (o, self._numeric_text(o) if o.type_oid == nodes.NUMERIC else self.compile(o))
+                for o in operands
             ]
-            return self._in_python(numeric_function(name), values)
+            return self._python(numeric_function(name), node, values)
         if name.startswith("array"):
             return self._call_on_array(name, operands)
         made = filter_datetimes.function_of(node, _spark_type(node))

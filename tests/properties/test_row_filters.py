@@ -315,6 +315,7 @@ def fails(frame: DataFrame, row_filter: RowFilter) -> bool:
 def test_random_filters_are_what_the_server_evaluates(sample: Sample, spark: SparkSession) -> None:
     rng = random.Random(SEED)
     expressions, tally = Expressions(rng), Tally()
+    print(f"reproduce: PGSIEVE_SEED={SEED}", flush=True)
     deadline, batches = time.monotonic() + BUDGET_SECONDS, 0
     while time.monotonic() < deadline:
         batch: list[Candidate] = []
@@ -327,6 +328,7 @@ def test_random_filters_are_what_the_server_evaluates(sample: Sample, spark: Spa
         with code_generation(spark, enabled=generated):
             compare(sample.server, sample.frame, batch, tally)
         batches += 1
+        print(f"{tally.compared} compared", flush=True)
     print(f"seed {SEED}: {tally}")
     assert tally.compared >= BATCH
     assert tally.refused.total() < tally.compared / 4, str(tally)
