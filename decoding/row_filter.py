@@ -344,7 +344,9 @@ class _Analysis:
         array = filter_grammar.without_parentheses(array)
         if isinstance(array, exp.Array):
             # Each may still be a quoted constant, which takes the type of the left side.
-            converted, _, _ = filter_types.to_common_type(self._nodes(array.expressions))
+            converted, type_oid, _ = filter_types.to_common_type(self._nodes(array.expressions))
+            if type_oid in ELEMENTS:
+                self._refuse(array, "an array of several dimensions has no counterpart in Spark")
             return converted
         node = self._node(array)
         if node.type_oid == UNKNOWN:

@@ -393,6 +393,7 @@ def test_what_can_fail(expression: str, fails: bool) -> None:
         ("a = ANY (ARRAY[1, 2]::smallint[][])", "SMALLINT[]", "smallint[] has no counterpart"),
         ("t = ANY ('{{a},{b}}'::text[])", "{a}", "write ARRAY"),
         ("a = ANY (ARRAY[1, 1 / b])", "ARRAY[1, 1 / b]", "one may fail"),
+        ("'{}' = ANY (ARRAY['{a}'::text[], '{b}'])", "ARRAY[", "several dimensions"),
         ("array_length(ARRAY[1], 2) = 1", "ARRAY_LENGTH", "first dimension"),
         ("(ARRAY[a])[1] = 1", "[1]", "no exact counterpart"),
         ("t LIKE ANY (names)", "names", "only comparisons with the elements"),
