@@ -1,4 +1,4 @@
-"""How much WAL a slot retains while only others write: an hour of foreign writes, compressed in time.
+"""How much WAL a slot retains while only others write: an hour of foreign writes, compressed in time or not.
 
 A database writes `--megabytes` of WAL a minute to a table that is not published, and to one of which a row filter lets
 nothing through. The slot is read by a run every five minutes, or followed, in both row_filter modes. Prints, every five
@@ -6,6 +6,7 @@ minutes, what the slot retains (from restart_lsn on) and what is not confirmed. 
 logs its running transactions, by which restart_lsn moves, every 15 seconds of such time.
 
     python benchmarks/foreign_writes.py --megabytes 20 --seconds 0.5
+    python benchmarks/foreign_writes.py --megabytes 10 --seconds 60 --minutes 15 --way "run --follow"
 """
 
 import argparse
@@ -71,21 +72,21 @@ WAYS = {"run": every_five_minutes, "run --follow": followed}
 
 
 def measure(
-    server: EmbeddedServer, folder: Path, filtered: bool, way: str, megabytes: int, seconds: float
+    server: EmbeddedServer, folder: Path, filtered: bool, way: str, given: argparse.Namespace
 ) -> list[str]:
-    """The retained and the unconfirmed MiB, every five minutes of an hour."""
+    """The retained and the unconfirmed MiB, every five minutes."""
     name = f"{'publisher' if filtered else 'pipeline'}_{way.replace(' --', '_')}"
     feed = Feed(name, Source("shop", server.conninfo()), name, name, filtered, {"sub": ("p",)})
     lake = Lake(str(folder / name), lambda: None)  # type: ignore[arg-type, return-value]
     figures = []
     with psycopg.connect(server.conninfo(), autocommit=True) as connection, WAYS[way](feed, lake) as minute:
-        for number in range(1, 61):
+        for number in range(1, given.minutes + 1):
             for _ in range(4):
                 begun = time.monotonic()
                 for table in ("foreign_rows", "filtered_rows"):
-                    connection.execute(WRITE.format(table), [megabytes * 1000 // 8])
+                    connection.execute(WRITE.format(table), [given.megabytes * 1000 // 8])
                 connection.execute("select pg_log_standby_snapshot()")
-                time.sleep(max(0, seconds / 4 - (time.monotonic() - begun)))
+                time.sleep(max(0, given.seconds / 4 - (time.monotonic() - begun)))
             minute(number)
             if number % 5 == 0:
                 row = connection.execute(RETAINED, [name]).fetchone()
@@ -102,10 +103,11 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     arguments.add_argument("--megabytes", type=int, default=20)
     arguments.add_argument("--seconds", type=float, default=0.5)
+    arguments.add_argument("--minutes", type=int, default=60)
+    arguments.add_argument("--way", choices=WAYS, action="append")
     given = arguments.parse_args()
-    results = Table(
-        "minute", *(str(number) for number in range(5, 61, 5)), title="MiB retained (not confirmed)"
-    )
+    fifths = map(str, range(5, given.minutes + 1, 5))
+    results = Table("minute", *fifths, title="MiB retained (not confirmed)")
     with tempfile.TemporaryDirectory(prefix="pgsieve-") as name:
         folder = Path(name)
         with EmbeddedServer(folder / "publisher", settings=SETTINGS) as server:
@@ -116,8 +118,8 @@ def main() -> None:
                     "create publication p for table filtered_rows where (a > 0) with (publish = 'insert')"
                 )
             for filtered in (False, True):
-                for way in WAYS:
-                    figures = measure(server, folder, filtered, way, given.megabytes, given.seconds)
+                for way in given.way or WAYS:
+                    figures = measure(server, folder, filtered, way, given)
                     results.add_row(f"{'publisher' if filtered else 'pipeline'}, {way}", *figures)
     Console(width=160).print(results)
 

@@ -29,7 +29,9 @@ from resources.lake_errors import (
     DamagedTableError,
     LakeError,
     LakeUnavailableError,
+    SparkLostError,
     first_line,
+    is_lost,
     missing_file,
     of_one_folder,
     raise_ours,
@@ -384,7 +386,12 @@ class Lake:
             raise _named(path, error) from error
 
     def refuse_unavailable(self, error: Exception) -> None:
-        """Raise LakeUnavailableError where an error says that it is the storage which refuses, not one table."""
+        """Raise LakeUnavailableError or SparkLostError where an error says that these fail, not one table."""
+        if is_lost(error):
+            raise SparkLostError(
+                "Spark lost executors, or is gone",
+                hint="see the Spark log above; `pgsieve run` goes on from the last commit",
+            ) from error
         if (code := refusal(error)) is None:
             return
         if of_one_folder(code):

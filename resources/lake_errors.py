@@ -1,8 +1,9 @@
 """Errors of the lake: what an engine raises -> what is wrong with which table, and whose fault it is.
 
 In: exceptions of delta-rs, Arrow, the operating system and Spark. Out: `LakeError` and its kinds, without a cell
-value. What fails one table sets that table aside; where the storage as a whole refuses (`LakeUnavailableError`) or
-another writer does not let pgsieve commit (`ConcurrentWriteError`), no table is to blame: the run stops.
+value. What fails one table sets that table aside; where the storage as a whole refuses (`LakeUnavailableError`),
+Spark loses what it computes with (`SparkLostError`) or another writer does not let pgsieve commit
+(`ConcurrentWriteError`), no table is to blame: the run stops.
 """
 
 import errno
@@ -11,6 +12,7 @@ import re
 from collections.abc import Iterator
 
 from deltalake.exceptions import CommitFailedError
+from py4j.protocol import Py4JNetworkError
 from pyspark.errors import AnalysisException
 from tenacity import retry, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
@@ -34,6 +36,11 @@ _QUOTED = re.compile(
     r"\(os error (?P<rust>\d+)\)|\[[Ee]rrno (?P<python>\d+)\]"
     rf"|(?:java\.(?:io|nio)\.[\w.]+: |sqlite3\.OperationalError\) )[^\n]*?(?P<words>{_WORDS})"
 )
+#: What Spark, classic or Connect, says where a part of it is gone.
+_LOST = re.compile(
+    r"ExecutorLostFailure|Python worker exited unexpectedly|CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND|FetchFailed"
+    r"|Master removed our application|SparkContext was shut down|StatusCode\.UNAVAILABLE"
+)
 _MISSING_FILE = re.compile(r"(?:reading file|Object at location) (?:file:)?(\S+\.parquet)")
 
 
@@ -47,6 +54,14 @@ class ConcurrentWriteError(LakeError):
 
 class LakeUnavailableError(LakeError):
     """The storage refuses writes: a full disk, a read-only file system, missing rights. No table can help it."""
+
+
+class SparkLostError(LakeError):
+    """Spark lost executors, or what they held, more often than it tries again; or it is gone. No table can help it."""
+
+
+#: No table is to blame for these.
+NO_TABLES_FAULT = (ConcurrentWriteError, LakeUnavailableError, SparkLostError)
 
 
 class DamagedTableError(LakeError):
@@ -84,6 +99,14 @@ def refusal(error: BaseException) -> int | None:
             if code in _REFUSALS.values():
                 return code
     return None
+
+
+def is_lost(error: BaseException) -> bool:
+    """Whether Spark failed without a task's fault: it lost an executor, or its driver is gone."""
+    return any(
+        isinstance(each, Py4JNetworkError) or ("SQLSTATE: 22" not in str(each) and _LOST.search(str(each)))
+        for each in _causes(error)
+    )
 
 
 def of_one_folder(code: int) -> bool:

@@ -15,10 +15,9 @@ from decoding.lsn import format_lsn
 from decoding.quoting import quote_qualified
 from resources.delta import SPARK_ERRORS, Lake
 from resources.lake_errors import (
-    ConcurrentWriteError,
+    NO_TABLES_FAULT,
     DamagedTableError,
     ExecutorError,
-    LakeUnavailableError,
     missing_file,
     raise_ours,
     told,
@@ -31,9 +30,9 @@ TABLE_ERRORS = (PgsieveError, *SPARK_ERRORS)
 def reason(lake: Lake, error: Exception) -> str:
     """Why a table's changes cannot be transformed or applied.
 
-    Raises LakeUnavailableError or ConcurrentWriteError where it is neither the changes' fault nor the table's.
+    Raises one of NO_TABLES_FAULT where it is neither the changes' fault nor the table's.
     """
-    if isinstance(error, (LakeUnavailableError, ConcurrentWriteError)):
+    if isinstance(error, NO_TABLES_FAULT):
         raise error
     if isinstance(error, PgsieveError):
         return error.message

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 
-from resources.lake_errors import missing_file, refusal
+from resources.lake_errors import is_lost, missing_file, refusal
 
 
 def raised_from(error: BaseException, cause: BaseException) -> BaseException:
@@ -23,3 +23,11 @@ def test_errors_that_are_each_others_causes_come_to_an_end() -> None:
     raised_from(first, raised_from(second, first))
     assert refusal(first) is None
     assert missing_file(second) is None
+
+
+def test_spark_is_lost_where_it_says_so_and_not_where_a_cell_does() -> None:
+    lost = "Task 0 in stage 3.0 failed 4 times: ExecutorLostFailure (executor 7 exited unrelated to the running tasks)"
+    assert is_lost(raised_from(RuntimeError("it failed"), ValueError(lost)))
+    assert not is_lost(RuntimeError("it failed"))
+    cell = "[CAST_INVALID_INPUT] The value 'ExecutorLostFailure' cannot be cast to \"INT\". SQLSTATE: 22018"
+    assert not is_lost(RuntimeError(cell))
