@@ -86,16 +86,19 @@ def replicated(publisher_server: EmbeddedServer, tmp_path: Path) -> Iterator[Rep
         admin.execute(f"drop database {name} with (force)")
 
 
-ITEMS = (
-    "create table items (id int primary key, name text, price numeric(10,2), at timestamptz, note text)",
-    f"""insert into items select i, 'item ' || i, i / 7.0, timestamptz '2024-01-01' + i * interval '1 s',
-    nullif(repeat('n', i % 5), '') from generate_series(1, {ROWS}) i""",
-    "create publication p for table items",
-)
+def items(rows: int) -> tuple[str, ...]:
+    """Statements that make and publish a table of five columns."""
+    return (
+        "create table items (id int primary key, name text, price numeric(10,2), at timestamptz, note text)",
+        f"""insert into items select i, 'item ' || i, i / 7.0, timestamptz '2024-01-01' + i * interval '1 s',
+    nullif(repeat('n', i % 5), '') from generate_series(1, {rows}) i""",
+        "create publication p for table items",
+    )
 
 
-def test_each_changed_cell_among_many_rows_is_found_and_named(replicated: Replicated) -> None:
-    replicated.publish(*ITEMS)
+def test_each_changed_cell_among_millions_is_found_and_named(replicated: Replicated) -> None:
+    rows = 400_000  # two million cells
+    replicated.publish(*items(rows))
     assert replicated.check().equal
     table = replicated.replica("items")
     corruptions = [
@@ -108,7 +111,7 @@ def test_each_changed_cell_among_many_rows_is_found_and_named(replicated: Replic
     for updates, where in corruptions:
         table.update(updates=updates, predicate=where)
     found = replicated.check()
-    assert (found.publisher_rows, found.replica_rows, found.differing) == (ROWS, ROWS, 10)
+    assert (found.publisher_rows, found.replica_rows, found.differing) == (rows, rows, 10)
     assert set(found.keys) == {
         f"(id)=({key}) {side}"
         for key in (1, 7, 8, 54321, 70000)
@@ -116,7 +119,7 @@ def test_each_changed_cell_among_many_rows_is_found_and_named(replicated: Replic
     }
     table.delete("id = 99")
     found = replicated.check()
-    assert (found.publisher_rows, found.replica_rows, found.differing) == (ROWS, ROWS - 1, 11)
+    assert (found.publisher_rows, found.replica_rows, found.differing) == (rows, rows - 1, 11)
     assert len(found.keys) == 10
 
 
@@ -140,7 +143,7 @@ def test_equal_rows_of_a_filtered_table_without_a_key_count_as_often_as_they_are
 
 @pytest.mark.spark
 def test_no_difference_is_seen_while_others_write(replicated: Replicated) -> None:
-    replicated.publish(*ITEMS)
+    replicated.publish(*items(ROWS))
     stopped, conninfo = threading.Event(), replicated.database.info.dsn
     written = []
 
