@@ -5,6 +5,20 @@ from typing import Any
 
 from pyspark.sql import Column, DataFrame, Observation
 
+from assets.frames.checkpoint import checkpointed
+
+
+def checkpointed_and_observed(
+    frame: DataFrame, metrics: Sequence[Column]
+) -> tuple[DataFrame, Mapping[str, Any]]:
+    """The frame as `checkpointed` keeps it, and the metrics of its rows."""
+    observation = Observation()
+    observing = frame.observe(observation, *metrics)
+    kept = checkpointed(observing)
+    # Where nothing is kept: a Spark Connect plan that reads the frame twice must not have an observation twice.
+    rows = frame if kept is observing else kept
+    return rows, observed(observation, metrics, lambda: rows)
+
 
 def observed(
     observation: Observation, metrics: Sequence[Column], rows: Callable[[], DataFrame]

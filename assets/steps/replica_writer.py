@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import Column, DataFrame, Observation
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from assets.frames.checkpoint import checkpointed
@@ -27,7 +27,7 @@ from assets.frames.net_change import (
     decided_changes,
     net_changes_with_moves,
 )
-from assets.frames.observed import aggregated, observed
+from assets.frames.observed import aggregated, checkpointed_and_observed
 from assets.frames.schema import field as struct_field
 from assets.steps.subscription import Definition
 from assets.steps.table_changes import TableChanges
@@ -200,16 +200,15 @@ class ReplicaWriter:
             decided = net_changes_with_moves(rows, base, key, columns, pending.unchanged)
         else:
             decided = decided_changes(rows, key, pending.unchanged, slices)
-        counted, counts = Observation(), _counts()
+        found: Mapping[str, int] = {}
         if not here:
-            decided = checkpointed(decided.observe(counted, *counts))
+            decided, found = checkpointed_and_observed(decided, _counts())
         net = decided
         if not pending.key_changes:
             few = pending.sent("insert", "update", "delete") <= BROADCAST_ROWS
             net = changed_rows(decided, rows, key, columns, pending.unchanged, slices, few=few)
         if here:
             return self._keyed_locally(here, merge, writable(merge.flat(net).toArrow()))
-        found = observed(counted, counts, lambda: decided)
         expected = found["expected"] or 0
         if not expected or pending.truncated_at:
             upserts = net.where(F.col("action") == "upsert").select("row.*")
