@@ -106,8 +106,8 @@ def main() -> None:
     arguments.add_argument("--minutes", type=int, default=60)
     arguments.add_argument("--way", choices=WAYS, action="append")
     given = arguments.parse_args()
-    fifths = map(str, range(5, given.minutes + 1, 5))
-    results = Table("minute", *fifths, title="MiB retained (not confirmed)")
+    minutes = map(str, range(5, given.minutes + 1, 5))
+    results = Table("minute", *minutes, title="MiB retained (not confirmed)")
     with tempfile.TemporaryDirectory(prefix="pgsieve-") as name:
         folder = Path(name)
         with EmbeddedServer(folder / "publisher", settings=SETTINGS) as server:

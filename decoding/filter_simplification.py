@@ -11,6 +11,7 @@ filters of a publication.
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from operator import is_
 from typing import Any, Final
 
 from decoding.filter_constants import RefusedError
@@ -77,19 +78,26 @@ def _simplified(node: Node) -> Node:
 
 
 def _with_children_simplified(node: Node) -> Node:
-    """Return the same node where nothing changed: what a filter has in several places is compiled once."""
     changed: dict[str, Any] = {}
     for field in fields(node):
         value = getattr(node, field.name)
         if isinstance(value, Node):
-            operand = _simplified(value)
-            if operand is not value:
-                changed[field.name] = operand
+            changed[field.name] = _simplified(value)
         elif isinstance(value, tuple) and value and isinstance(value[0], Node):
-            operands = tuple(map(_simplified, value))
-            if any(operand is not item for operand, item in zip(operands, value, strict=True)):
-                changed[field.name] = operands
-    return replace(node, **changed) if changed else node
+            changed[field.name] = tuple(map(_simplified, value))
+    return _with(node, **changed)
+
+
+def _with(node: Node, **operands: Any) -> Node:
+    """Return the same node where nothing changed: what a filter has in several places is compiled once."""
+    same = all(_is_same(getattr(node, name), value) for name, value in operands.items())
+    return node if same else replace(node, **operands)
+
+
+def _is_same(before: Any, after: Any) -> bool:
+    if isinstance(before, tuple):
+        return len(before) == len(after) and all(map(is_, before, after))
+    return before is after
 
 
 def _strict(node: Node) -> Node:
@@ -120,9 +128,7 @@ def _logical(node: Logical) -> Node:
                 kept.append(operand)
     if not kept:
         return Constant(not decisive, type_oid=BOOL)
-    if len(kept) == 1:
-        return kept[0]
-    return node if len(kept) == len(node.operands) else replace(node, operands=tuple(kept))
+    return kept[0] if len(kept) == 1 else _with(node, operands=tuple(kept))
 
 
 def _case(node: Case) -> Node:
@@ -139,10 +145,8 @@ def _case(node: Case) -> Node:
                 branches.append((condition, result))
     if not branches and isinstance(default, Constant):
         return replace(default, digits=node.digits)
-    if len(branches) == len(node.conditions):
-        return node
     conditions, results = zip(*branches, strict=True) if branches else ((), ())
-    return replace(node, conditions=conditions, results=results, default=default)
+    return _with(node, conditions=conditions, results=results, default=default)
 
 
 def _coalesce(node: Coalesce) -> Node:
@@ -157,7 +161,7 @@ def _coalesce(node: Coalesce) -> Node:
         return _null_of(node)
     if isinstance(kept[0], Constant):
         return replace(kept[0], digits=node.digits)
-    return node if len(kept) == len(node.operands) else replace(node, operands=tuple(kept))
+    return _with(node, operands=tuple(kept))
 
 
 def _is_strict(node: Node) -> bool:
