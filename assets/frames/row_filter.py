@@ -9,52 +9,22 @@ SQL. Raises nothing: what Spark cannot do exactly, `decoding.row_filter` has ref
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import date, datetime
-from decimal import Decimal
 from functools import cache, partial
 from operator import add, and_, eq, ge, gt, le, lt, mod, mul, ne, or_, sub
 from typing import Final, TypeGuard
 
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    BooleanType,
-    DataType,
-    DateType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IntegerType,
-    LongType,
-    ShortType,
-    StringType,
-    TimestampNTZType,
-    TimestampType,
-)
+from pyspark.sql.types import ArrayType, StringType
 
 from assets.frames import filter_datetimes, filter_numbers
 from assets.frames.filter_functions import FUNCTIONS, in_python
 from assets.frames.filter_numbers import bound, chosen, numeric_function, numeric_order
+from assets.frames.filter_values import constant, decimal_type, element_to_compare, spark_type, value_type
 from decoding import filter_nodes as nodes
 from decoding.builtin_types import ELEMENTS
 from decoding.filter_nodes import Digits, Node
 from decoding.row_filter import RowFilter
-
-_TYPES: Final[dict[int, DataType]] = {
-    nodes.BOOL: BooleanType(),
-    nodes.BYTEA: BinaryType(),
-    nodes.INT2: ShortType(),
-    nodes.INT4: IntegerType(),
-    nodes.INT8: LongType(),
-    nodes.FLOAT4: FloatType(),
-    nodes.FLOAT8: DoubleType(),
-    nodes.DATE: DateType(),
-    nodes.TIMESTAMP: TimestampNTZType(),
-    nodes.TIMESTAMPTZ: TimestampType(),
-    nodes.INTERVAL: filter_datetimes.INTERVAL_TYPE,
-}  # and strings, for the rest
 
 _COMPARISONS: Final[dict[str, Callable[[Column, Column], Column]]] = {
     "=": eq, "<>": ne, "<": lt, "<=": le, ">": gt, ">=": ge,
@@ -78,23 +48,6 @@ def condition(
     `evaluated` says for which rows the result counts; for others nothing fails.
     """
     return _Compiler(column, None if evaluated is None else lambda: evaluated).compile(row_filter.tree)
-
-
-def _spark_type(node: Node) -> DataType:
-    return _value_type(node.type_oid, node.digits)
-
-
-def _value_type(type_oid: int, digits: Digits | None) -> DataType:
-    if type_oid in ELEMENTS:
-        return ArrayType(_value_type(ELEMENTS[type_oid], digits))
-    if type_oid == nodes.NUMERIC:
-        return _decimal_type(digits)
-    return _TYPES.get(type_oid, StringType())
-
-
-def _decimal_type(of: Digits | None) -> DataType:
-    """Return the type of a numeric: its text where no decimal type holds it."""
-    return StringType() if of is None else DecimalType(of.precision, of.scale)
 
 
 @dataclass(frozen=True)
@@ -155,9 +108,9 @@ class _Compiler:
             case nodes.ColumnValue(name=name):
                 return self._stored(self._column(name), node)
             case nodes.Constant():
-                return _constant(node.value, node)
+                return constant(node.value, node)
             case nodes.Array(elements=elements):
-                element_type = _value_type(ELEMENTS[node.type_oid], node.digits)
+                element_type = value_type(ELEMENTS[node.type_oid], node.digits)
                 items = self._alike(elements, node.digits)
                 return F.array(*items).cast(ArrayType(element_type))
             case nodes.Cast(operand=operand):
@@ -254,14 +207,14 @@ class _Compiler:
     # Numbers.
 
     def _arithmetic(self, node: nodes.Arithmetic) -> Column:
-        spark_type = _spark_type(node)
-        if isinstance(spark_type, StringType):
+        result_type = spark_type(node)
+        if isinstance(result_type, StringType):
             function = numeric_function(_NUMERIC[node.operator])
             return self._python(function, node, [(o, self._numeric_text(o)) for o in (node.left, node.right)])
         left, right = self.compile(node.left), self.compile(node.right)
         if node.type_oid in nodes.FLOATS:
-            return filter_numbers.float_arithmetic(node.operator, spark_type, left, right)
-        return _ARITHMETIC[node.operator](left, right).cast(spark_type)
+            return filter_numbers.float_arithmetic(node.operator, result_type, left, right)
+        return _ARITHMETIC[node.operator](left, right).cast(result_type)
 
     def _numeric_text(self, node: Node) -> Column:
         """Return a numeric as PostgreSQL prints it: with the display scale that a quotient depends on."""
@@ -281,10 +234,10 @@ class _Compiler:
     def in_digits(self, node: Node, digits: Digits | None) -> Column:
         """Return a value in the Spark type that its numerics have there; other types are as they are."""
         if ELEMENTS.get(node.type_oid) == nodes.NUMERIC:
-            return self.compile(node).cast(_value_type(node.type_oid, digits))
+            return self.compile(node).cast(value_type(node.type_oid, digits))
         if node.type_oid != nodes.NUMERIC:
             return self.compile(node)
-        return self._numeric_text(node) if digits is None else self.compile(node).cast(_decimal_type(digits))
+        return self._numeric_text(node) if digits is None else self.compile(node).cast(decimal_type(digits))
 
     def _alike(self, operands: Iterable[Node], digits: Digits | None) -> list[Column]:
         return [self.in_digits(operand, digits) for operand in operands]
@@ -338,7 +291,7 @@ class _Compiler:
             return filter_datetimes.timestamp_from_date(value)
         if (source, target) == (nodes.TIMESTAMP, nodes.DATE):
             return filter_datetimes.date_from_timestamp(value)
-        converted = value.cast(_value_type(target, nodes.INTEGER_DIGITS.get(source)))
+        converted = value.cast(value_type(target, nodes.INTEGER_DIGITS.get(source)))
         return converted if node.digits is not None or target != nodes.NUMERIC else converted.cast("string")
 
     def _cast_numeric(self, operand: Node, node: nodes.Cast) -> Column:
@@ -348,12 +301,12 @@ class _Compiler:
             if digits is None or digits.integral >= Digits.MAXIMUM:
                 return self._python(numeric_function(name), node, [(operand, self._numeric_text(operand))])
             whole = self.compile(operand)
-            return (F.round(whole, 0) if digits.scale else whole).cast(_value_type(target, None))
-        spark_type = _value_type(target, None)
+            return (F.round(whole, 0) if digits.scale else whole).cast(value_type(target, None))
+        float_type = value_type(target, None)
         if digits is None:
-            return filter_numbers.float_from_text(self._numeric_text(operand), spark_type)
+            return filter_numbers.float_from_text(self._numeric_text(operand), float_type)
         value = self.compile(operand)
-        return (value if target == nodes.FLOAT8 else value.cast(StringType())).cast(spark_type)
+        return (value if target == nodes.FLOAT8 else value.cast(StringType())).cast(float_type)
 
     def _modified(self, operand: Node, node: nodes.Cast) -> Column:
         """Return `operand::numeric(p,s)`, which rounds and may fail, or a string cut or padded to its length."""
@@ -364,12 +317,12 @@ class _Compiler:
         precision, scale = (*node.modifier, 0)[:2]
         own = operand.digits
         if node.digits is not None and own is not None and own.scale <= scale:
-            return self.compile(operand).cast(_decimal_type(node.digits))
+            return self.compile(operand).cast(decimal_type(node.digits))
         limits = F.lit(precision), F.lit(scale)
         text = self._python(
             numeric_function("numeric"), node, [(operand, self._numeric_text(operand))], limits
         )
-        return text.cast(_decimal_type(node.digits))
+        return text.cast(decimal_type(node.digits))
 
     # Comparisons.
 
@@ -404,14 +357,14 @@ class _Compiler:
         common = nodes.common_digits(iter((left.digits, right.digits)))
         if common is None:
             return numeric_order(self._numeric_text(left)), numeric_order(self._numeric_text(right))
-        return self.compile(left).cast(_decimal_type(common)), self.compile(right).cast(_decimal_type(common))
+        return self.compile(left).cast(decimal_type(common)), self.compile(right).cast(decimal_type(common))
 
     def elements_to_compare(self, array: Node) -> Column:
         """Return an array whose elements compare as PostgreSQL's do: NULL is equal to itself and the greatest."""
         element_oid = ELEMENTS[array.type_oid]
 
         def compared(element: Column) -> Column:
-            value = _element_to_compare(element, element_oid)
+            value = element_to_compare(element, element_oid)
             return F.struct(element.isNull().alias("missing"), value.alias("value"))
 
         return F.transform(self.compile(array), compared)
@@ -420,7 +373,7 @@ class _Compiler:
         several = self._alike(operands, node.digits)
         if len(several) == 1:
             return several[0]
-        if isinstance(_spark_type(node), StringType) and node.type_oid == nodes.NUMERIC:
+        if isinstance(spark_type(node), StringType) and node.type_oid == nodes.NUMERIC:
             several_texts = list(zip(operands, several, strict=True))
             return self._python(filter_numbers.numeric_extreme(function), node, several_texts)
         return (F.greatest if function == "GREATEST" else F.least)(*several)
@@ -440,7 +393,7 @@ class _Compiler:
             return self._python(numeric_function(name), node, values)
         if name.startswith("array"):
             return self._call_on_array(name, operands)
-        made = filter_datetimes.function_of(node, _spark_type(node))
+        made = filter_datetimes.function_of(node, spark_type(node))
         if made is not None:
             return made(*(self.compile(o) for o in operands if not filter_datetimes.is_parameter(o)))
         return FUNCTIONS[name](*(self.compile(operand) for operand in operands))
@@ -452,7 +405,7 @@ class _Compiler:
         element_oid = ELEMENTS[array.type_oid]
 
         def to_compare(element: Column) -> Column:
-            return _element_to_compare(element, element_oid)
+            return element_to_compare(element, element_oid)
 
         searched = F.transform(self.compile(array), to_compare)
         if other.type_oid in ELEMENTS:
@@ -504,26 +457,3 @@ def _all_null(columns: Sequence[Column]) -> Column:
 
 def _same(column: Column) -> Column:
     return column
-
-
-def _element_to_compare(element: Column, type_oid: int) -> Column:
-    """Return an element as PostgreSQL compares it; numerics by their texts, whatever decimal types they have."""
-    if type_oid == nodes.NUMERIC:
-        return numeric_order(element.cast(StringType()))
-    return F.rtrim(element) if type_oid == nodes.BPCHAR else element
-
-
-def _constant(value: nodes.ConstantValue, node: nodes.Constant) -> Column:
-    spark_type = _spark_type(node)
-    match value:
-        case bool() | bytes() | str():
-            return F.lit(value)
-        case Decimal():
-            # By way of text: a Python Decimal's own precision would decide otherwise.
-            return F.lit(str(value) if not value.is_finite() else format(value, "f")).cast(spark_type)
-        case nodes.Infinity() | datetime() | date():
-            return filter_datetimes.constant(value, node.type_oid)
-        case nodes.Interval():
-            return filter_datetimes.compared_interval(value)
-        case _:
-            return F.lit(value).cast(spark_type)
