@@ -8,18 +8,14 @@ Names of publications and slots are taken as they are. Names of tables and colum
 folded to lower case unless in double quotes.
 """
 
-import hashlib
 import json
 import os
 import re
-from collections import Counter
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
-import psycopg
-from psycopg.conninfo import conninfo_to_dict
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -31,7 +27,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic_core import ErrorDetails
 
 from decoding.errors import PgsieveError
 from pipelines.config_file import (
@@ -44,7 +40,24 @@ from pipelines.config_file import (
     parse,
     read_file,
 )
-from pipelines.identifiers import MAX_BYTES, parse_qualified
+from pipelines.config_values import (
+    CAPTURE_BYTES,
+    CaptureName,
+    ColumnName,
+    Filled,
+    FolderName,
+    ObjectName,
+    distinct,
+    lower,
+    named_by_key,
+    not_empty,
+    qualified,
+    readable_conninfo,
+    refusal,
+    slot_name,
+    streaming_mode,
+)
+from pipelines.identifiers import parse_qualified
 from pipelines.retention import RetentionConfig, Wait
 
 __all__ = [
@@ -58,7 +71,6 @@ __all__ = [
     "SubscriptionConfig",
     "load_config",
     "parse_config",
-    "slot_name",
 ]
 
 DEFAULT_FILE = Path("pgsieve.yaml")
@@ -68,122 +80,6 @@ Operation = Literal["insert", "update", "delete", "truncate"]
 OPERATIONS: tuple[Operation, ...] = get_args(Operation)
 
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # two letters at least
-
-
-#: What is left of a name when `_iud_root`, the longest suffix of a capture publication, is added to it.
-_CAPTURE_BYTES = MAX_BYTES - len("_iud_root")
-
-
-def slot_name(*parts: str, longest: int = MAX_BYTES) -> str:
-    """Name of a replication slot from these parts: lower case letters, digits, underscores, `longest` at most.
-
-    The rule is `ReplicationSlotValidateName` (`src/backend/replication/slot.c`). What is too long is cut and
-    gets a digest of the whole, so that two long names never meet in one slot.
-    """
-    name = re.sub(r"[^a-z0-9_]", "_", "_".join(("pgsieve", *parts)).lower())
-    if len(name) <= longest:
-        return name
-    digest = hashlib.sha256("_".join(parts).encode()).hexdigest()[:8]
-    return f"{name[: longest - 9]}_{digest}"
-
-
-def _refusal(message: str, hint: str | None = None) -> PydanticCustomError:
-    return PydanticCustomError("refused", "{message}", {"message": message, "hint": hint})
-
-
-def _folder_name(name: str) -> str:
-    """Refuse what cannot be a folder of the lake and a part of a Dagster asset key."""
-    if not re.fullmatch(r"[A-Za-z0-9_]+", name) or name.startswith("_") or len(name) > MAX_BYTES:
-        raise _refusal(
-            "cannot be a name",
-            f"letters, digits and underscores, no underscore first, {MAX_BYTES} at most: "
-            "it becomes a folder of the lake and part of an asset key",
-        )
-    return name
-
-
-def _object_name(name: str, longest: int = MAX_BYTES) -> str:
-    if not name or len(name.encode()) > longest:
-        raise _refusal(
-            f"should be a name of 1 to {longest} bytes", "write it as it is on the server, unquoted"
-        )
-    return name
-
-
-def _capture_name(name: str) -> str:
-    """The server would cut a longer one together with the suffix that tells it from the others."""
-    return _object_name(name, _CAPTURE_BYTES)
-
-
-def _filled(text: str) -> str:
-    if not text.strip():
-        raise _refusal("is empty", "leave the key out for its default")
-    return text
-
-
-def _qualified(text: str, parts: int, example: str) -> tuple[str, ...]:
-    try:
-        return parse_qualified(text, parts)
-    except ValueError as error:
-        raise _refusal(str(error), f"write it as in SQL: {example}") from None
-
-
-def _not_empty(entries: Collection[object] | None) -> Collection[object] | None:
-    """Refuse an empty list or mapping (`min_length` would count entries that are refused themselves as missing)."""
-    if entries is not None and not entries:
-        raise _refusal("should have at least one entry")
-    return entries
-
-
-def _distinct(items: Iterable[Hashable], what: str) -> None:
-    if any(times > 1 for times in Counter(items).values()):
-        raise _refusal(f"names a {what} twice", "keep one of them")
-
-
-def _conninfo(conninfo: SecretStr) -> SecretStr:
-    try:
-        conninfo_to_dict(conninfo.get_secret_value())
-    except psycopg.Error:
-        # libpq's own message quotes the piece it stumbled on, which may be part of a password
-        raise _refusal(
-            "is not a connection string that libpq can read",
-            "keyword=value pairs, values with spaces in single quotes; or postgresql://user@host/dbname, "
-            "with %-codes for special characters",
-        ) from None
-    return conninfo
-
-
-def _column_name(text: str) -> str:
-    _qualified(text, 3, 'public.orders.amount, "Sales".lines."Unit Price"')
-    return text
-
-
-def _lower(value: object) -> object:
-    """PostgreSQL compares the values of these options without regard to case."""
-    return value.lower() if isinstance(value, str) else value
-
-
-def _streaming(value: object) -> object:
-    """`streaming` takes a boolean or `parallel` (`defGetStreamingMode`, src/backend/commands/subscriptioncmds.c)."""
-    booleans = {"true": "on", "false": "off", "yes": "on", "no": "off", "1": "on", "0": "off"}
-    text = str(value).lower() if isinstance(value, str | bool) else value
-    return booleans.get(text, text) if isinstance(text, str) else text
-
-
-def _named(entries: object) -> object:
-    """Give every entry of a mapping its key as its name."""
-    if not isinstance(entries, Mapping):
-        return entries
-    return {
-        name: {**each, "name": name} if isinstance(each, Mapping) else each for name, each in entries.items()
-    }
-
-
-FolderName = Annotated[str, AfterValidator(_folder_name)]
-ObjectName = Annotated[str, AfterValidator(_object_name)]
-CaptureName = Annotated[str, AfterValidator(_capture_name)]
-ColumnName = Annotated[str, AfterValidator(_column_name)]
-Filled = Annotated[str, AfterValidator(_filled)]
 
 
 class _Section(BaseModel):
@@ -212,12 +108,12 @@ class PublishedTableConfig(_Section):
 
     table: str
     where: Filled | None = None
-    columns: Annotated[tuple[str, ...] | None, AfterValidator(_not_empty)] = None
+    columns: Annotated[tuple[str, ...] | None, AfterValidator(not_empty)] = None
 
     @field_validator("table")
     @classmethod
     def _table_is_qualified(cls, table: str) -> str:
-        _qualified(table, 2, 'public.orders, "Sales"."Order Lines"')
+        qualified(table, 2, 'public.orders, "Sales"."Order Lines"')
         return table
 
     @field_validator("columns")
@@ -226,8 +122,8 @@ class PublishedTableConfig(_Section):
         """Out come the names as the catalog has them."""
         if columns is None:
             return None
-        names = tuple(_qualified(column, 1, 'region, "Unit Price"')[0] for column in columns)
-        _distinct(names, "column")
+        names = tuple(qualified(column, 1, 'region, "Unit Price"')[0] for column in columns)
+        distinct(names, "column")
         return names
 
     @property
@@ -240,7 +136,7 @@ class PublishedTableConfig(_Section):
 class PublicationConfig(_Section):
     """A publication that exists in this file instead of on the server; see CREATE PUBLICATION."""
 
-    tables: Annotated[tuple[PublishedTableConfig, ...], AfterValidator(_not_empty)]
+    tables: Annotated[tuple[PublishedTableConfig, ...], AfterValidator(not_empty)]
     publish: frozenset[Operation] = frozenset(OPERATIONS)
     publish_via_partition_root: bool = False
     publish_generated_columns: Literal["none", "stored"] = "none"
@@ -248,7 +144,7 @@ class PublicationConfig(_Section):
     @field_validator("tables")
     @classmethod
     def _tables_once(cls, tables: tuple[PublishedTableConfig, ...]) -> tuple[PublishedTableConfig, ...]:
-        _distinct((table.relation for table in tables), "table")
+        distinct((table.relation for table in tables), "table")
         return tables
 
 
@@ -256,7 +152,7 @@ class SourceConfig(_Section):
     """One database and the replication slot that reads it."""
 
     name: str = ""
-    conninfo: Annotated[SecretStr, AfterValidator(_conninfo)]
+    conninfo: Annotated[SecretStr, AfterValidator(readable_conninfo)]
     slot: str
     capture: CaptureName
     publications: dict[ObjectName, PublicationConfig] = {}
@@ -267,13 +163,13 @@ class SourceConfig(_Section):
         if not isinstance(given, Mapping):
             return given
         name = str(given.get("name", ""))
-        return {"slot": slot_name(name), "capture": slot_name(name, longest=_CAPTURE_BYTES), **given}
+        return {"slot": slot_name(name), "capture": slot_name(name, longest=CAPTURE_BYTES), **given}
 
     @field_validator("slot")
     @classmethod
     def _slot_is_legal(cls, slot: str) -> str:
         if not re.fullmatch(r"[a-z0-9_]{1,63}", slot):
-            raise _refusal("is not a name for a replication slot", "a-z, 0-9 and _, 63 at most")
+            raise refusal("is not a name for a replication slot", "a-z, 0-9 and _, 63 at most")
         return slot
 
 
@@ -282,12 +178,12 @@ class SubscriptionConfig(_Section):
 
     name: str = ""
     source: str
-    publications: Annotated[tuple[ObjectName, ...], AfterValidator(_not_empty)]
+    publications: Annotated[tuple[ObjectName, ...], AfterValidator(not_empty)]
     row_filter: Literal["pipeline", "publisher"] = "pipeline"
     copy_data: bool = True
-    origin: Annotated[Literal["any", "none"], BeforeValidator(_lower)] = "any"
+    origin: Annotated[Literal["any", "none"], BeforeValidator(lower)] = "any"
     binary: bool = False
-    streaming: Annotated[Literal["off", "on", "parallel"], BeforeValidator(_streaming)] = "parallel"
+    streaming: Annotated[Literal["off", "on", "parallel"], BeforeValidator(streaming_mode)] = "parallel"
     two_phase: bool = False
     failover: bool = False
     disable_on_error: bool = False
@@ -297,13 +193,13 @@ class SubscriptionConfig(_Section):
     @field_validator("publications")
     @classmethod
     def _publications_once(cls, publications: tuple[str, ...]) -> tuple[str, ...]:
-        _distinct(publications, "publication")
+        distinct(publications, "publication")
         return publications
 
     @field_validator("types")
     @classmethod
     def _columns_once(cls, types: dict[str, str]) -> dict[str, str]:
-        _distinct((parse_qualified(key, 3) for key in types), "column")
+        distinct((parse_qualified(key, 3) for key in types), "column")
         return types
 
     @property
@@ -328,13 +224,13 @@ class Config(_Section):
     lake: Filled
     spark: SparkConfig = SparkConfig()
     retention: RetentionConfig = RetentionConfig()
-    sources: Annotated[dict[FolderName, SourceConfig], AfterValidator(_not_empty)]
+    sources: Annotated[dict[FolderName, SourceConfig], AfterValidator(not_empty)]
     subscriptions: dict[FolderName, SubscriptionConfig] = {}
 
     @field_validator("sources", "subscriptions", mode="before")
     @classmethod
     def _named_by_key(cls, entries: object) -> object:
-        return _named(entries)
+        return named_by_key(entries)
 
     @field_validator("path")
     @classmethod

@@ -15,7 +15,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from decoding.errors import PgsieveError
-from pipelines.config import Config, ConfigError, SourceConfig, load_config, parse_config, slot_name
+from pipelines.config import Config, ConfigError, SourceConfig, load_config, parse_config
+from pipelines.config_values import slot_name
 from pipelines.identifiers import parse_qualified, quote
 
 FILE = Path("/etc/pgsieve/pgsieve.yaml")

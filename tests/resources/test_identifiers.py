@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pipelines.config import slot_name
+from pipelines.config_values import slot_name
 from resources.delta import Lake, escape, unescape
 from resources.embedded import EmbeddedServer
 from resources.postgres import literal, quote
