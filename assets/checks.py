@@ -1,6 +1,6 @@
 """Asset checks: on replica tables subscriber consistency, row filters, freshness, sync state; on change logs slot health."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import dagster as dg
 
@@ -22,19 +22,24 @@ Name = tuple[str, str]
 LAG_ALARM_BYTES = 1024 * 1024 * 1024
 
 
+def _specs(name: str, keys: Iterable[dg.AssetKey], description: str) -> list[dg.AssetCheckSpec]:
+    return [dg.AssetCheckSpec(name, asset=key, description=description) for key in keys]
+
+
+def _selected(context: dg.AssetCheckExecutionContext) -> list[dg.AssetKey]:
+    return sorted(check.asset_key for check in context.selected_asset_check_keys)
+
+
 def consistency_checks(
     subscription: Subscription, tables: Mapping[Name, ReplicatedTable]
 ) -> dg.AssetChecksDefinition:
     """`subscriber_consistency`: the replica equals the publisher's filtered table at the same LSN."""
     keys = {replica_key(subscription, name): name for name in tables}
-    specs = [
-        dg.AssetCheckSpec(
-            "subscriber_consistency",
-            asset=key,
-            description="The replica holds just the rows that the publisher selects with the row filter at the same LSN.",
-        )
-        for key in keys
-    ]
+    specs = _specs(
+        "subscriber_consistency",
+        keys,
+        "The replica holds just the rows that the publisher selects with the row filter at the same LSN.",
+    )
 
     @dg.multi_asset_check(
         specs=specs,
@@ -45,8 +50,7 @@ def consistency_checks(
     def consistency(
         context: dg.AssetCheckExecutionContext, lake: LakeResource
     ) -> Iterator[dg.AssetCheckResult]:
-        selected = {check.asset_key for check in context.selected_asset_check_keys}
-        names = [keys[key] for key in selected]
+        names = [keys[key] for key in _selected(context)]
         for compared in check_consistency(subscription, lake.open(), context.log.info, names):
             yield _result(subscription, compared)
 
@@ -79,14 +83,7 @@ def conformity_checks(
         for name, table in tables.items()
         if is_checkable(subscription, table)
     }
-    specs = [
-        dg.AssetCheckSpec(
-            "row_filter_conformity",
-            asset=key,
-            description="No row of the replica fails the row filter.",
-        )
-        for key in keys
-    ]
+    specs = _specs("row_filter_conformity", keys, "No row of the replica fails the row filter.")
     if not specs:
         return None
 
@@ -95,7 +92,7 @@ def conformity_checks(
         context: dg.AssetCheckExecutionContext, lake: LakeResource
     ) -> Iterator[dg.AssetCheckResult]:
         opened = lake.open()
-        for key in sorted(check.asset_key for check in context.selected_asset_check_keys):
+        for key in _selected(context):
             yield _conformity(key, check_conformity(subscription, opened, keys[key]))
 
     return conformity
@@ -126,14 +123,9 @@ def freshness_checks(
     """`freshness`: for how long the oldest commit that the replicas lack has been waiting; reads no replica."""
     keys = [replica_key(subscription, name) for name in tables]
     limit = subscription.freshness.total_seconds()
-    specs = [
-        dg.AssetCheckSpec(
-            "freshness",
-            asset=key,
-            description=f"No commit has been waiting for longer than {limit:.0f} s to be applied.",
-        )
-        for key in keys
-    ]
+    specs = _specs(
+        "freshness", keys, f"No commit has been waiting for longer than {limit:.0f} s to be applied."
+    )
 
     @dg.multi_asset_check(
         specs=specs,
@@ -145,7 +137,7 @@ def freshness_checks(
         context: dg.AssetCheckExecutionContext, lake: LakeResource
     ) -> Iterator[dg.AssetCheckResult]:
         found = check_freshness(subscription, lake.open())
-        for key in sorted(check.asset_key for check in context.selected_asset_check_keys):
+        for key in _selected(context):
             yield dg.AssetCheckResult(
                 check_name="freshness",
                 asset_key=key,
@@ -163,14 +155,11 @@ def sync_state_checks(
 ) -> dg.AssetChecksDefinition:
     """`sync_state`: the table is ready, and the subscription enabled; reads no rows."""
     keys = {replica_key(subscription, name): name for name in tables}
-    specs = [
-        dg.AssetCheckSpec(
-            "sync_state",
-            asset=key,
-            description="Changes are applied to the replica: it was copied, and no error has set it aside.",
-        )
-        for key in keys
-    ]
+    specs = _specs(
+        "sync_state",
+        keys,
+        "Changes are applied to the replica: it was copied, and no error has set it aside.",
+    )
 
     @dg.multi_asset_check(specs=specs, name=f"{subscription.name}_sync_state", can_subset=True)
     def sync_state(
@@ -178,7 +167,7 @@ def sync_state_checks(
     ) -> Iterator[dg.AssetCheckResult]:
         opened = lake.open()
         states, whole = table_states(opened, subscription.name), subscription_state(opened, subscription.name)
-        for key in {check.asset_key for check in context.selected_asset_check_keys}:
+        for key in _selected(context):
             state = states.get(keys[key])
             yield dg.AssetCheckResult(
                 check_name="sync_state",
