@@ -1,4 +1,4 @@
-"""resync, skip, enable and drop at every state that a subscription can be in. No JVM: copies are small."""
+"""resync, skip, enable and drop at every state that a subscription can be in. Copies are small, and need no JVM."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ _numbers = itertools.count(1)
 # resync
 
 
+@pytest.mark.spark
 def test_an_altered_row_filter_copies_nothing_by_itself_and_resync_says_what_changed_and_does_it(
     shop: Shop,
 ) -> None:
@@ -73,6 +74,7 @@ def test_a_table_that_is_named_is_copied_again_on_a_server_where_nothing_happens
         assert shop.table("one", "notes").version() == before["notes"]
 
 
+@pytest.mark.spark
 def test_resync_brings_back_a_table_that_is_set_aside(shop: Shop) -> None:
     shop.copy()
     (notes,) = [s for s in table_states(shop.lake, "one").values() if s.table == "notes"]
@@ -367,6 +369,7 @@ def test_an_lsn_that_is_none_is_refused_as_postgresql_does(
     assert (found.value.message, found.value.sqlstate) == expected
 
 
+@pytest.mark.spark
 def test_a_disabled_subscription_is_refused_until_it_is_enabled_and_the_others_go_on(shop: Shop) -> None:
     shop.copy()
     disable(shop.lake, "one", "a value, in the transaction finished at 0/10")

@@ -1,4 +1,4 @@
-"""`pgsieve maintain` and the nightly job: the same assets, off until somebody wants them. No JVM."""
+"""`pgsieve maintain` and the nightly job: the same assets, off until somebody wants them."""
 
 from __future__ import annotations
 
@@ -60,6 +60,7 @@ def test_a_lake_is_maintained_and_goes_on(file: Path, monkeypatch: pytest.Monkey
     assert DeltaTable(str(file.parent / "lake/sales/_table_states")).get_add_actions().num_rows == 1
 
 
+@pytest.mark.spark
 def test_a_subscription_restored_from_before_what_was_deleted_is_set_aside_and_copied_again(
     file: Path, publisher_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,8 @@ from resources.spark import SESSION_SETTINGS
 from tests.fixtures.oracle import Scenario
 from tests.fixtures.pgsieve_replica import engine
 
+pytestmark = pytest.mark.spark
+
 
 class Sharing:
     """The subscriptions that read one slot, as pgsieve.yaml has them at the moment."""
