@@ -128,7 +128,8 @@ class StreamedFeed:
                         yield from self._due()
                         if self._ended:
                             return
-        if self._session.waiting.end:
+        # Where nothing arrived, something may be altered that decides what should have.
+        if self._session.waiting.end or self.position > self._durable:
             yield from self._due()
 
     def _due(self) -> Iterator[int]:

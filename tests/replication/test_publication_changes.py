@@ -136,6 +136,21 @@ def test_while_streaming_too_a_publication_counts_as_it_was_then(scenario: Scena
     scenario.check(expect={"t": ["1", "12", "13"]})
 
 
+@pytest.mark.parametrize("streaming", ["off", "on"])
+def test_what_was_published_for_a_while_arrives_although_it_was_not_captured(
+    scenario: Scenario, streaming: str
+) -> None:
+    scenario.tables("CREATE TABLE t (a int PRIMARY KEY)")
+    scenario.publisher("CREATE PUBLICATION pub FOR TABLE t WITH (publish = 'delete')")
+    scenario.subscribe("pub", streaming=streaming)
+    scenario.publisher(
+        """INSERT INTO t VALUES (1); ALTER PUBLICATION pub SET (publish = 'insert');
+        INSERT INTO t VALUES (2); ALTER PUBLICATION pub SET (publish = 'truncate');
+        INSERT INTO t VALUES (3)"""
+    )
+    scenario.check(expect={"t": ["2"]})
+
+
 def test_a_publication_that_is_missing_is_passed_over_from_18_on_and_an_error_before(
     scenario: Scenario, postgres_version: int, tmp_path: Path
 ) -> None:
