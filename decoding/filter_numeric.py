@@ -8,7 +8,7 @@ half away from zero.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from decimal import (
     MAX_EMAX,
     MIN_EMIN,
@@ -293,7 +293,7 @@ def from_float(significant: int) -> Callable[[float], str]:
     return convert
 
 
-TO_NUMERIC: Final = MappingProxyType(
+TO_NUMERIC: Final[Mapping[str, Callable[..., str | None]]] = MappingProxyType(
     {
         "numeric_add": _strip_nan(_add),
         "numeric_sub": _strip_nan(_subtract),

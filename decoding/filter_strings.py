@@ -6,7 +6,7 @@ FilterValueError, with PostgreSQL's words and SQLSTATE, where the server raises 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import Enum
 from itertools import groupby
 from math import gcd
@@ -120,7 +120,7 @@ def _lcm(left: int, right: int) -> int:
     return abs(left // gcd(left, right) * right) if left and right else 0
 
 
-INTEGER_FUNCTIONS: Final = MappingProxyType(
+INTEGER_FUNCTIONS: Final[Mapping[str, Callable[..., object]]] = MappingProxyType(
     {
         "int4gcd": _fitting(32, gcd),
         "int8gcd": _fitting(64, gcd),
@@ -139,6 +139,6 @@ def _interval_cmp_value(text: str) -> str:
     return str(compared_microseconds(interval_value(text)))
 
 
-STRING_FUNCTIONS: Final = MappingProxyType(
+STRING_FUNCTIONS: Final[Mapping[str, Callable[..., object]]] = MappingProxyType(
     {"chr": _chr, "initcap": _initcap, "textlike": _like, "interval_cmp_value": _interval_cmp_value}
 )

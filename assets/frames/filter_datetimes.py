@@ -15,8 +15,9 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import DataType, DecimalType, IntegerType, LongType, StringType
 
-from assets.frames.filter_numbers import INFINITY, bound, chosen, failure
-from assets.frames.filter_python import python_function
+from assets.frames.filter_expressions import bound, chosen, failure
+from assets.frames.filter_numbers import INFINITY
+from assets.frames.filter_python import PythonFunction
 from decoding.datetimes import (
     DATE_INFINITY,
     DATE_MINUS_INFINITY,
@@ -78,8 +79,8 @@ def compared_interval(value: Interval) -> Column:
 
 def interval_from_text(value: Column) -> Column:
     """Return what a column of intervals, which is their text, is compared by."""
-    compared = python_function(STRING_FUNCTIONS["interval_cmp_value"], StringType())
-    return compared(value).cast(INTERVAL_TYPE)
+    compared = PythonFunction(STRING_FUNCTIONS["interval_cmp_value"], StringType())
+    return compared.values(value).cast(INTERVAL_TYPE)
 
 
 def _is_infinite(value: Column, type_oid: int) -> Column:

@@ -17,8 +17,8 @@ from pyspark.sql.types import BinaryType, BooleanType, DataType, IntegerType, Lo
 
 from assets.frames import filter_datetimes as datetimes
 from assets.frames import filter_numbers as numbers
-from assets.frames.filter_numbers import bound, failure
-from assets.frames.filter_python import python_function
+from assets.frames.filter_expressions import bound, failure
+from assets.frames.filter_python import PythonFunction
 from decoding.filter_nodes import DATE
 from decoding.filter_strings import INTEGER_FUNCTIONS, STRING_FUNCTIONS
 
@@ -155,10 +155,10 @@ _PYTHON_TYPES: Final[Mapping[str, DataType]] = MappingProxyType(
 )
 
 
-def in_python(name: str) -> Callable[..., Column] | None:
+def in_python(name: str) -> PythonFunction | None:
     """Return the function where the executors' Python has to compute it, None where Spark does."""
     function = {**INTEGER_FUNCTIONS, **STRING_FUNCTIONS}.get(name)
-    return function and python_function(function, _PYTHON_TYPES.get(name, StringType()))
+    return function and PythonFunction(function, _PYTHON_TYPES.get(name, StringType()))
 
 
 FUNCTIONS: Final[Mapping[str, Callable[..., Column]]] = MappingProxyType(

@@ -4,8 +4,7 @@ In: Columns. Out: Columns that have PostgreSQL's value, or fail where it does (f
 nothing.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from functools import reduce
+from collections.abc import Callable, Mapping
 from operator import add, mul, sub
 from string import digits
 from types import MappingProxyType
@@ -15,30 +14,12 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import DataType, DoubleType, FloatType, IntegerType, LongType, ShortType, StringType
 
-from assets.frames.filter_python import python_function
+from assets.frames.filter_expressions import bound, chosen, failure
+from assets.frames.filter_python import PythonFunction
 from decoding import filter_nodes as nodes
 from decoding.filter_numeric import FROM_NUMERIC, TO_NUMERIC, extreme
 
 INFINITY: Final = float("inf")
-
-
-def chosen(branches: Iterable[tuple[Column, Column]], default: Column) -> Column:
-    """CASE WHEN … THEN … ELSE."""
-    (first, *rest) = branches
-    case = reduce(lambda built, branch: built.when(*branch), rest, F.when(*first))
-    return case.otherwise(default)
-
-
-def bound(build: Callable[..., Column], *values: Column) -> Column:
-    """Compute each value once, however often `build` uses it: Spark's expressions have no LET."""
-    names = [f"v{number}" for number in range(len(values))]
-    row = F.struct(*(value.alias(name) for name, value in zip(names, values, strict=True)))
-    return F.transform(F.array(row), lambda fields: build(*(fields[name] for name in names))).getItem(0)
-
-
-def failure(sqlstate: str, message: str) -> Column:
-    """Fail the row with PostgreSQL's words."""
-    return F.raise_error(F.lit(f"{message} [{sqlstate}]"))
 
 
 def _overflow() -> Column:
@@ -168,12 +149,12 @@ def real_from_double(value: Column) -> Column:
 # --- numeric -----------------------------------------------------------------------------
 
 
-def numeric_function(name: str) -> Callable[..., Column]:
+def numeric_function(name: str) -> PythonFunction:
     """Return the function of numerics with this `prosrc`, over their texts."""
     if name in TO_NUMERIC:
-        return python_function(TO_NUMERIC[name], StringType())
+        return PythonFunction(TO_NUMERIC[name], StringType())
     type_oid = {"numeric_int2": nodes.INT2, "numeric_int8": nodes.INT8}.get(name, nodes.INT4)
-    return python_function(FROM_NUMERIC[name], _BITS[type_oid][2])
+    return PythonFunction(FROM_NUMERIC[name], _BITS[type_oid][2])
 
 
 def _greatest(*texts: str | None) -> str | None:
@@ -184,9 +165,9 @@ def _least(*texts: str | None) -> str | None:
     return extreme(texts, greatest=False)
 
 
-def numeric_extreme(function: str) -> Callable[..., Column]:
+def numeric_extreme(function: str) -> PythonFunction:
     """Return GREATEST or LEAST over texts of numerics."""
-    return python_function(_greatest if function == "GREATEST" else _least, StringType(), strict=False)
+    return PythonFunction(_greatest if function == "GREATEST" else _least, StringType(), strict=False)
 
 
 def float_from_text(value: Column, spark_type: DataType) -> Column:

@@ -18,8 +18,10 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import ArrayType, StringType
 
 from assets.frames import filter_datetimes, filter_numbers
+from assets.frames.filter_expressions import bound, chosen
 from assets.frames.filter_functions import FUNCTIONS, in_python
-from assets.frames.filter_numbers import bound, chosen, numeric_function, numeric_order
+from assets.frames.filter_numbers import numeric_function, numeric_order
+from assets.frames.filter_python import PythonFunction, value_of
 from assets.frames.filter_values import constant, decimal_type, element_to_compare, spark_type, value_type
 from decoding import filter_nodes as nodes
 from decoding.builtin_types import ELEMENTS
@@ -57,7 +59,8 @@ class _Compiled:
     columns: ChainMap[int, tuple[Node, Column]] = field(default_factory=ChainMap)
     #: Nodes to be computed as text.
     texts: dict[int, tuple[Node, Node]] = field(default_factory=dict)
-    in_python: dict[int, Column] = field(default_factory=dict)
+    #: What Python computed, with what another function in Python takes of it.
+    in_python: dict[int, tuple[Column, Column]] = field(default_factory=dict)
 
     def within(self) -> "_Compiled":
         """Return the same for a narrower condition: what is evaluated under the wider one, is so there."""
@@ -67,8 +70,9 @@ class _Compiled:
 class _Compiler:
     """Nodes to Columns.
 
-    `evaluated` is the condition under which PostgreSQL would come to evaluate a node: Spark runs Python functions
-    for all rows, also those in a branch of a CASE that is not taken. `known` are nodes that have a Column already.
+    `evaluated` is the condition under which PostgreSQL would come to evaluate a node: Spark computes what a Python
+    function takes for all rows, also for a branch of a CASE that is not taken. `known` are nodes that have a Column
+    already.
     """
 
     def __init__(
@@ -244,29 +248,28 @@ class _Compiler:
 
     def _python(
         self,
-        function: Callable[..., Column],
+        function: PythonFunction,
         node: Node,
         operands: Sequence[tuple[Node, Column]],
         constants: Sequence[Column] = (),
     ) -> Column:
-        """Return a Python function of operands; nothing fails in it for rows that PostgreSQL does not evaluate."""
-        values = [value for _, value in operands]
-        if self._evaluated is not None:
-            # What Spark computes, it computes for every row; what Python did before was guarded there.
-            guarded = [
-                nodes.can_fail(operand) and id(value) not in self._compiled.in_python
-                for operand, value in operands
-            ]
-            if nodes.fails(node) and not any(guarded):
-                guarded[0] = True  # enough: it is not called for NULL
-            if any(guarded):
-                evaluated = self._evaluated()
-                values = [
-                    F.when(evaluated, value) if guard else value
-                    for guard, value in zip(guarded, values, strict=True)
-                ]
-        result = function(*values, *constants)
-        self._compiled.in_python[id(result)] = result
+        """Return a Python function of operands; nothing fails for rows that PostgreSQL does not evaluate it for."""
+        in_python = self._compiled.in_python
+        given: list[Column] = []
+        for operand, value in operands:
+            if id(value) in in_python:
+                given.append(in_python[id(value)][1])
+            elif self._evaluated is not None and nodes.can_fail(operand):
+                # What Spark computes for Python, it computes for every row.
+                given.append(F.when(self._evaluated(), value))
+            else:
+                given.append(value)
+        if nodes.can_fail(node):
+            handed = function.outcomes(*given, *constants)
+            result = value_of(handed)
+        else:
+            result = handed = function.values(*given, *constants)
+        in_python[id(result)] = result, handed
         return result
 
     # Conversions.

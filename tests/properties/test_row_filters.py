@@ -24,7 +24,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.connect.column import Column as ConnectColumn
 
-from assets.frames.filter_python import python_function
+from assets.frames.filter_python import udf
 from assets.frames.row_filter import condition
 from decoding.errors import PgsieveError, UnsupportedFilterError
 from decoding.row_filter import FilterColumn, RowFilter, parse_row_filter
@@ -364,6 +364,13 @@ def test_a_long_list_is_no_deep_expression(sample: Sample) -> None:
     assert spark_verdicts(sample.frame, filters) == verdicts(sample.server, texts)
 
 
+def test_many_operands_that_may_fail_in_python_stay_a_small_expression(sample: Sample) -> None:
+    divisions = " OR ".join(f"m / (n - {number}.25) > {number}" for number in range(20))
+    texts = [f"n IS NOT NULL AND n <> 'NaN' AND ({divisions})", f"CASE WHEN n > 20 THEN {divisions} END"]
+    filters = [parse_row_filter(text, sample.columns, RELATION) for text in texts]
+    assert spark_verdicts(sample.frame, filters) == verdicts(sample.server, texts)
+
+
 def test_every_keyword_that_needs_no_quotes_can_be_a_column(server: psycopg.Connection) -> None:
     words = [row[0] for row in server.execute("SELECT word FROM pg_get_keywords() ORDER BY word")]
     with server.transaction(force_rollback=True):
@@ -388,8 +395,8 @@ def test_filters_are_made_of_what_spark_connect_has(
     monkeypatch.setenv(
         "SPARK_CONNECT_MODE_ENABLED", "1"
     )  # functions make Connect's columns, without a server
-    python_function.cache_clear()  # those of this session's other columns
+    udf.cache_clear()  # those of this session's other columns
     for text in TRAPS:
         made = condition(parse_row_filter(text, columns, RELATION), F.col)
         assert isinstance(made, ConnectColumn), text
-    python_function.cache_clear()
+    udf.cache_clear()
