@@ -218,6 +218,11 @@ class _Compiler:
         left, right = self.compile(node.left), self.compile(node.right)
         if node.type_oid in nodes.FLOATS:
             return filter_numbers.float_arithmetic(node.operator, result_type, left, right)
+        if node.type_oid in nodes.INTEGERS:
+            left, right = (
+                filter_numbers.in_order(value) if isinstance(operand, nodes.Arithmetic) else value
+                for operand, value in ((node.left, left), (node.right, right))
+            )
         return _ARITHMETIC[node.operator](left, right).cast(result_type)
 
     def _numeric_text(self, node: Node) -> Column:
