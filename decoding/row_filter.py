@@ -433,6 +433,8 @@ class _Analysis:
 
     def case(self, part: exp.Case) -> Node:
         subject = None if part.this is None else self._node(part.this)
+        if subject is not None and subject.type_oid == UNKNOWN:
+            subject = filter_types.coerce(subject, TEXT)  # whatever it is compared with (transformCaseExpr)
         conditions, results = [], []
         for branch in part.args["ifs"]:
             if subject is None:
