@@ -36,6 +36,8 @@ _QUOTED = re.compile(
     r"\(os error (?P<rust>\d+)\)|\[[Ee]rrno (?P<python>\d+)\]"
     rf"|(?:java\.(?:io|nio)\.[\w.]+: |sqlite3\.OperationalError\) )[^\n]*?(?P<words>{_WORDS})"
 )
+#: What a row filter raises in PostgreSQL's words and with its SQLSTATE (`raise_error` in assets.frames), with no value.
+_OURS = re.compile(r"\[USER_RAISED_EXCEPTION\] (.+? \[[0-9A-Z]{5}\])")
 #: What Spark, classic or Connect, says where a part of it is gone.
 _LOST = re.compile(
     r"ExecutorLostFailure|Python worker exited unexpectedly|CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND|FetchFailed"
@@ -142,9 +144,12 @@ def first_line(error: BaseException) -> str:
 
 
 def told(error: BaseException) -> str:
-    """What Spark says of an error, without a value: of one in the data only its condition."""
+    """What Spark says of an error, without a value: of one in the data only its condition, or PostgreSQL's words."""
     if isinstance(error, AnalysisException):
         return first_line(error)
+    ours = _OURS.search(str(error))
+    if ours:
+        return ours.group(1)
     found = re.search(r"\[([A-Z][A-Z0-9_.]*_[A-Z0-9_.]*)\] ", str(error))
     return f"Spark's error {found.group(1)}" if found else f"Spark's {type(error).__name__}"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 
-from resources.lake_errors import is_lost, missing_file, refusal
+from resources.lake_errors import is_lost, missing_file, refusal, told
 
 
 def raised_from(error: BaseException, cause: BaseException) -> BaseException:
@@ -31,3 +31,10 @@ def test_spark_is_lost_where_it_says_so_and_not_where_a_cell_does() -> None:
     assert not is_lost(RuntimeError("it failed"))
     cell = "[CAST_INVALID_INPUT] The value 'ExecutorLostFailure' cannot be cast to \"INT\". SQLSTATE: 22018"
     assert not is_lost(RuntimeError(cell))
+
+
+def test_of_an_error_in_the_data_only_the_condition_or_postgresqls_words_are_told() -> None:
+    overflow = RuntimeError("[CAST_OVERFLOW] The value 777777 cannot be cast. SQLSTATE: 22003")
+    assert told(overflow) == "Spark's error CAST_OVERFLOW"
+    division = RuntimeError("[USER_RAISED_EXCEPTION] division by zero [22012] SQLSTATE: P0001")
+    assert told(division) == "division by zero [22012]"

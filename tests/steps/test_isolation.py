@@ -175,24 +175,34 @@ def test_the_reason_names_the_transaction_that_set_a_table_aside(replicated: _Re
 
 
 @pytest.mark.parametrize("replicated", ["pipeline"], indirect=True)
-def test_a_row_filter_that_fails_sets_its_table_aside_without_telling_a_value(
+def test_row_filters_that_fail_set_their_tables_aside_without_telling_a_value(
     replicated: _Replicated,
 ) -> None:
     database = replicated.database
-    database.execute("create table ratios (id int primary key, n int)")
+    filters = {
+        "sums": ("2147483000 + a > 5", "ARITHMETIC_OVERFLOW"),
+        "ratios": ("b / (a - 777777) > 1", "division by zero [22012]"),
+        "casts": ("(a * 1e300::float8) * (a * 1e300::float8) > 5", "overflow [22003]"),
+    }
+    for table in filters:
+        database.execute(f"create table {table} (id int primary key, a int, b numeric)")
+        database.execute(f"alter table {table} replica identity full")
     database.execute("create table notes (id int primary key, note text)")
-    database.execute("alter table ratios replica identity full")
-    database.execute("create publication p for table ratios where (2147483000 + n > 5), notes")
+    listed = ", ".join(f"{table} where ({row_filter})" for table, (row_filter, _) in filters.items())
+    database.execute(f"create publication p for table {listed}, notes")
     replicated.copy()
-    database.execute("insert into ratios values (1, 7)")
-    database.execute("insert into ratios values (2, 777777)")
+    for table in filters:
+        database.execute(f"insert into {table} values (1, 0, 2)")
+        database.execute(f"insert into {table} values (2, 777777, 2)")
     database.execute("insert into notes values (1, 'goes on')")
     replicated.increment()
-    state = table_states(replicated.lake, "sub")["public", "ratios"]
-    assert state.state == SET_ASIDE
-    assert "ARITHMETIC_OVERFLOW" in (state.reason or "")
-    assert "finished at" in (state.reason or "")
-    assert "777777" not in (state.reason or "")
+    states = table_states(replicated.lake, "sub")
+    for table, (_, told) in filters.items():
+        reason = states["public", table].reason or ""
+        assert states["public", table].state == SET_ASIDE
+        assert told in reason
+        assert "finished at" in reason
+        assert "777777" not in reason
     assert replicated.rows("notes") == [{"id": 1, "note": "goes on"}]
 
 
