@@ -147,7 +147,7 @@ def real_from_double(value: Column) -> Column:
 
 
 def in_order(value: Column) -> Column:
-    """Return the value of an integer operation that is computed before the one that it is an operand of.
+    """Return the value of an integer operation, to be computed before those that it is an operand of.
 
     Spark takes nested sums and products for one, and computes its constants first (ReorderAssociativeOperator in
     catalyst/optimizer/expressions.scala): it would overflow where PostgreSQL does not, and the other way round.

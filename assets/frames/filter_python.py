@@ -66,7 +66,7 @@ class PythonFunction:
         try:
             return self.function(*row), None
         except PgsieveError as raised:
-            return None, f"{raised.message} [{raised.sqlstate}]"
+            return None, str(raised)
 
 
 def _is_outcome(operand: pa.Array) -> bool:

@@ -218,12 +218,8 @@ class _Compiler:
         left, right = self.compile(node.left), self.compile(node.right)
         if node.type_oid in nodes.FLOATS:
             return filter_numbers.float_arithmetic(node.operator, result_type, left, right)
-        if node.type_oid in nodes.INTEGERS:
-            left, right = (
-                filter_numbers.in_order(value) if isinstance(operand, nodes.Arithmetic) else value
-                for operand, value in ((node.left, left), (node.right, right))
-            )
-        return _ARITHMETIC[node.operator](left, right).cast(result_type)
+        result = _ARITHMETIC[node.operator](left, right).cast(result_type)
+        return filter_numbers.in_order(result) if node.type_oid in nodes.INTEGERS else result
 
     def _numeric_text(self, node: Node) -> Column:
         """Return a numeric as PostgreSQL prints it: with the display scale that a quotient depends on."""
