@@ -1,5 +1,5 @@
 # Every target makes what it needs first: the environment in .venv, at the versions of constraints.txt.
-#   make PYTHON=/path/to/python   another interpreter than the first of python3.11, python3.12, python3.13
+#   make PYTHON=/path/to/python   another interpreter than the first of python3.11 to python3.14
 #   make test ARGS='-k truncate'  arguments for pytest, for `pgsieve demo`, for the benchmark
 
 PYTHON ?=
@@ -29,7 +29,7 @@ SHARED := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 test: setup ## the tests: PostgreSQL is the oracle, Spark and Delta are real
 	@$(PYTEST) $(SHARED) -m 'not long' $(ARGS)
 
-test-long: setup ## what shorter tests say, at length, or with another writer or engine
+test-long: setup ## long variants of the tests, and other writers and engines
 	@$(PYTEST) $(SHARED) -m long $(ARGS)
 
 test-fast: setup ## the tests that need no JVM, and get none
@@ -84,7 +84,7 @@ clean: ## remove .venv, caches and build leftovers; data stays
 	@$(PIP_ENVIRONMENT) $(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@touch $@
 
-.venv/.jars: .venv/.installed resources/jars.py
+.venv/.jars: .venv/.installed resources/lake/jars.py
 	@echo "Fetching Delta's jars ..."
-	@$(BIN)/python -m resources.jars 2>.venv/jars.log || { cat .venv/jars.log >&2; exit 1; }
+	@$(BIN)/python -m pgsieve.resources.lake.jars 2>.venv/jars.log || { cat .venv/jars.log >&2; exit 1; }
 	@touch $@

@@ -1,22 +1,26 @@
-"""Asset checks: on replica tables subscriber consistency, row filters, freshness, sync state; on change logs slot health."""
+"""Asset checks: on replica tables subscriber consistency, row filters, freshness, sync state; on change logs slot health.
 
-from collections.abc import Iterable, Iterator, Mapping
+The checks of a subscription's tables are one op, or a few where Dagster would mistake one table for another.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import dagster as dg
 
-from assets.metadata import change_log_key, replica_key
-from assets.steps.conformity import TableConformity, check_conformity, is_checkable
-from assets.steps.consistency import TableConsistency, check_consistency
-from assets.steps.freshness import check_freshness
-from assets.steps.subscription import Feed, Subscription
-from assets.steps.subscription_state import subscription_state
-from assets.steps.table_states import INITIALIZE, MEANING, READY, table_states
-from decoding.lsn import format_lsn
-from decoding.publication import ReplicatedTable
-from resources.delta import LakeResource
-from resources.slot import slot_state
+from pgsieve.assets.dagster_names import Name, told_apart
+from pgsieve.assets.metadata import change_log_key, replica_key
+from pgsieve.assets.steps.checks.conformity import TableConformity, check_conformity, is_checkable
+from pgsieve.assets.steps.checks.consistency import TableConsistency, check_consistency
+from pgsieve.assets.steps.checks.freshness import check_freshness
+from pgsieve.assets.steps.records.subscription_state import subscription_state
+from pgsieve.assets.steps.records.table_states import INITIALIZE, MEANING, READY, table_states
+from pgsieve.assets.steps.subscription import Feed, Subscription
+from pgsieve.decoding.lsn import format_lsn
+from pgsieve.decoding.publications.catalog import ReplicatedTable
+from pgsieve.resources.lake.lake import LakeResource
+from pgsieve.resources.postgres.slot import slot_state
 
-Name = tuple[str, str]
+Keys = Mapping[dg.AssetKey, Name]
 
 #: A slot that retains more WAL than this is reported by the slot-health check and the lag sensor.
 LAG_ALARM_BYTES = 1024 * 1024 * 1024
@@ -26,35 +30,49 @@ def _specs(name: str, keys: Iterable[dg.AssetKey], description: str) -> list[dg.
     return [dg.AssetCheckSpec(name, asset=key, description=description) for key in keys]
 
 
+def _each_apart(
+    name: str, keys: Keys, checks: Callable[[str, Keys], dg.AssetChecksDefinition]
+) -> list[dg.AssetChecksDefinition]:
+    """The checks of some tables, in as many ops as it takes to tell the tables apart: `name`, `<name>_2`."""
+    return [
+        checks(name if number == 1 else f"{name}_{number}", group)
+        for number, group in enumerate(told_apart(keys), 1)
+    ]
+
+
 def _selected(context: dg.AssetCheckExecutionContext) -> list[dg.AssetKey]:
     return sorted(check.asset_key for check in context.selected_asset_check_keys)
 
 
 def consistency_checks(
     subscription: Subscription, tables: Mapping[Name, ReplicatedTable]
-) -> dg.AssetChecksDefinition:
+) -> list[dg.AssetChecksDefinition]:
     """`subscriber_consistency`: the replica equals the publisher's filtered table at the same LSN."""
-    keys = {replica_key(subscription, name): name for name in tables}
-    specs = _specs(
-        "subscriber_consistency",
-        keys,
-        "The replica holds just the rows that the publisher selects with the row filter at the same LSN.",
-    )
+    tables_by_key = {replica_key(subscription, name): name for name in tables}
 
-    @dg.multi_asset_check(
-        specs=specs,
-        name=f"{subscription.name}_consistency",
-        can_subset=True,
-        pool=f"slot_{subscription.feed.slot}",
-    )
-    def consistency(
-        context: dg.AssetCheckExecutionContext, lake: LakeResource
-    ) -> Iterator[dg.AssetCheckResult]:
-        names = [keys[key] for key in _selected(context)]
-        for compared in check_consistency(subscription, lake.open(), context.log.info, names):
-            yield _result(subscription, compared)
+    def checks(name: str, keys: Keys) -> dg.AssetChecksDefinition:
+        specs = _specs(
+            "subscriber_consistency",
+            keys,
+            "The replica holds just the rows that the publisher selects with the row filter at the same LSN.",
+        )
 
-    return consistency
+        @dg.multi_asset_check(
+            specs=specs,
+            name=name,
+            can_subset=True,
+            pool=f"slot_{subscription.feed.slot}",
+        )
+        def consistency(
+            context: dg.AssetCheckExecutionContext, lake: LakeResource
+        ) -> Iterator[dg.AssetCheckResult]:
+            names = [keys[key] for key in _selected(context)]
+            for compared in check_consistency(subscription, lake.open(), context.log.info, names):
+                yield _result(subscription, compared)
+
+        return consistency
+
+    return _each_apart(f"{subscription.name}_consistency", tables_by_key, checks)
 
 
 def _result(subscription: Subscription, compared: TableConsistency) -> dg.AssetCheckResult:
@@ -76,26 +94,28 @@ def _result(subscription: Subscription, compared: TableConsistency) -> dg.AssetC
 
 def conformity_checks(
     subscription: Subscription, tables: Mapping[Name, ReplicatedTable]
-) -> dg.AssetChecksDefinition | None:
-    """`row_filter_conformity`: no row fails the row filter; None where no table has one that Spark can evaluate."""
-    keys = {
+) -> list[dg.AssetChecksDefinition]:
+    """`row_filter_conformity`: no row fails the row filter; none for tables without one that Spark can evaluate."""
+    tables_by_key = {
         replica_key(subscription, name): name
         for name, table in tables.items()
         if is_checkable(subscription, table)
     }
-    specs = _specs("row_filter_conformity", keys, "No row of the replica fails the row filter.")
-    if not specs:
-        return None
 
-    @dg.multi_asset_check(specs=specs, name=f"{subscription.name}_conformity", can_subset=True)
-    def conformity(
-        context: dg.AssetCheckExecutionContext, lake: LakeResource
-    ) -> Iterator[dg.AssetCheckResult]:
-        opened = lake.open()
-        for key in _selected(context):
-            yield _conformity(key, check_conformity(subscription, opened, keys[key]))
+    def checks(name: str, keys: Keys) -> dg.AssetChecksDefinition:
+        specs = _specs("row_filter_conformity", keys, "No row of the replica fails the row filter.")
 
-    return conformity
+        @dg.multi_asset_check(specs=specs, name=name, can_subset=True)
+        def conformity(
+            context: dg.AssetCheckExecutionContext, lake: LakeResource
+        ) -> Iterator[dg.AssetCheckResult]:
+            opened = lake.open()
+            for key in _selected(context):
+                yield _conformity(key, check_conformity(subscription, opened, keys[key]))
+
+        return conformity
+
+    return _each_apart(f"{subscription.name}_conformity", tables_by_key, checks)
 
 
 #: Why rows may fail that nobody has to mend.
@@ -119,65 +139,76 @@ def _conformity(key: dg.AssetKey, found: TableConformity) -> dg.AssetCheckResult
 
 def freshness_checks(
     subscription: Subscription, tables: Mapping[Name, ReplicatedTable]
-) -> dg.AssetChecksDefinition:
+) -> list[dg.AssetChecksDefinition]:
     """`freshness`: for how long the oldest commit that the replicas lack has been waiting; reads no replica."""
-    keys = [replica_key(subscription, name) for name in tables]
+    tables_by_key = {replica_key(subscription, name): name for name in tables}
     limit = subscription.freshness.total_seconds()
-    specs = _specs(
-        "freshness", keys, f"No commit has been waiting for longer than {limit:.0f} s to be applied."
-    )
 
-    @dg.multi_asset_check(
-        specs=specs,
-        name=f"{subscription.name}_freshness",
-        can_subset=True,
-        pool=f"slot_{subscription.feed.slot}",
-    )
-    def freshness(
-        context: dg.AssetCheckExecutionContext, lake: LakeResource
-    ) -> Iterator[dg.AssetCheckResult]:
-        found = check_freshness(subscription, lake.open())
-        for key in _selected(context):
-            yield dg.AssetCheckResult(
-                check_name="freshness",
-                asset_key=key,
-                passed=found.problem is None and found.seconds <= limit,
-                severity=dg.AssetCheckSeverity.WARN,
-                description=found.problem,
-                metadata={"seconds behind": found.seconds, "LSN": format_lsn(found.lsn)},
-            )
+    def checks(name: str, keys: Keys) -> dg.AssetChecksDefinition:
+        specs = _specs(
+            "freshness", keys, f"No commit has been waiting for longer than {limit:.0f} s to be applied."
+        )
 
-    return freshness
+        @dg.multi_asset_check(
+            specs=specs,
+            name=name,
+            can_subset=True,
+            pool=f"slot_{subscription.feed.slot}",
+        )
+        def freshness(
+            context: dg.AssetCheckExecutionContext, lake: LakeResource
+        ) -> Iterator[dg.AssetCheckResult]:
+            found = check_freshness(subscription, lake.open())
+            for key in _selected(context):
+                yield dg.AssetCheckResult(
+                    check_name="freshness",
+                    asset_key=key,
+                    passed=found.problem is None and found.seconds <= limit,
+                    severity=dg.AssetCheckSeverity.WARN,
+                    description=found.problem,
+                    metadata={"seconds behind": found.seconds, "LSN": format_lsn(found.lsn)},
+                )
+
+        return freshness
+
+    return _each_apart(f"{subscription.name}_freshness", tables_by_key, checks)
 
 
 def sync_state_checks(
     subscription: Subscription, tables: Mapping[Name, ReplicatedTable]
-) -> dg.AssetChecksDefinition:
+) -> list[dg.AssetChecksDefinition]:
     """`sync_state`: the table is ready, and the subscription enabled; reads no rows."""
-    keys = {replica_key(subscription, name): name for name in tables}
-    specs = _specs(
-        "sync_state",
-        keys,
-        "Changes are applied to the replica: it was copied, and no error has set it aside.",
-    )
+    tables_by_key = {replica_key(subscription, name): name for name in tables}
 
-    @dg.multi_asset_check(specs=specs, name=f"{subscription.name}_sync_state", can_subset=True)
-    def sync_state(
-        context: dg.AssetCheckExecutionContext, lake: LakeResource
-    ) -> Iterator[dg.AssetCheckResult]:
-        opened = lake.open()
-        states, whole = table_states(opened, subscription.name), subscription_state(opened, subscription.name)
-        for key in _selected(context):
-            state = states.get(keys[key])
-            yield dg.AssetCheckResult(
-                check_name="sync_state",
-                asset_key=key,
-                passed=whole.enabled and state is not None and state.state == READY,
-                description=whole.reason or (state.reason if state else None),
-                metadata={"state": MEANING[state.state] if state else MEANING[INITIALIZE]},
+    def checks(name: str, keys: Keys) -> dg.AssetChecksDefinition:
+        specs = _specs(
+            "sync_state",
+            keys,
+            "Changes are applied to the replica: it was copied, and no error has set it aside.",
+        )
+
+        @dg.multi_asset_check(specs=specs, name=name, can_subset=True)
+        def sync_state(
+            context: dg.AssetCheckExecutionContext, lake: LakeResource
+        ) -> Iterator[dg.AssetCheckResult]:
+            opened = lake.open()
+            states, whole = (
+                table_states(opened, subscription.name),
+                subscription_state(opened, subscription.name),
             )
+            for key in _selected(context):
+                state = states.get(keys[key])
+                yield dg.AssetCheckResult(
+                    check_name="sync_state",
+                    asset_key=key,
+                    passed=whole.enabled and state is not None and state.state == READY,
+                    description=whole.reason or (state.reason if state else None),
+                    metadata={"state": MEANING[state.state] if state else MEANING[INITIALIZE]},
+                )
 
-    return sync_state
+        return sync_state
+
+    return _each_apart(f"{subscription.name}_sync_state", tables_by_key, checks)
 
 
 def slot_health_check(feed: Feed) -> dg.AssetChecksDefinition:

@@ -1,14 +1,21 @@
 """Initial row-filtered sync as an asset: its Dagster partitions are the published tables."""
 
 import warnings
+from collections.abc import Callable, Collection, Sequence
+from itertools import groupby
 
 import dagster as dg
 
-from assets.metadata import KINDS, column_schema, initial_sync_key, partition_table
-from assets.steps.initial_sync import Copied, copy_tables
-from assets.steps.subscription import Subscription
-from decoding.lsn import format_lsn
-from resources.delta import LakeResource
+from pgsieve.assets.dagster_names import partition_table
+from pgsieve.assets.metadata import KINDS, column_schema, initial_sync_key
+from pgsieve.assets.steps.initial_sync.copy import Copied, copy_tables
+from pgsieve.assets.steps.subscription import Subscription
+from pgsieve.decoding.lsn import format_lsn
+from pgsieve.decoding.values.quoting import quote_qualified
+from pgsieve.resources.lake.lake import LakeResource
+
+#: Tag of a run that was begun because tables lacked a copy: another may have made it by then.
+LACKING = "pgsieve/lacking"
 
 
 def tables_partitions(subscription: Subscription) -> dg.DynamicPartitionsDefinition:
@@ -16,8 +23,34 @@ def tables_partitions(subscription: Subscription) -> dg.DynamicPartitionsDefinit
     return dg.DynamicPartitionsDefinition(name=f"{subscription.name}_tables")
 
 
-def initial_sync_asset(subscription: Subscription) -> dg.AssetsDefinition:
-    """The asset `<subscription>/initial_sync`: materialising a partition copies that table anew."""
+def _untold(_: str) -> None:
+    """The run's log has it."""
+
+
+def stretches(order: Sequence[str], keys: Collection[str]) -> list[list[str]]:
+    """The Dagster partitions to copy, as they stand one after the other in the order of all: a run each."""
+    return [list(listed) for wanted, listed in groupby(order, key=set(keys).__contains__) if wanted]
+
+
+def range_tags(stretch: Sequence[str]) -> dict[str, str]:
+    """Tags of the run that copies a stretch."""
+    return {
+        "dagster/asset_partition_range_start": stretch[0],
+        "dagster/asset_partition_range_end": stretch[-1],
+    }
+
+
+def initial_sync_asset(
+    subscription: Subscription,
+    tell: Callable[[str], None] = _untold,
+    report: Callable[[Sequence[Copied]], None] | None = None,
+) -> dg.AssetsDefinition:
+    """The asset `<subscription>/initial_sync`: materialising a partition copies that table anew.
+
+    `tell` hears what the run's log gets: how far a long copy is. `report` gets what was copied, in the process that
+    does it. A run with the tag LACKING copies only those of its
+    tables that still need it once it has its turn.
+    """
     with warnings.catch_warnings():
         # Dagster calls the policy's parameter beta; a backfill has to copy its tables in one run.
         warnings.simplefilter("ignore", dg.BetaWarning)
@@ -34,11 +67,18 @@ def initial_sync_asset(subscription: Subscription) -> dg.AssetsDefinition:
         )
         def initial_sync(context: dg.AssetExecutionContext, lake: LakeResource) -> dg.MaterializeResult[None]:
             names = [partition_table(key) for key in context.partition_keys]
-            # What is transformed meanwhile would leave these tables out, and they would lack it afterwards.
-            with subscription.feed.source.exclusively(subscription.name):
-                copied = copy_tables(subscription, lake.open(), names, context.log.info)
+
+            def log(line: str) -> None:
+                context.log.info(line)
+                tell(line)
+
+            lacking = LACKING in context.run.tags
+            copied = copy_tables(subscription, lake.open(), names, log, lacking=lacking)
             for table in (c for c in copied if c.problem):
-                context.log.error(f"{table.schema}.{table.table} cannot be copied: {table.problem}")
+                name = quote_qualified(table.schema, table.table)
+                context.log.error(f"{name} cannot be copied: {table.problem}")
+            if report:
+                report(copied)
             return dg.MaterializeResult(metadata=_metadata(copied))
 
     return initial_sync
@@ -48,7 +88,7 @@ def _metadata(copied: list[Copied]) -> dict[str, dg.MetadataValue | dg.TableMeta
     records = [
         dg.TableRecord(
             {
-                "table": f"{c.schema}.{c.table}",
+                "table": quote_qualified(c.schema, c.table),
                 "rows": c.rows,
                 "seconds": round(c.seconds, 2),
                 "row filter": c.row_filter or "",

@@ -5,10 +5,15 @@ from typing import Any
 
 import dagster as dg
 
-from assets.metadata import change_log_key, table_changes_key
-from assets.steps.maintenance import MaintainedTable, Retention, maintain_feed, maintain_subscription
-from assets.steps.subscription import Feed, Subscription
-from resources.delta import LakeResource
+from pgsieve.assets.metadata import change_log_key, table_changes_key
+from pgsieve.assets.steps.operations.maintenance import (
+    MaintainedTable,
+    Retention,
+    maintain_feed,
+    maintain_subscription,
+)
+from pgsieve.assets.steps.subscription import Feed, Subscription
+from pgsieve.resources.lake.lake import LakeResource
 
 _KINDS = {"deltalake"}
 

@@ -1,16 +1,14 @@
-"""Asset keys, Dagster partition keys, and the metadata people look for, in Dagster's standard names."""
+"""Asset keys, and the metadata people look for, in Dagster's standard names."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import dagster as dg
 
-from assets.steps.subscription import Feed, Subscription
-from resources.delta import escape, unescape
+from pgsieve.assets.dagster_names import Name, component
+from pgsieve.assets.steps.subscription import Feed, Subscription
 
 KINDS = {"postgres", "spark", "deltalake"}
-
-Name = tuple[str, str]
 
 
 def initial_sync_key(subscription: Subscription) -> dg.AssetKey:
@@ -29,19 +27,8 @@ def table_changes_key(subscription: Subscription) -> dg.AssetKey:
 
 
 def replica_key(subscription: Subscription, name: Name) -> dg.AssetKey:
-    """`<subscription>/<schema>/<table>`, escaped as the folders are."""
-    return dg.AssetKey([subscription.name, escape(name[0]), escape(name[1])])
-
-
-def table_partition(name: Name) -> str:
-    """The Dagster partition key of a published table."""
-    return f"{escape(name[0])}.{escape(name[1])}"
-
-
-def partition_table(key: str) -> Name:
-    """The (schema, table) of a Dagster partition key."""
-    schema, _, table = key.partition(".")
-    return unescape(schema), unescape(table)
+    """`<subscription>/<schema>/<table>`, written as `assets/dagster_names.py` says."""
+    return dg.AssetKey([subscription.name, *map(component, name)])
 
 
 def column_schema(columns: Iterable[tuple[str, str]]) -> dg.TableSchema:

@@ -2,9 +2,11 @@
 
 `--changes` rows are inserted in transactions of 10,000 and wait in the slot; they are drained into the change log in
 slices of `--slice` MB of WAL, as a run does it in this process. Prints the process's resident memory after every slice
-of a tenth, and its greatest.
+of a tenth, and its greatest. With `--long` a transaction that is older than all of it is open meanwhile, so that every
+reading decodes from there; `--ahead 1` reads slice by slice.
 
     python benchmarks/backlog.py --changes 20000000 --slice 64
+    python benchmarks/backlog.py --changes 2000000 --slice 16 --long --ahead 1
 """
 
 import argparse
@@ -18,12 +20,13 @@ from replication import SETTINGS
 from rich.console import Console
 from rich.table import Table
 
-from assets.steps import change_log
-from assets.steps.change_log import drain
-from assets.steps.subscription import Feed
-from resources.delta import Lake
-from resources.embedded import EmbeddedServer
-from resources.postgres import Source
+from pgsieve.assets.steps.slot_consumption import backlog
+from pgsieve.assets.steps.slot_consumption import drain as change_log
+from pgsieve.assets.steps.slot_consumption.drain import drain
+from pgsieve.assets.steps.subscription import Feed
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.postgres.embedded import EmbeddedServer
+from pgsieve.resources.postgres.source import Source
 
 MIB = 1024 * 1024
 TRANSACTION = 10_000
@@ -49,18 +52,24 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     arguments.add_argument("--changes", type=int, default=20_000_000)
     arguments.add_argument("--slice", type=int, default=64)
+    arguments.add_argument("--ahead", type=int, default=backlog.MOST_SLICES)
+    arguments.add_argument("--long", action="store_true")
     given = arguments.parse_args()
+    backlog.MOST_SLICES = given.ahead
     change_log.SLICE_BYTES = given.slice * MIB
     samples: list[tuple[float, int]] = []
     with (
         tempfile.TemporaryDirectory(prefix="pgsieve-") as name,
         EmbeddedServer(Path(name) / "publisher", settings=SETTINGS) as server,
         psycopg.connect(server.conninfo(), autocommit=True) as connection,
+        psycopg.connect(server.conninfo()) as long,
     ):
         connection.execute("create table t (a int, b int, c text); create publication p for table t")
         feed = Feed("shop", Source("shop", server.conninfo()), "shop", "shop", False, {"sub": ("p",)})
         lake = Lake(f"{name}/lake", lambda: None)  # type: ignore[arg-type, return-value]
         drain(feed, lake, [], lambda _: None)
+        if given.long:
+            long.execute("insert into t values (0, 0, 'long')")
         fill(connection, given.changes)
         begun = time.monotonic()
         drained = drain(feed, lake, [], lambda _: samples.append((time.monotonic() - begun, resident())))
@@ -70,6 +79,7 @@ def main() -> None:
         seconds, memory = samples[number]
         results.add_row(str(number + 1), f"{seconds:.1f}", str(memory))
     results.add_row("greatest", "", str(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024))
+    results.caption = f"{given.ahead} slices ahead" + (", with a long transaction" if given.long else "")
     Console().print(results)
 
 

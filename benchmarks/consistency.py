@@ -27,12 +27,12 @@ from replication import COLUMNS, ROW, SETTINGS, configuration, quiet
 from rich.console import Console
 from rich.table import Table
 
-from assets.steps.consistency import at_one_lsn, check_consistency
-from assets.steps.initial_sync import copy_tables, tables_to_copy
-from pipelines.config import load_config
-from pipelines.project import project
-from resources.delta import Lake
-from resources.embedded import EmbeddedServer
+from pgsieve.assets.steps.checks.consistency import at_one_lsn, check_consistency
+from pgsieve.assets.steps.initial_sync.copy import copy_tables, tables_to_copy
+from pgsieve.pipelines.config.model import load_config
+from pgsieve.pipelines.project import project
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.postgres.embedded import EmbeddedServer
 
 
 @contextmanager

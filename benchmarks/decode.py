@@ -18,9 +18,21 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from decoding.messages import NULL, Begin, Binary, ColumnValue, Commit, Insert, OldRow, Text, Update, encode
-from decoding.tuples import HeaderScanner, RelationColumns, decode_changes
-from decoding.types import column_type
+from pgsieve.decoding.protocol.headers import HeaderScanner
+from pgsieve.decoding.protocol.messages import (
+    NULL,
+    Begin,
+    Binary,
+    ColumnValue,
+    Commit,
+    Insert,
+    OldRow,
+    Text,
+    Update,
+    encode,
+)
+from pgsieve.decoding.protocol.tuples import RelationColumns, decode_changes
+from pgsieve.decoding.values.types import column_type
 
 RELATION = 16_384
 BATCH_BYTES = 16 << 20

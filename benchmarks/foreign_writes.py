@@ -22,12 +22,12 @@ from replication import SETTINGS
 from rich.console import Console
 from rich.table import Table
 
-from assets.steps.change_log import drain
-from assets.steps.streaming import StreamedFeed
-from assets.steps.subscription import Feed, Subscription
-from resources.delta import Lake
-from resources.embedded import EmbeddedServer
-from resources.postgres import Source
+from pgsieve.assets.steps.slot_consumption.drain import drain
+from pgsieve.assets.steps.slot_consumption.follow import StreamedFeed
+from pgsieve.assets.steps.subscription import Feed, Subscription
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.postgres.embedded import EmbeddedServer
+from pgsieve.resources.postgres.source import Source
 
 MIB = 1024 * 1024
 WRITE = "insert into {} select 0, repeat('x', 1000) from generate_series(1, %s)"

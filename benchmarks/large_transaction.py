@@ -23,7 +23,7 @@ from replication import COLUMNS, ROW, SETTINGS
 from rich.console import Console
 from rich.table import Table
 
-from resources.embedded import EmbeddedServer
+from pgsieve.resources.postgres.embedded import EmbeddedServer
 
 MIB = 1024
 #: By `pgsieve run`, or by following with a setting of `streaming`.
@@ -54,7 +54,15 @@ def applied(path: Path, rows: int) -> bool:
 
 def start(path: Path, *more: str) -> subprocess.Popen[bytes]:
     """`pgsieve run` as a process of its own."""
-    command = [sys.executable, "-m", "pipelines.cli", "run", "--config", str(path), *more]
+    command = [
+        sys.executable,
+        "-m",
+        "pgsieve.pipelines.command_line.cli",
+        "run",
+        "--config",
+        str(path),
+        *more,
+    ]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL)
 
 

@@ -24,14 +24,14 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from assets.steps.change_log import drain
-from assets.steps.initial_sync import copy_tables, tables_to_copy
-from assets.steps.replica_tables import apply
-from assets.steps.subscription import Subscription
-from assets.steps.table_changes import transform
-from pipelines.config import load_config
-from pipelines.project import project
-from resources.embedded import EmbeddedServer
+from pgsieve.assets.steps.apply.replica_tables import apply
+from pgsieve.assets.steps.initial_sync.copy import copy_tables, tables_to_copy
+from pgsieve.assets.steps.slot_consumption.drain import drain
+from pgsieve.assets.steps.subscription import Subscription
+from pgsieve.assets.steps.update_transformation.transform import transform
+from pgsieve.pipelines.config.model import load_config
+from pgsieve.pipelines.project import project
+from pgsieve.resources.postgres.embedded import EmbeddedServer
 
 SETTINGS = {
     "shared_buffers": "512MB",
@@ -155,7 +155,7 @@ def warm(folder: Path, publisher: EmbeddedServer, rows: int, results: dict[str, 
 def cold(folder: Path, publisher: EmbeddedServer, rows: int, results: dict[str, float]) -> None:
     """`pgsieve run` as a process: with the rows, with the changes, with nothing."""
     path = configuration(folder, publisher, "cold")
-    command = [sys.executable, "-m", "pipelines.cli", "run", "-c", str(path)]
+    command = [sys.executable, "-m", "pgsieve.pipelines.command_line.cli", "run", "-c", str(path)]
 
     def run() -> None:
         subprocess.run(

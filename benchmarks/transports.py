@@ -16,13 +16,13 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from decoding.lsn import format_lsn
-from resources.embedded import EmbeddedServer
-from resources.pgoutput import PgoutputOptions
-from resources.postgres import Source
-from resources.receiver import Received
-from resources.replication import ReplicationStream
-from resources.slot import create_slot, current_lsn, peek_query, read_messages
+from pgsieve.decoding.lsn import format_lsn
+from pgsieve.resources.postgres.embedded import EmbeddedServer
+from pgsieve.resources.postgres.plugin_options import PgoutputOptions
+from pgsieve.resources.postgres.receiver import Received
+from pgsieve.resources.postgres.slot import create_slot, current_lsn, peek_query, read_messages
+from pgsieve.resources.postgres.source import Source
+from pgsieve.resources.postgres.stream import ReplicationStream
 
 SETTINGS = {"fsync": "off", "autovacuum": "off", "max_wal_size": "8GB", "shared_buffers": "256MB"}
 SLOT, PUBLICATION = "transports", "transports"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from decoding.errors import PgsieveError
+from pgsieve.decoding.errors import PgsieveError
 
 INVALID_LSN = 0
 """InvalidXLogRecPtr: no record of the WAL starts here (src/include/access/xlogdefs.h)."""

@@ -4,18 +4,25 @@ Increments on a schedule; a sensor that copies tables which have no replica yet 
 sensor that fails, and so raises Dagster's alarm, when a slot retains too much WAL.
 """
 
+from datetime import UTC, datetime, timedelta
+
 import dagster as dg
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
-from assets.checks import LAG_ALARM_BYTES
-from assets.initial_sync import tables_partitions
-from assets.metadata import initial_sync_key, table_partition
-from assets.steps.initial_sync import tables_to_copy
-from assets.steps.subscription import Feed, Subscription
-from assets.steps.subscription_state import subscription_state
-from decoding.lsn import format_lsn
-from resources.delta import LakeResource
-from resources.slot import SlotError, slot_state
+from pgsieve.assets.checks import LAG_ALARM_BYTES
+from pgsieve.assets.dagster_names import table_partition
+from pgsieve.assets.initial_sync import LACKING, range_tags, stretches, tables_partitions
+from pgsieve.assets.metadata import initial_sync_key
+from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
+from pgsieve.assets.steps.records.subscription_state import subscription_state
+from pgsieve.assets.steps.subscription import Feed, Subscription
+from pgsieve.decoding.lsn import format_lsn
+from pgsieve.resources.lake.lake import LakeResource
+from pgsieve.resources.postgres.slot import SlotError, slot_state
+
+#: A copy that was asked for is waited for so long: of a run that was killed Dagster may never hear. Whoever is asked
+#: once too often finds nothing to copy.
+_WAITING = timedelta(hours=1)
 
 
 def increments_schedule(job: UnresolvedAssetJobDefinition) -> dg.ScheduleDefinition:
@@ -48,19 +55,41 @@ def copy_sensor(subscription: Subscription) -> dg.SensorDefinition:
         default_status=dg.DefaultSensorStatus.STOPPED,
         description="Starts the initial sync of tables that have no replica, or whose columns changed.",
     )
-    def new_tables(lake: LakeResource) -> dg.SensorResult | dg.SkipReason:
+    def new_tables(
+        context: dg.SensorEvaluationContext, lake: LakeResource
+    ) -> dg.SensorResult | dg.SkipReason:
         opened = lake.open()
         if not subscription_state(opened, subscription.name).enabled:
             return dg.SkipReason("the subscription is disabled")
         keys = [table_partition(name) for name in tables_to_copy(subscription, opened)]
         if not keys:
             return dg.SkipReason("every published table has its replica")
+        last = _last_copy(context.instance, subscription)
+        if last and not last.dagster_run.is_finished and datetime.now(UTC) - last.create_timestamp < _WAITING:
+            return dg.SkipReason(f"run {last.dagster_run.run_id} copies what was lacking before")
+        partitions = tables_partitions(subscription)
+        present = partitions.get_partition_keys(dynamic_partitions_store=context.instance)
+        new = sorted(set(keys) - set(present))
+        order = [*present, *new]
+        # What is asked for after the same run is the same request.
+        number = last.dagster_run.run_id if last else "first"
         return dg.SensorResult(
-            run_requests=[dg.RunRequest(partition_key=key) for key in keys],
-            dynamic_partitions_requests=[tables_partitions(subscription).build_add_request(keys)],
+            run_requests=[
+                dg.RunRequest(
+                    run_key=f"{number} {stretch[0]}", tags={LACKING: subscription.name, **range_tags(stretch)}
+                )
+                for stretch in stretches(order, keys)
+            ],
+            dynamic_partitions_requests=[partitions.build_add_request(new)] if new else [],
         )
 
     return new_tables
+
+
+def _last_copy(dagster: dg.DagsterInstance, subscription: Subscription) -> dg.RunRecord | None:
+    """The newest run that copies, or copied, what a subscription lacked."""
+    records = dagster.get_run_records(dg.RunsFilter(tags={LACKING: subscription.name}), limit=1)
+    return records[0] if records else None
 
 
 def slot_lag_sensor(feed: Feed) -> dg.SensorDefinition:

@@ -5,36 +5,43 @@ published tables are asked of the sources; where one cannot tell them, the table
 """
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 import dagster as dg
 from dagster import get_dagster_logger
 
-from assets.change_log import change_log_asset
-from assets.checks import (
+from pgsieve.assets.checks import (
     conformity_checks,
     consistency_checks,
     freshness_checks,
     slot_health_check,
     sync_state_checks,
 )
-from assets.initial_sync import initial_sync_asset, tables_partitions
-from assets.maintenance import (
+from pgsieve.assets.dagster_names import table_partition
+from pgsieve.assets.initial_sync import initial_sync_asset, tables_partitions
+from pgsieve.assets.maintenance import (
     feed_maintenance_asset,
     feed_maintenance_key,
     subscription_maintenance_asset,
     subscription_maintenance_key,
 )
-from assets.metadata import change_log_key, replica_key, table_changes_key, table_partition
-from assets.replica_tables import replica_tables_asset
-from assets.steps.subscription import Feed, Subscription
-from assets.steps.table_states import table_states
-from assets.table_changes import table_changes_asset
-from decoding.errors import PgsieveError
-from decoding.publication import Catalog, ReplicatedTable, Table
-from pipelines.automation import copy_sensor, increments_schedule, maintenance_schedule, slot_lag_sensor
-from pipelines.config import Config, ConfigError, load_config
-from pipelines.project import Project, project
-from resources.postgres import SourceUnreachableError, read_catalog
+from pgsieve.assets.metadata import change_log_key, replica_key, table_changes_key
+from pgsieve.assets.partition_roots import replica_tables_asset
+from pgsieve.assets.slot_consumption import change_log_asset
+from pgsieve.assets.steps.records.table_states import table_states
+from pgsieve.assets.steps.subscription import Feed, Subscription
+from pgsieve.assets.update_transformation import table_changes_asset
+from pgsieve.decoding.errors import PgsieveError
+from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable, Table
+from pgsieve.pipelines.automation import (
+    copy_sensor,
+    increments_schedule,
+    maintenance_schedule,
+    slot_lag_sensor,
+)
+from pgsieve.pipelines.config.model import Config, ConfigError, load_config
+from pgsieve.pipelines.project import Project, project
+from pgsieve.resources.postgres.source import SourceUnreachableError, read_catalog
 
 Tables = Mapping[tuple[str, str], ReplicatedTable]
 
@@ -49,6 +56,14 @@ def defs() -> dg.Definitions:
             return dg.Definitions()
         raise
     return definitions(config)
+
+
+def build_definitions(file: str | Path | None = None) -> dg.Definitions:
+    """The definitions of a configuration file, to be merged into a code location's own.
+
+    Without one it is the file that PGSIEVE_CONFIG names, or ./pgsieve.yaml. Raises ConfigError.
+    """
+    return definitions(load_config(None if file is None else Path(file)))
 
 
 def definitions(config: Config) -> dg.Definitions:
@@ -85,7 +100,7 @@ def definitions(config: Config) -> dg.Definitions:
                 checks
                 for s in declared.subscriptions.values()
                 for factory in (consistency_checks, conformity_checks, freshness_checks, sync_state_checks)
-                if tables[s.name] and (checks := factory(s, tables[s.name])) is not None
+                for checks in factory(s, tables[s.name])
             ),
         ],
         jobs=[*increments, *maintenance],

@@ -8,15 +8,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from assets.steps.maintenance import Retention
-from assets.steps.subscription import Feed, Subscription
-from decoding.definition import DefinedPublication, DefinedTable
-from decoding.errors import PgsieveError
-from pipelines.config import Config, SourceConfig, SubscriptionConfig
-from resources.delta import LakeResource
-from resources.pgoutput import PgoutputOptions
-from resources.postgres import Source
-from resources.spark import SparkEngine
+from pgsieve.assets.steps.operations.maintenance import Retention
+from pgsieve.assets.steps.subscription import Feed, Subscription
+from pgsieve.decoding.errors import PgsieveError
+from pgsieve.decoding.publications.definition import DefinedPublication, DefinedTable
+from pgsieve.pipelines.config.model import Config, SourceConfig, SubscriptionConfig
+from pgsieve.resources.lake.lake import LakeResource
+from pgsieve.resources.lake.session import SparkEngine
+from pgsieve.resources.postgres.plugin_options import PgoutputOptions
+from pgsieve.resources.postgres.source import Source
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,12 @@ def _feed(
     }
     return Feed(
         name=name,
-        source=Source(source_name, source.conninfo.get_secret_value()),
+        source=Source(
+            source_name,
+            source.conninfo.get_secret_value(),
+            source.password.get_secret_value() if source.password else None,
+            tuple(part.get_secret_value() for part in source.password_command or ()),
+        ),
         slot=slot,
         capture=source.capture,
         filtered=filtered,

@@ -27,7 +27,7 @@ class _File:
 
 
 class FileSpool:
-    """A `decoding.transactions.Spool` of temporary files, removed when it is closed."""
+    """A `pgsieve.decoding.protocol.transactions.Spool` of temporary files, removed when it is closed."""
 
     def __init__(self) -> None:
         self._files: dict[int, _File] = {}

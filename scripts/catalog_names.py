@@ -1,7 +1,7 @@
-"""Write decoding/catalog_names.py from a server's own catalog, the embedded PostgreSQL 18's.
+"""Write decoding/values/catalog_names.py from a server's own catalog, the embedded PostgreSQL 18's.
 
-In: nothing. Out: the module's text on standard output; `tests/decoding/test_catalog_names.py` compares.
-    python scripts/catalog_names.py > decoding/catalog_names.py
+In: nothing. Out: the module's text on standard output; `tests/decoding/values/test_catalog_names.py` compares.
+    python scripts/catalog_names.py > decoding/values/catalog_names.py
 """
 
 import sys
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psycopg
 
-from resources.embedded import EmbeddedServer
+from pgsieve.resources.postgres.embedded import EmbeddedServer
 
 HEADER = '''"""Names that PostgreSQL's catalog has for what is built in; written by scripts/catalog_names.py, not by hand.
 

@@ -7,7 +7,7 @@
 # named on standard error with the commands that install it; then the exit status is 1.
 # PYTHON names an interpreter to use; JAVA_HOME a Java, as for Spark itself.
 
-oldest=11 newest=13 # pyproject.toml: requires-python
+oldest=11 newest=14 # pyproject.toml: requires-python
 
 say() { printf '%s\n' "$@" >&2; }
 
@@ -22,7 +22,7 @@ fits() {
 
 check_python() {
     seen="" chosen=""
-    for candidate in ${PYTHON:-python3.11 python3.12 python3.13 python3 python}; do
+    for candidate in ${PYTHON:-python3.11 python3.12 python3.13 python3.14 python3 python}; do
         if fits "$candidate"; then
             chosen=$candidate
             break

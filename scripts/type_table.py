@@ -2,14 +2,14 @@
 
     python scripts/type_table.py > docs/types.md
 
-Reads no server. tests/test_type_table.py holds the file to what this prints.
+Reads no server. tests/decoding/values/test_type_table.py holds the file to what this prints.
 """
 
 import sys
 
-from decoding.builtin_types import BUILTIN_TYPES
-from decoding.output import has_output
-from decoding.types import column_type
+from pgsieve.decoding.values.builtin_types import BUILTIN_TYPES
+from pgsieve.decoding.values.output import has_output
+from pgsieve.decoding.values.types import column_type
 
 _NUMERIC = 1700
 _ACLITEM = 1033  # the only type without a send function that a column is likely to have
@@ -19,6 +19,23 @@ _HEAD = """\
 # Types
 
 What a column is in a replica, by its PostgreSQL type. Made by `python scripts/type_table.py > docs/types.md`.
+
+In short:
+
+| PostgreSQL | Spark | |
+|---|---|---|
+| boolean | boolean | |
+| smallint, integer, bigint | smallint, int, bigint | |
+| oid | bigint | oid has no sign |
+| real, double precision | float, double | bit by bit; NaN and infinities as they are |
+| numeric(p,s) with p ≤ 38, 0 ≤ s ≤ p | decimal(p,s) | NaN sets the table aside |
+| any other numeric | string | |
+| text, varchar, name, char(n) | string | char(n) with its padding blanks |
+| bytea | binary | |
+| date | date | years before 1 and after 9999 are exact |
+| timestamp, timestamp with time zone | timestamp_ntz, timestamp | to January 294247, where Spark's end |
+| arrays of PostgreSQL's own types | array of what the element is | one dimension that begins at 1, NULL elements included; others set the table aside |
+| uuid, json, jsonb and every other type: enums, domains, ranges, interval, time, money … | string | PostgreSQL's own text |
 
 Text means PostgreSQL's own: what the type's output function prints with DateStyle ISO, IntervalStyle postgres,
 TimeZone UTC, extra_float_digits 3, bytea_output hex and encoding UTF8. Binary says whether values
@@ -44,7 +61,7 @@ _NOTES = """
 |---|---|
 | float `NaN`, `Infinity`, `-Infinity`, `-0` | as it is |
 | `NaN`, `Infinity`, `-Infinity` in a decimal column | sets the table aside |
-| date and timestamp `infinity`, `-infinity` | a greatest and a least value that no real value is: [README](../README.md#types) |
+| date and timestamp `infinity`, `-infinity` | a greatest and a least value that no real value is: [below](#infinity) |
 | a timestamp after January 294247 | sets the table aside |
 | NULL element of an array | NULL element |
 | array of more than one dimension, or whose first subscript is not 1 | sets the table aside |
@@ -54,6 +71,15 @@ _NOTES = """
 
 A table set aside has an error that names the column, the key and the `types` override to choose: `string` is PostgreSQL's text
 for any type, an array's `{{1,2},{3,4}}` or `[0:1]={1,2}` included. Then [copy it again](operations.md#copy-tables-again).
+
+## Infinity
+
+| infinity | is | no real value is |
+|---|---|---|
+| date `infinity` | 5881580-07-11, Spark's greatest | PostgreSQL's dates end in 5874897 |
+| date `-infinity` | January 1 of the year −5877000 | they begin in 4714 BC |
+| timestamp `infinity` | 294247-01-10 04:00:54.775807, Spark's greatest | a later timestamp sets the table aside |
+| timestamp `-infinity` | January 1 of the year −290000 | they begin in 4714 BC |
 
 ## In binary format
 

@@ -7,6 +7,7 @@ import ast
 import re
 import subprocess
 import tomllib
+from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, distribution
@@ -44,9 +45,13 @@ def repository_files() -> tuple[Path, ...]:
     if listed.returncode == 0:
         names = [Path(name) for name in listed.stdout.decode().split("\0") if name]
     else:
-        ignored = {line.strip("/") for line in text_of(ROOT / ".gitignore").splitlines()}
+        lines = text_of(ROOT / ".gitignore").splitlines()
+        anywhere = {line.strip("/") for line in lines if not line.startswith("/")}
+        at_the_top = {line.strip("/") for line in lines if line.startswith("/")}
         names = [path.relative_to(ROOT) for path in ROOT.rglob("*")]
-        names = [name for name in names if ignored.isdisjoint(name.parts)]
+        names = [
+            name for name in names if anywhere.isdisjoint(name.parts) and not at_the_top & set(name.parts[:1])
+        ]
     return tuple(sorted(ROOT / name for name in names if (ROOT / name).is_file()))
 
 
@@ -70,8 +75,9 @@ def pins() -> dict[str, Version]:
 
 def declared() -> list[Requirement]:
     project = PROJECT["project"]
-    texts = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
-    return [Requirement(text) for text in (*texts, *PROJECT["build-system"]["requires"])]
+    extras = [text for texts in project["optional-dependencies"].values() for text in texts]
+    texts = [*project["dependencies"], *extras, *PROJECT["build-system"]["requires"]]
+    return [required for required in map(Requirement, texts) if required.name != project["name"]]
 
 
 def test_the_workspace_and_dg_load_the_same_definitions_under_the_same_name() -> None:
@@ -87,17 +93,43 @@ def test_the_workspace_and_dg_load_the_same_definitions_under_the_same_name() ->
 
 def test_the_packages_are_named_alike_wherever_they_are_listed() -> None:
     tool = PROJECT["tool"]
-    assert tool["hatch"]["build"]["targets"]["wheel"]["packages"] == list(PACKAGES)
-    assert tool["importlinter"]["root_packages"] == list(PACKAGES)
-    assert tool["importlinter"]["contracts"][0]["layers"] == list(PACKAGES)
-    assert sorted(tool["mypy"]["packages"]) == sorted(PACKAGES)
+    build = tool["hatch"]["build"]
+    wheel = build["targets"]["wheel"]
+    placed = {package: f"pgsieve/{package}" for package in PACKAGES}
+    assert wheel["sources"] == {"src/pgsieve": "pgsieve"} | placed
+    assert wheel["only-include"] == ["src/pgsieve", *PACKAGES]
+    assert build["exclude"] == [f"/src/pgsieve/{package}" for package in PACKAGES]
+    assert tool["importlinter"]["contracts"][0]["layers"] == [f"pgsieve.{p}" for p in PACKAGES]
+    links = {path.name: path.readlink() for path in (ROOT / "src/pgsieve").iterdir() if path.is_symlink()}
+    assert links == {package: Path(f"../../{package}") for package in PACKAGES}
 
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_packages_are_imported_from_this_checkout(package: str) -> None:
-    file = import_module(package).__file__
+    file = import_module(f"pgsieve.{package}").__file__
     assert file is not None
     assert Path(file).resolve() == ROOT / package / "__init__.py"
+
+
+def imported(path: Path) -> Iterator[str]:
+    """The packages that a file imports from, by their first names."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            yield (node.module or "").partition(".")[0]
+        elif isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+
+
+def test_nothing_is_imported_under_two_names() -> None:
+    """The folders are on the path of who works in the checkout: `import decoding` would be another module."""
+    others = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in repository_files()
+        if path.suffix == ".py"
+        for name in imported(path)
+        if name in PACKAGES
+    ]
+    assert not others
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(ROOT)))
@@ -173,3 +205,52 @@ def test_requirements_of_requirements_are_pinned_too() -> None:
                 waiting.append(child)
     assert not unpinned
     assert len(seen) > len(declared())
+
+
+#: Whoever opens a session otherwise has the role's search_path and timeouts, and shows what libpq says.
+SESSIONS = ROOT / "resources" / "postgres" / "sessions.py"
+
+
+def connecting(tree: ast.AST) -> list[int]:
+    """The lines that open a session of PostgreSQL by a driver's own means, or import what does."""
+    lines = []
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(value=ast.Name(id="psycopg" | "dbapi" | "pq"), attr="connect" | "PGconn"):
+                lines.append(node.lineno)
+            case ast.Attribute(value=ast.Name(id="Connection" | "AsyncConnection"), attr="connect"):
+                lines.append(node.lineno)
+            case ast.Attribute(attr="Connection" | "AsyncConnection", value=ast.Name(id="psycopg")):
+                lines += [
+                    parent.lineno
+                    for parent in ast.walk(tree)
+                    if isinstance(parent, ast.Attribute) and parent.value is node and parent.attr == "connect"
+                ]
+            case ast.ImportFrom(module="adbc_driver_postgresql" | "adbc_driver_postgresql.dbapi"):
+                lines.append(node.lineno)
+            case ast.Import(names=names) if any(n.name.startswith("adbc_driver_postgresql") for n in names):
+                lines.append(node.lineno)
+            case ast.ImportFrom(module="psycopg", names=names) if any(n.name == "connect" for n in names):
+                lines.append(node.lineno)
+    return sorted(lines)
+
+
+def test_sessions_are_opened_in_one_place() -> None:
+    opening = {path: connecting(ast.parse(path.read_text(encoding="utf-8"))) for path in modules()}
+    assert len(opening.pop(SESSIONS)) == 3
+    assert {str(path): lines for path, lines in opening.items() if lines} == {}
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "psycopg.connect('')",
+        "psycopg.Connection.connect('')",
+        "from psycopg import connect",
+        "from adbc_driver_postgresql import dbapi",
+        "import adbc_driver_postgresql.dbapi",
+        "psycopg.AsyncConnection.connect('')",
+    ],
+)
+def test_what_opens_a_session_is_recognized(program: str) -> None:
+    assert connecting(ast.parse(program)) == [1]

@@ -119,7 +119,7 @@ def test_the_first_python_that_fits_is_named(
     assert (done.returncode, done.stdout.strip()) == (0, str(bin_directory / chosen))
 
 
-@pytest.mark.parametrize("version", ["3.10", "3.14", "2.7"])
+@pytest.mark.parametrize("version", ["3.10", "3.15", "2.7"])
 def test_a_python_of_another_version_is_refused(bin_directory: Path, version: str) -> None:
     python(bin_directory / "python3", version)
     done = run(bin_directory, "python")

@@ -7,25 +7,33 @@ A feed is one replication slot and its change log: the source's, shared by all i
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
-from decoding.builtin_types import NONE_DEFINED, DefinedTypes
-from decoding.definition import DefinedPublication
-from decoding.evolution import Layout, LayoutColumn
-from decoding.publication import (
+from pgsieve.decoding.publications.catalog import (
     Catalog,
     Publication,
+    PublicationError,
     ReplicatedTable,
     Table,
     replicated_tables,
 )
-from decoding.routing import CapturePublication, capture_suffixes, leaves_captured, plan_capture
-from decoding.types import ColumnType, column_type
-from resources.delta import column_mapping
-from resources.pgoutput import PgoutputOptions
-from resources.postgres import Source
+from pgsieve.decoding.publications.definition import DefinedPublication
+from pgsieve.decoding.publications.evolution import Layout, LayoutColumn, SchemaChangedError, sources
+from pgsieve.decoding.publications.evolution import Source as ColumnSource
+from pgsieve.decoding.publications.routing import (
+    CapturePublication,
+    capture_suffixes,
+    leaves_captured,
+    plan_capture,
+)
+from pgsieve.decoding.values.builtin_types import NONE_DEFINED, DefinedTypes
+from pgsieve.decoding.values.types import ColumnType, column_type
+from pgsieve.resources.lake.lake import column_mapping
+from pgsieve.resources.postgres.plugin_options import PgoutputOptions
+from pgsieve.resources.postgres.source import Source
 
 #: The tables of a subscription that are copied, transformed or applied at the same time.
 PARALLEL_TABLES = 4
@@ -47,14 +55,33 @@ class Feed:
     #: Whether the slot is to be synchronized to standbys.
     failover: bool = False
 
+    def exclusively(self) -> AbstractContextManager[None]:
+        """Read the slot alone in the block; whoever works on a subscription alone, too, begins with this."""
+        return self.source.exclusively(f"slot {self.slot}")
+
     def with_defined(self, catalog: Catalog) -> Catalog:
-        """The catalog with the publications of pgsieve.yaml beside those of the server."""
-        own = {name: defined.resolve(catalog) for name, defined in self.defined.items()}
+        """The catalog with the publications of pgsieve.yaml beside those of the server, as far as they are sound."""
+        own = {}
+        for name, defined in self.defined.items():
+            with suppress(PublicationError):  # Who subscribes to it hears of that: see `publications`.
+                own[name] = defined.resolve(catalog)
         return replace(catalog, publications={**catalog.publications, **own})
 
     def publications(self, catalog: Catalog, subscription: str) -> tuple[Publication, ...]:
-        """The publications of one subscription; raises PublicationError where one is missing."""
+        """The publications of one subscription; raises PublicationError where one is missing, or refused."""
+        for name in self.subscriptions[subscription]:
+            if name in self.defined and name not in catalog.publications:
+                self.defined[name].resolve(catalog)  # Says what is wrong with it.
         return catalog.select(self.subscriptions[subscription])
+
+    def published_part(self, catalog: Catalog) -> "Feed":
+        """The feed of the subscriptions whose publications are there."""
+        there = {}
+        for name, publications in self.subscriptions.items():
+            with suppress(PublicationError):
+                self.publications(catalog, name)
+                there[name] = publications
+        return replace(self, subscriptions=there)
 
     def planned_capture(self, catalog: Catalog) -> tuple[CapturePublication, ...]:
         """What the slot has to capture; nothing of pgsieve's own where the publisher filters."""
@@ -235,3 +262,19 @@ def _layout(read: Mapping[str, Any]) -> Layout:
 
 def _pairs(read: Iterable[Sequence[str]]) -> tuple[tuple[str, str], ...]:
     return tuple((name, spark) for name, spark in read)
+
+
+def planned_sources(former: Definition, present: Definition) -> tuple[ColumnSource, ...]:
+    """Where the present columns get their values from; raises SchemaChangedError where that takes a copy."""
+    if bool(column_mapping(former.names)) != bool(column_mapping(present.names)):
+        raise SchemaChangedError("a column got or lost a name that Parquet forbids")
+    planned = sources(
+        former.layout,
+        present.layout,
+        dict(former.columns),
+        dict(present.columns),
+        listed=former.listed or present.listed,
+    )
+    if all(source.former is None for source in planned) and present != former:
+        raise SchemaChangedError("no column is left of the former ones")
+    return planned

@@ -1,23 +1,32 @@
 """What PostgreSQL or pgsieve would refuse, found before anything is created.
 
-In: a feed's subscriptions and its publisher. Out: errors: definitions in pgsieve.yaml that CREATE PUBLICATION
-would refuse, publications that are missing or disagree, changes that the publisher would refuse for the sake of
-the replica identity, and row filters that Spark cannot evaluate exactly.
+In: a feed's subscriptions and its publisher. Out: errors, each of a subscription: definitions in pgsieve.yaml that
+CREATE PUBLICATION would refuse, publications that are missing or disagree, changes that the publisher would refuse for
+the sake of the replica identity; or of one of its tables: row filters that Spark cannot evaluate exactly, types that
+cannot be had. Who has one waits, and nobody else of the feed does.
 """
 
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import psycopg
 
-from assets.steps.row_filters import row_filter, table_filter
-from assets.steps.subscription import Feed
-from decoding.definition import DefinedPublication
-from decoding.errors import PgsieveError, UnsupportedFilterError
-from decoding.generated_columns import expanded
-from decoding.publication import (
+from pgsieve.assets.steps.records.subscription_state import disable
+from pgsieve.assets.steps.records.table_states import (
+    INITIALIZE,
+    REMOVED,
+    SET_ASIDE,
+    Name,
+    TableState,
+    set_states,
+    table_states,
+)
+from pgsieve.assets.steps.subscription import Feed, Subscription
+from pgsieve.decoding.errors import PgsieveError, UnsupportedFilterError
+from pgsieve.decoding.publications.catalog import (
     Catalog,
     Publication,
     PublicationError,
@@ -27,10 +36,19 @@ from decoding.publication import (
     published_relation,
     replicated_tables,
 )
-from decoding.replica_identity import refused_changes
-from decoding.routing import changed_relations
-from resources.expressions import RejectedFilterError, UncheckedFilterError, analysis, filter_columns
-from resources.postgres import why_missing
+from pgsieve.decoding.publications.definition import DefinedPublication
+from pgsieve.decoding.publications.filters import table_filter
+from pgsieve.decoding.publications.generated_columns import expanded
+from pgsieve.decoding.publications.replica_identity import refused_changes
+from pgsieve.decoding.publications.routing import changed_relations
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.postgres.filter_analysis import (
+    RejectedFilterError,
+    UncheckedFilterError,
+    analysis,
+    filter_columns,
+)
+from pgsieve.resources.postgres.source import why_missing
 
 #: The columns that the row filters of pgsieve.yaml read, as the publisher analysed them.
 _Read = dict[tuple[int, str], frozenset[str]]
@@ -43,14 +61,20 @@ class Examination:
         self._feed = feed
         self._read: _Read = {}
         self.unchecked: UncheckedFilterError | None = None
-        self.refused: list[PgsieveError] = []
+        self.refusals: dict[str, list[PgsieveError]] = {}
         sound = {}
         for name, defined in feed.defined.items():
             problems = list(self._definition_problems(connection, defined, server))
-            self.refused += problems
-            if not problems:
+            if problems:
+                self.refusals[name] = problems
+            else:
                 sound[name] = self._analysed(defined.resolve(server), server)
         self.catalog = replace(server, publications={**server.publications, **sound})
+
+    @property
+    def refused(self) -> list[PgsieveError]:
+        """What is wrong with the definitions of pgsieve.yaml."""
+        return [problem for problems in self.refusals.values() for problem in problems]
 
     def _definition_problems(
         self, connection: psycopg.Connection[Any], defined: DefinedPublication, server: Catalog
@@ -90,8 +114,24 @@ class Examination:
                 read = table_filter(catalog.tables[entry.oid], entry.where).columns
         return replace(entry, filter_columns=read)
 
-    def subscription_problems(self, subscription: str) -> Iterator[PgsieveError]:
-        """What stands in the way of a subscription whose publications are there."""
+    def obstacle(self, subscription: str) -> PgsieveError | None:
+        """Why nothing of a subscription can be replicated; None for one that is sound but for some of its tables.
+
+        The publisher itself refuses an UPDATE that its own publication does not allow; a publication that pgsieve.yaml
+        defines is held to the same rule here.
+        """
+        for name in self._feed.subscriptions[subscription]:
+            for refused in self.refusals.get(name, ()):
+                return refused
+        for problem in self.publication_problems(subscription):
+            return problem
+        for publication, problem in self.refused_changes(subscription):
+            if publication.name in self._feed.defined:
+                return problem
+        return None
+
+    def publication_problems(self, subscription: str) -> Iterator[PgsieveError]:
+        """What is wrong with a subscription's publications, of which those of pgsieve.yaml are sound."""
         catalog = self.catalog
         names = self._feed.subscriptions[subscription]
         if any(name in self._feed.defined and name not in catalog.publications for name in names):
@@ -104,12 +144,15 @@ class Examination:
             return
         for table in changed_relations(catalog):
             try:
-                sent = published_relation(table, publications, catalog)
+                published_relation(table, publications, catalog)
             except PublicationError as error:
                 yield error
-                continue
-            if sent is not None and not self._feed.filtered:
-                yield from _filters_beyond_spark(sent)
+
+    def filter_problems(self, subscription: str) -> Iterator[PgsieveError]:
+        """The row filters that Spark cannot evaluate, of a subscription whose publications are sound."""
+        with suppress(PublicationError):
+            for _, error in _filters_beyond_spark(self._feed, subscription, self.catalog):
+                yield error
 
     def refused_changes(self, subscription: str) -> Iterator[tuple[Publication, PgsieveError]]:
         """The publications because of which the publisher refuses UPDATE or DELETE of a table, each with its error."""
@@ -125,39 +168,110 @@ class Examination:
         missing = self.catalog.missing(n for n in named if n not in self._feed.defined)
         found = [
             *([missing] if missing else []),
-            *self.subscription_problems(subscription),
+            *self.publication_problems(subscription),
+            *self.filter_problems(subscription),
             *(e for _, e in self.refused_changes(subscription)),
         ]
         yield from {str(error): error for error in found}.values()
 
 
-def refuse_unsound(connection: psycopg.Connection[Any], feed: Feed, server: Catalog) -> Catalog:
-    """The catalog with the publications of pgsieve.yaml; raises the first problem that has to be mended.
+def sound_part(connection: psycopg.Connection[Any], feed: Feed, server: Catalog) -> tuple[Feed, Catalog]:
+    """The feed of the subscriptions that nothing stands in the way of, and the catalog with all sound publications.
 
-    The publisher itself refuses an UPDATE that its own publication does not allow; a publication that
-    pgsieve.yaml defines is held to the same rule here.
+    Those that are left out are to the feed as if pgsieve.yaml did not have them: once they are sound their tables are
+    copied again. Raises the first problem where nobody is left.
     """
     examined = Examination(connection, feed, server)
-    for error in examined.refused:
-        raise error
-    for subscription in feed.subscriptions:
-        for error in examined.subscription_problems(subscription):
-            raise error
-        for publication, error in examined.refused_changes(subscription):
-            if publication.name in feed.defined:
-                raise error
-    return examined.catalog
+    obstacles = {name: examined.obstacle(name) for name in feed.subscriptions}
+    sound = {name: feed.subscriptions[name] for name, obstacle in obstacles.items() if obstacle is None}
+    for obstacle in obstacles.values():
+        if obstacle is not None and not sound:
+            raise obstacle
+    return replace(feed, subscriptions=sound), examined.catalog
 
 
-def _filters_beyond_spark(sent: PublishedRelation) -> Iterator[PgsieveError]:
+def sound_catalog(
+    connection: psycopg.Connection[Any], subscription: Subscription, server: Catalog
+) -> Catalog:
+    """The catalog with the publications that pgsieve.yaml defines for a subscription; raises what stands in its way."""
+    feed = subscription.feed
+    names = feed.subscriptions[subscription.name]
+    defined = {name: feed.defined[name] for name in names if name in feed.defined}
+    own = replace(feed, subscriptions={subscription.name: names}, defined=defined)
+    return sound_part(connection, own, server)[1]
+
+
+def table_problems(subscription: Subscription, catalog: Catalog) -> dict[Name, PgsieveError]:
+    """Why tables of a sound subscription cannot be replicated, each for itself."""
+    problems: dict[Name, PgsieveError] = {}
+    for name, replicated in subscription.tables(catalog).items():
+        try:
+            subscription.definition(replicated, catalog)
+        except PgsieveError as error:
+            problems[name] = error
+    for table, problem in _filters_beyond_spark(subscription.feed, subscription.name, catalog):
+        problems.setdefault((table.schema, table.name), problem)
+    return problems
+
+
+def hold_back(subscription: Subscription, lake: Lake, catalog: Catalog) -> dict[Name, PgsieveError]:
+    """Let the tables wait that cannot be replicated as they are published now; which ones, and why.
+
+    They are copied once they can be, as changes go by meanwhile. With `disable_on_error` the subscription is disabled.
+    """
+    problems, states = table_problems(subscription, catalog), table_states(lake, subscription.name)
+    waiting = []
+    for name, error in problems.items():
+        state = states.get(name, TableState(*name, REMOVED))
+        reason = waiting_for(error)
+        if state.state != SET_ASIDE and (state.state, state.reason) != (INITIALIZE, reason):
+            waiting.append(replace(state, state=INITIALIZE, reason=reason))
+    set_states(lake, subscription.name, waiting)
+    if problems and subscription.disable_on_error:
+        disable(lake, subscription.name, next(iter(problems.values())).message)
+    return problems
+
+
+def waiting_for(error: PgsieveError) -> str:
+    """The reason of a table that waits."""
+    return f"{error.message}; it is copied by the first run after that is mended"
+
+
+def _filters_beyond_spark(
+    feed: Feed, subscription: str, catalog: Catalog
+) -> Iterator[tuple[Table, PgsieveError]]:
+    """The tables of a subscription with row filters that Spark cannot evaluate; none where the publisher does it."""
+    if feed.filtered:
+        return
+    publications = feed.publications(catalog, subscription)
+    for table in changed_relations(catalog):
+        with suppress(PublicationError):
+            sent = published_relation(table, publications, catalog)
+            if sent is not None:
+                yield from ((sent.publish_as, error) for error in _beyond_spark(sent))
+
+
+def _beyond_spark(sent: PublishedRelation) -> Iterator[PgsieveError]:
     for operation, texts in sent.filters.items():
         for text in texts or ():
+            read = _columns_read(sent.publish_as, text)
+            if isinstance(read, PgsieveError):
+                yield read
+                continue
             try:
-                read = row_filter(sent, text).columns
                 if operation != "insert" and expanded(text, sent.publish_as) != text:
                     _refuse_uncomputable(sent, read)
             except PgsieveError as error:
                 yield error
+
+
+@lru_cache(maxsize=4096)  # A continuous run asks for each slice.
+def _columns_read(table: Table, text: str) -> frozenset[str] | PgsieveError:
+    """The columns that a row filter reads, or why Spark cannot evaluate it."""
+    try:
+        return table_filter(table, text).columns
+    except PgsieveError as error:
+        return error
 
 
 def _refuse_uncomputable(sent: PublishedRelation, read: frozenset[str]) -> None:

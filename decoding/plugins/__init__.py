@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from decoding.output_plugin import OutputPluginError, OutputPluginInit
-from decoding.plugins import json_lines, pgoutput, test_decoding
+from pgsieve.decoding.plugins import json_lines, pgoutput, test_decoding
+from pgsieve.decoding.plugins.interface import OutputPluginError, OutputPluginInit
 
 PLUGINS: Mapping[str, OutputPluginInit] = MappingProxyType(
     {"json": json_lines.init, "pgoutput": pgoutput.init, "test_decoding": test_decoding.init}

@@ -31,8 +31,18 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from decoding.lsn import format_lsn
-from decoding.messages import (
+from pgsieve.decoding.lsn import format_lsn
+from pgsieve.decoding.plugins.interface import (
+    Change,
+    DecodingContext,
+    OutputPluginCallbacks,
+    OutputPluginOptions,
+    OutputType,
+    OutputTypeError,
+    Transaction,
+)
+from pgsieve.decoding.plugins.options import parse_bool, unknown_option
+from pgsieve.decoding.protocol.messages import (
     Delete,
     Insert,
     LogicalMessage,
@@ -45,18 +55,8 @@ from decoding.messages import (
     Unchanged,
     Update,
 )
-from decoding.output_datetimes import timestamptz_text
-from decoding.output_plugin import (
-    Change,
-    DecodingContext,
-    OutputPluginCallbacks,
-    OutputPluginOptions,
-    OutputType,
-    OutputTypeError,
-    Transaction,
-)
-from decoding.plugins.options import parse_bool, unknown_option
-from decoding.relations import PublishedRelation
+from pgsieve.decoding.protocol.relations import PublishedRelation
+from pgsieve.decoding.values.output_datetimes import timestamptz_text
 
 _STREAM_CHANGES = "stream-changes"
 _BOOL = 16

@@ -5,8 +5,8 @@ Raises OutputPluginOptionError that names the option; options hold no data, so i
 
 from __future__ import annotations
 
-from decoding.booleans import BOOLEANS
-from decoding.output_plugin import OutputPluginOptionError
+from pgsieve.decoding.plugins.interface import OutputPluginOptionError
+from pgsieve.decoding.values.booleans import BOOLEANS
 
 
 def parse_bool(name: str, value: str | None) -> bool:

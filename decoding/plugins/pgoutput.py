@@ -16,7 +16,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from decoding.messages import (
+from pgsieve.decoding.plugins.interface import (
+    Change,
+    DecodingContext,
+    OutputPluginCallbacks,
+    OutputPluginOptionError,
+    OutputPluginOptions,
+    OutputType,
+    Transaction,
+)
+from pgsieve.decoding.plugins.options import parse_bool
+from pgsieve.decoding.protocol.messages import (
     AbortInfo,
     Begin,
     BeginPrepare,
@@ -37,17 +47,7 @@ from decoding.messages import (
     Type,
     encode,
 )
-from decoding.output_plugin import (
-    Change,
-    DecodingContext,
-    OutputPluginCallbacks,
-    OutputPluginOptionError,
-    OutputPluginOptions,
-    OutputType,
-    Transaction,
-)
-from decoding.plugins.options import parse_bool
-from decoding.relations import PublishedRelation
+from pgsieve.decoding.protocol.relations import PublishedRelation
 
 _OPTIONS = ("proto_version", "streaming", "two_phase", "messages", "origin")
 _NEWEST_PROTOCOL = 4

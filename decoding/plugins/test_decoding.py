@@ -16,7 +16,7 @@ publications, line by line, but for what pgoutput does not send:
   that the server lists in a TRUNCATE besides their partitions;
 - changes of a partition that is published as its root: these have the root's name and columns;
 - rewrites of tables by DDL, which include-rewrites shows;
-- names of types that are not built in, where they come from Type messages alone (`decoding.relations`);
+- names of types that are not built in, where they come from Type messages alone (`pgsieve.decoding.protocol.relations`);
 - origins of single changes, of messages that are not transactional, and of streamed transactions: only-local
   leaves out whole transactions;
 - with stream-changes, what had been streamed of a (sub)transaction that was aborted by the time it was read:
@@ -33,9 +33,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from decoding.messages import Binary, Delete, Insert, LogicalMessage, Null, Text, Truncate, TupleData
-from decoding.output_datetimes import timestamptz_text
-from decoding.output_plugin import (
+from pgsieve.decoding.plugins.interface import (
     Change,
     DecodingContext,
     OutputPluginCallbacks,
@@ -44,9 +42,20 @@ from decoding.output_plugin import (
     OutputTypeError,
     Transaction,
 )
-from decoding.plugins.options import parse_bool, unknown_option
-from decoding.quoting import NEWEST_SERVER, quote_identifier, quote_literal, quote_qualified
-from decoding.relations import PublishedRelation
+from pgsieve.decoding.plugins.options import parse_bool, unknown_option
+from pgsieve.decoding.protocol.messages import (
+    Binary,
+    Delete,
+    Insert,
+    LogicalMessage,
+    Null,
+    Text,
+    Truncate,
+    TupleData,
+)
+from pgsieve.decoding.protocol.relations import PublishedRelation
+from pgsieve.decoding.values.output_datetimes import timestamptz_text
+from pgsieve.decoding.values.quoting import NEWEST_SERVER, quote_identifier, quote_literal, quote_qualified
 
 _OPTIONS = (
     "include-xids",

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decoding.errors import PgsieveError
-from decoding.lsn import MAX_LSN, InvalidLsnError, format_lsn, parse_lsn
+from pgsieve.decoding.errors import PgsieveError
+from pgsieve.decoding.lsn import MAX_LSN, InvalidLsnError, format_lsn, parse_lsn
 
 lsns = st.integers(0, MAX_LSN)
 

@@ -19,7 +19,7 @@ import psycopg
 import pytest
 import yaml
 
-from resources.embedded import EmbeddedServer
+from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.fixtures.servers import drop_slots
 from tests.fixtures.spark_servers import (
     SMALL_DATA,
@@ -67,7 +67,15 @@ class _Pgsieve:
     def start(self, command: str) -> subprocess.Popen[str]:
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("PYSPARK", "SPARK"))}
         return subprocess.Popen(
-            [sys.executable, "-m", "pipelines.cli", "--verbose", command, "-c", str(self._path)],
+            [
+                sys.executable,
+                "-m",
+                "pgsieve.pipelines.command_line.cli",
+                "--verbose",
+                command,
+                "-c",
+                str(self._path),
+            ],
             cwd=CHECKOUT,
             env=clean,
             stdout=subprocess.PIPE,

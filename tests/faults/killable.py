@@ -22,16 +22,21 @@ import pyarrow as pa
 import yaml
 from deltalake import DeltaTable, QueryBuilder
 
-from resources.delta import escape
-from resources.embedded import EmbeddedServer
-from resources.failpoints import VARIABLE
+from pgsieve.resources.failpoints import VARIABLE
+from pgsieve.resources.lake.lake import escape
+from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.fixtures.oracle import wait_until
 
 # Imported once, in the process that the others are forked from: a run then starts in a moment.
 _processes = multiprocessing.get_context("forkserver")
 _processes.set_forkserver_preload(
     [
-        *("pipelines.cli", "pipelines.run", "pipelines.follow", "assets.steps.change_log"),
+        *(
+            "pgsieve.pipelines.command_line.cli",
+            "pgsieve.pipelines.commands.run",
+            "pgsieve.pipelines.commands.follow",
+            "pgsieve.assets.steps.slot_consumption.drain",
+        ),
         *(
             "dagster._core.storage.base_storage",
             "pyspark.sql.connect.session",
@@ -250,7 +255,7 @@ def _pgsieve(arguments: list[str], log: str, failpoint: str | None) -> None:
     faulthandler.register(signal.SIGUSR1)
     if failpoint is not None:
         os.environ[VARIABLE] = failpoint
-    from pipelines.cli import app
+    from pgsieve.pipelines.command_line.cli import app
 
     app(arguments, prog_name="pgsieve")
 

@@ -16,12 +16,12 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from assets.steps.change_log import drain
-from pipelines.config import load_config
-from pipelines.follow import follow
-from pipelines.project import project
-from pipelines.results import RunSummary
-from resources.embedded import EmbeddedServer
+from pgsieve.assets.steps.slot_consumption.drain import drain
+from pgsieve.pipelines.commands.follow import follow
+from pgsieve.pipelines.commands.results import RunSummary
+from pgsieve.pipelines.config.model import load_config
+from pgsieve.pipelines.project import project
+from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.fixtures.oracle import wait_until
 from tests.fixtures.servers import TEST_SETTINGS
 from tests.fixtures.shop import Quiet, Shop

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from resources.embedded import EmbeddedServer
-from resources.failpoints import Failpoint
+from pgsieve.resources.failpoints import Failpoint
+from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.faults.killable import site
 
 pytestmark = pytest.mark.spark
@@ -23,9 +23,11 @@ FIRST = (
     Failpoint.CATALOG_RECORDED,
     Failpoint.SNAPSHOT_EXPORTED,
     Failpoint.COPY_BEGUN,
+    Failpoint.COPY_PLANNED,
     Failpoint.CHUNK_COPIED,
     Failpoint.TABLE_COPIED,
     Failpoint.TABLE_COPIED,
+    Failpoint.COPY_FINISHED,
     Failpoint.TABLES_READY,
     Failpoint.SLOT_CREATED,
 )

@@ -14,7 +14,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from resources.embedded import EmbeddedServer
+from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.faults.killable import FOUND, REFUSED, settled, site, told
 
 pytestmark = pytest.mark.spark

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from resources.embedded import EmbeddedServer
+from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.faults.killable import REFUSED, settled, site
 from tests.faults.proxy import Proxy
 from tests.fixtures.servers import TEST_SETTINGS, new_server

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import atheris
 
-with atheris.instrument_imports(include=["decoding"]):
+with atheris.instrument_imports(include=["pgsieve.decoding"]):
     from tests.fuzzing.targets import TARGETS, seeds
 
 LIMITS = ("-timeout=5", "-rss_limit_mb=2048", "-max_len=8192")

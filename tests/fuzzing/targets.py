@@ -11,14 +11,15 @@ from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 
-from decoding.envelope import decode_envelope, encode_envelope
-from decoding.errors import ProtocolError, ValueNotRepresentableError
-from decoding.lsn import InvalidLsnError, format_lsn, parse_lsn
-from decoding.messages import Begin, Commit, Decoder, Delete, Insert, Update, decode, encode
-from decoding.transactions import TransactionAssembler
-from decoding.tuples import HeaderScanner, RelationColumns, decode_changes
-from decoding.types import column_type
-from resources.spool import FileSpool
+from pgsieve.decoding.errors import ProtocolError, ValueNotRepresentableError
+from pgsieve.decoding.lsn import InvalidLsnError, format_lsn, parse_lsn
+from pgsieve.decoding.protocol.envelope import decode_envelope, encode_envelope
+from pgsieve.decoding.protocol.headers import HeaderScanner
+from pgsieve.decoding.protocol.messages import Begin, Commit, Decoder, Delete, Insert, Update, decode, encode
+from pgsieve.decoding.protocol.transactions import TransactionAssembler
+from pgsieve.decoding.protocol.tuples import RelationColumns, decode_changes
+from pgsieve.decoding.values.types import column_type
+from pgsieve.resources.spool import FileSpool
 from tests.fixtures.recordings import Recording, recordings
 
 _STREAMING, _PARALLEL = 1, 2

@@ -15,13 +15,13 @@ import pytest
 import yaml
 from deltalake import DeltaTable
 
-from pipelines.check import check
-from pipelines.config import Config, load_config
-from pipelines.definitions import definitions, register_tables
-from pipelines.run import instance, run
-from pipelines.status import status
-from resources.embedded import EmbeddedServer
-from resources.spark import SparkEngine
+from pgsieve.pipelines.commands.check import check
+from pgsieve.pipelines.commands.run import instance, run
+from pgsieve.pipelines.commands.status import status
+from pgsieve.pipelines.config.model import Config, load_config
+from pgsieve.pipelines.definitions import definitions, register_tables
+from pgsieve.resources.lake.session import SparkEngine
+from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.fixtures.oracle import wait_until
 from tests.fixtures.servers import drop_slots
 
@@ -29,9 +29,9 @@ pytestmark = pytest.mark.spark
 
 
 class _Quiet:
-    def start(self, task: str, total: int | None) -> None: ...
+    def start(self, task: str) -> None: ...
 
-    def advance(self, task: str, n: int) -> None: ...
+    def tell(self, line: str) -> None: ...
 
     def finish(self, task: str) -> None: ...
 
@@ -232,7 +232,15 @@ def test_a_followed_subscription_gets_changes_as_they_arrive_until_it_is_stopped
         return DeltaTable(lake / "sales" / "public" / "notes").count() == rows
 
     (before,) = database.execute("select count(*) from notes").fetchone()
-    command = [sys.executable, "-m", "pipelines.cli", "run", "--follow", "--config", str(config.path)]
+    command = [
+        sys.executable,
+        "-m",
+        "pgsieve.pipelines.command_line.cli",
+        "run",
+        "--follow",
+        "--config",
+        str(config.path),
+    ]
     with log.open("w") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
     try:

@@ -16,8 +16,8 @@ import yaml
 from deltalake import write_deltalake
 from psycopg.conninfo import make_conninfo
 
-from pipelines.demo import SMALL_DATA
-from resources.embedded import EmbeddedServer
+from pgsieve.pipelines.commands.demo import SMALL_DATA
+from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.fixtures.servers import drop_slots
 
 PASSWORD = "pa'ss \\ w\"ord ${x} %41 =ü"
@@ -51,8 +51,9 @@ def conninfo(publisher_server: EmbeddedServer) -> Iterator[str]:
         admin.execute("drop database secrets with (force)")
 
 
-def _configuration(folder: Path, conninfo: str) -> Path:
-    source = {"conninfo": make_conninfo(conninfo, password=PASSWORD).replace("${", "$${")}
+def _configuration(folder: Path, conninfo: str, secrets: dict[str, str] | None = None) -> Path:
+    secrets = {"password": PASSWORD} if secrets is None else secrets
+    source = {"conninfo": (make_conninfo(conninfo, **secrets) if secrets else conninfo).replace("${", "$${")}
     written = {
         "lake": "./lake",
         "spark": {"conf": {**SMALL_DATA, "spark.pgsieve.smallBytes": "-1"}},
@@ -79,7 +80,15 @@ class Pgsieve:
 
     def __call__(self, *command: str, environment: dict[str, str] | None = None) -> int:
         started = subprocess.Popen(
-            [sys.executable, "-m", "pipelines.cli", "--verbose", *command, "-c", str(self._config)],
+            [
+                sys.executable,
+                "-m",
+                "pgsieve.pipelines.command_line.cli",
+                "--verbose",
+                *command,
+                "-c",
+                str(self._config),
+            ],
             env={**os.environ, "DAGSTER_HOME": "", **(environment or {})},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -100,7 +109,7 @@ class Pgsieve:
                     line = process.read_bytes()
                 except OSError:
                     continue
-                if b"pipelines.cli" in line or b"java" in line or b"pyspark" in line:
+                if b"pgsieve.pipelines.command_line.cli" in line or b"java" in line or b"pyspark" in line:
                     self._titles.add(line.replace(b"\0", b" "))
 
 
@@ -130,11 +139,13 @@ def test_secrets_are_left_nowhere(tmp_path: Path, conninfo: str) -> None:
     gone = {"PGHOST": "127.0.0.1", "PGPASSWORD": PASSWORD}
     _configuration(tmp_path, "port=1 dbname=secrets")
     assert pgsieve("run", environment=gone) == 2, "no server"
+    _configuration(tmp_path, "postgresql://me:qxzj@zjqx@127.0.0.1:1/shop", {})
+    assert pgsieve("run") == 2, "libpq takes a part of the password for the host"
     written = b"".join(path.read_bytes() for path in _files(tmp_path))
     seen = pgsieve.seen
     assert b"set aside" in seen
     assert b"java" in seen
-    for secret in (PASSWORD, PLANTED_PASSWORD, CELL, NUMBER):
+    for secret in (PASSWORD, PLANTED_PASSWORD, CELL, NUMBER, "qxzj", "zjqx"):
         for form in {secret, repr(secret)[1:-1], secret.replace("'", "\\'").replace('"', '\\"')}:
             assert form.encode() not in seen
             assert form.encode() not in written

@@ -14,10 +14,10 @@ from typing import Any
 import psycopg
 import pytest
 
-from decoding.errors import PgsieveError
-from decoding.filter_numeric import FROM_NUMERIC, TO_NUMERIC
-from decoding.filter_strings import INTEGER_FUNCTIONS, STRING_FUNCTIONS
-from resources.embedded import EmbeddedServer
+from pgsieve.decoding.errors import PgsieveError
+from pgsieve.decoding.row_filters.numeric import FROM_NUMERIC, TO_NUMERIC
+from pgsieve.decoding.row_filters.strings import INTEGER_FUNCTIONS, STRING_FUNCTIONS
+from pgsieve.resources.postgres.embedded import EmbeddedServer
 
 SEED = int(os.environ.get("PGSIEVE_SEED") or random.SystemRandom().randrange(1 << 32))
 BUDGET_SECONDS = float(os.environ.get("PGSIEVE_BUDGET_SECONDS", "10"))

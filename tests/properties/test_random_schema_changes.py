@@ -17,18 +17,29 @@ from dataclasses import dataclass, field, replace
 
 import psycopg
 
-from assets.steps.relation_versions import OPERATIONS, arriving_columns
-from assets.steps.schema_changes import former_definition, planned_sources
-from assets.steps.slice_contents import Part, RelationVersion
-from assets.steps.subscription import Definition, Feed, Subscription
-from decoding.evolution import SchemaChangedError, missing_value
-from decoding.lsn import format_lsn
-from decoding.messages import Begin, Delete, Insert, OldKey, OldRow, Relation, Text, Update, decode
-from decoding.publication import PublishedRelation
-from decoding.tuple_data import TupleData
-from resources.embedded import EmbeddedServer
-from resources.postgres import Source, read_catalog
-from resources.slot import current_lsn
+from pgsieve.assets.steps.records.columns import ROW_OPERATIONS
+from pgsieve.assets.steps.subscription import Definition, Feed, Subscription, planned_sources
+from pgsieve.assets.steps.update_transformation.relation_versions import arriving_columns
+from pgsieve.assets.steps.update_transformation.schema_changes import former_definition
+from pgsieve.assets.steps.update_transformation.slice_contents import Part, RelationVersion
+from pgsieve.decoding.lsn import format_lsn
+from pgsieve.decoding.protocol.messages import (
+    Begin,
+    Delete,
+    Insert,
+    OldKey,
+    OldRow,
+    Relation,
+    Text,
+    Update,
+    decode,
+)
+from pgsieve.decoding.protocol.tuple_data import TupleData
+from pgsieve.decoding.publications.catalog import PublishedRelation
+from pgsieve.decoding.publications.evolution import SchemaChangedError, missing_value
+from pgsieve.resources.postgres.embedded import EmbeddedServer
+from pgsieve.resources.postgres.slot import current_lsn
+from pgsieve.resources.postgres.source import Source, read_catalog
 from tests.fixtures.oracle import Session
 
 Row = dict[str, str | None]
@@ -147,7 +158,7 @@ class Followed:
         sent = PublishedRelation(
             relation=replicated.table,
             publish_as=replicated.table,
-            operations=frozenset(OPERATIONS),
+            operations=frozenset(ROW_OPERATIONS),
             filters={},
             columns=present.names,
             publications=("pub",),

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from psycopg import errors
 
-from resources.embedded import EmbeddedServer
+from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.fixtures.oracle import Scenario
 from tests.fixtures.replicas import Writer
 from tests.fixtures.workloads import OnBoth, Step, Transaction, Workload, random_workload
@@ -49,9 +49,14 @@ def run_transaction(scenario: Scenario, statements: tuple[str, ...]) -> None:
         scenario.publisher("RELEASE SAVEPOINT statement")
 
 
-def run_steps(scenario: Scenario, steps: list[Step]) -> None:
-    """Run what the sessions do; DDL that the subscriber cannot have earlier or later waits for it."""
-    for step in steps:
+def run_steps(scenario: Scenario, steps: list[Step], *, sliced: bool = False) -> None:
+    """Run what the sessions do; DDL that the subscriber cannot have earlier or later waits for it.
+
+    `sliced` makes each transaction a slice of its own: the replicas compare batches of them that end elsewhere.
+    """
+    for number, step in enumerate(steps):
+        if sliced and number:
+            scenario.receive()
         if isinstance(step, Transaction):
             run_transaction(scenario, step.statements)
             continue
@@ -79,7 +84,7 @@ def run_workload(scenario: Scenario, workload: Workload) -> int:
     compared = sum(map(len, scenario.check(*scenario.subscribed()).values()))
     for phase in workload.phases:
         print("-- phase")
-        run_steps(scenario, phase)
+        run_steps(scenario, phase, sliced=workload.sliced)
         compared += sum(map(len, scenario.check(*scenario.subscribed()).values()))
     return compared
 

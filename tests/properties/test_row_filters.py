@@ -24,13 +24,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.connect.column import Column as ConnectColumn
 
-from assets.frames.filter_python import udf
-from assets.frames.row_filter import condition
-from decoding.errors import PgsieveError, UnsupportedFilterError
-from decoding.row_filter import FilterColumn, RowFilter, parse_row_filter
-from decoding.types import column_type, from_text
-from resources.delta import SPARK_ERRORS
-from resources.embedded import EmbeddedServer
+from pgsieve.assets.steps.row_filters.condition import condition
+from pgsieve.assets.steps.row_filters.python import udf
+from pgsieve.decoding.errors import PgsieveError, UnsupportedFilterError
+from pgsieve.decoding.row_filters.analysis import FilterColumn, RowFilter, parse_row_filter
+from pgsieve.decoding.values.types import column_type, from_text
+from pgsieve.resources.lake.lake import SPARK_ERRORS
+from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.fixtures.filter_traps import FAILING, TRAPS
 from tests.fixtures.pgsieve_replica import engine
 from tests.fixtures.random_filters import POOLS, RELATION, TABLE, Expressions, quoted

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 import psycopg
 from psycopg import sql
 
-from decoding.envelope import PrimaryKeepalive, decode_envelope
-from decoding.lsn import parse_lsn
-from resources.embedded import POSTGRES_VERSIONS, EmbeddedServer
+from pgsieve.decoding.lsn import parse_lsn
+from pgsieve.decoding.protocol.envelope import PrimaryKeepalive, decode_envelope
+from pgsieve.resources.postgres.embedded import POSTGRES_VERSIONS, EmbeddedServer
 from tests.fixtures.recordings import FOLDER, WALSENDER, Reading, Writer
 from tests.fixtures.servers import new_server
 from tests.fixtures.walsender import Walsender

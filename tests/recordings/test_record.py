@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from resources.embedded import EmbeddedServer
+from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.fixtures.recordings import FOLDER
 from tests.recordings.record import Scenario, record
 

@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterator
 import psycopg
 import pytest
 
-from assets.steps.skip import set_skip
-from assets.steps.subscription_state import (
+from pgsieve.assets.steps.records.subscription_state import (
     SubscriptionDisabledError,
     SubscriptionState,
     enable,
     subscription_state,
 )
-from decoding.errors import PgsieveError
-from decoding.lsn import format_lsn, parse_lsn
+from pgsieve.assets.steps.update_transformation.skip import set_skip
+from pgsieve.decoding.errors import PgsieveError
+from pgsieve.decoding.lsn import format_lsn, parse_lsn
 from tests.fixtures.oracle import Rows, Scenario, wait_until
 from tests.fixtures.pgsieve_replica import PgsieveReplica
 

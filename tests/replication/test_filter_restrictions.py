@@ -16,12 +16,12 @@ from dataclasses import dataclass
 import psycopg
 import pytest
 
-from assets.steps.row_filters import table_filter
-from decoding.errors import UnsupportedFilterError
-from decoding.publication import Table
-from resources.embedded import EmbeddedServer
-from resources.expressions import RejectedFilterError, analysis, filter_columns
-from resources.postgres import read_catalog
+from pgsieve.decoding.errors import UnsupportedFilterError
+from pgsieve.decoding.publications.catalog import Table
+from pgsieve.decoding.publications.filters import table_filter
+from pgsieve.resources.postgres.embedded import EmbeddedServer
+from pgsieve.resources.postgres.filter_analysis import RejectedFilterError, analysis, filter_columns
+from pgsieve.resources.postgres.source import read_catalog
 
 OBJECTS = """
 CREATE TYPE mood AS ENUM ('sad', 'ok');

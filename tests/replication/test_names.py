@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from psycopg import sql
 
-from assets.steps.consistency import check_consistency
+from pgsieve.assets.steps.checks.consistency import check_consistency
 from tests.fixtures.names import WHOLE, WORST, joined
 from tests.fixtures.oracle import Scenario
 from tests.fixtures.pgsieve_replica import PgsieveReplica

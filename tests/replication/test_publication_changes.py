@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from psycopg import errors
 
-from decoding.publication import PublicationError
+from pgsieve.decoding.publications.catalog import PublicationError
 from tests.fixtures.oracle import Scenario
 from tests.fixtures.pgsieve_replica import PgsieveReplica
 from tests.fixtures.replicas import Subscription

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from psycopg import errors
 
-from resources.embedded import EmbeddedServer
+from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.fixtures.oracle import Scenario, wait_until
 from tests.fixtures.pgsieve_replica import PgsieveReplica
 from tests.fixtures.replicas import Subscription

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from assets.steps.change_log import drain
-from assets.steps.initial_sync import copy_tables, tables_to_copy
-from assets.steps.replica_tables import apply
-from assets.steps.subscription import Feed, Subscription
-from assets.steps.table_changes import transform
-from decoding.publication import PublicationError
-from resources.delta import Lake
-from resources.postgres import Source
-from resources.spark import SESSION_SETTINGS
+from pgsieve.assets.steps.apply.replica_tables import apply
+from pgsieve.assets.steps.initial_sync.copy import copy_tables, tables_to_copy
+from pgsieve.assets.steps.slot_consumption.drain import drain
+from pgsieve.assets.steps.subscription import Feed, Subscription
+from pgsieve.assets.steps.update_transformation.transform import transform
+from pgsieve.decoding.publications.catalog import PublicationError
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.session import SESSION_SETTINGS
+from pgsieve.resources.postgres.source import Source
 from tests.fixtures.oracle import Scenario
 from tests.fixtures.pgsieve_replica import engine
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from assets.steps.consistency import check_consistency
+from pgsieve.assets.steps.checks.consistency import check_consistency
 from tests.fixtures.oracle import Scenario, both_writers
 from tests.fixtures.pgsieve_replica import PgsieveReplica
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from resources.embedded import EmbeddedServer
+from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.fixtures.oracle import Scenario
 
 pytestmark = pytest.mark.spark

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pipelines.config_values import slot_name
-from resources.delta import Lake, escape, unescape
-from resources.embedded import EmbeddedServer
-from resources.postgres import literal, quote
+from pgsieve.pipelines.config.values import slot_name
+from pgsieve.resources.lake.lake import Lake, escape, unescape
+from pgsieve.resources.postgres.embedded import EmbeddedServer
+from pgsieve.resources.postgres.source import literal, quote
 from tests.fixtures.names import WORST
 
 #: Up to NAMEDATALEN - 1 bytes of anything but NUL.

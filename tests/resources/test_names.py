@@ -9,9 +9,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from resources.delta import Lake, escape, unescape
-from resources.embedded import EmbeddedServer
-from resources.postgres import literal, quote
+from pgsieve.resources.lake.lake import Lake, escape, unescape
+from pgsieve.resources.postgres.embedded import EmbeddedServer
+from pgsieve.resources.postgres.source import literal, quote
 
 #: What PostgreSQL takes as a name: no zero byte; 63 bytes at most are its own business.
 NAMES = st.text(

@@ -1,0 +1,70 @@
+"""PostgreSQL's names in Dagster: parts of asset keys, Dagster partition keys, names of inputs and outputs.
+
+In: names of schemas and tables as the catalog has them. Out: text that Dagster takes wherever it stands, and that
+reads back as the same name. Dagster makes names of inputs and outputs from asset keys, and allows only
+`[A-Za-z0-9_]` there; `-` becomes `_` on the way (`AssetKey.to_python_identifier`). Nothing here raises, but
+`identifier` for text that no name is written as.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+
+import dagster as dg
+
+Name = tuple[str, str]
+
+#: What Dagster forbids, and `-`, which the others are written with.
+_SPECIAL = re.compile(r"[^A-Za-z0-9_]")
+_WRITTEN = re.compile(r"-([0-9A-F]+)-")
+
+
+def component(identifier: str) -> str:
+    """An identifier as a part of an asset key: ASCII letters, digits and `_` stay, another character is `-CODE-`.
+
+    CODE is its code point: `order items` is `order-20-items`. Two identifiers never become the same.
+    """
+    return _SPECIAL.sub(lambda special: f"-{ord(special.group()):X}-", identifier)
+
+
+def identifier(text: str) -> str:
+    """The identifier that `component` wrote."""
+    return _WRITTEN.sub(lambda code: chr(int(code.group(1), 16)), text)
+
+
+def table_partition(name: Name) -> str:
+    """The Dagster partition key of a published table: no part has a dot in it."""
+    return ".".join(map(component, name))
+
+
+def partition_table(key: str) -> Name:
+    """The (schema, table) of a Dagster partition key."""
+    schema, _, table = key.partition(".")
+    return identifier(schema), identifier(table)
+
+
+def output_names(keys: Iterable[dg.AssetKey]) -> dict[dg.AssetKey, str]:
+    """A name for the output of each asset of an op: Dagster's own, with a number where another asset has that."""
+    names: dict[str, dg.AssetKey] = {}
+    for key in keys:
+        name = base = key.to_python_identifier()
+        number = 2
+        while name in names:
+            name, number = f"{base}_{number}", number + 1
+        names[name] = key
+    return {key: name for name, key in names.items()}
+
+
+def told_apart(keys: Mapping[dg.AssetKey, Name]) -> list[dict[dg.AssetKey, Name]]:
+    """The assets in as few groups as Dagster's names need: within each no two have the same.
+
+    A check of an asset is an output by its key, with `__` between the parts, and has an input by it, with `_`.
+    """
+    groups: list[tuple[dict[dg.AssetKey, Name], set[str]]] = []
+    for key, table in keys.items():
+        names = {key.to_python_identifier(), "_".join(key.path).replace("-", "_")}
+        group, taken = next((g for g in groups if not g[1] & names), ({}, set()))
+        if not group:
+            groups.append((group, taken))
+        group[key] = table
+        taken |= names
+    return [group for group, _ in groups]

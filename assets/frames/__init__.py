@@ -1,1 +1,0 @@
-"""DataFrame -> DataFrame functions: no Dagster, no I/O of their own."""

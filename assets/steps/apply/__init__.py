@@ -1,0 +1,4 @@
+"""The fourth step: changes of a partition root or a table become one commit of its replica, then a cut.
+
+`net_change` reduces them to one row per key, `equal_rows` counts where there is no key; `writer` merges.
+"""

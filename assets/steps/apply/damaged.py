@@ -1,0 +1,60 @@
+"""Replicas that are not what pgsieve left: gone, unreadable, or put back to an earlier version by somebody.
+
+Found before anything is applied: changes would go to a table that lacks the ones before them, and the position in a
+restored table says nothing of its rows. Such a table is set aside; a copy that is asked for makes it anew.
+"""
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from pgsieve.assets.steps.records.cuts import Cut
+from pgsieve.assets.steps.records.failures import copy_again, reason
+from pgsieve.assets.steps.records.table_states import (
+    READY,
+    REMOVED,
+    SET_ASIDE,
+    Name,
+    TableState,
+    set_states,
+    table_states,
+)
+from pgsieve.assets.steps.subscription import Subscription
+from pgsieve.resources.lake.errors import LakeError
+from pgsieve.resources.lake.lake import Lake
+
+
+def set_damaged_aside(
+    subscription: Subscription, lake: Lake, cut: Cut | None, changed: Collection[Name]
+) -> None:
+    """Set aside the tables whose replica is damaged; one that is gone and not published any more is left so.
+
+    Of the `changed` ones, which are about to be written, the whole log is read.
+    """
+    states = [s for s in table_states(lake, subscription.name).values() if s.applies]
+    aside = [
+        replace(state, state=SET_ASIDE, reason=copy_again(subscription.name, state.name, problem))
+        if state.state == READY
+        else replace(state, state=REMOVED, lsn=0)
+        for state in states
+        if (problem := _damage(subscription, lake, state, cut, read=state.name in changed)) is not None
+    ]
+    set_states(lake, subscription.name, aside)
+
+
+def _damage(
+    subscription: Subscription, lake: Lake, state: TableState, cut: Cut | None, *, read: bool
+) -> str | None:
+    """What is wrong with a replica that was ready; None where nothing is."""
+    path = lake.replica(subscription.name, *state.name)
+    try:
+        if not lake.records.exists(path):
+            return f'its replica "{path}" is gone'
+        if read:
+            lake.records.version(path)
+        # A cut from before the copy says nothing of what was copied.
+        known = cut.tables.get(state.name) if cut and cut.is_after(state) else None
+        if known is not None and lake.records.is_restored(path, known):
+            return f'somebody has put its replica "{path}" back to an earlier version'
+    except LakeError as error:
+        return reason(lake, error)
+    return None

@@ -1,0 +1,309 @@
+"""A replica with a key never holds it twice: a batch's first change that meets a row of its key, before it is applied.
+
+In: a batch's transformed changes of one table, its replica. Out: nothing, or KeyConflictError as PostgreSQL's conflicts
+insert_exists and update_exists (section 29.8, CheckAndReportConflict() in src/backend/executor/execReplication.c). All
+changes of the batch count, also those that a later one or a TRUNCATE undoes: where batches end makes no difference.
+
+A small batch of a local lake is looked through in this process, any other one by Spark. Both read only the keys, and of
+the replica only the files whose statistics allow for one of them.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
+
+from pgsieve.assets.steps.apply.conflicting_rows import conflicts, keys_of, lookups
+from pgsieve.assets.steps.apply.writer import Pending
+from pgsieve.assets.steps.records.columns import order
+from pgsieve.assets.steps.records.failures import in_transaction
+from pgsieve.assets.steps.subscription import Definition
+from pgsieve.decoding.errors import PgsieveError
+from pgsieve.decoding.values.quoting import quote_qualified
+from pgsieve.resources.lake.delta_rs import LocalRecords
+from pgsieve.resources.lake.key_lookup import Key, bounds_of, files_within, key_values, present_keys
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.records import quoted
+
+INSERT_EXISTS, UPDATE_EXISTS = "insert_exists", "update_exists"
+
+#: Types whose bounds Spark can be asked for by literals, and those with bounds in Delta's statistics besides.
+_LITERAL = {"tinyint", "smallint", "int", "bigint", "string"}
+_BOUNDED = {*_LITERAL, "date", "timestamp", "timestamp_ntz"}
+#: Types of which Arrow tells values apart that PostgreSQL does not, and those that are no key of a dict.
+_INEXACT = ("float", "double", "array<")
+_CHANGE = ["commit_lsn", "ordinal", "operation", "old", "new"]
+
+
+class KeyConflictError(PgsieveError):
+    """A change of the publisher's whose key the replica has already; `conflict` is PostgreSQL's name for it."""
+
+    def __init__(
+        self, table: tuple[str, str], conflict: str, key: Mapping[str, object], commit_lsn: int
+    ) -> None:
+        columns, values = ", ".join(key), ", ".join(map(_shown, key.values()))
+        problem = (
+            f'conflict detected on relation "{".".join(table)}": conflict={conflict}:'
+            f" Key already exists in the replica, Key ({columns})=({values})"
+        )
+        super().__init__(
+            in_transaction(problem, commit_lsn),
+            hint=f"`pgsieve resync SUBSCRIPTION {quote_qualified(*table)}` copies the table again",
+            sqlstate="23505",
+        )
+        self.conflict = conflict
+        self.commit_lsn = commit_lsn
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Where a row begins or ends: an INSERT has no `old`, a DELETE no `new`, a move has both, a TRUNCATE neither.
+
+    `change` is its place among the changes.
+    """
+
+    change: int
+    old: Key | None = None
+    new: Key | None = None
+
+
+def refuse_conflicts(lake: Lake, path: str, log: str, definition: Definition, pending: Pending) -> None:
+    """Raise KeyConflictError for the first change of a batch that meets a row of its key.
+
+    `path` is the replica, `log` its transformed changes. A table without a key has no conflicts. Where another run has
+    applied the changes meanwhile, they meet their own rows: the write is then left out by its position.
+    """
+    if not definition.key or not (pending.sent("insert") or pending.key_changes):
+        return
+    try:
+        _Search(lake, path, log, definition, pending).refuse()
+    except KeyConflictError:
+        # Read after the rows: what is not applied now was not when they were read.
+        if (lake.records.position(path) or 0) < pending.slices[0].slice:
+            raise
+
+
+def first_conflict(events: Iterable[Event], present: Iterable[Key]) -> Event | None:
+    """The first event that meets a row of its key, where the rows before have the keys `present`.
+
+    A move that finds no row does nothing.
+    """
+    exists = dict.fromkeys(present, True)
+    for event in events:
+        if event.old is None and event.new is None:
+            exists = {}
+        if event.old is not None:
+            finds_row = exists.get(event.old, False)
+            exists[event.old] = False
+            if not finds_row:
+                continue
+        if event.new is not None:
+            if exists.get(event.new):
+                return event
+            exists[event.new] = True
+    return None
+
+
+def looked_up(events: Iterable[Event]) -> Iterator[tuple[int, str]]:
+    """Where the keys are that decide by whether the rows before have them: a change and its side, `old` or `new`.
+
+    A key that an INSERT follows a DELETE of, or whatever comes after a TRUNCATE, needs no look.
+    """
+    seen: set[Key] = set()
+    for event in events:
+        if event.old is None and event.new is None:
+            return
+        for side, key in (("old", event.old), ("new", event.new)):
+            if key is not None and key not in seen:
+                seen.add(key)
+                if event.new is not None:
+                    yield event.change, side
+
+
+@dataclass(frozen=True)
+class _Search:
+    """The look for a batch's first conflict."""
+
+    lake: Lake
+    path: str
+    log: str
+    definition: Definition
+    pending: Pending
+
+    def refuse(self) -> None:
+        """Raise KeyConflictError where there is one."""
+        changes = self._small()
+        if changes is None:
+            with self.lake.refusing(self.path):
+                self._by_spark()
+        elif changes.num_rows:
+            self._locally(changes)
+
+    @property
+    def _slices(self) -> Sequence[int]:
+        return [c.slice for c in self.pending.slices]
+
+    @property
+    def _other_key_until(self) -> int:
+        """Up to which LSN changes may be of a former key: rows may have been equal in the present one then."""
+        former = self.definition.former
+        return former.until if former and former.key != self.definition.key_numbers else 0
+
+    def _error(self, conflict: str, key: Iterable[object], commit_lsn: int) -> KeyConflictError:
+        named = dict(zip(self.definition.key, key, strict=True))
+        return KeyConflictError(self.pending.name, conflict, named, commit_lsn)
+
+    # in this process
+
+    def _small(self) -> pa.Table | None:
+        """The changes, where they are few and their keys are equal in Arrow just where they are in PostgreSQL."""
+        lake, types = self.lake, dict(self.definition.columns)
+        inexact = any(types[name].startswith(_INEXACT) for name in self.definition.key)
+        names = self.definition.names
+        if inexact or not lake.writes_small(self.pending.size) or lake.plain(self.path, names) is None:
+            return None
+        with lake.refusing(self.log):
+            return (
+                None
+                if lake.local is None
+                else _changes(lake.local, self.log, self._slices, self.definition.key)
+            )
+
+    def _locally(self, changes: pa.Table) -> None:
+        """Look one change after the other, after those keys of the replica that matter."""
+        if changes["commit_lsn"][0].as_py() < self._other_key_until:
+            return
+        key = self.definition.key
+        inserted = pc.all(pc.equal(changes["operation"], "insert")).as_py()
+        new = _keys(changes, "new", key)
+        if inserted and new.group_by(key).aggregate([]).num_rows == new.num_rows:
+            asked = new
+        else:
+            places = list(looked_up(_events(changes, key)))
+            sides = {
+                side: pa.array([at for at, named in places if named == side], pa.int64())
+                for side in ("old", "new")
+            }
+            asked = pa.concat_tables(_keys(changes, side, key).take(at) for side, at in sides.items())
+        with self.lake.refusing(self.path):
+            present = present_keys(self.path, asked)
+        if asked is new and not present:
+            return
+        event = first_conflict(_events(changes, key), present)
+        if event is not None:
+            conflict = INSERT_EXISTS if event.old is None else UPDATE_EXISTS
+            values = (new[name][event.change].as_py() for name in key)
+            raise self._error(conflict, values, changes["commit_lsn"][event.change].as_py())
+
+    # by Spark
+
+    def _by_spark(self) -> None:
+        """Look for what is cheap to see at first: in nearly every batch no key begins twice, and no file has one."""
+        key, slices = self.definition.key, self._slices
+        rows = self.lake.slices_of(self.log, slices, every=True)
+        until = self._other_key_until
+        if until and rows.where(F.col("commit_lsn") < until).limit(1).count():
+            return
+        changes = keys_of(rows.where("operation <> 'truncate'"), key)
+        for number, between in enumerate(self._between_truncates(rows)):
+            part, base = changes.where(between), self.lake.current(self.path) if number == 0 else None
+            if not self._may_conflict(part, base):
+                continue
+            moves = bool(self.pending.key_changes)
+            first = conflicts(part, base, key, slices, moves=moves).orderBy("place").first()
+            if first is not None:
+                conflict = INSERT_EXISTS if first["inserted"] else UPDATE_EXISTS
+                raise self._error(conflict, list(first)[: len(key)], first["commit_lsn"])
+
+    def _between_truncates(self, rows: DataFrame) -> Iterator[Column]:
+        """What is before, between and after the TRUNCATEs."""
+        truncates: list[tuple[int, int]] = []
+        if self.pending.truncated_at:
+            table = rows.where("operation = 'truncate'").select("commit_lsn", "ordinal").toArrow()
+            truncates = sorted(set(zip(*(table[c].to_pylist() for c in table.column_names), strict=True)))
+        at = [F.struct(*(F.lit(n).cast("bigint") for n in place)) for place in truncates]
+        for begin, end in zip([None, *at], [*at, None], strict=True):
+            between = F.lit(True) if begin is None else order() > begin
+            yield between if end is None else between & (order() < end)
+
+    def _may_conflict(self, changes: DataFrame, base: DataFrame | None) -> bool:
+        """Whether a key begins more than once, or one that has to be absent from the rows before is not."""
+        key, types = self.definition.key, dict(self.definition.columns)
+        kept, names = lookups(changes, key, self._slices), [f"k{i}" for i in range(len(key))]
+        bounded = [n for n, k in zip(names, key, strict=True) if types[k] in _BOUNDED]
+        seen = kept.agg(
+            F.max("begins").alias("begins"),
+            F.count(F.when(F.col("absent"), 1)).alias("absent"),
+            *(F.min(F.when(F.col("absent"), F.col(n))).alias(f"min_{n}") for n in bounded),
+            *(F.max(F.when(F.col("absent"), F.col(n))).alias(f"max_{n}") for n in bounded),
+        ).toArrow()
+        if (seen["begins"][0].as_py() or 0) > 1:
+            return True
+        if base is None or not seen["absent"][0].as_py():
+            return False
+        columns = dict(zip(names, key, strict=True))
+        bounds = {
+            columns[n]: pa.chunked_array([*seen[f"min_{n}"].chunks, *seen[f"max_{n}"].chunks])
+            for n in bounded
+        }
+        local = self.lake.plain(self.path, self.definition.names)
+        if local and not files_within(DeltaTable(self.path), bounds_of(pa.table(bounds))):
+            return False
+        near = base.select(*(F.col(quoted(k)).alias(n) for n, k in columns.items()))
+        for name in bounded:
+            if types[columns[name]] in _LITERAL:
+                near = near.where(
+                    F.col(name).between(*(F.lit(bound.as_py()) for bound in bounds[columns[name]]))
+                )
+        return bool(kept.where("absent").join(near, names, "left_semi").limit(1).count())
+
+
+def _changes(local: LocalRecords, log: str, slices: Sequence[int], key: Sequence[str]) -> pa.Table | None:
+    """The changes in their order; None where the files lack a column of the key, or are not what Delta would read."""
+    listed = local.slice_files(log, slices, every=True)
+    if listed is None:
+        return None
+    tables = []
+    for file in listed[1]:
+        table = pq.read_table(file, columns=_CHANGE, filters=pc.field("slice").isin(slices))
+        if any(table.schema.field(side).type.get_field_index(k) < 0 for side in ("old", "new") for k in key):
+            return None
+        flat = {name: table[name] for name in _CHANGE[:3]}
+        for side in ("old", "new"):
+            flat[side] = pc.is_valid(table[side])
+            flat |= {f"{side}.{k}": pc.struct_field(table[side], [k]) for k in key}
+        tables.append(pa.table(flat))
+    return pa.concat_tables(tables).sort_by([("commit_lsn", "ascending"), ("ordinal", "ascending")])
+
+
+def _keys(changes: pa.Table, side: str, key: Sequence[str]) -> pa.Table:
+    return pa.table({k: changes[f"{side}.{k}"] for k in key})
+
+
+def _events(changes: pa.Table, key: Sequence[str]) -> Iterator[Event]:
+    """Where rows begin and end; an UPDATE that stays with its key does neither."""
+    old, new = (key_values(_keys(changes, side, key).columns) for side in ("old", "new"))
+    operations, has_old = changes["operation"].to_pylist(), changes["old"].to_pylist()
+    for change, (operation, known, before, after) in enumerate(
+        zip(operations, has_old, old, new, strict=True)
+    ):
+        if operation == "insert":
+            yield Event(change, new=after)
+        elif operation == "delete":
+            yield Event(change, old=before)
+        elif operation == "truncate":
+            yield Event(change)
+        elif known and before != after:
+            yield Event(change, before, after)
+
+
+def _shown(value: object) -> str:
+    """A key's value as PostgreSQL prints it."""
+    if isinstance(value, bool):
+        return "t" if value else "f"
+    return f"\\x{bytes(value).hex()}" if isinstance(value, bytes | bytearray) else str(value)

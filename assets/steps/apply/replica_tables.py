@@ -1,0 +1,461 @@
+"""Apply: transformed changes -> replica tables, one Delta version per table and batch, then a cut.
+
+A batch is some slices that follow one another; their net change is applied. Every write to a replica holds the
+batch's end as its position, and goes to just the version that it was planned from: where another process was faster,
+what is still lacking is planned anew. A table without changes in a batch is not touched. When all tables have a batch,
+its end and their Delta versions are written to `_cuts`.
+"""
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
+
+from pgsieve.assets.steps.apply.damaged import set_damaged_aside
+from pgsieve.assets.steps.apply.key_conflicts import INSERT_EXISTS, KeyConflictError, refuse_conflicts
+from pgsieve.assets.steps.apply.net_change import after_truncate
+from pgsieve.assets.steps.apply.writer import Applied, Pending, ReplicaWriter
+from pgsieve.assets.steps.records.catalogs import altered_slices
+from pgsieve.assets.steps.records.cuts import Cut, append_cut, last_cut
+from pgsieve.assets.steps.records.failures import TABLE_ERRORS, copy_again, is_damage, reason
+from pgsieve.assets.steps.records.feed import durable_position
+from pgsieve.assets.steps.records.subscription_state import disable
+from pgsieve.assets.steps.records.table_states import (
+    FINISHED_COPY,
+    READY,
+    SET_ASIDE,
+    Name,
+    TableState,
+    newest_version,
+    set_states,
+    table_states,
+)
+from pgsieve.assets.steps.records.transformed import TableChanges, transformed_slices, transformed_up_to
+from pgsieve.assets.steps.subscription import PARALLEL_TABLES, Subscription
+from pgsieve.decoding.lsn import format_lsn
+from pgsieve.resources.failpoints import Failpoint, reach
+from pgsieve.resources.lake.errors import LakeError, OverrunError, again_after_conflict
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.records import Standing
+
+#: Slices whose net change is applied at once.
+BATCH_SLICES = 8
+
+#: From this size on a MERGE marks rows in deletion vectors; smaller tables are rewritten sooner than marked.
+LARGE_BYTES = 64 * 1024 * 1024
+
+Log = Callable[[str], None]
+
+
+@dataclass
+class ApplyResult:
+    """What an apply did to each table, and the cut it ended at; `cut` is None where there is none yet."""
+
+    tables: dict[Name, Applied] = field(default_factory=dict)
+    cut: Cut | None = None
+
+
+def batches_of(ends: Sequence[int]) -> Iterable[Sequence[int]]:
+    """The batches of some slices."""
+    return [ends[i : i + BATCH_SLICES] for i in range(0, len(ends), BATCH_SLICES)]
+
+
+def apply(
+    subscription: Subscription,
+    lake: Lake,
+    log: Log,
+    only: Sequence[Name] | None = None,
+    *,
+    cut_into: Callable[[Sequence[int]], Iterable[Sequence[int]]] = batches_of,
+) -> ApplyResult:
+    """Apply the transformed slices that the replicas lack, and write a cut where anything changed.
+
+    `only` restricts it to some tables; then no cut is written, as the others stay behind. `cut_into` makes batches of
+    the slices; whatever they are, the rows are the same.
+    """
+    with subscription.feed.source.exclusively(subscription.name):
+        return _apply(subscription, lake, log, only, cut_into)
+
+
+def _apply(
+    subscription: Subscription,
+    lake: Lake,
+    log: Log,
+    only: Sequence[Name] | None,
+    cut_into: Callable[[Sequence[int]], Iterable[Sequence[int]]],
+) -> ApplyResult:
+    result = ApplyResult(cut=last_cut(lake, subscription))
+    known, transformed = result.cut, transformed_up_to(lake, subscription.name)
+    slices = transformed_slices(lake, subscription, known.lsn if known else 0)
+    changed = {c.name for changes in slices.values() for c in changes if c.changed}
+    set_damaged_aside(subscription, lake, known, changed)
+    states = table_states(lake, subscription.name)
+    # A table that another process makes ready meanwhile would lack the batches before.
+    begun = {n for n, s in states.items() if s.applies}
+    alone = only is None and not _is_copied_by_others(states, begun)
+    versions: dict[Name, int] = dict(known.tables) if known else {}
+    reached = 0
+    batches = deque(cut_into(list(slices)))
+    while batches:
+        ends = batches.popleft()
+        end = ends[-1]
+        changes = [c for e in ends for c in slices[e] if c.changed and c.name in begun]
+        batch = _Batch(subscription, lake, end, changes)
+        todo, ahead, states = batch.planned(only)
+        alone = alone and not _is_copied_by_others(states, begun)
+        for name, standing in ahead.items():
+            versions[name] = standing.version
+            reached = max(reached, standing.position or 0)
+        if subscription.disable_on_error and (failed := batch.first_conflict(todo)):
+            conflict, failing = failed
+            if earlier := [e for e in ends if e <= conflict.commit_lsn]:
+                batches.extendleft([[e for e in ends if e not in earlier], earlier])
+                continue
+            result.tables[failing.name] = _sum(result.tables.get(failing.name), failing)
+            disable(lake, subscription.name, conflict.message)
+            return result
+        for applied in batch.applied(todo):
+            result.tables[applied.name] = _sum(result.tables.get(applied.name), applied)
+            if applied.problem:
+                if subscription.disable_on_error and not applied.damaged:
+                    disable(lake, subscription.name, applied.problem)
+                    continue
+                states[applied.name] = replace(states[applied.name], state=SET_ASIDE, reason=applied.problem)
+                set_states(lake, subscription.name, [states[applied.name]])
+            else:
+                versions[applied.name] = applied.standing.version
+                alone = alone and not applied.overrun
+                reached = max(reached, applied.standing.position or 0)
+        if subscription.disable_on_error and any(a.problem and not a.damaged for a in result.tables.values()):
+            return result  # Its replicas hold what they held, or the whole batch; no cut tells of it.
+        log(f"applied everything up to {format_lsn(end)} to {len(todo)} tables of {subscription.name}")
+        copied = max((s.lsn for s in states.values() if s.state == READY), default=0)
+        if alone and max(copied, reached) <= end:
+            current = _versions(lake, subscription, end, states, versions, known)
+            _record(lake, subscription, result, end, current, newest_version(states.values()))
+            known = result.cut
+    if alone:
+        position = complete_up_to(lake, subscription, max(transformed, *slices, 0))
+        copied = max((s.lsn for s in states.values() if s.state == READY), default=0)
+        if max(copied, reached) <= position:
+            current = _versions(lake, subscription, position, states, versions, known)
+            _record(lake, subscription, result, position, current, newest_version(states.values()))
+    return result
+
+
+def _is_copied_by_others(states: Mapping[Name, TableState], begun: Collection[Name]) -> bool:
+    """Whether a table was copied meanwhile: it lacks slices that are beyond the copy, and a cut would say that all are applied."""
+    return any(s.state == FINISHED_COPY or (s.state == READY and n not in begun) for n, s in states.items())
+
+
+def tables_beyond_cut(subscription: Subscription, lake: Lake) -> set[Name]:
+    """The tables that the newest cut does not tell of yet: with changes to apply, or copied since."""
+    cut = last_cut(lake, subscription)
+    waiting = transformed_slices(lake, subscription, cut.lsn if cut else 0)
+    names = {c.name for changes in waiting.values() for c in changes if c.changed}
+    for name, state in table_states(lake, subscription.name).items():
+        known = cut.tables.get(name) if cut else None
+        newer = cut is None or not cut.is_after(state)
+        if state.state == READY and (
+            known is None or (newer and lake.records.version(lake.replica(subscription.name, *name)) != known)
+        ):
+            names.add(name)
+    return names
+
+
+def complete_up_to(lake: Lake, subscription: Subscription, transformed: int) -> int:
+    """The LSN before which everything has been transformed: the change log's, unless it holds more slices.
+
+    Up to `transformed` the slices are known; what another process has transformed since then is not applied.
+    """
+    feed = subscription.feed
+    durable = durable_position(lake, feed) or 0
+    if durable <= transformed:
+        return durable
+    waiting = lake.records.slices(lake.change_log(feed.name), transformed) or any(
+        end > transformed for end in altered_slices(lake, feed, subscription.name, durable)
+    )
+    # Asked last: what nobody had transformed was in the change log, if it was there at all.
+    overtaken = transformed_up_to(lake, subscription.name) > transformed
+    return transformed if waiting or overtaken else durable
+
+
+def _lacking(changes: Sequence[TableChanges], state: TableState, standing: Standing) -> list[TableChanges]:
+    """The changes of a table that its replica lacks, as it stands."""
+    since = max(state.lsn, standing.position or 0)
+    return [c for c in changes if c.slice > since]
+
+
+def applied_up_to(lake: Lake, subscription: Subscription) -> int:
+    """The LSN before which no slice has anything that a replica lacks, as the Delta tables tell.
+
+    At least the newest cut's; beyond it as long as nothing is to be applied.
+    """
+    cut = last_cut(lake, subscription)
+    upto = cut.lsn if cut else 0
+    states = {n: s for n, s in table_states(lake, subscription.name).items() if s.applies}
+    standings: dict[Name, Standing] = {}
+    for end, changes in transformed_slices(lake, subscription, upto).items():
+        for change in changes:
+            name = change.name
+            if not change.changed or name not in states:
+                continue
+            if name not in standings:
+                standings[name] = lake.records.standing(lake.replica(subscription.name, *name))
+            if _lacking([change], states[name], standings[name]):
+                return upto
+        upto = end
+    return upto
+
+
+def _versions(
+    lake: Lake,
+    subscription: Subscription,
+    lsn: int,
+    states: Mapping[Name, TableState],
+    versions: dict[Name, int],
+    known: Cut | None,
+) -> dict[Name, int]:
+    """The Delta version of each ready table; `versions` has what cuts and applies told, and is brought up to date.
+
+    A table that was copied, or followed its definition, since the known cut has a version that neither of them told.
+    Nothing where such a table is beyond the LSN already.
+    """
+    current = {}
+    for name, state in states.items():
+        if state.state != READY:
+            continue
+        told = known.tables.get(name) if known else None
+        newer = known is None or not known.is_after(state)
+        if name not in versions or (newer and versions[name] == told):
+            standing = lake.records.standing(lake.replica(subscription.name, *name))
+            if (standing.position or 0) > lsn:
+                return {}
+            versions[name] = standing.version
+        current[name] = versions[name]
+    return current
+
+
+def _record(
+    lake: Lake,
+    subscription: Subscription,
+    result: ApplyResult,
+    lsn: int,
+    tables: Mapping[Name, int],
+    states: int | None,
+) -> None:
+    """Write a cut, unless it is the one that stands there already."""
+    if not tables or (result.cut and result.cut.tables == tables):
+        return
+    result.cut = Cut(lsn, dict(tables), datetime.now(UTC), states)
+    append_cut(lake, subscription.name, result.cut)
+    reach(Failpoint.CUT_WRITTEN)
+
+
+def renew_cut(lake: Lake, subscription: Subscription, versions: Mapping[Name, int]) -> None:
+    """Write the newest cut again where some tables hold its LSN in another Delta version."""
+    if (cut := last_cut(lake, subscription)) is not None:
+        held = {name: versions.get(name, version) for name, version in cut.tables.items()}
+        _record(lake, subscription, ApplyResult(cut=cut), cut.lsn, held, cut.states)
+
+
+def total(before: ApplyResult, now: ApplyResult) -> ApplyResult:
+    """What two applies, one after the other, did together."""
+    tables = dict(before.tables)
+    for name, applied in now.tables.items():
+        tables[name] = _sum(tables.get(name), applied)
+    return ApplyResult(tables, now.cut or before.cut)
+
+
+def _sum(before: Applied | None, now: Applied) -> Applied:
+    if before is None:
+        return now
+    return Applied(
+        now.schema,
+        now.table,
+        inserted=before.inserted + now.inserted,
+        updated=before.updated + now.updated,
+        deleted=before.deleted + now.deleted,
+        truncated=before.truncated or now.truncated,
+        missing=before.missing + now.missing,
+        insert_exists=before.insert_exists + now.insert_exists,
+        update_exists=before.update_exists + now.update_exists,
+        standing=now.standing,
+        problem=now.problem or before.problem,
+        damaged=now.damaged or before.damaged,
+    )
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What a replica lacks of a batch, and the state of its table."""
+
+    pending: Pending
+    state: TableState
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Some slices that follow one another, up to `end`, as the changes of tables that are in them, oldest first."""
+
+    subscription: Subscription
+    lake: Lake
+    end: int
+    changes: Sequence[TableChanges]
+
+    def planned(
+        self, only: Collection[Name] | None
+    ) -> tuple[list[_Plan], dict[Name, Standing], dict[Name, TableState]]:
+        """What the tables lack, where those stand that have some of it already, and all states.
+
+        A run that died, was restricted to some tables, or works at the same time leaves tables ahead: no cut tells of
+        their versions.
+        """
+        lake, name = self.lake, self.subscription.name
+        tables: dict[Name, list[TableChanges]] = {}
+        for change in self.changes:
+            tables.setdefault(change.name, []).append(change)
+        # In this order: who changes a state writes to the replica afterwards, and this plan is for no later version.
+        standings = {n: lake.records.standing(lake.replica(name, *n)) for n in tables}
+        states = table_states(lake, name)
+        todo, ahead = [], {}
+        for table, changes in tables.items():
+            state, standing = states.get(table), standings[table]
+            if state is None or not state.applies or changes[-1].slice <= state.lsn:
+                continue
+            lacking = _lacking(changes, state, standing)
+            if len(lacking) < len([c for c in changes if c.slice > state.lsn]):
+                ahead[table] = standing
+            if lacking and (only is None or table in only):
+                todo.append(_Plan(Pending(lacking, standing), state))
+        return todo, ahead, states
+
+    def applied(self, todo: Sequence[_Plan]) -> list[Applied]:
+        """Apply what tables lack; a table that fails is told of, with the problem."""
+        if not todo:
+            return []
+        lake, applied = self.lake, list[Applied]()
+        paths = {p.pending.name: lake.replica(self.subscription.name, *p.pending.name) for p in todo}
+        sizes = {name: lake.records.size(path) for name, path in paths.items()}
+        for large in (False, True):
+            chosen = [p for p in todo if (sizes[p.pending.name] >= LARGE_BYTES) == large]
+            if large:
+                for plan in chosen:
+                    lake.enable_deletion_vectors(paths[plan.pending.name])
+                chosen, _, _ = self.planned([p.pending.name for p in chosen]) if chosen else ([], {}, {})
+            if chosen:
+                with lake.committing(self.end, vectors=large), ThreadPoolExecutor(PARALLEL_TABLES) as pool:
+                    applied += list(pool.map(self._applied_to, chosen))
+        return [*self._applied_before_conflicts(applied), *applied]
+
+    def _applied_before_conflicts(self, applied: Sequence[Applied]) -> list[Applied]:
+        """Wherever batches end: what comes before the slice with a conflict is applied, nothing of that slice or later."""
+        earlier: list[Applied] = []
+        for name, at in ((a.name, a.conflict_lsn) for a in applied):
+            changes = [c for c in self.changes if at is not None and c.name == name and c.slice <= at]
+            if changes:
+                batch = replace(self, end=changes[-1].slice, changes=changes)
+                earlier += batch.applied(batch.planned([name])[0])
+        return earlier
+
+    def first_conflict(self, todo: Sequence[_Plan]) -> tuple[KeyConflictError, Applied] | None:
+        """The first conflict, whatever the table, before anything is applied; and how it counts."""
+
+        def one(plan: _Plan) -> KeyConflictError | None:
+            try:
+                _refuse_conflicts(self.subscription, self.lake, plan)
+            except KeyConflictError as conflict:
+                # The row may be another process's, which has applied the same change.
+                path = self.lake.replica(self.subscription.name, *plan.pending.name)
+                return None if is_overrun(self.lake, path, plan.pending.standing) else conflict
+            except TABLE_ERRORS:
+                pass  # What fails here fails in the apply, too, and is told there.
+            return None
+
+        with ThreadPoolExecutor(PARALLEL_TABLES) as pool:
+            conflicts = [(error, p) for error, p in zip(pool.map(one, todo), todo, strict=True) if error]
+        if not conflicts:
+            return None
+        error, plan = min(conflicts, key=lambda failed: failed[0].commit_lsn)
+        return error, _conflicting(plan.pending.name, error)
+
+    def _applied_to(self, plan: _Plan) -> Applied:
+        """Apply a plan to its table, or where another process was faster what is lacking then."""
+        name, path = plan.pending.name, self.lake.replica(self.subscription.name, *plan.pending.name)
+        plans = [plan]
+
+        def attempt() -> Applied:
+            if not plans:
+                plans.extend(self.planned([name])[0])
+            if not plans:
+                # Another process has applied it, or is about to copy the table.
+                standing = self.lake.records.standing(path)
+                return Applied(*name, standing=standing, overrun=(standing.position or 0) < self.end)
+            current = plans.pop()
+            try:
+                return _apply_table(self.subscription, self.lake, current, self.end)
+            except TABLE_ERRORS as error:
+                if is_overrun(self.lake, path, current.pending.standing):
+                    raise OverrunError(path) from error
+                raise
+
+        try:
+            return again_after_conflict(attempt)()
+        except KeyConflictError as error:
+            return _conflicting(name, error)
+        except TABLE_ERRORS as error:
+            problem, lost = reason(self.lake, error), is_damage(error)
+            if lost:
+                problem = copy_again(self.subscription.name, name, problem)
+            return Applied(*name, problem=problem, damaged=lost)
+
+
+def _conflicting(name: Name, error: KeyConflictError) -> Applied:
+    inserted = error.conflict == INSERT_EXISTS
+    return Applied(
+        *name,
+        problem=error.message,
+        insert_exists=int(inserted),
+        update_exists=int(not inserted),
+        conflict_lsn=error.commit_lsn,
+    )
+
+
+def _refuse_conflicts(subscription: Subscription, lake: Lake, plan: _Plan) -> None:
+    pending, definition = plan.pending, plan.state.definition
+    assert definition is not None
+    path = lake.replica(subscription.name, *pending.name)
+    log = lake.changes(subscription.name, *pending.name, definition.history.generation)
+    refuse_conflicts(lake, path, log, definition, pending)
+
+
+def is_overrun(lake: Lake, path: str, standing: Standing) -> bool:
+    """Whether another process has written to a table since it stood so; what fails then may not be its fault."""
+    try:
+        return lake.records.standing(path).version != standing.version
+    except LakeError:
+        return False
+
+
+def _apply_table(subscription: Subscription, lake: Lake, plan: _Plan, end: int) -> Applied:
+    pending, definition = plan.pending, plan.state.definition
+    assert definition is not None
+    path = lake.replica(subscription.name, *pending.name)
+    log = lake.changes(subscription.name, *pending.name, definition.history.generation)
+    _refuse_conflicts(subscription, lake, plan)
+    rows = lake.slices_of(log, [c.slice for c in pending.slices], every=True).where(
+        F.col("operation") != "truncate"
+    )
+    # A slice may have been transformed for an older copy: it has changes that a later one, amid it, has copied.
+    rows = rows.where(F.col("commit_lsn") >= (pending.standing.position or 0))
+    if pending.truncated_at:
+        rows = after_truncate(rows, *pending.truncated_at)
+    size = lake.records.size(path) + pending.size
+    writer = ReplicaWriter(lake, path, definition, pending, end, size)
+    with lake.refusing(path):
+        applied = writer.keyed(rows) if definition.key else writer.keyless(rows)
+        reach(Failpoint.REPLICA_COMMITTED)
+    return applied

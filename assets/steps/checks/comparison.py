@@ -1,0 +1,188 @@
+"""One table on both sides at one LSN: which of its segments differ, and on which rows.
+
+The server sums up the hashes of the rows that it selects at the snapshot, pgsieve those of the replica, both segment
+by segment. Only the rows of segments that differ are read and compared, value by value. Small tables are compared at
+once, and so is all where the server hashes in another way (a big-endian one).
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
+
+from pgsieve.assets.steps.checks.difference import differing_rows, few_differing_rows
+from pgsieve.assets.steps.checks.segments import replica_checksums, replica_rows
+from pgsieve.assets.steps.initial_sync.rows import ReplicaColumn, copied_batches, copied_rows, replica_schema
+from pgsieve.decoding.checksums.segments import (
+    Checksums,
+    Chosen,
+    RowHash,
+    array_hashes,
+    checksums_query,
+    hash_expression,
+    include_queried,
+)
+from pgsieve.resources.lake.delta_rs import LocalRecords
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.records import quoted
+from pgsieve.resources.postgres.sessions import Conninfo
+from pgsieve.resources.postgres.snapshot import Chunks, Snapshot, read_chunk
+
+#: At most so many differing rows are told.
+SAMPLE = 10
+#: Connections that have the server sum up hashes at the same time.
+_CONNECTIONS = 4
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The rows of both sides, how many rows differ, and some that do (`pgsieve.assets.steps.checks.difference`)."""
+
+    publisher_rows: int
+    replica_rows: int
+    rows: int = 0
+    sample: Sequence[Mapping[str, Any]] = ()
+
+
+@dataclass(frozen=True)
+class Sides:
+    """The publisher's rows at a snapshot, and the replica's of one version.
+
+    `chunks` makes the queries that select expressions of the table's published rows; `selected` are those of the
+    copy, called c0, c1, ... `row_hash` is None where the server's hashes are not ours, and for a table without
+    columns.
+    """
+
+    lake: Lake
+    path: str
+    version: int
+    columns: Sequence[ReplicaColumn]
+    conninfo: Conninfo
+    snapshot: Snapshot
+    chunks: Callable[[Sequence[str]], Chunks]
+    selected: Sequence[str]
+    row_hash: RowHash | None
+
+    def difference(self) -> Difference:
+        """Compare the two sides."""
+        if self.row_hash is None:
+            return self._difference(None)
+        size = max(self.chunks(self.selected).bytes, self.lake.records.size(self.path))
+        if (local := self._local(size)) is not None:
+            return self._few(local, None)
+        publisher, replica = self._checksums(self.row_hash)
+        rows, differing = (int(publisher.rows.sum()), int(replica.rows.sum())), publisher.differing(replica)
+        if not differing.any():
+            return Difference(*rows)
+        share = max(int(side.rows[differing].sum()) for side in (publisher, replica)) / max(rows)
+        local, chosen = self._local(int(size * share)), Chosen(self.row_hash, differing)
+        found = self._difference(chosen) if local is None else self._few(local, chosen)
+        return Difference(*rows, found.rows, found.sample)
+
+    def differing(self) -> Chosen | None:
+        """The segments that differ; None where they cannot be told apart."""
+        if self.row_hash is None:
+            return None
+        publisher, replica = self._checksums(self.row_hash)
+        return Chosen(self.row_hash, publisher.differing(replica))
+
+    def _checksums(self, row_hash: RowHash) -> tuple[Checksums, Checksums]:
+        """The checksums of the publisher and the replica, computed side by side."""
+        queries = [checksums_query(q) for q in self.chunks([_hash_column(row_hash)]).queries]
+        publisher = Checksums()
+        with ThreadPoolExecutor(_CONNECTIONS) as pool:
+            asked = [pool.submit(self._asked, query) for query in queries]
+            replica = self._replica_checksums(row_hash)
+            for answer in asked:
+                for batch in answer.result():
+                    include_queried(publisher, batch)
+        return publisher, replica
+
+    def frames(self, chosen: Chosen | None) -> tuple[DataFrame, DataFrame]:
+        """The rows of both sides, in chosen segments or all, as Spark reads them."""
+        replica = self._replica()
+        expected = copied_rows(
+            self.lake.spark, self.conninfo, self.snapshot.name, self._queries(chosen), self.columns
+        )
+        return expected, replica if chosen is None else replica_rows(replica, chosen)
+
+    def _replica(self) -> DataFrame:
+        return self.lake.as_of(self.path, self.version).select(*(F.col(quoted(c.name)) for c in self.columns))
+
+    def _local(self, size: int) -> LocalRecords | None:
+        """What reads so many bytes of the replica in this process."""
+        local = self.lake.writes_small(size)
+        return local if local is not None and local.is_plain(self.path) else None
+
+    def _asked(self, query: str) -> list[pa.RecordBatch]:
+        return list(read_chunk(self.conninfo, self.snapshot.name, query))
+
+    def _replica_checksums(self, row_hash: RowHash) -> Checksums:
+        local = self.lake.local
+        if local is None or not local.is_plain(self.path):
+            return replica_checksums(self._replica(), row_hash)
+        counted = Checksums()
+        for batch in self._batches(local):
+            counted.add(row_hash.of(batch))
+        return counted
+
+    def _batches(self, local: LocalRecords) -> Iterator[pa.RecordBatch]:
+        schema = replica_schema(self.columns)
+        for batch in local.batches(self.path, self.version):
+            yield batch.select(schema.names).cast(schema)
+
+    def _queries(self, chosen: Chosen | None) -> list[str]:
+        if chosen is None:
+            return self.chunks(self.selected).queries
+        names = [f"c{number}" for number in range(len(self.columns))]
+        hashed = self.chunks([*self.selected, _hash_column(chosen.row_hash)]).queries
+        return [chosen.query(rows, names) for rows in hashed]
+
+    def _difference(self, chosen: Chosen | None) -> Difference:
+        """The rows that differ, by Spark."""
+        expected, replica = self.frames(chosen)
+        differences = differing_rows(expected, replica, [c.name for c in self.columns])
+        found = differences.agg(
+            F.coalesce(F.sum(F.abs("count")), F.lit(0)).alias("rows"),
+            # Both counts come with the difference, so that the publisher is read once.
+            F.coalesce(F.sum("count"), F.lit(0)).alias("surplus"),
+        ).first()
+        assert found is not None
+        sample = differences.limit(SAMPLE).toArrow().to_pylist() if found["rows"] else []
+        held = replica.count()
+        return Difference(held + int(found["surplus"]), held, int(found["rows"]), sample)
+
+    def _few(self, local: LocalRecords, chosen: Chosen | None) -> Difference:
+        """The same of few rows, which are compared in this process."""
+        schema = replica_schema(self.columns)
+        batches = [
+            batch
+            for query in self._queries(chosen)
+            for batch in copied_batches(self.conninfo, self.snapshot.name, query, self.columns)
+        ]
+        held = self._batches(local)
+        if chosen is not None:
+            held = map(chosen.of, held)
+        expected, replica = (pa.Table.from_batches(b, schema) for b in (batches, held))
+        differences = few_differing_rows(expected, replica)
+        rows = pc.sum(pc.abs(differences["count"])).as_py() or 0
+        sample = differences.slice(0, SAMPLE).to_pylist()
+        return Difference(expected.num_rows, replica.num_rows, rows, sample)
+
+
+def _hash_column(row_hash: RowHash) -> str:
+    return f"{row_hash.expression} AS hash"
+
+
+def hashes_alike(connection: psycopg.Connection[Any], seed: int) -> bool:
+    """Whether the server hashes as `pgsieve.decoding.checksums.hash_bytes` does; a big-endian one does not."""
+    tried = bytes(range(47))
+    row = connection.execute(f"SELECT {hash_expression('%s::bytea', seed)}", [tried]).fetchone()
+    assert row is not None
+    return bool(row[0] % 2**64 == int(array_hashes(pa.array([tried], pa.binary()), seed)[0]))

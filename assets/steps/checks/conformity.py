@@ -1,0 +1,160 @@
+"""Row-filter conformity: no row of a replica fails its table's row filter.
+
+In: the publications, as the publisher has them now, and the replicas. Out: how many rows fail, and keys of some.
+What is claimed: a row came by the initial copy, which ORs the filters of all publications whatever they publish
+(section 29.4.5), by an INSERT or by an UPDATE, each with filters of its own (29.4.4); so it passes one of all these.
+A row that the publisher holds otherwise by now, by operations that nobody publishes, is none of this: what counts
+are the values in the replica. Where the filter was altered since the copy, rows that were there before stay, as in
+PostgreSQL: `altered` says so. Raises SourceError, or PublicationError where a publication is missing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
+
+from pgsieve.assets.steps.records.catalogs import recorded_since
+from pgsieve.assets.steps.records.failures import TABLE_ERRORS, reason
+from pgsieve.assets.steps.records.table_states import (
+    INITIALIZE,
+    MEANING,
+    READY,
+    Name,
+    TableState,
+    table_states,
+)
+from pgsieve.assets.steps.row_filters.condition import condition
+from pgsieve.assets.steps.subscription import Subscription
+from pgsieve.decoding.errors import PgsieveError
+from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable, published_relation
+from pgsieve.decoding.publications.filters import table_filter
+from pgsieve.decoding.publications.routing import changed_relations
+from pgsieve.decoding.row_filters.analysis import RowFilter
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.records import quoted
+from pgsieve.resources.postgres.source import read_catalog
+
+#: Keys that are told of rows which fail.
+SAMPLE = 10
+
+Filters = tuple[str, ...] | None
+
+
+@dataclass(frozen=True)
+class TableConformity:
+    """One table's rows, those that fail its row filter, and keys of some of them.
+
+    `altered` says that there was another filter since the copy, `problem` why the filter cannot be evaluated.
+    """
+
+    rows: int = 0
+    failing: int = 0
+    keys: tuple[str, ...] = ()
+    altered: bool = False
+    problem: str | None = None
+
+
+def applicable_filters(subscription: Subscription, replicated: ReplicatedTable, catalog: Catalog) -> Filters:
+    """The row filters of which each row of a replica passes one; None where any row may be there."""
+    publications = subscription.feed.publications(catalog, subscription.name)
+    found: dict[str, None] = {}
+    sources = [replicated.row_filters]
+    for relation in changed_relations(catalog):
+        sent = published_relation(relation, publications, catalog)
+        if sent is not None and sent.publish_as.oid == replicated.table.oid:
+            sources += [sent.filters[o] for o in ("insert", "update") if o in sent.operations]
+    for texts in sources:
+        if texts is None:
+            return None
+        found |= dict.fromkeys(texts)
+    return tuple(found)
+
+
+def is_checkable(subscription: Subscription, replicated: ReplicatedTable) -> bool:
+    """Whether there is a row filter, and Spark can evaluate it over the columns of the replica."""
+    try:
+        return bool(_parsed(subscription, replicated, replicated.row_filters or ()))
+    except PgsieveError:
+        return False
+
+
+def _parsed(subscription: Subscription, replicated: ReplicatedTable, texts: Sequence[str]) -> list[RowFilter]:
+    table = replicated.table
+    filters = [table_filter(table, text) for text in texts]
+    known = {name for name in replicated.columns if subscription.override(table, name) is None}
+    for lacking in (f.columns - known for f in filters):
+        if lacking:
+            raise PgsieveError(
+                f"the row filter of {table.qualified} uses columns that the replica lacks, or has in another type:"
+                f" {', '.join(sorted(lacking))}",
+                sqlstate="42703",
+            )
+    return filters
+
+
+def check_conformity(subscription: Subscription, lake: Lake, name: Name) -> TableConformity:
+    """Evaluate the row filters of a table over its replica."""
+    feed = subscription.feed
+    with feed.source.connect() as connection:
+        catalog = feed.with_defined(read_catalog(connection))
+    state, replicated = (
+        table_states(lake, subscription.name).get(name),
+        subscription.tables(catalog).get(name),
+    )
+    if replicated is None or state is None or state.state != READY:
+        return TableConformity(problem=MEANING[state.state if state else INITIALIZE])
+    filters = applicable_filters(subscription, replicated, catalog)
+    altered = _is_altered(subscription, lake, state, replicated, filters)
+    try:
+        return replace(_evaluated(subscription, lake, replicated, filters), altered=altered)
+    except TABLE_ERRORS as error:
+        return TableConformity(problem=reason(lake, error))
+
+
+def _is_altered(
+    subscription: Subscription, lake: Lake, state: TableState, replicated: ReplicatedTable, filters: Filters
+) -> bool:
+    """Whether another filter is known to have been there since the copy."""
+    published = state.definition.published if state.definition else None
+    if published is None or published.row_filters != replicated.row_filters:
+        return True
+    for recorded in recorded_since(lake, subscription.feed, state.lsn):
+        try:
+            catalog = subscription.feed.with_defined(recorded)
+            then = subscription.tables(catalog).get(state.name)
+            if then is None or applicable_filters(subscription, then, catalog) != filters:
+                return True
+        except PgsieveError:
+            return True  # A publication was missing.
+    return False
+
+
+def _evaluated(
+    subscription: Subscription, lake: Lake, replicated: ReplicatedTable, filters: Filters
+) -> TableConformity:
+    path = lake.replica(subscription.name, replicated.table.schema, replicated.table.name)
+    if filters is None:
+        return TableConformity(lake.records.count(path))
+    failing = _fails(_parsed(subscription, replicated, filters))
+    with lake.refusing(path):
+        rows = lake.current(path)
+        counted = rows.agg(F.count("*"), F.count_if(failing)).first()
+        assert counted is not None
+        key = [name for name in replicated.columns if name in replicated.key]
+        sample = rows.where(failing).select([F.col(quoted(n)) for n in key]).limit(SAMPLE)
+        keys = [_key(key, row) for row in sample.collect()] if counted[1] and key else []
+    return TableConformity(counted[0], counted[1], tuple(keys))
+
+
+def _fails(filters: Sequence[RowFilter]) -> Column:
+    """Whether a row passes none of the filters; as in PostgreSQL's OR, one is evaluated where none before passed."""
+    passed = F.lit(False)
+    for row_filter in filters:
+        passes = condition(row_filter, lambda name: F.col(quoted(name)), ~passed)
+        passed = passed | F.coalesce(passes, F.lit(False))
+    return ~passed
+
+
+def _key(names: Sequence[str], values: Sequence[object]) -> str:
+    return f"({', '.join(names)})=({', '.join(map(str, values))})"

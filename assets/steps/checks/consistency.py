@@ -1,0 +1,197 @@
+"""Subscriber consistency: the replica is what the publisher's filtered table holds at the same LSN.
+
+A snapshot is exported at an LSN, the subscription is brought up to just that LSN, and the rows that the publisher
+selects at the snapshot are compared with the replica's (`pgsieve.assets.steps.checks.comparison`), while writes go on. Keys of
+differing rows are told, other values are not.
+"""
+
+import secrets
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from pgsieve.assets.steps.apply.replica_tables import apply
+from pgsieve.assets.steps.checks.comparison import Difference, Sides, hashes_alike
+from pgsieve.assets.steps.initial_sync.copy import select_list
+from pgsieve.assets.steps.initial_sync.rows import ReplicaColumn
+from pgsieve.assets.steps.records.failures import copy_again, reason
+from pgsieve.assets.steps.records.table_states import MEANING, READY, REMOVED, Name, TableState, table_states
+from pgsieve.assets.steps.slot_consumption.drain import drain
+from pgsieve.assets.steps.subscription import Subscription
+from pgsieve.assets.steps.update_transformation.transform import transform
+from pgsieve.decoding.checksums.record_send import SentColumn
+from pgsieve.decoding.checksums.segments import RowHash
+from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable
+from pgsieve.resources.lake.errors import LakeError, OverrunError
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.postgres.sessions import Conninfo
+from pgsieve.resources.postgres.snapshot import Chunks, Snapshot, chunk_queries, exported_snapshot
+from pgsieve.resources.postgres.source import quote, read_catalog, refusing
+
+Log = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class TableConsistency:
+    """One table's comparison: row counts at `lsn`, the number of differing rows, and keys of some of them."""
+
+    schema: str
+    table: str
+    lsn: int
+    publisher_rows: int = 0
+    replica_rows: int = 0
+    differing: int = 0
+    keys: tuple[str, ...] = ()
+    problem: str | None = None
+
+    @property
+    def equal(self) -> bool:
+        """Whether the replica holds just the publisher's rows."""
+        return self.problem is None and self.differing == 0
+
+
+def check_consistency(
+    subscription: Subscription, lake: Lake, log: Log, only: Collection[Name] | None = None
+) -> list[TableConsistency]:
+    """Compare replica tables (all, or `only` some) with the publisher at one LSN."""
+    results = []
+    with at_one_lsn(subscription, lake, log) as moment:
+        for name, table in moment.tables.items():
+            if only is not None and name not in only:
+                continue
+            if problem := moment.problem(name):
+                results.append(TableConsistency(*name, moment.snapshot.lsn, problem=problem))
+                continue
+            log(f"comparing {table.table.qualified} of {subscription.name}")
+            try:
+                with moment.refusing(name, "compare"):
+                    found = moment.sides(name).difference()
+            except LakeError as error:
+                problem = copy_again(subscription.name, name, reason(lake, error))
+                results.append(TableConsistency(*name, moment.snapshot.lsn, problem=problem))
+                continue
+            results.append(_result(table, moment.snapshot.lsn, found))
+    return results
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A subscription and its publisher at the LSN of an exported snapshot."""
+
+    subscription: Subscription
+    lake: Lake
+    connection: psycopg.Connection[Any]
+    conninfo: Conninfo
+    catalog: Catalog
+    tables: dict[Name, ReplicatedTable]
+    states: dict[Name, TableState]
+    snapshot: Snapshot
+    seed: int | None
+
+    def problem(self, name: Name) -> str | None:
+        """Why a table cannot be compared; None where it can."""
+        if name not in self.tables:
+            return MEANING[REMOVED]
+        state = self.states.get(name)
+        if state is None or state.state != READY:
+            reason = "not copied yet" if state is None else MEANING[state.state]
+            return reason + (f": {state.reason}" if state and state.reason else "")
+        types = self.subscription.column_types(self.tables[name])
+        if state.definition is None or state.definition.columns != tuple(
+            (n, t.spark) for n, t in types.items()
+        ):
+            return "its columns changed on the publisher; run again to copy it"
+        return None
+
+    @contextmanager
+    def refusing(self, name: Name, doing: str) -> Iterator[None]:
+        """Name the table where one of the sides cannot be read, or the replica not be written."""
+        qualified = self.tables[name].table.qualified
+        with (
+            self.lake.refusing(qualified),
+            refusing(self.subscription.feed.source.name, f'{doing} table "{qualified}"'),
+        ):
+            yield
+
+    def sides(self, name: Name) -> Sides:
+        """Both sides of a table."""
+        replicated = self.tables[name]
+        types = self.subscription.column_types(replicated)
+        oids = {a.name: a.type_oid for a in replicated.table.attributes}
+        sent = tuple(SentColumn.of(quote(n), oids[n], t) for n, t in types.items())
+        path = self.lake.replica(self.subscription.name, *name)
+        standing = self.lake.records.standing(path)
+        if (standing.position or 0) > self.snapshot.lsn:
+            raise OverrunError(path)
+
+        def chunks(expressions: Sequence[str]) -> Chunks:
+            return chunk_queries(self.connection, replicated, expressions, self.catalog)
+
+        return Sides(
+            lake=self.lake,
+            path=path,
+            version=standing.version,
+            columns=[ReplicaColumn(n, t, n in replicated.key) for n, t in types.items()],
+            conninfo=self.conninfo,
+            snapshot=self.snapshot,
+            chunks=chunks,
+            selected=select_list(self.subscription, replicated),
+            row_hash=RowHash(sent, self.seed) if sent and self.seed is not None else None,
+        )
+
+
+@contextmanager
+def at_one_lsn(subscription: Subscription, lake: Lake, log: Log) -> Iterator[Moment]:
+    """Export a snapshot, bring the subscription up to its LSN, and hold it."""
+    feed = subscription.feed
+    feed.source.check_ready()
+    # Another seed each time: a difference that one check could overlook is none for the next.
+    seed = secrets.randbits(64)
+    with feed.source.connect() as connection, ExitStack() as held:
+        catalog = feed.with_defined(read_catalog(connection))
+        tables = subscription.tables(catalog)
+        # Nobody reads the slot beyond the snapshot before the subscription is there, nor applies more afterwards.
+        with feed.exclusively():
+            snapshot = held.enter_context(exported_snapshot(feed.source))
+            held.enter_context(feed.source.exclusively(subscription.name))
+            drain(feed, lake, [subscription], log, upto=snapshot.lsn)
+            transform(subscription, lake, log)
+            apply(subscription, lake, log)
+        yield Moment(
+            subscription,
+            lake,
+            connection,
+            feed.source.executor_conninfo(),
+            catalog,
+            tables,
+            table_states(lake, subscription.name),
+            snapshot,
+            seed if hashes_alike(connection, seed) else None,
+        )
+
+
+def _result(replicated: ReplicatedTable, lsn: int, found: Difference) -> TableConsistency:
+    shown = [i for i, c in enumerate(replicated.columns) if c in replicated.key]
+    return TableConsistency(
+        schema=replicated.table.schema,
+        table=replicated.table.name,
+        lsn=lsn,
+        publisher_rows=found.publisher_rows,
+        replica_rows=found.replica_rows,
+        differing=found.rows,
+        keys=tuple(
+            _key_text(replicated, [row[f"c{i}"] for i in shown], row["count"]) for row in found.sample
+        ),
+    )
+
+
+def _key_text(replicated: ReplicatedTable, values: Sequence[object], count: int) -> str:
+    """A differing row by its key only; a table without one shows no value at all."""
+    side = "missing from the replica" if count > 0 else "only in the replica"
+    if not replicated.key:
+        return f"a row {side}"
+    names = ", ".join(c for c in replicated.columns if c in replicated.key)
+    return f"({names})=({', '.join(str(v) for v in values)}) {side}"

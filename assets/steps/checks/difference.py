@@ -1,0 +1,71 @@
+"""Subscriber consistency: expected rows and replica rows -> the rows on which they differ.
+
+Both sides are multisets of typed rows; NULL equals NULL, NaN equals NaN and -0.0 equals 0.0, as in PostgreSQL.
+The comparison is exact: no hashes stand in for rows. It has the same result by Spark and, for few rows, by Arrow:
+columns c0, c1, ... in the replica's order, and `count`, which is > 0 for rows missing from the replica and < 0 for
+rows it has too many.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
+
+from pgsieve.assets.steps.apply.equal_rows import exact_values
+from pgsieve.assets.steps.update_transformation.equality import comparable
+from pgsieve.resources.lake.records import quoted
+
+
+def differing_rows(expected: DataFrame, replica: DataFrame, columns: Sequence[str]) -> DataFrame:
+    """The rows that one side has oftener, by Spark."""
+
+    def side(frame: DataFrame, sign: int) -> DataFrame:
+        return frame.select(
+            *(F.col(quoted(name)).alias(f"c{i}") for i, name in enumerate(columns)),
+            F.lit(sign).alias("count"),
+        )
+
+    grouping = [f"c{i}" for i in range(len(columns))]
+    return (
+        side(expected, 1)
+        .unionByName(side(replica, -1))
+        .groupBy(*grouping)
+        .agg(F.sum("count").alias("count"))
+        .where("count <> 0")
+    )
+
+
+def differing_row_counts(expected: DataFrame, replica: DataFrame, columns: Sequence[str]) -> DataFrame:
+    """`row`, and how often it is `expected` and `held`, where that differs; -0.0 is not 0.0 here."""
+
+    def side(frame: DataFrame, held: int) -> DataFrame:
+        row = F.struct(*(F.col(quoted(name)).alias(name) for name in columns))
+        return frame.select(row.alias("row"), F.lit(1 - held).alias("expected"), F.lit(held).alias("held"))
+
+    both = side(expected, 0).unionByName(side(replica, 1))
+    return (
+        both.groupBy(*exact_values(both, "row"))
+        .agg(F.first("row").alias("row"), F.sum("expected").alias("expected"), F.sum("held").alias("held"))
+        .where("expected <> held")
+        .select("row", "expected", "held")
+    )
+
+
+def few_differing_rows(expected: pa.Table, replica: pa.Table) -> pa.Table:
+    """The rows that one of two tables in memory has oftener; both have the replica's schema."""
+    names = [f"c{i}" for i in range(expected.num_columns)]
+    both = pa.concat_tables([expected, replica]).rename_columns(names)
+    sign = np.where(np.arange(both.num_rows) < expected.num_rows, 1, -1)
+    grouped = pa.table(
+        {
+            **{name: comparable(both[name]) for name in names},
+            "count": pa.array(sign, pa.int64()),
+            "row": pa.array(np.arange(both.num_rows)),
+        }
+    )
+    counted = grouped.group_by(names).aggregate([("count", "sum"), ("row", "min")])
+    different = counted.filter(pc.not_equal(counted["count_sum"], 0))
+    return both.take(different["row_min"]).append_column("count", different["count_sum"])

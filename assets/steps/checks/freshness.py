@@ -1,0 +1,105 @@
+"""Freshness: for how long the oldest commit that a subscription lacks has been waiting.
+
+In: the publisher and the lake. Out: seconds by the publisher's clock from that commit to now, and 0 where nothing
+waits: a database in which nothing is written, or nothing that is published, makes no replica stale. Raises
+SourceError where the publisher does not tell.
+"""
+
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import psycopg
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
+
+from pgsieve.assets.steps.apply.replica_tables import applied_up_to, complete_up_to
+from pgsieve.assets.steps.records.feed import durable_position
+from pgsieve.assets.steps.records.transformed import transformed_up_to
+from pgsieve.assets.steps.subscription import Feed, Subscription
+from pgsieve.decoding.protocol.messages import (
+    Begin,
+    BeginPrepare,
+    CommitPrepared,
+    RollbackPrepared,
+    decode,
+    timestamp_to_unix_micros,
+)
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.postgres.slot import SlotInUseError, current_lsn, first_message, peek_query, slot_state
+from pgsieve.resources.postgres.source import read_catalog
+
+
+@dataclass(frozen=True)
+class Freshness:
+    """How many seconds the oldest commit has been waiting, and the LSN before which everything is applied.
+
+    `problem` says why nothing is applied at all.
+    """
+
+    seconds: float
+    lsn: int
+    problem: str | None = None
+
+
+def check_freshness(subscription: Subscription, lake: Lake) -> Freshness:
+    """How far the replicas of a subscription are behind."""
+    feed = subscription.feed
+    durable = durable_position(lake, feed)
+    with feed.source.connect() as connection:
+        state = slot_state(connection, feed.slot)
+        if durable is None or state is None:
+            return Freshness(0, durable or 0, f'replication slot "{feed.slot}" does not exist')
+        applied = _applied(subscription, lake)
+        if applied < durable:
+            since = _first_commit(lake, feed, applied)
+        elif state.active:
+            since = _read(connection, lake, feed, durable)
+        else:
+            since = _waiting(connection, lake, feed)
+        row = connection.execute("select clock_timestamp()").fetchone()
+        assert row is not None
+        return Freshness(0 if since is None else max(0.0, (row[0] - since).total_seconds()), applied)
+
+
+def _applied(subscription: Subscription, lake: Lake) -> int:
+    """The LSN before which the change log has nothing that a replica lacks."""
+    applied = applied_up_to(lake, subscription)
+    if applied < transformed_up_to(lake, subscription.name):
+        return applied
+    return complete_up_to(lake, subscription, transformed_up_to(lake, subscription.name))
+
+
+def _first_commit(lake: Lake, feed: Feed, applied: int) -> datetime | None:
+    """The time of the first commit in the change log after an LSN."""
+    slices = lake.records.slices(lake.change_log(feed.name), applied)
+    row = lake.slices_of(lake.change_log(feed.name), slices[:1]).agg(F.min("commit_time")).first()
+    return None if row is None or row[0] is None else row[0].astimezone(UTC)
+
+
+def _waiting(connection: psycopg.Connection[Any], lake: Lake, feed: Feed) -> datetime | None:
+    """The time of the first transaction that waits in the slot."""
+    catalog = feed.with_defined(read_catalog(connection))
+    names = feed.published_part(catalog).slot_publications(catalog)
+    options = replace(feed.options, publications=names, streaming="off")
+    query = peek_query(feed.slot, current_lsn(connection), options, connection.info.server_version, limit=1)
+    try:
+        message = first_message(connection, feed.source.name, feed.slot, query) if names else None
+    except SlotInUseError:
+        return _read(connection, lake, feed, durable_position(lake, feed) or 0)
+    if message is None:
+        return None
+    match decode(message):
+        case Begin(commit_time=time) | CommitPrepared(commit_time=time):
+            pass
+        case BeginPrepare(prepare_time=time) | RollbackPrepared(rollback_time=time):
+            pass
+        case other:
+            raise AssertionError(f"a transaction begins with {type(other).__name__}")
+    return datetime.fromtimestamp(timestamp_to_unix_micros(time) / 1_000_000, UTC)
+
+
+def _read(connection: psycopg.Connection[Any], lake: Lake, feed: Feed, durable: int) -> datetime | None:
+    """Since when what another process reads may wait, at most: it commits all that has come within ten seconds."""
+    if current_lsn(connection) <= durable or lake.local is None:
+        return None
+    return lake.local.written_at(lake.change_log(feed.name))

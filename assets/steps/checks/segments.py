@@ -1,0 +1,58 @@
+"""Segments of a replica that Spark reads: its rows -> the checksums of all segments, or the rows of some.
+
+Executors hash their rows a batch at a time (`pgsieve.decoding.checksums.segments`); only checksums reach the driver.
+"""
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
+
+from pgsieve.decoding.checksums.segments import Checksums, Chosen, RowHash
+from pgsieve.resources.lake.lake import numbered
+
+#: A sum of hashes is in two halves, which Spark can sum up without an overflow.
+_CHECKSUMS = "segment bigint, rows bigint, high bigint, low bigint"
+
+
+def replica_checksums(replica: DataFrame, row_hash: RowHash) -> Checksums:
+    """The checksums of a replica's segments."""
+
+    def checksums(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        counted = Checksums()
+        for batch in batches:
+            counted.add(row_hash.of(batch))
+        segments = np.flatnonzero(counted.rows)
+        sums = counted.sums[segments]
+        high, low = ((sums >> np.uint64(32)).view(np.int64), (sums & np.uint64(2**32 - 1)).view(np.int64))
+        yield pa.RecordBatch.from_arrays(
+            [pa.array(column) for column in (segments, counted.rows[segments], high, low)],
+            names=["segment", "rows", "high", "low"],
+        )
+
+    summed = (
+        numbered(replica)
+        .mapInArrow(checksums, _CHECKSUMS)
+        .groupBy("segment")
+        .agg(*(F.sum(name).alias(name) for name in ("rows", "high", "low")))
+    )
+    found = {
+        name: np.asarray(column)
+        for name, column in zip(summed.columns, summed.toArrow().columns, strict=True)
+    }
+    whole = (found["high"].astype(np.uint64) << np.uint64(32)) + found["low"].astype(np.uint64)
+    counted = Checksums()
+    counted.include(found["segment"], found["rows"], whole)
+    return counted
+
+
+def replica_rows(replica: DataFrame, chosen: Chosen) -> DataFrame:
+    """The replica's rows in chosen segments."""
+
+    def rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return map(chosen.of, batches)
+
+    plain = numbered(replica)
+    return plain.mapInArrow(rows, plain.schema).toDF(*replica.columns)

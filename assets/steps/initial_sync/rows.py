@@ -1,0 +1,117 @@
+"""Initial copy: chunk queries -> rows, read by the executors at the exported snapshot.
+
+Each Spark partition runs one query; its Arrow batches go to the JVM as they come, so neither the driver nor
+Python ever holds a row.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import NamedTuple
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+
+from pgsieve.assets.steps.records.columns import ddl
+from pgsieve.decoding.errors import ValueNotRepresentableError
+from pgsieve.decoding.values.types import ColumnType, from_copy
+from pgsieve.resources.failpoints import Failpoint, reach
+from pgsieve.resources.lake.parquet_files import WRITTEN_DDL, write_files
+from pgsieve.resources.postgres.sessions import Conninfo
+from pgsieve.resources.postgres.snapshot import SnapshotLostError, read_chunk
+from pgsieve.resources.postgres.source import PassingFaultError
+
+#: How often a chunk is read at most, where faults pass and the snapshot lives; the first pause, doubled each time.
+_READINGS, _PAUSE_SECONDS = 4, 0.25
+
+
+class ReplicaColumn(NamedTuple):
+    """A column of a replica, its type, and whether it is part of the key."""
+
+    name: str
+    type: ColumnType
+    is_key: bool = False
+
+
+def copied_rows(
+    spark: SparkSession,
+    conninfo: Conninfo,
+    snapshot: str,
+    queries: Sequence[str],
+    columns: Sequence[ReplicaColumn],
+) -> DataFrame:
+    """The rows that `queries` select at `snapshot`, in the replica's types, one partition a query."""
+    schema = ddl((c.name, c.type.spark) for c in columns)
+    if not queries:
+        return spark.createDataFrame([], schema)
+    listed = list(queries)
+
+    def copy(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in numbers:
+            for number in batch.column(0).to_pylist():
+                yield from copied_batches(conninfo, snapshot, listed[number], columns)
+
+    return spark.range(0, len(queries), 1, len(queries)).mapInArrow(copy, schema)
+
+
+def copied_files(
+    spark: SparkSession,
+    conninfo: Conninfo,
+    snapshot: str,
+    queries: Sequence[str],
+    columns: Sequence[ReplicaColumn],
+    folder: str,
+) -> DataFrame:
+    """The same rows written into files of the replica's folder by the executors; one row (`WRITTEN`) a file."""
+    listed, schema = list(queries), replica_schema(columns)
+
+    def written(query: str) -> Iterator[pa.RecordBatch]:
+        return write_files(folder, schema, copied_batches(conninfo, snapshot, query, columns))
+
+    def copy(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in numbers:
+            for number in batch.column(0).to_pylist():
+                # What an interrupted reading has written is in no commit.
+                yield from read_again(partial(written, listed[number]))
+
+    return spark.range(0, len(queries), 1, len(queries)).mapInArrow(copy, WRITTEN_DDL)
+
+
+def read_again(chunk: Callable[[], Iterable[pa.RecordBatch]]) -> list[pa.RecordBatch]:
+    """All of a chunk, read again where a fault passes; raises SnapshotLostError where that would not help."""
+    for reading in range(_READINGS - 1):
+        try:
+            return list(chunk())
+        except SnapshotLostError:
+            raise
+        except PassingFaultError:
+            time.sleep(_PAUSE_SECONDS * 2**reading)
+    return list(chunk())
+
+
+def replica_schema(columns: Sequence[ReplicaColumn]) -> pa.Schema:
+    """The replica's columns as Arrow."""
+    return pa.schema([(c.name, c.type.arrow) for c in columns])
+
+
+def copied_batches(
+    conninfo: Conninfo, snapshot: str, query: str, columns: Sequence[ReplicaColumn]
+) -> Iterator[pa.RecordBatch]:
+    """The rows that one query selects at `snapshot`, in the replica's types."""
+    names = [c.name for c in columns]
+    for rows in read_chunk(conninfo, snapshot, query):
+        try:
+            arrays = [from_copy(rows.column(i), c.type, c.name) for i, c in enumerate(columns)]
+        except ValueNotRepresentableError as error:
+            raise error.in_row(_key(rows.slice(error.row, 1), columns)) from None
+        yield pa.RecordBatch.from_arrays(arrays, names=names)
+    reach(Failpoint.CHUNK_COPIED)
+
+
+def _key(row: pa.RecordBatch, columns: Sequence[ReplicaColumn]) -> dict[str, object]:
+    """The key of one row; nothing where that is what cannot be converted."""
+    key = {c.name: (row.column(i), c) for i, c in enumerate(columns) if c.is_key}
+    with suppress(ValueNotRepresentableError):
+        return {name: from_copy(value, c.type, name)[0].as_py() for name, (value, c) in key.items()}
+    return {}

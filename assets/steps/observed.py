@@ -1,0 +1,38 @@
+"""Metrics that are observed while a query runs, so that nothing is computed twice to be counted."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pyspark.sql import Column, DataFrame, Observation
+
+from pgsieve.assets.steps.checkpoint import checkpointed
+
+
+def checkpointed_and_observed(
+    frame: DataFrame, metrics: Sequence[Column]
+) -> tuple[DataFrame, Mapping[str, Any]]:
+    """The frame as `checkpointed` keeps it, and the metrics of its rows."""
+    observation = Observation()
+    observing = frame.observe(observation, *metrics)
+    kept = checkpointed(observing)
+    # Where nothing is kept: a Spark Connect plan that reads the frame twice must not have an observation twice.
+    rows = frame if kept is observing else kept
+    return rows, observed(observation, metrics, lambda: rows)
+
+
+def observed(
+    observation: Observation, metrics: Sequence[Column], rows: Callable[[], DataFrame]
+) -> Mapping[str, Any]:
+    """What was observed, by the metrics' names; of `rows`, which are the same, where Spark does not tell.
+
+    A Spark Connect server waits a tenth of a second for what a query observed, and a busy one leaves it out then
+    (Observation.getRowOrEmpty in Spark's sql/api).
+    """
+    return observation.get or aggregated(rows(), metrics)
+
+
+def aggregated(rows: DataFrame, metrics: Sequence[Column]) -> Mapping[str, Any]:
+    """The metrics of rows that are there."""
+    row = rows.agg(*metrics).first()
+    assert row is not None
+    return row.asDict()

@@ -1,0 +1,106 @@
+"""Dropping a subscription: what pgsieve made for it on the server, and what the lake says of its progress.
+
+In: a subscription, and the other subscriptions of its feed that are in use. Out: nothing of it on the server; its
+tables in the lake stay unless asked. The server comes first: killed in between, it can be repeated. Raises
+SourceError where the server is gone or refuses, OtherClusterError where it is another one.
+"""
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import psycopg
+
+from pgsieve.assets.steps.records.subscription_state import SubscriptionState, set_subscription_state
+from pgsieve.assets.steps.records.table_states import REMOVED, TableState, set_states, table_states
+from pgsieve.assets.steps.slot_consumption.slot import give_up, refuse_other_cluster
+from pgsieve.assets.steps.subscription import Feed, Subscription
+from pgsieve.decoding.errors import PgsieveError
+from pgsieve.decoding.publications.catalog import Catalog
+from pgsieve.decoding.publications.routing import CapturePublication
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.postgres.slot import drop_slot, shrink_capture
+from pgsieve.resources.postgres.source import read_catalog
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """What was removed; `kept_for` are the subscriptions that still need the slot."""
+
+    slot: str | None
+    altered: tuple[str, ...] = ()
+    publications: tuple[str, ...] = ()
+    kept_for: tuple[str, ...] = ()
+    folders: tuple[str, ...] = ()
+
+
+def in_use(lake: Lake, subscription: str) -> bool:
+    """Whether a subscription has run, and was not dropped since."""
+    return any(state.state != REMOVED for state in table_states(lake, subscription).values())
+
+
+def drop_subscription(
+    subscription: Subscription, lake: Lake, *, leave_slot: bool, delete_tables: bool
+) -> Dropped:
+    """Drop a subscription; nothing is left to do where that was done before.
+
+    `leave_slot` does not ask the server (ALTER SUBSCRIPTION ... SET (slot_name = NONE)).
+    """
+    feed, name = subscription.feed, subscription.name
+    if delete_tables and lake.local is None:
+        raise PgsieveError(
+            f'subscription "{name}": a lake at a URI cannot be deleted from here',
+            hint=f"drop it without --delete-tables, then remove {lake.uri}/{name} with the store's own tools",
+            sqlstate="0A000",
+        )
+    others = tuple(s for s in feed.subscriptions if s != name and in_use(lake, s))
+    done = Dropped(None, kept_for=others)
+    if not leave_slot:
+        with feed.source.connect() as connection:
+            refuse_other_cluster(connection, feed, lake)
+            done = _drop_on_server(connection, feed, others)
+    states = table_states(lake, name).values()
+    set_states(lake, name, [TableState(*s.name, REMOVED) for s in states if s.state != REMOVED])
+    if lake.records.exists(lake.subscription(name)):
+        set_subscription_state(lake, name, SubscriptionState())
+    if not others and lake.records.exists(lake.change_log(feed.name)):
+        give_up(lake, feed)
+    if delete_tables:
+        folders = [f"{lake.uri}/{name}", *([] if others else [str(Path(lake.change_log(feed.name)).parent)])]
+        done = replace(done, folders=tuple(f for f in folders if _removed(f)))
+    return done
+
+
+def _drop_on_server(
+    connection: psycopg.Connection[tuple[object, ...]], feed: Feed, others: Sequence[str]
+) -> Dropped:
+    catalog = read_catalog(connection)
+    if others:
+        catalog = feed.with_defined(catalog)
+        rest = replace(feed, subscriptions={s: feed.subscriptions[s] for s in others})
+        altered, gone = _shrink(connection, rest, rest.planned_capture(catalog), catalog)
+        return Dropped(None, altered, gone, kept_for=tuple(others))
+    slot = feed.slot if drop_slot(connection, feed.source.name, feed.slot) else None
+    altered, gone = _shrink(connection, feed, (), catalog)
+    return Dropped(slot, altered, gone)
+
+
+def _shrink(
+    connection: psycopg.Connection[tuple[object, ...]],
+    feed: Feed,
+    planned: Sequence[CapturePublication],
+    catalog: Catalog,
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    if feed.filtered:
+        return (), ()
+    altered, dropped = shrink_capture(connection, feed.source.name, feed.capture, planned, catalog)
+    return tuple(altered), tuple(dropped)
+
+
+def _removed(folder: str) -> bool:
+    """Remove a folder with everything in it; False where there is none."""
+    if not Path(folder).exists():
+        return False
+    shutil.rmtree(folder)
+    return True

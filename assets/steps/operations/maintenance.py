@@ -1,0 +1,179 @@
+"""What keeps a lake from growing without end: retention, compaction and vacuum of a feed's and a subscription's tables.
+
+In: the Delta tables, and for how long what is applied is kept. Out: the same tables, smaller. Never deleted is what
+some subscription of the feed has not applied, as its Delta tables tell, nor a file that a version needs which is
+young enough, or in a cut that is kept. Each commit is whole or not there, and nothing depends on the one before:
+killed anywhere, it is just done again. It may run beside a run: of two writers of a replica the slower begins again.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from pgsieve.assets.steps.apply.replica_tables import applied_up_to
+from pgsieve.assets.steps.records.catalogs import as_published
+from pgsieve.assets.steps.records.cuts import Cut, append_cut, cuts, last_cut
+from pgsieve.assets.steps.records.feed import note_deleted
+from pgsieve.assets.steps.records.table_states import Name, TableState, newest_version, table_states
+from pgsieve.assets.steps.subscription import Feed, Subscription
+from pgsieve.decoding.lsn import format_lsn
+from pgsieve.resources.lake.errors import again_after_conflict
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.maintenance import TableMaintenance, maintenance
+
+#: Grace period: a reader that has just looked up a cut has this long to read its versions.
+READING = timedelta(hours=1)
+
+Log = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Retention:
+    """For how long what has been applied is kept; None is for ever, nothing as soon as it is applied.
+
+    `versions` is for how long old versions of all tables can be read, and the cuts that name them.
+    """
+
+    change_log: timedelta | None
+    changes: timedelta | None
+    versions: timedelta
+
+
+@dataclass(frozen=True)
+class MaintainedTable:
+    """What was done to one Delta table: rows deleted, and how many files fewer it has."""
+
+    path: str
+    rows: int
+    files: int
+
+
+def maintain_feed(
+    feed: Feed, lake: Lake, subscriptions: Iterable[Subscription], retention: Retention, log: Log
+) -> list[MaintainedTable]:
+    """Maintain the change log and what belongs to it; `subscriptions` are all that read the feed."""
+    maintainer, change_log = _Maintainer(lake, retention), lake.change_log(feed.name)
+    applied = min((applied_up_to(lake, s) for s in subscriptions), default=0)
+    upto = maintainer.expired(change_log, applied, retention.change_log)
+    log(f"change log of {feed.name}: applied up to {format_lsn(applied)}, deleted up to {format_lsn(upto)}")
+    if upto:
+        note_deleted(lake, feed, upto)
+    owners = [feed.name, *(as_published(feed, s).name for s in feed.subscriptions if not feed.filtered)]
+    for owner in owners:
+        for path in (lake.change_log(owner), lake.slices(owner)):
+            maintainer.maintain(path, f"slice <= {upto:d}" if upto else None)
+    maintainer.maintain(lake.altered(feed.name), f"slice <= {upto:d}" if upto else None)
+    # The newest catalog of then is that of the slices which follow.
+    catalogs = [row["lsn"] for row in lake.records.rows(lake.catalogs(feed.name)) if row["lsn"] <= upto]
+    maintainer.maintain(lake.catalogs(feed.name), f"lsn < {max(catalogs):d}" if catalogs else None)
+    for path in (lake.prepared(feed.name), lake.feed(feed.name)):
+        maintainer.maintain(path)
+    return maintainer.done
+
+
+def maintain_subscription(
+    subscription: Subscription, lake: Lake, retention: Retention, log: Log
+) -> list[MaintainedTable]:
+    """Maintain the change history, the replicas with their cuts, and the records of a subscription."""
+    maintainer, name = _Maintainer(lake, retention), subscription.name
+    tables = table_states(lake, name)
+    applied, cut = applied_up_to(lake, subscription), last_cut(lake, subscription)
+    for path in _histories(lake, name, tables):
+        upto = maintainer.expired(path, applied, retention.changes)
+        maintainer.maintain(path, f"slice <= {upto:d}" if upto else None)
+    # A change after the newest cut tells the next one of its table; a slice without any tells how far this is.
+    told = f"slice <= {cut.lsn if cut else 0:d} or (slice < {applied:d} and inserts is null)"
+    maintainer.maintain(lake.transformed(name), told)
+    maintainer.maintain(lake.table_states(name))
+    maintainer.maintain(lake.subscription(name))
+    replicas = [lake.replica(name, *table) for table in tables]
+    for path in replicas:
+        maintainer.compact(path)
+    since = datetime.now(UTC) - max(retention.versions - READING, timedelta())
+    if _renew_cut(lake, subscription, since, newest_version(tables.values())):
+        # First nobody finds a cut any more, then its files go.
+        maintainer.maintain(lake.cuts(name), _expired_cuts(lake, name, since), since=since)
+        for path in replicas:
+            maintainer.vacuum(path)
+    else:
+        log(f"{name}: a replica is ahead of the cuts, old versions stay until a run has written the next cut")
+    return maintainer.done
+
+
+def _histories(lake: Lake, subscription: str, tables: Mapping[Name, TableState]) -> Iterator[str]:
+    """The change histories of all tables, also those that were begun anew since."""
+    for name, state in tables.items():
+        newest = state.definition.history.generation if state.definition else 0
+        yield from (lake.changes(subscription, *name, generation) for generation in range(newest + 1))
+
+
+def _expired_cuts(lake: Lake, subscription: str, since: datetime) -> str:
+    """What holds for the cuts from before `since`, and for those before them, whatever the clock said that wrote them."""
+    before = [cut.lsn for cut in cuts(lake, subscription) if cut.at < since]
+    return f"at < {{since}} or lsn < {max(before, default=0):d}"
+
+
+def _renew_cut(lake: Lake, subscription: Subscription, since: datetime, states: int) -> bool:
+    """Have a cut from `since` on, made of the newest one: its versions, or later ones with the same rows.
+
+    False where that is too old and a replica has changes that are in no cut yet.
+    """
+    cut = last_cut(lake, subscription)
+    if cut is None:
+        return True
+    paths = {name: lake.replica(subscription.name, *name) for name in cut.tables}
+    now = datetime.now(UTC)
+    young = since <= cut.at <= now  # How old a cut of later is, nobody knows.
+    # In this order: what a run commits in between is seen by its position.
+    versions = {name: lake.records.version(path) for name, path in paths.items()}
+    if any(
+        (lake.records.position(path) or 0) > cut.lsn or lake.records.is_restored(path, cut.tables[name])
+        for name, path in paths.items()
+    ):
+        return young
+    if versions != cut.tables or not young:
+        append_cut(lake, subscription.name, Cut(cut.lsn, versions, now, states))
+    return True
+
+
+class _Maintainer:
+    """Maintains tables where they exist, and keeps account of it."""
+
+    def __init__(self, lake: Lake, retention: Retention) -> None:
+        self._lake = lake
+        self._hours = math.ceil(retention.versions / timedelta(hours=1))
+        self._now = datetime.now(UTC)
+        self.done: list[MaintainedTable] = []
+
+    def expired(self, path: str, applied: int, kept: timedelta | None) -> int:
+        """The last slice of a table that is applied and old enough to go."""
+        if kept is None or not self._lake.records.exists(path):
+            return 0
+        since = self._now - kept
+        return min(applied, maintenance(self._lake, path).last_slice_before(since)) if kept else applied
+
+    def maintain(self, path: str, condition: str | None = None, *, since: datetime | None = None) -> None:
+        """Delete the rows for which a condition holds (see `TableMaintenance`), compact what is left, vacuum."""
+        if self._lake.records.exists(path):
+            rows = self._again(path, lambda table: table.delete(condition, since)) if condition else 0
+            self.compact(path, rows)
+            self.vacuum(path)
+
+    def compact(self, path: str, rows: int = 0) -> None:
+        """Compact a table from which so many rows have been deleted."""
+        if self._lake.records.exists(path):
+            files = self._again(path, lambda table: table.compact())
+            self.done.append(MaintainedTable(path, rows, files))
+
+    def vacuum(self, path: str) -> None:
+        """Remove the files of versions that are old enough."""
+        if self._lake.records.exists(path):
+            self._again(path, lambda table: table.vacuum(self._hours))
+
+    def _again(self, path: str, work: Callable[[TableMaintenance], int]) -> int:
+        def attempt() -> int:
+            with self._lake.refusing(path):
+                return work(maintenance(self._lake, path))
+
+        return again_after_conflict(attempt)()

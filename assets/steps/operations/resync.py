@@ -1,0 +1,110 @@
+"""What changed of a table since it was copied, and which tables a `resync` copies again.
+
+In: the recorded definitions and the publisher's catalog. Out: for each table its state, and its differences as
+`then → now`. As in PostgreSQL an altered row filter or publication copies nothing by itself: rows that were copied
+stay (section 29.4.5). Raises PgsieveError for a table that the subscription does not replicate.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pgsieve.assets.steps.records.table_states import (
+    INITIALIZE,
+    MEANING,
+    READY,
+    Name,
+    TableState,
+    set_states,
+    table_states,
+)
+from pgsieve.assets.steps.subscription import Definition, Subscription
+from pgsieve.decoding.errors import PgsieveError, UnsupportedTypeError
+from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.postgres.source import quote, read_catalog
+
+
+@dataclass(frozen=True)
+class Outdated:
+    """A table to be copied again: its state with the reason, and what changed since it was copied."""
+
+    name: Name
+    state: str
+    changes: tuple[str, ...]
+
+
+def tables_to_resync(subscription: Subscription, lake: Lake, names: Sequence[Name]) -> list[Outdated]:
+    """The named tables; without names those that are not ready, or were published otherwise when copied."""
+    with subscription.feed.source.connect() as connection:
+        catalog = subscription.feed.with_defined(read_catalog(connection))
+    tables, states = subscription.tables(catalog), table_states(lake, subscription.name)
+    for name in names:
+        if name not in tables:
+            raise PgsieveError(
+                f'subscription "{subscription.name}" has no table {quote(*name)}',
+                hint="its publications publish "
+                + (", ".join(quote(*known) for known in tables) or "no table"),
+                sqlstate="42P01",
+            )
+    found = []
+    for name, table in tables.items():
+        state = states.get(name)
+        changes = present_changes(subscription, state, table, catalog)
+        needed = state is None or state.state != READY or bool(changes)
+        if name in names if names else needed:
+            found.append(Outdated(name, _described(state), changes))
+    return found
+
+
+def _described(state: TableState | None) -> str:
+    if state is None:
+        return "not copied yet"
+    return f"{MEANING[state.state]}: {state.reason}" if state.reason else MEANING[state.state]
+
+
+def present_changes(
+    subscription: Subscription, state: TableState | None, replicated: ReplicatedTable, catalog: Catalog
+) -> tuple[str, ...]:
+    """What is different now from when a table was copied; of one that cannot be had as it is, why not."""
+    try:
+        return changes_since_copy(state, subscription.definition(replicated, catalog))
+    except UnsupportedTypeError as error:
+        return (error.message,)
+
+
+def changes_since_copy(state: TableState | None, now: Definition) -> tuple[str, ...]:
+    """What is different from when the table was copied, as far as that was recorded."""
+    if state is None or state.definition is None:
+        return ()
+    then = state.definition
+    changes = []
+    if then.published and now.published:
+        pairs = [
+            ("row filter", _filter(then.published.row_filters), _filter(now.published.row_filters)),
+            ("publications", ", ".join(then.published.publications), ", ".join(now.published.publications)),
+        ]
+        changes += [f"{what}: {before} → {after}" for what, before, after in pairs if before != after]
+    if then.columns != now.columns:
+        changes.append(f"columns: {_columns(then, now)}")
+    if then.key != now.key:
+        changes.append(f"key: ({', '.join(then.key)}) → ({', '.join(now.key)})")
+    return tuple(changes)
+
+
+def _filter(texts: Sequence[str] | None) -> str:
+    return "every row" if texts is None else " OR ".join(texts)
+
+
+def _columns(then: Definition, now: Definition) -> str:
+    before, after = dict(then.columns), dict(now.columns)
+    told = [f"without {name}" for name in before if name not in after]
+    told += [f"{name} added" for name in after if name not in before]
+    told += [f"{n} {t} → {after[n]}" for n, t in before.items() if n in after and after[n] != t]
+    return ", ".join(told) or "another order"
+
+
+def leave_to_next_copy(subscription: Subscription, lake: Lake, names: Sequence[Name]) -> None:
+    """Have whoever reads the slot copy these tables, after the next slice."""
+    states = table_states(lake, subscription.name)
+    known = {name: states[name].definition if name in states else None for name in names}
+    set_states(lake, subscription.name, [TableState(*n, INITIALIZE, definition=d) for n, d in known.items()])

@@ -1,0 +1,142 @@
+"""Names and Spark types as DDL, and the fixed columns of pgsieve's own tables."""
+
+from collections.abc import Iterable
+
+import pyarrow as pa
+from pyspark.sql import Column
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
+
+from pgsieve.resources.lake.records import quoted
+
+#: The order key of a change: the LSN of its commit record and its place in the transaction.
+ORDER = ("commit_lsn", "ordinal")
+Order = tuple[int, int]
+
+#: Operations that change one row.
+ROW_OPERATIONS = ("insert", "update", "delete")
+
+CHANGE_LOG = pa.schema(
+    {
+        "slice": pa.int64(),
+        "commit_lsn": pa.int64(),
+        "ordinal": pa.int64(),
+        "number": pa.int64(),
+        "commit_time": pa.timestamp("us", "UTC"),
+        "xid": pa.int64(),
+        "kind": pa.string(),
+        "relation_id": pa.int64(),
+        "data": pa.binary(),
+    }
+)
+
+#: The messages of prepared transactions, each with the Prepare message of its transaction.
+PREPARED = pa.schema({"prepare": pa.binary(), "number": pa.int64(), "xid": pa.int64(), "data": pa.binary()})
+
+TABLE_STATES = pa.schema(
+    {
+        "schema": pa.string(),
+        "table": pa.string(),
+        "state": pa.string(),
+        "lsn": pa.int64(),
+        "at": pa.timestamp("us", "UTC"),
+        "definition": pa.string(),
+        "reason": pa.string(),
+    }
+)
+
+#: The state of a subscription as a whole; the newest row counts. `version`, which orders them, comes when written.
+SUBSCRIPTION = pa.schema(
+    {
+        "at": pa.timestamp("us", "UTC"),
+        "enabled": pa.bool_(),
+        "reason": pa.string(),
+        "skip_lsn": pa.int64(),
+        "notice": pa.string(),
+    }
+)
+
+#: The cluster and timeline that a feed's LSNs are of, and whether its slot was given up; the newest row counts.
+FEED = pa.schema(
+    {
+        "at": pa.timestamp("us", "UTC"),
+        "system_identifier": pa.string(),
+        "timeline": pa.int64(),
+        "given_up": pa.bool_(),
+        "deleted_up_to": pa.int64(),
+    }
+)
+
+CUTS = pa.schema(
+    {
+        "lsn": pa.int64(),
+        "at": pa.timestamp("us", "UTC"),
+        "tables": pa.map_(pa.string(), pa.int64()),
+        "states": pa.int64(),
+    }
+)
+
+#: What a slice holds: bytes of messages, the relations changed, and the raw Relation and Truncate messages.
+SLICES = pa.schema(
+    {
+        "slice": pa.int64(),
+        "bytes": pa.int64(),
+        "relations": pa.list_(pa.int64()),
+        "messages": pa.list_(
+            pa.struct({"commit_lsn": pa.int64(), "ordinal": pa.int64(), "data": pa.binary()})
+        ),
+    }
+)
+
+#: What decided what the publications send, from an LSN on, and the subscriptions that the slot was read for.
+CATALOGS = pa.schema(
+    {
+        "lsn": pa.int64(),
+        "digest": pa.string(),
+        "catalog": pa.string(),
+        "subscriptions": pa.list_(pa.string()),
+    }
+)
+
+#: The slices [begin, slice) that a subscription has as the publisher decided.
+ALTERED = pa.schema({"subscription": pa.string(), "begin": pa.int64(), "slice": pa.int64()})
+
+TRANSFORMED = pa.schema(
+    {
+        "slice": pa.int64(),
+        "schema": pa.string(),
+        "table": pa.string(),
+        "bytes": pa.int64(),
+        "received_inserts": pa.int64(),
+        "received_updates": pa.int64(),
+        "received_deletes": pa.int64(),
+        "inserts": pa.int64(),
+        "updates": pa.int64(),
+        "deletes": pa.int64(),
+        "truncates": pa.int64(),
+        "truncated_lsn": pa.int64(),
+        "truncated_ordinal": pa.int64(),
+        "key_changes": pa.int64(),
+        "unchanged": pa.list_(pa.string()),
+        "problem": pa.string(),
+    }
+)
+
+
+def ddl(columns: Iterable[tuple[str, str]]) -> str:
+    """Column names and Spark types as a DDL schema."""
+    return ", ".join(f"{quoted(name)} {spark}" for name, spark in columns)
+
+
+def struct_ddl(columns: Iterable[tuple[str, str]]) -> str:
+    """Column names and Spark types as a struct type."""
+    return f"struct<{', '.join(f'{quoted(name)}: {spark}' for name, spark in columns)}>"
+
+
+def field(struct: str, name: str) -> Column:
+    """A field of a struct column, whatever characters its name has."""
+    return F.col(struct).getField(name)
+
+
+def order() -> Column:
+    """The order key as one comparable value."""
+    return F.struct(*ORDER)

@@ -1,0 +1,85 @@
+"""What went wrong with one table's changes, told without a value; and which transaction it began with.
+
+In: the error of a step, and a way to try the transformation up to a transaction. Out: a reason for the table's
+state, which names the transaction's finish LSN as PostgreSQL's apply worker does (apply_error_callback() in
+src/backend/replication/logical/worker.c).
+"""
+
+import shlex
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+
+from pgsieve.assets.steps.records.table_states import Name
+from pgsieve.decoding.errors import PgsieveError
+from pgsieve.decoding.lsn import format_lsn
+from pgsieve.decoding.values.quoting import quote_qualified
+from pgsieve.resources.lake.errors import (
+    NO_TABLES_FAULT,
+    DamagedTableError,
+    ExecutorError,
+    SparkLostError,
+    missing_file,
+    raise_ours,
+    told,
+)
+from pgsieve.resources.lake.lake import SPARK_ERRORS, Lake
+from pgsieve.resources.postgres.snapshot import SnapshotLostError
+from pgsieve.resources.postgres.source import PassingFaultError, SourceUnreachableError
+
+#: How an executor names them.
+_PASSING = (PassingFaultError, SourceUnreachableError, SnapshotLostError)
+
+#: What a table's own data or definition can cause; anything else is a fault, and stops the run.
+TABLE_ERRORS = (PgsieveError, *SPARK_ERRORS)
+
+
+def passes(error: BaseException) -> bool:
+    """Whether a fault passes by itself, the server's, the network's or Spark's: the same may succeed a moment later."""
+    if isinstance(error, ExecutorError):
+        return error.kind in {kind.__name__ for kind in _PASSING}
+    return isinstance(error, (*_PASSING, SparkLostError))
+
+
+def reason(lake: Lake, error: Exception) -> str:
+    """Why a table's changes cannot be transformed or applied.
+
+    Raises the error where it is neither the changes' fault nor the table's: one of NO_TABLES_FAULT, or one that passes.
+    """
+    if isinstance(error, NO_TABLES_FAULT) or passes(error):
+        raise error
+    if isinstance(error, PgsieveError):
+        return error.message
+    lake.refuse_unavailable(error)
+    try:
+        raise_ours(error)
+    except ExecutorError as ours:
+        if passes(ours):
+            raise
+        return ours.message
+    return told(error)
+
+
+def is_damage(error: Exception) -> bool:
+    """Whether files are missing: then no change is at fault, and none can be skipped."""
+    return isinstance(error, DamagedTableError) or missing_file(error) is not None
+
+
+def copy_again(subscription: str, name: Name, problem: str) -> str:
+    """The reason why a table is set aside whose replica, or changes, the lake has lost: it says what brings it back."""
+    table = shlex.quote(quote_qualified(*name))
+    return f"{problem}; `pgsieve resync {subscription} {table}` copies the table again"
+
+
+def first_failing(commits: Sequence[int], fails: Callable[[int], bool]) -> int | None:
+    """The first transaction with which the transformation fails; `fails` tells whether it does up to one of them."""
+    found = bisect_left(commits, True, key=fails)
+    return commits[found] if found < len(commits) else None
+
+
+def in_transaction(problem: str, commit_lsn: int | None) -> str:
+    """A reason with the finish LSN of the transaction, which is what `pgsieve skip` takes."""
+    return (
+        problem
+        if commit_lsn is None
+        else f"{problem}, in the transaction finished at {format_lsn(commit_lsn)}"
+    )

@@ -1,0 +1,78 @@
+"""The feed's table `slices`: what each slice of the change log holds besides row changes.
+
+Written by slot consumption after the slice; made again from the slice where the row is missing.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import Column
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
+
+from pgsieve.assets.steps.records.columns import SLICES
+from pgsieve.assets.steps.subscription import Feed
+from pgsieve.resources.failpoints import Failpoint, reach
+from pgsieve.resources.lake.lake import Lake
+
+_CHANGES, _DESCRIPTIONS = ("I", "U", "D"), ("R", "T")
+
+
+def slice_summary() -> list[Column]:
+    """Aggregates over a slice's messages: what its transformation has to know before it reads rows."""
+    at = F.struct("commit_lsn", "ordinal", "data")
+    return [
+        F.coalesce(F.sum(F.length("data")), F.lit(0)).alias("bytes"),
+        F.collect_set(F.when(F.col("kind").isin(*_CHANGES), F.col("relation_id"))).alias("relations"),
+        F.collect_list(F.when(F.col("kind").isin(*_DESCRIPTIONS), at)).alias("messages"),
+    ]
+
+
+class SliceSummary:
+    """The same as `slice_summary`, of batches that pass through this process."""
+
+    def __init__(self) -> None:
+        self._bytes = 0
+        self._relations: set[int] = set()
+        self._messages: list[dict[str, Any]] = []
+        #: What stopped the batches: whoever writes them would only say that they ended.
+        self.failure: Exception | None = None
+
+    def of(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Pass the batches on and take note of them."""
+        try:
+            yield from self._noted(batches)
+        except Exception as error:
+            self.failure = error
+            raise
+
+    def _noted(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            kind, relation = batch.column("kind"), batch.column("relation_id")
+            self._bytes += batch.column("data").nbytes
+            changes = pc.is_in(kind, pa.array(_CHANGES))
+            self._relations.update(pc.unique(relation.filter(changes)).to_pylist())
+            described = batch.filter(pc.is_in(kind, pa.array(_DESCRIPTIONS)))
+            self._messages += described.select(["commit_lsn", "ordinal", "data"]).to_pylist()
+            yield batch
+
+    def get(self) -> Mapping[str, Any]:
+        """What has passed."""
+        return {"bytes": self._bytes, "relations": sorted(self._relations), "messages": self._messages}
+
+
+def record_summary(lake: Lake, feed: Feed, end: int, summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Keep what a slice holds besides row changes; returns it as its row in `slices`."""
+    row = {
+        "slice": end,
+        "bytes": summary["bytes"],
+        "relations": list(summary["relations"]),
+        "messages": [
+            {"commit_lsn": m["commit_lsn"], "ordinal": m["ordinal"], "data": bytes(m["data"])}
+            for m in summary["messages"]
+        ],
+    }
+    lake.records.append(lake.slices(feed.name), pa.Table.from_pylist([row], SLICES), end)
+    reach(Failpoint.SLICE_SUMMARIZED)
+    return row

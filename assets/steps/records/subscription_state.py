@@ -1,0 +1,83 @@
+"""The state of a subscription as a whole, like subenabled and subskiplsn of pg_subscription (section 51.53).
+
+Kept in the Delta table `_subscription`, appended to, the newest row counting; without one the subscription is
+enabled and skips nothing. Raises SubscriptionDisabledError where a disabled subscription is asked to go on.
+"""
+
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+import pyarrow as pa
+
+from pgsieve.assets.steps.records.columns import SUBSCRIPTION
+from pgsieve.decoding.errors import PgsieveError
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.records import in_order
+
+
+class SubscriptionDisabledError(PgsieveError):
+    """The subscription was disabled by an error (`disable_on_error`), and nobody has enabled it since."""
+
+
+@dataclass(frozen=True)
+class SubscriptionState:
+    """Whether a subscription is enabled, and why not; the finish LSN it skips, and what became of the last one."""
+
+    enabled: bool = True
+    reason: str | None = None
+    skip_lsn: int | None = None
+    notice: str | None = None
+
+
+def subscription_state(lake: Lake, subscription: str) -> SubscriptionState:
+    """The newest state of a subscription."""
+    rows = lake.records.rows(lake.subscription(subscription))
+    if not rows:
+        return SubscriptionState()
+    newest = in_order(rows)[-1]
+    return SubscriptionState(newest["enabled"], newest["reason"], newest["skip_lsn"], newest["notice"])
+
+
+def set_subscription_state(lake: Lake, subscription: str, state: SubscriptionState) -> None:
+    """Record the state, unless it is the one that stands there already."""
+    if state == subscription_state(lake, subscription):
+        return
+    row = {
+        "at": datetime.now(UTC),
+        "enabled": state.enabled,
+        "reason": state.reason,
+        "skip_lsn": state.skip_lsn,
+        "notice": state.notice,
+    }
+    lake.records.append_versioned(lake.subscription(subscription), pa.Table.from_pylist([row], SUBSCRIPTION))
+
+
+def disable(lake: Lake, subscription: str, reason: str) -> None:
+    """Let nothing more be copied or applied, until somebody enables the subscription."""
+    state = subscription_state(lake, subscription)
+    set_subscription_state(lake, subscription, replace(state, enabled=False, reason=reason))
+
+
+def enable(lake: Lake, subscription: str) -> bool:
+    """Let the subscription go on from where it stopped; False where it was enabled already."""
+    state = subscription_state(lake, subscription)
+    set_subscription_state(lake, subscription, replace(state, enabled=True, reason=None))
+    return not state.enabled
+
+
+def disabled_error(subscription: str, state: SubscriptionState) -> SubscriptionDisabledError:
+    """The refusal to go on with a disabled subscription: why it is disabled, and how it is enabled."""
+    return SubscriptionDisabledError(
+        f'subscription "{subscription}" is disabled: {state.reason}',
+        hint=f"mend the reason, or skip the transaction that it names (`pgsieve skip {subscription} LSN`); then"
+        f" `pgsieve enable {subscription}` and `pgsieve run {subscription}`",
+        sqlstate="55000",
+    )
+
+
+def refuse_disabled(lake: Lake, subscription: str) -> SubscriptionState:
+    """The state of an enabled subscription; raises SubscriptionDisabledError for one that is disabled."""
+    state = subscription_state(lake, subscription)
+    if not state.enabled:
+        raise disabled_error(subscription, state)
+    return state

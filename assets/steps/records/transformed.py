@@ -1,0 +1,113 @@
+"""The subscription's table `_transformed`: per slice and table what the UPDATE transformation sent.
+
+Written by the UPDATE transformation, a slice per commit, whose position is the slice's end. The apply goes by it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from pgsieve.assets.steps.records.columns import ROW_OPERATIONS, TRANSFORMED, Order
+from pgsieve.assets.steps.records.table_states import Name
+from pgsieve.assets.steps.subscription import Subscription
+from pgsieve.resources.lake.lake import Lake
+
+
+def transformed_up_to(lake: Lake, subscription: str) -> int:
+    """The LSN up to which the change log has been transformed for a subscription."""
+    return lake.records.position(lake.transformed(subscription)) or 0
+
+
+@dataclass(frozen=True)
+class TableChanges:
+    """A slice's changes of one table, counted before and after the transformation; `size` is the slice's bytes."""
+
+    slice: int
+    schema: str
+    table: str
+    size: int = 0
+    received: Mapping[str, int] = field(default_factory=dict)
+    sent: Mapping[str, int] = field(default_factory=dict)
+    truncates: int = 0
+    truncated_at: Order | None = None
+    key_changes: int = 0
+    unchanged: tuple[str, ...] = ()
+    problem: str | None = None
+
+    @property
+    def name(self) -> Name:
+        """(schema, table)."""
+        return self.schema, self.table
+
+    @property
+    def changed(self) -> bool:
+        """Whether there is anything to apply."""
+        return bool(self.truncates or any(self.sent.values()))
+
+    def row(self) -> dict[str, object]:
+        """The table's row in `_transformed`."""
+        lsn, ordinal = self.truncated_at or (None, None)
+        return {
+            "slice": self.slice,
+            "schema": self.schema,
+            "table": self.table,
+            "bytes": self.size,
+            **{f"received_{o}s": self.received.get(o, 0) for o in ROW_OPERATIONS},
+            **{f"{o}s": self.sent.get(o, 0) for o in ROW_OPERATIONS},
+            "truncates": self.truncates,
+            "truncated_lsn": lsn,
+            "truncated_ordinal": ordinal,
+            "key_changes": self.key_changes,
+            "unchanged": list(self.unchanged),
+            "problem": self.problem,
+        }
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> "TableChanges":
+        """The changes that a row of `_transformed` tells of."""
+        return cls(
+            slice=row["slice"],
+            schema=row["schema"],
+            table=row["table"],
+            size=row["bytes"],
+            received={o: row[f"received_{o}s"] for o in ROW_OPERATIONS},
+            sent={o: row[f"{o}s"] for o in ROW_OPERATIONS},
+            truncates=row["truncates"],
+            truncated_at=None
+            if row["truncated_lsn"] is None
+            else (row["truncated_lsn"], row["truncated_ordinal"]),
+            key_changes=row["key_changes"],
+            unchanged=tuple(row["unchanged"]),
+            problem=row["problem"],
+        )
+
+
+def record_transformed(
+    lake: Lake, subscription: Subscription, end: int, changes: Sequence[TableChanges], base: int
+) -> None:
+    """Record what a slice changed; raises OverrunError where the table has another version than `base`."""
+    rows = pa.Table.from_pylist([c.row() for c in changes] or [{"slice": end}], TRANSFORMED)
+    lake.records.append(lake.transformed(subscription.name), rows, end, base=base)
+
+
+def fence(lake: Lake, subscription: str) -> int:
+    """Have what others transform at the moment begin anew, with the table states as they are now.
+
+    Returns the LSN up to which slices have been transformed with those of before.
+    """
+    path = lake.transformed(subscription)
+    lake.records.append(path, TRANSFORMED.empty_table())
+    return lake.records.position(path) or 0
+
+
+def transformed_slices(lake: Lake, subscription: Subscription, after: int) -> dict[int, list[TableChanges]]:
+    """The transformed slices that end after an LSN, oldest first, with the tables that each changes."""
+    slices: dict[int, list[TableChanges]] = {}
+    rows = lake.records.rows(lake.transformed(subscription.name), f"slice > {after:d}")
+    for row in sorted(rows, key=lambda r: int(r["slice"])):
+        tables = slices.setdefault(row["slice"], [])
+        if row["table"] is not None:
+            tables.append(TableChanges.from_row(row))
+    return slices

@@ -1,0 +1,86 @@
+"""How much of a slot is read at once, and how what is read falls into slices.
+
+In: positions, faults, and the messages of transactions in commit order. Out: the ends of the slices to read next, and
+the messages of each. A reading decodes from the slot's restart_lsn, which a long transaction holds back: so readings
+get longer while they succeed, and a backlog takes few of them. Raises ProtocolError.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import pyarrow as pa
+
+from pgsieve.decoding.binary.octets import Octets
+from pgsieve.decoding.protocol.messages import Begin, decode
+
+#: The server keeps what it has decoded in a temporary file, up to so many slices of it.
+MOST_SLICES = 8
+#: A reading of less WAL than this does not get smaller; after one that failed so many have to succeed before they grow.
+LEAST_BYTES, _SUCCESSES = 4 * 1024 * 1024, 4
+
+
+class Stride:
+    """How many bytes of WAL are read at once: more after each success, half after a failure."""
+
+    def __init__(self, slice_bytes: int) -> None:
+        self._slice = slice_bytes
+        self._bytes = slice_bytes
+        self._needed, self._successes = 1, 0
+
+    def ends(self, position: int, target: int, *, single: bool) -> list[int]:
+        """Where the slices of the next reading end; a `single` one where readings cannot be divided."""
+        size = min(self._bytes, self._slice)
+        number = 1 if single else max(1, self._bytes // self._slice)
+        ends = [min(position + size * each, target) for each in range(1, number + 1)]
+        return list(dict.fromkeys(ends))
+
+    def succeeded(self) -> None:
+        """Read more from now on."""
+        self._successes += 1
+        if self._successes >= self._needed:
+            self._bytes, self._successes = min(self._bytes * 2, self._slice * MOST_SLICES), 0
+
+    def failed(self, tried: int) -> bool:
+        """Read half of the bytes that were tried; False where that is too little to be the reason."""
+        if tried <= LEAST_BYTES:
+            return False
+        self._bytes = max(LEAST_BYTES, tried // 2)
+        self._needed, self._successes = _SUCCESSES, 0
+        return True
+
+
+class TransactionsInOrder:
+    """The messages of transactions in commit order, to be taken a slice at a time."""
+
+    def __init__(self, messages: Iterable[pa.Array]) -> None:
+        self._messages = iter(messages)
+        self._rest: pa.Array | None = None
+
+    def before(self, end: int | None) -> Iterator[pa.Array]:
+        """The messages of those that commit before `end`, or of all that are left; none of them is empty."""
+        while (messages := self._next()) is not None:
+            row = len(messages) if end is None else _first_from(messages, end)
+            if row < len(messages):
+                self._rest = messages.slice(row)
+            if row:
+                yield messages.slice(0, row)
+            if row < len(messages):
+                return
+
+    def _next(self) -> pa.Array | None:
+        rest, self._rest = self._rest, None
+        return rest if rest is not None else next((m for m in self._messages if len(m)), None)
+
+
+def _first_from(messages: pa.Array, end: int) -> int:
+    """The row with which the first transaction begins that commits at or after `end`; their number where there is none."""
+
+    def is_later(row: int) -> bool:
+        begin = decode(messages[row].as_py())
+        assert isinstance(begin, Begin)
+        return begin.final_lsn >= end
+
+    begins = np.flatnonzero(Octets(messages).kinds() == Begin.tag).tolist()
+    first = bisect_left(begins, True, key=is_later)
+    return int(begins[first]) if first < len(begins) else len(messages)

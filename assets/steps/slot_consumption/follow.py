@@ -1,0 +1,272 @@
+"""Continuous slot consumption: the streaming replication protocol -> slices of the feed's change log.
+
+The same change log as a run's: whole transactions in commit order, a slice a Delta commit that holds its end as
+the position, and the slot confirmed after it. What arrives waits in spools (on disk once it is much), so a
+transaction of any size needs little memory. PostgreSQL documentation 54.4 and 54.5.
+"""
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import chain
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import pyarrow as pa
+
+from pgsieve.assets.steps.records.catalogs import is_altered
+from pgsieve.assets.steps.records.feed import durable_position, known_timeline, note_timeline, record_position
+from pgsieve.assets.steps.records.prepared import restore_prepared, save_prepared
+from pgsieve.assets.steps.slot_consumption.drain import (
+    IDLE_BYTES,
+    Drained,
+    Log,
+    append_slice,
+    drain,
+    keeps_prepared,
+    prepare,
+    warn_of_missing,
+)
+from pgsieve.assets.steps.subscription import Feed
+from pgsieve.decoding.binary.octets import Octets
+from pgsieve.decoding.errors import PgsieveError
+from pgsieve.decoding.lsn import format_lsn
+from pgsieve.decoding.protocol.descriptions import RelationDescriptions
+from pgsieve.decoding.protocol.messages import Commit, Prepare, Truncate, decode
+from pgsieve.decoding.protocol.transactions import TransactionAssembler
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.postgres.receiver import Received
+from pgsieve.resources.postgres.slot import slot_state, wait_until_free
+from pgsieve.resources.postgres.source import PassingFaultError, SourceUnreachableError
+from pgsieve.resources.postgres.stream import ReplicationStream, Started
+from pgsieve.resources.spool import FileSpool
+
+#: A slice ends with the first commit after so many bytes of messages, or so many seconds.
+SLICE_BYTES = 64 * 1024 * 1024
+SLICE_SECONDS = 1.0
+#: With nothing to append, the position is recorded and confirmed after so many seconds: until a server that shuts
+#: down is told that everything has arrived, it waits (WalSndDone in src/backend/replication/walsender.c).
+IDLE_SECONDS = 10.0
+
+_MESSAGES = pa.schema([("data", pa.binary())])
+
+
+class StreamedFeed:
+    """A feed whose slot this process reads until it is stopped.
+
+    `for _ in streamed.slices(): streamed.append()`: whenever there is a slice to append, the slot waits for it.
+    It ends by itself after something was altered on the publisher: the slot is to be prepared again.
+    Raises SourceError and SlotError where the slot cannot be read, LakeError where the lake cannot be written.
+    """
+
+    def __init__(self, feed: Feed, lake: Lake, log: Log) -> None:
+        version = feed.source.check_ready()
+        lake.check_writable()
+        if lake.local is None:
+            raise PgsieveError(
+                f'source "{feed.source.name}": a lake at a URI cannot be written continuously',
+                hint="run `pgsieve run` on a schedule, or use a lake in the file system",
+                sqlstate="0A000",
+            )
+        with feed.exclusively(), feed.source.connect() as connection:
+            feed, catalog, publications = prepare(connection, feed, lake)
+            warn_of_missing(feed, catalog, log)
+            state = slot_state(connection, feed.slot)
+        self._feed, self._lake, self._log = feed, lake, log
+        if not publications or state is None:
+            raise PgsieveError(
+                f'source "{feed.source.name}": no subscribed publication publishes a table',
+                hint="add a table to a publication",
+                sqlstate="42704",
+            )
+        self._leaves = feed.leaves_captured(catalog)
+        self._prepared = keeps_prepared(feed, state)
+        options = replace(feed.options, publications=tuple(publications))
+        durable = durable_position(lake, feed)
+        #: What commits before this has arrived.
+        self.position = self._durable = state.confirmed_lsn if durable is None else durable
+        self._stream = ReplicationStream(
+            feed.source, feed.slot, options, self._durable, log=log, timeline=known_timeline(lake, feed)
+        )
+        self._parallel = options.arguments(version).get("streaming") == "parallel"
+        self._session = _Session(self._parallel)
+        self._held: tuple[Prepare, ...] = ()
+        self._confirmed_at = time.monotonic()
+        self._altered = self._ended = False
+
+    def __enter__(self) -> Self:
+        self._stream.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._session.close()
+        self._stream.__exit__(kind, error, traceback)
+
+    def stop(self) -> None:
+        """Make `slices` end soon, with what is committed by then; from any thread."""
+        self._stream.stop()
+
+    def slices(self) -> Iterator[int]:
+        """The end of each slice as soon as it is due; it has to be appended before the next one is asked for."""
+        for item in self._stream.items():
+            match item:
+                case Started():
+                    self._begin(item)
+                case Received():
+                    for messages in self._session.assembler.assemble(item.messages.column("data")):
+                        self._session.waiting.add(messages)
+                    self.position = item.position
+                    waiting = self._session.waiting
+                    if waiting.is_due() or (not waiting.end and self._is_behind()):
+                        yield from self._due()
+                        if self._ended:
+                            return
+        # Where nothing arrived, something may be altered that decides what should have.
+        if self._session.waiting.end or self.position > self._durable:
+            yield from self._due()
+
+    def _due(self) -> Iterator[int]:
+        """The end of the slice that is due; where nothing arrived, the position is confirmed instead."""
+        try:
+            with self._feed.source.connect() as connection:
+                self._altered = is_altered(connection, self._lake, self._feed, self._durable) or (
+                    bool(self._leaves) and self._session.waiting.truncates
+                )
+        except (SourceUnreachableError, PassingFaultError) as error:
+            # A server that shuts down lets nobody in, and waits for this stream.
+            self._log(f"{type(error).__name__}; connecting again from {format_lsn(self._durable)}")
+            self._stream.restart()
+            return
+        if self._altered or self._session.waiting.end:
+            yield self._session.waiting.end or self.position
+        else:
+            record_position(self._lake, self._feed, self.position, self._durable)
+            self._confirm(self.position)
+
+    def append(self) -> Drained:
+        """Append the slice that is due, and confirm it.
+
+        Where something was altered, the publisher has to decode it once more (`pgsieve.assets.steps.records.catalogs`): the stream
+        ends, and everything up to now is drained.
+        """
+        if self._altered:
+            return self._drain()
+        begin, end = self._durable, self._session.waiting.end
+        self._session.relations.begin_slice()
+        messages = chain.from_iterable(
+            map(self._session.relations.described, self._session.waiting.complete())
+        )
+        append_slice(self._lake, self._feed, messages, end, begin)
+        self._session.waiting.drop()
+        self._confirm(end)
+        self._log(f"change log of {self._feed.name} holds everything before {format_lsn(end)}")
+        return Drained(begin, end, slices=1, lag=self.position - end)
+
+    def _drain(self) -> Drained:
+        self._ended = True
+        self.stop()
+        self._stream.disconnect()
+        with self._feed.source.connect() as connection:
+            wait_until_free(connection, self._feed.slot)
+        drained = drain(self._feed, self._lake, (), self._log)
+        self.position = self._durable = drained.to_lsn
+        return drained
+
+    def _begin(self, started: Started) -> None:
+        """A connection starts: what was not appended is sent again."""
+        note_timeline(self._lake, self._feed, started.timeline)
+        self._session.close()
+        self._session = _Session(self._parallel)
+        if self._prepared:
+            self._held = restore_prepared(self._lake, self._feed, self._session.assembler)
+        self.position = started.lsn
+
+    def _is_behind(self) -> bool:
+        """Whether the slot should hear that nothing came: so that it retains little, and a server can shut down."""
+        seconds = time.monotonic() - self._confirmed_at
+        return self.position - self._durable >= (1 if seconds >= IDLE_SECONDS else IDLE_BYTES)
+
+    def _confirm(self, lsn: int) -> None:
+        """Everything before `lsn` is durable in the change log."""
+        if self._prepared:
+            assembler = self._session.assembler
+            self._held = save_prepared(self._lake, self._feed, assembler, lsn, self._held)
+        self._durable, self._confirmed_at = lsn, time.monotonic()
+        self._stream.confirm(lsn)
+
+
+class _Session:
+    """What one connection has sent and no slice holds yet."""
+
+    def __init__(self, parallel: bool) -> None:
+        self._spools = FileSpool(), FileSpool()
+        self.assembler = TransactionAssembler(self._spools[0], parallel=parallel)
+        self.waiting = WaitingTransactions(self._spools[1])
+        #: How relations were described: each slice has to say it again.
+        self.relations = RelationDescriptions()
+
+    def close(self) -> None:
+        for spool in self._spools:
+            spool.close()
+
+
+class WaitingTransactions:
+    """Committed transactions that no slice holds yet; of the last one, the Commit may still be to come."""
+
+    def __init__(self, spool: FileSpool) -> None:
+        self._spool = spool
+        self._number = self._bytes = self._rows = self._complete = 0
+        self._since = 0.0
+        #: Where the last commit record ends; zero before there is one.
+        self.end = 0
+        #: Whether some of them truncate a table.
+        self.truncates = False
+
+    def add(self, messages: pa.Array) -> None:
+        """Let more messages wait."""
+        kind = Octets(messages).kinds()
+        self.truncates |= bool(np.any(kind == Truncate.tag))
+        commits = np.flatnonzero(kind == Commit.tag)
+        self._spool.append(self._number, pa.RecordBatch.from_arrays([messages], schema=_MESSAGES))
+        if len(commits):
+            last = decode(messages[int(commits[-1])].as_py())
+            assert isinstance(last, Commit)
+            self._since = self._since if self.end else time.monotonic()
+            self._complete, self.end = self._rows + int(commits[-1]) + 1, last.end_lsn
+        self._rows += len(messages)
+        self._bytes += messages.nbytes
+
+    def is_due(self) -> bool:
+        """Whether what is committed should be appended now."""
+        return bool(self.end) and (
+            self._bytes >= SLICE_BYTES or time.monotonic() - self._since >= SLICE_SECONDS
+        )
+
+    def complete(self) -> Iterator[pa.Array]:
+        """The messages up to the last Commit."""
+        remaining = self._complete
+        for batch in self._spool.read(self._number):
+            if not remaining:
+                return
+            yield batch.column("data").slice(0, remaining)
+            remaining -= min(remaining, len(batch))
+
+    def drop(self) -> None:
+        """Forget them: they are durable. What follows the last Commit goes on waiting."""
+        before, passed = self._number, 0
+        incomplete = self._rows - self._complete
+        complete, self._number = self._complete, self._number + 1
+        self._rows = self._complete = self._bytes = self.end = 0
+        self.truncates = False
+        for batch in self._spool.read(before) if incomplete else ():
+            rest = batch.slice(max(0, min(complete - passed, len(batch))))
+            passed += len(batch)
+            if len(rest):
+                self.add(rest.column("data"))
+        self._spool.drop(before)

@@ -1,0 +1,53 @@
+"""Slot consumption: one peek of the slot -> rows of the change log."""
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from pgsieve.assets.steps.records.columns import CHANGE_LOG
+from pgsieve.decoding.protocol.headers import HeaderScanner
+from pgsieve.resources.postgres.sessions import Conninfo
+from pgsieve.resources.postgres.slot import read_messages
+from pgsieve.resources.postgres.source import without_values
+
+_KINDS = pa.array([chr(byte) for byte in range(256)], pa.string())
+
+
+def drained_messages(spark: SparkSession, conninfo: Conninfo, query: str, slice_end: int) -> DataFrame:
+    """The change log's rows of a slice, read from the slot by one executor."""
+
+    def drain(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in numbers:
+            if batch.num_rows:
+                with without_values():
+                    arrays = (messages.column("data") for messages in read_messages(conninfo, query))
+                    yield from change_log_rows(arrays, slice_end)
+
+    return spark.range(0, 1, 1, 1).mapInArrow(drain, from_arrow_schema(CHANGE_LOG))
+
+
+def change_log_rows(messages: Iterable[pa.Array], slice_end: int) -> Iterator[pa.RecordBatch]:
+    """Messages of transactions in commit order (binary) with their order key, in the change log's columns.
+
+    The headers (type, relation, transaction) are read from the bytes in numpy, message bodies stay as
+    they are. A message's number in the slice orders the slice like the order key does, in one integer.
+    """
+    scanner, count = HeaderScanner(), 0
+    for data in messages:
+        headers = scanner.scan(data)
+        columns = [
+            pa.array(np.full(len(data), slice_end, np.int64)),
+            pa.array(headers.commit_lsn),
+            pa.array(headers.ordinal),
+            pa.array(np.arange(count, count + len(data))),
+            pa.array(headers.commit_time).cast(pa.timestamp("us", "UTC")),
+            pa.array(headers.xid),
+            _KINDS.take(pa.array(headers.kind)),
+            pa.array(headers.relation_id),
+            data,
+        ]
+        count += len(data)
+        yield pa.RecordBatch.from_arrays(columns, schema=CHANGE_LOG)

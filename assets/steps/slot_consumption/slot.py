@@ -1,0 +1,189 @@
+"""The slot that a feed reads, held against what Delta has of it; and a slot made anew where that one is lost.
+
+In: the slot and cluster as they are, and those that the feed's table `feed` tells of. Out: SlotError subclasses
+that name the gap and the command which closes it, or a new slot after which every table is copied again.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import psycopg
+
+from pgsieve.assets.steps.records.feed import durable_position, newest_row, note_cluster, record_position
+from pgsieve.assets.steps.records.prepared import prepared_position, record_nothing_prepared
+from pgsieve.assets.steps.records.table_states import (
+    DATA_SYNC,
+    INITIALIZE,
+    READY,
+    TableState,
+    set_states,
+    table_states,
+)
+from pgsieve.assets.steps.subscription import Feed
+from pgsieve.decoding.errors import PgsieveError
+from pgsieve.decoding.lsn import format_lsn
+from pgsieve.resources.failpoints import Failpoint, reach
+from pgsieve.resources.lake.errors import LakeError, LakeUnavailableError
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.postgres.slot import (
+    SlotError,
+    SlotState,
+    create_slot,
+    drop_slot,
+    enable_failover,
+    inserted_lsn,
+    slot_state,
+    system_identifier,
+    verify_slot,
+)
+from pgsieve.resources.postgres.timeline import current_timeline, refuse_divergence
+
+
+class OtherClusterError(PgsieveError):
+    """The source is another cluster than the one that Delta has changes of: their LSNs do not compare."""
+
+
+def verified_slot(
+    connection: psycopg.Connection[tuple[object, ...]], feed: Feed, lake: Lake
+) -> SlotState | None:
+    """The feed's slot, None where it is still to be made; raises OtherClusterError, or SlotError on a gap.
+
+    On a standby that was promoted, what Delta holds has to be in its history, too.
+    """
+    newest = refuse_other_cluster(connection, feed, lake)
+    state, durable = slot_state(connection, feed.slot), _known_position(lake, feed)
+    timeline, known = current_timeline(connection), newest.get("timeline")
+    if state is None and newest.get("given_up"):
+        return None
+    if durable is None and state is not None and _has_copies(lake, feed):
+        raise _lost(lake, feed, f"is gone, and the slot is confirmed up to {format_lsn(state.confirmed_lsn)}")
+    if durable is not None and known not in {None, timeline}:
+        refuse_divergence(feed.source, known, durable, timeline, feed.subscriptions)
+    verify_slot(state, feed.source.name, feed.slot, durable, feed.subscriptions)
+    if state is None:
+        return None
+    if state.two_phase and durable is not None and prepared_position(lake, feed) is None:
+        raise SlotError(
+            f'source "{feed.source.name}": replication slot "{feed.slot}" sends prepared transactions, but what of them'
+            f' was received is not in "{lake.prepared(feed.name)}"',
+            hint=f"copy every table again: `pgsieve resync {next(iter(feed.subscriptions))}`",
+            sqlstate="55000",
+        )
+    if feed.failover and not state.failover:
+        enable_failover(feed.source, feed.slot)
+    if not newest or newest["given_up"] or known != timeline:
+        note_cluster(lake, feed, system_identifier(connection), timeline, given_up=False)
+    return state
+
+
+class ChangeLogLostError(SlotError):
+    """The change log is gone or unreadable: what it held and no replica has is lost."""
+
+
+def _lost(lake: Lake, feed: Feed, problem: str) -> ChangeLogLostError:
+    commands = " and ".join(f"`pgsieve resync {name}`" for name in feed.subscriptions)
+    return ChangeLogLostError(
+        f'source "{feed.source.name}": the change log "{lake.change_log(feed.name)}" {problem}: changes that it held are'
+        " lost where no replica has them",
+        hint=f"restore it from a backup, or copy every table again: {commands}",
+        sqlstate="55000",
+    )
+
+
+def _known_position(lake: Lake, feed: Feed) -> int | None:
+    """The durable position; raises ChangeLogLostError where the change log cannot be read."""
+    try:
+        return durable_position(lake, feed)
+    except LakeUnavailableError:
+        raise
+    except LakeError as error:
+        raise _lost(lake, feed, f"cannot be read ({error.message})") from error
+
+
+def _has_copies(lake: Lake, feed: Feed) -> bool:
+    """Whether a replica relies on the slot: a slot that is still to be begun has none."""
+    return any(s.state == READY for name in feed.subscriptions for s in table_states(lake, name).values())
+
+
+def refuse_other_cluster(
+    connection: psycopg.Connection[tuple[object, ...]], feed: Feed, lake: Lake
+) -> Mapping[str, Any]:
+    """What is recorded of the feed's cluster; raises OtherClusterError where the server is another one."""
+    newest, found = newest_row(lake, feed), system_identifier(connection)
+    known = newest.get("system_identifier") or found
+    if known == found:
+        return newest
+    again = " and ".join(f"`pgsieve drop {s} --leave-slot --delete-tables`" for s in feed.subscriptions)
+    raise OtherClusterError(
+        f'source "{feed.source.name}": the server is the cluster with system identifier {found}, but Delta holds changes'
+        f" up to {format_lsn(durable_position(lake, feed) or 0)} of the cluster {known}: their LSNs do not compare",
+        hint=f"replicate it into another `lake`, or begin from scratch: {again}, then `pgsieve run`",
+        sqlstate="55000",
+    )
+
+
+def give_up(lake: Lake, feed: Feed) -> None:
+    """Remember that nobody needs the slot any more: the next one begins from scratch."""
+    newest = newest_row(lake, feed)
+    if not newest.get("given_up"):
+        note_cluster(lake, feed, newest.get("system_identifier"), newest.get("timeline"), given_up=True)
+
+
+def begin_slot(connection: psycopg.Connection[tuple[object, ...]], feed: Feed, lake: Lake) -> None:
+    """Make the feed's slot, and have every table of its subscriptions copied again: it knows of nothing before.
+
+    Raises SlotError where the server's LSNs are not beyond what Delta holds: a position never goes back.
+    """
+    reached, durable = inserted_lsn(connection), durable_position(lake, feed) or 0
+    if reached < durable:
+        raise SlotError(
+            f'source "{feed.source.name}": Delta holds changes up to {format_lsn(durable)}, which the server, at'
+            f" {format_lsn(reached)}, has not reached again",
+            hint="repeat it when the server has written more WAL (`SELECT pg_switch_wal()` goes on to the next 16 MB)",
+            sqlstate="55000",
+        )
+    forget_copies(lake, feed.subscriptions)
+    start = create_slot(
+        connection,
+        feed.source.name,
+        feed.slot,
+        two_phase=feed.options.two_phase,
+        failover=feed.failover,
+    )
+    reach(Failpoint.SLOT_CREATED)
+    try:
+        note_cluster(lake, feed, system_identifier(connection), current_timeline(connection), given_up=False)
+        if feed.options.two_phase:
+            record_nothing_prepared(lake, feed, start)
+        record_position(lake, feed, start)
+    except Exception:
+        if durable_position(lake, feed) != start:  # Else only the answer was lost.
+            drop_slot(connection, feed.source.name, feed.slot)
+        raise
+
+
+def forget_copies(lake: Lake, subscriptions: Iterable[str]) -> None:
+    """Have tables copied again that were ready; what the last copy was made of is kept, to tell what changed."""
+    for name in subscriptions:
+        states = table_states(lake, name).values()
+        # Also a copy that a run committed and did not come to call ready.
+        copied = [s for s in states if s.state == READY or (s.state == DATA_SYNC and s.lsn)]
+        again = [TableState(*s.name, INITIALIZE, definition=s.definition) for s in copied]
+        set_states(lake, name, again)
+
+
+def replace_lost_slot(feed: Feed, lake: Lake) -> SlotError | None:
+    """Replace a slot that is missing, invalidated, or ahead of Delta; returns what was wrong, None where nothing is.
+
+    Killed in between, it can be repeated: the slot is then missing, or ahead of Delta. Raises OtherClusterError.
+    """
+    with feed.exclusively(), feed.source.connect() as connection:
+        try:
+            verified_slot(connection, feed, lake)
+        except SlotError as lost:
+            if isinstance(lost.__cause__, LakeError):
+                lake.remove_log(lake.change_log(feed.name))
+            drop_slot(connection, feed.source.name, feed.slot)
+            begin_slot(connection, feed, lake)
+            return lost
+    return None

@@ -1,0 +1,71 @@
+"""The transaction with which a window's transformation fails, found by trying; nothing is written.
+
+In: a window's tables and messages. Out: the finish LSN of the first transaction that fails, which is what
+`pgsieve skip` takes, and the reason. Raises LakeError where it is the lake that fails.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+
+from pyspark.sql import Observation
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
+
+from pgsieve.assets.steps.records.failures import (
+    TABLE_ERRORS,
+    first_failing,
+    in_transaction,
+    is_damage,
+    reason,
+)
+from pgsieve.assets.steps.records.table_states import Name
+from pgsieve.assets.steps.subscription import PARALLEL_TABLES, Subscription
+from pgsieve.assets.steps.update_transformation.relation_versions import readings_of
+from pgsieve.assets.steps.update_transformation.windows import Work
+from pgsieve.decoding.publications.evolution import SchemaChangedError
+from pgsieve.resources.lake.lake import Lake
+
+
+def first_failure(subscription: Subscription, lake: Lake, work: Work) -> tuple[int, str] | None:
+    """The first transaction of which some table's changes cannot be transformed, and why."""
+
+    def one(name: Name) -> tuple[int, str] | None:
+        try:
+            _try(subscription, work, name)
+        except SchemaChangedError:
+            return None
+        except TABLE_ERRORS as error:
+            problem = reason(lake, error)
+            at = None if is_damage(error) else first_failing_transaction(subscription, lake, work, name)
+            return None if at is None else (at, in_transaction(problem, at))
+        return None
+
+    with ThreadPoolExecutor(PARALLEL_TABLES) as pool:
+        return min((found for found in pool.map(one, work.tables) if found), default=None)
+
+
+def first_failing_transaction(subscription: Subscription, lake: Lake, work: Work, name: Name) -> int | None:
+    """The transaction with which the transformation of a table fails, None where it is not the changes' fault."""
+
+    def fails(upto: int) -> bool:
+        try:
+            _try(subscription, work, name, upto)
+        except TABLE_ERRORS as error:
+            reason(lake, error)  # Raises where it is the lake that fails.
+            return True
+        return False
+
+    relations = [part.version.relation.relation_id for part in work.parts.get(name, ())]
+    changes = work.messages.where(F.col("relation_id").isin(relations) & F.col("kind").isin("I", "U", "D"))
+    changes = changes.where(F.col("commit_lsn") >= work.tables[name].lsn).select("commit_lsn").distinct()
+    return first_failing(sorted(changes.toArrow()["commit_lsn"].to_pylist()), fails)
+
+
+def _try(subscription: Subscription, work: Work, name: Name, upto: int | None = None) -> None:
+    """Decode and transform a table's changes, up to a transaction if one is given, and keep nothing."""
+    state, parts, messages = work.tables[name], work.parts.get(name, ()), work.messages
+    assert state.definition is not None
+    if upto is not None:
+        parts = [part for part in parts if part.version.begin[0] <= upto]
+        messages = messages.where(F.col("commit_lsn") <= upto)
+    for reading in readings_of(subscription, messages, parts, (state.lsn, -1), state.definition):
+        changes = reading.changes(state.definition, Observation())
+        changes.write.format("noop").mode("overwrite").save()

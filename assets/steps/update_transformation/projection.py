@@ -1,0 +1,37 @@
+"""A replica's rows as its evolved table has them: Arrow batches in, the same rows with other columns out."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from pgsieve.decoding.publications.evolution import Source
+
+
+@dataclass(frozen=True)
+class Projection:
+    """What each column becomes: a former one under its name, or a value for all rows (an array of one)."""
+
+    sources: Sequence[Source]
+    schema: pa.Schema
+    values: Mapping[str, pa.Array]
+
+    @property
+    def read(self) -> list[str]:
+        """The former columns that are read."""
+        return [s.former for s in self.sources if s.former is not None]
+
+    def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Make the same rows with the new columns."""
+        columns = [
+            repeated(self.values[s.column], batch.num_rows)
+            if s.former is None
+            else batch.column(s.former).cast(field.type)
+            for s, field in zip(self.sources, self.schema, strict=True)
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+
+def repeated(value: pa.Array, count: int) -> pa.Array:
+    """An array of one, so many times."""
+    return value.take(pa.nulls(count, pa.int64()).fill_null(0))

@@ -1,0 +1,218 @@
+"""One relation version of a slice: how its messages are decoded, and what the subscription gets of them.
+
+In: a Relation message of the slice, and the replica's definition, which may be younger. Out: the decoded changes with
+the replica's columns. Raises SchemaChangedError where the columns of the Relation message fit neither the present nor the former definition.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame, Observation
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
+
+from pgsieve.assets.steps.records.columns import ROW_OPERATIONS, Order, order
+from pgsieve.assets.steps.subscription import Definition, Subscription
+from pgsieve.assets.steps.update_transformation.changes import (
+    AddedColumn,
+    FilterColumns,
+    decoded_changes,
+    transformed_changes,
+)
+from pgsieve.assets.steps.update_transformation.slice_contents import Part
+from pgsieve.decoding.errors import PgsieveError
+from pgsieve.decoding.protocol.tuples import RelationColumns
+from pgsieve.decoding.publications.evolution import SchemaChangedError, missing_value, present_names
+from pgsieve.decoding.publications.filters import row_filter
+from pgsieve.decoding.row_filters.analysis import RowFilter
+from pgsieve.decoding.values.types import from_text
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The messages of one relation version, their columns, and what the subscription gets of them."""
+
+    messages: DataFrame
+    columns: RelationColumns
+    operations: frozenset[str]
+    filters: Mapping[str, Sequence[RowFilter] | None]
+    added: Sequence[AddedColumn] = ()
+    read: FilterColumns | None = None
+
+    def types(self, definition: Definition) -> list[tuple[str, pa.DataType]]:
+        """The replica's columns with the types that they arrive with."""
+        arriving = {name: t.arrow for name, t in zip(self.columns.names, self.columns.types, strict=True)}
+        arriving |= {a.name: a.value.type for a in self.added}
+        return [(name, arriving[name]) for name in definition.names]
+
+    def is_unfiltered(self, definition: Definition) -> bool:
+        """Whether every change is sent as it is, its columns in the replica's order."""
+        kept = [name for name in self.columns.names if name in definition.names]
+        return (
+            all(texts is None for texts in self.filters.values())
+            and {*ROW_OPERATIONS} <= self.operations
+            and kept == list(definition.names)
+        )
+
+    def changes(self, definition: Definition, received: Observation) -> DataFrame:
+        """What the subscription gets, `received` counting what came."""
+        needed = {*definition.names, *_used(self.filters)}
+        added = [a for a in self.added if a.name in needed]
+        decoded = decoded_changes(self.messages, self.columns, needed, definition.key, added, self.read)
+        decoded = decoded.observe(
+            received, *(count(operation).alias(operation) for operation in ROW_OPERATIONS)
+        )
+        return transformed_changes(decoded, self.filters, self.operations, definition.names)
+
+
+def readings_of(
+    subscription: Subscription,
+    messages: DataFrame,
+    parts: Sequence[Part],
+    since: Order,
+    definition: Definition,
+) -> list[Reading]:
+    """How a table's changes after `since` are read, one reading a relation version."""
+    return [
+        _reading(subscription, messages, part, since, definition)
+        for part in parts
+        if (part.version.end is None or part.version.end > since) and _is_of(subscription, part, definition)
+    ]
+
+
+def _is_of(subscription: Subscription, part: Part, definition: Definition) -> bool:
+    """Whether a version is the replica's: where the publisher filtered, it may be of a dropped table of that name."""
+    return not subscription.feed.filtered or part.version.relation.relation_id == definition.layout.oid
+
+
+def _reading(
+    subscription: Subscription, messages: DataFrame, part: Part, since: Order, definition: Definition
+) -> Reading:
+    """How the changes of a relation version after `since` are read for a replica of this definition."""
+    relation, sent = part.version.relation, part.sent
+    columns, added = arriving_columns(subscription, part, definition)
+    changing = {"update", "delete"} & sent.operations
+    if definition.key and changing and not subscription.feed.filtered:
+        _refuse_lacking(sent.publish_as.qualified, set(definition.key) - set(sent.relation.identity))
+    filters = {
+        operation: None if texts is None else [row_filter(sent, text) for text in texts]
+        for operation, texts in sent.filters.items()
+    }
+    used = _used(filters)
+    if not used <= {*columns.names, *(a.name for a in added)}:
+        raise _copied_again(part, "columns of its row filter changed")
+    begin = max(part.version.begin, since)
+    mine = messages.where((F.col("relation_id") == relation.relation_id) & F.col("kind").isin("I", "U", "D"))
+    mine = mine.where(order() > _at(begin))
+    if part.version.end is not None:
+        mine = mine.where(order() < _at(part.version.end))
+    read = None
+    if any(subscription.override(sent.publish_as, name) for name in used):
+        # PostgreSQL's filter knows nothing of the types that the user chose for the replica.
+        own, own_added = _typed_columns(replace(subscription, types={}), part, definition)
+        read = FilterColumns(frozenset(used), own, [a for a in own_added if a.name in used])
+    return Reading(mine, columns, frozenset(sent.operations), filters, added, read)
+
+
+def _used(filters: Mapping[str, Sequence[RowFilter] | None]) -> set[str]:
+    return {name for fs in filters.values() for f in fs or () for name in f.columns}
+
+
+def _at(at: Order) -> Column:
+    return F.struct(
+        F.lit(at[0]).cast("bigint").alias("commit_lsn"), F.lit(at[1]).cast("bigint").alias("ordinal")
+    )
+
+
+def _refuse_lacking(qualified: str, lacking: Collection[str]) -> None:
+    if lacking:
+        raise PgsieveError(
+            f'table "{qualified}": publisher did not send replica identity column expected by the replica'
+            f" ({', '.join(sorted(lacking))})",
+            hint="give the table and its partitions the same replica identity, then copy it again",
+            sqlstate="55000",
+        )
+
+
+def arriving_columns(
+    subscription: Subscription, part: Part, definition: Definition
+) -> tuple[RelationColumns, Sequence[AddedColumn]]:
+    """The columns of a relation version under their present names, and those that it does not have yet.
+
+    Raises SchemaChangedError for a version that neither the definition nor the one before it explains.
+    """
+    columns, added = _typed_columns(subscription, part, definition)
+    arriving = {name: t.spark for name, t in zip(columns.names, columns.types, strict=True)}
+    arriving |= {a.name: a.spark for a in added}
+    if {n: arriving.get(n) for n in definition.names} != dict(definition.columns):
+        raise _copied_again(part, "its columns changed")
+    if {"update", "delete"} & part.sent.operations:
+        _refuse_another_identity(part, columns.names, definition)
+    return columns, added
+
+
+def _typed_columns(
+    subscription: Subscription, part: Part, definition: Definition
+) -> tuple[RelationColumns, Sequence[AddedColumn]]:
+    names, added = _present_columns(subscription, part, definition)
+    types = tuple(
+        subscription.column_type(part.sent.publish_as, name, c.type_oid, c.type_modifier, part.defined)
+        for name, c in zip(names, part.version.relation.columns, strict=True)
+    )
+    return RelationColumns(names, types), added
+
+
+def _present_columns(
+    subscription: Subscription, part: Part, definition: Definition
+) -> tuple[tuple[str, ...], Sequence[AddedColumn]]:
+    relation, former, layout = part.version.relation, definition.former, definition.layout
+    names = tuple(c.name for c in relation.columns)
+    if former is None or part.version.begin >= (former.until, 0):
+        return names, ()
+    table = part.sent.publish_as
+    try:
+        names = present_names(
+            [(c.name, c.type_oid) for c in relation.columns], relation.relation_id, former.layout, layout
+        )
+        since = [c for c in layout.added_since(former.layout) if c.name in definition.names]
+        lacking = [c for c in since if c.name not in names]
+        added = [(c, missing_value(c, former.layout, layout)) for c in lacking]
+    except SchemaChangedError as error:
+        raise _copied_again(part, error.message) from None
+    columns = []
+    for c, value in added:
+        kind = subscription.column_type(table, c.name, c.type_oid, c.type_modifier, part.defined)
+        array = from_text(pa.array([value], pa.string()), kind, c.name)
+        columns.append(AddedColumn(c.name, kind.spark, array))
+    return names, columns
+
+
+def _refuse_another_identity(part: Part, names: Sequence[str], definition: Definition) -> None:
+    """Raise where old tuples do not have what the replica finds rows by: a key, or the whole row.
+
+    A leaf's identity is its own; what it lacks of the root's key is no matter of time.
+    """
+    relation, former = part.version.relation, definition.former
+    if relation.relation_id != definition.layout.oid:
+        return
+    identity = {name for name, c in zip(names, relation.columns, strict=True) if c.is_key}
+    keyless = (
+        not definition.key
+        and former is not None
+        and former.key
+        and part.version.begin < (former.until, 0)
+        and relation.replica_identity != "f"
+    )
+    if keyless or not set(definition.key) <= identity:
+        raise _copied_again(part, "its replica identity changed")
+
+
+def _copied_again(part: Part, what: str) -> SchemaChangedError:
+    return SchemaChangedError(
+        f'table "{part.sent.publish_as.qualified}": {what}; it is copied again by the next run'
+    )
+
+
+def count(operation: str) -> Column:
+    """How many changes are of an operation."""
+    return F.sum(F.when(F.col("operation") == operation, 1).otherwise(0))

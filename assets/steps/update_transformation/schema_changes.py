@@ -1,0 +1,120 @@
+"""Schema changes: a replica follows its table's definition in place where no row has to be read again.
+
+In: the tables' definitions as the catalog has them, and as the replicas have them. What the columns of a replica
+become is one commit at most: added columns that are NULL are metadata, all else (a value for all rows, a name, a
+column less) rewrites the replica from itself. A table that cannot follow is marked to be copied again. Positions are
+not touched: the rows are those of the same LSN.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+
+from pgsieve.assets.steps.records.columns import ddl
+from pgsieve.assets.steps.records.table_states import INITIALIZE, READY, TableState, set_states, table_states
+from pgsieve.assets.steps.subscription import Definition, Former, Subscription, planned_sources
+from pgsieve.assets.steps.update_transformation.projection import Projection
+from pgsieve.decoding.errors import ValueNotRepresentableError
+from pgsieve.decoding.publications.catalog import Catalog
+from pgsieve.decoding.publications.evolution import SchemaChangedError, Source, refuse_ambiguity
+from pgsieve.decoding.values.types import ColumnType, from_text
+from pgsieve.resources.lake.errors import OverrunError
+from pgsieve.resources.lake.lake import Lake
+
+Log = Callable[[str], None]
+
+
+def follow_schema_changes(
+    subscription: Subscription, lake: Lake, catalog: Catalog, lsn: int, transformed: int, log: Log
+) -> None:
+    """Bring the ready replicas to the definitions of a catalog that was read before `lsn`.
+
+    Slices up to `transformed` have been transformed.
+    """
+    tables = subscription.tables(catalog)
+    for name, state in table_states(lake, subscription.name).items():
+        replicated = tables.get(name)
+        if state.state != READY or state.definition is None or replicated is None:
+            continue
+        present = subscription.definition(replicated, catalog)
+        if present == state.definition:
+            continue
+        try:
+            projection = _projection(
+                planned_sources(state.definition, present), subscription.column_types(replicated)
+            )
+            former = former_definition(state.definition, present, transformed, lsn)
+            if projection.sources != _unchanged(state.definition) or former.key != present.key_numbers:
+                _refuse_unapplied(subscription, lake, state)
+        except (SchemaChangedError, ValueNotRepresentableError) as error:
+            reason = (
+                f'table "{replicated.table.qualified}": {error.message}; it is copied again by the next run'
+            )
+            set_states(lake, subscription.name, [replace(state, state=INITIALIZE, reason=reason)])
+            continue
+        history = state.definition.history.with_columns(present.columns)
+        evolved = replace(present, former=former, history=history, published=state.definition.published)
+        _evolve(subscription, lake, state, evolved, projection)
+        log(f"{replicated.table.qualified} of {subscription.name} follows its table's definition")
+
+
+def former_definition(held: Definition, present: Definition, transformed: int, lsn: int) -> Former:
+    """What changes before `lsn` may be of: the definition so far, or one before it of which changes may still come."""
+    former = held.former
+    if former is None or former.until <= transformed:
+        return Former(held.layout, held.key_numbers, lsn)
+    refuse_ambiguity(former.layout, present.layout)
+    return replace(former, until=lsn)
+
+
+def _unchanged(definition: Definition) -> tuple[Source, ...]:
+    return tuple(Source(name, name) for name in definition.names)
+
+
+def _refuse_unapplied(subscription: Subscription, lake: Lake, state: TableState) -> None:
+    """Raise where changes have been transformed that the replica may lack: they have the former columns and key."""
+    path = lake.replica(subscription.name, *state.name)
+    held = max(state.lsn, lake.records.position(path) or 0)
+    rows = lake.records.rows(lake.transformed(subscription.name), f"slice > {held:d}")
+    if any((row["schema"], row["table"]) == state.name and _changes(row) for row in rows):
+        raise SchemaChangedError("changes of the time before are still to be applied")
+
+
+def _changes(row: Mapping[str, Any]) -> bool:
+    return any(row[kind] for kind in ("inserts", "updates", "deletes", "truncates"))
+
+
+def _projection(planned: Sequence[Source], types: Mapping[str, ColumnType]) -> Projection:
+    schema = pa.schema([(s.column, types[s.column].arrow) for s in planned])
+    added = {
+        s.column: from_text(pa.array([s.value], pa.string()), types[s.column], s.column)
+        for s in planned
+        if s.former is None
+    }
+    return Projection(planned, schema, added)
+
+
+def _evolve(
+    subscription: Subscription,
+    lake: Lake,
+    state: TableState,
+    evolved: Definition,
+    projection: Projection,
+) -> None:
+    """Change the replica, between two states: what dies in between is copied again."""
+    assert state.definition is not None
+    held, planned = _unchanged(state.definition), projection.sources
+    path, schema = lake.replica(subscription.name, *state.name), ddl(evolved.columns)
+    base = lake.records.version(path)
+    # Asked last: the replica is changed as it was when its table still had the former definition, or not at all.
+    if table_states(lake, subscription.name).get(state.name) != state:
+        raise OverrunError(path)
+    if planned != held:
+        set_states(lake, subscription.name, [replace(state, state=INITIALIZE)])
+        if planned[: len(held)] == held and all(value.null_count for value in projection.values.values()):
+            lake.add_columns(path, projection.schema, schema, base)
+        else:
+            lake.rewrite(path, projection.read, projection, projection.schema, schema, base)
+    set_states(lake, subscription.name, [replace(state, definition=evolved)])

@@ -1,0 +1,85 @@
+"""Skipping a transaction, as ALTER SUBSCRIPTION ... SKIP (lsn = ...) does: its finish LSN is chosen, and cleared.
+
+PostgreSQL clears it at the next transaction that is not empty, whether it was the one or not
+(clear_subscription_skip_lsn() in src/backend/replication/logical/worker.c). Raises PgsieveError for an LSN
+that is passed already.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
+
+from pgsieve.assets.steps.records.subscription_state import set_subscription_state, subscription_state
+from pgsieve.assets.steps.records.table_states import table_states
+from pgsieve.assets.steps.records.transformed import transformed_up_to
+from pgsieve.assets.steps.subscription import Subscription
+from pgsieve.assets.steps.update_transformation.windows import Window
+from pgsieve.decoding.errors import PgsieveError
+from pgsieve.decoding.lsn import format_lsn
+from pgsieve.resources.lake.lake import Lake
+
+Log = Callable[[str], None]
+
+
+def clear_skip(
+    lake: Lake, subscription: Subscription, skip: int | None, window: Window, applied: bool, log: Log
+) -> int | None:
+    """Clear the LSN to skip after the window it is in, or after one of which something was applied; what it is now."""
+    if skip is None:
+        return None
+    if window.skipped is not None and _is_in(lake, subscription, window):
+        notice = f"skipped the transaction finished at {format_lsn(skip)}"
+    elif applied or window.skipped is not None:
+        notice = (
+            f"warning: skip LSN {format_lsn(skip)} cleared: it is not where the next transaction finished"
+        )
+    else:
+        return skip
+    state = subscription_state(lake, subscription.name)
+    if state.skip_lsn == skip:  # Else somebody has chosen another one meanwhile.
+        set_subscription_state(lake, subscription.name, replace(state, skip_lsn=None, notice=notice))
+    log(f"{subscription.name}: {notice}")
+    return None
+
+
+def _is_in(lake: Lake, subscription: Subscription, window: Window) -> bool:
+    messages = lake.slices_of(lake.change_log(subscription.feed.name), [window.slice])
+    return not messages.where(F.col("commit_lsn") == F.lit(window.skipped)).isEmpty()
+
+
+def set_skip(subscription: Subscription, lake: Lake, lsn: int | None) -> None:
+    """Choose the transaction to skip by its finish LSN; None chooses no one."""
+    name = subscription.name
+    state = subscription_state(lake, name)
+    if lsn is None:
+        set_subscription_state(lake, name, replace(state, skip_lsn=None))
+        return
+    if lsn == 0:
+        raise PgsieveError(
+            "invalid WAL location (LSN): 0/0",
+            hint="name the finish LSN of a transaction, or none",
+            sqlstate="22023",
+        )
+    done = transformed_up_to(lake, name)
+    if lsn < done:
+        raise PgsieveError(
+            f'subscription "{name}": skip WAL location (LSN {format_lsn(lsn)}) must be greater than origin LSN'
+            f" {format_lsn(done)}",
+            hint=f"that transaction is done with; a table that it set aside comes back by `pgsieve resync {name} TABLE`",
+            sqlstate="22023",
+        )
+    if is_begun(lake, name, done):
+        raise PgsieveError(
+            f'subscription "{name}": a run ended amid what follows {format_lsn(done)}',
+            hint=f"`pgsieve run {name}` finishes it",
+            sqlstate="55000",
+        )
+    set_subscription_state(lake, name, replace(state, skip_lsn=lsn, notice=None))
+
+
+def is_begun(lake: Lake, subscription: str, done: int) -> bool:
+    """Whether a run died after it had transformed some tables beyond `done`: then that slice cannot be cut."""
+    known = ((n, s.definition) for n, s in table_states(lake, subscription).items() if s.definition)
+    paths = (lake.changes(subscription, *name, d.history.generation) for name, d in known)
+    return any((lake.records.position(path) or 0) > done for path in paths)

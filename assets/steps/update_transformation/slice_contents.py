@@ -1,0 +1,155 @@
+"""What a slice of the change log holds, and what a subscription gets of it: before any row is read.
+
+In: the Relation and Truncate messages of the slice, and the catalog of it (`slices_to_read`). Out: for each replica
+table the relation versions that carry changes for it (`parts_of`), and the TRUNCATEs that empty it (`truncates_of`).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from pgsieve.assets.steps.observed import aggregated
+from pgsieve.assets.steps.records.catalogs import altered_slices, as_published, catalog_of, decided_by_server
+from pgsieve.assets.steps.records.columns import Order
+from pgsieve.assets.steps.records.feed import durable_position
+from pgsieve.assets.steps.records.slices import record_summary, slice_summary
+from pgsieve.assets.steps.records.table_states import Name
+from pgsieve.assets.steps.subscription import Feed, Subscription
+from pgsieve.decoding.protocol.messages import Relation, Truncate, decode
+from pgsieve.decoding.publications.catalog import OPERATIONS, Catalog, PublishedRelation, Table
+from pgsieve.decoding.publications.routing import routes, truncated_tables
+from pgsieve.decoding.values.builtin_types import DefinedTypes
+from pgsieve.resources.lake.lake import Lake
+
+
+@dataclass(frozen=True)
+class RelationVersion:
+    """A Relation message, and the order keys between which it describes the relation's tuples."""
+
+    relation: Relation
+    begin: Order
+    end: Order | None
+
+
+@dataclass(frozen=True)
+class SliceContents:
+    """What a slice holds: its bytes, relation versions by relation id, the relations changed, the truncates."""
+
+    end: int
+    size: int
+    versions: Mapping[int, Sequence[RelationVersion]]
+    changed: frozenset[int]
+    truncates: Sequence[tuple[Order, Truncate]]
+
+
+def slices_to_read(
+    lake: Lake, subscription: Subscription, present: Catalog, after: int
+) -> Iterator[tuple[int, Subscription | None, Catalog]]:
+    """The ends of the slices beyond an LSN, in order, each with the subscription as it reads it, and the catalog then.
+
+    `present` is the catalog now, for slices of which none was recorded. Where something was altered the subscription
+    reads what the publisher sent. None: the slot was not read for it at that time.
+    """
+    feed, name = subscription.feed, subscription.name
+    altered = altered_slices(lake, feed, name, durable_position(lake, feed) or 0)
+    published = replace(subscription, feed=as_published(feed, name))
+    appended = lake.records.slices(lake.change_log(feed.name), after=after)
+    for end in sorted({*appended, *(end for end in altered if end > after)}):
+        if end in altered:
+            yield end, published, present
+        elif decided_by_server(feed, name) and (recorded := catalog_of(lake, feed, end)):
+            catalog, readers = recorded
+            yield end, subscription if name in readers else None, catalog
+        else:
+            yield end, subscription, present
+
+
+def read_slice(lake: Lake, feed: Feed, end: int) -> SliceContents:
+    """What a slice holds: as it was recorded when drained, else (a run died in between) from its messages."""
+    recorded = lake.records.rows(lake.slices(feed.name), f"slice = {end:d}")
+    if recorded:
+        row = recorded[0]
+    else:
+        messages = lake.slices_of(lake.change_log(feed.name), [end])
+        row = record_summary(lake, feed, end, aggregated(messages, slice_summary()))
+    versions: dict[int, list[RelationVersion]] = {}
+    truncates: list[tuple[Order, Truncate]] = []
+    for message in sorted(row["messages"], key=lambda m: (m["commit_lsn"], m["ordinal"])):
+        decoded = decode(message["data"])
+        begin = (message["commit_lsn"], message["ordinal"])
+        if isinstance(decoded, Truncate):
+            truncates.append((begin, decoded))
+        elif isinstance(decoded, Relation):
+            known = versions.setdefault(decoded.relation_id, [])
+            if known and known[-1].relation == decoded:
+                continue
+            if known:
+                known[-1] = replace(known[-1], end=begin)
+            known.append(RelationVersion(decoded, begin, None))
+    return SliceContents(end, row["bytes"], versions, frozenset(row["relations"]), truncates)
+
+
+@dataclass(frozen=True)
+class Part:
+    """The messages of one relation version, what the subscription gets of them, and what users' types are made of."""
+
+    version: RelationVersion
+    sent: PublishedRelation
+    defined: DefinedTypes
+
+
+def parts_of(subscription: Subscription, contents: SliceContents, catalog: Catalog) -> dict[Name, list[Part]]:
+    """For each replica table the relation versions that carry changes for it."""
+    feed = subscription.feed
+    by_id = {} if feed.filtered else routes(catalog, feed.publications(catalog, subscription.name))
+    parts: dict[Name, list[Part]] = {}
+    for relation_id, versions in contents.versions.items():
+        if relation_id not in contents.changed:
+            continue
+        for version in versions:
+            sent = _as_published(version.relation) if feed.filtered else by_id.get(relation_id)
+            if sent is not None:
+                name = (sent.publish_as.schema, sent.publish_as.name)
+                parts.setdefault(name, []).append(Part(version, sent, catalog.types))
+    return parts
+
+
+def _as_published(relation: Relation) -> PublishedRelation:
+    """Where the publisher filtered, everything that arrives is sent, under the name it arrives with."""
+    table = Table(
+        oid=relation.relation_id,
+        schema=relation.namespace or "pg_catalog",
+        name=relation.name,
+        kind="r",
+        replica_identity=relation.replica_identity,
+        attributes=(),
+    )
+    return PublishedRelation(
+        relation=table,
+        publish_as=table,
+        operations=frozenset(OPERATIONS),
+        filters=dict.fromkeys(("insert", "update", "delete"), None),
+        columns=tuple(c.name for c in relation.columns),
+        publications=(),
+    )
+
+
+def truncates_of(
+    subscription: Subscription, contents: SliceContents, catalog: Catalog
+) -> dict[Name, list[Order]]:
+    """For each replica table the order keys of the TRUNCATEs that empty it."""
+    emptied: dict[Name, list[Order]] = {}
+    for at, truncate in contents.truncates:
+        if subscription.feed.filtered:
+            # The publisher describes every relation of a TRUNCATE before it (pgoutput_truncate()).
+            named = [_described(contents.versions[oid], at) for oid in truncate.relation_ids]
+        else:
+            publications = subscription.feed.publications(catalog, subscription.name)
+            named = truncated_tables(truncate.relation_ids, catalog, publications)
+        for table in named:
+            emptied.setdefault((table.schema, table.name), []).append(at)
+    return emptied
+
+
+def _described(versions: Sequence[RelationVersion], at: Order) -> Table:
+    """The relation as it was described at an order key."""
+    return _as_published(next(v for v in reversed(versions) if v.begin < at).relation).publish_as

@@ -1,0 +1,341 @@
+"""UPDATE transformation: slices of the change log -> the transformed changes of each replicated table.
+
+A slice is transformed once per subscription: each table's changes are one Delta commit that holds the
+slice's end as its position, then one row a table goes to `_transformed`, which is what the next step goes by.
+Repeating a slice after a crash repeats the same commits, which Delta leaves out.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import reduce
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame, Observation
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
+
+from pgsieve.assets.steps.observed import aggregated, observed
+from pgsieve.assets.steps.records.columns import ROW_OPERATIONS, Order, struct_ddl
+from pgsieve.assets.steps.records.columns import field as struct_field
+from pgsieve.assets.steps.records.failures import TABLE_ERRORS, copy_again, in_transaction, is_damage, reason
+from pgsieve.assets.steps.records.feed import deleted_up_to
+from pgsieve.assets.steps.records.subscription_state import disable, refuse_disabled
+from pgsieve.assets.steps.records.table_states import (
+    INITIALIZE,
+    SET_ASIDE,
+    Name,
+    TableState,
+    set_states,
+    table_states,
+)
+from pgsieve.assets.steps.records.transformed import TableChanges, record_transformed
+from pgsieve.assets.steps.subscription import PARALLEL_TABLES, Definition, Subscription
+from pgsieve.assets.steps.update_transformation.changes import (
+    changes_schema,
+    unfiltered_files,
+)
+from pgsieve.assets.steps.update_transformation.first_failure import first_failing_transaction, first_failure
+from pgsieve.assets.steps.update_transformation.relation_versions import (
+    Reading,
+    count,
+    readings_of,
+)
+from pgsieve.assets.steps.update_transformation.schema_changes import follow_schema_changes
+from pgsieve.assets.steps.update_transformation.skip import clear_skip, is_begun
+from pgsieve.assets.steps.update_transformation.slice_contents import (
+    Part,
+    SliceContents,
+    slices_to_read,
+)
+from pgsieve.assets.steps.update_transformation.windows import Work, next_window, work_of
+from pgsieve.assets.steps.validation import hold_back, sound_catalog, waiting_for
+from pgsieve.decoding.errors import UnsupportedFilterError, UnsupportedTypeError
+from pgsieve.decoding.lsn import format_lsn
+from pgsieve.decoding.publications.evolution import SchemaChangedError
+from pgsieve.decoding.values.quoting import quote_qualified
+from pgsieve.resources.failpoints import Failpoint, reach
+from pgsieve.resources.lake.errors import OverrunError, again_after_conflict
+from pgsieve.resources.lake.lake import Lake, column_mapping
+from pgsieve.resources.postgres.slot import current_lsn
+from pgsieve.resources.postgres.source import read_catalog
+
+#: Statistics of the slice, the order key and the time; those of every value would cost as much as writing.
+_CHANGES_PROPERTIES = {"delta.dataSkippingNumIndexedCols": "4"}
+
+Log = Callable[[str], None]
+
+
+def transform(subscription: Subscription, lake: Lake, log: Log) -> list[TableChanges]:
+    """Transform the slices appended since the last time, in order; the replicas follow schema changes first.
+
+    With `disable_on_error` an error disables the subscription before anything of its transaction, or of a later
+    one, is written. Raises SubscriptionDisabledError for a subscription that is disabled.
+    """
+    results: list[TableChanges] = []
+    with subscription.feed.source.exclusively(subscription.name):
+        # Where another process has transformed a slice meanwhile, or copied a table, what follows begins anew.
+        again_after_conflict(_transform)(subscription, lake, log, results)
+    return results
+
+
+def _transform(subscription: Subscription, lake: Lake, log: Log, results: list[TableChanges]) -> None:
+    """Transform what is there, and add it to the results."""
+    skip = refuse_disabled(lake, subscription.name).skip_lsn
+    # Before any state: who changes one has a version of its own here, so that this plan does not outlive it.
+    standing = lake.records.standing(lake.transformed(subscription.name))
+    begin, base = standing.position or 0, standing.version
+    _set_aside_what_is_behind(subscription, lake, begin, log)
+    with subscription.feed.source.connect() as connection:
+        present = sound_catalog(connection, subscription, read_catalog(connection))
+        lsn = current_lsn(connection)
+    if hold_back(subscription, lake, present) and subscription.disable_on_error:
+        return
+    follow_schema_changes(subscription, lake, present, lsn, begin, log)
+    for end, reader, catalog in slices_to_read(lake, subscription, present, after=begin):
+        if reader is None:
+            record_transformed(lake, subscription, end, [], base)
+            begin, base = end, base + 1
+        while reader is not None and begin < end:
+            window = next_window(skip, begin, end)
+            work = work_of(reader, lake, window, catalog)
+            failure = first_failure(reader, lake, work) if subscription.disable_on_error else None
+            if failure is not None:
+                at, problem = failure
+                disable(lake, subscription.name, problem)
+                log(f"{subscription.name} is disabled: {problem}")
+                if at <= begin or is_begun(lake, subscription.name, begin):
+                    return
+                window = replace(window, end=at)
+                work = work_of(reader, lake, window, catalog)
+            try:
+                changes = _transform_slice(reader, lake, work, begin, base)
+            except TABLE_ERRORS as error:
+                if not subscription.disable_on_error:
+                    raise
+                disable(lake, subscription.name, reason(lake, error))
+                return
+            record_transformed(lake, subscription, window.end, changes, base)
+            reach(Failpoint.SLICE_TRANSFORMED)
+            log(f"transformed everything up to {format_lsn(window.end)} for {subscription.name}")
+            results += changes
+            if failure is not None:
+                return
+            skip = clear_skip(lake, subscription, skip, window, any(c.changed for c in changes), log)
+            begin, base = window.end, base + 1
+
+
+def _set_aside_what_is_behind(subscription: Subscription, lake: Lake, begin: int, log: Log) -> None:
+    """Set aside the tables whose next changes the change log had, and has no more."""
+    deleted = deleted_up_to(lake, subscription.feed)
+    if begin >= deleted:
+        return
+    problem = (
+        f"its changes are transformed up to {format_lsn(begin)} only, and those up to {format_lsn(deleted)} are deleted"
+        " from the change log: the subscription was restored from a backup, or left out of the configuration meanwhile"
+    )
+    behind = [
+        replace(s, state=SET_ASIDE, reason=copy_again(subscription.name, s.name, problem))
+        for s in table_states(lake, subscription.name).values()
+        if s.applies and s.lsn < deleted
+    ]
+    set_states(lake, subscription.name, behind)
+    for state in behind:
+        log(f"{subscription.name}: {quote_qualified(*state.name)} is set aside: {state.reason}")
+
+
+def _transform_slice(
+    subscription: Subscription, lake: Lake, work: Work, begin: int, base: int
+) -> list[TableChanges]:
+    if not work.tables:
+        return []
+    contents, messages = work.contents, work.messages
+    shared = len(work.tables) > 1 and not lake.writes_small(contents.size)
+    if shared:
+        messages = messages.persist()
+
+    aside: dict[Name, TableState] = {}
+
+    def failed(name: Name, state: str, problem: str) -> TableChanges:
+        aside[name] = replace(work.tables[name], state=state, reason=problem)
+        return TableChanges(contents.end, *name, problem=problem)
+
+    def one(name: Name) -> TableChanges:
+        try:
+            return _transform_table(
+                subscription,
+                lake,
+                messages,
+                contents,
+                work.tables[name],
+                work.parts.get(name, []),
+                work.emptied.get(name, []),
+                begin,
+            )
+        except (UnsupportedFilterError, UnsupportedTypeError) as error:
+            if subscription.disable_on_error:
+                raise
+            return failed(name, INITIALIZE, waiting_for(error))
+        except SchemaChangedError as error:
+            return failed(name, INITIALIZE, error.message)
+        except TABLE_ERRORS as error:
+            problem = reason(lake, error)
+            if is_damage(error):
+                problem = copy_again(subscription.name, name, problem)
+            elif subscription.disable_on_error:
+                raise
+            else:
+                problem = in_transaction(problem, first_failing_transaction(subscription, lake, work, name))
+            return failed(name, SET_ASIDE, problem)
+
+    with ThreadPoolExecutor(PARALLEL_TABLES) as pool:
+        changes = list(pool.map(one, work.tables))
+    if shared:
+        messages.unpersist()
+    if aside and lake.records.version(transformed := lake.transformed(subscription.name)) != base:
+        raise OverrunError(transformed)  # What fails may be what another process has changed.
+    set_states(lake, subscription.name, aside.values())
+    return changes
+
+
+def _transform_table(
+    subscription: Subscription,
+    lake: Lake,
+    messages: DataFrame,
+    contents: SliceContents,
+    state: TableState,
+    parts: Sequence[Part],
+    truncates: Sequence[Order],
+    begin: int,
+) -> TableChanges:
+    definition = state.definition
+    assert definition is not None
+    since: Order = (state.lsn, -1)
+    truncates = [at for at in truncates if at > since]
+    readings = readings_of(subscription, messages, parts, since, definition)
+    result = TableChanges(
+        slice=contents.end,
+        schema=state.schema,
+        table=state.table,
+        size=contents.size,
+        truncates=len(truncates),
+        truncated_at=max(truncates, default=None),
+    )
+    if not readings and not truncates:
+        return result
+    path = lake.changes(subscription.name, state.schema, state.table, definition.history.generation)
+    position = lake.records.position(path) or 0
+    written = position >= contents.end
+    if begin < position < contents.end:
+        raise SchemaChangedError(
+            f"changes up to {format_lsn(position)} only were written by a run that ended amid a slice"
+        )
+    schema = changes_schema(readings[0].types(definition)) if readings else None
+    local = None if lake.writes_small(contents.size) else lake.plain(path, definition.names)
+    if (
+        local
+        and schema
+        and not truncates
+        and not written
+        and all(r.is_unfiltered(definition) for r in readings)
+        and local.takes_files(path, schema)
+    ):
+        return _write_unfiltered(lake, path, result, readings, definition, schema, position)
+    received = [Observation() for _ in readings]
+    frames = [r.changes(definition, o) for r, o in zip(readings, received, strict=True)]
+    if truncates:
+        frames.append(_truncate_rows(lake, truncates, definition))
+    # The slice stands first: Delta keeps statistics of the first columns.
+    changes = reduce(DataFrame.unionByName, frames).select(
+        F.lit(contents.end).cast("bigint").alias("slice"), "*"
+    )
+    counts = _write_changes(lake, changes, path, definition, contents, position)
+    return replace(
+        result,
+        received={o: 0 if written else sum(r.get.get(o) or 0 for r in received) for o in ROW_OPERATIONS},
+        sent={o: counts[o] or 0 for o in ROW_OPERATIONS},
+        key_changes=counts["key_changes"] or 0,
+        unchanged=tuple(sorted(counts["unchanged"] or ())),
+    )
+
+
+def _write_unfiltered(
+    lake: Lake,
+    path: str,
+    result: TableChanges,
+    readings: Sequence[Reading],
+    definition: Definition,
+    schema: pa.Schema,
+    position: int,
+) -> TableChanges:
+    """Many changes that no row filter has to see: the executors write them as they decode them."""
+    frames = [
+        unfiltered_files(r.messages, r.columns, result.slice, definition.key, schema, path) for r in readings
+    ]
+    written = reduce(DataFrame.unionByName, frames)
+    files = lake.commit_files(
+        written, path, schema, result.slice, properties=_CHANGES_PROPERTIES, after=position
+    )
+    reach(Failpoint.CHANGES_WRITTEN)
+    tallies = [json.loads(file["tally"]) for file in files]
+    counts = {o: sum(t.get(o, 0) for t in tallies) for o in ROW_OPERATIONS}
+    return replace(
+        result,
+        received=counts,
+        sent=counts,
+        key_changes=sum(t["key_changes"] for t in tallies),
+        unchanged=tuple(sorted({name for t in tallies for name in t["unchanged"]})),
+    )
+
+
+def _write_changes(
+    lake: Lake,
+    changes: DataFrame,
+    path: str,
+    definition: Definition,
+    contents: SliceContents,
+    position: int,
+) -> Mapping[str, Any]:
+    """Append a table's changes once, and count them: while writing, or from what a run that died has written."""
+    counts = [
+        *(count(o).alias(o) for o in ROW_OPERATIONS),
+        F.sum(F.when(_changes_key(definition.key), 1).otherwise(0)).alias("key_changes"),
+        F.array_distinct(F.flatten(F.collect_set("unchanged"))).alias("unchanged"),
+    ]
+
+    def rows() -> DataFrame:
+        return lake.slices_of(path, [contents.end])
+
+    if position >= contents.end:
+        return aggregated(rows(), counts)
+    counted = Observation()
+    lake.write(
+        changes.observe(counted, *counts),
+        path,
+        position=contents.end,
+        properties={**column_mapping(definition.names), **_CHANGES_PROPERTIES},
+        size=contents.size,
+        after=position,
+    )
+    reach(Failpoint.CHANGES_WRITTEN)
+    return observed(counted, counts, rows)
+
+
+def _changes_key(key: Sequence[str]) -> Column:
+    """Whether a change is an UPDATE that moves its row to another key."""
+    differs = F.lit(False)
+    for name in key:
+        differs = differs | ~struct_field("old", name).eqNullSafe(struct_field("new", name))
+    return (F.col("operation") == "update") & F.col("old").isNotNull() & differs
+
+
+def _truncate_rows(lake: Lake, truncates: Sequence[Order], definition: Definition) -> DataFrame:
+    struct = struct_ddl(definition.columns)
+    schema = (
+        "commit_lsn bigint, ordinal bigint, number bigint, commit_time timestamp, operation string, unchanged array<string>,"
+        f" old {struct}, new {struct}"
+    )
+    return lake.spark.createDataFrame(
+        [(*at, None, None, "truncate", None, None, None) for at in truncates], schema
+    )

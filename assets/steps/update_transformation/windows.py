@@ -1,0 +1,93 @@
+"""What is transformed at once: a slice of the change log, or a part of it.
+
+A slice is cut where a transaction is to be skipped, since it matters what was applied before it, and before a
+transaction that fails. In: the slice and a range of commit LSNs. Out: the tables, their relation versions and
+TRUNCATEs, and the messages.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
+
+from pgsieve.assets.steps.records.columns import Order
+from pgsieve.assets.steps.records.failures import copy_again
+from pgsieve.assets.steps.records.table_states import SET_ASIDE, Name, TableState, set_states, table_states
+from pgsieve.assets.steps.subscription import Subscription
+from pgsieve.assets.steps.update_transformation.slice_contents import (
+    Part,
+    SliceContents,
+    parts_of,
+    read_slice,
+    truncates_of,
+)
+from pgsieve.decoding.publications.catalog import Catalog
+from pgsieve.resources.lake.errors import DamagedTableError
+from pgsieve.resources.lake.lake import Lake
+
+
+@dataclass(frozen=True)
+class Window:
+    """The transactions of a slice with begin <= commit LSN < end, without `skipped`; `end` is their position."""
+
+    slice: int
+    begin: int
+    end: int
+    skipped: int | None = None
+
+    def rows(self, messages: DataFrame) -> DataFrame:
+        """The messages of these transactions."""
+        lsn = F.col("commit_lsn")
+        found = messages.where(lsn >= self.begin)
+        if self.end < self.slice:
+            found = found.where(lsn < self.end)
+        return found if self.skipped is None else found.where(lsn != self.skipped)
+
+    def holds(self, commit_lsn: int) -> bool:
+        """Whether a transaction is one of these."""
+        return self.begin <= commit_lsn < self.end and commit_lsn != self.skipped
+
+
+def next_window(skip: int | None, begin: int, end: int) -> Window:
+    """What of the slice that ends at `end` is transformed next, where everything before `begin` has been."""
+    if skip is None or not begin <= skip < end:
+        return Window(end, begin, end)
+    if begin < skip:
+        return Window(end, begin, skip)
+    return Window(end, begin, end, skip)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is to be transformed of a window: the tables, their relation versions and TRUNCATEs, the messages."""
+
+    contents: SliceContents
+    tables: Mapping[Name, TableState]
+    parts: Mapping[Name, Sequence[Part]]
+    emptied: Mapping[Name, Sequence[Order]]
+    messages: DataFrame
+
+
+def work_of(subscription: Subscription, lake: Lake, window: Window, catalog: Catalog) -> Work:
+    """What a subscription gets of a window, for the tables whose changes are applied."""
+    contents = read_slice(lake, subscription.feed, window.slice)
+    truncates = [(at, truncate) for at, truncate in contents.truncates if window.holds(at[0])]
+    contents = replace(contents, end=window.end, truncates=truncates)
+    states = table_states(lake, subscription.name)
+    ready = {n: s for n, s in states.items() if s.transforms and s.lsn < window.end}
+    parts = parts_of(subscription, contents, catalog)
+    emptied = truncates_of(subscription, contents, catalog)
+    tables = {name: ready[name] for name in sorted((parts.keys() | emptied.keys()) & ready.keys())}
+    # What is in no file any more concerns only those for whom it is.
+    ends = [window.slice] if tables else []
+    try:
+        messages = window.rows(lake.slices_of(lake.change_log(subscription.feed.name), ends, every=True))
+    except DamagedTableError as error:
+        aside = [
+            replace(s, state=SET_ASIDE, reason=copy_again(subscription.name, n, error.message))
+            for n, s in tables.items()
+        ]
+        set_states(lake, subscription.name, aside)
+        return work_of(subscription, lake, window, catalog)
+    return Work(contents, tables, parts, emptied, messages)

@@ -1,0 +1,66 @@
+"""What a run costs that has nothing to do, by the number of published tables: `python benchmarks/idle_tables.py 1 100`.
+
+In: numbers of tables. Out: for each of them the median of some runs as processes of their own, with one table's as the
+measure. The tables are empty: what is measured is what nobody asked for.
+"""
+
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psycopg
+import yaml
+
+from pgsieve.resources.postgres.embedded import EmbeddedServer
+
+ROUNDS = 3
+
+
+def main(numbers: list[int]) -> None:
+    """Measure with so many tables each."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        EmbeddedServer(
+            Path(folder) / "data", settings={"fsync": "off", "max_locks_per_transaction": "1024"}
+        ) as server,
+    ):
+        measured = {number: _nothing_to_do(server, Path(folder), number) for number in numbers}
+    least = measured[min(measured)]
+    for number, seconds in measured.items():
+        print(f"{number:6d} tables: {seconds:5.2f} s, {seconds - least:+.2f} s")
+
+
+def _nothing_to_do(server: EmbeddedServer, folder: Path, number: int) -> float:
+    name = f"tables_{number}"
+    with psycopg.connect(server.conninfo(), autocommit=True) as admin:
+        admin.execute(f"create database {name}")
+    conninfo = server.conninfo(dbname=name)
+    with psycopg.connect(conninfo, autocommit=True) as database:
+        for table in range(number):
+            database.execute(f"create table t{table} (id int primary key, n int)")
+        database.execute("create publication p for all tables")
+    path = folder / name / "pgsieve.yaml"
+    path.parent.mkdir()
+    written = {
+        "lake": "./lake",
+        "sources": {name: {"conninfo": conninfo}},
+        "subscriptions": {"sub": {"source": name, "publications": ["p"]}},
+    }
+    path.write_text(yaml.safe_dump(written))
+    for _ in range(2):  # the copies, then their cut
+        _run(path)
+    return statistics.median(_run(path) for _ in range(ROUNDS))
+
+
+def _run(path: Path) -> float:
+    began = time.perf_counter()
+    command = [sys.executable, "-m", "pgsieve.pipelines.command_line.cli", "-c", str(path), "run"]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return time.perf_counter() - began
+
+
+if __name__ == "__main__":
+    main([int(number) for number in sys.argv[1:]] or [1, 1000])

@@ -1,0 +1,143 @@
+"""What it costs to see that no INSERT meets a row of its key, beside the apply that it is a part of, in the same run.
+
+A replica of `--rows` rows, whose files executors wrote, gets batches of inserts: of keys that grow, which no file can
+have, and of keys in between (`random`), for which the key columns of all files are read. Keys are bigint and uuid as
+text. Each batch is applied once with the look and once without it, in turn, on copies of the same replica. Prints the
+median seconds of both, and their ratio.
+
+    python benchmarks/key_conflicts.py --rows 2000000
+"""
+
+import argparse
+import shutil
+import statistics
+import tempfile
+import time
+from contextlib import nullcontext
+from pathlib import Path
+from unittest import mock
+
+import psycopg
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from pgsieve.assets.steps.apply import replica_tables
+from pgsieve.assets.steps.initial_sync.copy import copy_tables, tables_to_copy
+from pgsieve.assets.steps.slot_consumption.drain import drain
+from pgsieve.assets.steps.subscription import Subscription
+from pgsieve.assets.steps.update_transformation.transform import transform
+from pgsieve.pipelines.config.model import load_config
+from pgsieve.pipelines.project import project
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.postgres.embedded import EmbeddedServer
+
+SETTINGS = {
+    "shared_buffers": "512MB",
+    "max_wal_size": "8GB",
+    "autovacuum": "off",
+    "synchronous_commit": "off",
+}
+#: Batches: their rows, and where their keys are.
+BATCHES = {"small": 1_000, "large": 200_000}
+#: The n-th row's key: every tenth, so that there is room in between.
+KEYS = {"bigint": "n::bigint", "uuid": "lpad(to_hex(n), 12, '0') || '-0000-0000-0000-000000000000'"}
+
+
+def quiet(_: str) -> None:
+    """A log that says nothing."""
+
+
+def subscriptions(folder: Path, publisher: EmbeddedServer) -> tuple[Subscription, Lake]:
+    """One subscription to all tables."""
+    path = folder / "pgsieve.yaml"
+    written = {
+        "lake": "./lake",
+        "sources": {"bench": {"conninfo": publisher.conninfo()}},
+        "subscriptions": {"s": {"source": "bench", "publications": ["pub"]}},
+    }
+    path.write_text(yaml.safe_dump(written))
+    declared = project(load_config(path))
+    return declared.subscriptions["s"], declared.lake.open()
+
+
+def seconds(subscription: Subscription, lake: Lake, *, look: bool) -> float:
+    """Apply what waits in a copy of the lake, with the look or without."""
+    copy = Path(f"{lake.uri}_copy")
+    shutil.copytree(lake.uri, copy)
+    copied = Lake(str(copy), lambda: lake.spark)
+    started = time.monotonic()
+    with nullcontext() if look else mock.patch.object(replica_tables, "refuse_conflicts"):
+        result = replica_tables.apply(subscription, copied, quiet)
+    taken = time.monotonic() - started
+    assert not any(applied.problem for applied in result.tables.values()), result
+    shutil.rmtree(copy)
+    return taken
+
+
+def main() -> None:
+    """Run it."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rows", type=int, default=2_000_000)
+    parser.add_argument("--times", type=int, default=5)
+    options = parser.parse_args()
+    shown = Table("key", "batch", "keys", "without", "with the look", "ratio")
+    with tempfile.TemporaryDirectory(prefix="pgsieve-benchmark-") as name:
+        folder = Path(name)
+        with EmbeddedServer(folder / "publisher", settings=SETTINGS) as publisher:
+            source = psycopg.connect(publisher.conninfo(), autocommit=True)
+            for table, key in KEYS.items():
+                source.execute(
+                    f'create table "{table}" (k {"bigint" if table == "bigint" else "text"} primary key, v text)'
+                )
+                source.execute(
+                    f"insert into \"{table}\" select {key}, 'value ' || n from generate_series(10, {options.rows}::bigint * 10, 10) n"
+                )
+            source.execute("create publication pub for all tables")
+            subscription, lake = subscriptions(folder, publisher)
+            copy_tables(subscription, lake, tables_to_copy(subscription, lake), quiet)
+            end = options.rows * 10
+            for table, key in KEYS.items():
+                for batch, rows in BATCHES.items():
+                    between = f"(random() * {options.rows - 1})::bigint * 10 + {len(batch)} + 1"
+                    for where, numbers in (
+                        ("growing", f"generate_series({end} + 1, {end} + {rows}) n"),
+                        (
+                            "random",
+                            f"(select distinct {between} as n from generate_series(1, {rows})) as made",
+                        ),
+                    ):
+                        source.execute(f"insert into \"{table}\" select {key}, 'value' from {numbers}")
+                        end += rows if where == "growing" else 0
+                        drain(subscription.feed, lake, [subscription], quiet)
+                        transform(subscription, lake, quiet)
+                        seconds(subscription, lake, look=True)
+                        taken = {True: [], False: []}
+                        for _ in range(options.times):
+                            for look in (False, True):
+                                taken[look].append(seconds(subscription, lake, look=look))
+                        replica_tables.apply(subscription, lake, quiet)
+                        without, looked = (statistics.median(taken[look]) for look in (False, True))
+                        shown.add_row(
+                            table,
+                            f"{batch} ({rows:,})",
+                            where,
+                            f"{without:.3f}",
+                            f"{looked:.3f}",
+                            f"{looked / without:.2f}",
+                        )
+                        print(
+                            table,
+                            batch,
+                            where,
+                            f"{without:.3f} {looked:.3f} {looked / without:.2f}",
+                            flush=True,
+                        )
+            source.close()
+    Console(width=100).print(shown)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""Many messages or values as one run of bytes: an Arrow binary array in, numpy reads at many positions at once out.
+
+Nothing runs per value. Raises ProtocolError for a message that is NULL and for values that have not the width of
+their type, ValueError for more than 2 GiB, which 32-bit offsets cannot address.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from pgsieve.decoding.errors import ProtocolError
+
+Positions: TypeAlias = npt.NDArray[np.int64]
+Words: TypeAlias = npt.NDArray[np.uint64]
+Mask: TypeAlias = npt.NDArray[np.bool_]
+
+_WORD = 8
+_MOST = 2**31 - 1
+
+
+class Octets:
+    """The bytes of a binary array's values, which lie one behind the other from `starts` to `ends`."""
+
+    __slots__ = ("_last", "_words", "buffer", "ends", "starts")
+
+    def __init__(self, data: pa.Array) -> None:
+        if data.null_count:
+            raise ProtocolError("a message is NULL")
+        wide = pa.types.is_large_binary(data.type)
+        offsets = offsets_of(data).astype(np.int64)
+        first, last = (int(offsets[0]), int(offsets[-1])) if len(data) else (0, 0)
+        if last - first > _MOST:
+            kind = "large_binary" if wide else "binary"
+            raise ValueError(f"a {kind} array of messages holds more than 2 GiB: decode smaller batches")
+        offsets -= first
+        self.starts: Positions = offsets[:-1]
+        self.ends: Positions = offsets[1:]
+        values = data.buffers()[2]
+        self.buffer: pa.Buffer = pa.py_buffer(b"") if values is None else values.slice(first, last - first)
+        readable = self.buffer
+        if readable.size < _WORD:
+            readable = pa.py_buffer(readable.to_pybytes().ljust(_WORD, b"\0"))
+        self._last = readable.size - _WORD
+        # Every byte starts a word: reading one at each position is a single gather.
+        self._words = np.ndarray((self._last + 1,), dtype="<u8", buffer=readable, strides=(1,))
+
+    def kinds(self) -> npt.NDArray[np.uint8]:
+        """Read the first byte from each value's start on: the type of a message that is not empty."""
+        return (self.words(self.starts) >> 56).astype(np.uint8)
+
+    def words(self, positions: Positions) -> Words:
+        """Read the eight bytes from each position on as a big-endian number; bytes beyond the end are zeros."""
+        if not len(positions) or positions.max() <= self._last:
+            return self._words[positions].byteswap()
+        inside = np.minimum(positions, self._last)
+        beyond = positions - inside
+        words: Words = self._words[inside].byteswap() << (np.minimum(beyond, _WORD - 1) * 8).astype(np.uint64)
+        words[beyond >= _WORD] = 0
+        return words
+
+
+def offsets_of(values: pa.Array) -> npt.NDArray[Any]:
+    """Return the n + 1 offsets of a binary or string array, large or not, within its buffer of values."""
+    wide = pa.types.is_large_binary(values.type) or pa.types.is_large_string(values.type)
+    buffer = values.buffers()[1]
+    if buffer is None or not len(values):
+        return np.zeros(len(values) + 1, np.int64 if wide else np.int32)
+    all_offsets: npt.NDArray[Any] = np.frombuffer(buffer, np.int64 if wide else np.int32)
+    return all_offsets[values.offset : values.offset + len(values) + 1]
+
+
+def bits(values: npt.NDArray[np.bool_]) -> pa.Buffer:
+    """Return booleans as Arrow's bitmap."""
+    return pa.py_buffer(np.packbits(values, bitorder="little"))
+
+
+def gathered(buffer: pa.Buffer, bounds: npt.NDArray[np.int32]) -> pa.Array:
+    """Gather the values that `bounds` has start and end of, one after the other, into a binary array.
+
+    Bounds never decrease: seen as offsets of a binary array, every other element is a value and those between are
+    what separates them.
+    """
+    count = len(bounds) // 2
+    if not count:
+        return pa.array([], pa.binary())
+    interleaved = pa.Array.from_buffers(
+        pa.binary(), 2 * count - 1, [None, pa.py_buffer(np.ascontiguousarray(bounds)), buffer], 0
+    )
+    return interleaved.take(pa.array(np.arange(0, 2 * count, 2, dtype=np.int32)))
+
+
+def fixed_width(values: pa.Array, layout: str) -> tuple[npt.NDArray[Any], Mask]:
+    """Return values of one width as numbers, 0 for NULL, and which are not NULL."""
+    kind = np.dtype(layout)
+    valid = np.asarray(values.is_valid())
+    offsets = offsets_of(values)
+    if (np.diff(offsets) != np.where(valid, kind.itemsize, 0)).any():
+        raise ProtocolError(f"a value in binary format has not {kind.itemsize} bytes", sqlstate="22P03")
+    numbers = np.zeros(len(values), kind.newbyteorder("="))
+    if valid.any():
+        numbers[valid] = np.frombuffer(values.buffers()[2], kind, int(valid.sum()), int(offsets[0]))
+    return numbers, valid
+
+
+def binary_of(numbers: npt.NDArray[Any], valid: Mask) -> pa.Array:
+    """Return numbers in binary format, big-endian, as a binary array; NULL where they are not valid."""
+    kind, every = numbers.dtype, bool(valid.all())
+    sent = (numbers if every else numbers[valid]).astype(kind.newbyteorder(">"))
+    offsets = np.zeros(len(valid) + 1, np.int32)
+    np.cumsum(valid * np.int32(kind.itemsize), out=offsets[1:])
+    validity = None if every else bits(valid)
+    return pa.Array.from_buffers(
+        pa.binary(), len(valid), [validity, pa.py_buffer(offsets), pa.py_buffer(sent)]
+    )
+
+
+def without_nulls(values: pa.Array, convert: Callable[[pa.Array], pa.Array]) -> pa.Array:
+    """Convert the values that are not NULL, as binary; the others stay NULL."""
+    values = values.cast(pa.binary())
+    if not values.null_count:
+        return convert(values)
+    valid = np.asarray(values.is_valid())
+    places = pa.array(np.cumsum(valid) - 1, mask=~valid)
+    return convert(values.drop_null()).take(places)

@@ -1,0 +1,155 @@
+"""Segments of a table: its rows by their hash, and for each segment how many there are and what their hashes sum up to.
+
+In: the columns of a table and a seed. Out: SQL by which a publisher computes the hash of each row and the checksums
+of each segment, and the same of a replica's rows as Arrow columns. The order of the rows does not matter, and equal
+rows count as often as they are there. A segment is the low bits of the hash, so that a row which differs is in one
+segment at the publisher and mostly in another one in the replica: each of them then differs.
+
+Two tables that differ have the same checksums once in 2⁶⁴ cases, others with every seed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pgsieve.decoding.binary.octets import Mask, Positions, Words
+from pgsieve.decoding.checksums.hash_bytes import hash_bytes_extended
+from pgsieve.decoding.checksums.record_send import SentColumn, record_send, row_expression
+
+#: The server's hash table for so many groups is within the default work_mem.
+SEGMENTS = 2**14
+_SEGMENT = SEGMENTS - 1
+
+#: A longer row is hashed by its SHA-256, as each block of a hash waits for the one before.
+_LONG = 1000
+#: So many rows are hashed at once: they stay in the processor's cache.
+_ROWS = 8192
+_BYTES = 64 * 1024 * 1024
+
+Numbers: TypeAlias = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class RowHash:
+    """Hashes the rows of a table, at the publisher and here."""
+
+    columns: tuple[SentColumn, ...]
+    seed: int
+
+    @property
+    def expression(self) -> str:
+        """The hash of a row in SQL, a bigint."""
+        sent = "CASE WHEN pg_catalog.length(sent) <= {0} THEN sent ELSE pg_catalog.sha256(sent) END"
+        # OFFSET 0 keeps the planner from writing out the row wherever it is used.
+        return (
+            f"(SELECT {hash_expression(sent.format(_LONG), self.seed)}"
+            f" FROM (SELECT {row_expression(self.columns)} AS sent OFFSET 0) AS one_row)"
+        )
+
+    def of(self, batch: pa.RecordBatch) -> Words:
+        """The hashes of a batch's rows; its columns are those of the table, in their order."""
+        arrays = [
+            a if a.type == c.arrow else a.cast(c.arrow)
+            for a, c in zip(batch.columns, self.columns, strict=True)
+        ]
+        return np.concatenate([self._hashes(part) for part in _parts(arrays)])
+
+    def _hashes(self, arrays: Sequence[pa.Array]) -> Words:
+        rows = record_send(arrays, self.columns)
+        is_long = pc.greater(pc.binary_length(rows), _LONG)
+        if is_long.true_count:
+            digests = [hashlib.sha256(row.as_buffer()).digest() for row in rows.filter(is_long)]
+            rows = pc.replace_with_mask(rows, is_long, pa.array(digests, pa.binary()))
+        return array_hashes(rows, self.seed)
+
+
+def hash_expression(value: str, seed: int) -> str:
+    """The hash of a bytea in SQL: that of an array with one element, as servers before 18 offer no other."""
+    signed = seed - 2**64 if seed >= 2**63 else seed
+    return f"pg_catalog.hash_array_extended(ARRAY[{value}], {signed})"
+
+
+def array_hashes(values: pa.Array, seed: int) -> Words:
+    """What `hash_expression` gives for binary values (hash_array_extended in utils/adt/arrayfuncs.c), unsigned."""
+    return hash_bytes_extended(values, seed) + np.uint64(31)
+
+
+def _parts(arrays: Sequence[pa.Array]) -> Iterator[Sequence[pa.Array]]:
+    count = len(arrays[0])
+    size = sum(a.nbytes for a in arrays)
+    step = max(1, min(_ROWS, _BYTES * count // max(size, 1)))
+    for first in range(0, max(count, 1), step):
+        yield [a.slice(first, step) for a in arrays]
+
+
+def segment_of(hashes: Words) -> Numbers:
+    """The segments of rows by their hashes."""
+    return (hashes & np.uint64(_SEGMENT)).astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Checksums:
+    """How many rows each segment of a table has, and the sum of their hashes modulo 2⁶⁴."""
+
+    rows: Numbers = field(default_factory=lambda: np.zeros(SEGMENTS, np.int64))
+    sums: Words = field(default_factory=lambda: np.zeros(SEGMENTS, np.uint64))
+
+    def add(self, hashes: Words) -> None:
+        """Count rows by their hashes."""
+        segments = segment_of(hashes)
+        self.rows[:] += np.bincount(segments, minlength=SEGMENTS)
+        np.add.at(self.sums, segments, hashes)
+
+    def include(self, segments: Positions, rows: Numbers, sums: Words) -> None:
+        """Add the checksums of some of the rows; `segments` may be there several times."""
+        np.add.at(self.rows, segments, rows)
+        np.add.at(self.sums, segments, sums)
+
+    def differing(self, other: Checksums) -> Mask:
+        """Which segments differ."""
+        differ: Mask = (self.rows != other.rows) | (self.sums != other.sums)
+        return differ
+
+
+def checksums_query(rows: str) -> str:
+    """SQL for the checksums of the segments of `rows`, a query for a column `hash`."""
+    return (
+        f"SELECT hash & {_SEGMENT} AS segment, pg_catalog.count(*) AS rows, pg_catalog.sum(hash)::text AS sum"
+        f" FROM ({rows} OFFSET 0) AS hashed GROUP BY 1"
+    )
+
+
+def include_queried(checksums: Checksums, batch: pa.RecordBatch) -> None:
+    """Add what `checksums_query` found."""
+    sums = [int(text) % 2**64 for text in batch.column("sum").to_pylist()]
+    checksums.include(
+        np.asarray(batch.column("segment")), np.asarray(batch.column("rows")), np.array(sums, np.uint64)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Some segments of a table, those of whose numbers `segments` is true."""
+
+    row_hash: RowHash
+    segments: Mask
+
+    def query(self, rows: str, columns: Sequence[str]) -> str:
+        """SQL for `columns` of the chosen rows of `rows`, a query that has a column `hash`, too."""
+        listed = ",".join(map(str, np.flatnonzero(self.segments)))
+        return (
+            f"SELECT {', '.join(columns)} FROM ({rows}) AS hashed"
+            f" WHERE hash & {_SEGMENT} IN (SELECT pg_catalog.unnest('{{{listed}}}'::bigint[]))"
+        )
+
+    def of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The chosen rows of a batch."""
+        return batch.filter(pa.array(self.segments[segment_of(self.row_hash.of(batch))]))

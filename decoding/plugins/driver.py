@@ -1,0 +1,381 @@
+"""Drives an output plugin from a slot's pgoutput messages: bytes in, what the plugin writes out.
+
+The messages are those of one session in their order, of any protocol version, as a slot sends them or the change
+log has them. They become the calls that `pgsieve.decoding.plugins.interface` lists:
+
+- Insert, Update, Delete, Truncate and Message with the relations as they were described last;
+- streamed transactions as blocks where the plugin streams; else they are held back and decoded at their end,
+  without the changes of aborted subtransactions;
+- prepared transactions at PREPARE where the plugin does that and filter_prepare does not refuse; else at
+  COMMIT PREPARED as any other, or not at all after ROLLBACK PREPARED;
+- nothing of a transaction whose origin filter_by_origin refuses.
+
+pgoutput says less than the WAL, so filter_by_origin is asked once a transaction, not once a change, and not for
+messages that are not transactional; a streamed transaction has no origin yet.
+
+Raises ProtocolError for messages in an order in which no server sends them, OutputPluginError for what the plugin
+lacks, and whatever the plugin raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from types import MappingProxyType, TracebackType
+from typing import Self, assert_never
+
+from pgsieve.decoding.lsn import format_lsn
+from pgsieve.decoding.plugins.held_transactions import HeldChange, HeldTransaction
+from pgsieve.decoding.plugins.interface import (
+    Output,
+    OutputPluginError,
+    OutputPluginInit,
+    OutputType,
+    OutputTypeError,
+    Transaction,
+)
+from pgsieve.decoding.plugins.loaded_plugin import LoadedPlugin
+from pgsieve.decoding.protocol.message_order import MessageOrder
+from pgsieve.decoding.protocol.messages import (
+    Begin,
+    BeginPrepare,
+    Commit,
+    CommitPrepared,
+    Decoder,
+    Delete,
+    Insert,
+    LogicalMessage,
+    Origin,
+    Prepare,
+    Relation,
+    RollbackPrepared,
+    StreamAbort,
+    StreamCommit,
+    StreamPrepare,
+    StreamStart,
+    StreamStop,
+    Truncate,
+    Type,
+    Update,
+)
+from pgsieve.decoding.protocol.relations import PublishedRelation, RelationCache
+from pgsieve.decoding.values.quoting import NEWEST_SERVER
+
+
+@dataclass(slots=True)
+class _Open:
+    """A transaction, or a streamed one over all its blocks, that the plugin is called for.
+
+    The callback `start` comes with the first message after the Origin; `ignored` is None until filter_by_origin
+    has been asked.
+    """
+
+    txn: Transaction
+    start: str
+    started: bool = False
+    ignored: bool | None = None
+
+    @property
+    def prefix(self) -> str:
+        """What the names of the callbacks for changes begin with."""
+        return "stream_" if self.start == "stream_start" else ""
+
+
+class PluginDriver:
+    """One plugin at work on the messages of one session: `with PluginDriver(...) as driver: driver.feed(...)`.
+
+    `options` are the plugin's, by name. `parallel` says whether the messages were asked for with streaming =
+    parallel. `server_version` is that of the server whose plugin of that name is meant; `type_names` are SQL names
+    of types by oid, where the catalog could be asked.
+    """
+
+    def __init__(
+        self,
+        init: OutputPluginInit,
+        options: Sequence[tuple[str, str | None]] = (),
+        *,
+        parallel: bool = False,
+        server_version: int = NEWEST_SERVER,
+        type_names: Mapping[int, str] = MappingProxyType({}),
+    ) -> None:
+        self._plugin = LoadedPlugin(init, options, server_version)
+        self._decoder = Decoder(parallel=parallel)
+        self._order = MessageOrder()
+        self._relations = RelationCache(type_names)
+        #: What the next messages belong to: one or the other, or none.
+        self._open: _Open | None = None
+        self._holding: HeldTransaction | None = None
+        #: What has begun and not ended, prepared transactions among them.
+        self._streams: dict[int, _Open] = {}
+        self._held: dict[int, HeldTransaction] = {}
+        self._ignored: set[int] = set()
+
+    @property
+    def output_type(self) -> OutputType:
+        """What the plugin writes."""
+        return self._plugin.output_type
+
+    @property
+    def streaming(self) -> bool:
+        """Whether the plugin is called for transactions in progress."""
+        return self._plugin.streaming
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._plugin.shutdown()
+
+    def feed(self, data: bytes) -> Iterator[Output]:
+        """Take the session's next message; what the plugin writes for it, as it is written."""
+        message = self._decoder.decode(data)
+        self._order.check(message)
+        match message:
+            case Relation() | Type():
+                self._relations.add(message, self._order.block)
+            case Begin():
+                txn = Transaction(message.xid, message.final_lsn, commit_time=message.commit_time)
+                self._open = _Open(txn, "begin")
+            case BeginPrepare():
+                self._begin_prepare(message)
+            case StreamStart():
+                self._stream_start(message.xid)
+            case Origin():
+                transaction = self._holding or self._current().txn
+                transaction.origin, transaction.origin_lsn = message.name, message.commit_lsn
+            case LogicalMessage(transactional=False):
+                yield from self._plugin.call("message", None, message)
+            case Insert() | Update() | Delete() | Truncate() | LogicalMessage():
+                relations = self._relations_of(message)
+                if self._holding is not None:
+                    self._holding.add(message, data, relations)
+                else:
+                    yield from self._change(self._current(), message, relations)
+            case Commit():
+                begun = self._current()
+                begun.txn.end_lsn = message.end_lsn
+                yield from self._end(begun, "commit", message.commit_lsn)
+            case Prepare() | StreamStop() if self._holding is not None:
+                self._holding = None
+            case Prepare():
+                yield from self._prepare(self._current(), message)
+            case StreamStop():
+                yield from self._end(self._current(), "stream_stop")
+            case StreamCommit():
+                yield from self._stream_commit(message)
+            case StreamAbort():
+                yield from self._stream_abort(message)
+            case StreamPrepare():
+                yield from self._stream_prepare(message)
+            case CommitPrepared():
+                yield from self._commit_prepared(message)
+            case RollbackPrepared():
+                yield from self._rollback_prepared(message)
+            case _:
+                assert_never(message)
+
+    def _current(self) -> _Open:
+        assert self._open is not None  # MessageOrder lets nothing of a transaction pass outside of one
+        return self._open
+
+    def _relations_of(self, message: HeldChange) -> tuple[PublishedRelation, ...]:
+        block = self._order.block
+        match message:
+            case LogicalMessage():
+                return ()
+            case Truncate():
+                return tuple([self._relations.get(each, block) for each in message.relation_ids])
+            case _:
+                relation = self._relations.get(message.relation_id, block)
+                relation.check(message)
+                return (relation,)
+
+    # transactions
+
+    def _start(self, begun: _Open) -> list[Output]:
+        if begun.ignored is None:
+            begun.ignored = self._plugin.refuses_origin(begun.txn.origin)
+        if begun.ignored or begun.started:
+            return []
+        begun.started = True
+        return self._plugin.call(begun.start, begun.txn)
+
+    def _change(
+        self, begun: _Open, message: HeldChange, relations: tuple[PublishedRelation, ...]
+    ) -> Iterator[Output]:
+        yield from self._start(begun)
+        if begun.ignored:
+            return
+        match message:
+            case LogicalMessage():
+                yield from self._plugin.call(begun.prefix + "message", begun.txn, message)
+            case Truncate():
+                yield from self._plugin.call(begun.prefix + "truncate", begun.txn, relations, message)
+            case _:
+                yield from self._plugin.call(begun.prefix + "change", begun.txn, relations[0], message)
+
+    def _end(self, begun: _Open, name: str, *lsn: int) -> Iterator[Output]:
+        """The last callback of a transaction or block, also of an empty one."""
+        self._open = None
+        yield from self._start(begun)
+        if not begun.ignored:
+            yield from self._plugin.call(name, begun.txn, *lsn)
+
+    def _replay(self, held: HeldTransaction, begun: _Open) -> Iterator[Output]:
+        """The changes of a transaction that was held back."""
+        begun.txn.origin, begun.txn.origin_lsn = held.origin, held.origin_lsn
+        for message, relations in held.changes():
+            yield from self._change(begun, message, relations)
+
+    def _replay_committed(self, held: HeldTransaction, txn: Transaction) -> Iterator[Output]:
+        """Decode one that was held back as if it had been neither streamed nor prepared."""
+        begun = _Open(txn, "begin")
+        yield from self._replay(held, begun)
+        yield from self._end(begun, "commit", txn.final_lsn)
+
+    # two-phase commit
+
+    def _begin_prepare(self, message: BeginPrepare) -> None:
+        if self._plugin.decodes_prepare(message.xid, message.gid):
+            self._open = _Open(_prepared(message), "begin_prepare")
+        else:
+            self._held[message.xid] = self._holding = HeldTransaction(streamed=False)
+
+    def _prepare(self, begun: _Open, message: Prepare | StreamPrepare) -> Iterator[Output]:
+        yield from self._end(begun, "prepare", message.prepare_lsn)
+        if begun.ignored:
+            self._ignored.add(message.xid)
+
+    def _commit_prepared(self, message: CommitPrepared) -> Iterator[Output]:
+        xid, gid = message.xid, message.gid
+        if xid in self._ignored:
+            self._ignored.remove(xid)
+        elif held := self._held.pop(xid, None):
+            yield from self._replay_committed(held, _committed(Transaction(xid, gid=gid), message))
+        elif streamed := self._streams.pop(xid, None):
+            _committed(streamed.txn, message)
+            yield from self._end_stream(streamed, "stream_commit", streamed.txn, message.commit_lsn)
+        elif self._plugin.decodes_prepare(xid, gid):
+            txn = _committed(Transaction(xid, gid=gid), message)
+            yield from self._plugin.call("commit_prepared", txn, message.commit_lsn)
+        else:
+            raise OutputPluginError(
+                f"transaction {xid} was prepared before the messages that are read, and committed at"
+                f" {format_lsn(message.commit_lsn)}: its changes are not among them",
+                hint="use a plugin that decodes transactions when they are prepared",
+                sqlstate="55000",
+            )
+
+    def _rollback_prepared(self, message: RollbackPrepared) -> Iterator[Output]:
+        xid, gid = message.xid, message.gid
+        if xid in self._ignored:
+            self._ignored.remove(xid)
+        elif streamed := self._streams.pop(xid, None):
+            streamed.txn.abort_time = message.rollback_time
+            yield from self._end_stream(streamed, "stream_abort", streamed.txn, message.rollback_end_lsn)
+        elif self._held.pop(xid, None) is None and self._plugin.decodes_prepare(xid, gid):
+            txn = Transaction(xid, end_lsn=message.rollback_end_lsn, gid=gid)
+            txn.prepare_time, txn.commit_time = message.prepare_time, message.rollback_time
+            yield from self._plugin.call(
+                "rollback_prepared", txn, message.prepare_end_lsn, message.prepare_time
+            )
+
+    # streamed transactions
+
+    def _stream_start(self, xid: int) -> None:
+        if self._plugin.streaming:
+            self._open = self._streams.setdefault(xid, _Open(Transaction(xid), "stream_start"))
+            self._open.started = False
+        else:
+            self._holding = self._held.setdefault(xid, HeldTransaction(streamed=True))
+
+    def _end_stream(self, streamed: _Open, name: str, txn: Transaction, lsn: int) -> Iterator[Output]:
+        """A callback between blocks, or after the last."""
+        if not streamed.ignored:
+            yield from self._plugin.call(name, txn, lsn)
+
+    def _stream_commit(self, message: StreamCommit) -> Iterator[Output]:
+        xid = message.xid
+        self._relations.end_stream(xid, committed=True)
+        if held := self._held.pop(xid, None):
+            yield from self._replay_committed(held, _committed(Transaction(xid), message))
+        else:
+            streamed = self._streams.pop(xid)
+            _committed(streamed.txn, message)
+            yield from self._end_stream(streamed, "stream_commit", streamed.txn, message.commit_lsn)
+
+    def _stream_abort(self, message: StreamAbort) -> Iterator[Output]:
+        xid, subxid = message.xid, message.subxid
+        whole = xid == subxid
+        if whole:
+            self._relations.end_stream(xid, committed=False)
+        if held := self._held.get(xid):
+            held.abort(subxid)
+            if whole:
+                del self._held[xid]
+            return
+        streamed = self._streams.get(xid)
+        if streamed is None:
+            return
+        if whole:
+            del self._streams[xid]
+        txn = streamed.txn if whole else Transaction(subxid, toptxn=streamed.txn)
+        txn.abort_time = message.abort.time if message.abort else 0
+        abort_lsn = message.abort.lsn if message.abort else 0
+        yield from self._end_stream(streamed, "stream_abort", txn, abort_lsn)
+
+    def _stream_prepare(self, message: StreamPrepare) -> Iterator[Output]:
+        xid = message.xid
+        self._relations.end_stream(xid, committed=True)
+        if not self._plugin.decodes_prepare(xid, message.gid):
+            return  # until COMMIT PREPARED or ROLLBACK PREPARED
+        txn = _prepared(message)
+        if held := self._held.pop(xid, None):
+            begun = _Open(txn, "begin_prepare")
+            yield from self._replay(held, begun)
+            yield from self._prepare(begun, message)
+            return
+        streamed = self._streams.pop(xid)
+        if streamed.ignored:
+            self._ignored.add(xid)
+        txn.output_plugin_private = streamed.txn.output_plugin_private
+        yield from self._end_stream(streamed, "stream_prepare", txn, message.prepare_lsn)
+
+
+def _prepared(message: BeginPrepare | StreamPrepare) -> Transaction:
+    txn = Transaction(message.xid, message.prepare_lsn, message.end_lsn, gid=message.gid)
+    txn.prepare_time = message.prepare_time
+    return txn
+
+
+def _committed(txn: Transaction, message: StreamCommit | CommitPrepared) -> Transaction:
+    txn.final_lsn, txn.end_lsn, txn.commit_time = message.commit_lsn, message.end_lsn, message.commit_time
+    return txn
+
+
+def binary_changes(driver: PluginDriver, messages: Iterable[bytes]) -> Iterator[bytes]:
+    """What the plugin writes for these messages, as pg_logical_slot_get_binary_changes returns it."""
+    for data in messages:
+        for output in driver.feed(data):
+            yield output.data
+
+
+def text_changes(driver: PluginDriver, messages: Iterable[bytes]) -> Iterator[str]:
+    """The same as text, as pg_logical_slot_get_changes returns it; refuses a plugin with binary output."""
+    if driver.output_type is not OutputType.TEXT:
+        raise OutputTypeError(
+            "the output plugin produces binary output, but textual data is expected",
+            hint="choose an option of the plugin's that makes it write text, or read its output as bytes",
+            sqlstate="0A000",
+        )
+    for data in binary_changes(driver, messages):
+        yield _text(data)
+
+
+def _text(data: bytes) -> str:
+    with suppress(UnicodeDecodeError):  # that error would carry the values along
+        return str(data, "utf-8")
+    raise OutputTypeError("the output plugin wrote text that is not UTF-8", sqlstate="22021")

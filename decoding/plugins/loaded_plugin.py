@@ -1,0 +1,94 @@
+"""An output plugin with its callbacks, called by their names: the rules of which have to be there, and when.
+
+Arguments in, what the callback writes out. Raises MissingCallbackError, worded and coded as the wrappers in
+src/backend/replication/logical/logical.c, and whatever the plugin raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import MappingProxyType
+
+from pgsieve.decoding.plugins.interface import (
+    DecodingContext,
+    MissingCallbackError,
+    Output,
+    OutputPluginInit,
+    OutputType,
+)
+
+_STREAMING = "logical streaming requires a {}_cb callback"
+_TWO_PHASE = "logical replication at prepare time requires a {}_cb callback"
+
+#: What is said when a callback of a group that is on is missing; any other may be missing and is then not called.
+_MISSING = MappingProxyType(
+    {
+        "stream_start": _STREAMING,
+        "stream_stop": _STREAMING,
+        "stream_abort": _STREAMING,
+        "stream_commit": _STREAMING,
+        "stream_change": _STREAMING,
+        "begin_prepare": _TWO_PHASE,
+        "prepare": _TWO_PHASE,
+        "commit_prepared": _TWO_PHASE,
+        "rollback_prepared": _TWO_PHASE,
+        "stream_prepare": "logical streaming at prepare time requires a {}_cb callback",
+    }
+)
+
+
+class LoadedPlugin:
+    """A plugin from its startup to its shutdown."""
+
+    def __init__(
+        self, init: OutputPluginInit, options: Sequence[tuple[str, str | None]], server_version: int
+    ) -> None:
+        self._callbacks = init()
+        self._context = DecodingContext(
+            options,
+            streaming=self._callbacks.streaming,
+            two_phase=self._callbacks.two_phase,
+            server_version=server_version,
+        )
+        if self._callbacks.startup is not None:
+            is_init = False  # the slot exists, with whatever plugin the server has for it
+            self._callbacks.startup(self._context, self._context.options, is_init)
+
+    def shutdown(self) -> None:
+        """Let the plugin give back what it has."""
+        if self._callbacks.shutdown is not None:
+            self._callbacks.shutdown(self._context)
+
+    @property
+    def output_type(self) -> OutputType:
+        """What the plugin writes."""
+        return self._context.options.output_type
+
+    @property
+    def streaming(self) -> bool:
+        """Whether it is called for transactions in progress."""
+        return self._context.streaming
+
+    def refuses_origin(self, origin: str | None) -> bool:
+        """Whether transactions of this origin are left out."""
+        refuses = self._callbacks.filter_by_origin
+        return refuses is not None and refuses(self._context, origin)
+
+    def decodes_prepare(self, xid: int, gid: str) -> bool:
+        """Whether this transaction is decoded when it is prepared."""
+        refuses = self._callbacks.filter_prepare
+        return self._context.two_phase and not (refuses is not None and refuses(self._context, xid, gid))
+
+    def call(self, name: str, *arguments: object) -> list[Output]:
+        """Call the callback of this name, which may write."""
+        callback = getattr(self._callbacks, name)
+        if callback is None:
+            if name in _MISSING:
+                raise MissingCallbackError(_MISSING[name].format(name), sqlstate="55000")
+            return []
+        self._context.accept_writes = True
+        try:
+            callback(self._context, *arguments)
+        finally:
+            self._context.accept_writes = False
+        return self._context.take_written()

@@ -1,0 +1,250 @@
+"""The messages that describe and change relations, and the logical decoding message.
+
+Each class holds one message's fields and, side by side, how they are read and written after the type
+byte. All of them may lie between Stream Start and Stream Stop; then a transaction id stands directly
+after the type byte, which `pgsieve.decoding.protocol.messages` handles: it is `xid` here, None outside of a stream.
+Readers raise ProtocolError. PostgreSQL documentation 54.9; src/backend/replication/logical/proto.c.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pgsieve.decoding.binary.cursor import Cursor
+from pgsieve.decoding.binary.writer import Writer
+from pgsieve.decoding.protocol.tuple_data import (
+    OldKey,
+    OldRow,
+    TupleData,
+    read_new,
+    read_old,
+    read_old_and_new,
+    write_new,
+    write_old,
+)
+
+REPLICA_IDENTITIES = "dnfi"
+"""default, nothing, full, index: pg_class.relreplident."""
+
+_PART_OF_KEY = 1
+_CASCADE = 1
+_RESTART_IDENTITY = 2
+_TRANSACTIONAL = 1
+_COLUMN_SIZE = 10  # at least: flags, an empty name, the type's oid and modifier
+
+
+@dataclass(frozen=True, slots=True)
+class RelationColumn:
+    """A published column; `is_key` when it is part of the replica identity."""
+
+    is_key: bool
+    name: str
+    type_oid: int
+    type_modifier: int
+
+    @classmethod
+    def read(cls, cursor: Cursor) -> RelationColumn:
+        """Read one column of a Relation message."""
+        return cls(
+            is_key=bool(cursor.flags("column flags", known=_PART_OF_KEY)),
+            name=cursor.cstr("column name"),
+            type_oid=cursor.u32("column type"),
+            type_modifier=cursor.i32("type modifier"),
+        )
+
+    def write(self, out: Writer) -> None:
+        """Write one column of a Relation message."""
+        out.u8(_PART_OF_KEY if self.is_key else 0, "column flags")
+        out.cstr(self.name, "column name")
+        out.u32(self.type_oid, "column type")
+        out.i32(self.type_modifier, "type modifier")
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """A relation as of now; replaces what was known under its id. Namespace '' is pg_catalog."""
+
+    tag: ClassVar[int] = ord("R")
+
+    relation_id: int
+    namespace: str
+    name: str
+    replica_identity: str
+    columns: tuple[RelationColumn, ...]
+    xid: int | None = None
+
+    @classmethod
+    def read(cls, cursor: Cursor, xid: int | None) -> Relation:
+        """Read what follows the type byte."""
+        relation_id = cursor.u32("relation id")
+        namespace = cursor.cstr("namespace")
+        name = cursor.cstr("relation name")
+        identity = chr(cursor.u8("replica identity"))
+        if identity not in REPLICA_IDENTITIES:
+            cursor.fail(f"a replica identity of {list(REPLICA_IDENTITIES)}", back=1)
+        count = cursor.fits(cursor.i16("number of columns"), "columns", item_size=_COLUMN_SIZE)
+        columns = tuple([RelationColumn.read(cursor) for _ in range(count)])
+        return cls(relation_id, namespace, name, identity, columns, xid)
+
+    def write(self, out: Writer) -> None:
+        """Write what follows the type byte."""
+        out.u32(self.relation_id, "relation id")
+        out.cstr(self.namespace, "namespace")
+        out.cstr(self.name, "relation name")
+        if len(self.replica_identity) != 1 or self.replica_identity not in REPLICA_IDENTITIES:
+            out.fail(f"a replica identity of {list(REPLICA_IDENTITIES)}")
+        out.u8(ord(self.replica_identity), "replica identity")
+        out.i16(len(self.columns), "number of columns")
+        for column in self.columns:
+            column.write(out)
+
+
+@dataclass(frozen=True, slots=True)
+class Type:
+    """A type that is not built in; for a domain, its own oid with its base type's name."""
+
+    tag: ClassVar[int] = ord("Y")
+
+    type_oid: int
+    namespace: str
+    name: str
+    xid: int | None = None
+
+    @classmethod
+    def read(cls, cursor: Cursor, xid: int | None) -> Type:
+        """Read what follows the type byte."""
+        return cls(cursor.u32("type oid"), cursor.cstr("namespace"), cursor.cstr("type name"), xid)
+
+    def write(self, out: Writer) -> None:
+        """Write what follows the type byte."""
+        out.u32(self.type_oid, "type oid")
+        out.cstr(self.namespace, "namespace")
+        out.cstr(self.name, "type name")
+
+
+@dataclass(frozen=True, slots=True)
+class Insert:
+    """A new row."""
+
+    tag: ClassVar[int] = ord("I")
+
+    relation_id: int
+    new: TupleData
+    xid: int | None = None
+
+    @classmethod
+    def read(cls, cursor: Cursor, xid: int | None) -> Insert:
+        """Read what follows the type byte."""
+        return cls(cursor.u32("relation id"), read_new(cursor), xid)
+
+    def write(self, out: Writer) -> None:
+        """Write what follows the type byte."""
+        out.u32(self.relation_id, "relation id")
+        write_new(out, self.new)
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """A changed row. `old` is None when the replica identity kept its value: then `new` has it."""
+
+    tag: ClassVar[int] = ord("U")
+
+    relation_id: int
+    old: OldKey | OldRow | None
+    new: TupleData
+    xid: int | None = None
+
+    @classmethod
+    def read(cls, cursor: Cursor, xid: int | None) -> Update:
+        """Read what follows the type byte."""
+        return cls(cursor.u32("relation id"), *read_old_and_new(cursor), xid)
+
+    def write(self, out: Writer) -> None:
+        """Write what follows the type byte."""
+        out.u32(self.relation_id, "relation id")
+        if self.old is not None:
+            write_old(out, self.old)
+        write_new(out, self.new)
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """A row that is gone."""
+
+    tag: ClassVar[int] = ord("D")
+
+    relation_id: int
+    old: OldKey | OldRow
+    xid: int | None = None
+
+    @classmethod
+    def read(cls, cursor: Cursor, xid: int | None) -> Delete:
+        """Read what follows the type byte."""
+        return cls(cursor.u32("relation id"), read_old(cursor), xid)
+
+    def write(self, out: Writer) -> None:
+        """Write what follows the type byte."""
+        out.u32(self.relation_id, "relation id")
+        write_old(out, self.old)
+
+
+@dataclass(frozen=True, slots=True)
+class Truncate:
+    """Relations emptied together."""
+
+    tag: ClassVar[int] = ord("T")
+
+    relation_ids: tuple[int, ...]
+    cascade: bool
+    restart_identity: bool
+    xid: int | None = None
+
+    @classmethod
+    def read(cls, cursor: Cursor, xid: int | None) -> Truncate:
+        """Read what follows the type byte."""
+        count = cursor.i32("number of relations")
+        options = cursor.flags("truncate options", known=_CASCADE | _RESTART_IDENTITY)
+        cursor.fits(count, "relations", item_size=4)
+        relation_ids = tuple([cursor.u32("relation id") for _ in range(count)])
+        return cls(relation_ids, bool(options & _CASCADE), bool(options & _RESTART_IDENTITY), xid)
+
+    def write(self, out: Writer) -> None:
+        """Write what follows the type byte."""
+        out.i32(len(self.relation_ids), "number of relations")
+        cascade = _CASCADE if self.cascade else 0
+        restart_identity = _RESTART_IDENTITY if self.restart_identity else 0
+        out.u8(cascade | restart_identity, "truncate options")
+        for relation_id in self.relation_ids:
+            out.u32(relation_id, "relation id")
+
+
+@dataclass(frozen=True, slots=True)
+class LogicalMessage:
+    """What pg_logical_emit_message wrote; not transactional ones come outside of any transaction."""
+
+    tag: ClassVar[int] = ord("M")
+
+    transactional: bool
+    lsn: int
+    prefix: str
+    content: bytes
+    xid: int | None = None
+
+    @classmethod
+    def read(cls, cursor: Cursor, xid: int | None) -> LogicalMessage:
+        """Read what follows the type byte."""
+        return cls(
+            transactional=bool(cursor.flags("message flags", known=_TRANSACTIONAL)),
+            lsn=cursor.u64("message LSN"),
+            prefix=cursor.cstr("message prefix"),
+            content=cursor.sized("message content"),
+            xid=xid,
+        )
+
+    def write(self, out: Writer) -> None:
+        """Write what follows the type byte."""
+        out.u8(_TRANSACTIONAL if self.transactional else 0, "message flags")
+        out.u64(self.lsn, "message LSN")
+        out.cstr(self.prefix, "message prefix")
+        out.sized(self.content, "length of the message content")

@@ -1,0 +1,120 @@
+"""Relation messages where they are missing: messages of one session in, messages that describe themselves out.
+
+A publisher sends a relation's description once a session (section 54.5.2). Whoever cuts a session into slices
+that are read apart, or puts a streamed or prepared transaction where it committed, has to repeat descriptions:
+`RelationDescriptions` puts a Relation message, with the Type messages of its columns, before the first change that
+would otherwise be read by none or by another one. Raises ProtocolError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from pgsieve.decoding.binary.octets import Octets, Positions
+from pgsieve.decoding.errors import ProtocolError
+from pgsieve.decoding.protocol.change_messages import Relation, Truncate, Type
+from pgsieve.decoding.protocol.messages import decode
+
+_RELATION, _TYPE, _TRUNCATE = b"RYT"
+_CHANGES = np.frombuffer(b"IUD", np.uint8)
+_SHORTEST_CHANGE = 5
+
+Marks: TypeAlias = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """A Relation message with the Type messages of its columns, and when it arrived."""
+
+    arrival: int
+    messages: tuple[bytes, ...]
+
+
+@dataclass(slots=True)
+class RelationDescriptions:
+    """What the publisher has described, and whether that is what stands in the messages passed on.
+
+    A relation is stale as long as its description may not be the last one passed on.
+    """
+
+    _known: dict[int, Description] = field(default_factory=dict)
+    _types: dict[int, bytes] = field(default_factory=dict)
+    _stale: set[int] = field(default_factory=set)
+    _arrivals: int = 0
+
+    def begin_slice(self) -> None:
+        """Describe every relation again from here on, before its first change."""
+        self._stale = set(self._known)
+
+    def note(self, data: pa.Array) -> dict[int, Description]:
+        """Take note of Type messages (binary array), and return the relations that are described here."""
+        kind = Octets(data).kinds()
+        found: dict[int, Description] = {}
+        for at in np.flatnonzero((kind == _RELATION) | (kind == _TYPE)):
+            self._note(data[int(at)].as_py(), found)
+        return found
+
+    def _note(self, raw: bytes, found: dict[int, Description]) -> None:
+        message = decode(raw)
+        if isinstance(message, Type):
+            self._types[message.type_oid] = raw
+        elif isinstance(message, Relation):
+            oids = dict.fromkeys(c.type_oid for c in message.columns)
+            types = (self._types[oid] for oid in oids if oid in self._types)
+            self._arrivals += 1
+            found[message.relation_id] = Description(self._arrivals, (*types, raw))
+
+    def replayed(self, relations: Mapping[int, Description]) -> None:
+        """A transaction that was kept apart has been passed on, described by these.
+
+        The description of a relation is the one that arrived last, whatever was passed on last.
+        """
+        for relation_id, description in relations.items():
+            known = self._known.get(relation_id)
+            if known is None or known.arrival < description.arrival:
+                self._known[relation_id] = description
+        self._stale.update(relations)
+
+    def described(self, data: pa.Array) -> Iterator[pa.Array]:
+        """Pass on messages of transactions sent at their commit; descriptions are put in where they lack."""
+        octets = Octets(data)
+        kind = octets.kinds()
+        describing = (kind == _RELATION) | (kind == _TYPE)
+        wanted = self._first_uses(octets, kind, data) if self._stale else {}
+        passed = 0
+        for at in sorted({*map(int, np.flatnonzero(describing)), *wanted}):
+            missing = [i for i in wanted.get(at, ()) if i in self._stale]
+            if missing:
+                yield data.slice(passed, at - passed)
+                passed = at
+                yield pa.array([m for i in missing for m in self._known[i].messages], data.type)
+                self._stale.difference_update(missing)
+            if describing[at]:
+                found: dict[int, Description] = {}
+                self._note(data[at].as_py(), found)
+                self._known.update(found)
+                self._stale.difference_update(found)
+        yield data.slice(passed) if passed else data
+
+    def _first_uses(self, octets: Octets, kind: Marks, data: pa.Array) -> dict[int, list[int]]:
+        """Where the messages first change or truncate each stale relation."""
+        uses: dict[int, list[int]] = {}
+        changes: Positions = np.flatnonzero(np.isin(kind, _CHANGES))
+        if (octets.ends[changes] - octets.starts[changes] < _SHORTEST_CHANGE).any():
+            raise ProtocolError("a change ends before its relation", sqlstate="08P01")
+        relation_ids = octets.words(octets.starts[changes]) >> 24 & 0xFFFFFFFF
+        changed, first = np.unique(relation_ids, return_index=True)
+        for relation_id, at in zip(changed.tolist(), changes[first].tolist(), strict=True):
+            if relation_id in self._stale:
+                uses.setdefault(at, []).append(relation_id)
+        for at in map(int, np.flatnonzero(kind == _TRUNCATE)):
+            message = decode(data[at].as_py())
+            assert isinstance(message, Truncate)
+            uses.setdefault(at, []).extend(i for i in message.relation_ids if i in self._stale)
+        return uses

@@ -1,0 +1,177 @@
+"""What a replication connection carries in its CopyData messages, around pgoutput's own messages.
+
+The bytes of one CopyData in, XLogData, PrimaryKeepalive, StandbyStatusUpdate or OtherEnvelope out, and
+back; or many XLogData in, their columns out (`xlog_data_columns`). Raises ProtocolError. The type bytes are a set of their own: 'r' here is no Rollback Prepared.
+PostgreSQL documentation 54.4, START_REPLICATION; src/backend/replication/walreceiver.c.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, TypeAlias, get_args
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from pgsieve.decoding.binary.cursor import PROTOCOL_VIOLATION, Cursor
+from pgsieve.decoding.binary.octets import Octets
+from pgsieve.decoding.binary.writer import Writer
+from pgsieve.decoding.errors import ProtocolError
+
+_YES = 1
+
+XLOG_DATA_HEADER_BYTES = 25
+"""What is before the message in XLogData. The server's other envelopes are shorter than that."""
+
+
+@dataclass(frozen=True, slots=True)
+class XLogData:
+    """From the server: one message of the output plugin in `data`. Both LSNs are where it was written."""
+
+    tag: ClassVar[int] = ord("w")
+
+    data_start: int
+    wal_end: int
+    send_time: int
+    data: bytes
+
+    @classmethod
+    def read(cls, cursor: Cursor) -> XLogData:
+        """Read what follows the type byte."""
+        data_start, wal_end = cursor.u64("start of the data"), cursor.u64("end of WAL")
+        send_time = cursor.i64("send time")
+        return cls(data_start, wal_end, send_time, cursor.byten(cursor.remaining, "data"))
+
+    def write(self, out: Writer) -> None:
+        """Write what follows the type byte."""
+        out.u64(self.data_start, "start of the data")
+        out.u64(self.wal_end, "end of WAL")
+        out.i64(self.send_time, "send time")
+        out.byten(self.data)
+
+
+@dataclass(frozen=True, slots=True)
+class PrimaryKeepalive:
+    """From the server: how far it is, and whether it wants an answer at once."""
+
+    tag: ClassVar[int] = ord("k")
+
+    wal_end: int
+    send_time: int
+    reply_requested: bool
+
+    @classmethod
+    def read(cls, cursor: Cursor) -> PrimaryKeepalive:
+        """Read what follows the type byte."""
+        wal_end, send_time = cursor.u64("end of WAL"), cursor.i64("send time")
+        return cls(wal_end, send_time, bool(cursor.flags("reply request", known=_YES)))
+
+    def write(self, out: Writer) -> None:
+        """Write what follows the type byte."""
+        out.u64(self.wal_end, "end of WAL")
+        out.i64(self.send_time, "send time")
+        out.u8(_YES if self.reply_requested else 0, "reply request")
+
+
+@dataclass(frozen=True, slots=True)
+class StandbyStatusUpdate:
+    """From the client: `flushed` is what the slot may forget, the end LSN of a durable commit."""
+
+    tag: ClassVar[int] = ord("r")
+
+    written: int
+    flushed: int
+    applied: int
+    client_time: int
+    reply_requested: bool
+
+    @classmethod
+    def read(cls, cursor: Cursor) -> StandbyStatusUpdate:
+        """Read what follows the type byte."""
+        return cls(
+            written=cursor.u64("written LSN"),
+            flushed=cursor.u64("flushed LSN"),
+            applied=cursor.u64("applied LSN"),
+            client_time=cursor.i64("client time"),
+            reply_requested=bool(cursor.flags("reply request", known=_YES)),
+        )
+
+    def write(self, out: Writer) -> None:
+        """Write what follows the type byte."""
+        out.u64(self.written, "written LSN")
+        out.u64(self.flushed, "flushed LSN")
+        out.u64(self.applied, "applied LSN")
+        out.i64(self.client_time, "client time")
+        out.u8(_YES if self.reply_requested else 0, "reply request")
+
+
+@dataclass(frozen=True, slots=True)
+class OtherEnvelope:
+    """A type that this version does not know. A receiver passes over it, as PostgreSQL's own does."""
+
+    tag: int
+    content: bytes
+
+    def write(self, out: Writer) -> None:
+        """Write what follows the type byte."""
+        if self.tag in _READERS:
+            out.fail("a type byte that no other envelope has")
+        out.byten(self.content)
+
+
+KnownEnvelope: TypeAlias = XLogData | PrimaryKeepalive | StandbyStatusUpdate
+Envelope: TypeAlias = KnownEnvelope | OtherEnvelope
+
+_READERS: dict[int, Callable[[Cursor], KnownEnvelope]] = {
+    XLogData.tag: XLogData.read,
+    PrimaryKeepalive.tag: PrimaryKeepalive.read,
+    StandbyStatusUpdate.tag: StandbyStatusUpdate.read,
+}
+_NAMES: dict[int, str] = {kind.tag: kind.__name__ for kind in get_args(KnownEnvelope)}
+
+
+def decode_envelope(data: bytes | bytearray | memoryview) -> Envelope:
+    """Decode the content of one CopyData message."""
+    octets = bytes(data)  # no copy when it is bytes already
+    if not octets:
+        raise ProtocolError(
+            "malformed CopyData message at offset 0: expected a type byte, but 0 bytes remain",
+            sqlstate=PROTOCOL_VIOLATION,
+        )
+    tag = octets[0]
+    if tag not in _READERS:
+        return OtherEnvelope(tag, octets[1:])
+    cursor = Cursor(octets, _NAMES[tag], offset=1)
+    envelope = _READERS[tag](cursor)
+    cursor.end()
+    return envelope
+
+
+def encode_envelope(envelope: Envelope) -> bytes:
+    """Encode the content of one CopyData message."""
+    out = Writer(type(envelope).__name__)
+    out.u8(envelope.tag, "type byte")
+    envelope.write(out)
+    return out.getvalue()
+
+
+def xlog_data_columns(
+    octets: bytes | bytearray, lengths: npt.NDArray[np.int32]
+) -> tuple[npt.NDArray[np.int64], pa.BinaryArray]:
+    """`data_start` and `data` of many XLogData that lie one behind the other, without an operation for each.
+
+    Envelopes of other types are left out; each must be longer than XLOG_DATA_HEADER_BYTES.
+    """
+    count = len(lengths)
+    # Cut into header, message, header, message, ...: then Arrow gathers the messages.
+    offsets = np.zeros(2 * count + 1, np.int32)
+    np.cumsum(lengths, out=offsets[2::2])
+    offsets[1::2] = offsets[:-1:2] + XLOG_DATA_HEADER_BYTES
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(octets)]
+    parts = pa.BinaryArray.from_buffers(pa.binary(), 2 * count, buffers)
+    words = Octets(parts)
+    headers = words.starts[::2]
+    known = words.words(headers) >> 56 == XLogData.tag
+    return words.words(headers[known] + 1).view(np.int64), parts.take(pa.array(np.flatnonzero(known) * 2 + 1))

@@ -1,0 +1,140 @@
+"""The headers of a slot's messages: batches of raw messages in, what orders and sorts them out.
+
+Only type byte, relation and transaction are read, for all messages of a batch at once; tuples are decoded
+later (`pgsieve.decoding.protocol.tuples`). Raises ProtocolError for messages outside of Begin ... Commit and for those of
+streamed and prepared transactions, which this way of reading a slot does not ask for.
+PostgreSQL documentation 54.5 and 54.9.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from pgsieve.decoding.binary.octets import Octets, Words
+from pgsieve.decoding.errors import ProtocolError
+
+_POSTGRES_EPOCH_MICROS = 946_684_800_000_000  # 2000-01-01 UTC in Unix time
+
+_BEGIN, _COMMIT, _MESSAGE = b"BCM"
+_BEGIN_SIZE, _COMMIT_SIZE, _RELATION_SIZE = 21, 26, 5
+_SHORTEST_MESSAGE = 15
+
+
+def _table(letters: bytes) -> npt.NDArray[np.bool_]:
+    table = np.zeros(256, np.bool_)
+    table[np.frombuffer(letters, np.uint8)] = True
+    return table
+
+
+_KNOWN = _table(b"BCORYIUDTM")
+_WITH_RELATION = _table(b"RIUD")
+_CHANGES = _table(b"IUDTM")
+
+
+@dataclass(frozen=True, slots=True)
+class MessageHeaders:
+    """One element per message.
+
+    `relation_id` is that of Relation, Insert, Update and Delete, else 0. `commit_lsn` (where the commit
+    record starts, Begin's final LSN), `commit_time` (microseconds since 1970-01-01 UTC) and `xid` are the
+    transaction's. `end_lsn` is where the commit record ends, on Commit, else 0: what may be confirmed.
+
+    `ordinal` orders the messages of a transaction: its n-th change (Insert, Update, Delete, Truncate,
+    Message) has 2n, everything between changes the odd number between. So (commit_lsn, ordinal) of a change
+    is the same in every session, although each decides for itself where it sends Relation messages;
+    and a change belongs to the last Relation message that is less.
+    """
+
+    kind: npt.NDArray[np.uint8]
+    relation_id: npt.NDArray[np.int64]
+    commit_lsn: npt.NDArray[np.int64]
+    ordinal: npt.NDArray[np.int64]
+    commit_time: npt.NDArray[np.int64]
+    xid: npt.NDArray[np.int64]
+    end_lsn: npt.NDArray[np.int64]
+
+
+class HeaderScanner:
+    """Scans the consecutive batches of one reading of a slot; a transaction may span batches."""
+
+    def __init__(self) -> None:
+        # What the next batch's first messages belong to; a zero LSN is no transaction.
+        self._lsn = self._time = self._xid = self._changes = 0
+
+    @property
+    def in_transaction(self) -> bool:
+        """Whether the Commit of the last transaction is still to come."""
+        return self._lsn != 0
+
+    def scan(self, data: pa.Array) -> MessageHeaders:
+        """Read the headers of the next batch of messages (binary or large_binary)."""
+        octets = Octets(data)
+        starts, sizes = octets.starts, octets.ends - octets.starts
+        head = octets.words(starts)
+        kind = (head >> 56).astype(np.uint8)
+        _require((sizes > 0) & _KNOWN[kind], kind, "is not one of a transaction that is sent at commit")
+        with_relation = _WITH_RELATION[kind]
+        _require(~with_relation | (sizes >= _RELATION_SIZE), kind, "ends before its relation")
+
+        begins, commits = np.flatnonzero(kind == _BEGIN), np.flatnonzero(kind == _COMMIT)
+        _require(sizes[begins] == _BEGIN_SIZE, kind[begins], f"has not {_BEGIN_SIZE} bytes")
+        _require(sizes[commits] == _COMMIT_SIZE, kind[commits], f"has not {_COMMIT_SIZE} bytes")
+        _require(head[commits] >> 48 & 0xFF == 0, kind[commits], "has unknown flags")
+        at = starts[begins]
+        # Element 0 is the transaction that the batch before left open, element n this batch's n-th.
+        lsns = np.append(self._lsn, _signed(octets.words(at + 1)))
+        times = np.append(self._time, _signed(octets.words(at + 9)) + _POSTGRES_EPOCH_MICROS)
+        xids = np.append(self._xid, _signed(octets.words(at + 17) >> np.uint64(32)))
+        _require(lsns[1:] > 0, kind[begins], "has no final LSN")
+        begun = np.cumsum(kind == _BEGIN)
+
+        # Begin and Commit alternate, and all but non-transactional messages are between them.
+        depth = (1 if self._lsn else 0) + begun - np.cumsum(kind == _COMMIT)
+        inside = depth + (kind == _COMMIT) == 1
+        outside, messages = ~inside, np.flatnonzero((kind == _MESSAGE) & ~inside)
+        _require(depth >> 1 == 0, kind, "opens or ends a transaction out of turn")
+        _require(sizes[messages] >= _SHORTEST_MESSAGE, kind[messages], "is too short")
+        at_once = np.zeros(len(kind), np.bool_)
+        at_once[messages] = (head[messages] >> 48 & 0xFF) == 0
+        _require(inside | at_once, kind, "came outside of a transaction")
+
+        commit_lsn, commit_time, xid = lsns[begun], times[begun], xids[begun]
+        ends = np.zeros(len(kind), np.int64)
+        at = starts[commits]
+        _require(
+            _signed(octets.words(at + 2)) == commit_lsn[commits], kind[commits], "is not that of its Begin"
+        )
+        ends[commits] = _signed(octets.words(at + 10))
+
+        change = _CHANGES[kind]
+        changes = np.cumsum(change)
+        before = np.append(-self._changes, changes[begins])[begun]
+        ordinal = 2 * (changes - before) + ~change
+        # A message that is sent at once has its own LSN and no transaction.
+        commit_lsn[outside] = _signed(octets.words(starts[outside] + 2))
+        commit_time[outside] = xid[outside] = ordinal[outside] = 0
+
+        if len(kind):
+            is_open = bool(depth[-1])
+            self._lsn, self._time, self._xid = (
+                (int(lsns[-1]), int(times[-1]), int(xids[-1])) if is_open else (0, 0, 0)
+            )
+            self._changes = int(changes[-1] - before[-1]) if is_open else 0
+        relation_id = np.where(with_relation, head >> 24 & 0xFFFFFFFF, 0).astype(np.int64)
+        return MessageHeaders(kind, relation_id, commit_lsn, ordinal, commit_time, xid, ends)
+
+
+def _signed(words: Words) -> npt.NDArray[np.int64]:
+    return words.view(np.int64)
+
+
+def _require(condition: npt.NDArray[np.bool_], kind: npt.NDArray[Any], failure: str) -> None:
+    """Raise a ProtocolError that names the first message for which the condition does not hold."""
+    if not condition.all():
+        first = int(kind[int(np.argmin(condition))])
+        raise ProtocolError(f"message of type {chr(first)!r} {failure}", sqlstate="08P01")

@@ -1,0 +1,224 @@
+"""pgoutput messages of protocol versions 1 to 4: the bytes of one message in, its dataclass out, and back.
+
+`encode(decode(data)) == data` and `decode(encode(message)) == message`. Every byte is accounted for:
+anything else raises ProtocolError and nothing but ProtocolError. Two things that a message does not say
+about itself are the caller's to know: whether it lies between Stream Start and Stream Stop, and whether
+the session asked for streaming = parallel. `Decoder` keeps them for the messages of one session.
+PostgreSQL documentation 54.9, Logical Replication Message Formats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias, get_args
+
+from pgsieve.decoding.binary.cursor import PROTOCOL_VIOLATION, Cursor
+from pgsieve.decoding.binary.writer import Writer
+from pgsieve.decoding.errors import ProtocolError
+from pgsieve.decoding.protocol.change_messages import (
+    Delete,
+    Insert,
+    LogicalMessage,
+    Relation,
+    RelationColumn,
+    Truncate,
+    Type,
+    Update,
+)
+from pgsieve.decoding.protocol.transaction_messages import (
+    AbortInfo,
+    Begin,
+    BeginPrepare,
+    Commit,
+    CommitPrepared,
+    Origin,
+    Prepare,
+    RollbackPrepared,
+    StreamAbort,
+    StreamCommit,
+    StreamPrepare,
+    StreamStart,
+    StreamStop,
+)
+from pgsieve.decoding.protocol.tuple_data import (
+    NULL,
+    UNCHANGED,
+    Binary,
+    ColumnValue,
+    Null,
+    OldKey,
+    OldRow,
+    Text,
+    TupleData,
+    Unchanged,
+)
+
+__all__ = [
+    "NULL",
+    "UNCHANGED",
+    "AbortInfo",
+    "Begin",
+    "BeginPrepare",
+    "Binary",
+    "ChangeMessage",
+    "ColumnValue",
+    "Commit",
+    "CommitPrepared",
+    "Decoder",
+    "Delete",
+    "Insert",
+    "LogicalMessage",
+    "Message",
+    "Null",
+    "OldKey",
+    "OldRow",
+    "Origin",
+    "Prepare",
+    "Relation",
+    "RelationColumn",
+    "RollbackPrepared",
+    "StreamAbort",
+    "StreamCommit",
+    "StreamPrepare",
+    "StreamStart",
+    "StreamStop",
+    "Text",
+    "TransactionMessage",
+    "Truncate",
+    "TupleData",
+    "Type",
+    "Unchanged",
+    "Update",
+    "decode",
+    "encode",
+    "timestamp_from_unix_micros",
+    "timestamp_to_unix_micros",
+]
+
+ChangeMessage: TypeAlias = Relation | Type | Insert | Update | Delete | Truncate | LogicalMessage
+TransactionMessage: TypeAlias = (
+    Begin
+    | Commit
+    | Origin
+    | StreamStart
+    | StreamStop
+    | StreamCommit
+    | StreamAbort
+    | BeginPrepare
+    | Prepare
+    | CommitPrepared
+    | RollbackPrepared
+    | StreamPrepare
+)
+Message: TypeAlias = ChangeMessage | TransactionMessage
+
+_CHANGES: dict[int, Callable[[Cursor, int | None], ChangeMessage]] = {
+    Relation.tag: Relation.read,
+    Type.tag: Type.read,
+    Insert.tag: Insert.read,
+    Update.tag: Update.read,
+    Delete.tag: Delete.read,
+    Truncate.tag: Truncate.read,
+    LogicalMessage.tag: LogicalMessage.read,
+}
+_TRANSACTIONS: dict[int, Callable[[Cursor], TransactionMessage]] = {
+    Begin.tag: Begin.read,
+    Commit.tag: Commit.read,
+    Origin.tag: Origin.read,
+    StreamStart.tag: StreamStart.read,
+    StreamStop.tag: StreamStop.read,
+    StreamCommit.tag: StreamCommit.read,
+    StreamAbort.tag: StreamAbort.read,
+    BeginPrepare.tag: BeginPrepare.read,
+    Prepare.tag: Prepare.read,
+    CommitPrepared.tag: CommitPrepared.read,
+    RollbackPrepared.tag: RollbackPrepared.read,
+    StreamPrepare.tag: StreamPrepare.read,
+}
+_TRANSACTIONS_PARALLEL = _TRANSACTIONS | {StreamAbort.tag: StreamAbort.read_parallel}
+_NAMES: dict[int, str] = {kind.tag: kind.__name__ for kind in get_args(Message)}
+
+_UNIX_EPOCH_MICROS = 946_684_800_000_000
+"""2000-01-01 00:00 UTC in Unix time: POSTGRES_EPOCH_JDATE, src/include/datatype/timestamp.h."""
+
+
+def decode(
+    data: bytes | bytearray | memoryview, *, streaming: bool = False, parallel: bool = False
+) -> Message:
+    """Decode one message.
+
+    `streaming`: it lies between Stream Start and Stream Stop, where changes carry a transaction id.
+    `parallel`: the session asked for streaming = parallel, where Stream Abort carries LSN and time.
+    """
+    octets = bytes(data)  # no copy when it is bytes already
+    if not octets:
+        raise ProtocolError(
+            "malformed message at offset 0: expected a message type byte, but 0 bytes remain",
+            sqlstate=PROTOCOL_VIOLATION,
+        )
+    tag = octets[0]
+    cursor = Cursor(octets, _NAMES.get(tag, "pgoutput"), offset=1)
+    message: Message
+    if tag in _CHANGES:
+        xid = cursor.valid_xid("xid of the streamed transaction") if streaming else None
+        message = _CHANGES[tag](cursor, xid)
+    elif tag in _TRANSACTIONS:
+        message = (_TRANSACTIONS_PARALLEL if parallel else _TRANSACTIONS)[tag](cursor)
+    else:
+        cursor.fail(f"a message type byte of {bytes(sorted(_NAMES)).decode()}, not 0x{tag:02x}", back=1)
+    cursor.end()
+    return message
+
+
+def encode(message: Message) -> bytes:
+    """Encode one message; a change with an `xid` as in a stream, without one as outside of it."""
+    out = Writer(type(message).__name__)
+    out.u8(message.tag, "message type byte")
+    if isinstance(message, ChangeMessage) and message.xid is not None:
+        out.valid_xid(message.xid, "xid of the streamed transaction")
+    message.write(out)
+    return out.getvalue()
+
+
+class Decoder:
+    """Decodes the messages of one session in their order, aware of streamed blocks.
+
+    Between Stream Start and Stream Stop only changes and an Origin may come
+    (PostgreSQL documentation 54.5, Logical Streaming Replication Protocol).
+    """
+
+    __slots__ = ("_parallel", "_streaming")
+
+    def __init__(self, *, parallel: bool = False) -> None:
+        self._parallel = parallel
+        self._streaming = False
+
+    @property
+    def streaming(self) -> bool:
+        """Whether the next message lies between Stream Start and Stream Stop."""
+        return self._streaming
+
+    def decode(self, data: bytes | bytearray | memoryview) -> Message:
+        """Decode the session's next message."""
+        message = decode(data, streaming=self._streaming, parallel=self._parallel)
+        inside = isinstance(message, StreamStop | Origin | ChangeMessage)
+        outside = not isinstance(message, StreamStop)
+        if not (inside if self._streaming else outside):
+            place = "inside" if self._streaming else "outside"
+            raise ProtocolError(
+                f"unexpected {type(message).__name__} message {place} of a streamed block",
+                sqlstate=PROTOCOL_VIOLATION,
+            )
+        if isinstance(message, StreamStart | StreamStop):
+            self._streaming = isinstance(message, StreamStart)
+        return message
+
+
+def timestamp_to_unix_micros(timestamp: int) -> int:
+    """Microseconds since 2000-01-01 UTC, as every message has them, to microseconds since 1970-01-01."""
+    return timestamp + _UNIX_EPOCH_MICROS
+
+
+def timestamp_from_unix_micros(micros: int) -> int:
+    """Microseconds since 1970-01-01 UTC to microseconds since 2000-01-01."""
+    return micros - _UNIX_EPOCH_MICROS

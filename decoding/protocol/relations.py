@@ -1,0 +1,128 @@
+"""What Relation and Type messages have said so far: relation ids in, relations with the names of their types out.
+
+A schema that is sent within a streamed transaction is that transaction's alone until it commits, and is
+forgotten when it aborts (PostgreSQL documentation 54.5). Raises ProtocolError for a relation that no message
+has described.
+
+A type that is not built in is named by its Type message, in quotes where needed and with its schema unless that is
+pg_catalog: as format_type does under the empty search_path of pg_recvlogical. Type messages say less than the
+catalog, so two kinds of names are not exact:
+
+- a domain's message has the name of its base type, and `int4` there, not integer;
+- an array's message has the name of the array type, `_mood` for mood[]. A leading underscore is taken for that,
+  which is wrong for a type that was given such a name, and for an array type whose name had to be cut or made
+  unique.
+
+Who can ask the server gives the names that it has (`type_names`); they come first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from pgsieve.decoding.binary.cursor import PROTOCOL_VIOLATION
+from pgsieve.decoding.errors import ProtocolError
+from pgsieve.decoding.protocol.messages import Delete, Insert, Relation, Type, Update
+from pgsieve.decoding.values.catalog_names import TYPE_NAMES
+from pgsieve.decoding.values.quoting import quote_identifier, quote_qualified
+
+_CATALOG = "pg_catalog"
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedRelation:
+    """A relation as its changes have it: the Relation message, the Type messages and names of its columns' types."""
+
+    message: Relation
+    types: tuple[Type, ...]
+    type_names: tuple[str, ...]
+
+    @property
+    def namespace(self) -> str:
+        """The schema's name; a message leaves out pg_catalog."""
+        return self.message.namespace or _CATALOG
+
+    def check(self, change: Insert | Update | Delete) -> None:
+        """Raise ProtocolError unless the rows of a change have as many values as the relation has columns."""
+        rows = [] if isinstance(change, Delete) else [change.new]
+        if not isinstance(change, Insert) and change.old is not None:
+            rows.append(change.old.columns)
+        expected = len(self.message.columns)
+        for row in rows:
+            if len(row) != expected:
+                raise ProtocolError(
+                    f"a row of relation {self.message.relation_id} has {len(row)} values for {expected} columns",
+                    sqlstate=PROTOCOL_VIOLATION,
+                )
+
+
+@dataclass(slots=True)
+class _Known:
+    """The relations and types of the session, or of one streamed transaction."""
+
+    relations: dict[int, PublishedRelation] = field(default_factory=dict)
+    types: dict[int, Type] = field(default_factory=dict)
+
+
+class RelationCache:
+    """The relations of one session; `xid` is the streamed transaction a message belongs to, None outside."""
+
+    def __init__(self, type_names: Mapping[int, str] = MappingProxyType({})) -> None:
+        self._type_names = type_names
+        self._session = _Known()
+        self._streams: dict[int, _Known] = {}
+
+    def add(self, message: Relation | Type, xid: int | None = None) -> None:
+        """Take a description; it replaces what was known under its id."""
+        known = self._session if xid is None else self._streams.setdefault(xid, _Known())
+        if isinstance(message, Type):
+            known.types[message.type_oid] = message
+            return
+        types = {**self._session.types, **known.types}
+        oids = [column.type_oid for column in message.columns]
+        known.relations[message.relation_id] = PublishedRelation(
+            message,
+            tuple(types[oid] for oid in dict.fromkeys(oids) if oid in types),
+            tuple(self._type_name(oid, types.get(oid)) for oid in oids),
+        )
+
+    def get(self, relation_id: int, xid: int | None = None) -> PublishedRelation:
+        """The relation as it was described last."""
+        streamed = self._streams.get(xid) if xid is not None else None
+        found = streamed.relations.get(relation_id) if streamed else None
+        found = found or self._session.relations.get(relation_id)
+        if found is None:
+            raise ProtocolError(
+                f"no Relation message has described relation {relation_id} before its change",
+                sqlstate=PROTOCOL_VIOLATION,
+            )
+        return found
+
+    def end_stream(self, xid: int, *, committed: bool) -> None:
+        """Make a streamed transaction's descriptions the session's, or forget them."""
+        streamed = self._streams.pop(xid, None)
+        if streamed and committed:
+            self._session.relations.update(streamed.relations)
+            self._session.types.update(streamed.types)
+
+    def _type_name(self, oid: int, described: Type | None) -> str:
+        known = self._type_names.get(oid) or TYPE_NAMES.get(oid)
+        if known is not None:
+            return known
+        if described is None:
+            raise ProtocolError(
+                f"no Type message has described type {oid} before its relation", sqlstate=PROTOCOL_VIOLATION
+            )
+        return _type_name(described)
+
+
+def _type_name(described: Type) -> str:
+    """The name of a type that is not built in, of an array type the element type's with brackets."""
+    name, brackets = described.name, ""
+    if len(name) > 1 and name.startswith("_"):
+        name, brackets = name[1:], "[]"
+    if described.namespace in ("", _CATALOG):
+        return quote_identifier(name) + brackets
+    return quote_qualified(described.namespace, name) + brackets

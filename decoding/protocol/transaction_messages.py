@@ -1,0 +1,354 @@
+"""The messages around the changes: transactions, streamed blocks, two-phase commit, origins.
+
+Each class holds one message's fields and, side by side, how they are read and written after the type
+byte. Times are microseconds since 2000-01-01, LSNs unsigned numbers. Readers raise ProtocolError, also for
+an unknown flag, and for an unset LSN or transaction id where PostgreSQL's own subscriber refuses one.
+PostgreSQL documentation 54.9; src/backend/replication/logical/proto.c.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, TypeAlias
+
+from pgsieve.decoding.binary.cursor import Cursor
+from pgsieve.decoding.binary.writer import Writer
+
+_NO_FLAGS = 0
+_FIRST_SEGMENT = 1
+
+_PreparedFields: TypeAlias = tuple[int, int, int, int, str]
+"""LSN of the event, end LSN, time of the event, xid, gid."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """A transaction starts; `final_lsn` is its commit record, equal to Commit's `commit_lsn`."""
+
+    tag: ClassVar[int] = ord("B")
+
+    final_lsn: int
+    commit_time: int
+    xid: int
+
+    @classmethod
+    def read(cls, cursor: Cursor) -> Begin:
+        """Read what follows the type byte."""
+        return cls(cursor.valid_lsn("final LSN"), cursor.i64("commit time"), cursor.u32("xid"))
+
+    def write(self, out: Writer) -> None:
+        """Write what follows the type byte."""
+        out.valid_lsn(self.final_lsn, "final LSN")
+        out.i64(self.commit_time, "commit time")
+        out.u32(self.xid, "xid")
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """The transaction's end; a subscriber that has it whole confirms `end_lsn`."""
+
+    tag: ClassVar[int] = ord("C")
+
+    commit_lsn: int
+    end_lsn: int
+    commit_time: int
+
+    @classmethod
+    def read(cls, cursor: Cursor) -> Commit:
+        """Read what follows the type byte."""
+        cursor.flags("flags", known=_NO_FLAGS)
+        return cls(cursor.u64("commit LSN"), cursor.u64("end LSN"), cursor.i64("commit time"))
+
+    def write(self, out: Writer) -> None:
+        """Write what follows the type byte."""
+        out.u8(_NO_FLAGS, "flags")
+        out.u64(self.commit_lsn, "commit LSN")
+        out.u64(self.end_lsn, "end LSN")
+        out.i64(self.commit_time, "commit time")
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where the transaction was first made: it reached the publisher by replication."""
+
+    tag: ClassVar[int] = ord("O")
+
+    commit_lsn: int
+    name: str
+
+    @classmethod
+    def read(cls, cursor: Cursor) -> Origin:
+        """Read what follows the type byte; the LSN is zero in a stream."""
+        return cls(cursor.u64("origin commit LSN"), cursor.cstr("origin name"))
+
+    def write(self, out: Writer) -> None:
+        """Write what follows the type byte."""
+        out.u64(self.commit_lsn, "origin commit LSN")
+        out.cstr(self.name, "origin name")
+
+
+@dataclass(frozen=True, slots=True)
+class StreamStart:
+    """A block of a transaction still in progress starts."""
+
+    tag: ClassVar[int] = ord("S")
+
+    xid: int
+    first_segment: bool
+
+    @classmethod
+    def read(cls, cursor: Cursor) -> StreamStart:
+        """Read what follows the type byte."""
+        xid = cursor.valid_xid("xid")
+        return cls(xid, bool(cursor.flags("first segment", known=_FIRST_SEGMENT)))
+
+    def write(self, out: Writer) -> None:
+        """Write what follows the type byte."""
+        out.valid_xid(self.xid, "xid")
+        out.u8(_FIRST_SEGMENT if self.first_segment else 0, "first segment")
+
+
+@dataclass(frozen=True, slots=True)
+class StreamStop:
+    """The block ends."""
+
+    tag: ClassVar[int] = ord("E")
+
+    @classmethod
+    def read(cls, _cursor: Cursor) -> StreamStop:
+        """Read nothing: the type byte is the message."""
+        return cls()
+
+    def write(self, out: Writer) -> None:
+        """Write nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamCommit:
+    """A streamed transaction committed."""
+
+    tag: ClassVar[int] = ord("c")
+
+    xid: int
+    commit_lsn: int
+    end_lsn: int
+    commit_time: int
+
+    @classmethod
+    def read(cls, cursor: Cursor) -> StreamCommit:
+        """Read what follows the type byte."""
+        xid = cursor.u32("xid")
+        cursor.flags("flags", known=_NO_FLAGS)
+        return cls(xid, cursor.u64("commit LSN"), cursor.u64("end LSN"), cursor.i64("commit time"))
+
+    def write(self, out: Writer) -> None:
+        """Write what follows the type byte."""
+        out.u32(self.xid, "xid")
+        out.u8(_NO_FLAGS, "flags")
+        out.u64(self.commit_lsn, "commit LSN")
+        out.u64(self.end_lsn, "end LSN")
+        out.i64(self.commit_time, "commit time")
+
+
+@dataclass(frozen=True, slots=True)
+class AbortInfo:
+    """Where and when a streamed transaction aborted; sent only with streaming = parallel."""
+
+    lsn: int
+    time: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamAbort:
+    """A streamed transaction, or the subtransaction `subxid` of it when that differs, is void."""
+
+    tag: ClassVar[int] = ord("A")
+
+    xid: int
+    subxid: int
+    abort: AbortInfo | None = None
+
+    @classmethod
+    def read(cls, cursor: Cursor) -> StreamAbort:
+        """Read what follows the type byte in a session with streaming = on."""
+        return cls(cursor.u32("xid"), cursor.u32("subtransaction xid"))
+
+    @classmethod
+    def read_parallel(cls, cursor: Cursor) -> StreamAbort:
+        """Read what follows the type byte in a session with streaming = parallel."""
+        xid, subxid = cursor.u32("xid"), cursor.u32("subtransaction xid")
+        return cls(xid, subxid, AbortInfo(cursor.u64("abort LSN"), cursor.i64("abort time")))
+
+    def write(self, out: Writer) -> None:
+        """Write what follows the type byte."""
+        out.u32(self.xid, "xid")
+        out.u32(self.subxid, "subtransaction xid")
+        if self.abort is not None:
+            out.u64(self.abort.lsn, "abort LSN")
+            out.i64(self.abort.time, "abort time")
+
+
+@dataclass(frozen=True, slots=True)
+class BeginPrepare:
+    """A transaction that will be prepared starts."""
+
+    tag: ClassVar[int] = ord("b")
+
+    prepare_lsn: int
+    end_lsn: int
+    prepare_time: int
+    xid: int
+    gid: str
+
+    @classmethod
+    def read(cls, cursor: Cursor) -> BeginPrepare:
+        """Read what follows the type byte; unlike its relatives this message has no flags."""
+        return cls(*_read_prepared(cursor, "prepare"))
+
+    def write(self, out: Writer) -> None:
+        """Write what follows the type byte."""
+        fields = (self.prepare_lsn, self.end_lsn, self.prepare_time, self.xid, self.gid)
+        _write_prepared(out, "prepare", fields)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """PREPARE TRANSACTION: the changes since Begin Prepare wait for their commit or rollback."""
+
+    tag: ClassVar[int] = ord("P")
+
+    prepare_lsn: int
+    end_lsn: int
+    prepare_time: int
+    xid: int
+    gid: str
+
+    @classmethod
+    def read(cls, cursor: Cursor) -> Prepare:
+        """Read what follows the type byte."""
+        cursor.flags("flags", known=_NO_FLAGS)
+        return cls(*_read_prepared(cursor, "prepare", Cursor.valid_xid))
+
+    def write(self, out: Writer) -> None:
+        """Write what follows the type byte."""
+        out.u8(_NO_FLAGS, "flags")
+        fields = (self.prepare_lsn, self.end_lsn, self.prepare_time, self.xid, self.gid)
+        _write_prepared(out, "prepare", fields, Writer.valid_xid)
+
+
+@dataclass(frozen=True, slots=True)
+class CommitPrepared:
+    """COMMIT PREPARED."""
+
+    tag: ClassVar[int] = ord("K")
+
+    commit_lsn: int
+    end_lsn: int
+    commit_time: int
+    xid: int
+    gid: str
+
+    @classmethod
+    def read(cls, cursor: Cursor) -> CommitPrepared:
+        """Read what follows the type byte."""
+        cursor.flags("flags", known=_NO_FLAGS)
+        return cls(*_read_prepared(cursor, "commit"))
+
+    def write(self, out: Writer) -> None:
+        """Write what follows the type byte."""
+        out.u8(_NO_FLAGS, "flags")
+        fields = (self.commit_lsn, self.end_lsn, self.commit_time, self.xid, self.gid)
+        _write_prepared(out, "commit", fields)
+
+
+@dataclass(frozen=True, slots=True)
+class RollbackPrepared:
+    """ROLLBACK PREPARED; names the prepare by its end and time, as gids are used again."""
+
+    tag: ClassVar[int] = ord("r")
+
+    prepare_end_lsn: int
+    rollback_end_lsn: int
+    prepare_time: int
+    rollback_time: int
+    xid: int
+    gid: str
+
+    @classmethod
+    def read(cls, cursor: Cursor) -> RollbackPrepared:
+        """Read what follows the type byte."""
+        cursor.flags("flags", known=_NO_FLAGS)
+        return cls(
+            prepare_end_lsn=cursor.valid_lsn("prepare end LSN"),
+            rollback_end_lsn=cursor.valid_lsn("rollback end LSN"),
+            prepare_time=cursor.i64("prepare time"),
+            rollback_time=cursor.i64("rollback time"),
+            xid=cursor.u32("xid"),
+            gid=cursor.cstr("gid"),
+        )
+
+    def write(self, out: Writer) -> None:
+        """Write what follows the type byte."""
+        out.u8(_NO_FLAGS, "flags")
+        out.valid_lsn(self.prepare_end_lsn, "prepare end LSN")
+        out.valid_lsn(self.rollback_end_lsn, "rollback end LSN")
+        out.i64(self.prepare_time, "prepare time")
+        out.i64(self.rollback_time, "rollback time")
+        out.u32(self.xid, "xid")
+        out.cstr(self.gid, "gid")
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPrepare:
+    """PREPARE TRANSACTION of a streamed transaction."""
+
+    tag: ClassVar[int] = ord("p")
+
+    prepare_lsn: int
+    end_lsn: int
+    prepare_time: int
+    xid: int
+    gid: str
+
+    @classmethod
+    def read(cls, cursor: Cursor) -> StreamPrepare:
+        """Read what follows the type byte."""
+        cursor.flags("flags", known=_NO_FLAGS)
+        return cls(*_read_prepared(cursor, "prepare", Cursor.valid_xid))
+
+    def write(self, out: Writer) -> None:
+        """Write what follows the type byte."""
+        out.u8(_NO_FLAGS, "flags")
+        fields = (self.prepare_lsn, self.end_lsn, self.prepare_time, self.xid, self.gid)
+        _write_prepared(out, "prepare", fields, Writer.valid_xid)
+
+
+def _read_prepared(
+    cursor: Cursor, event: str, read_xid: Callable[[Cursor, str], int] = Cursor.u32
+) -> _PreparedFields:
+    """Read the fields that all but one of the two-phase messages share.
+
+    Only logicalrep_read_prepare_common, for Prepare and Stream Prepare, asks for a transaction id that is set.
+    """
+    return (
+        cursor.valid_lsn(f"{event} LSN"),
+        cursor.valid_lsn("end LSN"),
+        cursor.i64(f"{event} time"),
+        read_xid(cursor, "xid"),
+        cursor.cstr("gid"),
+    )
+
+
+def _write_prepared(
+    out: Writer,
+    event: str,
+    fields: _PreparedFields,
+    write_xid: Callable[[Writer, int, str], None] = Writer.u32,
+) -> None:
+    event_lsn, end_lsn, event_time, xid, gid = fields
+    out.valid_lsn(event_lsn, f"{event} LSN")
+    out.valid_lsn(end_lsn, "end LSN")
+    out.i64(event_time, f"{event} time")
+    write_xid(out, xid, "xid")
+    out.cstr(gid, "gid")

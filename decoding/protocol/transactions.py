@@ -1,0 +1,305 @@
+"""Whole transactions in commit order: the messages of any session in, those of a session without streaming out.
+
+A session of protocol version 2 and later sends a transaction in progress in blocks between which others come
+(streaming), and one that is prepared before it is known to commit (two_phase). `TransactionAssembler` keeps such a
+transaction in a spool until its commit, leaves out what was rolled back, and passes it on as protocol version 1
+has it: Begin, changes without a transaction id, Commit. Everything else passes through untouched. Whatever
+options a slot is read with, the same transactions come out in the same order.
+
+Works on arrays of messages; a Python step is one block of a stream or one prepared transaction, never one
+change. Raises ProtocolError for messages that PostgreSQL does not send in this order.
+PostgreSQL documentation 54.5.1 and 54.9; src/backend/replication/logical/worker.c.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import NoReturn, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pgsieve.decoding.binary.cursor import PROTOCOL_VIOLATION
+from pgsieve.decoding.binary.octets import Octets
+from pgsieve.decoding.errors import ProtocolError
+from pgsieve.decoding.protocol.descriptions import Description, RelationDescriptions
+from pgsieve.decoding.protocol.messages import (
+    Begin,
+    BeginPrepare,
+    Commit,
+    CommitPrepared,
+    Prepare,
+    RollbackPrepared,
+    StreamAbort,
+    StreamCommit,
+    StreamPrepare,
+    StreamStart,
+    StreamStop,
+    decode,
+    encode,
+)
+
+SPOOLED = pa.schema([("xid", pa.int64()), ("data", pa.binary())])
+"""Messages in a spool: the (sub)transaction that made each, and the message as outside of a stream."""
+
+_BLOCK = np.frombuffer(b"RYIUDTMO", np.uint8)  # what lies between Stream Start and Stream Stop
+_ORIGIN = ord("O")
+_XID = 4  # bytes of the transaction id, directly after the type byte
+
+_KINDS = np.zeros(256, np.bool_)
+_KINDS[np.frombuffer(b"SEcApbPKr", np.uint8)] = True
+
+
+class Spool(Protocol):
+    """Keeps messages (batches of `SPOOLED`) of transactions whose end is still to come, in order, by a number."""
+
+    def append(self, number: int, messages: pa.RecordBatch) -> None:
+        """Keep more messages of a transaction."""
+
+    def read(self, number: int) -> Iterator[pa.RecordBatch]:
+        """Return a transaction's messages so far; none where there are none."""
+
+    def drop(self, number: int) -> None:
+        """Forget a transaction's messages, if there are any."""
+
+
+@dataclass(slots=True)
+class _Kept:
+    """A transaction in the spool: what of it was rolled back, and how it describes its relations."""
+
+    number: int
+    aborted: set[int] = field(default_factory=set)
+    relations: dict[int, tuple[int, Description]] = field(default_factory=dict)
+
+
+class TransactionAssembler:
+    """Assembles the transactions of one session; `parallel` says that it asked for streaming = parallel."""
+
+    def __init__(self, spool: Spool, *, parallel: bool = False) -> None:
+        self._spool = spool
+        self._parallel = parallel
+        self._number = 0
+        self._streams: dict[int, _Kept] = {}
+        self._block: int | None = None  # the transaction of the open block
+        self._preparing: tuple[BeginPrepare, _Kept] | None = None
+        self._prepared: dict[tuple[int, str], tuple[Prepare, _Kept]] = {}
+        self._relations = RelationDescriptions()
+
+    @property
+    def prepared(self) -> tuple[Prepare, ...]:
+        """The transactions that wait for COMMIT PREPARED or ROLLBACK PREPARED, in the order of their PREPARE."""
+        return tuple(prepare for prepare, _ in self._prepared.values())
+
+    def messages_of(self, prepare: Prepare) -> Iterator[pa.RecordBatch]:
+        """The messages (`SPOOLED`) of a transaction that waits."""
+        return self._spool.read(self._prepared[prepare.xid, prepare.gid][1].number)
+
+    def restore(self, prepare: Prepare, messages: Iterable[pa.RecordBatch]) -> None:
+        """Let a transaction wait that an earlier session received, with its `messages_of` then."""
+        kept = self._new()
+        for batch in messages:
+            self._spool.append(kept.number, batch)
+        self._wait(prepare, kept)
+
+    @property
+    def in_block(self) -> bool:
+        """Whether a streamed block, or what is about to be prepared, is still to be ended."""
+        return self._block is not None or self._preparing is not None
+
+    def begin_slice(self) -> None:
+        """Describe relations again: what is passed on from here on is read apart from what was before."""
+        self._relations.begin_slice()
+
+    def assemble(self, data: pa.Array) -> Iterator[pa.Array]:
+        """Take the session's next messages (binary), and yield those of transactions known to be committed."""
+        kind = Octets(data).kinds()
+        first = 0
+        for at in map(int, np.flatnonzero(_KINDS[kind])):
+            if at > first:
+                yield from self._pass_on(data.slice(first, at - first))
+            yield from self._end_or_begin(data[at].as_py())
+            first = at + 1
+        if first < len(data):
+            yield from self._pass_on(data.slice(first))
+
+    def _pass_on(self, data: pa.Array) -> Iterator[pa.Array]:
+        """Messages between two of those that begin or end something."""
+        if self._block is not None:
+            self._keep_block(self._streams[self._block], self._block, data)
+        elif self._preparing is not None:
+            begin, kept = self._preparing
+            for described in self._relations.described(data):
+                self._append(kept, np.full(len(described), begin.xid), described)
+        else:
+            yield from self._relations.described(data)
+
+    def _keep_block(self, kept: _Kept, top: int, data: pa.Array) -> None:
+        """Keep a part of a block, its transaction ids taken out of the messages."""
+        messages, xids = _without_xids(data, top)
+        by_xid = pc.unique(pa.array(xids))
+        for xid in by_xid.to_pylist():
+            part = messages if len(by_xid) == 1 else messages.filter(pa.array(xids == xid))
+            noted = self._relations.note(part)
+            kept.relations.update((i, (xid, description)) for i, description in noted.items())
+        self._append(kept, xids, messages)
+
+    def _append(self, kept: _Kept, xids: npt.NDArray[np.int64], data: pa.Array) -> None:
+        columns = [pa.array(xids, pa.int64()), data.cast(pa.binary())]
+        self._spool.append(kept.number, pa.RecordBatch.from_arrays(columns, schema=SPOOLED))
+
+    def _end_or_begin(self, raw: bytes) -> Iterator[pa.Array]:
+        message = decode(raw, parallel=self._parallel)
+        if self._block is not None and not isinstance(message, StreamStop):
+            _fail(message, "inside of a streamed block")
+        if self._preparing is not None and not isinstance(message, Prepare):
+            _fail(message, "inside of a transaction that is being prepared")
+        match message:
+            case StreamStart():
+                self._start(message)
+            case StreamStop():
+                if self._block is None:
+                    _fail(message, "outside of a streamed block")
+                self._block = None
+            case StreamAbort():
+                self._abort(message)
+            case StreamCommit():
+                kept = self._end_stream(message)
+                begin = Begin(message.commit_lsn, message.commit_time, message.xid)
+                yield from self._replay(kept, begin, message.end_lsn)
+            case BeginPrepare():
+                self._relations.begin_slice()  # what is kept describes itself, and so does what follows it
+                self._preparing = message, self._new()
+            case Prepare():
+                # One that changed nothing, only rolled back to a savepoint, comes without Begin Prepare.
+                begun, kept = self._preparing or (message, self._new())
+                if (begun.xid, begun.gid) != (message.xid, message.gid):
+                    _fail(message, "of another transaction than its Begin Prepare")
+                self._wait(message, kept)
+                self._preparing = None
+                self._relations.begin_slice()
+            case StreamPrepare():
+                self._wait(_prepare_of(message), self._compact(self._end_stream(message)))
+            case CommitPrepared():
+                # Before PostgreSQL 17 not even the Prepare of a transaction that changed nothing is sent.
+                if waiting := self._prepared.pop((message.xid, message.gid), None):
+                    begin = Begin(message.commit_lsn, message.commit_time, message.xid)
+                    yield from self._replay(waiting[1], begin, message.end_lsn)
+                    self._relations.begin_slice()
+            case RollbackPrepared():
+                self._roll_back(message)
+            case _:  # pragma: no branch - assemble chooses the kinds above only
+                _fail(message, "here")
+
+    def _new(self) -> _Kept:
+        self._number += 1
+        return _Kept(self._number)
+
+    def _start(self, message: StreamStart) -> None:
+        if message.first_segment:
+            if message.xid in self._streams:
+                _fail(message, "of a transaction that is streamed already")
+            self._streams[message.xid] = self._new()
+        elif message.xid not in self._streams:
+            _fail(message, "of a transaction whose first block was never received")
+        self._block = message.xid
+
+    def _end_stream(self, message: StreamCommit | StreamPrepare) -> _Kept:
+        if message.xid not in self._streams:
+            _fail(message, "of a transaction whose first block was never received")
+        return self._streams.pop(message.xid)
+
+    def _abort(self, message: StreamAbort) -> None:
+        kept = self._streams.get(message.xid)
+        if kept is None:
+            return  # nothing of it was sent
+        if message.subxid == message.xid:
+            del self._streams[message.xid]
+            self._spool.drop(kept.number)
+        else:
+            kept.aborted.add(message.subxid)
+
+    def _wait(self, prepare: Prepare, kept: _Kept) -> None:
+        """A transaction is prepared. One that is sent again, after a restart, replaces what was kept of it."""
+        before = self._prepared.pop((prepare.xid, prepare.gid), None)
+        if before is not None:
+            self._spool.drop(before[1].number)
+        self._prepared[prepare.xid, prepare.gid] = prepare, kept
+
+    def _roll_back(self, message: RollbackPrepared) -> None:
+        """Forget a prepared transaction; one that is not known was never received, which is no error."""
+        prepare, kept = self._prepared.get((message.xid, message.gid), (None, None))
+        if prepare is None or kept is None:
+            return
+        if (prepare.end_lsn, prepare.prepare_time) == (message.prepare_end_lsn, message.prepare_time):
+            del self._prepared[message.xid, message.gid]
+            self._spool.drop(kept.number)
+
+    def _compact(self, kept: _Kept) -> _Kept:
+        """Leave out for good what was rolled back, so that the spool alone says what was prepared."""
+        if not kept.aborted:
+            return kept
+        compacted = self._new()
+        for batch in self._surviving(kept):
+            self._spool.append(compacted.number, batch)
+        self._spool.drop(kept.number)
+        return compacted
+
+    def _surviving(self, kept: _Kept) -> Iterator[pa.RecordBatch]:
+        aborted = pa.array(sorted(kept.aborted), pa.int64())
+        for batch in self._spool.read(kept.number):
+            remaining = batch.filter(pc.invert(pc.is_in(batch.column("xid"), aborted)))
+            if remaining.num_rows:
+                yield remaining
+
+    def _replay(self, kept: _Kept, begin: Begin, end_lsn: int) -> Iterator[pa.Array]:
+        """Pass on a transaction that is committed; one without a message is not sent at all."""
+        begun = False
+        for batch in self._surviving(kept):
+            if not begun:
+                yield _array(encode(begin))
+                begun = True
+            yield batch.column("data")
+        if begun:
+            yield _array(encode(Commit(begin.final_lsn, end_lsn, begin.commit_time)))
+        self._spool.drop(kept.number)
+        self._relations.replayed({i: d for i, (xid, d) in kept.relations.items() if xid not in kept.aborted})
+
+
+def _array(message: bytes) -> pa.Array:
+    return pa.array([message], pa.binary())
+
+
+def _prepare_of(message: StreamPrepare) -> Prepare:
+    return Prepare(message.prepare_lsn, message.end_lsn, message.prepare_time, message.xid, message.gid)
+
+
+def _without_xids(data: pa.Array, top: int) -> tuple[pa.Array, npt.NDArray[np.int64]]:
+    """Take the transaction ids out of a block's messages; an Origin has none, it belongs to the whole stream."""
+    octets = Octets(data)
+    head = octets.words(octets.starts)
+    kind = (head >> 56).astype(np.uint8)
+    has_xid = kind != _ORIGIN
+    sizes = octets.ends - octets.starts
+    if not np.isin(kind, _BLOCK).all() or (sizes[has_xid] <= _XID).any():
+        raise ProtocolError("a message does not belong into a streamed block", sqlstate=PROTOCOL_VIOLATION)
+    xids = np.where(has_xid, head >> 24 & 0xFFFFFFFF, top).astype(np.int64)
+    if not xids.all():
+        raise ProtocolError(
+            "a message in a streamed block has no transaction id", sqlstate=PROTOCOL_VIOLATION
+        )
+    kept = np.ones(octets.buffer.size, np.bool_)
+    with_xid = octets.starts[has_xid]
+    for byte in range(1, 1 + _XID):
+        kept[with_xid + byte] = False
+    offsets = np.zeros(len(data) + 1, np.int32)
+    np.cumsum(sizes - _XID * has_xid, out=offsets[1:])
+    remaining = np.frombuffer(octets.buffer, np.uint8)[kept]
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(remaining)]
+    return pa.Array.from_buffers(pa.binary(), len(data), buffers, 0), xids
+
+
+def _fail(message: object, where: str) -> NoReturn:
+    raise ProtocolError(f"unexpected {type(message).__name__} message {where}", sqlstate=PROTOCOL_VIOLATION)

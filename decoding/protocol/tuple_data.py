@@ -1,0 +1,142 @@
+"""TupleData: the columns of one row as pgoutput sends them, each value still in its own bytes.
+
+Bytes at a cursor in, a tuple with one of Null, Unchanged, Text and Binary per column out, and back.
+Raises ProtocolError for an unknown kind of value and for counts and lengths beyond the message.
+PostgreSQL documentation 54.9, TupleData; logicalrep_read_tuple in proto.c.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from pgsieve.decoding.binary.cursor import Cursor
+from pgsieve.decoding.binary.writer import Writer
+
+KIND_NULL = ord("n")
+KIND_UNCHANGED = ord("u")
+KIND_TEXT = ord("t")
+KIND_BINARY = ord("b")
+
+NEW_TUPLE = ord("N")
+OLD_KEY = ord("K")
+OLD_ROW = ord("O")
+
+
+@dataclass(frozen=True, slots=True)
+class Null:
+    """SQL NULL; in an old key also every column that is not part of the key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unchanged:
+    """A TOASTed value that the UPDATE left alone: it is not sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """The type's output form in the client encoding."""
+
+    content: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Binary:
+    """What the type's send function wrote."""
+
+    content: bytes
+
+
+ColumnValue: TypeAlias = Null | Unchanged | Text | Binary
+TupleData: TypeAlias = tuple[ColumnValue, ...]
+
+NULL = Null()
+UNCHANGED = Unchanged()
+
+
+@dataclass(frozen=True, slots=True)
+class OldKey:
+    """The old row of a relation with an index as replica identity: key columns, the others Null."""
+
+    columns: TupleData
+
+
+@dataclass(frozen=True, slots=True)
+class OldRow:
+    """The whole old row of a relation with REPLICA IDENTITY FULL."""
+
+    columns: TupleData
+
+
+_WITHOUT_CONTENT: dict[int, ColumnValue] = {KIND_NULL: NULL, KIND_UNCHANGED: UNCHANGED}
+_WITH_CONTENT: dict[int, type[Text | Binary]] = {KIND_TEXT: Text, KIND_BINARY: Binary}
+_KIND: dict[type[ColumnValue], int] = {
+    Null: KIND_NULL,
+    Unchanged: KIND_UNCHANGED,
+    Text: KIND_TEXT,
+    Binary: KIND_BINARY,
+}
+_OLD_IMAGE: dict[int, type[OldKey | OldRow]] = {OLD_KEY: OldKey, OLD_ROW: OldRow}
+
+
+def read_tuple(cursor: Cursor) -> TupleData:
+    """Read one TupleData; a column takes at least the byte of its kind."""
+    count = cursor.fits(cursor.i16("number of columns"), "columns", item_size=1)
+    return tuple([_read_column(cursor) for _ in range(count)])
+
+
+def write_tuple(out: Writer, columns: TupleData) -> None:
+    """Write one TupleData."""
+    out.i16(len(columns), "number of columns")
+    for column in columns:
+        out.u8(_KIND[type(column)], "kind of value")
+        if isinstance(column, Text | Binary):
+            out.sized(column.content, "length of a value")
+
+
+def read_new(cursor: Cursor) -> TupleData:
+    """Read the mark of a new tuple and the tuple."""
+    if cursor.u8("'N'") != NEW_TUPLE:
+        cursor.fail("'N', the mark of the new tuple", back=1)
+    return read_tuple(cursor)
+
+
+def write_new(out: Writer, columns: TupleData) -> None:
+    """Write the mark of a new tuple and the tuple."""
+    out.u8(NEW_TUPLE, "'N'")
+    write_tuple(out, columns)
+
+
+def read_old(cursor: Cursor) -> OldKey | OldRow:
+    """Read the mark of an old tuple, 'K' or 'O', and the tuple."""
+    image = _OLD_IMAGE.get(cursor.u8("'K' or 'O'"))
+    if image is None:
+        cursor.fail("'K' or 'O', the mark of an old key or an old row", back=1)
+    return image(read_tuple(cursor))
+
+
+def write_old(out: Writer, old: OldKey | OldRow) -> None:
+    """Write the mark of an old tuple and the tuple."""
+    out.u8(OLD_KEY if isinstance(old, OldKey) else OLD_ROW, "'K' or 'O'")
+    write_tuple(out, old.columns)
+
+
+def read_old_and_new(cursor: Cursor) -> tuple[OldKey | OldRow | None, TupleData]:
+    """Read an old tuple, if there is one, and the new tuple."""
+    mark = cursor.u8("'K', 'O' or 'N'")
+    if mark == NEW_TUPLE:
+        return None, read_tuple(cursor)
+    image = _OLD_IMAGE.get(mark)
+    if image is None:
+        cursor.fail("'K', 'O' or 'N', the mark of a tuple", back=1)
+    return image(read_tuple(cursor)), read_new(cursor)
+
+
+def _read_column(cursor: Cursor) -> ColumnValue:
+    kind = cursor.u8("kind of value")
+    carrier = _WITH_CONTENT.get(kind)
+    if carrier is not None:
+        return carrier(cursor.sized("value"))
+    if kind not in _WITHOUT_CONTENT:
+        cursor.fail(f"'n', 'u', 't' or 'b', the kind of a value, not byte 0x{kind:02x}", back=1)
+    return _WITHOUT_CONTENT[kind]

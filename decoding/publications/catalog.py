@@ -1,0 +1,345 @@
+"""Publications: which of them apply to a relation, and what they send of it.
+
+In: the publisher's tables and publications as its catalog (or pgsieve.yaml) has them. Out: for a changed
+relation, what the subscribed publications together send of it (`published_relation`), and which tables a
+subscription copies at first (`replicated_tables`). Raises `PublicationError` where PostgreSQL refuses the
+combination. Defined by get_rel_sync_entry() in src/backend/replication/pgoutput/pgoutput.c, by
+pg_get_publication_tables() in src/backend/catalog/pg_publication.c, and by section 29.4 and 29.5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pgsieve.decoding.errors import PgsieveError
+from pgsieve.decoding.values.builtin_types import DefinedTypes
+from pgsieve.decoding.values.quoting import NEWEST_SERVER
+
+OPERATIONS = ("insert", "update", "delete", "truncate")
+
+
+class PublicationError(PgsieveError):
+    """The subscribed publications cannot be used together, or one of them is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attribute:
+    """A column of a table, as pg_attribute has it; `generated` is '', 's' (stored) or 'v' (virtual).
+
+    `changed` is the transaction that last altered it. `missing` is the value of all rows older than the column
+    (attmissingval, as its type prints it), None where there is none and their column is NULL.
+    `collation` has its schema where that is not pg_catalog. `is_sent` is false for a generated column that no
+    change carries: a virtual one, and before version 18 a stored one.
+    """
+
+    name: str
+    type_oid: int
+    type_modifier: int
+    type_name: str
+    collation: str = ""
+    not_null: bool = False
+    generated: str = ""
+    generation_expression: str | None = None
+    number: int = 0
+    changed: int = 0
+    missing: str | None = None
+    is_sent: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table of the publisher.
+
+    `kind` is 'r' or 'p'; `replica_identity` 'd', 'n', 'f' or 'i'; `ancestors` are the oids of the
+    partitioned tables above a partition, nearest first; `leaves` those of the leaf partitions below a
+    partitioned table; `children` those of the tables that directly inherit from a plain one. `columns_ever` counts
+    the dropped columns, too (relnatts); `file` is the file that holds the rows, another one whenever all of them were
+    written anew (relfilenode).
+    """
+
+    oid: int
+    schema: str
+    name: str
+    kind: str
+    replica_identity: str
+    attributes: tuple[Attribute, ...]
+    primary_key: tuple[str, ...] = ()
+    identity_index: tuple[str, ...] = ()
+    ancestors: tuple[int, ...] = ()
+    leaves: tuple[int, ...] = ()
+    columns_ever: int = 0
+    file: int = 0
+    children: tuple[int, ...] = ()
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The columns by which a subscriber finds a row: the identity index, else the primary key.
+
+        Empty where there is neither, as in FindReplTupleInLocalRel() of
+        src/backend/replication/logical/worker.c: rows are then compared as a whole.
+        """
+        if self.replica_identity == "i":
+            return self.identity_index
+        return () if self.replica_identity == "n" else self.primary_key
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """The columns that an old tuple carries (ALTER TABLE ... REPLICA IDENTITY)."""
+        if self.replica_identity == "f":
+            return tuple(a.name for a in self.attributes)
+        return self.key
+
+    @property
+    def qualified(self) -> str:
+        """`schema.table`, for messages."""
+        return f"{self.schema}.{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class PublicationTable:
+    """A table listed in a publication, with its row filter and column list.
+
+    `filter_columns` are the columns that the row filter reads, None where nobody has analysed it.
+    """
+
+    oid: int
+    where: str | None = None
+    columns: frozenset[str] | None = None
+    filter_columns: frozenset[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """A publication; `generated_columns` is publish_generated_columns: 'n' (none) or 's' (stored).
+
+    `owner` is the role's name, None for a publication of pgsieve.yaml.
+    """
+
+    name: str
+    operations: frozenset[str] = frozenset(OPERATIONS)
+    all_tables: bool = False
+    schemas: frozenset[str] = frozenset()
+    tables: tuple[PublicationTable, ...] = ()
+    via_root: bool = False
+    generated_columns: str = "n"
+    owner: str | None = None
+
+    def listed(self, oid: int) -> PublicationTable | None:
+        """The publication's own entry of a table, if it lists that table by name."""
+        return next((t for t in self.tables if t.oid == oid), None)
+
+    def contains(self, table: Table) -> bool:
+        """Whether the table itself, not an ancestor of it, is published."""
+        return self.all_tables or table.schema in self.schemas or self.listed(table.oid) is not None
+
+    def row_filter(self, table: Table) -> str | None:
+        """The row filter this publication puts on a table it publishes; None is every row."""
+        if self.all_tables or table.schema in self.schemas:
+            return None
+        entry = self.listed(table.oid)
+        return entry.where if entry else None
+
+    def has_column_list(self, table: Table) -> bool:
+        """Whether it names the columns that it sends of a table."""
+        entry = self.listed(table.oid)
+        return not self.all_tables and entry is not None and entry.columns is not None
+
+    def column_list(self, table: Table) -> tuple[str, ...]:
+        """The columns this publication sends of a table, in the table's order."""
+        entry = None if self.all_tables or table.schema in self.schemas else self.listed(table.oid)
+        if entry and entry.columns is not None:
+            return tuple(a.name for a in table.attributes if a.name in entry.columns)
+        generated = {"", "s"} if self.generated_columns == "s" else {""}
+        return tuple(a.name for a in table.attributes if a.generated in generated)
+
+
+@dataclass(frozen=True, slots=True)
+class Catalog:
+    """The publisher's tables by oid, at one moment; `types` is what users' types are made of, by oid."""
+
+    tables: Mapping[int, Table]
+    publications: Mapping[str, Publication]
+    types: DefinedTypes = field(default_factory=dict)
+    server_version: int = NEWEST_SERVER
+    by_name: Mapping[tuple[str, str], Table] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "by_name", {(t.schema, t.name): t for t in self.tables.values()})
+
+    def select(self, names: Sequence[str]) -> tuple[Publication, ...]:
+        """The named publications; raises PublicationError for those that do not exist.
+
+        From 18 on a server passes over some that are missing, and publishes what the others do
+        (LoadPublications() in src/backend/replication/pgoutput/pgoutput.c).
+        """
+        found = tuple(self.publications[n] for n in names if n in self.publications)
+        missing = self.missing(names)
+        if missing is not None and (self.server_version < 180000 or not found):
+            raise missing
+        return found
+
+    def missing(self, names: Iterable[str]) -> PublicationError | None:
+        """What is wrong where some of the named publications do not exist."""
+        missing = ", ".join(f'"{n}"' for n in names if n not in self.publications)
+        if not missing:
+            return None
+        return PublicationError(
+            f"publication {missing} does not exist",
+            hint="create it on the publisher, define it in pgsieve.yaml, or take it out of the subscription",
+            sqlstate="42704",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedRelation:
+    """What the publications of one subscription together send of a changed relation.
+
+    `filters` has for each operation the row filters that are ORed, or None where every row passes.
+    """
+
+    relation: Table
+    publish_as: Table
+    operations: frozenset[str]
+    filters: Mapping[str, tuple[str, ...] | None]
+    columns: tuple[str, ...]
+    publications: tuple[str, ...]
+
+
+def published_as(publication: Publication, table: Table, catalog: Catalog) -> tuple[Table, int] | None:
+    """The relation a change of `table` is published as by one publication, and its level above it."""
+    chain = [table, *(catalog.tables[a] for a in table.ancestors if a in catalog.tables)]
+    containing = [level for level, relation in enumerate(chain) if publication.contains(relation)]
+    if not containing:
+        return None
+    level = containing[-1] if publication.via_root else 0
+    return chain[level], level
+
+
+def _disjunction(filters: Iterable[str | None]) -> tuple[str, ...] | None:
+    """Row filters to OR, each once; None if one of them is missing (every row passes)."""
+    distinct: dict[str, None] = {}
+    for row_filter in filters:
+        if row_filter is None:
+            return None
+        distinct[row_filter] = None
+    return tuple(distinct)
+
+
+def _refuse_disagreement_on_generated_columns(publications: Sequence[Publication], table: Table) -> None:
+    """Raise PublicationError as check_and_init_gencol() of pgoutput.c does (since version 18)."""
+    if not any(a.generated for a in table.attributes):
+        return
+    unlisted = [p for p in publications if not p.has_column_list(table)]
+    if len({p.generated_columns for p in unlisted}) > 1:
+        names = ", ".join(f'"{p.name}"' for p in unlisted)
+        raise PublicationError(
+            "cannot use different values of publish_generated_columns for table"
+            f' "{table.qualified}" in different publications ({names})',
+            hint="give the publications the same publish_generated_columns, or subscribe to them separately",
+            sqlstate="0A000",
+        )
+
+
+def _agreed_columns(publications: Sequence[Publication], table: Table) -> tuple[str, ...]:
+    lists = {p.column_list(table) for p in publications}
+    if len(lists) > 1:
+        names = ", ".join(f'"{p.name}"' for p in publications)
+        raise PublicationError(
+            f'cannot use different column lists for table "{table.qualified}" in different publications ({names})',
+            hint="give the table the same column list in each of them, or subscribe to them separately",
+            sqlstate="0A000",
+        )
+    return lists.pop()
+
+
+def published_relation(
+    table: Table, publications: Sequence[Publication], catalog: Catalog
+) -> PublishedRelation | None:
+    """What `publications` together send of changes to `table` (a plain table or a leaf); None is nothing.
+
+    The publish-as relation is the topmost that any publication asks for; only the publications that ask
+    for that one contribute row filters and column lists, while operations are the union over all
+    (get_rel_sync_entry). Raises PublicationError for column lists that disagree.
+    """
+    placed = [(p, at) for p in publications if (at := published_as(p, table, catalog)) is not None]
+    # A partitioned table is itself published only under publish_via_partition_root.
+    placed = [(p, at) for p, at in placed if at[0].kind != "p" or p.via_root]
+    if not placed:
+        return None
+    top = max(level for _, (_, level) in placed)
+    winning = [(p, relation) for p, (relation, level) in placed if level == top]
+    publish_as = winning[0][1]
+    _refuse_disagreement_on_generated_columns([p for p, _ in winning], publish_as)
+    operations = frozenset().union(*(p.operations for p, _ in placed))
+    filters = {
+        operation: _disjunction(p.row_filter(publish_as) for p, _ in winning if operation in p.operations)
+        if any(operation in p.operations for p, _ in winning)
+        else None
+        for operation in ("insert", "update", "delete")
+    }
+    return PublishedRelation(
+        relation=table,
+        publish_as=publish_as,
+        operations=operations,
+        filters=filters,
+        columns=_agreed_columns([p for p, _ in winning], publish_as),
+        publications=tuple(p.name for p, _ in winning),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicatedTable:
+    """A table that a subscription holds a replica of: what is copied of it at first, and how it is keyed.
+
+    `row_filters` are ORed, whatever the publications' operations are; None copies every row (29.4.5).
+    """
+
+    table: Table
+    columns: tuple[str, ...]
+    row_filters: tuple[str, ...] | None
+    publications: tuple[str, ...]
+    operations: frozenset[str]
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The key columns of the replica; empty where rows are told apart only as a whole."""
+        key = self.table.key
+        return key if set(key) <= set(self.columns) else ()
+
+
+def _tables_of(publication: Publication, catalog: Catalog) -> dict[int, Table]:
+    """The tables a publication sends, as pg_get_publication_tables() lists them."""
+    listed = {t.oid: t for t in catalog.tables.values() if publication.contains(t)}
+    if publication.via_root:
+        return {oid: t for oid, t in listed.items() if not any(a in listed for a in t.ancestors)}
+    leaves = {leaf for t in listed.values() for leaf in t.leaves}
+    tables = listed | {leaf: catalog.tables[leaf] for leaf in leaves if leaf in catalog.tables}
+    return {oid: t for oid, t in tables.items() if t.kind != "p"}
+
+
+def replicated_tables(
+    publications: Sequence[Publication], catalog: Catalog
+) -> dict[tuple[str, str], ReplicatedTable]:
+    """The tables a subscription to `publications` replicates, by (schema, name), in name order.
+
+    Where one publication publishes via the partition root, partitions whose ancestor is in the combined
+    list are left out, so that no row is copied twice (pg_get_publication_tables since version 16).
+    """
+    by_publication = [(p, _tables_of(p, catalog)) for p in publications]
+    combined: dict[int, Table] = {}
+    for _, tables in by_publication:
+        combined |= tables
+    if any(p.via_root for p in publications):
+        combined = {oid: t for oid, t in combined.items() if not any(a in combined for a in t.ancestors)}
+    result = {}
+    for oid, table in sorted(combined.items(), key=lambda item: (item[1].schema, item[1].name)):
+        sending = [p for p, tables in by_publication if oid in tables]
+        result[table.schema, table.name] = ReplicatedTable(
+            table=table,
+            columns=_agreed_columns(sending, table),
+            row_filters=_disjunction(p.row_filter(table) for p in sending),
+            publications=tuple(p.name for p in sending),
+            operations=frozenset().union(*(p.operations for p in sending)),
+        )
+    return result

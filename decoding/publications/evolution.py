@@ -1,0 +1,198 @@
+"""Schema changes of a published table: whether its replica can follow in place, and how.
+
+The stream describes a table only where a row changes, by names; defaults that PostgreSQL fills in and values that
+ALTER TABLE rewrites are in no message. So two states of the catalog are compared: the one that the replica follows
+(`Layout`) and the present one. Columns are told by their numbers, which are never given twice; an altered column by
+the transaction in its row of pg_attribute; a rewritten table by its file. Out: where each column of the replica gets
+its values from (`sources`), and what the columns of a Relation message of the time between are called now
+(`present_names`). Raises SchemaChangedError where rows may have changed in a way that neither tells.
+
+PostgreSQL documentation, ALTER TABLE, notes; ATExecAddColumn() in src/backend/commands/tablecmds.c.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from pgsieve.decoding.errors import PgsieveError
+from pgsieve.decoding.publications.catalog import Attribute, Catalog, Table
+
+#: text and varchar hold the same bytes and print alike.
+_TEXTS = {25, 1043}
+
+
+class SchemaChangedError(PgsieveError):
+    """The table changed in a way that only another copy follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutColumn:
+    """A column of a table: its number, name and type, and the transaction that altered it.
+
+    `missing` has the missing value, or those of a partitioned table's leaves where they differ; None is NULL.
+    """
+
+    number: int
+    name: str
+    type_oid: int
+    type_modifier: int
+    changed: int
+    missing: tuple[str | None, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What of a table's definition its rows depend on: columns in order, and the files of the table or its leaves."""
+
+    oid: int
+    columns: tuple[LayoutColumn, ...]
+    columns_ever: int
+    files: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def of(cls, table: Table, catalog: Catalog) -> Layout:
+        """The present layout of a table."""
+        parts = (
+            [catalog.tables[oid] for oid in table.leaves if oid in catalog.tables]
+            if table.leaves
+            else [table]
+        )
+        columns = tuple(
+            LayoutColumn(a.number, a.name, a.type_oid, a.type_modifier, a.changed, _missing(a, parts))
+            for a in table.attributes
+        )
+        files = tuple(sorted((part.oid, part.file) for part in parts))
+        return cls(table.oid, columns, table.columns_ever, files)
+
+    def numbered(self, number: int) -> LayoutColumn | None:
+        """The column of a number."""
+        return next((c for c in self.columns if c.number == number), None)
+
+    def named(self, name: str) -> LayoutColumn | None:
+        """The column of a name."""
+        return next((c for c in self.columns if c.name == name), None)
+
+    def added_since(self, former: Layout) -> list[LayoutColumn]:
+        """The columns that a former layout did not have yet."""
+        return [c for c in self.columns if c.number > former.columns_ever]
+
+
+def _missing(attribute: Attribute, parts: Sequence[Table]) -> tuple[str | None, ...]:
+    found = {a.missing for part in parts for a in part.attributes if a.name == attribute.name}
+    return tuple(sorted(found, key=lambda value: (value is not None, value or "")))
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A column of the replica, and where its rows get it from: a former column, or one value (None: NULL) for all."""
+
+    column: str
+    former: str | None
+    value: str | None = None
+
+
+def sources(
+    former: Layout,
+    present: Layout,
+    former_columns: Mapping[str, str],
+    present_columns: Mapping[str, str],
+    *,
+    listed: bool,
+) -> tuple[Source, ...]:
+    """Where each present column of a replica gets the values of the rows that it holds.
+
+    `former_columns` and `present_columns` are the published ones with their Spark types. `listed` says that a
+    column list may have kept an added column out of the stream. Raises SchemaChangedError.
+    """
+    refuse_ambiguity(former, present)
+    return tuple(
+        _source(former, present, name, former_columns, spark, listed=listed)
+        for name, spark in present_columns.items()
+    )
+
+
+def refuse_ambiguity(former: Layout, present: Layout) -> None:
+    """Raise where a name may have stood for several columns between the two, and messages tell names only."""
+    if former.oid != present.oid:
+        raise SchemaChangedError("it was dropped and created again")
+    added = present.added_since(former)
+    if len(added) != present.columns_ever - former.columns_ever:
+        raise SchemaChangedError("a column was added and dropped again")
+    names = {c.name for c in former.columns}
+    for column in present.columns:
+        before = former.numbered(column.number)
+        if column.name in names and (before is None or before.name != column.name):
+            raise SchemaChangedError(f'column "{column.name}" is another one than before')
+    dropped = {c.type_oid for c in former.columns if present.numbered(c.number) is None}
+    if any(c.type_oid in dropped for c in added):
+        raise SchemaChangedError("a column was dropped and one of the same type added")
+
+
+def _source(
+    former: Layout, present: Layout, name: str, columns: Mapping[str, str], spark: str, *, listed: bool
+) -> Source:
+    column = present.named(name)
+    assert column is not None
+    before = former.numbered(column.number)
+    if before is None:
+        if listed:
+            raise SchemaChangedError(f'column "{name}" was added beside a column list')
+        return Source(name, None, missing_value(column, former, present))
+    if before.name not in columns:
+        raise SchemaChangedError(f'column "{name}" is published now')
+    if columns[before.name] != spark or not _prints_alike(before.type_oid, column.type_oid):
+        raise SchemaChangedError(f'column "{name}" has another type')
+    if column.changed != before.changed and _files_differ(former, present):
+        raise SchemaChangedError(f'column "{name}" was altered and the table rewritten')
+    return Source(name, before.name)
+
+
+def missing_value(column: LayoutColumn, former: Layout, present: Layout) -> str | None:
+    """What an added column holds in the rows older than it; raises SchemaChangedError where that is unknown."""
+    if len(column.missing) > 1:
+        raise SchemaChangedError(
+            f'column "{column.name}" was added with a default that partitions disagree on'
+        )
+    value = column.missing[0] if column.missing else None
+    if value is None and _files_differ(former, present):
+        raise SchemaChangedError(f'column "{column.name}" was added and the table rewritten')
+    return value
+
+
+def _prints_alike(former: int, present: int) -> bool:
+    return former == present or {former, present} <= _TEXTS
+
+
+def _files_differ(former: Layout, present: Layout) -> bool:
+    """Whether all rows of the table, or of a leaf that it had and has, were written anew."""
+    files = dict(present.files)
+    return any(files.get(oid, file) != file for oid, file in former.files)
+
+
+def present_names(
+    columns: Iterable[tuple[str, int]], relation_id: int, former: Layout, present: Layout
+) -> tuple[str, ...]:
+    """What the columns of a Relation message (name and type) that is not younger than `present` are called now.
+
+    Dropped ones keep their name. Raises SchemaChangedError for names of some state between the two.
+    """
+    names, numbers = [], []
+    for name, type_oid in columns:
+        column = present.named(name) or former.named(name)
+        if column is None:
+            raise SchemaChangedError(f'column "{name}" had another name before and after')
+        now, before = present.numbered(column.number), former.numbered(column.number)
+        if type_oid not in {c.type_oid for c in (now, before) if c}:
+            raise SchemaChangedError(f'column "{name}" had another type before and after')
+        names.append(now.name if now else name)
+        numbers.append(column.number)
+    if relation_id != present.oid:
+        # A leaf numbers its columns in its own way, so their order does not tell exchanged names.
+        renamed = [c for c in present.columns if (b := former.numbered(c.number)) and b.changed != c.changed]
+        if renamed:
+            raise SchemaChangedError(f'column "{renamed[0].name}" was altered')
+    elif any(low >= high for low, high in pairwise(numbers)):
+        raise SchemaChangedError("columns exchanged their names")
+    return tuple(names)

@@ -1,0 +1,50 @@
+"""Row filters over generated columns that no change carries.
+
+In: the text of a row filter, and its table. Out: the same filter with the columns' expressions in their place,
+as expand_generated_columns_in_expr() of src/backend/rewrite/rewriteHandler.c has it for virtual columns. A stored
+column, which only servers from version 18 on send, has the same value: generation expressions are immutable
+(section 5.4). Raises UnsupportedFilterError for a column that this would give another value.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sqlglot import exp
+
+from pgsieve.decoding.errors import UnsupportedFilterError
+from pgsieve.decoding.publications.catalog import Attribute, Table
+from pgsieve.decoding.row_filters import grammar
+from pgsieve.decoding.row_filters.constants import RefusedError
+from pgsieve.decoding.row_filters.nodes import BPCHAR, VARCHAR
+
+#: To these an explicit cast cuts text to the length where an assignment fails.
+_CUT: Final = frozenset({BPCHAR, VARCHAR})
+
+
+def expanded(where: str, table: Table) -> str:
+    """The row filter over columns that changes carry; a text that nobody can read stays for the parser to refuse."""
+    unsent = {a.name: a for a in table.attributes if not a.is_sent}
+    if not unsent:
+        return where
+    try:
+        tree = grammar.parse(where)
+    except (grammar.InvalidSyntaxError, RefusedError, RecursionError):
+        return where
+    found = [c for c in tree.find_all(exp.Column) if grammar.folded_name(c.this) in unsent]
+    for column in sorted(found, key=lambda c: int(c.this.meta["start"]), reverse=True):
+        expression = _expression(unsent[grammar.folded_name(column.this)], table)
+        begin, end = int(column.parts[0].meta["start"]), int(column.this.meta["end"]) + 1
+        where = where[:begin] + expression + where[end:]
+    return where
+
+
+def _expression(column: Attribute, table: Table) -> str:
+    """What is computed, under the column's type: the server prints no cast where an assignment makes one."""
+    if column.type_oid in _CUT and column.type_modifier != -1:
+        raise UnsupportedFilterError(
+            f"row filter of {table.qualified} cannot be evaluated outside PostgreSQL: {column.name}: it is a generated"
+            f" column of type {column.type_name}",
+            hint="use row_filter: publisher",
+        )
+    return f"(({column.generation_expression})::{column.type_name})"

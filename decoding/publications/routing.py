@@ -1,0 +1,174 @@
+"""Which relations a source's slot captures, and which replica a captured change belongs to.
+
+In: what each subscription of a source sends of each relation (`pgsieve.decoding.publications.catalog`). Out: the capture
+publications that together deliver just those tables and operations, unfiltered (`plan_capture`), the
+relations a message's relation id stands for (`routes`), and what a TRUNCATE reaches (`truncated_tables`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from pgsieve.decoding.publications.catalog import (
+    OPERATIONS,
+    Catalog,
+    Publication,
+    PublishedRelation,
+    Table,
+    published_relation,
+    replicated_tables,
+)
+
+Subscriptions = Mapping[str, Sequence[Publication]]
+
+
+@dataclass(frozen=True, slots=True)
+class CapturePublication:
+    """One unfiltered publication that a slot reads: tables that share operations and routing."""
+
+    suffix: str
+    operations: tuple[str, ...]
+    via_root: bool
+    tables: tuple[Table, ...]
+
+
+def changed_relations(catalog: Catalog) -> list[Table]:
+    """The relations that rows live in: plain tables and leaf partitions."""
+    return [t for t in catalog.tables.values() if t.kind == "r"]
+
+
+def _same_under(root: Table, sent: Mapping[int, PublishedRelation], catalog: Catalog) -> bool:
+    """Whether every leaf under `root` is published as `root`, with the same operations and filters."""
+    below = [sent.get(leaf) for leaf in root.leaves if leaf in catalog.tables]
+    if not below:
+        return False
+    first = below[0]
+    return all(
+        s is not None
+        and first is not None
+        and s.publish_as.oid == root.oid
+        and (s.operations, s.filters, s.columns) == (first.operations, first.filters, first.columns)
+        for s in below
+    )
+
+
+def plan_capture(catalog: Catalog, subscriptions: Subscriptions) -> tuple[CapturePublication, ...]:
+    """The capture publications for the subscriptions of one source.
+
+    A partition tree that every subscription publishes as the same root, alike for all its leaves, is
+    captured as that root: the publisher then routes by its historic catalog, and a TRUNCATE of a leaf is
+    told from one of the root. Other trees that somebody wants as a root are captured as leaves (the root
+    listed without publish_via_partition_root, so that new leaves are captured too) and routed here. A table gets
+    no operation that no subscription publishes: a publication that publishes updates makes UPDATE fail
+    on a table without replica identity (CREATE PUBLICATION, notes).
+    """
+    sent_by = [
+        {t.oid: sent for t in changed_relations(catalog) if (sent := published_relation(t, ps, catalog))}
+        for ps in subscriptions.values()
+    ]
+    as_root = _roots(catalog, subscriptions, sent_by)
+    captured: dict[int, tuple[Table, set[str]]] = {
+        oid: (catalog.tables[oid], set(operations)) for oid, (_, operations) in as_root.items()
+    }
+    for sent_to_one in sent_by:
+        for relation in sent_to_one.values():
+            above = [a for a in relation.relation.ancestors if a in as_root]
+            oid = above[-1] if above else relation.relation.oid
+            captured.setdefault(oid, (relation.relation, set()))[1].update(relation.operations)
+    groups: dict[tuple[tuple[str, ...], bool], list[Table]] = {}
+    for table, operations in captured.values():
+        ordered = tuple(o for o in OPERATIONS if o in operations)
+        via_root = table.oid in as_root and as_root[table.oid][0]
+        groups.setdefault((ordered, via_root), []).append(table)
+    return tuple(
+        CapturePublication(
+            suffix=_suffix(operations, via_root=via_root),
+            operations=operations,
+            via_root=via_root,
+            tables=tuple(sorted(tables, key=lambda t: (t.schema, t.name))),
+        )
+        for (operations, via_root), tables in sorted(groups.items())
+    )
+
+
+def _roots(
+    catalog: Catalog, subscriptions: Subscriptions, sent_by: Sequence[Mapping[int, PublishedRelation]]
+) -> dict[int, tuple[bool, frozenset[str]]]:
+    """The partitioned tables to list in a capture: whether via the root, and the operations asked for."""
+    wanted: dict[int, frozenset[str]] = {}
+    for publications in subscriptions.values():
+        for replicated in replicated_tables(publications, catalog).values():
+            if replicated.table.kind == "p":
+                oid = replicated.table.oid
+                wanted[oid] = wanted.get(oid, frozenset()) | replicated.operations
+    result = {}
+    for oid, operations in wanted.items():
+        root = catalog.tables[oid]
+        if any(a in wanted for a in root.ancestors):
+            continue
+        interested = [sent for sent in sent_by if any(leaf in sent for leaf in root.leaves)]
+        result[oid] = (all(_same_under(root, sent, catalog) for sent in interested), operations)
+    return result
+
+
+def leaves_captured(catalog: Catalog, subscriptions: Subscriptions) -> tuple[frozenset[int], ...]:
+    """The leaves of each root that is sent a TRUNCATE of its own while only its leaves are captured.
+
+    A captured TRUNCATE of every leaf may have been one of the root; only the publisher can tell.
+    """
+    sent = [s for publications in subscriptions.values() for s in routes(catalog, publications).values()]
+    trees = {
+        s.publish_as.oid: s.publish_as
+        for s in sent
+        if s.publish_as.oid != s.relation.oid and "truncate" in s.operations
+    }
+    as_root = {table.oid for c in plan_capture(catalog, subscriptions) if c.via_root for table in c.tables}
+    return tuple(frozenset(root.leaves) for oid, root in sorted(trees.items()) if oid not in as_root)
+
+
+def capture_suffixes() -> tuple[str, ...]:
+    """How the names of capture publications can end, after the configured name."""
+    groups = [g for n in range(1, len(OPERATIONS) + 1) for g in combinations(OPERATIONS, n)]
+    return tuple(_suffix(group, via_root=via_root) for group in groups for via_root in (False, True))
+
+
+def _suffix(operations: tuple[str, ...], *, via_root: bool) -> str:
+    letters = "" if operations == OPERATIONS else "_" + "".join(o[0] for o in operations)
+    return letters + ("_root" if via_root else "")
+
+
+def routes(catalog: Catalog, publications: Sequence[Publication]) -> dict[int, PublishedRelation]:
+    """For each relation id that a captured message may carry, what a subscription gets of it.
+
+    A root's id stands for all its leaves where they agree (they do where a root is captured as one).
+    """
+    sent = {
+        t.oid: s for t in changed_relations(catalog) if (s := published_relation(t, publications, catalog))
+    }
+    roots = {s.publish_as.oid: s for s in sent.values() if _same_under(s.publish_as, sent, catalog)}
+    return roots | sent
+
+
+def truncated_tables(
+    relation_ids: Iterable[int], catalog: Catalog, publications: Sequence[Publication]
+) -> list[Table]:
+    """The replica tables that a captured TRUNCATE empties (pgoutput_truncate()).
+
+    Via the root only a TRUNCATE of that root counts, not one of a partition. Where leaves are captured, one that
+    lists all of them is taken for the root's: who can ask the publisher does not come here (`leaves_captured`).
+    """
+    listed = set(relation_ids)
+    emptied: dict[int, Table] = {}
+    by_id = routes(catalog, publications)
+    for oid in listed:
+        sent = by_id.get(oid)
+        if sent is None or "truncate" not in sent.operations:
+            continue
+        root = sent.publish_as
+        if root.oid == oid:
+            emptied[oid] = root
+        elif root.leaves and set(root.leaves) <= listed:
+            emptied[root.oid] = root
+    return list(emptied.values())

@@ -1,0 +1,111 @@
+"""Which collation an expression over strings has, and whether an engine that knows bytes only can go by it.
+
+In: nodes. Out: nothing. Raises RefusedError for a collation that makes a difference (section 23.2,
+parse_collate.c).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Final
+
+from pgsieve.decoding.row_filters.constants import RefusedError
+from pgsieve.decoding.row_filters.nodes import (
+    STRINGS,
+    Array,
+    Case,
+    Cast,
+    Coalesce,
+    Collate,
+    ColumnValue,
+    Element,
+    Extreme,
+    FunctionCall,
+    Node,
+    NullIf,
+)
+from pgsieve.decoding.values.builtin_types import ELEMENTS
+
+# Collations whose order is that of the bytes in UTF-8, which is Spark's.
+_BYTE_ORDER: Final = frozenset(("C", "POSIX", "ucs_basic", "pg_c_utf8", "pg_unicode_fast"))
+# Collations of pg_catalog under which equal means equal bytes: a database's default and libc's always are, and
+# those that initdb imports from ICU are. One that a user made may be nondeterministic (section 23.2.2.4).
+_DETERMINISTIC: Final = re.compile(
+    r"default|C|POSIX|ucs_basic|pg_c_utf8|pg_unicode_fast|unicode|C\.\S+"
+    r"|[a-z]{2,3}_[A-Z]{2,3}(\.\w+)?(@\w+)?|(und|[a-z]{2,3})(-\w+)*-x-icu"
+)
+
+
+class _Strength(IntEnum):
+    """Where a collation comes from; the stronger source wins (section 23.2.1)."""
+
+    DEFAULT = 0
+    IMPLICIT = 1
+    EXPLICIT = 2
+
+
+def _collation(node: Node) -> tuple[_Strength, frozenset[str]]:
+    """Return the names of the collations that meet in an expression: more than one is a conflict."""
+    match node:
+        case Collate(collation=name):
+            return _Strength.EXPLICIT, frozenset((name,))
+        case ColumnValue(collation=name) | Element(collation=name):
+            named = name not in ("", "default")
+            return (_Strength.IMPLICIT if named else _Strength.DEFAULT), frozenset((name or "default",))
+        case Cast(operand=operand):
+            return _collation(operand)
+        case Array(elements=operands) | FunctionCall(operands=operands):
+            return _merged([operand for operand in operands if _collatable(operand)])
+        case Coalesce(operands=operands) | Extreme(operands=operands):
+            return _merged(operands)
+        case NullIf(left=left, right=right):
+            return _merged((left, right))
+        case Case(results=results, default=default):
+            return _merged((default, *results))
+        case _:
+            return _Strength.DEFAULT, frozenset(("default",))
+
+
+def _merged(nodes: Sequence[Node]) -> tuple[_Strength, frozenset[str]]:
+    collations = [_collation(node) for node in nodes] or [(_Strength.DEFAULT, frozenset(("default",)))]
+    strongest = max(strength for strength, _ in collations)
+    names = (names for strength, names in collations if strength == strongest)
+    return strongest, frozenset[str]().union(*names)
+
+
+def of_elements(array: Node) -> str:
+    """Return the name of the collation that the elements of an array have, '' for none of their own."""
+    strength, names = _merged((array,))
+    if len(names) > 1:
+        raise RefusedError(f"its collation is ambiguous: {' or '.join(sorted(names))}")
+    return "" if strength == _Strength.DEFAULT else next(iter(names))
+
+
+def _collatable(node: Node) -> bool:
+    return node.type_oid in STRINGS or ELEMENTS.get(node.type_oid) in STRINGS
+
+
+def require_collation(nodes: Sequence[Node], *, ordering: bool) -> None:
+    """Refuse a collation under which these strings are not equal, or ordered, as their bytes are."""
+    names = _merged(nodes)[1]
+    if len(names) > 1:
+        raise RefusedError(f"its collation is ambiguous: {' or '.join(sorted(names))}")
+    (name,) = names
+    if ordering and name not in _BYTE_ORDER:
+        raise RefusedError(f"it depends on the collation {name}, and Spark orders text by bytes")
+    if not _DETERMINISTIC.fullmatch(name):
+        raise RefusedError(f"the collation {name} may take different strings for equal")
+
+
+def has_ascii_letters(nodes: Sequence[Node]) -> bool:
+    """Tell whether the collation of these knows letters, digits and their case of ASCII only: C's does."""
+    return _merged(nodes)[1] <= {"C", "POSIX"}
+
+
+def require_ascii_case(node: Node) -> None:
+    """Refuse a change of case that does more than ASCII letters, as every locale but C does."""
+    if not has_ascii_letters((node,)):
+        names = _merged((node,))[1]
+        raise RefusedError(f"the case of letters depends on the collation {' or '.join(sorted(names))}")

@@ -1,0 +1,376 @@
+"""Constants of a row filter: PostgreSQL's text of a value to the value, and value to value.
+
+In: the text between the quotes and a type oid. Out: a `Constant`. Raises InvalidConstantError for text that is
+no value of the type, and RefusedError for text whose meaning depends on a setting of the server (DateStyle,
+TimeZone) or that Spark's type cannot hold; `pgsieve.decoding.row_filters.analysis` adds which filter and where.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable
+from datetime import UTC, date, datetime
+from decimal import ROUND_HALF_UP, Context, Decimal, localcontext
+from fractions import Fraction
+from math import inf, isfinite, isnan, nextafter
+from typing import Final
+
+from pgsieve.decoding.row_filters.nodes import (
+    BOOL,
+    BPCHAR,
+    BYTEA,
+    DATE,
+    FLOAT4,
+    FLOAT8,
+    INT2,
+    INT4,
+    INT8,
+    INTEGERS,
+    INTERVAL,
+    NUMERIC,
+    STRINGS,
+    TEXT,
+    TIME,
+    TIMESTAMP,
+    TIMESTAMPTZ,
+    UUID,
+    VARCHAR,
+    Constant,
+    ConstantValue,
+    Digits,
+    Infinity,
+    Interval,
+)
+from pgsieve.decoding.values.booleans import BOOLEANS
+
+
+class RefusedError(Exception):
+    """Why a part of a row filter cannot be evaluated exactly."""
+
+
+class InvalidConstantError(Exception):
+    """Text that is no value of its type; `sqlstate` as PostgreSQL's input functions raise it."""
+
+    def __init__(self, reason: str, sqlstate: str = "22P02") -> None:
+        super().__init__(reason)
+        self.sqlstate = sqlstate
+
+
+INTEGER_BITS: Final = {INT2: 16, INT4: 32, INT8: 64}
+# Wide enough that no decimal that a filter can spell is rounded on the way.
+_EXACT: Final = Context(prec=20_000)
+
+_INTEGER = re.compile(r"\s*[+-]?\d+\s*", re.ASCII)
+_NUMBER = re.compile(r"\s*([+-]?)(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,4})?\s*", re.ASCII)
+_SPECIAL = re.compile(r"\s*(nan|[+-]?inf(?:inity)?)\s*", re.IGNORECASE)
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
+_DATE = r"\d{4}-\d{2}-\d{2}"
+_TIMESTAMP = re.compile(rf"({_DATE})(?:[ T](\d{{2}}:\d{{2}}(?::\d{{2}}(?:\.\d{{1,6}})?)?))?", re.ASCII)
+_TIME = re.compile(r"(\d{2}):(\d{2})(?::(\d{2})(?:\.(\d{1,6}))?)?", re.ASCII)
+_INTERVAL_UNITS: Final = {
+    "yea": ("months", 12), "mon": ("months", 1), "wee": ("days", 7), "day": ("days", 1),
+    "hou": ("microseconds", 3_600_000_000), "min": ("microseconds", 60_000_000),
+    "sec": ("microseconds", 1_000_000),
+}  # fmt: skip
+_INTERVAL_PART = re.compile(
+    r"([+-]?\d{1,9})\s+((?:year|month|mon|week|day|hour|minute|min|second|sec)s?)\s*", re.ASCII
+)
+_INTERVAL = re.compile(
+    rf"\s*((?:{_INTERVAL_PART.pattern.replace('(', '(?:').replace('(?:?:', '(?:')})*)"
+    r"(([+-]?)(\d{1,6}):(\d{2})(?::(\d{2})(?:\.(\d{1,6}))?)?)?\s*",
+    re.ASCII,
+)
+_ARRAY_ITEM = re.compile(r'\s*(?:"((?:[^"\\]|\\.)*)"|([^,{}"\\]*[^,{}"\\\s]))\s*(,|$)', re.DOTALL)
+_ZONE = re.compile(r"([+-]\d{2})(?::?(\d{2}))?|Z|UTC", re.ASCII)
+
+
+def _integer(text: str, bits: int) -> int:
+    if not _INTEGER.fullmatch(text):
+        raise InvalidConstantError("invalid input syntax for an integer")
+    return _in_range(int(text), bits)
+
+
+def _in_range(value: int, bits: int) -> int:
+    if not -(1 << bits - 1) <= value < 1 << bits - 1:
+        raise InvalidConstantError("the integer is out of range for its type", "22003")
+    return value
+
+
+def _decimal(text: str) -> Decimal:
+    if not (_NUMBER.fullmatch(text) or _SPECIAL.fullmatch(text)):
+        raise InvalidConstantError("invalid input syntax for a number")
+    return Decimal(text.strip())
+
+
+def _double(text: str) -> float:
+    exact = _decimal(text)
+    value = float(exact)
+    if exact.is_finite() and (not isfinite(value) or (value == 0 and exact != 0)):
+        raise InvalidConstantError("the number is out of range for type double precision", "22003")
+    return value
+
+
+def _real(text: str) -> float:
+    """Round once, from the decimal to a single: going over the double rounds twice."""
+    exact, double = _decimal(text), _double(text)
+    if not isfinite(double):
+        return double
+    if Fraction(double) != Fraction(exact):
+        # A double on the wrong side of the middle between two singles is moved to the right one.
+        double = _sticky(double, towards=inf if Fraction(exact) > Fraction(double) else -inf)
+    return single(double)
+
+
+def _sticky(double: float, *, towards: float) -> float:
+    """Return a neighbour of a double that lies exactly between two singles, and other doubles as they are."""
+    (bits,) = struct.unpack("<q", struct.pack("<d", double))
+    return nextafter(double, towards) if bits & 0x1FFFFFFF == 0x10000000 else double
+
+
+def single(double: float) -> float:
+    """Return the nearest single precision number."""
+    try:
+        (value,) = struct.unpack("<f", struct.pack("<f", double))
+    except OverflowError:
+        raise InvalidConstantError("the number is out of range for type real", "22003") from None
+    if value == 0 and double != 0:
+        raise InvalidConstantError("the number is out of range for type real", "22003")
+    return float(value)
+
+
+def _boolean(text: str) -> bool:
+    word = text.strip().lower()
+    if word not in BOOLEANS:
+        raise InvalidConstantError("invalid input syntax for type boolean")
+    return BOOLEANS[word]
+
+
+def _bytea(text: str) -> bytes:
+    if not text.startswith("\\x"):
+        raise RefusedError("a bytea constant is understood in hex format only")
+    try:
+        return bytes.fromhex(text[2:])
+    except ValueError:
+        raise InvalidConstantError("invalid hexadecimal data", "22023") from None
+
+
+def _uuid(text: str) -> str:
+    if not _UUID.fullmatch(text):
+        raise RefusedError("a uuid constant is understood in its standard form only")
+    return text.lower()
+
+
+def _infinity(text: str) -> Infinity | None:
+    return {"infinity": Infinity(1), "-infinity": Infinity(-1)}.get(text.strip().lower())
+
+
+def _date(text: str) -> date | Infinity:
+    infinity = _infinity(text)
+    if infinity is not None:
+        return infinity
+    if not re.fullmatch(_DATE, text, re.ASCII):
+        raise RefusedError("a date constant is understood as YYYY-MM-DD of the years 0001 to 9999 only")
+    try:
+        return date.fromisoformat(text)
+    except ValueError:
+        raise InvalidConstantError("date/time field value out of range", "22008") from None
+
+
+def _time(text: str) -> str:
+    """Return the time as time_out prints it, which orders as times do."""
+    found = _TIME.fullmatch(text)
+    if found is None:
+        raise RefusedError("a time constant is understood as HH:MM:SS[.ffffff] only")
+    hour, minute, second = int(found[1]), int(found[2]), int(found[3] or 0)
+    fraction = (found[4] or "").rstrip("0")
+    if minute > 59 or second > 59 or (hour, minute, second, fraction) > (24, 0, 0, ""):
+        raise InvalidConstantError("date/time field value out of range", "22008")
+    return f"{hour:02}:{minute:02}:{second:02}" + (f".{fraction}" if fraction else "")
+
+
+def interval_value(text: str) -> Interval:
+    """Return the interval; its text as IntervalStyle postgres prints it, or units with whole numbers."""
+    found = _INTERVAL.fullmatch(text)
+    if found is None or not text.strip():
+        raise RefusedError("an interval constant is understood as '1 year 2 mons 3 days 04:05:06.7' only")
+    months = days = microseconds = 0
+    for amount, unit in _INTERVAL_PART.findall(found[1]):
+        name, factor = _INTERVAL_UNITS[unit[:3]]
+        months += int(amount) * factor * (name == "months")
+        days += int(amount) * factor * (name == "days")
+        microseconds += int(amount) * factor * (name == "microseconds")
+    if found[2] is not None:
+        clock = (int(found[4]) * 60 + int(found[5])) * 60 + int(found[6] or 0)
+        microseconds += (-1 if found[3] == "-" else 1) * (
+            clock * 1_000_000 + int((found[7] or "").ljust(6, "0"))
+        )
+    return Interval(months, days, microseconds)
+
+
+def _timestamp(text: str) -> datetime | Infinity:
+    return _infinity(text) or _finite_timestamp(text)
+
+
+def _finite_timestamp(text: str) -> datetime:
+    found = _TIMESTAMP.fullmatch(text)
+    if found is None:
+        raise RefusedError("a timestamp constant is understood as YYYY-MM-DD HH:MM:SS[.ffffff] only")
+    try:
+        return datetime.fromisoformat(f"{found[1]} {found[2] or '00:00'}")
+    except ValueError:
+        raise RefusedError("the timestamp constant is none that a plain calendar has") from None
+
+
+def _timestamptz(text: str) -> datetime | Infinity:
+    infinity = _infinity(text)
+    if infinity is not None:
+        return infinity
+    zone = re.search(rf"(?<=[\d:.])\s?({_ZONE.pattern})$", text[10:], re.ASCII)
+    if zone is None:
+        raise RefusedError(
+            "a timestamp with time zone constant without its offset (+00) depends on the session's TimeZone"
+        )
+    local = _finite_timestamp(text[: 10 + zone.start()])
+    offset = f"{zone[2]}:{zone[3] or '00'}" if zone[2] else "+00:00"
+    try:
+        return datetime.fromisoformat(f"{local.isoformat()}{offset}").astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise RefusedError("the timestamp constant is none that a plain calendar has") from None
+
+
+_INPUT: Final[dict[int, Callable[[str], ConstantValue]]] = {
+    BOOL: _boolean,
+    BYTEA: _bytea,
+    INT2: lambda text: _integer(text, 16),
+    INT4: lambda text: _integer(text, 32),
+    INT8: lambda text: _integer(text, 64),
+    NUMERIC: _decimal,
+    FLOAT4: _real,
+    FLOAT8: _double,
+    TEXT: str,
+    VARCHAR: str,
+    BPCHAR: str,
+    DATE: _date,
+    TIMESTAMP: _timestamp,
+    TIMESTAMPTZ: _timestamptz,
+    TIME: _time,
+    INTERVAL: interval_value,
+    UUID: _uuid,
+}
+
+
+def constant_from_text(text: str | None, type_oid: int) -> Constant:
+    """Return what the type's input function makes of the text; None is NULL."""
+    if type_oid not in _INPUT:
+        raise RefusedError(f"no constant of the type with oid {type_oid} is understood")
+    return typed_constant(None if text is None else _INPUT[type_oid](text), type_oid)
+
+
+def typed_constant(value: ConstantValue, type_oid: int) -> Constant:
+    """Return a constant, with the digits it needs when it is numeric."""
+    if type_oid != NUMERIC:
+        return Constant(value, type_oid=type_oid)
+    if value is None:
+        return Constant(None, type_oid=NUMERIC, digits=Digits(1, 0))
+    if not isinstance(value, Decimal):
+        raise TypeError(f"a numeric constant is no {type(value).__name__}")
+    return Constant(value, type_oid=NUMERIC, digits=_digits(value))
+
+
+def _digits(value: Decimal) -> Digits | None:
+    if not value.is_finite():
+        return None
+    _, figures, exponent = value.as_tuple()
+    # Zeros at the end count: a constant's scale is what it is written with.
+    return Digits.of(max(len(figures) + int(exponent), 0), max(-int(exponent), 0))
+
+
+def array_texts(text: str) -> list[str | None]:
+    """Return the elements of an array constant of one dimension (section 8.15.2)."""
+    whole = text.strip()
+    if not (whole.startswith("{") and whole.endswith("}")):
+        raise RefusedError("an array constant is understood as '{…}' of one dimension only")
+    items, place, inner = [], 0, whole[1:-1].strip()
+    while place < len(inner):
+        found = _ARRAY_ITEM.match(inner, place)
+        if found is None or (found[3] == "," and found.end() == len(inner)):
+            raise RefusedError("only a plain array constant is supported, write ARRAY[…]")
+        quoted, plain = found[1], found[2]
+        unquoted = None if plain is None or plain.upper() == "NULL" else plain
+        items.append(unquoted if quoted is None else re.sub(r"\\(.)", r"\1", quoted, flags=re.DOTALL))
+        place = found.end()
+    return items
+
+
+def number_constant(text: str) -> Constant:
+    """Return an unquoted number: integer or bigint when it fits, else numeric (section 4.1.2.6)."""
+    if re.fullmatch(r"-?\d+", text, re.ASCII):
+        value = int(text)
+        for type_oid in (INT4, INT8):
+            if -(1 << INTEGER_BITS[type_oid] - 1) <= value < 1 << INTEGER_BITS[type_oid] - 1:
+                return Constant(value, type_oid=type_oid)
+    return constant_from_text(text, NUMERIC)
+
+
+def convert_constant(constant: Constant, type_oid: int) -> Constant | None:
+    """Return the constant as another type, by the casts between numbers or strings; None when there is none.
+
+    character loses its trailing blanks where it becomes another string; numeric to integer rounds half away from zero, as PostgreSQL's numeric.c does.
+    """
+    value = constant.value
+    if value is None:
+        return typed_constant(None, type_oid)
+    match value:
+        case str() if type_oid in STRINGS and constant.type_oid in STRINGS:
+            return Constant(value.rstrip(" ") if constant.type_oid == BPCHAR else value, type_oid=type_oid)
+        case bool() | str() | bytes() | date() | Interval() | Infinity():
+            return None
+        case int():
+            as_text = str(value)
+        case Decimal():
+            as_text = format(value, "f")
+        case _:
+            return _convert_float(value, constant.type_oid, type_oid)
+    if type_oid in INTEGERS:
+        if isinstance(value, Decimal):
+            if not value.is_finite():
+                raise InvalidConstantError("cannot convert NaN or infinity to an integer", "0A000")
+            value = int(value.to_integral_value(ROUND_HALF_UP, _EXACT))
+        return Constant(_in_range(value, INTEGER_BITS[type_oid]), type_oid=type_oid)
+    return constant_from_text(as_text, type_oid) if type_oid in (NUMERIC, FLOAT4, FLOAT8) else None
+
+
+def _convert_float(value: float, source: int, target: int) -> Constant | None:
+    """Singles widen exactly; the other ways round, by rules that filters do not need."""
+    if target in (FLOAT8, source):
+        return Constant(value, type_oid=target)
+    if target == FLOAT4 and (isnan(value) or single(value) == value):
+        return Constant(value, type_oid=target)
+    return None
+
+
+def modified(constant: Constant, modifier: tuple[int, ...]) -> Constant:
+    """Return the constant under a type modifier, as an explicit cast applies it: `numeric(5,2)`, `varchar(3)`."""
+    value = constant.value
+    if value is None or not modifier:
+        return constant
+    match constant.type_oid, value:
+        case (int(oid), Decimal()) if oid == NUMERIC:
+            return typed_constant(_rounded(value, *modifier), NUMERIC)
+        case (int(oid), str()) if oid == VARCHAR:
+            return Constant(value[: modifier[0]], type_oid=VARCHAR)
+        case (int(oid), str()) if oid == BPCHAR:
+            return Constant(value[: modifier[0]].ljust(modifier[0]), type_oid=BPCHAR)
+        case _:
+            raise RefusedError("a type modifier is understood on numeric, varchar and character only")
+
+
+def _rounded(value: Decimal, precision: int, scale: int = 0) -> Decimal:
+    if value.is_nan():
+        return value
+    with localcontext(_EXACT):
+        rounded = value.quantize(Decimal(1).scaleb(-scale), ROUND_HALF_UP) if value.is_finite() else value
+        if abs(rounded) >= Decimal(10) ** (precision - scale):
+            raise InvalidConstantError("numeric field overflow", "22003")
+    return rounded

@@ -1,0 +1,267 @@
+"""The text of a row filter to sqlglot's tree, taken only where it reads as PostgreSQL's grammar does.
+
+In: text. Out: a tree of sqlglot whose operands bind as in gram.y (section 4.1.6), and readers of its names. Raises RefusedError for what PostgreSQL may read in another way, and
+InvalidSyntaxError for what is no single expression.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar, Final
+
+from sqlglot import exp
+from sqlglot.dialects.postgres import Postgres
+from sqlglot.errors import SqlglotError
+from sqlglot.parsers.postgres import PostgresParser
+from sqlglot.tokenizer_core import Token, TokenType
+
+from pgsieve.decoding.row_filters.constants import RefusedError
+
+
+class InvalidSyntaxError(Exception):
+    """Text that is not one expression."""
+
+
+_XML: Final = frozenset(
+    ("xmlconcat", "xmlelement", "xmlforest", "xmlparse", "xmlpi", "xmlroot", "xmlserialize", "xmlexists")
+)
+
+
+def _call(name: str, *arguments: exp.Expr | None) -> exp.Anonymous:
+    given = [argument for argument in arguments if argument is not None]
+    return exp.Anonymous(this=name, expressions=given)
+
+
+class _FilterDialect(Postgres):
+    """sqlglot's PostgreSQL without its rewriting of functions into those of other dialects."""
+
+    class Tokenizer(Postgres.Tokenizer):
+        """Reads statements' first words as names: PostgreSQL lets columns have them without quotes."""
+
+        KEYWORDS: ClassVar[dict[str, TokenType]] = {
+            word: token
+            for word, token in Postgres.Tokenizer.KEYWORDS.items()
+            if word not in {"ALTER", "DROP", "INSERT", "REVOKE", "ROLLBACK"}
+        }
+
+    class Parser(PostgresParser):
+        """Leaves every function under the name it is called by."""
+
+        FUNCTIONS: ClassVar[dict[str, Callable[..., exp.Expr]]] = {}
+        FUNCTION_PARSERS: ClassVar[dict[str, Callable[..., Any]]] = {
+            "CAST": PostgresParser.FUNCTION_PARSERS["CAST"],
+            "EXTRACT": lambda self: self.extract(),
+            "OVERLAY": lambda self: self.overlay(),
+            "POSITION": lambda self: self.position(),
+            "SUBSTRING": lambda self: self.substring(),
+            "TRIM": lambda self: self.trim(),
+        }
+        NO_PAREN_FUNCTION_PARSERS: ClassVar[dict[str, Callable[..., Any]]] = {
+            word: PostgresParser.NO_PAREN_FUNCTION_PARSERS[word] for word in ("ANY", "CASE")
+        }
+
+        # What is written like a function but has a syntax of its own (func_expr_common_subexpr in gram.y).
+
+        def extract(self) -> exp.Expr:
+            """Read EXTRACT(field FROM source)."""
+            field = self._parse_string() or self._parse_var(any_token=True)
+            if field is None or not self._match(TokenType.FROM):
+                raise InvalidSyntaxError
+            return _call("extract", exp.Literal.string(field.name.lower()), self._parse_disjunction())
+
+        def overlay(self) -> exp.Expr:
+            """Read OVERLAY(text PLACING other FROM start FOR count)."""
+            arguments = self._parse_csv(self._parse_disjunction)
+            words = (word for word in ("PLACING", "FROM", "FOR") if self._match_text_seq(word))
+            return _call("overlay", *arguments, *(self._parse_disjunction() for _ in words))
+
+        def position(self) -> exp.Expr:
+            """Read POSITION(sought IN text)."""
+            sought = self._parse_bitwise()
+            if not self._match(TokenType.IN):
+                raise InvalidSyntaxError
+            return _call("position", self._parse_bitwise(), sought)
+
+        def substring(self) -> exp.Expr:
+            """Read SUBSTRING(text FROM start FOR count)."""
+            arguments = self._parse_csv(self._parse_disjunction)
+            start = self._parse_disjunction() if self._match(TokenType.FROM) else None
+            count = self._parse_disjunction() if self._match(TokenType.FOR) else None
+            if count is not None and start is None:
+                start = exp.Literal.number(1)
+            return _call("substring", *arguments, start, count)
+
+        def trim(self) -> exp.Expr:
+            """Read TRIM(BOTH characters FROM text)."""
+            side = self._prev.text.upper() if self._match_texts(("BOTH", "LEADING", "TRAILING")) else "BOTH"
+            first = None if self._match(TokenType.FROM) else self._parse_disjunction()
+            if first is None or self._match(TokenType.FROM):
+                arguments = [*self._parse_csv(self._parse_disjunction), first]
+            else:
+                arguments = [first]
+            return _call({"LEADING": "ltrim", "TRAILING": "rtrim"}.get(side, "btrim"), *arguments)
+
+
+_OPERATOR_CHARACTERS = frozenset("+-*/<>=~!@#%^&|`?")
+_OPERATORS = frozenset(
+    [
+        "+",
+        "-",
+        "*",
+        "/",
+        "%",
+        "^",
+        "<",
+        ">",
+        "=",
+        "<=",
+        ">=",
+        "<>",
+        "!=",
+        "||",
+        "&",
+        "|",
+        "#",
+        "|/",
+        "~~",
+        "!~~",
+        "~~*",
+        "!~~*",
+        "~",
+        "!~",
+        "~*",
+        "!~*",
+        "^@",
+        "@>",
+        "<@",
+        "&&",
+    ]
+)
+
+# Precedence (section 4.1.6): of the operator, and the least its left and right operand must have. sqlglot binds
+# some operators differently, so a tree is taken only where its operands bind as in PostgreSQL's grammar. LIKE is
+# also spelled ~~, which binds closer: its operands must bind closer than both spellings.
+_PRECEDENCE: Final[dict[type[exp.Expr], tuple[int, int, int]]] = {
+    exp.Or: (1, 1, 2),
+    exp.And: (2, 2, 3),
+    exp.Not: (3, 3, 3),
+    exp.Is: (4, 5, 5),
+    exp.NullSafeEQ: (4, 5, 5),
+    exp.NullSafeNEQ: (4, 5, 5),
+    **dict.fromkeys((exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE), (5, 6, 6)),
+    **dict.fromkeys((exp.Between, exp.In), (6, 7, 7)),
+    exp.Escape: (6, 6, 8),
+    **dict.fromkeys((exp.Like, exp.ILike, exp.SimilarTo), (6, 8, 8)),
+    # All operators that the grammar does not name, on one level.
+    **dict.fromkeys(
+        (
+            *(exp.DPipe, exp.RegexpLike, exp.RegexpILike, exp.StartsWith, exp.BitwiseAnd, exp.BitwiseOr),
+            *(exp.BitwiseXor, exp.ArrayContainsAll, exp.ArrayContainedBy, exp.ArrayOverlaps),
+        ),
+        (7, 7, 8),
+    ),
+    **dict.fromkeys((exp.BitwiseNot, exp.Sqrt), (7, 7, 7)),
+    **dict.fromkeys((exp.Add, exp.Sub), (8, 8, 9)),
+    **dict.fromkeys((exp.Mul, exp.Div, exp.Mod), (9, 9, 10)),
+    exp.Pow: (10, 10, 11),
+    exp.AtTimeZone: (11, 11, 12),
+    exp.Collate: (12, 12, 13),
+    exp.Neg: (13, 13, 13),
+}
+_PRIMARY = (15, 0, 0)
+
+_ASCII_LOWER = {upper: upper + 32 for upper in range(ord("A"), ord("Z") + 1)}
+
+
+def parse(expression: str) -> exp.Expr:
+    """Return the tree of a single expression."""
+    dialect = _FilterDialect()
+    try:
+        tokens = dialect.tokenize(expression)
+    except SqlglotError as error:
+        raise InvalidSyntaxError from error
+    for token in tokens:
+        if token.text.lower() in _XML and token.token_type not in (TokenType.STRING, TokenType.IDENTIFIER):
+            raise RefusedError("type xml has no counterpart in Spark")
+    for operator in _operators(tokens):
+        if operator not in _OPERATORS:
+            raise RefusedError(f"operator {operator} has no exact counterpart in Spark")
+    try:
+        parsed = dialect.parser().parse(tokens, expression)
+    except (SqlglotError, ValueError) as error:
+        raise InvalidSyntaxError from error
+    if len(parsed) != 1 or not isinstance(parsed[0], exp.Expr):
+        raise InvalidSyntaxError
+    return parsed[0]
+
+
+def _is_operator(token: Token) -> bool:
+    quoted = token.token_type in (TokenType.STRING, TokenType.IDENTIFIER)
+    return not quoted and bool(token.text) and set(token.text) <= _OPERATOR_CHARACTERS
+
+
+def _operators(tokens: Sequence[Token]) -> Iterator[str]:
+    """Return the operators among the tokens; what begins with an exclamation mark is two of sqlglot's."""
+    negation: Token | None = None
+    for token in filter(_is_operator, tokens):
+        joined = negation is not None and negation.end + 1 == token.start and token.text.startswith("~")
+        if negation is not None and not joined:
+            yield negation.text
+        if joined:
+            yield f"!{token.text}"
+        elif token.text != "!":
+            yield token.text
+        negation = token if token.text == "!" else None
+    if negation is not None:
+        yield negation.text
+
+
+def without_parentheses(part: exp.Expr) -> exp.Expr:
+    """Return what stands inside of any parentheses."""
+    while isinstance(part, exp.Paren):
+        part = part.this
+    return part
+
+
+def operand(parent: exp.Expr, part: exp.Expr, *, right: bool = False) -> exp.Expr:
+    """Return an operand without its parentheses; if it has none it must bind as in PostgreSQL's grammar."""
+    binds = _PRECEDENCE.get(type(part), _PRIMARY)[0]
+    if binds < _PRECEDENCE.get(type(parent), _PRIMARY)[2 if right else 1]:
+        raise RefusedError("its precedence is not clear, put parentheses around the operands")
+    return without_parentheses(part)
+
+
+def folded_name(identifier: exp.Identifier | exp.Expr) -> str:
+    """Return the name an identifier means: unquoted ASCII letters are folded (section 4.1.1)."""
+    name = str(identifier.this)
+    return name if identifier.args.get("quoted") else name.translate(_ASCII_LOWER)
+
+
+def function_name(part: exp.Anonymous) -> str:
+    """Return the name of a function, folded like any other where it has no quotes."""
+    return part.name if isinstance(part.this, exp.Identifier) and part.this.quoted else part.name.lower()
+
+
+def is_call(part: exp.Expr, name: str, *arguments: int) -> bool:
+    """Tell whether this calls the function with one of these numbers of arguments."""
+    return (
+        isinstance(part, exp.Anonymous) and function_name(part) == name and len(part.expressions) in arguments
+    )
+
+
+def interval_text(part: exp.Interval) -> str:
+    """Return the text of an interval constant, which sqlglot takes apart."""
+    return str(part.this.name) + (f" {part.unit.name.lower()}" if part.unit else "")
+
+
+def quantified(part: exp.Expr) -> tuple[bool, exp.Expr] | None:
+    """Return (every, array) for ANY (array) and ALL (array)."""
+    if isinstance(part, exp.Any | exp.All):
+        return isinstance(part, exp.All), part.this
+    if (
+        isinstance(part, exp.Anonymous)
+        and function_name(part) in ("all", "some")
+        and len(part.expressions) == 1
+    ):
+        return function_name(part) == "all", part.expressions[0]
+    return None

@@ -1,0 +1,327 @@
+"""The typed tree of a row filter: what `pgsieve.decoding.row_filters.analysis` makes and an engine compiles.
+
+In: nothing but other nodes. Out: immutable nodes, each with the oid of its PostgreSQL type and, for numeric,
+the digits that hold every value it can have. Every implicit conversion of PostgreSQL is a `Cast` here, so both
+sides of a comparison have one type and an engine needs no type rules of its own. Raises nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Literal, TypeAlias
+
+# pg_type.dat; a filter may use no other types, except in IS NULL.
+BOOL, BYTEA, INT8, INT2, INT4, TEXT = 16, 17, 20, 21, 23, 25
+FLOAT4, FLOAT8, UNKNOWN, BPCHAR, VARCHAR = 700, 701, 705, 1042, 1043
+DATE, TIME, TIMESTAMP, TIMESTAMPTZ, INTERVAL, NUMERIC, UUID = 1082, 1083, 1114, 1184, 1186, 1700, 2950
+
+INTEGERS = (INT2, INT4, INT8)
+FLOATS = (FLOAT4, FLOAT8)
+STRINGS = (TEXT, VARCHAR, BPCHAR)
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A constant of type interval, in the three parts that PostgreSQL keeps (section 8.5.4)."""
+
+    months: int
+    days: int
+    microseconds: int
+
+
+def compared_microseconds(interval: Interval) -> int:
+    """Return what an interval is compared by: a month has 30 days, a day 24 hours (interval_cmp_value)."""
+    return (interval.months * 30 + interval.days) * 86_400_000_000 + interval.microseconds
+
+
+@dataclass(frozen=True, slots=True)
+class Infinity:
+    """The infinity of date and timestamp types; `sign` is 1 or -1."""
+
+    sign: int
+
+
+ConstantValue: TypeAlias = (
+    bool | int | Decimal | float | str | bytes | date | datetime | Interval | Infinity | None
+)
+Operator: TypeAlias = Literal["=", "<>", "<", "<=", ">", ">="]
+
+
+@dataclass(frozen=True, slots=True)
+class Digits:
+    """Precision and scale of a decimal type: `precision` digits in all, `scale` of them after the point."""
+
+    precision: int
+    scale: int
+
+    MAXIMUM = 38  # what Spark's and Arrow's decimal128 hold
+
+    @staticmethod
+    def of(integral: int, scale: int) -> Digits | None:
+        """Digits with this many before and after the point, or None when no decimal type has so many."""
+        precision = max(integral + scale, 1)
+        return Digits(precision, scale) if precision <= Digits.MAXIMUM else None
+
+    @property
+    def integral(self) -> int:
+        """Digits before the point."""
+        return self.precision - self.scale
+
+
+INTEGER_DIGITS = {INT2: Digits(5, 0), INT4: Digits(10, 0), INT8: Digits(19, 0)}
+
+
+def common_digits(several: Iterator[Digits | None]) -> Digits | None:
+    """Digits that hold the values of all of these, or None when that is no decimal type."""
+    integral = scale = 0
+    for digits in several:
+        if digits is None:
+            return None
+        integral, scale = max(integral, digits.integral), max(scale, digits.scale)
+    return Digits.of(integral, scale)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """An expression. `digits` is None unless numeric or an array of it; without digits the value is its text."""
+
+    type_oid: int
+    digits: Digits | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predicate(Node):
+    """An expression that is true, false or NULL."""
+
+    type_oid: int = BOOL
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnValue(Node):
+    """A column of the row that is filtered."""
+
+    name: str
+    collation: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Constant(Node):
+    """A constant; timestamps are UTC, or local without a zone; numeric is a Decimal, NaN and infinities too."""
+
+    value: ConstantValue
+
+
+@dataclass(frozen=True, slots=True)
+class Cast(Node):
+    """A conversion to `type_oid`, one that is exact or fails; `digits` of a numeric that has them are kept to."""
+
+    operand: Node
+    modifier: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Collate(Node):
+    """COLLATE: the same value under another collation."""
+
+    operand: Node
+    collation: str
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison(Predicate):
+    """`left operator right`, NULL when a side is; both sides have one type."""
+
+    operator: Operator
+    left: Node
+    right: Node
+
+
+@dataclass(frozen=True, slots=True)
+class NotDistinct(Predicate):
+    """IS NOT DISTINCT FROM: equality that takes NULL for a value."""
+
+    left: Node
+    right: Node
+
+
+@dataclass(frozen=True, slots=True)
+class Logical(Predicate):
+    """AND or OR of any number of operands, evaluated from the left and no further than needed."""
+
+    connective: Literal["AND", "OR"]
+    operands: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Not(Predicate):
+    """NOT."""
+
+    operand: Node
+
+
+@dataclass(frozen=True, slots=True)
+class IsNull(Predicate):
+    """IS NULL, and IS UNKNOWN."""
+
+    operand: Node
+
+
+@dataclass(frozen=True, slots=True)
+class IsTruth(Predicate):
+    """IS TRUE or IS FALSE: never NULL."""
+
+    operand: Node
+    truth: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Like(Predicate):
+    r"""LIKE; in `pattern` a backslash stands before %, _ and \ where they mean themselves, and nowhere else."""
+
+    operand: Node
+    pattern: str
+
+
+@dataclass(frozen=True, slots=True)
+class Regex(Predicate):
+    """`operand ~ pattern`: some part of the string matches; `pattern` is for java.util.regex."""
+
+    operand: Node
+    pattern: str
+
+
+@dataclass(frozen=True, slots=True)
+class Arithmetic(Node):
+    """`left operator right` on numbers of one type.
+
+    A result that the type cannot hold fails, as does a division by zero; / truncates integers toward zero.
+    """
+
+    operator: Literal["+", "-", "*", "/", "%"]
+    left: Node
+    right: Node
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionCall(Node):
+    """A function of PostgreSQL's by its name in pg_proc (`prosrc`), NULL when an operand is.
+
+    `fails` says that it raises an error for some values; `lower` and the like are those of collation C.
+    """
+
+    name: str
+    operands: tuple[Node, ...]
+    fails: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Array(Node):
+    """ARRAY[…]: the elements in their common type."""
+
+    elements: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Element(Node):
+    """An element of the array of the `EachElement` around it."""
+
+    collation: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EachElement(Predicate):
+    """`… ANY (array)` or ALL: whether `test` holds for some, or every, `element` of the array (section 9.25)."""
+
+    every: bool
+    subject: Node
+    array: Node
+    element: Element
+    test: Node
+
+
+@dataclass(frozen=True, slots=True)
+class Coalesce(Node):
+    """COALESCE: the first operand that is not NULL."""
+
+    operands: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Extreme(Node):
+    """GREATEST or LEAST of the operands that are not NULL."""
+
+    function: Literal["GREATEST", "LEAST"]
+    operands: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NullIf(Node):
+    """NULLIF: NULL when both are equal, else `left`."""
+
+    left: Node
+    right: Node
+
+
+@dataclass(frozen=True, slots=True)
+class Case(Node):
+    """CASE WHEN: the result beside the first condition that is true, else the default."""
+
+    conditions: tuple[Node, ...]
+    results: tuple[Node, ...]
+    default: Node
+
+
+def children(node: Node) -> Iterator[Node]:
+    """Return the operands of a node, in order."""
+    for field in fields(node):
+        value = getattr(node, field.name)
+        if isinstance(value, Node):
+            yield value
+        elif isinstance(value, tuple):
+            yield from (item for item in value if isinstance(item, Node))
+
+
+def column_names(node: Node) -> frozenset[str]:
+    """Return the columns that an expression reads."""
+    own = frozenset((node.name,)) if isinstance(node, ColumnValue) else frozenset()
+    return own.union(*(column_names(child) for child in children(node)))
+
+
+def fails(node: Node) -> bool:
+    """Tell whether evaluating, once the operands are, can raise an error (overflow, division by zero)."""
+    match node:
+        case Arithmetic(operator=operator):
+            return node.type_oid != NUMERIC or operator in "/%"
+        case FunctionCall():
+            return node.fails
+        case Cast(operand=operand):
+            return _cast_can_fail(operand, node)
+        case _:
+            return False
+
+
+def can_fail(node: Node) -> bool:
+    """Tell whether evaluating an expression, its operands too, can raise an error instead of giving a value."""
+    return fails(node) or any(can_fail(child) for child in children(node))
+
+
+_BY_RANGE = (INT2, INT4, INT8, NUMERIC, FLOAT8)
+
+
+def _cast_can_fail(operand: Node, node: Cast) -> bool:
+    source, target = operand.type_oid, node.type_oid
+    if node.modifier:
+        return target == NUMERIC
+    if target == DATE or source == TIME:
+        return False
+    if {source, target} <= {NUMERIC, *FLOATS}:
+        # numeric with Spark's digits is within the range of double precision, not of real.
+        return (source, target) not in ((FLOAT4, FLOAT8), (FLOAT4, NUMERIC), (FLOAT8, NUMERIC)) and (
+            target == FLOAT4 or operand.digits is None
+        )
+    if source in _BY_RANGE and target in INTEGERS:
+        return _BY_RANGE.index(target) < _BY_RANGE.index(source)
+    return (source == FLOAT4 and target in INTEGERS) or (source, target) == (DATE, TIMESTAMP)

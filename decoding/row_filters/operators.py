@@ -1,0 +1,50 @@
+"""What the classes of sqlglot's tree are in PostgreSQL: operators by their names, types by their oids.
+
+In: nothing. Out: tables. Raises nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+from sqlglot import exp
+
+from pgsieve.decoding.row_filters.nodes import (
+    BOOL,
+    BPCHAR,
+    BYTEA,
+    DATE,
+    FLOAT4,
+    FLOAT8,
+    INT2,
+    INT4,
+    INT8,
+    INTERVAL,
+    NUMERIC,
+    TEXT,
+    TIME,
+    TIMESTAMP,
+    TIMESTAMPTZ,
+    UUID,
+    VARCHAR,
+    Operator,
+)
+
+COMPARISONS: Final[dict[type[exp.Expr], Operator]] = {
+    exp.EQ: "=", exp.NEQ: "<>", exp.LT: "<", exp.LTE: "<=", exp.GT: ">", exp.GTE: ">=",
+}  # fmt: skip
+ARITHMETIC: Final[dict[type[exp.Expr], Literal["+", "-", "*", "/", "%"]]] = {
+    exp.Add: "+", exp.Sub: "-", exp.Mul: "*", exp.Div: "/", exp.Mod: "%",
+}  # fmt: skip
+TYPES: Final = {
+    exp.DType.BOOLEAN: BOOL, exp.DType.VARBINARY: BYTEA, exp.DType.SMALLINT: INT2, exp.DType.INT: INT4,
+    exp.DType.BIGINT: INT8, exp.DType.DECIMAL: NUMERIC, exp.DType.FLOAT: FLOAT4, exp.DType.DOUBLE: FLOAT8,
+    exp.DType.TEXT: TEXT, exp.DType.VARCHAR: VARCHAR, exp.DType.BPCHAR: BPCHAR, exp.DType.CHAR: BPCHAR,
+    exp.DType.DATE: DATE, exp.DType.TIMESTAMP: TIMESTAMP, exp.DType.TIMESTAMPTZ: TIMESTAMPTZ,
+    exp.DType.UUID: UUID, exp.DType.TIME: TIME, exp.DType.INTERVAL: INTERVAL,
+}  # fmt: skip
+OPERATORS: Final[dict[type[exp.Expr], str]] = {
+    exp.DPipe: "||", exp.StartsWith: "^@", exp.Pow: "^", exp.BitwiseAnd: "&", exp.BitwiseOr: "|",
+    exp.BitwiseXor: "#", exp.ArrayContainsAll: "@>", exp.ArrayContainedBy: "<@", exp.ArrayOverlaps: "&&",
+}  # fmt: skip
+PREFIX_OPERATORS: Final[dict[type[exp.Expr], str]] = {exp.BitwiseNot: "~", exp.Sqrt: "|/"}

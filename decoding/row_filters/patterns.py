@@ -1,0 +1,104 @@
+"""LIKE, ILIKE and regular expressions of a row filter (section 9.7).
+
+In: nodes, a string and its pattern. Out: nodes. Raises RefusedError for a pattern that has no exact counterpart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pgsieve.decoding.row_filters import collations
+from pgsieve.decoding.row_filters import regex as filter_regex
+from pgsieve.decoding.row_filters.constants import InvalidConstantError, RefusedError
+from pgsieve.decoding.row_filters.functions import call
+from pgsieve.decoding.row_filters.nodes import (
+    BOOL,
+    STRINGS,
+    TEXT,
+    UNKNOWN,
+    VARCHAR,
+    Constant,
+    FunctionCall,
+    Like,
+    Node,
+    Regex,
+)
+from pgsieve.decoding.row_filters.type_rules import coerce, known
+
+
+def _operands(name: str, operand: Node, pattern: Node) -> tuple[Node, Node]:
+    operand = known(operand)
+    if operand.type_oid not in STRINGS or pattern.type_oid not in (*STRINGS, UNKNOWN):
+        raise RefusedError(f"{name} is supported on strings only")
+    pattern = coerce(pattern, TEXT)
+    collations.require_collation((operand, pattern), ordering=False)
+    return coerce(operand, TEXT) if operand.type_oid == VARCHAR else operand, pattern
+
+
+def like(operand: Node, pattern: Node, escape: str = "\\", *, ignore_case: bool = False) -> Node:
+    """`operand LIKE pattern ESCAPE escape`, or ILIKE, which PostgreSQL does on both sides in lower case."""
+    operand, pattern = _operands("LIKE", operand, pattern)
+    if ignore_case:
+        # No call of lower(): that takes text, and of character(n) the padding counts (bpchariclike).
+        operand = FunctionCall("lower", (operand,), type_oid=TEXT)
+        collations.require_ascii_case(operand)
+    if not isinstance(pattern, Constant):
+        if escape != "\\":
+            raise RefusedError("ESCAPE is supported on a constant pattern only")
+        return _computed(operand, call("lower", (pattern,)) if ignore_case else pattern)
+    if pattern.value is None:
+        return Constant(None, type_oid=BOOL)
+    text = str(pattern.value)
+    if len(escape) > 1:
+        raise InvalidConstantError("invalid escape string", "22025")
+    canonical = _canonical(_lowered(text) if ignore_case else text, escape)
+    if canonical is None:
+        return _computed(operand, Constant("".join(_rewritten(text, escape)), type_oid=TEXT))
+    return Like(operand, canonical)
+
+
+def _computed(operand: Node, pattern: Node) -> FunctionCall:
+    """Match a pattern that differs from row to row, or whose end fails once a row's value reaches it."""
+    return FunctionCall("textlike", (operand, pattern), fails=True, type_oid=BOOL)
+
+
+def _lowered(text: str) -> str:
+    return "".join(character.lower() if character.isascii() else character for character in text)
+
+
+def _rewritten(pattern: str, escape: str) -> Iterator[str]:
+    r"""Have a backslash escape every character that `escape` does, or that is itself a backslash."""
+    characters = iter(pattern)
+    for character in characters:
+        if character == escape:
+            meant = next(characters, "")
+            yield f"\\{meant}"
+        else:
+            yield "\\\\" if character == "\\" else character
+
+
+def _canonical(pattern: str, escape: str) -> str | None:
+    """Have a backslash escape %, _ and itself and nothing else; None for a pattern that ends with its escape."""
+    parts = []
+    characters = iter(pattern)
+    for character in characters:
+        escaped = character == escape
+        meant = next(characters, None) if escaped else character
+        if meant is None:
+            return None
+        parts.append(f"\\{meant}" if meant == "\\" or (escaped and meant in "%_") else meant)
+    return "".join(parts)
+
+
+def regex(operand: Node, pattern: Node, *, ignore_case: bool = False) -> Node:
+    """`operand ~ pattern`, or ~*."""
+    operand, pattern = _operands("~", operand, pattern)
+    ascii_letters = collations.has_ascii_letters((operand, pattern))
+    if ignore_case and not ascii_letters:
+        raise RefusedError("the case of letters depends on the collation")
+    if not isinstance(pattern, Constant):
+        raise RefusedError("only a constant regular expression is supported")
+    if pattern.value is None:
+        return Constant(None, type_oid=BOOL)
+    text = str(pattern.value)
+    return Regex(operand, filter_regex.translated(text, ignore_case=ignore_case, ascii_classes=ascii_letters))

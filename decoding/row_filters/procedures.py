@@ -1,0 +1,300 @@
+"""The built-in functions and operators that a row filter may call, as pg_proc and pg_operator list them.
+
+In: a name and the types of its arguments. Out: the `Procedure` that PostgreSQL would call (sections 10.2, 10.3;
+func_select_candidate in parse_func.c). Raises RefusedError where none fits, more than one does, or the one that
+does has no exact counterpart. All of them are immutable and strict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from pgsieve.decoding.row_filters.constants import RefusedError
+from pgsieve.decoding.row_filters.nodes import (
+    BOOL,
+    BPCHAR,
+    BYTEA,
+    DATE,
+    FLOAT4,
+    FLOAT8,
+    INT2,
+    INT4,
+    INT8,
+    INTERVAL,
+    NUMERIC,
+    STRINGS,
+    TEXT,
+    TIME,
+    TIMESTAMP,
+    TIMESTAMPTZ,
+    UNKNOWN,
+    VARCHAR,
+)
+
+# A name, the function behind it (prosrc), the types of its arguments, that of its result. An exclamation mark: it
+# fails for some values. A hyphen: one that is not evaluated here, listed because the choice depends on it.
+_TABLE: Final = """
+abs             numeric_abs             numeric -> numeric
+abs             int2abs!                int2 -> int2
+abs             int4abs!                int4 -> int4
+abs             int8abs!                int8 -> int8
+abs             float4abs               float4 -> float4
+abs             float8abs               float8 -> float8
+@               numeric_abs             numeric -> numeric
+@               int2abs!                int2 -> int2
+@               int4abs!                int4 -> int4
+@               int8abs!                int8 -> int8
+@               float4abs               float4 -> float4
+@               float8abs               float8 -> float8
+-               numeric_uminus          numeric -> numeric
+-               int2um!                 int2 -> int2
+-               int4um!                 int4 -> int4
+-               int8um!                 int8 -> int8
+-               float4um                float4 -> float4
+-               float8um                float8 -> float8
+-               -                       interval -> interval
++               numeric_uplus           numeric -> numeric
++               int2up                  int2 -> int2
++               int4up                  int4 -> int4
++               int8up                  int8 -> int8
++               float4up                float4 -> float4
++               float8up                float8 -> float8
+sign            numeric_sign            numeric -> numeric
+sign            dsign                   float8 -> float8
+ceil            numeric_ceil            numeric -> numeric
+ceil            dceil                   float8 -> float8
+ceiling         numeric_ceil            numeric -> numeric
+ceiling         dceil                   float8 -> float8
+floor           numeric_floor           numeric -> numeric
+floor           dfloor                  float8 -> float8
+round           numeric_round!          numeric int4 -> numeric
+round           numeric_round           numeric -> numeric
+round           dround                  float8 -> float8
+trunc           numeric_trunc!          numeric int4 -> numeric
+trunc           numeric_trunc           numeric -> numeric
+trunc           dtrunc                  float8 -> float8
+trunc           -                       macaddr -> macaddr
+div             numeric_div_trunc!      numeric numeric -> numeric
+gcd             numeric_gcd             numeric numeric -> numeric
+gcd             int4gcd!                int4 int4 -> int4
+gcd             int8gcd!                int8 int8 -> int8
+lcm             numeric_lcm             numeric numeric -> numeric
+lcm             int4lcm!                int4 int4 -> int4
+lcm             int8lcm!                int8 int8 -> int8
+sqrt            numeric_sqrt!           numeric -> numeric
+sqrt            dsqrt!                  float8 -> float8
+|/              dsqrt!                  float8 -> float8
+scale           numeric_scale           numeric -> int4
+min_scale       numeric_min_scale       numeric -> int4
+trim_scale      numeric_trim_scale      numeric -> numeric
+power           -                       float8 float8 -> float8
+power           -                       numeric numeric -> numeric
+^               -                       float8 float8 -> float8
+^               -                       numeric numeric -> numeric
+&               int2and                 int2 int2 -> int2
+&               int4and                 int4 int4 -> int4
+&               int8and                 int8 int8 -> int8
+|               int2or                  int2 int2 -> int2
+|               int4or                  int4 int4 -> int4
+|               int8or                  int8 int8 -> int8
+#               int2xor                 int2 int2 -> int2
+#               int4xor                 int4 int4 -> int4
+#               int8xor                 int8 int8 -> int8
+~               int2not                 int2 -> int2
+~               int4not                 int4 -> int4
+~               int8not                 int8 -> int8
+to_hex          to_hex32                int4 -> text
+to_hex          to_hex64                int8 -> text
+||              textcat                 text text -> text
+||              byteacat                bytea bytea -> bytea
+length          textlen                 text -> int4
+length          bpcharlen               bpchar -> int4
+length          byteaoctetlen           bytea -> int4
+char_length     textlen                 text -> int4
+char_length     bpcharlen               bpchar -> int4
+character_length textlen                text -> int4
+character_length bpcharlen              bpchar -> int4
+octet_length    textoctetlen            text -> int4
+octet_length    bpcharoctetlen          bpchar -> int4
+octet_length    byteaoctetlen           bytea -> int4
+bit_length      textbitlen!             text -> int4
+bit_length      byteabitlen!            bytea -> int4
+lower           lower                   text -> text
+upper           upper                   text -> text
+initcap         initcap                 text -> text
+substring       text_substr!            text int4 int4 -> text
+substring       text_substr             text int4 -> text
+substring       bytea_substr!           bytea int4 int4 -> bytea
+substring       bytea_substr            bytea int4 -> bytea
+substring       -                       text text -> text
+substring       -                       text text text -> text
+substr          text_substr!            text int4 int4 -> text
+substr          text_substr             text int4 -> text
+substr          bytea_substr!           bytea int4 int4 -> bytea
+substr          bytea_substr            bytea int4 -> bytea
+left            text_left               text int4 -> text
+right           text_right              text int4 -> text
+position        textpos                 text text -> int4
+position        -                       bytea bytea -> int4
+strpos          textpos                 text text -> int4
+starts_with     text_starts_with        text text -> bool
+^@              text_starts_with        text text -> bool
+btrim           btrim                   text text -> text
+btrim           btrim1                  text -> text
+btrim           -                       bytea bytea -> bytea
+ltrim           ltrim                   text text -> text
+ltrim           ltrim1                  text -> text
+ltrim           -                       bytea bytea -> bytea
+rtrim           rtrim                   text text -> text
+rtrim           rtrim1                  text -> text
+rtrim           -                       bytea bytea -> bytea
+replace         replace_text            text text text -> text
+translate       translate               text text text -> text
+repeat          repeat!                 text int4 -> text
+reverse         text_reverse            text -> text
+split_part      split_part!             text text int4 -> text
+lpad            lpad!                   text int4 text -> text
+lpad            lpad!                   text int4 -> text
+rpad            rpad!                   text int4 text -> text
+rpad            rpad!                   text int4 -> text
+ascii           ascii                   text -> int4
+chr             chr!                    int4 -> text
+md5             md5_text                text -> text
+md5             md5_bytea               bytea -> text
+sha256          sha256_bytea            bytea -> bytea
+sha512          sha512_bytea            bytea -> bytea
++               date_pli!               date int4 -> date
++               integer_pl_date!        int4 date -> date
+-               date_mii!               date int4 -> date
+-               date_mi!                date date -> int4
++               date_pl_interval!       date interval -> timestamp
++               date_pl_interval!       interval date -> timestamp
+-               date_mi_interval!       date interval -> timestamp
++               datetime_pl!            date time -> timestamp
++               timedate_pl!            time date -> timestamp
++               timestamp_pl_interval!  timestamp interval -> timestamp
++               timestamp_pl_interval!  interval timestamp -> timestamp
+-               timestamp_mi_interval!  timestamp interval -> timestamp
+-               timestamp_mi!           timestamp timestamp -> interval
+-               timestamp_mi!           timestamptz timestamptz -> interval
+-               -                       time time -> interval
+-               -                       time interval -> time
++               -                       time interval -> time
+-               -                       interval interval -> interval
++               -                       interval interval -> interval
+isfinite        date_finite             date -> bool
+isfinite        timestamp_finite        timestamp -> bool
+isfinite        timestamp_finite        timestamptz -> bool
+isfinite        -                       interval -> bool
+make_date       make_date!              int4 int4 int4 -> date
+date_trunc      timestamp_trunc         text timestamp -> timestamp
+date_trunc      -                       text timestamptz -> timestamptz
+date_trunc      -                       text interval -> interval
+extract         extract_date            text date -> numeric
+extract         extract_timestamp       text timestamp -> numeric
+extract         -                       text timestamptz -> numeric
+extract         -                       text time -> numeric
+extract         -                       text interval -> numeric
+date_part       date_part_date!         text date -> float8
+date_part       timestamp_part          text timestamp -> float8
+date_part       -                       text timestamptz -> float8
+date_part       -                       text time -> float8
+date_part       -                       text interval -> float8
+date            timestamp_date          timestamp -> date
+"""
+
+_OIDS: Final = {
+    "bool": BOOL, "bytea": BYTEA, "int2": INT2, "int4": INT4, "int8": INT8, "numeric": NUMERIC,
+    "float4": FLOAT4, "float8": FLOAT8, "text": TEXT, "bpchar": BPCHAR, "date": DATE, "time": TIME,
+    "timestamp": TIMESTAMP, "timestamptz": TIMESTAMPTZ, "interval": INTERVAL, "name": 19, "macaddr": 829,
+}  # fmt: skip
+
+# Implicit casts (pg_cast), besides those from unknown.
+_IMPLICIT: Final = {
+    INT2: {INT4, INT8, NUMERIC, FLOAT4, FLOAT8},
+    INT4: {INT8, NUMERIC, FLOAT4, FLOAT8},
+    INT8: {NUMERIC, FLOAT4, FLOAT8},
+    NUMERIC: {FLOAT4, FLOAT8},
+    FLOAT4: {FLOAT8},
+    BPCHAR: {TEXT},
+    DATE: {TIMESTAMP, TIMESTAMPTZ},
+    TIMESTAMP: {TIMESTAMPTZ},
+    TIME: {INTERVAL},
+}
+_PREFERRED: Final = frozenset((BOOL, FLOAT8, TEXT, TIMESTAMPTZ, INTERVAL))
+
+
+@dataclass(frozen=True, slots=True)
+class Procedure:
+    """A function of pg_proc: its `prosrc`, the types it takes and gives, and whether some values make it fail."""
+
+    name: str
+    arguments: tuple[int, ...]
+    result: int
+    fails: bool
+
+    def fits(self, types: Sequence[int]) -> bool:
+        """Tell whether arguments of these types can be passed, converted implicitly where needed."""
+        return len(types) == len(self.arguments) and all(
+            given in (wanted, UNKNOWN) or wanted in _IMPLICIT.get(given, ())
+            for given, wanted in zip(types, self.arguments, strict=True)
+        )
+
+    def count(self, types: Sequence[int], *, preferred: bool) -> int:
+        """Count the arguments that need no conversion, and with `preferred` those that get a preferred type."""
+        return sum(
+            given == wanted or (preferred and wanted in _PREFERRED)
+            for given, wanted in zip(types, self.arguments, strict=True)
+            if given != UNKNOWN
+        )
+
+
+def _rows() -> Iterator[tuple[str, Procedure]]:
+    for line in filter(None, _TABLE.splitlines()):
+        name, source, *arguments = line.split()
+        *types, _, result = (_OIDS.get(word, 0) for word in arguments)
+        yield name, Procedure(source.rstrip("!"), tuple(types), result, source.endswith("!"))
+
+
+def _by_name() -> dict[str, tuple[Procedure, ...]]:
+    found: dict[str, tuple[Procedure, ...]] = {}
+    for name, procedure in _rows():
+        found[name] = (*found.get(name, ()), procedure)
+    return found
+
+
+_PROCEDURES: Final = MappingProxyType(_by_name())
+
+
+def resolve(name: str, type_oids: Sequence[int]) -> Procedure:
+    """Return what PostgreSQL calls for this name and these types of arguments."""
+    candidates = _PROCEDURES.get(name)
+    if candidates is None:
+        raise RefusedError(f"{name} has no exact counterpart in Spark")
+    # varchar has no functions of its own: it is text already (binary-coercible).
+    types = tuple(TEXT if oid == VARCHAR else oid for oid in type_oids)
+    if len(types) == 2 and UNKNOWN in types and not name.isidentifier():
+        # An operator's unknown side is first taken to be of the other side's type.
+        same = tuple(max(set(types) - {UNKNOWN}, default=TEXT) for _ in types)
+        exact = [candidate for candidate in candidates if candidate.arguments == same]
+        candidates = tuple(exact) or candidates
+    fitting = [candidate for candidate in candidates if candidate.fits(types)]
+    for preferred in (False, True):
+        most = max((candidate.count(types, preferred=preferred) for candidate in fitting), default=0)
+        fitting = [candidate for candidate in fitting if candidate.count(types, preferred=preferred) == most]
+    if len(fitting) > 1:
+        # An unknown argument is a string, where one is taken.
+        unknown = [place for place, given in enumerate(types) if given == UNKNOWN]
+        strings = [c for c in fitting if all(c.arguments[place] in STRINGS for place in unknown)]
+        fitting = [c for c in strings if all(c.arguments[place] == TEXT for place in unknown)] or strings
+    if len(fitting) != 1:
+        raise RefusedError(
+            f"{name} has no exact counterpart in Spark for these types of arguments, or they need a cast"
+        )
+    (chosen,) = fitting
+    if chosen.name == "-":
+        raise RefusedError(f"{name} has no exact counterpart in Spark for these types of arguments")
+    return chosen

@@ -1,0 +1,215 @@
+"""Regular expressions of PostgreSQL (ARE, section 9.7.3) to ones of java.util.regex that match the same strings.
+
+In: a constant pattern. Out: the pattern for `RLIKE`. Raises RefusedError, naming the construct, for what means
+something else in Java or depends on a locale, and for what PostgreSQL would not compile.
+
+The two agree on alternation, groups, sets, bounds and anchors. They differ in `$` (Java's also matches before a
+last line break), in what `.` matches, and in quantifiers of quantifiers. Java walks a repeated group recursively,
+so that a long string exhausts its stack: those are refused. Which of several matches is found makes no
+difference to a filter, so neither does greediness.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from pgsieve.decoding.row_filters.constants import InvalidConstantError, RefusedError
+
+_MOST_REPETITIONS: Final = 255  # DUPMAX in regex/regguts.h
+_QUANTIFIER: Final = re.compile(r"[*+?]|\{(\d{1,3})(,(\d{1,3})?)?\}", re.ASCII)
+_CLASS: Final = re.compile(r"\[:([a-z]+):\]", re.ASCII)
+_CLASSES: Final = {
+    "alnum": "Alnum", "alpha": "Alpha", "blank": "Blank", "cntrl": "Cntrl", "digit": "Digit", "graph": "Graph",
+    "lower": "Lower", "print": "Print", "punct": "Punct", "space": "Space", "upper": "Upper", "xdigit": "XDigit",
+}  # fmt: skip
+_CONTROLS: Final = {"a": "\a", "b": "\b", "e": "\x1b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
+
+
+def _literal(character: str) -> str:
+    return character if character.isascii() and character.isalnum() else f"\\x{{{ord(character):x}}}"
+
+
+class _Translation:
+    """One pass over a pattern."""
+
+    def __init__(self, pattern: str, *, ignore_case: bool, ascii_classes: bool) -> None:
+        self._pattern = pattern
+        self._place = 0
+        self._ignore_case = ignore_case
+        self._ascii_classes = ascii_classes
+
+    def whole(self) -> str:
+        """Return the translation of the pattern."""
+        if self._pattern.startswith("***"):
+            raise RefusedError("a regular expression that begins with *** is not supported")
+        body = "".join(self._alternatives())
+        if self._place < len(self._pattern):
+            raise RefusedError("its parentheses are not balanced")
+        return f"(?s{'i' if self._ignore_case else ''}){body}"
+
+    def _next(self) -> str:
+        """Return the next character, '' at the end."""
+        return self._pattern[self._place : self._place + 1]
+
+    def _take(self) -> str:
+        character = self._next()
+        if not character:
+            raise RefusedError("the regular expression ends too early")
+        self._place += 1
+        return character
+
+    def _alternatives(self) -> Iterator[str]:
+        while self._next() not in ("", ")"):
+            if self._next() == "|":
+                yield self._take()
+                continue
+            yield from self._piece()
+
+    def _piece(self) -> Iterator[str]:
+        """An atom and its quantifier, or an anchor, which has none."""
+        if _QUANTIFIER.match(self._pattern, self._place):
+            raise RefusedError("a quantifier has nothing to repeat")
+        start = self._take()
+        anchor = {"^": r"\A", "$": r"\z"}.get(start)
+        if start == "\\" and self._next() in ("A", "Z"):
+            anchor = {"A": r"\A", "Z": r"\z"}[self._take()]
+        if anchor is not None:
+            if _QUANTIFIER.match(self._pattern, self._place):
+                raise RefusedError("a quantifier follows an anchor")
+            yield anchor
+            return
+        yield self._atom(start)
+        yield self._quantifier(group=start == "(")
+
+    def _atom(self, start: str) -> str:
+        match start:
+            case "(":
+                return self._group()
+            case "[":
+                return self._set()
+            case ".":
+                return "."
+            case "\\":
+                return self._escape(in_set=False)
+            case _:
+                return _literal(start)
+
+    def _group(self) -> str:
+        if self._next() == "?":
+            if self._pattern[self._place : self._place + 2] != "?:":
+                raise RefusedError("a regular expression with (? is not supported, other than (?:")
+            self._place += 2
+        body = "".join(self._alternatives())
+        if self._take() != ")":
+            raise RefusedError("its parentheses are not balanced")
+        return f"(?:{body})"
+
+    def _quantifier(self, *, group: bool) -> str:
+        found = _QUANTIFIER.match(self._pattern, self._place)
+        if found is None:
+            return ""
+        self._place = found.end()
+        if self._next() == "?":
+            self._place += 1
+        if _QUANTIFIER.match(self._pattern, self._place):
+            raise RefusedError("a quantifier follows a quantifier")
+        text = found[0]
+        if text[0] != "{":
+            if group and text != "?":
+                raise RefusedError("a group with * or + exhausts Java's stack on long strings")
+            return text
+        least, most = int(found[1]), int(found[3] or found[1])
+        if max(least, most) > _MOST_REPETITIONS or most < least:
+            raise RefusedError("its bounds are not valid")
+        if group and found[2] == ",":
+            raise RefusedError("a group without an upper bound exhausts Java's stack on long strings")
+        return text
+
+    def _escape(self, *, in_set: bool) -> str:
+        character = self._take()
+        if character in _CONTROLS:
+            return _literal(_CONTROLS[character])
+        if character in "dws" or (character in "DWS" and not in_set):
+            self._need_ascii_classes(f"\\{character}")
+            return f"\\{character}"
+        if character.isalnum():
+            raise RefusedError(f"\\{character} in a regular expression is not supported")
+        return _literal(character)
+
+    def _need_ascii_classes(self, construct: str) -> None:
+        if not self._ascii_classes:
+            raise RefusedError(f"{construct} in a regular expression depends on the collation")
+
+    def _set(self) -> str:
+        negated = self._next() == "^"
+        self._place += negated
+        members = [self._member()]  # a bracket that comes first is a member
+        while self._next() != "]":
+            members.append(self._member())
+        self._place += 1
+        return f"[{'^' if negated else ''}{''.join(members)}]"
+
+    def _member(self) -> str:
+        found = _CLASS.match(self._pattern, self._place)
+        if found is not None:
+            return self._named_class(found)
+        if self._pattern[self._place : self._place + 2] in ("[.", "[=", "[:"):
+            raise RefusedError("a set with [. or [= or an unknown [: is not supported")
+        first = self._endpoint()
+        if self._next() != "-" or self._pattern[self._place + 1 : self._place + 2] == "]":
+            return first
+        self._place += 1
+        last = self._endpoint()
+        if first[1:2] in ("d", "w", "s") or last[1:2] in ("d", "w", "s") or _order(first) > _order(last):
+            raise RefusedError("a range of a set is not valid")
+        return f"{first}-{last}"
+
+    def _named_class(self, found: re.Match[str]) -> str:
+        name = found[1]
+        if name not in _CLASSES or (self._ignore_case and name in ("lower", "upper")):
+            raise RefusedError(f"[:{name}:] is not supported here")
+        self._need_ascii_classes(f"[:{name}:]")
+        self._place = found.end()
+        return f"\\p{{{_CLASSES[name]}}}"
+
+    def _endpoint(self) -> str:
+        character = self._take()
+        return self._escape(in_set=True) if character == "\\" else _literal(character)
+
+
+def _order(literal: str) -> int:
+    return int(literal[3:-1], 16) if literal.startswith("\\x") else ord(literal)
+
+
+def translated(pattern: str, *, ignore_case: bool, ascii_classes: bool) -> str:
+    """Return the pattern for java.util.regex; `ascii_classes` where the collation has letters of ASCII only."""
+    return _Translation(pattern, ignore_case=ignore_case, ascii_classes=ascii_classes).whole()
+
+
+def similar_to_escape(pattern: str, escape: str) -> str:
+    """Return the regular expression that SIMILAR TO matches with (section 9.7.2)."""
+    if len(escape) > 1:
+        raise InvalidConstantError("invalid escape string", "22025")
+    return f"^(?:{''.join(_similar_parts(pattern, escape))})$"
+
+
+def _similar_parts(pattern: str, escape: str) -> Iterator[str]:
+    characters, in_set = iter(pattern), False
+    for character in characters:
+        if escape and character == escape:
+            escaped = next(characters, None)
+            if escaped is None or escaped == '"' or in_set:
+                raise RefusedError("an escape at the end, in a set, or before a quote is not supported")
+            yield f"\\{escaped}"
+        elif in_set:
+            in_set = character != "]"
+            yield "\\\\" if character == "\\" else character
+        elif character == "[":
+            in_set = True
+            yield character
+        else:
+            yield {"%": ".*", "_": ".", "(": "(?:"}.get(character) or (
+                f"\\{character}" if character in ".^$\\" else character
+            )

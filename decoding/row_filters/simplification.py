@@ -1,0 +1,240 @@
+"""What PostgreSQL's planner leaves of a row filter: constants that decide are decided before any row is read.
+
+In: a typed tree. Out: the tree without what is never evaluated: of `NULL > 1 / a` or `1 / a > 0 AND false` no row
+divides. Raises RefusedError where that hangs on the value of an expression of constants, which only PostgreSQL
+computes. A tree that cannot fail is returned as it is: there the order of evaluation shows nowhere.
+
+PostgreSQL: eval_const_expressions() in src/backend/optimizer/util/clauses.c, by way of ExecPrepareExpr() for the
+filters of a publication.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from operator import is_
+from typing import Any, Final
+
+from pgsieve.decoding.row_filters.constants import RefusedError
+from pgsieve.decoding.row_filters.nodes import (
+    BOOL,
+    Arithmetic,
+    Array,
+    Case,
+    Cast,
+    Coalesce,
+    Collate,
+    ColumnValue,
+    Comparison,
+    Constant,
+    EachElement,
+    Element,
+    Extreme,
+    FunctionCall,
+    IsNull,
+    IsTruth,
+    Like,
+    Logical,
+    Node,
+    Not,
+    NotDistinct,
+    Regex,
+    can_fail,
+    children,
+)
+
+_STRICT: Final = (Arithmetic, Cast, Collate, Comparison, FunctionCall, Like, Not, Regex)
+_CALLED_ON_NULL: Final = frozenset(("array_position",))
+# Functions that are NULL of operands that are not.
+_NULL_OF_VALUES: Final = frozenset((
+    "array_length", "array_lower", "array_ndims", "date_part_date", "extract_date", "extract_timestamp",
+    "timestamp_part",
+))  # fmt: skip
+
+
+def simplified(tree: Node) -> Node:
+    """Return what is evaluated for a row."""
+    return _simplified(tree) if can_fail(tree) else tree
+
+
+def _simplified(node: Node) -> Node:
+    node = _with_children_simplified(node)
+    match node:
+        case Logical():
+            return _logical(node)
+        case Case():
+            return _case(node)
+        case Coalesce():
+            return _coalesce(node)
+        case Not(operand=Constant(value=bool() as value)):
+            return Constant(not value, type_oid=BOOL)
+        case IsNull(operand=Constant(value=value)):
+            return Constant(value is None, type_oid=BOOL)
+        case IsTruth(operand=Constant(value=value), truth=truth):
+            return Constant(value is truth, type_oid=BOOL)
+        case _ if _is_strict(node):
+            return _strict(node)
+        case _:
+            return node
+
+
+def _with_children_simplified(node: Node) -> Node:
+    changed: dict[str, Any] = {}
+    for field in fields(node):
+        value = getattr(node, field.name)
+        if isinstance(value, Node):
+            changed[field.name] = _simplified(value)
+        elif isinstance(value, tuple) and value and isinstance(value[0], Node):
+            changed[field.name] = tuple(map(_simplified, value))
+    return _with(node, **changed)
+
+
+def _with(node: Node, **operands: Any) -> Node:
+    """Return the same node where nothing changed: what a filter has in several places is compiled once."""
+    same = all(_is_same(getattr(node, name), value) for name, value in operands.items())
+    return node if same else replace(node, **operands)
+
+
+def _is_same(before: Any, after: Any) -> bool:
+    if isinstance(before, tuple):
+        return len(before) == len(after) and all(map(is_, before, after))
+    return before is after
+
+
+def _strict(node: Node) -> Node:
+    operands = tuple(children(node))
+    if any(map(_is_null, operands)):
+        return _null_of(node)
+    for number, operand in enumerate(operands):
+        others = (*operands[:number], *operands[number + 1 :])
+        if _may_become_null(operand) and any(map(_can_fail_for_a_row, others)):
+            raise _undecided()
+    return node
+
+
+def _logical(node: Logical) -> Node:
+    decisive = node.connective == "OR"
+    kept: list[Node] = []
+    for operand in node.operands:
+        match operand:
+            case Constant(value=bool() as value) if value is decisive:
+                return operand
+            case Constant(value=bool()):
+                continue
+            case Constant():  # NULL decides nothing
+                kept.append(operand)
+            case _ if _may_become_constant(operand) and any(map(_can_fail_for_a_row, kept)):
+                raise _undecided()
+            case _:
+                kept.append(operand)
+    if not kept:
+        return Constant(not decisive, type_oid=BOOL)
+    return kept[0] if len(kept) == 1 else _with(node, operands=tuple(kept))
+
+
+def _case(node: Case) -> Node:
+    branches: list[tuple[Node, Node]] = []
+    default = node.default
+    for condition, result in zip(node.conditions, node.results, strict=True):
+        match condition:
+            case Constant(value=True):
+                default = result
+                break
+            case Constant():
+                continue
+            case _:
+                branches.append((condition, result))
+    if not branches and isinstance(default, Constant):
+        return replace(default, digits=node.digits)
+    conditions, results = zip(*branches, strict=True) if branches else ((), ())
+    return _with(node, conditions=conditions, results=results, default=default)
+
+
+def _coalesce(node: Coalesce) -> Node:
+    kept: list[Node] = []
+    for operand in node.operands:
+        if _is_null(operand):
+            continue
+        kept.append(operand)
+        if isinstance(operand, Constant):
+            break
+    if not kept:
+        return _null_of(node)
+    if isinstance(kept[0], Constant):
+        return replace(kept[0], digits=node.digits)
+    return _with(node, operands=tuple(kept))
+
+
+def _is_strict(node: Node) -> bool:
+    return isinstance(node, _STRICT) and not (isinstance(node, FunctionCall) and node.name in _CALLED_ON_NULL)
+
+
+def _null_of(node: Node) -> Constant:
+    return Constant(None, type_oid=node.type_oid, digits=node.digits)
+
+
+def _is_null(node: Node) -> bool:
+    return isinstance(node, Constant) and node.value is None
+
+
+def _can_fail_for_a_row(node: Node) -> bool:
+    return _varies(node) and can_fail(node)
+
+
+def _varies(node: Node) -> bool:
+    match node:
+        case ColumnValue() | Element():
+            return True
+        case EachElement(subject=subject, array=array):
+            return _varies(subject) or _varies(array)
+        case _:
+            return any(map(_varies, children(node)))
+
+
+def _may_become_null(node: Node) -> bool:
+    return _may_become_constant(node) and not _never_null(node)
+
+
+def _may_become_constant(node: Node) -> bool:
+    """Tell whether the planner may find a constant here, whose value is not known outside PostgreSQL."""
+    if not _varies(node):
+        return True
+    match node:
+        case Logical(operands=operands):
+            return any(map(_may_become_constant, operands))
+        case Case(conditions=conditions, results=results, default=default):
+            return (not conditions or any(map(_may_become_constant, conditions))) and any(
+                map(_may_become_constant, (*results, default))
+            )
+        case Coalesce(operands=operands):
+            return _may_become_constant(operands[0])
+        case IsNull(operand=operand) | IsTruth(operand=operand):
+            return _may_become_constant(operand)
+        case _ if _is_strict(node):
+            return any(map(_may_become_null, children(node)))
+        case _:
+            return False  # only of constants alone
+
+
+def _never_null(node: Node) -> bool:
+    match node:
+        case Constant(value=value):
+            return value is not None
+        case IsNull() | IsTruth() | NotDistinct() | Array():
+            return True
+        case Coalesce(operands=operands) | Extreme(operands=operands):
+            return any(map(_never_null, operands))
+        case Case(results=results, default=default):
+            return all(map(_never_null, (*results, default)))
+        case FunctionCall(name=name) if name in _NULL_OF_VALUES:
+            return False
+        case _ if isinstance(node, Logical) or _is_strict(node):
+            return all(map(_never_null, children(node)))
+        case _:
+            return False
+
+
+def _undecided() -> RefusedError:
+    return RefusedError(
+        "whether another part of it is evaluated, and may fail, hangs on an expression of constants: "
+        "write its value instead"
+    )

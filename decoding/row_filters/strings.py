@@ -1,0 +1,144 @@
+"""Functions of strings and integers that Spark has no counterpart of, one value at a time.
+
+In: Python values, none of them NULL. Out: what PostgreSQL's function of that name (`prosrc`) returns. Raises
+FilterValueError, with PostgreSQL's words and SQLSTATE, where the server raises one; never with the value in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from enum import Enum
+from itertools import groupby
+from math import gcd
+from types import MappingProxyType
+from typing import Final
+
+from pgsieve.decoding.errors import PgsieveError
+from pgsieve.decoding.row_filters.constants import interval_value
+from pgsieve.decoding.row_filters.nodes import compared_microseconds
+
+
+class FilterValueError(PgsieveError):
+    """An error that evaluating a function raises in PostgreSQL, too."""
+
+
+# --- LIKE --------------------------------------------------------------------------------
+
+
+class _Match(Enum):
+    """ABORT: no later start in the string can match either (like_match.c)."""
+
+    TRUE = 1
+    FALSE = 0
+    ABORT = -1
+
+
+def _meant(pattern: str, place: int) -> str:
+    """Return the character that stands at a place of the pattern, after a backslash if there is one."""
+    if pattern[place] != "\\":
+        return pattern[place]
+    if place + 1 == len(pattern):
+        raise FilterValueError("LIKE pattern must not end with escape character", sqlstate="22025")
+    return pattern[place + 1]
+
+
+def _match(text: str, at: int, pattern: str, place: int) -> _Match:
+    while at < len(text) and place < len(pattern):
+        if pattern[place] == "%":
+            return _match_rest(text, at, pattern, place)
+        if pattern[place] != "_":
+            if _meant(pattern, place) != text[at]:
+                return _Match.FALSE
+            place += pattern[place] == "\\"
+        at, place = at + 1, place + 1
+    if at < len(text):
+        return _Match.FALSE
+    return _Match.ABORT if pattern[place:].strip("%") else _Match.TRUE
+
+
+def _match_rest(text: str, at: int, pattern: str, place: int) -> _Match:
+    """Match what begins with a percent sign: try every start in the rest of the string."""
+    while place < len(pattern) and pattern[place] in "%_":
+        if pattern[place] == "_":
+            if at == len(text):
+                return _Match.ABORT
+            at += 1
+        place += 1
+    if place == len(pattern):
+        return _Match.TRUE
+    first = _meant(pattern, place)
+    for start in range(at, len(text)):
+        if text[start] == first:
+            found = _match(text, start, pattern, place)
+            if found is not _Match.FALSE:
+                return found
+    return _Match.ABORT
+
+
+def _like(text: str, pattern: str) -> bool:
+    """`text LIKE pattern`; a backslash at the pattern's end fails once it is reached."""
+    return _match(text, 0, pattern, 0) is _Match.TRUE
+
+
+# --- strings -----------------------------------------------------------------------------
+
+_SURROGATES: Final = range(0xD800, 0xE000)
+
+
+def _chr(code: int) -> str:
+    if code < 0:
+        raise FilterValueError("character number must be positive", sqlstate="22023")
+    if code == 0:
+        raise FilterValueError("null character not permitted", sqlstate="54000")
+    if code > 0x10FFFF or code in _SURROGATES:
+        raise FilterValueError("requested character too large or not valid for encoding", sqlstate="54000")
+    return chr(code)
+
+
+def _initcap(text: str) -> str:
+    """Collation C: words are of ASCII letters and digits, and no other letter changes."""
+    words = groupby(text, lambda character: character.isascii() and character.isalnum())
+    return "".join("".join(word).capitalize() if is_word else "".join(word) for is_word, word in words)
+
+
+# --- integers ----------------------------------------------------------------------------
+
+
+def _fitting(bits: int, compute: Callable[[int, int], int]) -> Callable[[int, int], int]:
+    name = "integer" if bits == 32 else "bigint"
+
+    def checked(left: int, right: int) -> int:
+        result = compute(left, right)
+        if result >= 1 << bits - 1:
+            raise FilterValueError(f"{name} out of range", sqlstate="22003")
+        return result
+
+    return checked
+
+
+def _lcm(left: int, right: int) -> int:
+    return abs(left // gcd(left, right) * right) if left and right else 0
+
+
+INTEGER_FUNCTIONS: Final[Mapping[str, Callable[..., object]]] = MappingProxyType(
+    {
+        "int4gcd": _fitting(32, gcd),
+        "int8gcd": _fitting(64, gcd),
+        "int4lcm": _fitting(32, _lcm),
+        "int8lcm": _fitting(64, _lcm),
+    }
+)
+
+# --- intervals ---------------------------------------------------------------------------
+
+
+def _interval_cmp_value(text: str) -> str:
+    """Return what an interval is compared by, from what interval_out prints; infinities are beyond all others."""
+    if text in ("infinity", "-infinity"):
+        return f"{text.removesuffix('infinity')}{10**30}"
+    return str(compared_microseconds(interval_value(text)))
+
+
+STRING_FUNCTIONS: Final[Mapping[str, Callable[..., object]]] = MappingProxyType(
+    {"chr": _chr, "initcap": _initcap, "textlike": _like, "interval_cmp_value": _interval_cmp_value}
+)

@@ -1,0 +1,303 @@
+"""Type rules of PostgreSQL's operators, for the types a row filter may compare.
+
+In: nodes. Out: nodes with the implicit casts that PostgreSQL's parser adds (chapter 10, parse_oper.c,
+parse_coerce.c). Raises RefusedError where there is no such operator or where evaluating it elsewhere would not be
+exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final, Literal, TypeVar
+
+from pgsieve.decoding.row_filters.collations import require_collation
+from pgsieve.decoding.row_filters.constants import (
+    InvalidConstantError,
+    RefusedError,
+    array_texts,
+    constant_from_text,
+    convert_constant,
+    modified,
+)
+from pgsieve.decoding.row_filters.nodes import (
+    BOOL,
+    BPCHAR,
+    BYTEA,
+    DATE,
+    FLOAT4,
+    FLOAT8,
+    FLOATS,
+    INT2,
+    INT4,
+    INT8,
+    INTEGER_DIGITS,
+    INTEGERS,
+    INTERVAL,
+    NUMERIC,
+    STRINGS,
+    TEXT,
+    TIME,
+    TIMESTAMP,
+    TIMESTAMPTZ,
+    UNKNOWN,
+    UUID,
+    VARCHAR,
+    Arithmetic,
+    Array,
+    Cast,
+    Comparison,
+    Constant,
+    Digits,
+    Extreme,
+    Node,
+    NotDistinct,
+    NullIf,
+    Operator,
+    common_digits,
+)
+from pgsieve.decoding.values.builtin_types import ELEMENTS
+from pgsieve.decoding.values.catalog_names import TYPE_NAMES
+
+# Each converts implicitly to the ones after it.
+NUMBERS: Final = (INT2, INT4, INT8, NUMERIC, FLOAT4, FLOAT8)
+_COMPARABLE: Final = frozenset(
+    (BOOL, BYTEA, DATE, TIME, TIMESTAMP, TIMESTAMPTZ, INTERVAL, UUID, *NUMBERS, *STRINGS)
+)
+_TEMPORAL: Final = frozenset((DATE, TIMESTAMP, TIMESTAMPTZ))
+_ARRAY_OF: Final = {element: array for array, element in ELEMENTS.items()}
+
+_Converted = TypeVar("_Converted", Constant, Constant | None)
+
+
+def type_name(type_oid: int) -> str:
+    """Return the type's SQL name."""
+    return "unknown" if type_oid == UNKNOWN else TYPE_NAMES.get(type_oid, f"with oid {type_oid}")
+
+
+def array_of(element_oid: int) -> int:
+    """Return the oid of a type's array type."""
+    if element_oid not in _ARRAY_OF or element_oid not in _COMPARABLE - {INTERVAL}:
+        raise RefusedError(f"an array of type {type_name(element_oid)} has no counterpart in Spark")
+    return _ARRAY_OF[element_oid]
+
+
+# --- conversions -------------------------------------------------------------------------
+
+
+def column_digits(type_oid: int, type_modifier: int) -> Digits | None:
+    """Digits of a numeric(p,s) column; None when its Spark type is string (no precision, or none Spark has)."""
+    if NUMERIC not in (type_oid, ELEMENTS.get(type_oid)) or type_modifier < 0:
+        return None
+    packed = type_modifier - 4
+    precision, scale = packed >> 16 & 0xFFFF, ((packed & 0x7FF) ^ 1024) - 1024
+    return Digits(precision, scale) if 0 <= scale <= precision <= Digits.MAXIMUM else None
+
+
+def coerce(node: Node, type_oid: int) -> Node:
+    """Convert implicitly: a quoted constant takes the type, a number widens, a string is relabelled."""
+    if isinstance(node, Constant):
+        if node.type_oid == UNKNOWN:
+            return _typed(None if node.value is None else str(node.value), type_oid)
+        if node.type_oid != type_oid:
+            converted = _converted(partial(convert_constant, node, type_oid))
+            if converted is not None:
+                return converted
+    if node.type_oid == type_oid:
+        return node
+    if isinstance(node, Array) and type_oid in ELEMENTS:
+        return array([coerce(element, ELEMENTS[type_oid]) for element in node.elements], ELEMENTS[type_oid])
+    return Cast(node, type_oid=type_oid, digits=_cast_digits(node, type_oid))
+
+
+def _typed(text: str | None, type_oid: int) -> Node:
+    """Return what the type's input function makes of a quoted constant."""
+    if type_oid not in ELEMENTS:
+        return constant_from_text(text, type_oid)
+    if text is None:
+        return Constant(None, type_oid=array_of(ELEMENTS[type_oid]))
+    element_oid = ELEMENTS[type_oid]
+    return array([constant_from_text(item, element_oid) for item in array_texts(text)], element_oid)
+
+
+def array(elements: Sequence[Node], element_oid: int) -> Array:
+    """Return ARRAY[…] of elements that have this type."""
+    digits = common_digits(element.digits for element in elements) if element_oid == NUMERIC else None
+    return Array(tuple(elements), type_oid=array_of(element_oid), digits=digits)
+
+
+def _converted(conversion: Callable[[], _Converted]) -> _Converted:
+    """Convert a constant now; PostgreSQL does it for each row, and so fails for rows only."""
+    try:
+        return conversion()
+    except InvalidConstantError as error:
+        raise RefusedError(f"it fails for every row: {error}") from None
+
+
+def known_type(type_oid: int) -> int:
+    """Return the type that a quoted constant beside one of this type has: text beside another, and varchar."""
+    return TEXT if type_oid in (UNKNOWN, VARCHAR) else type_oid
+
+
+def known(node: Node) -> Node:
+    """Return a quoted constant that nothing gives a type as text, and any other node as it is."""
+    return coerce(node, TEXT) if node.type_oid == UNKNOWN else node
+
+
+# What converts exactly, or fails where PostgreSQL does; besides these, numbers to numbers and strings to strings.
+_CASTS: Final = frozenset(((INT4, BOOL), (BOOL, INT4), (DATE, TIMESTAMP), (TIMESTAMP, DATE)))
+
+
+def _cast_digits(node: Node, target: int) -> Digits | None:
+    """Check that the conversion is exact or fails, as PostgreSQL's; return the result's digits."""
+    source = node.type_oid
+    if target == NUMERIC and source in INTEGERS:
+        return INTEGER_DIGITS[source]
+    elements = ELEMENTS.get(source), ELEMENTS.get(target)
+    exact = (
+        {source, target} <= set(NUMBERS)
+        or {source, target} <= set(STRINGS)
+        or (source, target) in _CASTS
+        or elements == (VARCHAR, TEXT)
+    )
+    if not exact:
+        raise RefusedError(
+            f"the conversion of {type_name(source)} to {type_name(target)} is not exact in Spark"
+        )
+    return None
+
+
+def cast(node: Node, type_oid: int, modifier: tuple[int, ...]) -> Node:
+    """Convert explicitly: `node::type(modifier)`."""
+    converted = coerce(node, type_oid)
+    if not modifier:
+        return converted
+    if isinstance(converted, Constant):
+        return _converted(partial(modified, converted, modifier))
+    if type_oid == NUMERIC:
+        precision, scale = (*modifier, 0)[:2]
+        # Where it may be NaN no decimal type holds it.
+        digits = None if converted.digits is None else Digits.of(precision - scale, scale)
+        return Cast(converted, modifier, type_oid=type_oid, digits=digits)
+    if type_oid in (VARCHAR, BPCHAR):
+        return Cast(converted, modifier, type_oid=type_oid)
+    raise RefusedError("a type modifier is understood on numeric, varchar and character only")
+
+
+# --- operators ---------------------------------------------------------------------------
+
+
+def _comparison_type(left: int, right: int) -> int:
+    """Return the type in which PostgreSQL compares these two."""
+    pair = {left, right} - {UNKNOWN}
+    if not pair:
+        return TEXT
+    unknown = {ELEMENTS.get(oid, oid) for oid in pair} - _COMPARABLE
+    if unknown:
+        raise RefusedError(f"type {type_name(max(unknown))} has no counterpart in Spark")
+    if len(pair) == 1:
+        (only,) = pair
+        return TEXT if only == VARCHAR else only
+    if pair <= set(NUMBERS):
+        # float4 meets another type in float8, the preferred type of numbers.
+        return FLOAT8 if pair & set(FLOATS) else max(pair, key=NUMBERS.index)
+    if pair <= set(STRINGS):
+        return BPCHAR if pair == {BPCHAR, VARCHAR} else TEXT
+    if {ELEMENTS.get(oid) for oid in pair} == {VARCHAR, TEXT}:
+        return array_of(TEXT)
+    if pair <= _TEMPORAL:
+        raise RefusedError("comparing them depends on TimeZone")
+    raise RefusedError(f"no operator compares {type_name(left)} with {type_name(right)}")
+
+
+def _compared(left: Node, right: Node, *, ordering: bool) -> tuple[Node, Node]:
+    if {left.type_oid, right.type_oid} == {DATE, TIMESTAMP}:
+        return left, right  # by date_cmp_timestamp, without a conversion that may fail
+    type_oid = _comparison_type(left.type_oid, right.type_oid)
+    left, right = coerce(left, type_oid), coerce(right, type_oid)
+    if {type_oid, ELEMENTS.get(type_oid)} & set(STRINGS):
+        require_collation((left, right), ordering=ordering)
+    return left, right
+
+
+def comparison(operator: Operator, left: Node, right: Node) -> Comparison:
+    """`left operator right`, both sides converted to the type PostgreSQL compares them in."""
+    return Comparison(operator, *_compared(left, right, ordering=operator not in ("=", "<>")))
+
+
+def not_distinct(left: Node, right: Node) -> NotDistinct:
+    """`left IS NOT DISTINCT FROM right`."""
+    return NotDistinct(*_compared(left, right, ordering=False))
+
+
+def null_if(left: Node, right: Node) -> NullIf:
+    """`NULLIF(left, right)`: of the type in which the two are compared."""
+    left, right = _compared(left, right, ordering=False)
+    return NullIf(left, right, type_oid=left.type_oid, digits=left.digits)
+
+
+def arithmetic(operator: Literal["+", "-", "*", "/", "%"], left: Node, right: Node) -> Arithmetic:
+    """`left operator right` on numbers, in the wider of their types."""
+    oids = {left.type_oid, right.type_oid} - {UNKNOWN}
+    type_oid = max(oids, key=NUMBERS.index)
+    if len(oids) > 1 and type_oid in FLOATS:
+        type_oid = FLOAT8
+    if operator == "%" and type_oid in FLOATS:
+        raise RefusedError(f"type {type_name(type_oid)} has no operator %")
+    left, right = coerce(left, type_oid), coerce(right, type_oid)
+    digits = _result_digits(operator, left.digits, right.digits) if type_oid == NUMERIC else None
+    return Arithmetic(operator, left, right, type_oid=type_oid, digits=digits)
+
+
+def _result_digits(operator: str, left: Digits | None, right: Digits | None) -> Digits | None:
+    """Digits that hold every result; a quotient's scale depends on the values."""
+    if operator == "/" or left is None or right is None:
+        return None
+    if operator == "*":
+        # Spark types a product one digit wider than it can be, and drops scale beyond 38.
+        return Digits.of(left.integral + right.integral + 1, left.scale + right.scale)
+    common = common_digits(iter((left, right)))
+    if operator == "%" or common is None:
+        return common
+    return Digits.of(common.integral + 1, common.scale)
+
+
+def common_type(nodes: Sequence[Node]) -> int:
+    """Return the type of CASE, COALESCE, IN and the like (section 10.5, select_common_type)."""
+    known = [node.type_oid for node in nodes if node.type_oid != UNKNOWN]
+    if not known:
+        return TEXT
+    chosen = known[0]
+    for candidate in known[1:]:
+        if {chosen, candidate} <= set(NUMBERS):
+            chosen = max(chosen, candidate, key=NUMBERS.index)
+        elif {chosen, candidate} == {DATE, TIMESTAMP}:
+            chosen = TIMESTAMP
+        elif candidate != chosen and not {chosen, candidate} <= set(STRINGS):
+            # Between strings each converts to each, so the first stays.
+            raise RefusedError(f"{type_name(chosen)} and {type_name(candidate)} have no common type")
+    if ELEMENTS.get(chosen, chosen) not in _COMPARABLE:
+        raise RefusedError(f"type {type_name(chosen)} has no counterpart in Spark")
+    return chosen
+
+
+def to_common_type(nodes: Sequence[Node]) -> tuple[tuple[Node, ...], int, Digits | None]:
+    """Convert all to their common type; return them, the type, and the digits that hold them all."""
+    type_oid = common_type(nodes)
+    converted = tuple(coerce(node, type_oid) for node in nodes)
+    is_numeric = NUMERIC in (type_oid, ELEMENTS.get(type_oid))
+    return converted, type_oid, common_digits(node.digits for node in converted) if is_numeric else None
+
+
+def extreme(function: Literal["GREATEST", "LEAST"], operands: Sequence[Node]) -> Extreme:
+    """GREATEST or LEAST in the operands' common type, where that type's order is Spark's."""
+    converted, type_oid, digits = to_common_type(operands)
+    if type_oid == BPCHAR:
+        raise RefusedError(
+            "which of two strings that differ in trailing blanks is the greater is not defined"
+        )
+    if type_oid in ELEMENTS:
+        raise RefusedError("arrays have no greatest or least in Spark")
+    if type_oid in STRINGS:
+        require_collation(converted, ordering=True)
+    return Extreme(function, converted, type_oid=type_oid, digits=digits)

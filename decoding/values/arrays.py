@@ -1,0 +1,226 @@
+r"""One-dimensional arrays: the text of array_out, or what array_send returns, in; Arrow lists out.
+
+A column's arrays are taken apart at once, whatever is in them: quotes and backslashes of the text are found by where
+they stand, and the elements, gathered into one array, are converted by the element type's own converter. Nothing
+runs per array or element in Python. NULL elements stay NULL.
+
+Raises ValueError, without the value, for an array that a list does not hold: more than one dimension, or a first
+subscript other than 1; ProtocolError for bytes that are no array of these elements. PostgreSQL documentation 8.15;
+array_out and array_send in src/backend/utils/adt/arrayfuncs.c.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pgsieve.decoding.binary.octets import Mask, Octets, Positions, bits, gathered, offsets_of
+from pgsieve.decoding.errors import ProtocolError
+
+Converter: TypeAlias = Callable[[pa.Array, pa.DataType], pa.Array]
+Letters: TypeAlias = npt.NDArray[np.uint8]
+
+_QUOTE, _BACKSLASH, _OPEN, _CLOSE = b'"\\{}'
+_NULL = b"NULL"
+_EMPTY = pa.scalar(b"{}", pa.binary())
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayText:
+    """Converts arrays from text; `element` converts their elements from text."""
+
+    element: Converter
+    delimiter: str = ","
+
+    def __call__(self, values: pa.Array, target: pa.DataType) -> pa.Array:
+        """Convert arrays (binary or string) to lists."""
+        valid = np.asarray(values.is_valid())
+        text = values.cast(pa.binary()).fill_null(_EMPTY)
+        offsets = offsets_of(text)
+        first, size = int(offsets[0]), int(offsets[-1]) - int(offsets[0])
+        letters = np.frombuffer(text.buffers()[2] or b"", np.uint8, size, first)
+        starts, ends = offsets[:-1] - first, offsets[1:] - first
+        # Bounds before the braces are those of an array that does not begin at 1.
+        if (
+            (ends - starts < 2).any()
+            or (letters[starts] != _OPEN).any()
+            or (letters[ends - 1] != _CLOSE).any()
+        ):
+            raise ValueError("not an array that a list holds")
+        plain, kept = _outside_of_quotes(letters, ends - 1)
+        left, right = _between(letters, plain, len(starts), ord(self.delimiter))
+        elements = _elements(letters, kept, left + 1, right)
+        counted = np.searchsorted(left, np.append(starts, size)).astype(np.int32)
+        return _lists(target, valid, counted, self.element(elements, target.value_type))
+
+
+def _outside_of_quotes(letters: Letters, last: Positions) -> tuple[Mask | None, Mask | None]:
+    """Return which letters are outside of quotes, and which are a value's own; None for all.
+
+    A backslash makes the letter behind it the value's own, so of several in a row every other one does; the braces
+    around each array, which end at `last`, keep one array's quotes from the next.
+    """
+    quotes, backslashes = letters == _QUOTE, np.flatnonzero(letters == _BACKSLASH)
+    if not len(backslashes) and not quotes.any():
+        return None, None
+    escapes = np.zeros(len(letters) + 1, np.bool_)
+    if len(backslashes):
+        begins = np.append(True, np.diff(backslashes) != 1)
+        run = np.maximum.accumulate(np.where(begins, backslashes, 0))
+        escapes[backslashes[(backslashes - run) % 2 == 0]] = True
+        quotes[1:] &= ~escapes[:-2]
+    # The sum overflows from 255 to 0, which leaves what is odd odd.
+    inside = np.cumsum(quotes, dtype=np.uint8) & 1 == 1
+    if inside[last].any():
+        raise ValueError("not an array")
+    return ~inside & ~quotes, ~quotes & ~escapes[:-1]
+
+
+def _between(letters: Letters, plain: Mask | None, count: int, delimiter: int) -> tuple[Positions, Positions]:
+    """Return the brace or delimiter before and behind each element of `count` arrays."""
+    opening, closing = letters == _OPEN, letters == _CLOSE
+    structure = opening | closing | (letters == delimiter)
+    if plain is not None:
+        opening, structure = opening & plain, structure & plain
+    places = np.flatnonzero(structure)
+    if np.count_nonzero(opening) != count:
+        raise ValueError("an array of more than one dimension")
+    if not count:
+        return places, places
+    left, right = places[:-1], places[1:]
+    is_last = letters[left] == _CLOSE
+    if (is_last != (letters[right] == _OPEN)).any() or letters[places[-1]] != _CLOSE:
+        raise ValueError("not an array")
+    # Braces side by side hold nothing; any other element has a letter, be it a quote.
+    here = ~is_last & ~((right == left + 1) & (letters[left] == _OPEN) & (letters[right] == _CLOSE))
+    return left[here], right[here]
+
+
+def _elements(letters: Letters, kept: Mask | None, starts: Positions, ends: Positions) -> pa.Array:
+    """Gather the elements without their quotes and backslashes, NULL where it says so without quotes."""
+    is_null = (ends - starts == len(_NULL)) & (letters[np.minimum(starts, len(letters) - 1)] == _NULL[0])
+    for place in range(1, len(_NULL)):
+        found = np.flatnonzero(is_null)
+        is_null[found] = letters[starts[found] + place] == _NULL[place]
+    if kept is not None:
+        before = np.zeros(len(letters) + 1, np.int64)
+        np.cumsum(kept, out=before[1:])
+        letters, starts, ends = letters[kept], before[starts], before[ends]
+    return _gathered(pa.py_buffer(letters), starts, ends, is_null)
+
+
+def _gathered(buffer: pa.Buffer, starts: Positions, ends: Positions, is_null: Mask) -> pa.Array:
+    bounds = np.empty((len(starts), 2), np.int32)
+    bounds[:, 0], bounds[:, 1] = starts, np.where(is_null, starts, ends)
+    values = gathered(buffer, bounds.reshape(-1))
+    if not is_null.any():
+        return values
+    return pa.Array.from_buffers(pa.binary(), len(values), [bits(~is_null), *values.buffers()[1:]])
+
+
+def _lists(target: pa.DataType, valid: Mask, offsets: npt.NDArray[np.int32], elements: pa.Array) -> pa.Array:
+    validity = None if valid.all() else bits(valid)
+    return pa.Array.from_buffers(
+        target, len(valid), [validity, pa.py_buffer(offsets)], children=[elements.cast(target.value_type)]
+    )
+
+
+def text_from_lists(lists: pa.Array, elements: pa.Array, delimiter: str) -> pa.Array:
+    """Print lists as array_out does; `elements` are the texts of `lists.flatten()`."""
+    special = rf'^$|["\\{{}}{delimiter} \t\n\v\f\r]|^(?i:null)$'
+    escaped = pc.replace_substring(pc.replace_substring(elements, "\\", "\\\\"), '"', '\\"')
+    quoted = pc.binary_join_element_wise('"', escaped, '"', "")
+    texts = pc.if_else(pc.match_substring_regex(elements, special), quoted, elements).fill_null("NULL")
+    offsets = np.zeros(len(lists) + 1, np.int32)
+    np.cumsum(np.asarray(lists.value_lengths().fill_null(0)), out=offsets[1:])
+    joined = pc.binary_join(pa.ListArray.from_arrays(offsets, texts), delimiter)
+    return pc.if_else(lists.is_valid(), pc.binary_join_element_wise("{", joined, "}", ""), None)
+
+
+_HEADER, _DIMENSION = 12, 8  # dimensions, flags, element type; size, lower bound
+_LENGTH = 4
+_IS_NULL = -1
+
+
+@dataclass(frozen=True, slots=True)
+class ArraySend:
+    """Converts arrays from binary format; `element` converts their elements, of type `element_oid`, from binary."""
+
+    element_oid: int
+    element: Converter
+
+    def __call__(self, values: pa.Array, target: pa.DataType) -> pa.Array:
+        """Convert arrays (binary) to lists."""
+        valid = np.asarray(values.is_valid())
+        octets = Octets(values.cast(pa.binary()).drop_null())
+        counts = self._counts(octets)
+        positions = octets.starts + np.where(counts > 0, _HEADER + _DIMENSION, _HEADER)
+        elements = _walked(octets, positions, counts)
+        offsets = np.zeros(len(values) + 1, np.int32)
+        offsets[1:][valid] = counts
+        np.cumsum(offsets, out=offsets)
+        return _lists(target, valid, offsets, self.element(elements, target.value_type))
+
+    def _counts(self, octets: Octets) -> Positions:
+        """Return how many elements each array has."""
+        sizes = octets.ends - octets.starts
+        dimensions = octets.words(octets.starts) >> 32
+        empty = dimensions == 0
+        least = np.where(empty, _HEADER, _HEADER + _DIMENSION)
+        element = octets.words(octets.starts + 8) >> 32
+        if (sizes < least).any() or (element != self.element_oid).any():
+            raise ProtocolError("a value in binary format is no array of its type", sqlstate="22P03")
+        bound = octets.words(octets.starts + _HEADER)
+        if (dimensions > 1).any() or ((bound & 0xFFFFFFFF != 1) & ~empty).any():
+            raise ValueError("not an array that a list holds")
+        counts = np.where(empty, 0, bound >> 32).astype(np.int64)
+        if (counts * _LENGTH > sizes - least).any():
+            raise ProtocolError("a value in binary format has fewer elements than it says", sqlstate="22P03")
+        return counts
+
+
+def _walked(octets: Octets, positions: Positions, counts: Positions) -> pa.Array:
+    """Gather the elements, each behind its length."""
+    first = np.cumsum(counts) - counts
+    starts = np.repeat(positions, counts) + _LENGTH
+    lengths = np.full(len(starts), _IS_NULL, np.int64)
+    if not _are_alike(octets, positions, counts, starts, lengths):
+        at, rows = positions.copy(), np.flatnonzero(counts > 0)
+        for place in range(int(counts.max(initial=0))):
+            rows = rows[counts[rows] > place]
+            length = _length(octets, at[rows])
+            starts[first[rows] + place], lengths[first[rows] + place] = at[rows] + _LENGTH, length
+            at[rows] += _LENGTH + np.maximum(length, 0)
+        if (at != octets.ends).any() or (lengths < _IS_NULL).any():
+            raise ProtocolError(
+                "a value in binary format does not end where its last element ends", sqlstate="22P03"
+            )
+    return _gathered(octets.buffer, starts, starts + np.maximum(lengths, 0), lengths == _IS_NULL)
+
+
+def _length(octets: Octets, at: Positions) -> Positions:
+    return (octets.words(at) >> 32).astype(np.uint32).view(np.int32).astype(np.int64)
+
+
+def _are_alike(
+    octets: Octets, positions: Positions, counts: Positions, starts: Positions, lengths: Positions
+) -> bool:
+    """Find elements of one length, none of them NULL, without a walk: long arrays mostly hold numbers."""
+    if not len(starts):
+        return bool((positions == octets.ends).all())
+    length = int(_length(octets, starts[:1] - _LENGTH)[0])
+    step = _LENGTH + length
+    if length < 0 or (positions + counts * step != octets.ends).any():
+        return False
+    within = np.arange(len(starts)) - np.repeat(np.cumsum(counts) - counts, counts)
+    places = starts + within * step
+    if (_length(octets, places - _LENGTH) != length).any():
+        return False
+    starts[:], lengths[:] = places, length
+    return True

@@ -1,0 +1,61 @@
+r"""bytea: its text output, hex or escape format, in; Arrow binary out.
+
+Raises ValueError, without the value, for text that is neither. PostgreSQL documentation 8.4, byteaout in
+src/backend/utils/adt/bytea.c. The two formats cannot be mixed up: escape doubles every backslash that is a
+value's own, so only hex starts with `\x`.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pgsieve.decoding.binary.octets import bits, offsets_of
+
+_NOT_HEX = 0xFF
+_NIBBLES = np.full(256, _NOT_HEX, np.uint8)
+_NIBBLES[np.frombuffer(b"0123456789abcdef", np.uint8)] = np.arange(16, dtype=np.uint8)
+_NIBBLES[np.frombuffer(b"ABCDEF", np.uint8)] = np.arange(10, 16, dtype=np.uint8)
+
+_EMPTY = pa.scalar(b"\\x", pa.binary())
+_ESCAPE = re.compile(rb"\\(?:(\\)|([0-3][0-7]{2}))")
+
+
+def from_text(values: pa.Array) -> pa.Array:
+    """Convert the text that byteaout prints, in either format."""
+    text = values.cast(pa.binary())
+    is_hex = pc.starts_with(text, b"\\x").fill_null(fill_value=True)
+    if pc.all(is_hex, min_count=0).as_py():
+        return _from_hex(text)
+    from_hex = _from_hex(pc.if_else(is_hex, text, _EMPTY))
+    from_escape = [_from_escape(value) for value in text.filter(pc.invert(is_hex)).to_pylist()]
+    return pc.replace_with_mask(from_hex, pc.invert(is_hex), pa.array(from_escape, pa.binary()))
+
+
+def _from_hex(text: pa.Array) -> pa.Array:
+    r"""Convert all digits at once: every value is `\x` and pairs of digits, so the pairs stay aligned."""
+    validity = bits(np.asarray(text.is_valid())) if text.null_count else None
+    text = text.fill_null(_EMPTY)  # nothing else may stand behind a NULL
+    offsets = offsets_of(text)
+    first, size = int(offsets[0]), int(offsets[-1]) - int(offsets[0])
+    if ((offsets - first) % 2).any():
+        raise ValueError("not bytea in hex format")
+    digits = _NIBBLES[np.frombuffer(text.buffers()[2] or b"", np.uint8, size, first)]
+    starts = offsets[:-1] - first
+    digits[starts] = digits[starts + 1] = 0  # the `\x` itself: one byte to leave out
+    if (digits == _NOT_HEX).any():
+        raise ValueError("not bytea in hex format")
+    decoded = np.delete(digits[0::2] << 4 | digits[1::2], starts // 2)
+    ends = ((offsets - first) // 2 - np.arange(len(text) + 1)).astype(np.int32)
+    return pa.Array.from_buffers(
+        pa.binary(), len(text), [validity, pa.py_buffer(ends), pa.py_buffer(decoded)]
+    )
+
+
+def _from_escape(value: bytes) -> bytes:
+    if b"\\" in _ESCAPE.sub(b"", value):
+        raise ValueError("not bytea in escape format")
+    return _ESCAPE.sub(lambda found: found[1] or bytes([int(found[2], 8)]), value)

@@ -1,0 +1,138 @@
+"""Dates and timestamps: PostgreSQL's ISO text, or its binary send format, in; Arrow date32 and timestamp out.
+
+Values before year 1 and after 9999 are exact. Infinity is the greatest value of Spark's type; -infinity
+is the first instant of a year before all that PostgreSQL has, and as near to Spark's least value as filters
+on it work: Spark's pushdown converts literals to the Julian calendar, which overflows at the very least ones.
+Raises ValueError, without the value, for text that is no date, and for timestamps that do not fit: Spark's
+end in January 294247, PostgreSQL's 29 years later. No real value becomes one of the two infinities.
+
+PostgreSQL documentation 8.5; src/include/datatype/timestamp.h, EncodeDateTime in utils/adt/datetime.c.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pgsieve.decoding.binary.octets import binary_of, bits, fixed_width
+
+_DAY_MICROS = 86_400_000_000
+POSTGRES_EPOCH_DAYS = 10_957  # 2000-01-01, POSTGRES_EPOCH_JDATE, in days since 1970-01-01
+
+
+def days_since_epoch(year: int, month: int, day: int) -> int:
+    """Days from 1970-01-01 to a day of the proleptic Gregorian calendar; the year before 1 is 0."""
+    # Years start in March, so that the leap day is the last; 400 years have 146,097 days.
+    year, month = (year, month - 3) if month > 2 else (year - 1, month + 9)
+    leap_days = year // 4 - year // 100 + year // 400
+    return 365 * year + leap_days + (153 * month + 2) // 5 + day - 719_469
+
+
+DATE_INFINITY = 2**31 - 1
+"""Days since 1970-01-01 that stand for 'infinity': 5881580-07-11; PostgreSQL's dates end in 5874897."""
+DATE_MINUS_INFINITY = days_since_epoch(-5_877_000, 1, 1)
+"""Days since 1970-01-01 that stand for '-infinity': PostgreSQL's dates begin in 4714 BC."""
+TIMESTAMP_INFINITY = 2**63 - 1
+"""Microseconds since 1970-01-01 that stand for 'infinity': 294247-01-10 04:00:54.775807."""
+TIMESTAMP_MINUS_INFINITY = days_since_epoch(-290_000, 1, 1) * _DAY_MICROS
+"""Microseconds since 1970-01-01 that stand for '-infinity'."""
+
+_ISO = re.compile(rb"(\d{4,7})-(\d\d)-(\d\d)(?: (\d\d):(\d\d):(\d\d)(?:\.(\d{1,6}))?)?(\+00)?( BC)?")
+_REGULAR = "^[0-9]{4}-[^B]*$"
+
+
+def from_text(values: pa.Array, target: pa.DataType) -> pa.Array:
+    """Convert what the output functions print with DateStyle ISO and TimeZone UTC."""
+    text = values if pa.types.is_string(values.type) else values.cast(pa.binary()).view(pa.string())
+    try:
+        return text.cast(target)
+    except pa.ArrowInvalid:
+        return _with_exceptions(text, target)
+
+
+def _with_exceptions(text: pa.Array, target: pa.DataType) -> pa.Array:
+    """Convert regular values as one, infinities as one, and only what is before year 1 or after 9999 singly."""
+    number, least, greatest = _range_of(target)
+    regular = pc.match_substring_regex(text, _REGULAR)
+    try:
+        result = pc.if_else(regular, text, pa.scalar(None, pa.string())).cast(target)
+    except pa.ArrowInvalid:
+        raise ValueError("not a date or timestamp in ISO format") from None
+    numbers = np.array(result.cast(number).fill_null(0))
+    exceptional = pc.invert(regular).fill_null(fill_value=False)
+    is_greatest, is_least = (
+        pc.equal(text, "infinity").fill_null(fill_value=False),
+        pc.equal(text, "-infinity"),
+    )
+    is_least = is_least.fill_null(fill_value=False)
+    numbers[np.asarray(is_greatest)] = greatest
+    numbers[np.asarray(is_least)] = least
+    single = pc.and_not(exceptional, pc.or_(is_greatest, is_least))
+    places = np.flatnonzero(np.asarray(single))
+    for place, value in zip(places, text.filter(single).cast(pa.binary()).to_pylist(), strict=True):
+        numbers[place] = _parse(value, target)
+    return pa.array(numbers, mask=np.asarray(text.is_null())).cast(target)
+
+
+def _parse(value: bytes, target: pa.DataType) -> int:
+    """Convert one value with a year before 1 or after 9999."""
+    found = _ISO.fullmatch(value)
+    zoned = pa.types.is_timestamp(target) and target.tz is not None
+    if (
+        found is None
+        or (found[4] is not None) != pa.types.is_timestamp(target)
+        or (found[8] is not None) != zoned
+    ):
+        raise ValueError("not a date or timestamp in ISO format")
+    year = 1 - int(found[1]) if found[9] else int(found[1])
+    days = days_since_epoch(year, int(found[2]), int(found[3]))
+    if not pa.types.is_timestamp(target):
+        return days
+    seconds = int(found[4]) * 3600 + int(found[5]) * 60 + int(found[6])
+    micros = days * _DAY_MICROS + seconds * 1_000_000 + int((found[7] or b"0").ljust(6, b"0"))
+    if micros >= TIMESTAMP_INFINITY:
+        raise ValueError("a timestamp after January 294247")
+    return micros
+
+
+def from_send(values: pa.Array, target: pa.DataType) -> pa.Array:
+    """Convert what date_send, timestamp_send and timestamptz_send return: big-endian, counted from 2000-01-01.
+
+    The greatest and the least number are the infinities (DATEVAL_NOEND, DT_NOEND).
+    """
+    number, least, greatest = _range_of(target)
+    sent, valid = fixed_width(values, f">i{number.bit_width // 8}")
+    kind = np.iinfo(sent.dtype)
+    is_least, is_greatest = sent == kind.min, sent == kind.max
+    epoch = POSTGRES_EPOCH_DAYS * (_DAY_MICROS if pa.types.is_timestamp(target) else 1)
+    if ((sent >= kind.max - epoch) & ~is_greatest).any():
+        raise ValueError("a timestamp after January 294247")
+    sent += np.where(is_greatest | is_least, 0, epoch).astype(sent.dtype)
+    sent[is_greatest] = greatest
+    sent[is_least] = least
+    validity = None if valid.all() else bits(valid)
+    return pa.Array.from_buffers(target, len(sent), [validity, pa.py_buffer(sent)])
+
+
+def to_send(values: pa.Array) -> pa.Array:
+    """Convert dates or timestamps back to what their send function returns."""
+    number, least, greatest = _range_of(values.type)
+    valid = np.asarray(values.is_valid())
+    held = np.asarray(values.cast(number).fill_null(0))
+    kind = np.iinfo(held.dtype)
+    epoch = POSTGRES_EPOCH_DAYS * (_DAY_MICROS if pa.types.is_timestamp(values.type) else 1)
+    is_least, is_greatest = held == least, held == greatest
+    sent = held - np.where(is_least | is_greatest, 0, epoch).astype(held.dtype)
+    sent[is_least] = kind.min
+    sent[is_greatest] = kind.max
+    return binary_of(sent, valid)
+
+
+def _range_of(target: pa.DataType) -> tuple[pa.DataType, int, int]:
+    """Return the integer type behind a date or timestamp type, and what stands for -infinity and infinity in it."""
+    if pa.types.is_timestamp(target):
+        return pa.int64(), TIMESTAMP_MINUS_INFINITY, TIMESTAMP_INFINITY
+    return pa.int32(), DATE_MINUS_INFINITY, DATE_INFINITY

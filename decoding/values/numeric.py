@@ -1,0 +1,157 @@
+"""numeric: what numeric_send returns in, Arrow decimals or the text of numeric_out out; decimals back to text.
+
+A value is base-10000 digits: their number, the power of 10000 of the first one, a sign that also tells NaN and the
+infinities, the decimal places to print, and the digits, 16 bits each. Digits are added up or printed for a whole
+column at once. Raises ValueError, without the value, for a value that the decimal cannot hold, ProtocolError for
+bytes that are no numeric. numeric_send and get_str_from_var in src/backend/utils/adt/numeric.c.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pgsieve.decoding.binary.octets import Octets, Positions, without_nulls
+from pgsieve.decoding.errors import ProtocolError
+
+_HEADER = 8
+_NEGATIVE, _NAN = 0x4000, 0xC000
+_SPECIAL = {_NAN: "NaN", 0xD000: "Infinity", 0xF000: "-Infinity"}
+_BASE = 10_000
+
+_WORD_DIGITS = 18  # decimal digits that a signed word always holds
+_POWERS = _BASE ** np.arange(5, dtype=np.int64)  # of 10000, as far as a word holds them
+_ROOM = 10**_WORD_DIGITS // _POWERS
+
+Digits: TypeAlias = npt.NDArray[np.uint8]
+_QUADS: Digits = (
+    np.arange(_BASE, dtype=np.int32)[:, np.newaxis] // np.array([1000, 100, 10, 1]) % 10 + ord("0")
+).astype(np.uint8)
+"""The four decimal digits of each base-10000 digit, as text."""
+
+
+def decimal_from_send(values: pa.Array, target: pa.DataType) -> pa.Array:
+    """Convert to a decimal; a value that it has no room for is refused, never rounded."""
+    if target.precision + _padding(target) > _WORD_DIGITS:
+        return text_from_send(values).cast(target)
+    return without_nulls(values, lambda sent: _decimals(sent, target))
+
+
+def _padding(target: pa.DataType) -> int:
+    """Return how many decimal places the last base-10000 digit has beyond the decimal's."""
+    return int(-target.scale % 4)
+
+
+def _decimals(sent: pa.Array, target: pa.DataType) -> pa.Array:
+    octets, head = _read(sent)
+    sign = head >> 16 & 0xFFFF
+    if ((sign != 0) & (sign != _NEGATIVE)).any():
+        raise ValueError("no decimal is NaN or infinite")
+    count = (head >> 48).astype(np.int64)
+    # The power of 10000 that the first digit counts, once the point is moved behind the last group of four.
+    power = (head >> 32).astype(np.uint16).view(np.int16).astype(np.int64) + -(-target.scale // 4)
+    total = np.zeros(len(sent), np.int64)
+    for place, read in enumerate(_digits(octets, octets.starts, int(count.max(initial=0)))):
+        digit = np.where(count > place, read, 0)
+        exponent = np.clip(power - place, 0, len(_POWERS) - 1)
+        # Every digit but the first is less than 10000, so there is room for all where there is for that.
+        is_out = (power - place != exponent) & (digit > 0)
+        if (is_out | (digit >= (_ROOM[exponent] if place == 0 else _BASE))).any():
+            raise ValueError("a decimal has not the digits")
+        total += digit * _POWERS[exponent]
+    unscaled, rest = np.divmod(total, 10 ** _padding(target))
+    if (unscaled >= 10**target.precision).any() or rest.any():
+        raise ValueError("a decimal has not the digits")
+    unscaled[sign == _NEGATIVE] *= -1
+    words = np.stack([unscaled, unscaled >> 63], axis=1)
+    return pa.Array.from_buffers(target, len(sent), [None, pa.py_buffer(words)])
+
+
+def text_from_send(values: pa.Array) -> pa.Array:
+    """Convert to the text of numeric_out."""
+    return without_nulls(values, _texts)
+
+
+def text_from_decimal(values: pa.Array) -> pa.Array:
+    """Print decimals with all places of their scale, as numeric_out does."""
+    scale = values.type.scale
+    # The same digits without the point: Arrow would print small numbers with an exponent.
+    whole = pa.Array.from_buffers(
+        pa.decimal128(values.type.precision, 0), len(values), values.buffers(), offset=values.offset
+    ).cast(pa.string())
+    if not scale:
+        return whole
+    digits = pc.ascii_lpad(pc.ascii_ltrim(whole, "-"), scale + 1, "0")
+    sign = pc.if_else(pc.starts_with(whole, "-"), "-", "")
+    point = pa.scalar(".")
+    before = pc.utf8_slice_codeunits(digits, 0, -scale)
+    return pc.binary_join_element_wise(sign, before, point, pc.utf8_slice_codeunits(digits, -scale), "")
+
+
+def _texts(sent: pa.Array) -> pa.Array:
+    """Print the values of one layout, that is of one header, together."""
+    if not len(sent):
+        return pa.array([], pa.string())
+    octets, head = _read(sent)
+    heads, layout = np.unique(head, return_inverse=True)
+    order = np.argsort(layout, kind="stable")
+    members = np.split(octets.starts[order], np.cumsum(np.bincount(layout))[:-1])
+    printed = [_printed(octets, int(h), m) for h, m in zip(heads, members, strict=True)]
+    back = np.empty(len(order), np.int64)
+    back[order] = np.arange(len(order))
+    return pa.concat_arrays(printed).take(pa.array(back))
+
+
+def _read(sent: pa.Array) -> tuple[Octets, npt.NDArray[np.uint64]]:
+    """Return the bytes and the headers of values."""
+    octets = Octets(sent)
+    head = octets.words(octets.starts)
+    if (octets.ends - octets.starts != _HEADER + 2 * (head >> 48).astype(np.int64)).any():
+        raise ProtocolError("a value in binary format is no numeric", sqlstate="22P03")
+    return octets, head
+
+
+def _digits(octets: Octets, starts: Positions, count: int) -> Iterator[Positions]:
+    """Read the first digits of all values, the second, and so on; behind a value's last one is anything."""
+    for place in range(count):
+        if place % 4 == 0:
+            words = octets.words(starts + _HEADER + 2 * place)
+        yield (words >> (48 - 16 * (place % 4)) & 0xFFFF).view(np.int64)
+
+
+def _printed(octets: Octets, head: int, starts: Positions) -> pa.Array:
+    """Print values that differ in nothing but their digits."""
+    count, sign, places = head >> 48, head >> 16 & 0xFFFF, head & 0xFFFF
+    first = ((head >> 32 & 0xFFFF) ^ 0x8000) - 0x8000
+    if sign in _SPECIAL:
+        return pa.repeat(_SPECIAL[sign], len(starts))
+    # Groups of four from the first that is printed before the point to the last one behind it.
+    before, behind = max(first, 0) + 1, -(-places // 4)
+    quads = np.full((len(starts), before + behind, 4), ord("0"), np.uint8)
+    for place, digit in enumerate(_digits(octets, starts, count)):
+        at = before - 1 - first + place
+        if (digit >= _BASE).any() or sign not in (0, _NEGATIVE):
+            raise ProtocolError("a value in binary format is no numeric", sqlstate="22P03")
+        if at < before + behind:
+            quads[:, at] = _QUADS[digit]
+    digits = quads.reshape(len(starts), -1)
+    whole, fraction = digits[:, : 4 * before], digits[:, 4 * before : 4 * before + places]
+    kept = np.maximum.accumulate(whole != ord("0"), axis=1)
+    kept[:, -1] = True
+    minus, point = (
+        np.full((len(starts), int(there)), ord(letter), np.uint8)
+        for there, letter in ((sign == _NEGATIVE, "-"), (places > 0, "."))
+    )
+    letters = np.concatenate([minus, whole, point, fraction], axis=1)
+    keep = np.ones(letters.shape, np.bool_)
+    keep[:, minus.shape[1] : minus.shape[1] + whole.shape[1]] = kept
+    offsets = np.zeros(len(starts) + 1, np.int32)
+    np.cumsum(keep.sum(axis=1), out=offsets[1:])
+    return pa.Array.from_buffers(
+        pa.string(), len(starts), [None, pa.py_buffer(offsets), pa.py_buffer(letters[keep])]
+    )

@@ -1,0 +1,197 @@
+"""The output functions of the rarer built-in types: what a type's send function returns in, its text out.
+
+One value at a time. Raises ProtocolError for bytes that are no value of the type. Each function stands beside its
+type's send and output functions in src/backend/utils/adt: network.c (with src/port/inet_net_ntop.c), mac.c, mac8.c,
+varbit.c, geo_ops.c, tsvector.c, tsquery.c, tid.c, pg_lsn.c, xid.c, xid8funcs.c, char.c, bytea.c.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from functools import partial
+
+from pgsieve.decoding.binary.cursor import Cursor
+from pgsieve.decoding.values.output_numbers import float8_text
+
+_IPV4, _IPV6 = 2, 3  # PGSQL_AF_INET, PGSQL_AF_INET6
+
+
+def char(value: bytes) -> str:
+    r"""Print a "char": nothing for the byte 0, \ooo for one outside of ASCII."""
+    octet = Cursor(value, '"char"').u8("a byte")
+    return f"\\{octet:03o}" if octet >= 0x80 else chr(octet) if octet else ""
+
+
+def hexadecimal(value: bytes) -> str:
+    r"""Print a bytea with bytea_output hex."""
+    return "\\x" + value.hex()
+
+
+def unsigned(value: bytes, width: int) -> str:
+    """Print an integer without sign."""
+    return str(int.from_bytes(Cursor(value, "integer").byten(width, "an integer")))
+
+
+def lsn(value: bytes) -> str:
+    """Print a pg_lsn."""
+    number = Cursor(value, "pg_lsn").u64("an LSN")
+    return f"{number >> 32:X}/{number & 0xFFFFFFFF:X}"
+
+
+def tid(value: bytes) -> str:
+    """Print a tuple's block and place."""
+    cursor = Cursor(value, "tid")
+    return f"({cursor.u32('a block')},{cursor.u16('a place')})"
+
+
+def snapshot(value: bytes) -> str:
+    """Print a pg_snapshot or txid_snapshot."""
+    cursor = Cursor(value, "snapshot")
+    count = cursor.i32("a count")
+    first, last = cursor.u64("xmin"), cursor.u64("xmax")
+    running = [str(cursor.u64("xid")) for _ in range(cursor.fits(count, "transactions", item_size=8))]
+    return f"{first}:{last}:{','.join(running)}"
+
+
+def bit(value: bytes) -> str:
+    """Print a bit string."""
+    cursor = Cursor(value, "bit")
+    size = cursor.i32("a length")
+    octets = cursor.byten(-(-size // 8), "bits")
+    return "".join(f"{octet:08b}" for octet in octets)[:size]
+
+
+def macaddr(value: bytes) -> str:
+    """Print a macaddr or macaddr8."""
+    return value.hex(":")
+
+
+def inet(value: bytes) -> str:
+    """Print an inet or cidr: the latter, and what is no single host, with its bits."""
+    cursor = Cursor(value, "inet")
+    family, bits, is_cidr = cursor.u8("a family"), cursor.u8("bits"), cursor.u8("cidr or not")
+    address = cursor.byten(cursor.u8("a size"), "an address")
+    cursor.end()
+    if (family, len(address)) not in ((_IPV4, 4), (_IPV6, 16)):
+        cursor.fail("an address of IPv4 or IPv6")
+    shown = ".".join(map(str, address)) if family == _IPV4 else _ipv6(address)
+    return f"{shown}/{bits}" if is_cidr or bits < 8 * len(address) else shown
+
+
+def _ipv6(address: bytes) -> str:
+    """Write the first of the longest runs of zeros as `::`, and what holds an IPv4 address with its dots."""
+    words = struct.unpack(">8H", address)
+    runs = [(len(found[0]), -found.start()) for found in re.finditer("0{2,}", _zeros(words))]
+    size, start = max(runs, default=(0, 0))
+    start = -start
+    tail = [f"{word:x}" for word in words]
+    if size and start == 0 and (size == 6 or (size == 5 and words[5] == 0xFFFF)):
+        tail[6:] = [".".join(map(str, address[12:]))]
+    if not size:
+        return ":".join(tail)
+    return f"{':'.join(tail[:start])}::{':'.join(tail[start + size :])}"
+
+
+def _zeros(words: tuple[int, ...]) -> str:
+    return "".join("1" if word else "0" for word in words)
+
+
+# --- geometric types --------------------------------------------------------------------
+
+
+def _numbers(cursor: Cursor, count: int) -> list[str]:
+    return [float8_text(struct.unpack(">d", cursor.byten(8, "a number"))[0]) for _ in range(count)]
+
+
+def _points(cursor: Cursor, count: int) -> str:
+    return ",".join(f"({','.join(_numbers(cursor, 2))})" for _ in range(count))
+
+
+def points(value: bytes, count: int, enclosed: str = "{}") -> str:
+    """Print a point, lseg or box."""
+    return enclosed.format(_points(Cursor(value, "geometric"), count))
+
+
+def line(value: bytes) -> str:
+    """Print a line's A, B and C."""
+    return "{" + ",".join(_numbers(Cursor(value, "line"), 3)) + "}"
+
+
+def circle(value: bytes) -> str:
+    """Print a circle."""
+    cursor = Cursor(value, "circle")
+    return f"<{_points(cursor, 1)},{_numbers(cursor, 1)[0]}>"
+
+
+def polygon(value: bytes) -> str:
+    """Print a polygon."""
+    return _path(Cursor(value, "polygon"), "()")
+
+
+def path(value: bytes) -> str:
+    """Print a path: round brackets where it is closed."""
+    cursor = Cursor(value, "path")
+    return _path(cursor, "()" if cursor.u8("closed or not") else "[]")
+
+
+def _path(cursor: Cursor, brackets: str) -> str:
+    count = cursor.fits(cursor.i32("a count"), "points", item_size=16)
+    return brackets[0] + _points(cursor, count) + brackets[1]
+
+
+# --- text search -------------------------------------------------------------------------
+
+
+def _lexeme(cursor: Cursor) -> str:
+    return "'" + cursor.cstr("a lexeme").replace("'", "''").replace("\\", "\\\\") + "'"
+
+
+def tsvector(value: bytes) -> str:
+    """Print lexemes with their places and weights."""
+    cursor = Cursor(value, "tsvector")
+    lexemes = []
+    for _ in range(cursor.fits(cursor.i32("a count"), "lexemes", item_size=3)):
+        lexeme = _lexeme(cursor)
+        entries = [cursor.u16("a place") for _ in range(cursor.u16("a count"))]
+        places = ",".join(f"{entry & 0x3FFF}{'DCBA'[entry >> 14]}".rstrip("D") for entry in entries)
+        lexemes.append(f"{lexeme}:{places}" if places else lexeme)
+    return " ".join(lexemes)
+
+
+_QUERY_VALUE, _QUERY_OPERATOR = 1, 2
+_NOT, _AND, _OR, _PHRASE = 1, 2, 3, 4
+_PRIORITY = {_OR: 1, _AND: 2, _PHRASE: 3, _NOT: 4}
+
+
+def tsquery(value: bytes) -> str:
+    """Print the tree of a query, which comes with each operator before its right and then its left operand."""
+    cursor = Cursor(value, "tsquery")
+    return _query(cursor, 0, in_phrase=False) if cursor.i32("a count") else ""
+
+
+def _query(cursor: Cursor, outer: int, *, in_phrase: bool) -> str:
+    kind = cursor.u8("an item")
+    if kind == _QUERY_VALUE:
+        weights, prefix = cursor.u8("weights"), cursor.u8("prefix or not")
+        lexeme = _lexeme(cursor)
+        marks = "*" * bool(prefix) + "".join(letter for i, letter in enumerate("ABCD") if weights & 8 >> i)
+        return f"{lexeme}:{marks}" if marks else lexeme
+    operator = cursor.u8("an operator")
+    priority = _PRIORITY.get(operator) or cursor.fail("an operator", back=1)
+    if operator == _NOT:
+        shown = "!" + _query(cursor, priority, in_phrase=False)
+    else:
+        sign = {_AND: "&", _OR: "|"}.get(operator, "<->")
+        if operator == _PHRASE and (distance := cursor.u16("a distance")) != 1:
+            sign = f"<{distance}>"
+        right = _query(cursor, priority, in_phrase=operator == _PHRASE)
+        shown = f"{_query(cursor, priority, in_phrase=False)} {sign} {right}"
+    return f"( {shown} )" if priority < outer or (operator == _PHRASE and in_phrase) else shown
+
+
+point = partial(points, count=1)
+lseg = partial(points, count=2, enclosed="[{}]")
+box = partial(points, count=2)
+xid = partial(unsigned, width=4)
+xid8 = partial(unsigned, width=8)

@@ -1,0 +1,45 @@
+"""Identifiers and literals in SQL text, quoted where the server quotes them.
+
+Text in, text out; raises nothing. quote_identifier in src/backend/utils/adt/ruleutils.c, quote_literal in
+utils/adt/quote.c. Key words are those of PostgreSQL 18, some of which earlier servers do not have (appendix C).
+"""
+
+from __future__ import annotations
+
+import re
+from types import MappingProxyType
+
+from pgsieve.decoding.values.catalog_names import KEYWORDS
+
+NEWEST_SERVER = 180000
+"""server_version_num of the newest server whose words are known."""
+
+_PLAIN = re.compile(r"[a-z_][a-z0-9_]*")
+_SINCE = MappingProxyType(
+    {
+        **dict.fromkeys(
+            ("json_array", "json_arrayagg", "json_object", "json_objectagg", "system_user"), 160000
+        ),
+        **dict.fromkeys(("json", "json_exists", "json_query", "json_scalar", "json_serialize"), 170000),
+        **dict.fromkeys(("json_table", "json_value", "merge_action"), 170000),
+    }
+)
+
+
+def quote_identifier(name: str, server_version: int = NEWEST_SERVER) -> str:
+    """The name, in double quotes where this server would read it as another name or as a key word."""
+    is_keyword = name in KEYWORDS and server_version >= _SINCE.get(name, 0)
+    if _PLAIN.fullmatch(name) and not is_keyword:
+        return name
+    return '"' + name.replace('"', '""') + '"'
+
+
+def quote_qualified(namespace: str, name: str, server_version: int = NEWEST_SERVER) -> str:
+    """A name with its schema (quote_qualified_identifier)."""
+    return f"{quote_identifier(namespace, server_version)}.{quote_identifier(name, server_version)}"
+
+
+def quote_literal(text: str) -> str:
+    """A string constant; one with backslashes is an escape string constant."""
+    escape = "E" if "\\" in text else ""
+    return escape + "'" + text.replace("\\", "\\\\").replace("'", "''") + "'"

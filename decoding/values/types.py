@@ -1,0 +1,334 @@
+"""PostgreSQL types as columns of a replica: a type's oid and modifier in, its Arrow and Spark type out.
+
+One table says what each type becomes, how its values in text and in binary format are converted, and which SQL
+expression the initial copy selects so that all ways lead to the same Arrow values. An array of a built-in type is an
+array of what that type becomes. A type that is not in the table, or a user's, is PostgreSQL's own text.
+docs/types.md is the table in words.
+
+Both the slot's session and the copy's must print values with DateStyle ISO, IntervalStyle postgres, TimeZone
+UTC, extra_float_digits 3, bytea_output hex and client encoding UTF8. Raises UnsupportedTypeError for an override
+that is not offered, ValueNotRepresentableError for a value that its column cannot hold, UnsupportedBinaryError for
+one in binary format whose text does not follow from that. PostgreSQL documentation chapter 8.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+import pyarrow as pa
+
+from pgsieve.decoding.binary.octets import fixed_width, offsets_of
+from pgsieve.decoding.errors import UnsupportedBinaryError, UnsupportedTypeError, ValueNotRepresentableError
+from pgsieve.decoding.values import bytea, datetimes, numeric
+from pgsieve.decoding.values.arrays import ArraySend, ArrayText, Converter
+from pgsieve.decoding.values.builtin_types import BOX_ARRAY, ELEMENTS, NONE_DEFINED, DefinedTypes
+from pgsieve.decoding.values.output import NoOutputError, text_of
+
+_NATIVE = "{}"
+_TEXT = "{}::pg_catalog.text"
+# The type's output function, as pgoutput calls it: a cast to text prints booleans and char(n) otherwise, also
+# below a domain. concat() makes NULL an empty string.
+_OUTPUT = "CASE WHEN pg_catalog.num_nulls({0}) = 0 THEN pg_catalog.concat({0}) END"
+
+_NUMERIC = 1700
+_GREATEST_PRECISION = 38  # Spark's and Arrow's
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnType:
+    """What a column of a PostgreSQL type is in a replica.
+
+    `arrow` and `spark` are the same type twice; `text`, `binary` and `copy` convert PostgreSQL's text, its binary
+    format, and what `expression` yields in the initial copy, to `arrow`.
+    """
+
+    arrow: pa.DataType
+    spark: str
+    text: Converter
+    binary: Converter
+    copy: Converter
+    expression: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Fixed:
+    """Converts numbers in binary format, of numpy's layout."""
+
+    layout: str
+
+    def __call__(self, values: pa.Array, target: pa.DataType) -> pa.Array:
+        numbers, valid = fixed_width(values.cast(pa.binary()), self.layout)
+        return pa.array(numbers, mask=None if valid.all() else ~valid).cast(target)
+
+
+@dataclass(frozen=True, slots=True)
+class _Printed:
+    """Converts binary format to the text that the type's output function prints."""
+
+    type_oid: int
+    defined: DefinedTypes
+
+    def __call__(self, values: pa.Array, _: pa.DataType) -> pa.Array:
+        return text_of(values, self.type_oid, self.defined)
+
+
+def _boolean_text(values: pa.Array, _: pa.DataType) -> pa.Array:
+    """Convert 't' and 'f' (boolout)."""
+    valid = np.asarray(values.is_valid())
+    offsets = offsets_of(values)
+    if (np.diff(offsets)[valid] != 1).any():
+        raise ValueError("not a boolean")
+    if not valid.any():
+        return pa.nulls(len(values), pa.bool_())
+    octets = np.frombuffer(values.buffers()[2], np.uint8)
+    # A NULL behind the last value has no byte of its own.
+    letters = np.take(octets, offsets[:-1], mode="clip")
+    true = letters == ord("t")
+    if (valid & ~true & (letters != ord("f"))).any():
+        raise ValueError("not a boolean")
+    return pa.array(true, mask=None if valid.all() else ~valid)
+
+
+def _parsed(values: pa.Array, target: pa.DataType) -> pa.Array:
+    """Convert digits; the parser refuses what is no number, so the bytes need no check of their encoding."""
+    text = values if pa.types.is_string(values.type) else values.cast(pa.binary()).view(pa.string())
+    return text.cast(target)
+
+
+def _widened_real(values: pa.Array, target: pa.DataType) -> pa.Array:
+    """Read as the four-byte number it is: its shortest digits as a double would be another number."""
+    return _parsed(values, pa.float32()).cast(target)
+
+
+def _decoded_text(values: pa.Array, target: pa.DataType) -> pa.Array:
+    """Check that the bytes are UTF-8: a database in encoding SQL_ASCII may hold anything."""
+    return values.cast(pa.binary()).cast(target)
+
+
+def _decoded_bytea(values: pa.Array, _: pa.DataType) -> pa.Array:
+    return bytea.from_text(values)
+
+
+def _decoded_numeric(values: pa.Array, target: pa.DataType) -> pa.Array:
+    return numeric.decimal_from_send(values, target)
+
+
+def _native(values: pa.Array, target: pa.DataType) -> pa.Array:
+    return values.cast(target)
+
+
+def _string(type_oid: int, expression: str = _OUTPUT, defined: DefinedTypes = NONE_DEFINED) -> ColumnType:
+    """PostgreSQL's own text."""
+    printed = _Printed(type_oid, defined)
+    return ColumnType(pa.string(), "string", _decoded_text, printed, _decoded_text, expression)
+
+
+def _number(
+    arrow: pa.DataType, spark: str, layout: str, text: Converter = _parsed, expression: str = _NATIVE
+) -> ColumnType:
+    return ColumnType(arrow, spark, text, _Fixed(layout), _native, expression)
+
+
+def _datetime(arrow: pa.DataType, spark: str, send: str) -> ColumnType:
+    # The copy's driver overflows on infinity and on distant years in native values; the send functions do not.
+    return ColumnType(
+        arrow,
+        spark,
+        datetimes.from_text,
+        datetimes.from_send,
+        datetimes.from_send,
+        f"pg_catalog.{send}({{}})",
+    )
+
+
+def _decimal(precision: int, scale: int) -> ColumnType:
+    return ColumnType(
+        pa.decimal128(precision, scale),
+        f"decimal({precision},{scale})",
+        _parsed,
+        _decoded_numeric,
+        _parsed,
+        _TEXT,
+    )
+
+
+def _array(array_oid: int, element: ColumnType) -> ColumnType:
+    text = ArrayText(element.text, ";" if array_oid == BOX_ARRAY else ",")
+    send = ArraySend(ELEMENTS[array_oid], element.binary)
+    return ColumnType(pa.list_(element.arrow), f"array<{element.spark}>", text, send, text, _TEXT)
+
+
+_SMALLINT = _number(pa.int16(), "smallint", ">i2")
+_INT = _number(pa.int32(), "int", ">i4")
+_BIGINT = _number(pa.int64(), "bigint", ">i8")
+
+_TYPES: Mapping[int, ColumnType] = MappingProxyType(
+    {
+        16: _number(pa.bool_(), "boolean", "u1", _boolean_text),
+        17: ColumnType(pa.binary(), "binary", _decoded_bytea, _native, _native, _NATIVE),
+        19: _string(19, _NATIVE),  # name
+        20: _BIGINT,
+        21: _SMALLINT,
+        23: _INT,
+        25: _string(25, _NATIVE),  # text
+        26: _number(pa.int64(), "bigint", ">u4", expression="{}::pg_catalog.int8"),  # oid
+        114: _string(114, _TEXT),  # json
+        700: _number(pa.float32(), "float", ">f4"),
+        701: _number(pa.float64(), "double", ">f8"),
+        1042: _string(1042, _NATIVE),  # char(n): a cast to text would remove its padding
+        1043: _string(1043, _NATIVE),  # varchar
+        1082: _datetime(pa.date32(), "date", "date_send"),
+        1114: _datetime(pa.timestamp("us"), "timestamp_ntz", "timestamp_send"),
+        1184: _datetime(pa.timestamp("us", "UTC"), "timestamp", "timestamptz_send"),
+        _NUMERIC: _string(_NUMERIC, _TEXT),  # without a precision, or one that no decimal has
+        2950: _string(2950, _TEXT),  # uuid
+        3802: _string(3802, _TEXT),  # jsonb
+    }
+)
+
+_WIDER: Mapping[int, Mapping[str, ColumnType]] = MappingProxyType(
+    {
+        21: {
+            "int": _number(pa.int32(), "int", ">i2"),
+            "bigint": _number(pa.int64(), "bigint", ">i2"),
+        },
+        23: {"bigint": _number(pa.int64(), "bigint", ">i4")},
+        700: {"double": _number(pa.float64(), "double", ">f4", _widened_real)},
+    }
+)
+"""What an override may make of a type beside string and, for numeric, decimal(p,s): only what is exact."""
+
+_DECIMAL = re.compile(r"(?:decimal|numeric)\((\d+)(?:,(\d+))?\)")
+_ARRAY = re.compile(r"array<(.*)>")
+_SYNONYMS = {
+    "short": "smallint",
+    "integer": "int",
+    "long": "bigint",
+    "real": "float",
+    "timestamp_ltz": "timestamp",
+}
+
+
+def column_type(
+    type_oid: int,
+    type_modifier: int,
+    override: str | None = None,
+    defined: DefinedTypes = NONE_DEFINED,
+) -> ColumnType:
+    """Return what a column of this PostgreSQL type is in a replica.
+
+    `override` is another Spark type that the user asks for: string is PostgreSQL's own text for every type;
+    numeric can be any decimal(p,s); integers and real can be wider; an array can be one of these. `defined` says
+    what users' types are made of, which their values in binary format do not tell.
+    """
+    default = _default_type(type_oid, type_modifier, defined)
+    if override is None:
+        return default
+    wanted = "".join(override.lower().split())
+    chosen = _chosen_type(type_oid, type_modifier, wanted, defined)
+    if chosen is None:
+        raise UnsupportedTypeError(
+            f'a column of PostgreSQL type {type_oid} cannot be of Spark type "{override}"',
+            hint=f"offered for it: {', '.join(dict.fromkeys([default.spark, *_offered(type_oid), 'string']))}",
+        )
+    return chosen
+
+
+def _default_type(type_oid: int, type_modifier: int, defined: DefinedTypes) -> ColumnType:
+    if type_oid in ELEMENTS:
+        return _array(type_oid, _default_type(ELEMENTS[type_oid], type_modifier, defined))
+    if type_oid == _NUMERIC and type_modifier >= 4:
+        # numeric_typmod_precision and _scale in utils/adt/numeric.c; the scale has a sign from 15 on.
+        precision = (type_modifier - 4) >> 16 & 0xFFFF
+        scale = ((type_modifier - 4) & 0x7FF ^ 0x400) - 0x400
+        if precision <= _GREATEST_PRECISION and 0 <= scale <= precision:
+            return _decimal(precision, scale)
+    return _TYPES.get(type_oid) or _string(type_oid, defined=defined)
+
+
+def _chosen_type(type_oid: int, type_modifier: int, wanted: str, defined: DefinedTypes) -> ColumnType | None:
+    """Return the type that a user asks for, None where it is not offered."""
+    default = _default_type(type_oid, type_modifier, defined)
+    wanted = _SYNONYMS.get(wanted, wanted)
+    if wanted == default.spark:
+        return default
+    if wanted == "string":
+        return _string(type_oid, _TEXT if type_oid == _NUMERIC else _OUTPUT, defined)
+    if type_oid in ELEMENTS:
+        inner = _ARRAY.fullmatch(wanted)
+        element = inner and _chosen_type(ELEMENTS[type_oid], type_modifier, inner[1], defined)
+        return _array(type_oid, element) if element else None
+    decimal = _DECIMAL.fullmatch(wanted) if type_oid == _NUMERIC else None
+    if decimal is not None:
+        precision, scale = int(decimal[1]), int(decimal[2] or 0)
+        if 1 <= precision <= _GREATEST_PRECISION and scale <= precision:
+            return _decimal(precision, scale)
+    return _WIDER.get(type_oid, {}).get(wanted)
+
+
+def _offered(type_oid: int) -> list[str]:
+    """What an override may ask for beside the default and string."""
+    if type_oid in ELEMENTS:
+        return [f"array<{spark}>" for spark in (*_offered(ELEMENTS[type_oid]), "string")]
+    return ["decimal(p,s)"] if type_oid == _NUMERIC else list(_WIDER.get(type_oid, {}))
+
+
+def copy_expression(
+    quoted_column: str, type_oid: int, type_modifier: int, override: str | None = None
+) -> str:
+    """Return what the initial copy selects for a column; `from_copy` converts it."""
+    return column_type(type_oid, type_modifier, override).expression.format(quoted_column)
+
+
+def from_text(values: pa.Array, type: ColumnType, column: str) -> pa.Array:  # noqa: A002 - as in PostgreSQL
+    """Convert PostgreSQL's text output (binary or string, null for NULL) to the column's Arrow type."""
+    return _converted(type.text, values, type, column)
+
+
+def from_binary(values: pa.Array, type: ColumnType, column: str) -> pa.Array:  # noqa: A002 - as in PostgreSQL
+    """Convert what the type's send function returns (binary, null for NULL) to the column's Arrow type."""
+    try:
+        return _converted(type.binary, values, type, column)
+    except NoOutputError:
+        raise UnsupportedBinaryError(
+            f'column "{column}" has a value in binary format, of a type whose text does not follow from that',
+            hint="read the slot of this table without `binary`",
+            sqlstate="0A000",
+        ) from None
+
+
+def from_copy(values: pa.Array, type: ColumnType, column: str) -> pa.Array:  # noqa: A002 - as in PostgreSQL
+    """Convert the values of the column's `copy_expression`, as ADBC reads them, to the column's Arrow type."""
+    return _converted(type.copy, values, type, column)
+
+
+def _converted(converter: Converter, values: pa.Array, type: ColumnType, column: str) -> pa.Array:  # noqa: A002
+    try:
+        return converter(values, type.arrow)
+    except ValueError:  # Arrow's errors are among these. They quote the value, so none is chained
+        raise ValueNotRepresentableError(
+            f'column "{column}" has a value that Spark type {type.spark} cannot hold',
+            hint=f"set `types: {{<schema>.<table>.{column}: string}}` for PostgreSQL's own text, then resync the table",
+            row=_first_refused(converter, values, type.arrow),
+        ) from None
+
+
+def _first_refused(converter: Converter, values: pa.Array, target: pa.DataType) -> int:
+    """Return the place of the first value that cannot be converted; one of them cannot."""
+
+    def refused(first: int, last: int) -> bool:
+        try:
+            converter(values.take(pa.array(range(first, last), pa.int64())), target)
+        except ValueError:
+            return True
+        return False
+
+    first, last = 0, len(values)
+    while last - first > 1:
+        middle = (first + last) // 2
+        first, last = (first, middle) if refused(first, middle) else (middle, last)
+    return first

@@ -1,0 +1,1 @@
+"""The command `pgsieve`: arguments and exit codes (`cli`), and how results look (`console`)."""

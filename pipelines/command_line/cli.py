@@ -1,0 +1,412 @@
+"""The command line: `pgsieve COMMAND`.
+
+In: arguments, the configuration file, the environment. Out: results on stdout, progress and errors on stderr,
+and an exit code that scripts can rely on:
+
+====  ===================================================================================================
+0     done, and nothing wrong was found
+1     done, and something was found: `check` a difference, `validate` a problem, `run` a table set aside
+2     refused: wrong arguments or configuration, or anything else that says what to do about it, also where
+      that concerns some of the subscriptions and the others went on
+70    a fault of pgsieve's own (EX_SOFTWARE of sysexits.h); `--verbose` shows the traceback
+130   interrupted
+====  ===================================================================================================
+
+Dagster and Spark are imported inside the commands that need them: `--help` and a wrong file answer at once.
+"""
+
+import errno
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from pgsieve import __version__
+from pgsieve.decoding.errors import PgsieveError
+from pgsieve.pipelines.command_line import console
+from pgsieve.pipelines.command_line.extras import require_extra
+from pgsieve.pipelines.commands.results import Failure
+from pgsieve.pipelines.config.model import Config, load_config
+
+FOUND = 1
+REFUSED = 2
+FAULT = 70
+
+
+class _Command(TyperCommand):
+    """A command whose errors become one line and an exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command's function; its arguments have been read by now."""
+        try:
+            return super().invoke(ctx)
+        except (typer.Exit, typer.Abort):
+            raise
+        except PgsieveError as error:
+            console.print_error(error)
+            raise typer.Exit(REFUSED) from error
+        except Exception as error:
+            if isinstance(error, OSError) and error.errno == errno.EPIPE:  # `pgsieve … | head` is no fault
+                raise
+            from pgsieve.pipelines.commands.failures import storage_refusal
+
+            if (refused := storage_refusal(error)) is not None:
+                console.print_error(refused)
+                raise typer.Exit(REFUSED) from error
+            console.print_unexpected(error, verbose=_verbose(ctx))
+            raise typer.Exit(FAULT) from error
+
+
+app = typer.Typer(
+    name="pgsieve",
+    help="PostgreSQL logical replication into Delta Lake, with PostgreSQL's own row filters.",
+    epilog="Example: pgsieve demo",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        "-c",
+        metavar="FILE",
+        help="Configuration file (default: $PGSIEVE_CONFIG, else ./pgsieve.yaml).",
+    ),
+]
+Subscriptions = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="SUBSCRIPTION", help="Subscriptions, by name (default: all)."),
+]
+
+Subscription = Annotated[str, typer.Argument(metavar="SUBSCRIPTION", help="A subscription, by name.")]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"pgsieve {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    ctx: typer.Context,
+    config: ConfigFile = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Show the traceback of an unexpected error.")
+    ] = False,
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
+    ] = False,
+) -> None:
+    """Keep the options that come before the command."""
+    del verbose, version  # read from the context, and by the callback
+    ctx.obj = config
+
+
+def _load(ctx: typer.Context, config: Path | None) -> Config:
+    """Read the file of the option after the command, else of the one before it, else the default."""
+    return load_config(config or ctx.obj)
+
+
+def _verbose(ctx: Any) -> bool:
+    return bool(ctx.find_root().params["verbose"])
+
+
+def _end(failures: Sequence[Failure], *, found: bool = False) -> None:
+    """Exit with the greatest code that there is a reason for."""
+    codes = [REFUSED if isinstance(failure.error, PgsieveError) else FAULT for failure in failures]
+    if code := max(codes, default=FOUND if found else 0):
+        raise typer.Exit(code)
+
+
+@app.command(cls=_Command, epilog="Example: pgsieve demo --keep ./demo")
+def demo(
+    keep: Annotated[
+        Path | None,
+        typer.Option(
+            "--keep", metavar="FOLDER", help="Make everything in this folder (default: a temporary one)."
+        ),
+    ] = None,
+) -> None:
+    """Replay the manual's row filter examples on an embedded PostgreSQL, beside a built-in subscription."""
+    require_extra("demo")
+    from pgsieve.pipelines.commands.demo import demo as run_demo
+
+    with console.progress() as progress:
+        report = run_demo(keep, progress, console.print_demo_step)
+    console.print_demo(report)
+    if not report.equal:
+        raise typer.Exit(FOUND)
+
+
+@app.command(cls=_Command, epilog="Example: pgsieve run sales")
+def run(
+    ctx: typer.Context,
+    subscriptions: Subscriptions = None,
+    config: ConfigFile = None,
+    follow: Annotated[
+        bool,
+        typer.Option("--follow", help="Go on applying changes as they arrive, until SIGTERM or Ctrl-C."),
+    ] = False,
+) -> None:
+    """Copy what is new, apply every change up to the source's current LSN, and exit.
+
+    Prints what was copied and applied. Exits with 1 when a table had to be set aside.
+    """
+    settings = _load(ctx, config)
+    selected = settings.selected(subscriptions or [])
+    if follow:
+        from pgsieve.pipelines.commands.follow import follow as follow_pipeline
+
+        with console.progress() as progress:
+            failures = follow_pipeline(
+                settings, selected, progress, partial(console.print_run, verbose=_verbose(ctx))
+            )
+        console.print_failures(failures, verbose=_verbose(ctx))
+        _end(failures)
+        return
+    from pgsieve.pipelines.commands.run import run as run_pipeline
+
+    with console.progress() as progress:
+        summary = run_pipeline(settings, selected, progress)
+    console.print_run(summary, verbose=_verbose(ctx))
+    _end(summary.failures, found=summary.problems)
+
+
+@app.command(cls=_Command, epilog="Example: pgsieve resync sales public.orders")
+def resync(
+    ctx: typer.Context,
+    subscription: Subscription,
+    tables: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="SCHEMA.TABLE", help="Tables to copy again (default: those that need it)."),
+    ] = None,
+    config: ConfigFile = None,
+) -> None:
+    """Copy tables again, and bring the subscription up to date; the other tables are left alone.
+
+    Says of each table what changed since it was copied. Without tables it copies those that are set aside, or whose
+    row filter, columns or publications changed; and all of them where the slot was lost, after making a new one.
+    """
+    settings = _load(ctx, config)
+    (selected,) = settings.selected([subscription])
+    from pgsieve.pipelines.commands.resync import resync as copy_again
+
+    with console.progress() as progress:
+        report = copy_again(settings, selected, tables or [], progress)
+    console.print_resync(report)
+    if report.run and report.run.problems:
+        raise typer.Exit(FOUND)
+
+
+@app.command(cls=_Command, epilog="Example: pgsieve skip sales 0/14C0A38")
+def skip(
+    ctx: typer.Context,
+    subscription: Subscription,
+    lsn: Annotated[
+        str, typer.Argument(metavar="LSN", help="The finish LSN of the transaction to skip; none clears it.")
+    ],
+    config: ConfigFile = None,
+) -> None:
+    """Skip all changes of one transaction, as ALTER SUBSCRIPTION ... SKIP does.
+
+    The LSN is the one that the error of a disabled subscription names. It is cleared once that transaction was
+    skipped, or another one that was not empty was applied.
+    """
+    settings = _load(ctx, config)
+    (selected,) = settings.selected([subscription])
+    from pgsieve.pipelines.commands.skip import skip as choose
+
+    console.print_skip(subscription, choose(settings, selected, lsn))
+
+
+@app.command(cls=_Command, epilog="Example: pgsieve enable sales")
+def enable(ctx: typer.Context, subscription: Subscription, config: ConfigFile = None) -> None:
+    """Enable a subscription that an error disabled (disable_on_error); the next run goes on where it stopped."""
+    settings = _load(ctx, config)
+    (selected,) = settings.selected([subscription])
+    from pgsieve.pipelines.commands.skip import enable as enable_again
+
+    console.print_enabled(subscription, enable_again(settings, selected))
+
+
+@app.command(cls=_Command, epilog="Example: pgsieve drop sales --delete-tables")
+def drop(
+    ctx: typer.Context,
+    subscription: Subscription,
+    delete_tables: Annotated[
+        bool, typer.Option("--delete-tables", help="Delete its tables in the lake, too.")
+    ] = False,
+    leave_slot: Annotated[
+        bool, typer.Option("--leave-slot", help="Do not ask the server, which may be gone.")
+    ] = False,
+    config: ConfigFile = None,
+) -> None:
+    """Remove what pgsieve made for a subscription on the server: slot and capture publications.
+
+    A slot that other subscriptions need is kept, and captures no more than they need.
+    """
+    settings = _load(ctx, config)
+    from pgsieve.pipelines.commands.drop import drop as drop_subscription
+
+    report = drop_subscription(settings, subscription, delete_tables=delete_tables, leave_slot=leave_slot)
+    console.print_drop(report)
+
+
+@app.command(cls=_Command, epilog="Example: pgsieve status --json")
+def status(
+    ctx: typer.Context,
+    config: ConfigFile = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Show slots, their lag, and the state of every replica table.
+
+    Exits with 2 where a source cannot be asked, or a subscription cannot be replicated; what the lake has of it is
+    shown.
+    """
+    settings = _load(ctx, config)
+    from pgsieve.pipelines.commands.status import status as read_status
+
+    report = read_status(settings)
+    if as_json:
+        console.print_json(report)
+    else:
+        console.print_status(report)
+    if any(s.problem for s in report.slots) or any(s.problem for s in report.subscriptions):
+        raise typer.Exit(REFUSED)
+
+
+@app.command(cls=_Command, epilog="Example: pgsieve check sales && echo consistent")
+def check(
+    ctx: typer.Context,
+    subscriptions: Subscriptions = None,
+    config: ConfigFile = None,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Make the rows that differ those of the publisher.")
+    ] = False,
+) -> None:
+    """Compare replica tables with the publisher's filtered tables at the same LSN.
+
+    Exits with 1 on any difference, and prints the keys of some rows that differ.
+    """
+    settings = _load(ctx, config)
+    selected = settings.selected(subscriptions or [])
+    from pgsieve.pipelines.commands.check import check as compare
+
+    with console.progress() as progress:
+        report = compare(settings, selected, progress, repairing=repair)
+    if report.tables or not report.failures:
+        console.print_check(report)
+    console.print_failures(report.failures, verbose=_verbose(ctx))
+    _end(report.failures, found=not report.equal)
+
+
+@app.command(cls=_Command, epilog="Example: pgsieve maintain sales")
+def maintain(ctx: typer.Context, subscriptions: Subscriptions = None, config: ConfigFile = None) -> None:
+    """Delete what is applied and older than its retention, compact small files, remove old versions.
+
+    How long things are kept is `retention` in the configuration. Runs may go on meanwhile.
+    """
+    settings = _load(ctx, config)
+    selected = settings.selected(subscriptions or [])
+    from pgsieve.pipelines.commands.maintain import maintain as maintain_tables
+
+    with console.progress() as progress:
+        done = maintain_tables(settings, selected, progress)
+    console.print_maintenance(done)
+
+
+@app.command(cls=_Command, epilog="Example: pgsieve validate -c pgsieve.yaml")
+def validate(
+    ctx: typer.Context,
+    config: ConfigFile = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+) -> None:
+    """Find what PostgreSQL would refuse, before anything is created.
+
+    Prints the publications, what each subscription will receive, and SQL that is still to be run.
+    Exits with 1 when there is a problem.
+    """
+    settings = _load(ctx, config)
+    from pgsieve.pipelines.commands.validate import validate as find_problems
+
+    report = find_problems(settings)
+    if as_json:
+        console.print_json(report)
+    else:
+        console.print_validation(report)
+    if report.problems:
+        raise typer.Exit(FOUND)
+
+
+@app.command(cls=_Command, epilog="Example: pgsieve decode shop --plugin test_decoding -o include-xids=false")
+def decode(
+    ctx: typer.Context,
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A source, by name.")],
+    plugin: Annotated[
+        str,
+        typer.Option("--plugin", "-P", metavar="NAME", help="Output plugin: json, pgoutput, test_decoding."),
+    ],
+    options: Annotated[
+        list[str] | None,
+        typer.Option("--option", "-o", metavar="NAME[=VALUE]", help="An option of the plugin; repeatable."),
+    ] = None,
+    slot: Annotated[
+        str | None,
+        typer.Option(
+            "--slot", "-S", metavar="NAME", help="Which of the source's slots, where it has several."
+        ),
+    ] = None,
+    from_change_log: Annotated[
+        bool,
+        typer.Option(
+            "--from-change-log", help="Read what has been recorded instead of what waits in the slot."
+        ),
+    ] = False,
+    config: ConfigFile = None,
+) -> None:
+    """Print what waits in a slot, as pg_recvlogical prints it with this output plugin; confirms nothing."""
+    settings = _load(ctx, config)
+    from pgsieve.pipelines.commands.decode import decode as run_decode
+
+    for line in run_decode(settings, source, plugin, options or [], slot, from_change_log=from_change_log):
+        sys.stdout.buffer.write(line + b"\n")
+
+
+@app.command(cls=_Command, epilog="Example: pgsieve ui --port 3000")
+def ui(
+    ctx: typer.Context,
+    config: ConfigFile = None,
+    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Port to listen on.")] = 3000,
+) -> None:
+    """Start Dagster's web interface on this configuration, until interrupted.
+
+    Dagster keeps its records in $DAGSTER_HOME, or in .pgsieve/dagster beside the configuration file.
+    """
+    require_extra("ui")
+    settings = _load(ctx, config)
+    from pgsieve.pipelines.commands.run import instance
+    from pgsieve.pipelines.commands.ui import serve
+    from pgsieve.pipelines.definitions import register_tables
+
+    with instance(settings) as dagster:
+        register_tables(settings, dagster)
+    serve(settings, host, port)
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app(prog_name="pgsieve")
+
+
+if __name__ == "__main__":
+    main()

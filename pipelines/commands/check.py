@@ -1,0 +1,81 @@
+"""`pgsieve check`: compare every replica with its publisher, and mend what differs where that is asked for.
+
+In: the configuration. Out: a `CheckReport`.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain
+
+from pgsieve.assets.steps.checks.consistency import Log, check_consistency
+from pgsieve.assets.steps.checks.repair import repair
+from pgsieve.assets.steps.subscription import Subscription
+from pgsieve.decoding.lsn import format_lsn
+from pgsieve.pipelines.commands.failures import Failures
+from pgsieve.pipelines.commands.results import CheckedTable, CheckReport, Progress
+from pgsieve.pipelines.config.model import Config, SubscriptionConfig
+from pgsieve.pipelines.project import project
+from pgsieve.resources.lake.lake import Lake
+
+
+def check(
+    config: Config, selected: Sequence[SubscriptionConfig], progress: Progress, *, repairing: bool = False
+) -> CheckReport:
+    """Bring the selected subscriptions up to one LSN each and compare all their tables there.
+
+    `repairing` makes the rows that differ those of the publisher, at a later LSN. A subscription that cannot be
+    checked does not stop the others.
+    """
+    declared = project(config)
+    failures = Failures()
+    checked = failures.each(
+        [declared.subscriptions[s.name] for s in selected],
+        lambda s: _checked(s, declared.lake.open(), progress, repairing=repairing),
+    )
+    return CheckReport(tuple(chain.from_iterable(checked)), failures.listed())
+
+
+def _checked(
+    subscription: Subscription, lake: Lake, progress: Progress, *, repairing: bool
+) -> list[CheckedTable]:
+    with _shown(progress, f"check {subscription.name}") as log:
+        results = check_consistency(subscription, lake, log)
+        differing = [(c.schema, c.table) for c in results if c.differing]
+        done = repair(subscription, lake, differing, log) if repairing and differing else []
+    repaired = {(r.schema, r.table): r for r in done}
+    tables = []
+    for compared in results:
+        mended = repaired.get((compared.schema, compared.table))
+        told = [p for p in (compared.problem, mended and mended.problem) if p]
+        tables.append(
+            CheckedTable(
+                subscription=subscription.name,
+                schema=compared.schema,
+                name=compared.table,
+                rows_publisher=compared.publisher_rows,
+                rows_replica=compared.replica_rows,
+                equal=compared.equal,
+                differing_keys=(*told, *compared.keys),
+                lsn=format_lsn(compared.lsn),
+                repaired=(mended.inserted, mended.deleted) if mended and not mended.problem else None,
+            )
+        )
+    return tables
+
+
+@contextmanager
+def _shown(progress: Progress, task: str) -> Iterator[Log]:
+    """Show each thing that is logged as the task that goes on until the next one."""
+    current = task
+    progress.start(current)
+
+    def log(message: str) -> None:
+        nonlocal current
+        progress.finish(current)
+        current = message
+        progress.start(current)
+
+    try:
+        yield log
+    finally:
+        progress.finish(current)

@@ -1,0 +1,135 @@
+"""`pgsieve decode`: what a source's slot holds, or its change log, through an output plugin.
+
+In: the configuration, a plugin and its options. Out: what the plugin writes, as bytes. The slot is peeked at:
+nothing is confirmed. Raises PgsieveError for a source, slot, plugin or option that there is not.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from pgsieve.assets.steps.subscription import Feed
+from pgsieve.decoding.errors import PgsieveError
+from pgsieve.decoding.plugins import plugin as plugin_of
+from pgsieve.decoding.plugins.driver import PluginDriver, binary_changes
+from pgsieve.pipelines.config.file import name_hint
+from pgsieve.pipelines.config.model import Config
+from pgsieve.pipelines.project import Project, project
+from pgsieve.resources.postgres.plugin_options import PgoutputOptions, protocol_version
+from pgsieve.resources.postgres.slot import (
+    SlotMissingError,
+    current_lsn,
+    has_changes,
+    peek_query,
+    read_messages,
+    slot_state,
+    type_names,
+    verify_slot,
+)
+from pgsieve.resources.postgres.source import read_catalog, refusing
+
+#: From here on Stream Abort has its LSN and time, where streaming = parallel.
+_PARALLEL_PROTOCOL = 4
+
+
+def decode(
+    config: Config,
+    source: str,
+    plugin: str,
+    options: Sequence[str],
+    slot: str | None = None,
+    *,
+    from_change_log: bool = False,
+) -> Iterator[bytes]:
+    """What the plugin writes, one item a write; `options` are NAME or NAME=VALUE."""
+    init = plugin_of(plugin)
+    given = [_option(text) for text in options]
+    declared = project(config)
+    feed = _feed(declared, source, slot)
+    if from_change_log:
+        with PluginDriver(init, given) as driver:
+            yield from binary_changes(driver, _recorded(declared, feed))
+        return
+    version = feed.source.check_ready()
+    with feed.source.connect() as connection:
+        names = type_names(connection)
+    parallel = protocol_version(version) >= _PARALLEL_PROTOCOL
+    with PluginDriver(init, given, parallel=parallel, server_version=version, type_names=names) as driver:
+        yield from binary_changes(driver, _waiting(feed, version, streaming=driver.streaming))
+
+
+def _option(text: str) -> tuple[str, str | None]:
+    name, given, value = text.partition("=")
+    return name, value if given else None
+
+
+def _feed(declared: Project, source: str, slot: str | None) -> Feed:
+    """The feed of a source's slot; the slot need be named only where there are several."""
+    feeds = {f.slot: f for f in declared.feeds.values() if f.source.name == source}
+    if not feeds:
+        known = tuple(dict.fromkeys(f.source.name for f in declared.feeds.values()))
+        raise PgsieveError(f'no subscription reads a source "{source}"', hint=name_hint(source, known))
+    if slot is None and len(feeds) > 1:
+        raise PgsieveError(
+            f'source "{source}" has several slots', hint=f"name one with --slot: {', '.join(feeds)}"
+        )
+    chosen = next(iter(feeds)) if slot is None else slot
+    if chosen not in feeds:
+        raise PgsieveError(f'source "{source}" has no slot "{chosen}"', hint=name_hint(chosen, tuple(feeds)))
+    return feeds[chosen]
+
+
+def _recorded(declared: Project, feed: Feed) -> Iterator[bytes]:
+    """The messages of the change log, a slice at a time."""
+    lake = declared.lake.open()
+    path = lake.change_log(feed.name)
+    if lake.local is None:
+        raise PgsieveError(
+            f'lake "{lake.uri}" is not a folder of this machine, and decode starts no Spark',
+            hint="leave out --from-change-log to read what waits in the slot",
+            sqlstate="0A000",
+        )
+    if not lake.local.exists(path):
+        raise PgsieveError(
+            f'source "{feed.source.name}": nothing has been recorded of slot "{feed.slot}"',
+            hint="`pgsieve run` records it",
+        )
+    with lake.refusing(path):
+        for end in lake.local.slices(path, 0):
+            yield from lake.local.messages(path, end)
+
+
+def _waiting(feed: Feed, version: int, *, streaming: bool) -> Iterator[bytes]:
+    """The messages that the slot holds up to the current LSN."""
+    source, slot = feed.source, feed.slot
+    with source.connect() as connection:
+        state = slot_state(connection, slot)
+        if state is None:
+            raise SlotMissingError(
+                f'source "{source.name}": replication slot "{slot}" does not exist',
+                hint="`pgsieve run` creates it",
+                sqlstate="42704",
+            )
+        verify_slot(state, source.name, slot, None)
+        server = read_catalog(connection)
+        catalog = feed.with_defined(server)
+        publications = feed.published_part(catalog).slot_publications(catalog)
+        missing = [name for name in publications if name not in server.publications]
+        if missing or not publications:
+            raise PgsieveError(
+                f'source "{source.name}": the slot "{slot}" is read with publications that do not exist:'
+                f" {', '.join(missing) or feed.capture}",
+                hint="`pgsieve run` creates them",
+                sqlstate="42704",
+            )
+        upto = current_lsn(connection)
+        asked = PgoutputOptions(
+            publications,
+            streaming="parallel" if streaming else "off",
+            messages=True,
+        )
+        first = peek_query(slot, upto, asked, version, limit=1)
+        if not has_changes(connection, source.name, slot, first):
+            return
+    query = peek_query(slot, upto, asked, version)
+    with refusing(source.name, f'read the replication slot "{slot}"'):
+        for batch in read_messages(source.executor_conninfo(), query):
+            yield from batch.column("data").to_pylist()

@@ -1,0 +1,239 @@
+"""`pgsieve demo`: the manual's row filter examples on an embedded PostgreSQL 18, in both modes, beside the original.
+
+In: a folder, or none for a temporary one. Out: a `DemoReport`. One embedded server publishes, a second one
+subscribes with CREATE SUBSCRIPTION, pgsieve replicates the same publications into Delta with `row_filter: pipeline`
+and `row_filter: publisher`; after each step the three are compared. The statements are those of section 29.4.7.
+"""
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+import psycopg
+import yaml
+
+from pgsieve.decoding.errors import PgsieveError
+from pgsieve.pipelines.commands.results import ComparedTable, DemoReport, Progress
+from pgsieve.pipelines.commands.run import run
+from pgsieve.pipelines.config.model import Config, SubscriptionConfig, load_config
+from pgsieve.pipelines.project import project
+from pgsieve.resources.postgres.embedded import EmbeddedServer
+from pgsieve.resources.postgres.sessions import Conninfo
+from pgsieve.resources.postgres.source import literal, quote
+
+_TABLES = """
+create table t1(a int, b int, c text, primary key(a, c));
+create table t2(d int, e int, f int, primary key(d));
+create table t3(g int, h int, i int, primary key(g));
+create table parent(a int primary key) partition by range(a);
+create table child partition of parent default
+"""
+
+_PUBLICATIONS = """
+create publication p1 for table t1 where (a > 5 and c = 'NSW');
+create publication p2 for table t1, t2 where (e = 99);
+create publication p3 for table t2 where (d = 10), t3 where (g = 10);
+create publication p4 for table parent where (a < 5), child where (a >= 5) with (publish_via_partition_root = true)
+"""
+
+_INITIAL = """
+insert into t1 values (1, 101, 'NSW'), (10, 110, 'NSW');
+insert into t2 values (10, 99, 1), (11, 98, 2), (12, 99, 3);
+insert into t3 values (10, 1, 1), (11, 2, 2);
+insert into parent values (1), (8)
+"""
+
+
+@dataclass(frozen=True)
+class Step:
+    """Statements, and the tables to show after them; `publications` changes what s1 publishes before."""
+
+    title: str
+    statements: str
+    shown: tuple[str, ...]
+    publications: str | None = None
+
+
+STEPS = (
+    Step("the initial sync copies the rows that match", _INITIAL, ("t1", "t2", "t3", "parent")),
+    Step(
+        "INSERTs of 2 to 9: only rows that match are replicated",
+        "insert into t1 values (2, 102, 'NSW'); insert into t1 values (3, 103, 'QLD');"
+        " insert into t1 values (4, 104, 'VIC'); insert into t1 values (5, 105, 'ACT');"
+        " insert into t1 values (6, 106, 'NSW'); insert into t1 values (7, 107, 'NT');"
+        " insert into t1 values (8, 108, 'QLD'); insert into t1 values (9, 109, 'NSW');"
+        " insert into parent values (2), (4), (6); insert into child values (3), (5), (7)",
+        ("t1", "parent"),
+    ),
+    Step(
+        "UPDATE of 6 stays UPDATE, of 2 becomes INSERT, of 9 becomes DELETE",
+        "update t1 set b = 999 where a = 6; update t1 set a = 555 where a = 2; update t1 set c = 'VIC' where a = 9",
+        ("t1",),
+    ),
+    Step(
+        "publish_via_partition_root = false: the row filter of the partition counts",
+        "truncate parent; insert into parent values (2), (4), (6); insert into child values (3), (5), (7)",
+        ("child",),
+        "drop publication p4;"
+        " create publication p4 for table parent, child where (a >= 5) with (publish_via_partition_root = false)",
+    ),
+)
+
+#: Which subscription of the manual has a table; t1 is in p2 too, without a filter.
+_SUBSCRIPTIONS = {"s1": ("p1", "p4"), "s23": ("p2", "p3")}
+_OWNER = {"t1": "s1", "parent": "s1", "child": "s1", "t2": "s23", "t3": "s23"}
+_MODES = ("pipeline", "publisher")
+
+#: A few rows a table: compiling code for them takes longer than reading them.
+SMALL_DATA = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.shuffle.partitions": "1",
+    # Compiled once, not again and better; its code does not fit into the 48 MB that such a JVM has for it.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m",
+}
+
+Show = Callable[[str, Sequence[ComparedTable]], None]
+
+
+def demo(folder: Path | None, progress: Progress, show: Show) -> DemoReport:
+    """Run the demo; everything is made in `folder`, or in a temporary one that stays for a look."""
+    started = monotonic()
+    home = (folder or Path(tempfile.mkdtemp(prefix="pgsieve-demo-"))).resolve()
+    if home.exists() and any(home.iterdir()):
+        raise PgsieveError(f'folder "{home}" is not empty', hint="choose a new folder for --keep")
+    home.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        progress.start("start two PostgreSQL servers")
+        publisher = stack.enter_context(EmbeddedServer(home / "publisher"))
+        subscriber = stack.enter_context(EmbeddedServer(home / "subscriber"))
+        progress.finish("start two PostgreSQL servers")
+        config = _configuration(home, publisher)
+        source = stack.enter_context(_session(publisher))
+        _execute(source, _TABLES + ";" + _PUBLICATIONS)
+        targets = {name: stack.enter_context(_database(subscriber, name)) for name in _SUBSCRIPTIONS}
+        compared: list[ComparedTable] = []
+        for number, step in enumerate(STEPS):
+            if step.publications:
+                _execute(source, step.publications)
+                targets["s1"].execute("alter subscription s1 refresh publication")
+                _wait(source, targets["s1"])
+            _execute(source, step.statements)
+            if number == 0:
+                _subscribe(targets, publisher)
+            run(config, _changing(config, step), progress)
+            for target in targets.values():
+                _wait(source, target)
+            tables = [
+                c for table in step.shown for c in _compare(config, table, source, targets[_OWNER[table]])
+            ]
+            show(step.title, tables)
+            compared += tables
+        for name, target in targets.items():
+            target.execute(f"drop subscription {quote(name)}")
+    return DemoReport(
+        config=config.path, lake=config.lake, tables=tuple(compared), seconds=monotonic() - started
+    )
+
+
+def _configuration(home: Path, publisher: EmbeddedServer) -> Config:
+    """Write pgsieve.yaml: each of the manual's subscriptions once in each mode."""
+    subscriptions = {
+        f"{name}_{mode}": {"source": "demo", "publications": list(publications), "row_filter": mode}
+        for name, publications in _SUBSCRIPTIONS.items()
+        for mode in _MODES
+    }
+    written = {
+        "lake": "./lake",
+        "spark": {"master": "local[*]", "conf": SMALL_DATA},
+        "sources": {"demo": {"conninfo": publisher.conninfo()}},
+        "subscriptions": subscriptions,
+    }
+    path = home / "pgsieve.yaml"
+    path.write_text(yaml.safe_dump(written, sort_keys=False), encoding="utf-8")
+    return load_config(path)
+
+
+def _changing(config: Config, step: Step) -> Sequence[SubscriptionConfig]:
+    """The subscriptions whose tables a step changes."""
+    owners = {_OWNER[table] for table in step.shown}
+    return config.selected([f"{owner}_{mode}" for owner in sorted(owners) for mode in _MODES])
+
+
+def _execute(connection: psycopg.Connection[Any], statements: str) -> None:
+    for statement in statements.split(";"):
+        if statement.strip():
+            connection.execute(statement)
+
+
+def _session(server: EmbeddedServer, **extra: str) -> psycopg.Connection[Any]:
+    """A session of the demo's user, who names tables without their schema."""
+    connection = Conninfo(server.conninfo(**extra)).connect()
+    connection.execute("set search_path = public")
+    return connection
+
+
+@contextmanager
+def _database(subscriber: EmbeddedServer, name: str) -> Iterator[psycopg.Connection[Any]]:
+    """A database of its own for each built-in subscription: t1 is in both, and would be copied twice into one."""
+    with _session(subscriber) as connection:
+        connection.execute(f"create database {quote(name)}")
+    with _session(subscriber, dbname=name) as connection:
+        _execute(connection, _TABLES)
+        yield connection
+
+
+def _subscribe(targets: Mapping[str, psycopg.Connection[Any]], publisher: EmbeddedServer) -> None:
+    """CREATE SUBSCRIPTION on the second server."""
+    for name, publications in _SUBSCRIPTIONS.items():
+        listed = ", ".join(quote(p) for p in publications)
+        targets[name].execute(
+            f"create subscription {quote(name)} connection {literal(publisher.conninfo())} publication {listed}"
+        )
+
+
+def _wait(source: psycopg.Connection[Any], target: psycopg.Connection[Any]) -> None:
+    """Until the built-in subscriptions have copied their tables and applied everything."""
+    row = source.execute("select pg_current_wal_lsn()::text").fetchone()
+    assert row is not None
+    deadline = monotonic() + _PATIENCE
+    while True:
+        synced = target.execute(
+            "select bool_and(srsubstate in ('r', 's')) from pg_subscription_rel"
+        ).fetchone()
+        applied = source.execute(
+            "select count(*) >= %s from pg_stat_replication where replay_lsn >= %s::pg_lsn",
+            [len(_SUBSCRIPTIONS), row[0]],
+        ).fetchone()
+        if synced and synced[0] and applied and applied[0]:
+            return
+        if monotonic() > deadline:
+            raise PgsieveError("the built-in subscription did not catch up", hint="run the demo again")
+        sleep(0.05)
+
+
+_PATIENCE = 60.0
+
+
+def _compare(
+    config: Config, table: str, source: psycopg.Connection[Any], target: psycopg.Connection[Any]
+) -> list[ComparedTable]:
+    """One table as the publisher, the built-in subscriber and pgsieve in each mode hold it."""
+    query = f"select * from {quote(table)} order by 1"
+    names = tuple(d.name for d in source.execute(query).description or ())
+
+    def rows(connection: psycopg.Connection[Any]) -> tuple[tuple[str, ...], ...]:
+        return tuple(tuple(str(value) for value in row) for row in connection.execute(query))
+
+    lake = project(config).lake.open()
+    compared = []
+    for mode in _MODES:
+        path = lake.replica(f"{_OWNER[table]}_{mode}", "public", table)
+        held = sorted(tuple(row.values()) for row in lake.records.rows(path))
+        replica = tuple(tuple(str(value) for value in row) for row in held)
+        compared.append(ComparedTable(table, mode, names, rows(source), replica, rows(target)))
+    return compared

@@ -1,0 +1,43 @@
+"""`pgsieve drop`: remove a subscription from the server, and from the lake where asked.
+
+In: the configuration and the subscription's name. Out: a `DropReport`. Raises PgsieveError.
+"""
+
+from pgsieve.assets.steps.operations.drop import drop_subscription, in_use
+from pgsieve.decoding.errors import PgsieveError
+from pgsieve.pipelines.commands.results import DropReport
+from pgsieve.pipelines.config.model import Config
+from pgsieve.pipelines.project import project
+from pgsieve.resources.postgres.source import SourceUnreachableError
+
+
+def drop(config: Config, name: str, *, delete_tables: bool, leave_slot: bool) -> DropReport:
+    """Drop a subscription; repeated, there is nothing left to do."""
+    declared = project(config)
+    lake = declared.lake.open()
+    if name not in declared.subscriptions and in_use(lake, name):
+        raise PgsieveError(
+            f"subscription {name!r} was taken out of {config.path.name}, but was not dropped",
+            hint=f"put it back as it was, `pgsieve drop {name}`, then take it out",
+        )
+    (selected,) = config.selected([name])
+    subscription = declared.subscriptions[selected.name]
+    feed = subscription.feed
+    try:
+        done = drop_subscription(subscription, lake, leave_slot=leave_slot, delete_tables=delete_tables)
+    except SourceUnreachableError as error:
+        raise SourceUnreachableError(
+            error.message,
+            hint="where the server is gone for good, `--leave-slot` drops the subscription without it",
+            sqlstate=error.sqlstate,
+        ) from error
+    captured = "" if feed.filtered else f" and the publications {feed.capture}*"
+    return DropReport(
+        subscription=name,
+        slot=done.slot,
+        altered=done.altered,
+        publications=done.publications,
+        kept_for=done.kept_for,
+        folders=done.folders,
+        left=f"replication slot {feed.slot}{captured}" if leave_slot and not done.kept_for else None,
+    )

@@ -1,0 +1,82 @@
+"""Errors that end some subscriptions' part of a command, while the others go on.
+
+In: blocks of work, each on behalf of some subscriptions. Out: what failed, as `Failure`s. An error of a slot or a
+change log concerns every subscription that reads it, one of a subscription's own tables no other. Raises nothing
+but what ends the process.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Protocol, TypeVar
+
+from pgsieve.decoding.errors import PgsieveError
+from pgsieve.pipelines.commands.results import Failure
+from pgsieve.resources.lake.errors import refusal
+
+
+class _Named(Protocol):
+    """A subscription, or the part of one."""
+
+    @property
+    def name(self) -> str:
+        """The subscription's name."""
+
+
+Part = TypeVar("Part", bound=_Named)
+Given = TypeVar("Given")
+
+
+def _untold(_: Failure) -> None:
+    """Who asked is told at the end."""
+
+
+class Failures:
+    """The first error of each subscription that has failed; `tell` hears of one when it happens."""
+
+    def __init__(self, tell: Callable[[Failure], None] = _untold) -> None:
+        self._errors: dict[str, Exception] = {}
+        self._tell = tell
+
+    def __contains__(self, subscription: object) -> bool:
+        return subscription in self._errors
+
+    @contextmanager
+    def of(self, *subscriptions: str) -> Iterator[None]:
+        """End the block at an error, which is that of the subscriptions; those that failed before keep theirs."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 (a fault of pgsieve's own is no other subscription's either)
+            told = storage_refusal(error) or error
+            concerned = tuple(name for name in subscriptions if name not in self)
+            self._errors |= dict.fromkeys(concerned, told)
+            if concerned:
+                self._tell(Failure(concerned, told))
+
+    def each(self, parts: Iterable[Part], step: Callable[[Part], Given]) -> list[Given]:
+        """What a step gives for each subscription that has not failed; one that fails does not stop the others."""
+        given = []
+        for part in parts:
+            if part.name not in self:
+                with self.of(part.name):
+                    given.append(step(part))
+        return given
+
+    def listed(self) -> tuple[Failure, ...]:
+        """What failed; an error that several subscriptions met is one failure of them all."""
+        concerned: dict[tuple[type, str], list[str]] = {}
+        for name, error in self._errors.items():
+            concerned.setdefault((type(error), str(error)), []).append(name)
+        return tuple(Failure(tuple(sorted(names)), self._errors[names[0]]) for names in concerned.values())
+
+
+def storage_refusal(error: Exception) -> PgsieveError | None:
+    """The refusal of a disk: of Dagster's records or temporary files, where it was not the lake's."""
+    if isinstance(error, PgsieveError) or (code := refusal(error)) is None:
+        return None
+    folder = f" ({error.filename})" if isinstance(error, OSError) and error.filename else ""
+    return PgsieveError(
+        f"{os.strerror(code)}{folder}",
+        hint="make room, or give this user the right to write: in the lake, in DAGSTER_HOME or beside pgsieve.yaml, and in"
+        " TMPDIR; then run again: nothing is lost",
+    )

@@ -1,0 +1,160 @@
+"""`pgsieve run --follow`: do what a run does again and again, as changes arrive, until stopped.
+
+Each feed is read by a thread of its own through the streaming replication protocol; what a slice changes is
+applied before the next one is appended. SIGTERM and SIGINT end it at a commit boundary. A subscription that fails is
+left out until it is followed anew; the others go on, and with the last one of a feed its reading ends. Copies are runs
+of Dagster's; slices are told to it a few minutes' worth at a time (`pipelines/commands/follow_report.py`).
+"""
+
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from types import FrameType
+
+import dagster as dg
+
+from pgsieve.assets.steps.slot_consumption.follow import StreamedFeed
+from pgsieve.assets.steps.subscription import Feed
+from pgsieve.pipelines.commands.failures import Failures
+from pgsieve.pipelines.commands.follow_report import FollowReport
+from pgsieve.pipelines.commands.results import Failure, Progress, RunSummary
+from pgsieve.pipelines.commands.run import Materializer, enabled_ones, instance, summaries
+from pgsieve.pipelines.config.model import Config, SubscriptionConfig
+from pgsieve.pipelines.project import Project, project
+
+Tell = Callable[[RunSummary], None]
+
+#: The system may give a signal to any thread; Python's handler runs in the main one, once that is awake.
+_AWAKE_SECONDS = 1.0
+
+
+def follow(
+    config: Config, selected: Sequence[SubscriptionConfig], progress: Progress, tell: Tell
+) -> tuple[Failure, ...]:
+    """Follow the selected subscriptions until stopped, or until all have failed; which ones failed.
+
+    `tell` gets what was done, a slice at a time, and each failure when it happens. Raises SubscriptionDisabledError
+    where every subscription is disabled.
+    """
+    declared = project(config)
+    failures = Failures(lambda failure: tell(RunSummary((), (failure,))))
+    subscriptions = enabled_ones(declared, [declared.subscriptions[s.name] for s in selected], failures)
+    feeds, names = declared.feeds_of(subscriptions), {s.name for s in subscriptions}
+    with instance(config) as dagster, ThreadPoolExecutor(max(1, len(feeds))) as pool:
+        followers = [_Follower(declared, feed, names, dagster, progress, tell, failures) for feed in feeds]
+        with _stopped_by_signals(followers):
+            # Not in the main thread: there Dagster would end a run under way on the signal.
+            working = {pool.submit(follower.follow) for follower in followers}
+            while working:
+                working = wait(working, _AWAKE_SECONDS).not_done
+    return failures.listed()
+
+
+@contextmanager
+def _stopped_by_signals(followers: Sequence["_Follower"]) -> Iterator[None]:
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        for follower in followers:
+            follower.stop()
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class _Follower:
+    """One feed, and the subscriptions that read it."""
+
+    #: One slice is worked on at a time, whatever feed it is of: writes of a session are told apart by settings.
+    _turn = threading.Lock()
+
+    def __init__(
+        self,
+        declared: Project,
+        feed: Feed,
+        names: set[str],
+        dagster: dg.DagsterInstance,
+        progress: Progress,
+        tell: Tell,
+        failures: Failures,
+    ) -> None:
+        self._declared, self._feed, self._dagster = declared, feed, dagster
+        self._progress, self._tell, self._failures = progress, tell, failures
+        self._subscriptions = [s for s in declared.reading(feed) if s.name in names]
+        self._stopped = threading.Event()
+        self._streamed: StreamedFeed | None = None
+        self._report = FollowReport(declared, feed, self._subscriptions, dagster, progress)
+
+    def stop(self) -> None:
+        """End at the next commit boundary."""
+        self._stopped.set()
+        if (streamed := self._streamed) is not None:
+            streamed.stop()
+
+    def follow(self) -> None:
+        """Copy what needs a copy, then apply slice by slice until a table needs one again."""
+        with self._failures.of(*(s.name for s in self._subscriptions)):
+            while not self._stopped.is_set() and self._going_on():
+                with self._turn:
+                    started = self._materializers()
+                    self._failures.each(started, Materializer.copy)
+                    self._failures.each(started, Materializer.apply)
+                    self._tell_of(started)
+                if self._going_on():
+                    try:
+                        self._read()
+                    finally:
+                        self._tell_dagster()
+
+    def _going_on(self) -> bool:
+        return any(s.name not in self._failures for s in self._subscriptions)
+
+    def _read(self) -> None:
+        """Append and apply slices until a table has to be copied, or nobody is left to apply them for."""
+        with StreamedFeed(self._feed, self._declared.lake.open(), _quiet) as streamed:
+            self._streamed = streamed
+            if self._stopped.is_set():
+                return
+            for _ in streamed.slices():
+                with self._turn:
+                    if self._apply(streamed) or not self._going_on():
+                        return
+
+    def _apply(self, streamed: StreamedFeed) -> bool:
+        """Append and apply the slice that is due; return whether a table has to be copied."""
+        task = f"follow {self._feed.slot}"
+        self._progress.start(task)
+        try:
+            self._report.appended(streamed.append(), self._tell_dagster)
+            applied = self._materializers()
+            self._failures.each(applied, self._apply_slice)
+        finally:
+            self._progress.finish(task)
+        self._tell_of(applied)
+        return any(self._failures.each(applied, Materializer.has_to_copy))
+
+    def _apply_slice(self, materializer: Materializer) -> None:
+        if (done := materializer.apply_slice()) is not None:
+            self._report.applied(materializer.name, *done)
+
+    def _tell_dagster(self) -> None:
+        with self._turn:
+            self._report.tell()
+
+    def _materializers(self) -> list[Materializer]:
+        return self._failures.each(
+            self._subscriptions, lambda s: Materializer(self._declared, s, self._dagster, self._progress)
+        )
+
+    def _tell_of(self, materializers: Sequence[Materializer]) -> None:
+        done = summaries(materializers, self._failures)
+        if changed := tuple(each for each in done if each.changed or each.problems):
+            self._tell(RunSummary(changed))
+
+
+def _quiet(_: str) -> None:
+    """Dagster's log has it."""

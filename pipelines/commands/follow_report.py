@@ -1,0 +1,105 @@
+"""What a continuous run has done, told to Dagster: a run every few minutes, however many slices there were.
+
+In: what each slice did. Out: materializations of the assets that a run would have materialised, of what they got
+since the last report. A report that fails is written to the log, and nothing else: the tables have it all.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import reduce
+
+import dagster as dg
+
+from pgsieve.assets.dagster_names import Name
+from pgsieve.assets.partition_roots import replica_tables_asset
+from pgsieve.assets.slot_consumption import change_log_asset
+from pgsieve.assets.steps.apply.replica_tables import ApplyResult, total
+from pgsieve.assets.steps.records.transformed import TableChanges
+from pgsieve.assets.steps.slot_consumption.drain import Drained
+from pgsieve.assets.steps.subscription import Feed, Subscription
+from pgsieve.assets.update_transformation import table_changes_asset
+from pgsieve.pipelines.commands.results import Progress
+from pgsieve.pipelines.commands.run import materialize
+from pgsieve.pipelines.definitions import published_tables
+from pgsieve.pipelines.project import Project
+
+#: So long after the first slice that Dagster has not heard of it is told.
+REPORT_SECONDS = 300.0
+
+_logger = logging.getLogger(__name__)
+
+
+class FollowReport:
+    """Gathers what the slices of a feed did, and tells Dagster of it all at once; used by one thread at a time."""
+
+    def __init__(
+        self,
+        declared: Project,
+        feed: Feed,
+        subscriptions: Sequence[Subscription],
+        dagster: dg.DagsterInstance,
+        progress: Progress,
+    ) -> None:
+        self._declared, self._feed, self._subscriptions = declared, feed, subscriptions
+        self._dagster, self._progress = dagster, progress
+        self._drained: Drained | None = None
+        self._changes: dict[str, dict[Name, TableChanges]] = {}
+        self._applied: dict[str, ApplyResult] = {}
+        self._timer: threading.Timer | None = None
+
+    def appended(self, drained: Drained, tell: Callable[[], None]) -> None:
+        """A slice was appended; `tell` is called, in a thread of its own, when it is time to tell Dagster."""
+        before = self._drained
+        self._drained = drained
+        if before:
+            slices = before.slices + drained.slices
+            self._drained = Drained(before.from_lsn, drained.to_lsn, slices, drained.lag)
+        if self._timer is None:
+            self._timer = threading.Timer(REPORT_SECONDS, tell)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def applied(self, subscription: str, changes: Sequence[TableChanges], result: ApplyResult) -> None:
+        """A subscription's tables got changes."""
+        tables = self._changes.setdefault(subscription, {})
+        for change in changes:
+            tables[change.name] = _together(tables[change.name], change) if change.name in tables else change
+        self._applied[subscription] = total(self._applied.get(subscription, ApplyResult()), result)
+
+    def tell(self) -> None:
+        """Materialise what was gathered, and begin anew."""
+        if self._timer is not None:
+            self._timer.cancel()
+        drained, changes, applied = self._drained, self._changes, self._applied
+        self._drained, self._changes, self._applied, self._timer = None, {}, {}, None
+        if drained is None:
+            return
+        assets = [change_log_asset(self._feed, self._subscriptions, lambda: drained)]
+        try:
+            for subscription in self._subscriptions:
+                if (result := applied.get(subscription.name)) is None:
+                    continue
+                assets.append(table_changes_asset(subscription, list(changes[subscription.name].values())))
+                published = published_tables(self._declared, [subscription])[subscription.name]
+                if tables := {name: table for name, table in published.items() if name in result.tables}:
+                    assets.append(replica_tables_asset(subscription, tables, done=result))
+            materialize(self._dagster, self._declared, assets, self._progress, f"follow {self._feed.slot}")
+        except Exception:
+            _logger.exception("what was followed is in the tables, but not in Dagster's records")
+
+
+def _together(first: TableChanges, second: TableChanges) -> TableChanges:
+    """Two slices' changes of a table, as one."""
+    return replace(
+        second,
+        received=_added(first.received, second.received),
+        sent=_added(first.sent, second.sent),
+        truncates=first.truncates + second.truncates,
+        problem=second.problem or first.problem,
+    )
+
+
+def _added(*counts: Mapping[str, int]) -> Mapping[str, int]:
+    return reduce(lambda a, b: {o: a.get(o, 0) + b.get(o, 0) for o in {*a, *b}}, counts)

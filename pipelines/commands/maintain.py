@@ -1,0 +1,35 @@
+"""`pgsieve maintain`: materialise the maintenance of subscriptions and of the feeds that they read."""
+
+from collections.abc import Sequence
+
+from pgsieve.assets.maintenance import feed_maintenance_asset, subscription_maintenance_asset
+from pgsieve.pipelines.commands.results import MaintainedFolder, Progress
+from pgsieve.pipelines.commands.run import instance, materialize
+from pgsieve.pipelines.config.model import Config, SubscriptionConfig
+from pgsieve.pipelines.project import project
+
+
+def maintain(
+    config: Config, selected: Sequence[SubscriptionConfig], progress: Progress
+) -> tuple[MaintainedFolder, ...]:
+    """Maintain the selected subscriptions, then their feeds; raises PgsieveError, with what is done kept."""
+    declared = project(config)
+    subscriptions = [declared.subscriptions[s.name] for s in selected]
+    assets = [
+        *((s.name, subscription_maintenance_asset(s, declared.retention)) for s in subscriptions),
+        *(
+            (feed.name, feed_maintenance_asset(feed, declared.reading(feed), declared.retention))
+            for feed in declared.feeds_of(subscriptions)
+        ),
+    ]
+    results = []
+    with instance(config) as dagster:
+        for name, asset in assets:
+            result = materialize(dagster, declared, [asset], progress, f"maintain {name}")
+            (event,) = result.get_asset_materialization_events()
+            rows, files = (
+                int(str(event.materialization.metadata[key].value))
+                for key in ("rows deleted", "files compacted")
+            )
+            results.append(MaintainedFolder("/".join(asset.key.path), rows, files))
+    return tuple(results)

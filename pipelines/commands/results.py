@@ -1,0 +1,349 @@
+"""What the commands give back: frozen dataclasses of plain values, for the terminal, JSON and tests alike.
+
+LSNs are text as PostgreSQL writes them (`16/B374D848`). No field holds a cell value, except keys of rows that
+differ. Errors are kept as they were raised. Nothing here raises.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+
+class Progress(Protocol):
+    """Where long work reports how far it is; a task is named by what it does (`copy public.orders`).
+
+    Implementations may be called from several threads.
+    """
+
+    def start(self, task: str) -> None:
+        """Begin a task."""
+
+    def finish(self, task: str) -> None:
+        """End the task, done or not."""
+
+    def tell(self, line: str) -> None:
+        """Say how far a task is that takes long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An error that ended the part of some subscriptions; what was done for them before is durable."""
+
+    subscriptions: tuple[str, ...]
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedTable:
+    """A table of which the initial sync copied so many rows."""
+
+    schema: str
+    name: str
+    rows: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedTable:
+    """What a run did to one replica table: rows by operation, after row filters, and the Delta version it left."""
+
+    schema: str
+    name: str
+    inserted: int
+    updated: int
+    deleted: int
+    truncated: bool
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionRun:
+    """What a run did for one subscription, from the LSN before it to the LSN of its cut.
+
+    `changed` is false when there was nothing new; a problem is a table set aside, or the subscription disabled, with
+    the reason. `notice` says what became of the LSN to skip.
+    """
+
+    name: str
+    copied: tuple[CopiedTable, ...]
+    tables: tuple[AppliedTable, ...]
+    from_lsn: str
+    to_lsn: str
+    cut_version: int | None
+    changed: bool
+    problems: tuple[str, ...] = ()
+    notice: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MaintainedFolder:
+    """What maintenance, by the name of its asset, deleted and compacted."""
+
+    name: str
+    rows: int
+    files: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """What `pgsieve run` did, and which subscriptions failed meanwhile."""
+
+    subscriptions: tuple[SubscriptionRun, ...]
+    failures: tuple[Failure, ...] = ()
+
+    @property
+    def changed(self) -> bool:
+        """Whether any subscription got anything new."""
+        return any(each.changed for each in self.subscriptions)
+
+    @property
+    def problems(self) -> bool:
+        """Whether any table was set aside, or any subscription disabled."""
+        return any(each.problems for each in self.subscriptions)
+
+
+@dataclass(frozen=True, slots=True)
+class ResyncedTable:
+    """A table that was to be copied again: its state before, and what had changed since it was copied."""
+
+    schema: str
+    name: str
+    state: str
+    changes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ResyncReport:
+    """What `pgsieve resync` did.
+
+    `lost` says what was wrong with a slot that was replaced. `run` is None where nothing had to be copied, or where
+    the process that follows the slot does it (`followed`).
+    """
+
+    subscription: str
+    tables: tuple[ResyncedTable, ...]
+    lost: str | None
+    run: SubscriptionRun | None
+    followed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DropReport:
+    """What `pgsieve drop` removed, and what it left: `kept_for` are the subscriptions that need the slot."""
+
+    subscription: str
+    slot: str | None
+    altered: tuple[str, ...]
+    publications: tuple[str, ...]
+    kept_for: tuple[str, ...]
+    folders: tuple[str, ...]
+    left: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class SlotStatus:
+    """A replication slot (`pg_replication_slots`) and how far the lake has read it.
+
+    `subscription` is set for a slot of one subscription's own (mode `publisher`). `lag_bytes` is the WAL
+    between the confirmed LSN and the server's current one; `problem` why the source could not be asked.
+    """
+
+    source: str
+    subscription: str | None
+    slot: str
+    exists: bool
+    active: bool
+    wal_status: str | None
+    confirmed_lsn: str | None
+    lag_bytes: int | None
+    change_log_lsn: str | None
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TableStatus:
+    """A replica table: its sync state, its row filter and where it stands; `problem` says why it is set aside.
+
+    `since_copy` is what was published otherwise when it was copied; `pgsieve resync` copies it again.
+    """
+
+    schema: str
+    name: str
+    state: str
+    row_filter: str | None
+    lsn: str | None
+    version: int | None
+    rows: int | None = None
+    problem: str | None = None
+    since_copy: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionStatus:
+    """A subscription and its tables; whether it is enabled and why not, and the finish LSN it will skip.
+
+    `problem` is what stands in the way of all of it.
+    """
+
+    name: str
+    source: str
+    row_filter: str
+    tables: tuple[TableStatus, ...]
+    enabled: bool = True
+    reason: str | None = None
+    skip_lsn: str | None = None
+    notice: str | None = None
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StatusReport:
+    """What `pgsieve status` shows."""
+
+    slots: tuple[SlotStatus, ...]
+    subscriptions: tuple[SubscriptionStatus, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedTable:
+    """A replica table beside `SELECT … WHERE <row filter>` on the publisher at the same LSN.
+
+    `differing_keys` is a sample: keys only, as text. `repaired` has the rows written and those taken out, None where
+    nobody repaired the table.
+    """
+
+    subscription: str
+    schema: str
+    name: str
+    rows_publisher: int
+    rows_replica: int
+    equal: bool
+    differing_keys: tuple[str, ...]
+    lsn: str
+    repaired: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """What `pgsieve check` found, and the subscriptions that it could not check."""
+
+    tables: tuple[CheckedTable, ...]
+    failures: tuple[Failure, ...] = ()
+
+    @property
+    def equal(self) -> bool:
+        """Whether no table differs."""
+        return all(table.equal for table in self.tables)
+
+
+@dataclass(frozen=True, slots=True)
+class ListedTable:
+    """A table in a publication; `columns` None is no column list, `where` None no row filter."""
+
+    schema: str
+    name: str
+    columns: tuple[str, ...] | None
+    where: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class PublicationPicture:
+    r"""A publication as psql's `\dRp+` describes it; `owner` is None for one that pgsieve.yaml defines."""
+
+    source: str
+    name: str
+    owner: str | None
+    all_tables: bool
+    operations: tuple[str, ...]
+    generated_columns: str
+    via_root: bool
+    tables: tuple[ListedTable, ...]
+    schemas: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedChanges:
+    """What comes of some relations: the operations, each with its effective row filter, and the old rows' columns.
+
+    `relations` are the table itself or its partitions; a filter of None lets every row pass.
+    """
+
+    relations: tuple[str, ...]
+    row_filters: Mapping[str, str | None]
+    identity: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedTable:
+    """A table that a subscription will receive; `row_filter` is that of the initial copy, None copies every row.
+
+    `since_copy` is what is different from when it was copied.
+    """
+
+    schema: str
+    name: str
+    columns: tuple[str, ...]
+    row_filter: str | None
+    changes: tuple[ReceivedChanges, ...]
+    since_copy: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedTables:
+    """What one subscription will receive."""
+
+    subscription: str
+    tables: tuple[ReceivedTable, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ValidationProblem:
+    """Something that PostgreSQL, or pgsieve, would refuse; `object` names what it is about."""
+
+    object: str
+    message: str
+    sqlstate: str | None = None
+    hint: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ValidationReport:
+    """What `pgsieve validate` found; `statements` is SQL for somebody who has the right to run it."""
+
+    publications: tuple[PublicationPicture, ...]
+    subscriptions: tuple[ReceivedTables, ...]
+    problems: tuple[ValidationProblem, ...]
+    statements: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedTable:
+    """One table of the demo as the publisher, pgsieve in one mode, and the built-in subscriber hold it."""
+
+    table: str
+    row_filter: str
+    columns: tuple[str, ...]
+    publisher: tuple[tuple[str, ...], ...]
+    replica: tuple[tuple[str, ...], ...]
+    subscriber: tuple[tuple[str, ...], ...]
+
+    @property
+    def equal(self) -> bool:
+        """Whether the replica holds just the rows of the built-in subscriber."""
+        return sorted(self.replica) == sorted(self.subscriber)
+
+
+@dataclass(frozen=True, slots=True)
+class DemoReport:
+    """What `pgsieve demo` did: its configuration file, its lake, every comparison, and the seconds it took."""
+
+    config: Path
+    lake: str
+    tables: tuple[ComparedTable, ...]
+    seconds: float
+
+    @property
+    def equal(self) -> bool:
+        """Whether every replica held the rows of the built-in subscriber."""
+        return all(table.equal for table in self.tables)

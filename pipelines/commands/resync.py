@@ -1,0 +1,67 @@
+"""`pgsieve resync`: copy tables again through the same asset as a run, and bring the subscription up to date.
+
+In: the configuration, a subscription, and tables as `schema.table`. Out: a `ResyncReport`. Raises PgsieveError.
+"""
+
+from collections.abc import Sequence
+
+from pgsieve.assets.steps.operations.resync import leave_to_next_copy, tables_to_resync
+from pgsieve.assets.steps.records.subscription_state import refuse_disabled
+from pgsieve.assets.steps.slot_consumption.slot import replace_lost_slot
+from pgsieve.assets.steps.subscription import Feed
+from pgsieve.decoding.errors import PgsieveError
+from pgsieve.pipelines.commands.failures import Failures
+from pgsieve.pipelines.commands.results import Progress, ResyncedTable, ResyncReport
+from pgsieve.pipelines.commands.run import Materializer, instance, run_feed
+from pgsieve.pipelines.config.identifiers import parse_qualified
+from pgsieve.pipelines.config.model import Config, SubscriptionConfig
+from pgsieve.pipelines.project import project
+from pgsieve.resources.postgres.slot import slot_state
+
+
+def resync(
+    config: Config, selected: SubscriptionConfig, tables: Sequence[str], progress: Progress
+) -> ResyncReport:
+    """Copy the tables again, or without any those that need it; a lost slot is replaced only without."""
+    declared = project(config)
+    subscription, lake = declared.subscriptions[selected.name], declared.lake.open()
+    feed, names = subscription.feed, [_name(text) for text in tables]
+    refuse_disabled(lake, subscription.name)
+    feed.source.check_ready()
+    lake.check_writable()
+    lost = None if names else replace_lost_slot(feed, lake)
+    outdated = tables_to_resync(subscription, lake, names)
+    wanted = [each.name for each in outdated]
+    listed = tuple(ResyncedTable(*each.name, each.state, each.changes) for each in outdated)
+    done, followed = None, False
+    if wanted and (followed := _is_read(feed)):
+        leave_to_next_copy(subscription, lake, wanted)
+    elif wanted:
+        # What a run that died has copied of them is of the definition then.
+        leave_to_next_copy(subscription, lake, wanted)
+        with instance(config) as dagster:
+            result = Materializer(declared, subscription, dagster, progress)
+            result.copy(wanted)
+            failures = Failures()
+            run_feed(feed, [result], failures)
+            for failure in failures.listed():
+                raise failure.error
+            done = result.summary()
+    return ResyncReport(subscription.name, listed, lost.message if lost else None, done, followed)
+
+
+def _is_read(feed: Feed) -> bool:
+    """Whether another process reads the slot."""
+    with feed.source.connect() as connection:
+        state = slot_state(connection, feed.slot)
+    return state is not None and state.active
+
+
+def _name(text: str) -> tuple[str, str]:
+    try:
+        schema, table = parse_qualified(text, 2)
+    except ValueError as error:
+        raise PgsieveError(
+            f"table {text!r} {error}", hint='write SCHEMA.TABLE, as in public.orders or "Sales"."Order Lines"'
+        ) from None
+    return schema, table

@@ -1,0 +1,272 @@
+"""`pgsieve run`: materialise a subscription's assets up to the source's current LSN, and tell what was done.
+
+The same assets that the UI materialises, through Dagster, in this process: first the initial sync of the tables
+that need one, then change log, transformation and replicas. Runs are recorded where `pgsieve ui` shows them. An
+error ends the part of the subscriptions that it concerns, and no other's.
+"""
+
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import dagster as dg
+
+from pgsieve.assets.dagster_names import table_partition
+from pgsieve.assets.initial_sync import LACKING, initial_sync_asset, range_tags, stretches, tables_partitions
+from pgsieve.assets.partition_roots import replica_tables_asset
+from pgsieve.assets.slot_consumption import change_log_asset
+from pgsieve.assets.steps.apply.replica_tables import ApplyResult, apply, tables_beyond_cut
+from pgsieve.assets.steps.initial_sync.copy import Copied, tables_to_copy
+from pgsieve.assets.steps.records.cuts import last_cut
+from pgsieve.assets.steps.records.feed import durable_position
+from pgsieve.assets.steps.records.subscription_state import disabled_error, subscription_state
+from pgsieve.assets.steps.records.table_states import MEANING, READY, REMOVED, table_states
+from pgsieve.assets.steps.records.transformed import TableChanges
+from pgsieve.assets.steps.subscription import Feed, Subscription
+from pgsieve.assets.steps.update_transformation.transform import transform
+from pgsieve.assets.update_transformation import table_changes_asset
+from pgsieve.decoding.errors import PgsieveError
+from pgsieve.decoding.lsn import format_lsn
+from pgsieve.decoding.values.quoting import quote_qualified
+from pgsieve.pipelines.commands.failures import Failures
+from pgsieve.pipelines.commands.results import (
+    AppliedTable,
+    CopiedTable,
+    Progress,
+    RunSummary,
+    SubscriptionRun,
+)
+from pgsieve.pipelines.commands.ui import dagster_home
+from pgsieve.pipelines.config.model import Config, SubscriptionConfig
+from pgsieve.pipelines.definitions import published_tables
+from pgsieve.pipelines.project import Project, project
+from pgsieve.resources.lake.lake import Lake
+
+_logger = logging.getLogger(__name__)
+
+_QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
+#: A table whose columns change while it is drained is copied again at once, so often at most.
+_ROUNDS = 3
+
+
+def run(config: Config, selected: Sequence[SubscriptionConfig], progress: Progress) -> RunSummary:
+    """Run the selected subscriptions; everything durable is kept, whatever failed.
+
+    Disabled ones are left out, and told of; where there is no other, SubscriptionDisabledError is raised.
+    """
+    declared = project(config)
+    subscriptions, failures = [declared.subscriptions[s.name] for s in selected], Failures()
+    enabled = enabled_ones(declared, subscriptions, failures)
+    with instance(config) as dagster:
+        results = failures.each(subscriptions, lambda s: Materializer(declared, s, dagster, progress))
+        for feed in declared.feeds_of(enabled):
+            run_feed(feed, [r for r in results if r.subscription.feed.name == feed.name], failures)
+        return RunSummary(summaries(results, failures), failures.listed())
+
+
+def enabled_ones(
+    declared: Project, subscriptions: Sequence[Subscription], failures: Failures
+) -> list[Subscription]:
+    """Those of the subscriptions that are enabled; raises SubscriptionDisabledError where they are all disabled."""
+    lake = declared.lake.open()
+    states = failures.each(subscriptions, lambda s: (s, subscription_state(lake, s.name)))
+    enabled = [subscription for subscription, state in states if state.enabled]
+    if not enabled and len(states) == len(subscriptions):
+        subscription, state = states[0]
+        raise disabled_error(subscription.name, state)
+    return enabled
+
+
+def run_feed(feed: Feed, reading: Sequence["Materializer"], failures: Failures) -> None:
+    """Copy what needs it, drain the feed's slot, and apply, until no table has to be copied again."""
+    for _ in range(_ROUNDS):
+        failures.each(reading, lambda each: each.copy())
+        if not (going := [r for r in reading if r.name not in failures]):
+            return
+        first = going[0]
+        with failures.of(*(result.name for result in going)):
+            assets = [change_log_asset(feed, first.declared.reading(feed))]
+            materialize(first.dagster, first.declared, assets, first.progress, f"drain {feed.slot}")
+        failures.each(reading, lambda each: each.apply())
+        if not any(failures.each(reading, lambda each: each.unfinished())):
+            break
+
+
+def summaries(materializers: Sequence["Materializer"], failures: Failures) -> tuple[SubscriptionRun, ...]:
+    """What was done: all of it for the subscriptions that have not failed, for the others what changed."""
+    done = []
+    for each in materializers:
+        with failures.of(each.name):
+            summary = each.summary()
+            if summary.changed or each.name not in failures:
+                done.append(summary)
+    return tuple(done)
+
+
+@contextmanager
+def instance(config: Config) -> Iterator[dg.DagsterInstance]:
+    """The Dagster instance that records the runs: DAGSTER_HOME's, or the one of `pgsieve ui`."""
+    home = dagster_home(config)
+    home.mkdir(parents=True, exist_ok=True)
+    before = os.environ.get("DAGSTER_HOME")
+    os.environ["DAGSTER_HOME"] = str(home)
+    try:
+        with dg.DagsterInstance.get() as dagster:
+            yield dagster
+    finally:
+        if before is None:
+            del os.environ["DAGSTER_HOME"]
+        else:
+            os.environ["DAGSTER_HOME"] = before
+
+
+def materialize(
+    dagster: dg.DagsterInstance,
+    declared: Project,
+    assets: Sequence[dg.AssetsDefinition],
+    progress: Progress,
+    task: str,
+    tags: dict[str, str] | None = None,
+) -> dg.ExecuteInProcessResult:
+    """Materialise assets in this process; raises PgsieveError for whatever fails."""
+    progress.start(task)
+    try:
+        return dg.materialize(
+            list(assets), instance=dagster, resources={"lake": declared.lake}, run_config=_QUIET, tags=tags
+        )
+    except PgsieveError:
+        raise
+    except dg.Failure as failure:
+        raise PgsieveError(failure.description or str(failure)) from failure
+    finally:
+        progress.finish(task)
+
+
+class Materializer:
+    """One subscription's part of a run."""
+
+    def __init__(
+        self, declared: Project, subscription: Subscription, dagster: dg.DagsterInstance, progress: Progress
+    ) -> None:
+        self.declared, self.subscription, self.dagster, self.progress = (
+            declared,
+            subscription,
+            dagster,
+            progress,
+        )
+        self.lake: Lake = declared.lake.open()
+        self.before = last_cut(self.lake, subscription)
+        self.noticed = subscription_state(self.lake, subscription.name).notice
+        self.copied: list[CopiedTable] = []
+        self.applied: dict[tuple[str, str], AppliedTable] = {}
+
+    @property
+    def name(self) -> str:
+        """The subscription's name."""
+        return self.subscription.name
+
+    @property
+    def enabled(self) -> bool:
+        """Whether the subscription is enabled; an error may have disabled it a moment ago."""
+        return subscription_state(self.lake, self.subscription.name).enabled
+
+    def copy(self, chosen: Sequence[tuple[str, str]] = ()) -> None:
+        """Materialise the initial sync of the chosen tables, or of those that need one."""
+        if not self.enabled:
+            return
+        names = chosen or tables_to_copy(self.subscription, self.lake)
+        if not names:
+            return
+        asset = initial_sync_asset(self.subscription, self.progress.tell, self._copied)
+        lacking = {} if chosen else {LACKING: "true"}
+        partitions = tables_partitions(self.subscription)
+        assert partitions.name is not None
+        keys = {table_partition(name) for name in names}
+        self.dagster.add_dynamic_partitions(partitions.name, sorted(keys))
+        order = list(partitions.get_partition_keys(dynamic_partitions_store=self.dagster))
+        for stretch in stretches(order, keys):
+            task = f"copy {len(stretch)} tables of {self.subscription.name}"
+            materialize(
+                self.dagster, self.declared, [asset], self.progress, task, range_tags(stretch) | lacking
+            )
+
+    def _copied(self, copied: Sequence[Copied]) -> None:
+        self.copied += [CopiedTable(c.schema, c.table, c.rows, c.seconds) for c in copied if not c.problem]
+
+    def has_to_copy(self) -> bool:
+        """Whether some table needs a copy."""
+        return self.enabled and bool(tables_to_copy(self.subscription, self.lake))
+
+    def apply(self) -> None:
+        """Materialise the transformation, and the replica tables that it, or a copy, has something new for."""
+        if not self.enabled:
+            return
+        task = f"apply to {self.subscription.name}"
+        materialize(
+            self.dagster, self.declared, [table_changes_asset(self.subscription)], self.progress, task
+        )
+        # Also where an error has just disabled it: what committed before is transformed, and applied.
+        if stale := tables_beyond_cut(self.subscription, self.lake):
+            published = published_tables(self.declared, [self.subscription])[self.subscription.name]
+            if tables := {name: table for name, table in published.items() if name in stale}:
+                assets = [replica_tables_asset(self.subscription, tables, self._applied)]
+                materialize(self.dagster, self.declared, assets, self.progress, task)
+                return
+        # No asset has anything new; the cut may: a table that was dropped is not in the next one.
+        self._applied(apply(self.subscription, self.lake, _logger.info))
+
+    def apply_slice(self) -> tuple[list[TableChanges], ApplyResult] | None:
+        """Transform and apply without a run of Dagster's; what was done, None for a subscription that is disabled."""
+        if not self.enabled:
+            return None
+        changes = transform(self.subscription, self.lake, _logger.info)
+        result = apply(self.subscription, self.lake, _logger.info)
+        self._applied(result)
+        return changes, result
+
+    def _applied(self, result: ApplyResult) -> None:
+        for name, done in result.tables.items():
+            if not (done.inserted or done.updated or done.deleted or done.truncated):
+                continue
+            before = self.applied.get(name)
+            self.applied[name] = AppliedTable(
+                *name,
+                inserted=done.inserted + (before.inserted if before else 0),
+                updated=done.updated + (before.updated if before else 0),
+                deleted=done.deleted + (before.deleted if before else 0),
+                truncated=done.truncated or bool(before and before.truncated),
+                version=result.cut.tables.get(name, done.standing.version)
+                if result.cut
+                else done.standing.version,
+            )
+
+    def unfinished(self) -> bool:
+        """Whether a table has to be copied again, its columns having changed under way; not those that wait."""
+        states = table_states(self.lake, self.subscription.name).values()
+        return any(s.state not in {READY, REMOVED, "e"} for s in states) and self.has_to_copy()
+
+    def summary(self) -> SubscriptionRun:
+        """What was done."""
+        cut = last_cut(self.lake, self.subscription)
+        states = table_states(self.lake, self.subscription.name).values()
+        problems = tuple(
+            f"{quote_qualified(*s.name)} is {MEANING[s.state]}: {s.reason}"
+            for s in states
+            if s.reason and s.state != READY
+        )
+        state = subscription_state(self.lake, self.subscription.name)
+        if not state.enabled:
+            problems += (str(disabled_error(self.subscription.name, state).message),)
+        position = durable_position(self.lake, self.subscription.feed) or 0
+        return SubscriptionRun(
+            name=self.subscription.name,
+            copied=tuple(self.copied),
+            tables=tuple(self.applied.values()),
+            from_lsn=format_lsn(self.before.lsn if self.before else 0),
+            to_lsn=format_lsn(max(position, cut.lsn if cut else 0)),
+            cut_version=self.lake.records.version(self.lake.cuts(self.subscription.name)) if cut else None,
+            changed=bool(self.copied or self.applied),
+            problems=problems,
+            notice=state.notice if state.notice != self.noticed else None,
+        )

@@ -1,0 +1,23 @@
+"""`pgsieve skip` and `pgsieve enable`: the state of a subscription as a whole, changed in the lake alone.
+
+In: the configuration and a subscription. Out: the state it has now. Raises PgsieveError.
+"""
+
+from pgsieve.assets.steps.records.subscription_state import enable as enable_subscription
+from pgsieve.assets.steps.update_transformation.skip import set_skip
+from pgsieve.decoding.lsn import format_lsn, parse_lsn
+from pgsieve.pipelines.config.model import Config, SubscriptionConfig
+from pgsieve.pipelines.project import project
+
+
+def skip(config: Config, selected: SubscriptionConfig, lsn: str) -> str | None:
+    """Choose the transaction to skip by its finish LSN, or `none`; the LSN as PostgreSQL writes it."""
+    declared = project(config)
+    chosen = None if lsn.lower() == "none" else parse_lsn(lsn)
+    set_skip(declared.subscriptions[selected.name], declared.lake.open(), chosen)
+    return None if chosen is None else format_lsn(chosen)
+
+
+def enable(config: Config, selected: SubscriptionConfig) -> bool:
+    """Enable a subscription; False where it was enabled already."""
+    return enable_subscription(project(config).lake.open(), selected.name)

@@ -1,0 +1,167 @@
+"""`pgsieve validate`: what stands in the way, before anything is created.
+
+In: the configuration. Out: a `ValidationReport`: pictures of the publications, what each subscription will
+receive, problems with PostgreSQL's SQLSTATE, and the SQL that somebody with more rights has to run.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from pgsieve.assets.steps.operations.resync import changes_since_copy
+from pgsieve.assets.steps.records.table_states import table_states
+from pgsieve.assets.steps.subscription import Feed, Subscription
+from pgsieve.assets.steps.validation import Examination
+from pgsieve.decoding.errors import PgsieveError
+from pgsieve.decoding.publications.catalog import (
+    OPERATIONS,
+    Catalog,
+    Publication,
+    PublishedRelation,
+    Table,
+    published_relation,
+)
+from pgsieve.decoding.publications.routing import changed_relations
+from pgsieve.decoding.values.quoting import quote_identifier, quote_qualified
+from pgsieve.pipelines.commands.results import (
+    ListedTable,
+    PublicationPicture,
+    ReceivedChanges,
+    ReceivedTable,
+    ReceivedTables,
+    ValidationProblem,
+    ValidationReport,
+)
+from pgsieve.pipelines.config.model import Config
+from pgsieve.pipelines.project import project
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.postgres.slot import capture_statements
+from pgsieve.resources.postgres.source import read_catalog
+
+
+def validate(config: Config) -> ValidationReport:
+    """Look at every source and subscription; creates and changes nothing."""
+    declared = project(config)
+    pictures: dict[tuple[str, str], PublicationPicture] = {}
+    received, found, statements = [], [], []
+    for feed in declared.feeds.values():
+        try:
+            version = feed.source.check_ready()
+            with feed.source.connect() as connection:
+                server = read_catalog(connection)
+                examined = Examination(connection, feed, server)
+        except PgsieveError as error:
+            found.append(_problem(feed.source.name, error))
+            continue
+        catalog = examined.catalog
+        found += [_problem(feed.source.name, error) for error in examined.refused]
+        if examined.unchecked is not None:
+            found.append(_problem(feed.source.name, examined.unchecked))
+        sound = True
+        for subscription in declared.reading(feed):
+            errors = [_problem(subscription.name, error) for error in examined.problems(subscription.name)]
+            found += errors
+            for name in feed.subscriptions[subscription.name]:
+                if name in catalog.publications:
+                    pictures[feed.source.name, name] = _picture(
+                        feed.source.name, catalog.publications[name], catalog
+                    )
+            try:
+                received.append(_received(subscription, catalog, declared.lake.open()))
+            except PgsieveError:
+                sound = False
+        if sound:
+            statements += list(_statements(feed, catalog, server, version))
+    return ValidationReport(tuple(pictures.values()), tuple(received), tuple(found), tuple(statements))
+
+
+def _problem(about: str, error: PgsieveError) -> ValidationProblem:
+    return ValidationProblem(about, error.message, error.sqlstate, error.hint)
+
+
+def _statements(feed: Feed, catalog: Catalog, server: Catalog, version: int) -> Iterator[str]:
+    """What the first run will execute, where the role may; else for the DBA."""
+    for planned in feed.planned_capture(catalog):
+        yield from (
+            s + ";" for s in capture_statements(feed.capture + planned.suffix, planned, server, version)
+        )
+
+
+def _received(subscription: Subscription, catalog: Catalog, lake: Lake) -> ReceivedTables:
+    states = table_states(lake, subscription.name)
+    publications = subscription.feed.publications(catalog, subscription.name)
+    changes: dict[int, dict[tuple[object, ...], ReceivedChanges]] = {}
+    for table in changed_relations(catalog):
+        if (sent := published_relation(table, publications, catalog)) is not None:
+            one = ReceivedChanges(
+                (quote_qualified(table.schema, table.name),), _effective_filters(sent), _identity(table)
+            )
+            alike = changes.setdefault(sent.publish_as.oid, {})
+            key = (*one.row_filters.items(), one.identity)
+            before = alike.get(key)
+            alike[key] = (
+                one
+                if before is None
+                else replace(before, relations=(*before.relations, quote_qualified(table.schema, table.name)))
+            )
+    return ReceivedTables(
+        subscription.name,
+        tuple(
+            ReceivedTable(
+                schema=schema,
+                name=name,
+                columns=replicated.columns,
+                row_filter=_any_of(replicated.row_filters),
+                changes=tuple(changes.get(replicated.table.oid, {}).values()),
+                since_copy=changes_since_copy(
+                    states.get((schema, name)), subscription.definition(replicated, catalog)
+                ),
+            )
+            for (schema, name), replicated in subscription.tables(catalog).items()
+        ),
+    )
+
+
+def _effective_filters(sent: PublishedRelation) -> dict[str, str | None]:
+    return {o: _any_of(sent.filters.get(o)) for o in OPERATIONS if o in sent.operations}
+
+
+def _any_of(row_filters: Sequence[str] | None) -> str | None:
+    return " OR ".join(row_filters) if row_filters is not None else None
+
+
+def _identity(table: Table) -> str:
+    """The replica identity as psql describes it."""
+    if table.replica_identity == "f":
+        return "FULL"
+    if not table.identity:
+        return "NOTHING"
+    columns = ", ".join(quote_identifier(c) for c in table.identity)
+    return f"{'INDEX' if table.replica_identity == 'i' else 'PRIMARY KEY'} ({columns})"
+
+
+def _picture(source: str, publication: Publication, catalog: Catalog) -> PublicationPicture:
+    known = [
+        (entry, catalog.tables[entry.oid]) for entry in publication.tables if entry.oid in catalog.tables
+    ]
+    listed = [
+        ListedTable(
+            table.schema,
+            table.name,
+            None
+            if entry.columns is None
+            else tuple(a.name for a in table.attributes if a.name in entry.columns),
+            entry.where,
+        )
+        for entry, table in known
+    ]
+    return PublicationPicture(
+        source=source,
+        name=publication.name,
+        owner=publication.owner,
+        all_tables=publication.all_tables,
+        operations=tuple(o for o in OPERATIONS if o in publication.operations),
+        generated_columns="stored" if publication.generated_columns == "s" else "none",
+        via_root=publication.via_root,
+        tables=tuple(sorted(listed, key=lambda t: (t.schema, t.name))),
+        schemas=tuple(sorted(publication.schemas)),
+    )

@@ -1,0 +1,279 @@
+"""A YAML file as text: scalars as they are written, each with its line, `${VAR}` from the environment.
+
+In: a file and the environment. Out: a `Document`, nested dicts and lists whose leaves are all str, that finds
+the line of any key. Raises ConfigError, never anything else, and never with a value in it: values hold passwords.
+
+YAML 1.1 reads `on`, `off`, `no` as booleans, `010` as eight and `12:30` as 750. Here a scalar is the text that
+stands there, and the model decides what it means; that is how `streaming: off` and a column named `no` work.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+
+import yaml
+
+from pgsieve.decoding.errors import PgsieveError
+
+#: The way to a value: keys and list positions from the top.
+Location = tuple[str | int, ...]
+
+_NULL = "tag:yaml.org,2002:null"
+_STR = "tag:yaml.org,2002:str"
+_STRUCTURES = {"tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"}
+_REFERENCE = re.compile(r"\$\$\{|\$\{([A-Za-z_][A-Za-z0-9_]*)\}|\$\{")
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong at one place of the file.
+
+    `key` is the dotted way to it ("" is the file), `allowed` the names that may stand there.
+    """
+
+    key: str
+    line: int | None
+    message: str
+    hint: str | None = None
+    allowed: tuple[str, ...] = ()
+
+
+class ConfigError(PgsieveError):
+    """The configuration file cannot be used as it is; names file, line, key and what may stand there."""
+
+    def __init__(self, file: Path, problems: Iterable[Problem]) -> None:
+        self.file = file
+        self.problems = tuple(sorted(problems, key=lambda problem: problem.line or 0))
+        first = self.problems[0]
+        self.line = first.line
+        self.key = first.key
+        self.allowed = first.allowed
+        if len(self.problems) == 1:
+            super().__init__(self.describe(first), hint=first.hint)
+        else:
+            super().__init__(
+                "\n".join(f"{self.describe(each)}{_in_brackets(each)}" for each in self.problems)
+            )
+
+    def describe(self, problem: Problem) -> str:
+        """`file:line: key: what is wrong`, the form that editors and terminals make a link of."""
+        place = f"{self.file}:{problem.line}" if problem.line else str(self.file)
+        return ": ".join(part for part in (place, problem.key, problem.message) if part)
+
+
+def _in_brackets(problem: Problem) -> str:
+    return f" ({problem.hint})" if problem.hint else ""
+
+
+def name_hint(name: str | None, allowed: Sequence[str]) -> str:
+    """Say what may stand where `name` stands, the nearest first."""
+    near = get_close_matches(name, allowed, n=1) if name else []
+    meant = f"did you mean {near[0]!r}? " if near else ""
+    return f"{meant}allowed here: {', '.join(allowed)}" if allowed else "nothing may stand here"
+
+
+def dotted(location: Location) -> str:
+    """`sources.shop.publications.emea.tables[0].where`; keys with other characters stand in quotes."""
+    text = ""
+    for part in location:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        else:
+            text += ("." if text else "") + (
+                part if re.fullmatch(r"[\w-]+", part, re.ASCII) else json.dumps(part)
+            )
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """What the file says: `content` has str at every leaf; the node tree answers where."""
+
+    content: dict[str, object]
+    root: yaml.Node = field(repr=False)
+
+    def line(self, location: Location) -> int:
+        """Line of this key, or of the nearest one around it that the file has."""
+        found, node = self._walk(location)
+        return int((found or node).start_mark.line) + 1
+
+    def text(self, location: Location) -> str | None:
+        """Return the scalar as the file writes it (before `${VAR}` is replaced), for suggestions only."""
+        _, node = self._walk(location)
+        return str(node.value) if isinstance(node, yaml.ScalarNode) else None
+
+    def _walk(self, location: Location) -> tuple[yaml.Node | None, yaml.Node]:
+        """Node of the last key that exists on the way (none for list items), and the node it leads to."""
+        key: yaml.Node | None = None
+        node = self.root
+        for part in location:
+            if isinstance(node, yaml.MappingNode):
+                entries = {each.value: (each, value) for each, value in node.value}
+                if part not in entries:
+                    break
+                key, node = entries[part]
+            elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
+                key, node = None, node.value[part]
+            else:
+                break
+        return key, node
+
+
+class _TextLoader(yaml.SafeLoader):
+    """YAML's grammar with two kinds of scalar: null and text."""
+
+    yaml_implicit_resolvers = {}  # noqa: RUF012 - PyYAML's own class attribute
+
+
+_TextLoader.add_implicit_resolver(_NULL, re.compile(r"^(?:~|null|Null|NULL|)$"), ["~", "n", "N", ""])
+
+
+class _Reader:
+    """Node tree to dicts, lists and str; collects every problem instead of stopping at the first."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = environ
+        self._done: dict[int, object] = {}  # by node: an alias is its anchor's node, converted once
+        self._open: set[int] = set()
+        self.problems: list[Problem] = []
+
+    def _problem(self, location: Location, node: yaml.Node, message: str, hint: str | None = None) -> None:
+        self.problems.append(Problem(dotted(location), node.start_mark.line + 1, message, hint))
+
+    def value(self, node: yaml.Node, location: Location) -> object:
+        if id(node) in self._done:
+            return self._done[id(node)]
+        if id(node) in self._open:
+            self._problem(location, node, "is an alias of something that contains it")
+            return ""
+        self._open.add(id(node))
+        if node.tag not in {_STR, _NULL} | _STRUCTURES:
+            self._problem(
+                location, node, "has a YAML tag", "leave the tag (!name) out: the key says what it is"
+            )
+        if isinstance(node, yaml.MappingNode):
+            result: object = self._mapping(node, location)
+        elif isinstance(node, yaml.SequenceNode):
+            result = [self.value(item, (*location, at)) for at, item in enumerate(node.value)]
+        else:
+            result = self._scalar(node, location)
+        self._open.discard(id(node))
+        self._done[id(node)] = result
+        return result
+
+    def _mapping(self, node: yaml.MappingNode, location: Location) -> dict[str, object]:
+        entries: dict[str, object] = {}
+        lines: dict[str, int] = {}
+        for key, value in node.value:
+            if not isinstance(key, yaml.ScalarNode) or not _is_text(key.value):
+                self._problem(location, key, "has a key that is not text")
+            elif key.value in entries:
+                self._problem(
+                    (*location, key.value),
+                    key,
+                    f"is given twice (first on line {lines[key.value]})",
+                    "keep one of them",
+                )
+            else:
+                lines[key.value] = key.start_mark.line + 1
+                entries[key.value] = self.value(value, (*location, key.value))
+        return entries
+
+    def _scalar(self, node: yaml.Node, location: Location) -> str:
+        if node.tag == _NULL:
+            self._problem(location, node, "has no value", "write one, or leave the key out for its default")
+            return ""
+
+        def replacement(found: re.Match[str]) -> str:
+            name = found[1]
+            if found[0] == "$${":
+                return "${"
+            if name is None:
+                self._problem(
+                    location,
+                    node,
+                    "has a '${' that no variable's name and '}' follow",
+                    "write ${NAME} for an environment variable, $${ for the two characters themselves",
+                )
+            elif name not in self._environ:
+                self._problem(
+                    location,
+                    node,
+                    f"environment variable {name} is not set",
+                    f"set {name}, or $${{ for a literal ${{",
+                )
+            return self._environ.get(name, "") if name else ""
+
+        text = _REFERENCE.sub(replacement, str(node.value))
+        if not _is_text(text):
+            self._problem(location, node, "has a character that is no text (NUL, or not valid Unicode)")
+            return ""
+        return text
+
+
+def _is_text(value: str) -> bool:
+    return "\0" not in value and not any("\ud800" <= character <= "\udfff" for character in value)
+
+
+def _syntax_problem(error: yaml.YAMLError) -> Problem:
+    """PyYAML's own words about the grammar, without its excerpt of the line: that may hold a password."""
+    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+    line = mark.line + 1 if mark is not None else None
+    problem = str(getattr(error, "problem", None) or "")
+    if isinstance(error, yaml.composer.ComposerError):
+        if problem.startswith("found undefined alias"):
+            return Problem(
+                "", line, "a value begins with * but no anchor (&) of that name exists", "put it in quotes"
+            )
+        return Problem("", line, "more than one YAML document", "keep one, without a line of ---")
+    if isinstance(error, yaml.reader.ReaderError):
+        return Problem("", line, "a character that YAML does not allow (a control character?)")
+    return Problem(
+        "", line, f"not valid YAML: {problem or 'unreadable'}", "a value with : # { [ * ! or % needs quotes"
+    )
+
+
+def read_file(file: Path) -> str:
+    """Return the file's text; it is UTF-8, with or without a byte order mark."""
+    try:
+        data = file.read_bytes()
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        reason = error.strerror if isinstance(error, OSError) else "not a file name"
+        problem = Problem(
+            "", None, f"cannot be read: {reason}", "name the file with -c/--config or PGSIEVE_CONFIG"
+        )
+        raise ConfigError(file, [problem]) from error
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ConfigError(file, [Problem("", line, "not UTF-8", "save the file as UTF-8")]) from None
+
+
+def parse(text: str, file: Path, environ: Mapping[str, str]) -> Document:
+    """Read the text of a configuration file."""
+    try:
+        root = yaml.compose(text, Loader=_TextLoader)
+    except yaml.YAMLError as error:
+        raise ConfigError(file, [_syntax_problem(error)]) from None
+    except RecursionError:
+        raise ConfigError(file, [Problem("", None, "not valid YAML: nested too deeply")]) from None
+    except (ValueError, OverflowError):  # PyYAML lets through chr() of an escape, int() of a version
+        raise ConfigError(
+            file, [Problem("", None, "not valid YAML: an escape or number out of range")]
+        ) from None
+    if root is None:
+        raise ConfigError(file, [Problem("", None, "is empty", "begin with `lake: ./lake`")])
+    if not isinstance(root, yaml.MappingNode):
+        problem = Problem(
+            "", root.start_mark.line + 1, "should be a mapping (key: value)", "begin with `lake: ./lake`"
+        )
+        raise ConfigError(file, [problem])
+    reader = _Reader(environ)
+    content = reader.value(root, ())
+    if reader.problems or not isinstance(content, dict):
+        raise ConfigError(file, reader.problems)
+    return Document(content, root)

@@ -1,0 +1,453 @@
+"""The configuration: `pgsieve.yaml` in, a frozen `Config` out.
+
+Raises ConfigError with file, line, key and what may stand there. Values never appear in a message, and a
+conninfo never in a repr: they hold passwords. Options of publications and subscriptions keep the names, values
+and defaults of CREATE PUBLICATION and CREATE SUBSCRIPTION (PostgreSQL documentation, SQL commands).
+
+Names of publications and slots are taken as they are. Names of tables and columns are read as SQL reads them:
+folded to lower case unless in double quotes.
+"""
+
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, get_args
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    SecretStr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import ErrorDetails
+
+from pgsieve.decoding.errors import PgsieveError
+from pgsieve.pipelines.config.file import (
+    ConfigError,
+    Document,
+    Location,
+    Problem,
+    dotted,
+    name_hint,
+    parse,
+    read_file,
+)
+from pgsieve.pipelines.config.identifiers import parse_qualified
+from pgsieve.pipelines.config.retention import RetentionConfig, Wait
+from pgsieve.pipelines.config.values import (
+    CAPTURE_BYTES,
+    CaptureName,
+    ColumnName,
+    Filled,
+    FolderName,
+    ObjectName,
+    distinct,
+    filled_secret,
+    has_password,
+    lower,
+    named_by_key,
+    not_empty,
+    qualified,
+    readable_conninfo,
+    refusal,
+    runnable,
+    slot_name,
+    streaming_mode,
+)
+
+__all__ = [
+    "Config",
+    "ConfigError",
+    "Operation",
+    "PublicationConfig",
+    "PublishedTableConfig",
+    "SourceConfig",
+    "SparkConfig",
+    "SubscriptionConfig",
+    "load_config",
+    "parse_config",
+]
+
+DEFAULT_FILE = Path("pgsieve.yaml")
+FILE_VARIABLE = "PGSIEVE_CONFIG"
+
+Operation = Literal["insert", "update", "delete", "truncate"]
+OPERATIONS: tuple[Operation, ...] = get_args(Operation)
+
+_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # two letters at least
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+
+class SparkConfig(_Section):
+    """Where Spark runs: `master` is any Spark master URL or a Spark Connect address; `conf` is passed on."""
+
+    master: Filled = "local[*]"
+    conf: dict[str, str] = {}
+
+    @field_validator("conf", mode="before")
+    @classmethod
+    def _scalars_as_text(cls, conf: object) -> object:
+        """Spark's settings are text: true is `true`, 4 is `4`."""
+        if not isinstance(conf, Mapping):
+            return conf
+        return {
+            key: json.dumps(value) if isinstance(value, int | float) else value for key, value in conf.items()
+        }
+
+
+class PublishedTableConfig(_Section):
+    """A table of a publication: its row filter (`where`, SQL) and its column list, if it has them."""
+
+    table: str
+    where: Filled | None = None
+    columns: Annotated[tuple[str, ...] | None, AfterValidator(not_empty)] = None
+
+    @field_validator("table")
+    @classmethod
+    def _table_is_qualified(cls, table: str) -> str:
+        qualified(table, 2, 'public.orders, "Sales"."Order Lines"')
+        return table
+
+    @field_validator("columns")
+    @classmethod
+    def _columns_are_names(cls, columns: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        """Out come the names as the catalog has them."""
+        if columns is None:
+            return None
+        names = tuple(qualified(column, 1, 'region, "Unit Price"')[0] for column in columns)
+        distinct(names, "column")
+        return names
+
+    @property
+    def relation(self) -> tuple[str, str]:
+        """Schema and name as the catalog has them."""
+        schema, name = parse_qualified(self.table, 2)
+        return schema, name
+
+
+class PublicationConfig(_Section):
+    """A publication that exists in this file instead of on the server; see CREATE PUBLICATION."""
+
+    tables: Annotated[tuple[PublishedTableConfig, ...], AfterValidator(not_empty)]
+    publish: frozenset[Operation] = frozenset(OPERATIONS)
+    publish_via_partition_root: bool = False
+    publish_generated_columns: Literal["none", "stored"] = "none"
+
+    @field_validator("tables")
+    @classmethod
+    def _tables_once(cls, tables: tuple[PublishedTableConfig, ...]) -> tuple[PublishedTableConfig, ...]:
+        distinct((table.relation for table in tables), "table")
+        return tables
+
+
+class SourceConfig(_Section):
+    """One database and the replication slot that reads it."""
+
+    name: str = ""
+    conninfo: Annotated[SecretStr, AfterValidator(readable_conninfo)]
+    password: Annotated[SecretStr, AfterValidator(filled_secret)] | None = None
+    password_command: Annotated[tuple[SecretStr, ...], AfterValidator(runnable)] | None = None
+    slot: str
+    capture: CaptureName
+    publications: dict[ObjectName, PublicationConfig] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults_from_name(cls, given: object) -> object:
+        if not isinstance(given, Mapping):
+            return given
+        name = str(given.get("name", ""))
+        return {"slot": slot_name(name), "capture": slot_name(name, longest=CAPTURE_BYTES), **given}
+
+    @model_validator(mode="after")
+    def _one_password(self) -> Self:
+        ways = [
+            "password in `conninfo`" if has_password(self.conninfo) else None,
+            "`password`" if self.password is not None else None,
+            "`password_command`" if self.password_command is not None else None,
+        ]
+        if len(given := [way for way in ways if way]) > 1:
+            raise refusal(f"has a {' and a '.join(given)}", "keep one of them")
+        return self
+
+    @field_validator("slot")
+    @classmethod
+    def _slot_is_legal(cls, slot: str) -> str:
+        if not re.fullmatch(r"[a-z0-9_]{1,63}", slot):
+            raise refusal("is not a name for a replication slot", "a-z, 0-9 and _, 63 at most")
+        return slot
+
+
+class SubscriptionConfig(_Section):
+    """Publications of one source, replicated into one folder; see CREATE SUBSCRIPTION."""
+
+    name: str = ""
+    source: str
+    publications: Annotated[tuple[ObjectName, ...], AfterValidator(not_empty)]
+    row_filter: Literal["pipeline", "publisher"] = "pipeline"
+    copy_data: bool = True
+    origin: Annotated[Literal["any", "none"], BeforeValidator(lower)] = "any"
+    binary: bool = False
+    streaming: Annotated[Literal["off", "on", "parallel"], BeforeValidator(streaming_mode)] = "parallel"
+    two_phase: bool = False
+    failover: bool = False
+    disable_on_error: bool = False
+    freshness: Wait = timedelta(minutes=15)
+    types: dict[ColumnName, Filled] = {}
+
+    @field_validator("publications")
+    @classmethod
+    def _publications_once(cls, publications: tuple[str, ...]) -> tuple[str, ...]:
+        distinct(publications, "publication")
+        return publications
+
+    @field_validator("types")
+    @classmethod
+    def _columns_once(cls, types: dict[str, str]) -> dict[str, str]:
+        distinct((parse_qualified(key, 3) for key in types), "column")
+        return types
+
+    @property
+    def slot(self) -> str:
+        """The subscription's own slot, in mode `publisher`."""
+        return slot_name(self.source, self.name)
+
+    @property
+    def type_overrides(self) -> dict[tuple[str, str, str], str]:
+        """`types` by schema, table and column as the catalog has them."""
+        overrides = {}
+        for key, spark_type in self.types.items():
+            schema, table, column = parse_qualified(key, 3)
+            overrides[schema, table, column] = spark_type
+        return overrides
+
+
+class Config(_Section):
+    """A whole configuration file; `lake` is a URI or an absolute path, `path` the file, absolute."""
+
+    path: Path
+    lake: Filled
+    spark: SparkConfig = SparkConfig()
+    retention: RetentionConfig = RetentionConfig()
+    sources: Annotated[dict[FolderName, SourceConfig], AfterValidator(not_empty)]
+    subscriptions: dict[FolderName, SubscriptionConfig] = {}
+
+    @field_validator("sources", "subscriptions", mode="before")
+    @classmethod
+    def _named_by_key(cls, entries: object) -> object:
+        return named_by_key(entries)
+
+    @field_validator("path")
+    @classmethod
+    def _path_is_absolute(cls, path: Path) -> Path:
+        return Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow a link to another folder
+
+    @field_validator("lake")
+    @classmethod
+    def _lake_is_absolute(cls, lake: str, info: ValidationInfo) -> str:
+        if _URI.match(lake):
+            return lake.rstrip("/") or lake
+        folder = info.data["path"].parent if "path" in info.data else Path.cwd()
+        return os.path.normpath(os.path.join(folder, os.path.expanduser(lake)))  # noqa: PTH111, PTH118
+
+    @model_validator(mode="after")
+    def _references_hold(self) -> Self:
+        """Hold a `Config` made in Python to the same rules as one from a file."""
+        broken = list(_broken_references(self))
+        if broken:
+            raise _BrokenReferencesError(broken)
+        return self
+
+    @property
+    def state_folder(self) -> Path:
+        """What pgsieve keeps on this machine only (the UI's own records); the truth is in the lake."""
+        return self.path.parent / ".pgsieve"
+
+    def selected(self, names: Sequence[str]) -> tuple[SubscriptionConfig, ...]:
+        """Return the subscriptions of these names in the file's order, all of them when none is named."""
+        unknown = [name for name in names if name not in self.subscriptions]
+        if unknown:
+            raise PgsieveError(
+                f"subscription {unknown[0]!r} is not in {self.path.name}",
+                hint=name_hint(unknown[0], tuple(self.subscriptions)),
+            )
+        if not self.subscriptions:
+            raise PgsieveError(
+                f"{self.path.name} has no subscriptions",
+                hint="add `subscriptions: {NAME: {source: …, publications: […]}}`",
+            )
+        return tuple(each for name, each in self.subscriptions.items() if not names or name in names)
+
+
+class _BrokenReferencesError(PgsieveError):
+    """Carries what a pydantic error cannot: the place of each broken reference below the model."""
+
+    def __init__(self, broken: Sequence[tuple[Location, str, str]]) -> None:
+        self.broken = tuple(broken)
+        location, message, hint = self.broken[0]
+        super().__init__(f"{dotted(location)}: {message}", hint=hint)
+
+
+def _broken_references(config: Config) -> Iterator[tuple[Location, str, str]]:
+    """Yield what is wrong between sections that are right by themselves: place, message, hint."""
+    yield from _same_but_for_case("sources", config.sources)
+    yield from _same_but_for_case("subscriptions", config.subscriptions)
+    logs = {name.lower(): f"source {name}" for name in config.sources}
+    slots: dict[tuple[str, str], str] = {}
+    for name, source in config.sources.items():
+        place: Location = ("sources", name, "slot")
+        at = (source.conninfo.get_secret_value(), source.slot)
+        if at in slots:
+            yield (
+                place,
+                f"is the slot of source {slots[at]} too",
+                "one slot is read once: give one of them another slot",
+            )
+        slots.setdefault(at, name)
+    for name, subscription in config.subscriptions.items():
+        place = ("subscriptions", name)
+        subscribed = config.sources.get(subscription.source)
+        if subscribed is None:
+            hint = name_hint(subscription.source, tuple(config.sources))
+            yield (*place, "source"), "is not a source of this file", hint
+            continue
+        if subscription.row_filter != "publisher":
+            continue
+        for at_list, publication in enumerate(subscription.publications):
+            if publication in subscribed.publications:
+                yield (
+                    (*place, "publications", at_list),
+                    "is defined in this file, so the publisher cannot filter by it",
+                    "use row_filter: pipeline, or create the publication on the server",
+                )
+        own = subscription.slot
+        if own in logs or (subscribed.conninfo.get_secret_value(), own) in slots:
+            other = logs.get(own) or f"source {slots[subscribed.conninfo.get_secret_value(), own]}"
+            yield (
+                place,
+                f"needs the slot and folder {own}, which {other} has",
+                "give one of them another name",
+            )
+        logs.setdefault(own, f"subscription {name}")
+
+
+def _same_but_for_case(section: str, names: Iterable[str]) -> Iterator[tuple[Location, str, str]]:
+    """Slots are lower case, and some file systems do not tell case apart."""
+    seen: dict[str, str] = {}
+    for name in names:
+        first = seen.setdefault(name.lower(), name)
+        if first != name:
+            yield (section, name), f"differs from {first} only in case", "give one of them another name"
+
+
+#: The model of each mapping in the file, by the keys on the way to it (`*` is any key).
+_MODELS: dict[tuple[str, ...], type[BaseModel]] = {
+    (): Config,
+    ("spark",): SparkConfig,
+    ("retention",): RetentionConfig,
+    ("sources", "*"): SourceConfig,
+    ("sources", "*", "publications", "*"): PublicationConfig,
+    ("sources", "*", "publications", "*", "tables", "*"): PublishedTableConfig,
+    ("subscriptions", "*"): SubscriptionConfig,
+}
+
+#: Fields of the models that are not keys of the file.
+_NOT_IN_FILE: dict[type[BaseModel], str] = {Config: "path", SourceConfig: "name", SubscriptionConfig: "name"}
+
+#: pydantic's error types in the words of the file.
+_MESSAGES = {
+    "missing": "is missing",
+    "string_type": "should be text",
+    "dict_type": "should be a mapping (key: value)",
+    "model_type": "should be a mapping (key: value)",
+    "tuple_type": "should be a list",
+    "frozen_set_type": "should be a list",
+    "bool_type": "should be true or false",
+    "bool_parsing": "should be true or false",
+}
+
+
+def _allowed(location: Location) -> tuple[str, ...]:
+    """Keys that may stand in the mapping at this place."""
+    for pattern, model in _MODELS.items():
+        if len(pattern) == len(location) and all(
+            expected in ("*", part) for expected, part in zip(pattern, location, strict=True)
+        ):
+            return tuple(name for name in model.model_fields if name != _NOT_IN_FILE.get(model))
+    return ()
+
+
+def _problem(details: ErrorDetails, document: Document) -> Problem:
+    kind, location, context = details["type"], details["loc"], details.get("ctx", {})
+    if location and location[-1] == "[key]" and kind != "extra_forbidden":
+        location = location[:-1]
+    key, line = dotted(location), document.line(location)
+    if kind == "extra_forbidden":
+        allowed = _allowed(location[:-1])
+        return Problem(key, line, "unknown key", name_hint(str(location[-1]), allowed), allowed)
+    if kind == "literal_error":
+        allowed = tuple(re.findall(r"'([^']*)'", str(context.get("expected"))))
+        hint = name_hint(document.text(location), allowed)
+        return Problem(key, line, f"should be one of {', '.join(allowed)}", hint, allowed)
+    if kind == "refused":
+        return Problem(key, line, context["message"], context["hint"])
+    return Problem(key, line, _MESSAGES.get(kind, details["msg"]))
+
+
+def _without_own_fields(document: Document, file: Path) -> dict[str, Any]:
+    """Return the content, after refusing keys that the models have but the file has not."""
+    content = document.content
+    places: list[tuple[Location, object, str]] = [((), content, "path")]
+    for section in ("sources", "subscriptions"):
+        entries = content.get(section)
+        if isinstance(entries, dict):
+            places += [((section, name), each, "name") for name, each in entries.items()]
+    problems = []
+    for location, mapping, stray in places:
+        if isinstance(mapping, dict) and stray in mapping:
+            place, allowed = (*location, stray), _allowed(location)
+            hint = (
+                f"the key above it is its name; {name_hint(None, allowed)}"
+                if location
+                else name_hint(None, allowed)
+            )
+            problems.append(Problem(dotted(place), document.line(place), "unknown key", hint, allowed))
+    if problems:
+        raise ConfigError(file, problems)
+    return content
+
+
+def parse_config(text: str, path: Path, environ: Mapping[str, str] = os.environ) -> Config:
+    """Read the text of a configuration file that stands, or would stand, at `path`."""
+    document = parse(text, path, environ)
+    content = _without_own_fields(document, path)
+    try:
+        return Config.model_validate({**content, "path": path})
+    except ValidationError as error:
+        problems = [
+            _problem(details, document) for details in error.errors(include_url=False, include_input=False)
+        ]
+    except _BrokenReferencesError as error:
+        problems = [
+            Problem(dotted(place), document.line(place), message, hint)
+            for place, message, hint in error.broken
+        ]
+    # raised here, not above: the exceptions there hold the values
+    raise ConfigError(path, problems)
+
+
+def load_config(path: Path | None = None, environ: Mapping[str, str] = os.environ) -> Config:
+    """Read the configuration file: this one, else the one PGSIEVE_CONFIG names, else ./pgsieve.yaml."""
+    file = path or Path(environ.get(FILE_VARIABLE) or DEFAULT_FILE)
+    return parse_config(read_file(file), file, environ)

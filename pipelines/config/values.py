@@ -1,0 +1,158 @@
+"""What the values of the configuration's keys may be: names, connection strings, options as PostgreSQL reads them.
+
+In: a value as YAML has it. Out: the value as a `Config` has it; what may not stand there is refused with a hint,
+and without the value, which may hold a password.
+"""
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Collection, Hashable, Iterable, Mapping
+from typing import Annotated
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+from pydantic import AfterValidator, SecretStr
+from pydantic_core import PydanticCustomError
+
+from pgsieve.pipelines.config.identifiers import MAX_BYTES, parse_qualified
+
+#: What is left of a name when `_iud_root`, the longest suffix of a capture publication, is added to it.
+CAPTURE_BYTES = MAX_BYTES - len("_iud_root")
+
+
+def slot_name(*parts: str, longest: int = MAX_BYTES) -> str:
+    """Name of a replication slot from these parts: lower case letters, digits, underscores, `longest` at most.
+
+    The rule is `ReplicationSlotValidateName` (`src/backend/replication/slot.c`). What is too long is cut and
+    gets a digest of the whole, so that two long names never meet in one slot.
+    """
+    name = re.sub(r"[^a-z0-9_]", "_", "_".join(("pgsieve", *parts)).lower())
+    if len(name) <= longest:
+        return name
+    digest = hashlib.sha256("_".join(parts).encode()).hexdigest()[:8]
+    return f"{name[: longest - 9]}_{digest}"
+
+
+def refusal(message: str, hint: str | None = None) -> PydanticCustomError:
+    """Return the error of a value that may not stand where it does, for a validator to raise."""
+    return PydanticCustomError("refused", "{message}", {"message": message, "hint": hint})
+
+
+def _folder_name(name: str) -> str:
+    """Refuse what cannot be a folder of the lake and a part of a Dagster asset key."""
+    if not re.fullmatch(r"[A-Za-z0-9_]+", name) or name.startswith("_") or len(name) > MAX_BYTES:
+        raise refusal(
+            "cannot be a name",
+            f"letters, digits and underscores, no underscore first, {MAX_BYTES} at most: "
+            "it becomes a folder of the lake and part of an asset key",
+        )
+    return name
+
+
+def _object_name(name: str, longest: int = MAX_BYTES) -> str:
+    if not name or len(name.encode()) > longest:
+        raise refusal(
+            f"should be a name of 1 to {longest} bytes", "write it as it is on the server, unquoted"
+        )
+    return name
+
+
+def _capture_name(name: str) -> str:
+    """The server would cut a longer one together with the suffix that tells it from the others."""
+    return _object_name(name, CAPTURE_BYTES)
+
+
+def _filled(text: str) -> str:
+    if not text.strip():
+        raise refusal("is empty", "leave the key out for its default")
+    return text
+
+
+def qualified(text: str, parts: int, example: str) -> tuple[str, ...]:
+    """Return the parts of a name as SQL reads it, `example` being a good one."""
+    try:
+        return parse_qualified(text, parts)
+    except ValueError as error:
+        raise refusal(str(error), f"write it as in SQL: {example}") from None
+
+
+def not_empty(entries: Collection[object] | None) -> Collection[object] | None:
+    """Refuse an empty list or mapping (`min_length` would count entries that are refused themselves as missing)."""
+    if entries is not None and not entries:
+        raise refusal("should have at least one entry")
+    return entries
+
+
+def distinct(items: Iterable[Hashable], what: str) -> None:
+    """Refuse a list that names one thing twice."""
+    if any(times > 1 for times in Counter(items).values()):
+        raise refusal(f"names a {what} twice", "keep one of them")
+
+
+def readable_conninfo(conninfo: SecretStr) -> SecretStr:
+    """Refuse what libpq cannot read, without a word of it."""
+    try:
+        conninfo_to_dict(conninfo.get_secret_value())
+    except psycopg.Error:
+        # libpq's own message quotes the piece it stumbled on, which may be part of a password
+        raise refusal(
+            "is not a connection string that libpq can read",
+            "keyword=value pairs, values with spaces in single quotes; or postgresql://user@host/dbname, "
+            "with %-codes for special characters; a password with such characters goes into a `password` of its own",
+        ) from None
+    return conninfo
+
+
+def has_password(conninfo: SecretStr) -> bool:
+    """Whether a conninfo has a password in itself."""
+    return bool(conninfo_to_dict(conninfo.get_secret_value()).get("password"))
+
+
+def filled_secret(secret: SecretStr) -> SecretStr:
+    """Refuse an empty password: libpq would look for another one."""
+    if not secret.get_secret_value():
+        raise refusal("is empty", "leave the key out for none, or for that of PGPASSWORD or .pgpass")
+    return secret
+
+
+def runnable(command: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
+    """Refuse a command without a program."""
+    if not command or not command[0].get_secret_value():
+        raise refusal(
+            "names no program", "a list: the program, then its arguments one by one; no shell reads them"
+        )
+    return command
+
+
+def _column_name(text: str) -> str:
+    qualified(text, 3, 'public.orders.amount, "Sales".lines."Unit Price"')
+    return text
+
+
+def lower(value: object) -> object:
+    """PostgreSQL compares the values of these options without regard to case."""
+    return value.lower() if isinstance(value, str) else value
+
+
+def streaming_mode(value: object) -> object:
+    """`streaming` takes a boolean or `parallel` (`defGetStreamingMode`, src/backend/commands/subscriptioncmds.c)."""
+    booleans = {"true": "on", "false": "off", "yes": "on", "no": "off", "1": "on", "0": "off"}
+    text = str(value).lower() if isinstance(value, str | bool) else value
+    return booleans.get(text, text) if isinstance(text, str) else text
+
+
+def named_by_key(entries: object) -> object:
+    """Give every entry of a mapping its key as its name."""
+    if not isinstance(entries, Mapping):
+        return entries
+    return {
+        name: {**each, "name": name} if isinstance(each, Mapping) else each for name, each in entries.items()
+    }
+
+
+FolderName = Annotated[str, AfterValidator(_folder_name)]
+ObjectName = Annotated[str, AfterValidator(_object_name)]
+CaptureName = Annotated[str, AfterValidator(_capture_name)]
+ColumnName = Annotated[str, AfterValidator(_column_name)]
+Filled = Annotated[str, AfterValidator(_filled)]

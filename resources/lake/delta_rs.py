@@ -1,0 +1,466 @@
+"""Delta tables in a folder of this machine, by delta-rs: `Records`, and small writes without a JVM.
+
+A write that Spark would need a second for takes milliseconds here, so small batches of a local lake are written
+and merged by delta-rs in this process; large ones, and everything in a lake at a URI, by Spark.
+"""
+
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from deltalake import (
+    CommitProperties,
+    DeltaTable,
+    QueryBuilder,
+    Schema,
+    Transaction,
+    WriterProperties,
+    write_deltalake,
+)
+from deltalake.exceptions import CommitFailedError, DeltaError
+from deltalake.transaction import AddAction, RemoveAction
+
+from pgsieve.decoding.lsn import format_lsn
+from pgsieve.resources.lake.errors import DamagedTableError, OverrunError, commit_again
+from pgsieve.resources.lake.records import APPLICATION, VERSIONED, Standing, commit_metadata, versioned
+
+#: Several row groups a file, so that decoding one is shared among the cores.
+ROW_GROUP = 128 * 1024
+_FILE_BYTES = 128 * 1024 * 1024
+COLUMN_MAPPING = "delta.columnMapping.mode"
+_VECTORS = "delta.enableDeletionVectors"
+
+
+class LocalRecords:
+    """Delta tables in a folder of this machine."""
+
+    def exists(self, path: str) -> bool:
+        """Whether there is a Delta table."""
+        return Path(path, "_delta_log").is_dir() and DeltaTable.is_deltatable(path)
+
+    def rows(self, path: str, where: str = "true") -> list[dict[str, Any]]:
+        """The rows of a small table for which an SQL condition holds; none where there is no table."""
+        return _queried(path, f"select * from t where {where}").to_pylist() if self.exists(path) else []
+
+    def newest(self, path: str, column: str) -> list[dict[str, Any]]:
+        """The rows with the greatest number in a column; none where there is no table."""
+        if not self.exists(path):
+            return []
+        # The statistics of the files tell the number; then only the file that has it is read.
+        files = pa.table(DeltaTable(path).get_add_actions(flatten=True))
+        greatest = files[f"max.{column}"] if f"max.{column}" in files.column_names else pa.nulls(1)
+        if len(greatest) == 0:
+            return []
+        if greatest.null_count:
+            greatest = _queried(path, f"select {_quoted(column)} from t")[column]
+        return self.rows(path, f"{_quoted(column)} = {pc.max(greatest).as_py():d}")
+
+    def table(self, path: str) -> pa.Table:
+        """All rows of a table that is known to be small."""
+        return _queried(path, "select * from t")
+
+    def batches(self, path: str, version: int) -> Iterator[pa.RecordBatch]:
+        """The rows of one version of a table, a batch at a time."""
+        query = QueryBuilder().register("t", DeltaTable(path, version=version)).execute("select * from t")
+        yield from pa.RecordBatchReader.from_stream(query)
+
+    def messages(self, path: str, end: int) -> list[bytes]:
+        """The raw messages of one slice of a change log, in their order."""
+        rows = _queried(path, f"select data from t where slice = {end:d} order by number")
+        messages: list[bytes] = rows["data"].to_pylist()
+        return messages
+
+    def append(
+        self,
+        path: str,
+        rows: pa.Table,
+        position: int | None = None,
+        *,
+        base: int | None = None,
+        after: int | None = None,
+    ) -> None:
+        """Append rows in one commit; with a position, once per position."""
+        self.write(path, rows, position, base=base, after=after)
+
+    def append_versioned(self, path: str, rows: pa.Table, base: int | None = None) -> None:
+        """Append rows that say which Delta version they came with; raises CommitFailedError after another writer."""
+        table = self._opened(path) or self._created(path, versioned(rows, 0).schema)
+        version = table.version() + 1
+        if base not in {None, table.version()}:
+            raise OverrunError(path)
+        write_deltalake(
+            table,
+            versioned(rows, version),
+            schema_mode="merge",
+            mode="append",
+            commit_properties=CommitProperties(
+                custom_metadata={"userMetadata": commit_metadata(None)},
+                max_commit_retries=0,
+                app_transactions=[Transaction(VERSIONED, version)],
+            ),
+        )
+
+    def write(
+        self,
+        path: str,
+        rows: pa.Table | pa.RecordBatchReader,
+        position: int | None,
+        *,
+        overwrite: bool = False,
+        metadata: Mapping[str, Any] | None = None,
+        properties: Mapping[str, str] | None = None,
+        base: int | None = None,
+        after: int | None = None,
+    ) -> None:
+        """Append (or overwrite with) rows in one commit; with a position, once per position.
+
+        Batches of a reader are written as they come. Where another writer was faster it is done again, but for a
+        reader's: then CommitFailedError is raised. `base` is the version that the rows were planned from, `after` the
+        position (0: none): where the table has another one, OverrunError is raised, as where an overwrite would set a
+        position back.
+        """
+
+        def attempt(table: DeltaTable | None) -> None:
+            if _holds(path, table, position, overwrite=overwrite):
+                return
+            write_deltalake(
+                path if table is None else table,
+                rows,
+                mode="error" if table is None else "overwrite" if overwrite else "append",
+                schema_mode=("overwrite" if overwrite else "merge") if table else None,
+                configuration=None if table else properties,
+                target_file_size=_FILE_BYTES,
+                writer_properties=WriterProperties(max_row_group_size=ROW_GROUP, compression="SNAPPY"),
+                commit_properties=_commit(
+                    position, metadata, alone=overwrite or base is not None or table is None
+                ),
+            )
+
+        self._committed(path, attempt, base=base, after=after, once=not isinstance(rows, pa.Table))
+
+    def takes_files(self, path: str, schema: pa.Schema, *, overwrite: bool = False) -> bool:
+        """Whether `commit` can add files of this schema: there is no table, or it has these columns.
+
+        Others, which the files lack, are NULL in their rows; an overwrite is to leave no others.
+        """
+        if not self.exists(path):
+            return True
+        held = pa.struct(pa.schema(DeltaTable(path).schema().to_arrow()))
+        given = pa.struct(pa.schema(Schema.from_arrow(schema).to_arrow()))
+        return bool(held == given) if overwrite else self.is_unmapped(path) and _has_fields(held, given)
+
+    def permutes(self, path: str, schema: pa.Schema) -> bool:
+        """Whether a table has these columns in another order, which delta-rs would leave when overwriting."""
+        if not self.exists(path):
+            return False
+        names = [field.name for field in DeltaTable(path).schema().fields]
+        return names != schema.names and sorted(names) == sorted(schema.names)
+
+    def commit(
+        self,
+        path: str,
+        schema: pa.Schema,
+        files: Iterable[Mapping[str, Any]],
+        position: int | None,
+        *,
+        overwrite: bool = False,
+        metadata: Mapping[str, Any] | None = None,
+        properties: Mapping[str, str] | None = None,
+        base: int | None = None,
+        after: int | None = None,
+    ) -> None:
+        """Add files that `parquet_files` has written in one commit, once per position; a new table is made first.
+
+        Where another writer was faster it is done again; `base` and `after` as in `write`.
+        """
+        now = time.time_ns() // 1_000_000
+        actions: list[AddAction | RemoveAction] = [
+            AddAction(f["path"], f["size"], {}, now, True, f["stats"]) for f in files
+        ]
+
+        def attempt(table: DeltaTable | None) -> None:
+            if _holds(path, table, position, overwrite=overwrite):
+                return
+            if table is None:
+                table = DeltaTable.create(
+                    path,
+                    Schema.from_arrow(schema),
+                    configuration=properties,
+                    commit_properties=CommitProperties(max_commit_retries=0),
+                )
+                if table.version():  # It is opened after it is made: with what others have written meanwhile.
+                    raise CommitFailedError(f"{path} has been written to")
+            table.create_write_transaction(
+                actions,
+                "overwrite" if overwrite else "append",
+                table.schema(),
+                commit_properties=_commit(position, metadata, alone=overwrite or base is not None),
+            )
+
+        self._committed(path, attempt, base=base, after=after)
+
+    def _committed(
+        self,
+        path: str,
+        attempt: Callable[[DeltaTable | None], None],
+        *,
+        base: int | None,
+        after: int | None = None,
+        once: bool = False,
+    ) -> None:
+        """Commit to the table as it is now, again where another writer was faster; to the version `base` at most once."""
+
+        def commit() -> None:
+            table = self._opened(path)
+            standing = _standing(table)
+            # What is committed from here on makes this commit fail.
+            if base not in {None, standing.version} or after not in {None, standing.position or 0}:
+                raise OverrunError(path)
+            try:
+                attempt(table)
+            except DeltaError as error:
+                # Also where this very commit was made, and only what follows it failed: a new plan tells.
+                if base is not None and self.standing(path).version != base:
+                    raise OverrunError(path) from error
+                if table is None and not isinstance(error, CommitFailedError) and self.exists(path):
+                    raise CommitFailedError(str(error)) from error
+                raise
+
+        if once or base is not None:
+            commit()
+        else:
+            commit_again(commit)()
+
+    def merge(
+        self,
+        path: str,
+        source: pa.Table,
+        key: Mapping[str, str],
+        values: Mapping[str, str],
+        unknown: Mapping[str, str],
+        position: int,
+        base: int,
+    ) -> Mapping[str, int]:
+        """Merge a net change into a keyed table in one commit, once per position; rows by kind of change.
+
+        `source` has a column `action` (delete, update or upsert); `key` and `values` map columns of the table
+        to its columns, `unknown` to those that say whether a row keeps its value. `base` as in `write`.
+        """
+        metrics: dict[str, Any] = {}
+
+        def new(column: str, value: str) -> str:
+            if column not in unknown:
+                return f"s.{value}"
+            return f"case when s.{unknown[column]} then t.{_quoted(column)} else s.{value} end"
+
+        on = " and ".join(f"t.{_quoted(column)} = s.{value}" for column, value in key.items())
+
+        def attempt(table: DeltaTable | None) -> None:
+            assert table is not None
+            merge = table.merge(
+                source,
+                on,
+                source_alias="s",
+                target_alias="t",
+                writer_properties=WriterProperties(max_row_group_size=ROW_GROUP, compression="SNAPPY"),
+                commit_properties=_commit(position, alone=True),
+            )
+            done = (
+                merge.when_matched_delete("s.action = 'delete'")
+                .when_matched_update({_quoted(c): new(c, v) for c, v in values.items()})
+                .when_not_matched_insert(
+                    {_quoted(c): f"s.{v}" for c, v in values.items()}, "s.action = 'upsert'"
+                )
+                .execute()
+            )
+            metrics.update(done)
+
+        self._committed(path, attempt, base=base)
+        return {kind: int(metrics[f"num_target_rows_{kind}"]) for kind in ("inserted", "updated", "deleted")}
+
+    def position(self, path: str) -> int | None:
+        """The position of the newest commit of pgsieve's."""
+        return self.standing(path).position
+
+    def standing(self, path: str) -> Standing:
+        """The newest version and the position of it, of one moment."""
+        return _standing(self._opened(path))
+
+    def _opened(self, path: str) -> DeltaTable | None:
+        return DeltaTable(path) if self.exists(path) else None
+
+    def _created(self, path: str, schema: pa.Schema) -> DeltaTable:
+        try:
+            return DeltaTable.create(path, Schema.from_arrow(schema))
+        except DeltaError:
+            if (table := self._opened(path)) is None:
+                raise
+            return table  # Another writer was faster.
+
+    def version(self, path: str) -> int:
+        """The newest version of a table."""
+        return DeltaTable(path).version()
+
+    def is_restored(self, path: str, since: int) -> bool:
+        """Whether somebody has gone back in a table that had this version; two looks at its folder where it still has."""
+        entries = [Path(path, "_delta_log", f"{version:020d}.json") for version in (since, since + 1)]
+        if entries[0].exists() and not entries[1].exists():
+            return False
+        table = DeltaTable(path)
+        later = table.version() - since
+        return later < 0 or any(c.get("operation") == "RESTORE" for c in table.history(later) if later)
+
+    def size(self, path: str) -> int:
+        """The bytes of a table's files."""
+        return sum(pa.table(DeltaTable(path).get_add_actions())["size_bytes"].to_pylist())
+
+    def count(self, path: str) -> int:
+        """How many rows a table has."""
+        return int(_queried(path, "select count(*) as rows from t")["rows"][0].as_py())
+
+    def written_at(self, path: str) -> datetime:
+        """When the newest commit was made."""
+        (newest,) = DeltaTable(path).history(1)
+        return datetime.fromtimestamp(newest["timestamp"] / 1000, UTC)
+
+    def slices(self, path: str, after: int) -> Sequence[int]:
+        """The slices, from the statistics of the files; a file of several slices (after compaction) is looked into."""
+        if (self.position(path) or 0) <= after:
+            return []
+        ends: set[int] = set()
+        for file, bounds in self._files(path).items():
+            if bounds and (bounds[1] <= after or bounds[0] == bounds[1]):
+                ends.add(bounds[1])
+            else:
+                ends.update(pc.unique(pq.read_table(file, columns=["slice"])["slice"]).to_pylist())
+        return sorted(end for end in ends if end > after)
+
+    def slice_files(
+        self, path: str, ends: Collection[int], *, every: bool = False
+    ) -> tuple[str, list[str]] | None:
+        """The schema (Spark's JSON) and the Parquet files of some slices, to be read without Delta's log.
+
+        The files may hold other slices, too. None where plain Parquet is not what Delta would read (mapped columns,
+        deleted rows) or statistics are missing. Raises DamagedTableError where a file is not there, or, if `every` slice has
+        rows, one of them.
+        """
+        chosen, lacking = [], set(ends)
+        for file, bounds in self._files(path).items():
+            if bounds is None:
+                return None
+            if held := {end for end in ends if bounds[0] <= end <= bounds[1]}:
+                if not Path(file).exists():
+                    raise DamagedTableError(f'Delta table "{path}": its file "{file}" is missing')
+                chosen.append(file)
+                lacking -= held
+        if every and lacking:
+            listed = ", ".join(map(format_lsn, sorted(lacking)))
+            raise DamagedTableError(f'Delta table "{path}": it has lost the slices that end at {listed}')
+        return (DeltaTable(path).schema().to_json(), chosen) if self.is_plain(path) else None
+
+    def is_plain(self, path: str) -> bool:
+        """Whether the rows of a table are those of its Parquet files, without mapped columns or deleted rows."""
+        return (
+            self.is_unmapped(path) and not pa.table(DeltaTable(path).deletion_vectors().read_all()).num_rows
+        )
+
+    def is_unmapped(self, path: str) -> bool:
+        """Whether the columns of a table have their own names in its files."""
+        return DeltaTable(path).metadata().configuration.get(COLUMN_MAPPING, "none") == "none"
+
+    def _files(self, path: str) -> dict[str, tuple[int, int] | None]:
+        """Each Parquet file with the first and the last slice that it holds; None where statistics are missing."""
+        table = pa.table(DeltaTable(path).get_add_actions(flatten=True))
+        files: dict[str, tuple[int, int] | None] = {}
+        for row in table.to_pylist():
+            least, greatest = row.get("min.slice"), row.get("max.slice")
+            known = least is not None and greatest is not None
+            files[str(Path(path, unquote(row["path"])))] = (least, greatest) if known else None
+        return files
+
+    def has_deletion_vectors(self, path: str) -> bool:
+        """Whether writers of the table may mark rows in deletion vectors."""
+        return DeltaTable(path).metadata().configuration.get(_VECTORS) == "true"
+
+
+def writable(rows: pa.Table) -> pa.Table:
+    """Rows that came from Spark, as delta-rs can write them.
+
+    Every column and field is nullable, as Delta would keep a constraint that PostgreSQL may drop; and each
+    buffer is made anew, as Spark leaves out the offsets of empty lists, which delta-rs reads all the same.
+    """
+    cast = rows.cast(pa.schema([_nullable(field) for field in rows.schema]))
+    return cast.take(pa.array(range(cast.num_rows), pa.int64()))
+
+
+def _has_fields(held: pa.DataType, given: pa.DataType) -> bool:
+    """Whether a type has all that another one has, structs field by field in any order."""
+    if not (pa.types.is_struct(held) and pa.types.is_struct(given)):
+        return bool(held == given)
+    return all(
+        held.get_field_index(f.name) >= 0 and _has_fields(held.field(f.name).type, f.type) for f in given
+    )
+
+
+def _nullable(field: pa.Field) -> pa.Field:
+    kind = field.type
+    if pa.types.is_struct(kind):
+        kind = pa.struct([_nullable(inner) for inner in kind])
+    elif pa.types.is_list(kind):
+        kind = pa.list_(_nullable(kind.value_field))
+    return pa.field(field.name, kind, nullable=True)
+
+
+def _quoted(column: str) -> str:
+    """A column quoted for DataFusion."""
+    return '"' + column.replace('"', '""') + '"'
+
+
+def _queried(path: str, query: str) -> pa.Table:
+    """What SQL says of a table `t`; raises DeltaError where a file is missing, which delta-rs gives no class."""
+    result = QueryBuilder().register("t", DeltaTable(path)).execute(query)
+    try:
+        return pa.table(result.read_all())
+    except Exception as error:
+        if type(error) is not Exception:
+            raise
+        raise DeltaError(str(error)) from error
+
+
+def _standing(table: DeltaTable | None) -> Standing:
+    return Standing() if table is None else Standing(table.version(), table.transaction_version(APPLICATION))
+
+
+def _holds(path: str, table: DeltaTable | None, position: int | None, *, overwrite: bool) -> bool:
+    """Whether this version of a table has a position already; raises OverrunError where an overwrite would set it back.
+
+    What is written is based on the same version, so that of two writers of a position the slower is refused.
+    """
+    held = None if table is None or position is None else table.transaction_version(APPLICATION)
+    if held is None or position is None:
+        return False
+    if overwrite and held > position:
+        raise OverrunError(path)
+    return held >= position
+
+
+def _commit(
+    position: int | None, metadata: Mapping[str, Any] | None = None, *, alone: bool = False
+) -> CommitProperties:
+    """How to commit; with a position, or `alone`, to the version that was opened and to no later one.
+
+    delta-rs would let an overwrite follow a compaction, whose files it does not know of: the former rows would stay. And
+    it would let the first commit of a table follow another first one, having read nothing that could conflict.
+    """
+    transactions = None if position is None else [Transaction(APPLICATION, position)]
+    return CommitProperties(
+        custom_metadata={"userMetadata": commit_metadata(position, metadata)},
+        max_commit_retries=0 if alone or position is not None else None,
+        app_transactions=transactions,
+    )

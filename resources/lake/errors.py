@@ -1,0 +1,181 @@
+"""Errors of the lake: what an engine raises -> what is wrong with which table, and whose fault it is.
+
+In: exceptions of delta-rs, Arrow, the operating system and Spark. Out: `LakeError` and its kinds, without a cell
+value. What fails one table sets that table aside; where the storage as a whole refuses (`LakeUnavailableError`),
+Spark loses what it computes with (`SparkLostError`) or another writer does not let pgsieve commit
+(`ConcurrentWriteError`), no table is to blame: the run stops.
+"""
+
+import errno
+import os
+import re
+from collections.abc import Iterator
+
+from deltalake.exceptions import CommitFailedError
+from py4j.protocol import Py4JNetworkError
+from pyspark.errors import AnalysisException
+from tenacity import retry, retry_if_exception_type, stop_after_attempt, wait_random_exponential
+
+from pgsieve.decoding.errors import PgsieveError
+from pgsieve.resources.passwords import concealed
+
+#: The operating system's words for a write that the storage refuses, whoever writes.
+_REFUSALS = {
+    os.strerror(code): code
+    for code in (
+        *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENFILE, errno.EMFILE),
+        *(errno.EROFS, errno.EACCES, errno.EPERM),
+    )
+}
+#: Those that a single folder may cause.
+_OF_A_FOLDER = {errno.EROFS, errno.EACCES, errno.EPERM}
+#: The same in SQLite's words, where Dagster keeps its records.
+_SQLITE = {"database or disk is full": errno.ENOSPC, "attempt to write a readonly database": errno.EROFS}
+_WORDS = "|".join(map(re.escape, [*_REFUSALS, *_SQLITE]))
+#: Where an engine quotes the system: delta-rs, Python and Arrow, the JVM, SQLite. Elsewhere it may be a cell's text.
+_QUOTED = re.compile(
+    r"\(os error (?P<rust>\d+)\)|\[[Ee]rrno (?P<python>\d+)\]"
+    rf"|(?:java\.(?:io|nio)\.[\w.]+: |sqlite3\.OperationalError\) )[^\n]*?(?P<words>{_WORDS})"
+)
+#: What a row filter raises in PostgreSQL's words and with its SQLSTATE (`raise_error` in pgsieve.assets.steps), with no value.
+_OURS = re.compile(r"\[USER_RAISED_EXCEPTION\] (.+? \[[0-9A-Z]{5}\])")
+#: What Spark, classic or Connect, says where a part of it is gone.
+_LOST = re.compile(
+    r"ExecutorLostFailure|Python worker exited unexpectedly|CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND|FetchFailed"
+    r"|Master removed our application|SparkContext was shut down|StatusCode\.UNAVAILABLE"
+)
+#: Spark's words, delta-rs's, and Arrow's.
+_MISSING_FILE = re.compile(r"(?:reading file|Object at location|open local file) '?(?:file:)?(\S+?\.parquet)")
+_NOT_THERE = ("not found", "FILE_NOT_EXIST", "No such file or directory")
+
+
+class LakeError(PgsieveError):
+    """The lake cannot be read or written."""
+
+
+class ConcurrentWriteError(LakeError):
+    """Another writer of the table committed first; the same write, done again, reads what that one left."""
+
+
+class OverrunError(ConcurrentWriteError):
+    """Another process committed after this write was planned: only a new plan can say what is still to be written."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(
+            f'Delta table "{path}": another process wrote to it meanwhile',
+            hint="two runs work on the same tables: let one of them end; `pgsieve run` goes on from the last commit",
+            sqlstate="40001",
+        )
+
+
+class LakeUnavailableError(LakeError):
+    """The storage refuses writes: a full disk, a read-only file system, missing rights. No table can help it."""
+
+
+class SparkLostError(LakeError):
+    """Spark lost executors, or what they held, more often than it tries again; or it is gone. No table can help it."""
+
+
+#: No table is to blame for these.
+NO_TABLES_FAULT = (ConcurrentWriteError, LakeUnavailableError, SparkLostError)
+
+
+class DamagedTableError(LakeError):
+    """A Delta table has lost files, or what it held: it has to be made again."""
+
+
+class ExecutorError(PgsieveError):
+    """An error of pgsieve's that was raised on a Spark executor; `kind` is its class."""
+
+    def __init__(self, message: str, *, kind: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+_WAIT, _STOP = wait_random_exponential(0.1, max=5), stop_after_attempt(6)
+#: Does something again, a few times, where a concurrent writer was faster: compaction beside an apply.
+again_after_conflict = retry(
+    retry=retry_if_exception_type((ConcurrentWriteError, CommitFailedError)),
+    wait=_WAIT,
+    stop=_STOP,
+    reraise=True,
+)
+#: Commits again what needs no new plan.
+commit_again = retry(retry=retry_if_exception_type(CommitFailedError), wait=_WAIT, stop=_STOP, reraise=True)
+
+
+def refusal(error: BaseException) -> int | None:
+    """The errno with which the storage refused, from an error or one of its causes; None for any other error."""
+    for each in _causes(error):
+        if isinstance(each, OSError) and each.errno in _REFUSALS.values():
+            return each.errno
+        text = str(each)
+        if "SQLSTATE: 22" in text:  # a data exception shows a cell
+            continue
+        for found in _QUOTED.finditer(text):
+            number = found["rust"] or found["python"]
+            code = int(number) if number else {**_REFUSALS, **_SQLITE}[found["words"]]
+            if code in _REFUSALS.values():
+                return code
+    return None
+
+
+def is_lost(error: BaseException) -> bool:
+    """Whether Spark failed without a task's fault: it lost an executor, or its driver is gone."""
+    return any(
+        isinstance(each, Py4JNetworkError) or ("SQLSTATE: 22" not in str(each) and _LOST.search(str(each)))
+        for each in _causes(error)
+    )
+
+
+def of_one_folder(code: int) -> bool:
+    """Whether a refusal may concern one folder only."""
+    return code in _OF_A_FOLDER
+
+
+def missing_file(error: BaseException) -> str | None:
+    """The Parquet file that an engine did not find."""
+    for each in _causes(error):
+        text = str(each)
+        if isinstance(each, FileNotFoundError) and (named := re.search(r"/[^'\"]*\.parquet", text)):
+            return named[0]
+        if any(words in text for words in _NOT_THERE) and (found := _MISSING_FILE.search(text)):
+            return found[1]
+    return None
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The error and what it was raised from; an error that is raised again may be a cause of its own cause."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an engine's message: the rest is its stack. Of data exceptions only their name: they show cells."""
+    text = str(error)
+    condition = re.search(r"\[([A-Z_]+(?:\.[A-Z_]+)*)\].*SQLSTATE: 22", text, re.DOTALL)
+    if condition:
+        return condition[1]
+    return concealed(next((line for line in text.splitlines() if line.strip()), type(error).__name__))
+
+
+def told(error: BaseException) -> str:
+    """What Spark says of an error, without a value: of one in the data only its condition, or PostgreSQL's words."""
+    if isinstance(error, AnalysisException):
+        return first_line(error)
+    ours = _OURS.search(str(error))
+    if ours:
+        return concealed(ours.group(1))
+    found = re.search(r"\[([A-Z][A-Z0-9_.]*_[A-Z0-9_.]*)\] ", str(error))
+    return f"Spark's error {found.group(1)}" if found else f"Spark's {type(error).__name__}"
+
+
+def raise_ours(error: BaseException) -> None:
+    """Raise the pgsieve error that an executor raised, when a Spark error carries one."""
+    for line in reversed(str(error).splitlines()):
+        found = re.match(r"pgsieve\.[\w.]*\.(\w+): (.*)", line.strip())
+        if found:
+            raise ExecutorError(found.group(2), kind=found.group(1)) from error

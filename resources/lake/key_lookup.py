@@ -1,0 +1,103 @@
+"""Which keys a Delta table of a local lake has, read from as few of its files as their statistics allow.
+
+In: a table's folder, and keys as Arrow columns. Out: those of them that the table has. Nothing is read for keys beyond
+the bounds of every file, as those of an append of growing keys are. Raises what delta-rs and Arrow do.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+from deltalake import DeltaTable, QueryBuilder
+
+#: The least and the greatest value of a column.
+Bounds = tuple[pa.Scalar, pa.Scalar]
+Key = tuple[object, ...]
+
+#: Delta's statistics of times may be cut to milliseconds, also the greatest one (Per-file Statistics of its protocol).
+_CUT = pa.scalar(1_000, pa.duration("us"))
+
+
+def key_values(columns: Sequence[pa.ChunkedArray]) -> Iterator[Key]:
+    """The rows of key columns as tuples that are equal where the keys are; times as numbers, which Python can hold."""
+    return zip(*(_plain(column).to_pylist() for column in columns), strict=True)
+
+
+def bounds_of(keys: pa.Table) -> Mapping[str, Bounds]:
+    """The bounds of those columns whose files have statistics that can be compared."""
+    bounds = {}
+    for name in keys.column_names:
+        if _has_bounds(keys[name].type):
+            least_greatest = pc.min_max(keys[name])
+            bounds[name] = least_greatest["min"], least_greatest["max"]
+    return bounds
+
+
+def present_keys(path: str, keys: pa.Table) -> set[Key]:
+    """Those of some keys that a table has; the columns of `keys` have the table's names."""
+    table = DeltaTable(path)
+    if not keys.num_rows or not (files := files_within(table, bounds_of(keys))):
+        return set()
+    wanted, first = set(key_values(keys.columns)), keys.column_names[0]
+    present: set[Key] = set()
+    for batch in _batches(table, files, keys.column_names, bounds_of(keys)):
+        rows = pa.Table.from_batches([batch]).select(keys.column_names).cast(keys.schema)
+        rows = rows.filter(pc.is_in(rows[first], keys[first]))
+        present.update(wanted.intersection(key_values(rows.columns)))
+    return present
+
+
+def files_within(table: DeltaTable, bounds: Mapping[str, Bounds]) -> list[str]:
+    """The files of a table that may have a key within all of the bounds."""
+    files = pa.table(table.get_add_actions(flatten=True))
+    may: pa.ChunkedArray = pc.is_valid(files["path"])
+    for name, (least, greatest) in bounds.items():
+        if {f"min.{name}", f"max.{name}"} <= set(files.column_names):
+            lowest, highest = files[f"min.{name}"], files[f"max.{name}"]
+            if not (lowest.type.equals(highest.type) and _has_bounds(lowest.type)):
+                continue
+            lowest, highest = lowest.cast(least.type), highest.cast(least.type)
+            if pa.types.is_timestamp(least.type):
+                highest = pc.add_checked(highest, _CUT)
+            within = pc.and_kleene(pc.less_equal(lowest, greatest), pc.greater_equal(highest, least))
+            may = pc.and_kleene(may, within)
+    # Without statistics a file may have anything.
+    chosen = files["path"].filter(pc.fill_null(may, True))
+    return [str(Path(table.table_uri.removeprefix("file://"), unquote(path))) for path in chosen.to_pylist()]
+
+
+def _batches(
+    table: DeltaTable, files: Sequence[str], names: Sequence[str], bounds: Mapping[str, Bounds]
+) -> Iterator[pa.RecordBatch]:
+    """Key columns of these files; of all files where some of their rows are deleted."""
+    if pa.table(table.deletion_vectors().read_all()).num_rows:
+        listed = ", ".join('"' + name.replace('"', '""') + '"' for name in names)
+        rows = QueryBuilder().register("t", table).execute(f"select {listed} from t")
+        yield from pa.RecordBatchReader.from_stream(rows)
+        return
+    chosen = [ds.field(name) >= least for name, (least, _) in bounds.items()]
+    chosen += [ds.field(name) <= greatest for name, (_, greatest) in bounds.items()]
+    condition = chosen[0] if chosen else None
+    for more in chosen[1:]:
+        condition = condition & more
+    yield from ds.dataset(list(files), format="parquet").to_batches(columns=list(names), filter=condition)
+
+
+def _has_bounds(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_integer(kind)
+        or pa.types.is_string(kind)
+        or pa.types.is_large_string(kind)
+        or pa.types.is_string_view(kind)
+        or pa.types.is_date(kind)
+        or pa.types.is_timestamp(kind)
+    )
+
+
+def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    if pa.types.is_timestamp(column.type) or pa.types.is_date64(column.type):
+        return column.cast(pa.int64())
+    return column.cast(pa.int32()) if pa.types.is_date32(column.type) else column

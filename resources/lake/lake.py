@@ -1,0 +1,483 @@
+"""The lake: paths of Delta tables, and writes whose position stands in the same commit as the data.
+
+In: the lake's URI and a Spark session. Out: DataFrames, and commits that carry a position as Delta's `txn`
+(application id and version) and as user metadata. A write repeated with the same version changes nothing
+(Delta protocol, transaction identifiers). Raises `LakeError` where the lake cannot be read or written.
+"""
+
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pyarrow as pa
+from deltalake.exceptions import CommitFailedError, DeltaError
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
+from pyspark.sql.types import StructType
+
+from pgsieve.resources.lake.delta_rs import COLUMN_MAPPING, LocalRecords, writable
+from pgsieve.resources.lake.errors import (
+    ConcurrentWriteError,
+    DamagedTableError,
+    ExecutorError,
+    LakeError,
+    LakeUnavailableError,
+    OverrunError,
+    SparkLostError,
+    first_line,
+    is_lost,
+    missing_file,
+    of_one_folder,
+    raise_ours,
+    refusal,
+    told,
+)
+from pgsieve.resources.lake.named_records import NamedRecords
+from pgsieve.resources.lake.overrun import NewerVersionError, guarded
+from pgsieve.resources.lake.parquet_files import WRITTEN_DDL, write_files
+from pgsieve.resources.lake.records import APPLICATION, Records, commit_metadata, quoted
+from pgsieve.resources.lake.session import SparkEngine
+from pgsieve.resources.lake.spark import SparkRecords
+
+_TXN_APP = "spark.databricks.delta.write.txnAppId"
+_TXN_VERSION = "spark.databricks.delta.write.txnVersion"
+#: What Spark raises: errors that it checks for itself, and what Java does beneath it.
+SPARK_ERRORS = (PySparkException, Py4JError)
+#: Spark's setting for what a commit's user metadata says.
+METADATA = "spark.databricks.delta.commitInfo.userMetadata"
+_VECTORS = "spark.databricks.delta.merge.deletionVectors.persistent"
+_WANT_VECTORS = "spark.databricks.delta.properties.defaults.enableDeletionVectors"
+
+#: What a writable lake takes: a full disk may still have room for an empty file.
+_PROBE = bytes(64 * 1024)
+_DAMAGED = 'restore it from a backup, or make it again: section "A damaged lake" of docs/operations.md'
+
+#: Spark configuration of pgsieve's own: batches of a local lake up to this size are written without Spark.
+SMALL_BYTES = "spark.pgsieve.smallBytes"
+SMALL_BYTES_DEFAULT = 8 * 1024 * 1024
+
+
+def column_mapping(columns: Iterable[str]) -> dict[str, str]:
+    """Delta properties of a new table: column mapping, only where Parquet forbids a name as it is."""
+    if any(set(name) & set(" ,;{}()\n\t=") for name in columns):
+        return {COLUMN_MAPPING: "name"}
+    return {}
+
+
+def escape(identifier: str) -> str:
+    """An identifier as a folder name, reversibly: all but [a-z0-9_] becomes ~XX (UTF-8, hexadecimal).
+
+    Upper case is escaped too, for file systems that fold it, and a leading underscore, which Spark hides.
+    """
+    escaped = re.sub(
+        r"[^a-z0-9_]", lambda found: "".join(f"~{byte:02X}" for byte in found.group().encode()), identifier
+    )
+    return "~5F" + escaped[1:] if escaped.startswith("_") else escaped
+
+
+def unescape(folder: str) -> str:
+    """The identifier that `escape` made a folder name of."""
+    raw = re.sub(rb"~([0-9A-F]{2})", lambda found: bytes([int(found.group(1), 16)]), folder.encode())
+    return raw.decode()
+
+
+class Lake:
+    """The Delta tables of one lake."""
+
+    def __init__(
+        self, uri: str, session: Callable[[], SparkSession], small_bytes: int = SMALL_BYTES_DEFAULT
+    ) -> None:
+        self.uri = uri.rstrip("/")
+        self._session = session
+        #: Writes of small batches without Spark; None for a lake at a URI.
+        self.local: LocalRecords | None = None if "://" in self.uri else LocalRecords()
+        self.records: Records = NamedRecords(self.local or SparkRecords(session), self.refusing)
+        self._small_bytes = small_bytes
+
+    def writes_small(self, size: int) -> LocalRecords | None:
+        """What writes a batch of so many bytes without Spark; None where Spark has to."""
+        return self.local if size <= self._small_bytes else None
+
+    def plain(self, path: str, columns: Iterable[str]) -> LocalRecords | None:
+        """What writes a table of these columns without Spark; only Spark writes names that are mapped, or were once."""
+        if self.local is None or column_mapping(columns):
+            return None
+        with self.refusing(path):
+            return self.local if not self.local.exists(path) or self.local.is_unmapped(path) else None
+
+    @property
+    def spark(self) -> SparkSession:
+        """The session, made at first use: a run with nothing to do in a local lake needs none."""
+        return self._session()
+
+    # paths
+
+    def _of_feed(self, slot_owner: str) -> str:
+        """A feed's folder; what belongs to a part of it has a name with slashes, and a folder below."""
+        return "/".join([self.uri, "_pgsieve", *map(escape, slot_owner.split("/"))])
+
+    def change_log(self, slot_owner: str) -> str:
+        """The raw messages of a source's slot (of a subscription's, where it has one of its own)."""
+        return f"{self._of_feed(slot_owner)}/change_log"
+
+    def slices(self, slot_owner: str) -> str:
+        """What each slice of the change log holds besides row changes; made again where it is missing."""
+        return f"{self._of_feed(slot_owner)}/slices"
+
+    def prepared(self, slot_owner: str) -> str:
+        """The prepared transactions that waited for their second phase when the change log was last written."""
+        return f"{self._of_feed(slot_owner)}/prepared"
+
+    def catalogs(self, slot_owner: str) -> str:
+        """The publisher's catalog as it was found each time that it had been altered."""
+        return f"{self._of_feed(slot_owner)}/catalogs"
+
+    def altered(self, slot_owner: str) -> str:
+        """The slices in which the catalog may have been altered, by subscription that has them as published."""
+        return f"{self._of_feed(slot_owner)}/altered"
+
+    def replica(self, subscription: str, schema: str, table: str) -> str:
+        """The replica of a table: the published columns, current rows only."""
+        return f"{self.uri}/{subscription}/{escape(schema)}/{escape(table)}"
+
+    def changes(self, subscription: str, schema: str, table: str, generation: int = 0) -> str:
+        """The transformed changes of a table; a history begun anew (`~g1`, ...) has a name that no table's is."""
+        suffix = f"~g{generation}" if generation else ""
+        return f"{self.uri}/{subscription}/_changes/{escape(schema)}/{escape(table)}{suffix}"
+
+    def transformed(self, subscription: str) -> str:
+        """One row a slice and table: what the slice changed, and that it has been transformed."""
+        return f"{self.uri}/{subscription}/_transformed"
+
+    def table_states(self, subscription: str) -> str:
+        """The table sync states, the newest row of a table counts."""
+        return f"{self.uri}/{subscription}/_table_states"
+
+    def subscription(self, name: str) -> str:
+        """The state of a subscription as a whole, the newest row counts."""
+        return f"{self.uri}/{name}/_subscription"
+
+    def feed(self, slot_owner: str) -> str:
+        """The cluster that a slot's LSNs are of, the newest row counts."""
+        return f"{self.uri}/_pgsieve/{escape(slot_owner)}/feed"
+
+    def cuts(self, subscription: str) -> str:
+        """The LSNs at which all replica tables agree, with their Delta versions."""
+        return f"{self.uri}/{subscription}/_cuts"
+
+    # reading
+
+    def current(self, path: str) -> DataFrame:
+        """The table at a path that is known to exist."""
+        return self.spark.read.format("delta").load(path)
+
+    def as_of(self, path: str, version: int) -> DataFrame:
+        """One version of a table."""
+        return self.spark.read.format("delta").option("versionAsOf", version).load(path)
+
+    def slices_of(self, path: str, ends: Collection[int], *, every: bool = False) -> DataFrame:
+        """The rows of some slices: in a local lake by their files, without reading Delta's log in Spark.
+
+        `every` says that each has rows: then DamagedTableError is raised in a local lake where one has none.
+        """
+        with self.refusing(path):
+            found = self.local.slice_files(path, ends, every=every) if self.local else None
+        if found is None:
+            return self.current(path).where(F.col("slice").isin(sorted(ends)))
+        schema, files = found
+        reader = self.spark.read.schema(StructType.fromJson(json.loads(schema)))
+        rows = reader.parquet(*files) if files else reader.parquet(path).limit(0)
+        return rows.where(F.col("slice").isin(sorted(ends)))
+
+    # writing
+
+    def remove_log(self, path: str) -> None:
+        """Take the log of a damaged table away, so that it can be made anew; its files stay until they are vacuumed."""
+        if self.local is None:
+            raise LakeError(
+                f'Delta table "{path}" is damaged', hint="remove its folder, then run the command again"
+            )
+        with self.refusing(path):
+            shutil.rmtree(Path(path, "_delta_log"))
+
+    def check_writable(self) -> None:
+        """Raise LakeUnavailableError now rather than after the copy; only a local lake can be tried cheaply."""
+        if "://" in self.uri:
+            return
+        try:
+            folder = Path(self.uri)
+            folder.mkdir(parents=True, exist_ok=True)
+            probe = folder / ".pgsieve-write-probe"
+            try:
+                probe.write_bytes(_PROBE)
+            finally:
+                probe.unlink(missing_ok=True)
+        except OSError as error:
+            raise self._unavailable(error.strerror or str(error)) from error
+
+    def _unavailable(self, refused: str) -> LakeUnavailableError:
+        """The error that says what refuses, how much room there is, and that nothing is lost."""
+        folders = {self.uri: "lake", tempfile.gettempdir(): "temporary files"}
+        free = [
+            f"{shutil.disk_usage(folder).free / 1024**2:,.1f} MiB free for {use} ({folder})"
+            for folder, use in folders.items()
+            if Path(folder).is_dir()
+        ]
+        return LakeUnavailableError(
+            f'lake "{self.uri}" cannot be written: {refused}' + (f"; {', '.join(free)}" if free else ""),
+            hint="make room, give this user the right to write there, or choose another `lake` in pgsieve.yaml; then run"
+            " again: nothing is lost, a slot is confirmed only up to what the lake holds",
+        )
+
+    def write(
+        self,
+        frame: DataFrame,
+        path: str,
+        *,
+        position: int | None,
+        overwrite: bool = False,
+        metadata: Mapping[str, Any] | None = None,
+        properties: Mapping[str, str] | None = None,
+        options: Mapping[str, str] | None = None,
+        size: int | None = None,
+        base: int | None = None,
+        after: int | None = None,
+    ) -> None:
+        """Append to (or overwrite) a table in one commit; with a position, once per position.
+
+        `properties` are those of a new table. `size` is about how many bytes the rows have, where that is
+        known: few are written without Spark, unless names have to be mapped. `base` is the version that the rows were
+        planned from, `after` the position (0: none): OverrunError is raised where the table has another one.
+        """
+        properties = properties or {}
+        if after is not None:
+            standing = self.records.standing(path)
+            if (standing.position or 0) != after:
+                raise OverrunError(path)
+            base = standing.version if base is None else base
+        local = self.plain(path, frame.columns)
+        if local and size is not None and self.writes_small(size):
+            with self.refusing(path):
+                rows = writable(frame.toArrow())
+                local.write(
+                    path,
+                    rows,
+                    position,
+                    overwrite=overwrite,
+                    metadata=metadata,
+                    properties=properties,
+                    base=base,
+                )
+            return
+        schema = writable(self.spark.createDataFrame([], frame.schema).toArrow()).schema
+        if local and local.takes_files(path, schema, overwrite=overwrite):
+            written = frame.mapInArrow(lambda batches: write_files(path, schema, batches), WRITTEN_DDL)
+            self.commit_files(
+                written,
+                path,
+                schema,
+                position,
+                overwrite=overwrite,
+                metadata=metadata,
+                properties=properties,
+                base=base,
+            )
+            return
+        writer = (
+            guarded(frame, path, base)
+            .write.format("delta")
+            .mode("overwrite" if overwrite else "append")
+            .options(**({} if position is None else {"txnAppId": APPLICATION, "txnVersion": str(position)}))
+            .option("userMetadata", commit_metadata(position, metadata))
+            .options(**properties, **(options or {}))
+        )
+        writer = (
+            writer.option("overwriteSchema", "true") if overwrite else writer.option("mergeSchema", "true")
+        )
+        with self.refusing(path):
+            if overwrite and COLUMN_MAPPING in properties and self.records.exists(path):
+                self.spark.sql(
+                    f"alter table delta.{quoted(path)} set tblproperties ('{COLUMN_MAPPING}' = 'name')"
+                )
+            writer.save(path)
+
+    def commit_files(
+        self,
+        written: DataFrame,
+        path: str,
+        schema: pa.Schema,
+        position: int | None,
+        *,
+        overwrite: bool = False,
+        metadata: Mapping[str, Any] | None = None,
+        properties: Mapping[str, str] | None = None,
+        base: int | None = None,
+        after: int | None = None,
+    ) -> list[dict[str, Any]]:
+        """Have the executors write files (`pgsieve.resources.lake.parquet_files`), and commit them; returns their rows.
+
+        `base` and `after` as in `write`.
+        """
+        assert self.local is not None
+        with self.refusing(path):
+            files: list[dict[str, Any]] = written.toArrow().to_pylist()
+            self.local.commit(
+                path,
+                schema,
+                files,
+                position,
+                overwrite=overwrite,
+                metadata=metadata,
+                properties=properties,
+                base=base,
+                after=after,
+            )
+        return files
+
+    def add_columns(self, path: str, schema: pa.Schema, ddl: str, base: int) -> None:
+        """Add columns to the end of a table, NULL in its rows; `schema` has all of its columns, `ddl` Spark's types.
+
+        `base` as in `write`.
+        """
+        with self.refusing(path):
+            if local := self.plain(path, schema.names):
+                local.append(path, schema.empty_table(), base=base)
+                return
+            self.write(self.spark.createDataFrame([], ddl), path, position=None, base=base)
+
+    def rewrite(
+        self,
+        path: str,
+        columns: Sequence[str],
+        change: Callable[[pa.RecordBatch], pa.RecordBatch],
+        schema: pa.Schema,
+        ddl: str,
+        base: int,
+    ) -> None:
+        """Replace a table's rows by what `change` makes of them, in one commit that keeps the position.
+
+        `columns` are read, `schema` is what is written, `ddl` the same in Spark's types; `base` as in `write`.
+        """
+        local = self.plain(path, schema.names)
+        if local and self.writes_small(self.records.size(path)) and local.is_plain(path):
+            with self.refusing(path):
+                batches = local.table(path).select(columns).to_batches()
+                changed = writable(pa.Table.from_batches(map(change, batches), schema))
+                local.write(path, changed, None, overwrite=True, base=base)
+            return
+        rows = numbered(self.current(path).select(*(quoted(name) for name in columns)))
+        changed_rows = rows.mapInArrow(
+            lambda batches: (change(batch.rename_columns(list(columns))) for batch in batches), ddl
+        )
+        self.write(changed_rows, path, position=None, overwrite=True, base=base)
+
+    @contextmanager
+    def committing(
+        self, position: int | None, *, vectors: bool, metadata: Mapping[str, Any] | None = None
+    ) -> Iterator[None]:
+        """Within the block every SQL write of this session is done once per table and position.
+
+        Without a position tables keep theirs. `vectors` lets MERGE mark rows in deletion vectors, in tables that
+        have them.
+        """
+        conf = self.spark.conf
+        if position is not None:
+            conf.set(_TXN_APP, APPLICATION)
+            conf.set(_TXN_VERSION, str(position))
+        conf.set(METADATA, commit_metadata(position, metadata))
+        conf.set(_VECTORS, str(vectors).lower())
+        try:
+            yield
+        finally:
+            for key in (_TXN_APP, _TXN_VERSION, METADATA, _VECTORS):
+                conf.unset(key)
+
+    def enable_deletion_vectors(self, path: str) -> None:
+        """Let a table that was small so far mark rows in deletion vectors, unless the user turned them off."""
+        wanted = self.spark.conf.get(_WANT_VECTORS, "true") == "true"
+        if wanted and not self.records.has_deletion_vectors(path):
+            with self.refusing(path):
+                self.spark.sql(
+                    f"alter table delta.{quoted(path)} set tblproperties ('delta.enableDeletionVectors' = 'true')"
+                )
+
+    @contextmanager
+    def refusing(self, path: str) -> Iterator[None]:
+        """Name the table when it cannot be read or written, or the lake where that refuses as a whole."""
+        try:
+            yield
+        except (DeltaError, OSError, pa.ArrowException, *SPARK_ERRORS) as error:
+            self.refuse_unavailable(error)
+            if isinstance(error, SPARK_ERRORS):
+                try:
+                    raise_ours(error)
+                except ExecutorError as ours:
+                    if ours.kind == NewerVersionError.__name__:
+                        raise OverrunError(path) from error
+                    raise
+            raise _named(path, error) from error
+
+    def refuse_unavailable(self, error: Exception) -> None:
+        """Raise LakeUnavailableError or SparkLostError where an error says that these fail, not one table."""
+        if is_lost(error):
+            raise SparkLostError(
+                "Spark lost executors, or is gone",
+                hint="see the Spark log above; `pgsieve run` goes on from the last commit",
+            ) from error
+        if (code := refusal(error)) is None:
+            return
+        if of_one_folder(code):
+            self.check_writable()  # Raises where it is not that folder alone.
+        else:
+            raise self._unavailable(os.strerror(code)) from error
+
+
+#: What Delta says where another writer committed first; of classic Spark it comes in a Java exception's words.
+_CONFLICT = re.compile(
+    r"(?m)^(?:: )?(?:[\w.]+: )?\[DELTA_(?:CONCURRENT_\w+|METADATA_CHANGED|PROTOCOL_CHANGED)"
+)
+
+
+def _named(path: str, error: Exception) -> LakeError:
+    """The error of a table."""
+    by_spark = isinstance(error, SPARK_ERRORS)
+    if isinstance(error, CommitFailedError) or (by_spark and _CONFLICT.search(str(error))):
+        return ConcurrentWriteError(
+            f'Delta table "{path}": other writers commit to it faster than pgsieve does',
+            hint="nobody else should write to it; `pgsieve run` goes on from the last commit",
+        )
+    if file := missing_file(error):
+        return DamagedTableError(f'Delta table "{path}": its file "{file}" is missing', hint=_DAMAGED)
+    said = told(error) if by_spark else first_line(error)
+    if (code := refusal(error)) is not None:
+        said = os.strerror(code)
+    seen = "see the Spark log above; " if by_spark else ""
+    return LakeError(
+        f'Delta table "{path}": {said}', hint=f"{seen}`pgsieve run` goes on from the last commit"
+    )
+
+
+def numbered(frame: DataFrame) -> DataFrame:
+    """The frame with columns c0, c1, …: mapInArrow reads a name with dots or backticks as something else."""
+    return frame.toDF(*(f"c{number}" for number in range(len(frame.columns))))
+
+
+class LakeResource(dg.ConfigurableResource["LakeResource"]):
+    """The lake as a Dagster resource: its URI, and the Spark engine that reads and writes it."""
+
+    uri: str
+    engine: SparkEngine
+
+    def open(self) -> Lake:
+        """The lake; its session is made when it is first needed."""
+        small = int(self.engine.spark_config.get(SMALL_BYTES, SMALL_BYTES_DEFAULT))
+        return Lake(self.uri, lambda: self.engine.session, small)

@@ -1,0 +1,100 @@
+"""`Records` whose errors name the table: whatever engine reads or writes it, what it raises becomes a LakeError."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pyarrow as pa
+
+from pgsieve.resources.lake.errors import again_after_conflict
+from pgsieve.resources.lake.records import Records, Standing
+
+
+class NamedRecords:
+    """Asks `records`, each time within `refusing(path)`."""
+
+    def __init__(self, records: Records, refusing: Callable[[str], AbstractContextManager[None]]) -> None:
+        self._records, self._refusing = records, refusing
+
+    def exists(self, path: str) -> bool:
+        """Whether there is a Delta table."""
+        with self._refusing(path):
+            return self._records.exists(path)
+
+    def rows(self, path: str, where: str = "true") -> list[dict[str, Any]]:
+        """The rows of a small table for which an SQL condition holds; none where there is no table."""
+        with self._refusing(path):
+            return self._records.rows(path, where)
+
+    def newest(self, path: str, column: str) -> list[dict[str, Any]]:
+        """The rows with the greatest number in a column; none where there is no table."""
+        with self._refusing(path):
+            return self._records.newest(path, column)
+
+    def append(
+        self,
+        path: str,
+        rows: pa.Table,
+        position: int | None = None,
+        *,
+        base: int | None = None,
+        after: int | None = None,
+    ) -> None:
+        """Append rows in one commit; with a position, once per position."""
+        with self._refusing(path):
+            self._records.append(path, rows, position, base=base, after=after)
+
+    def append_versioned(self, path: str, rows: pa.Table, base: int | None = None) -> None:
+        """Append rows that say which Delta version they came with; again where another writer was faster.
+
+        With `base` not again: another writer's version is another base.
+        """
+
+        def attempt() -> None:
+            with self._refusing(path):
+                self._records.append_versioned(path, rows, base)
+
+        if base is None:
+            again_after_conflict(attempt)()
+        else:
+            attempt()
+
+    def position(self, path: str) -> int | None:
+        """The position of the newest commit of pgsieve's; None where there is no table or none of its commits."""
+        with self._refusing(path):
+            return self._records.position(path)
+
+    def standing(self, path: str) -> Standing:
+        """The newest version and the position of it, of one moment."""
+        with self._refusing(path):
+            return self._records.standing(path)
+
+    def version(self, path: str) -> int:
+        """The newest version of a table."""
+        with self._refusing(path):
+            return self._records.version(path)
+
+    def is_restored(self, path: str, since: int) -> bool:
+        """Whether somebody has gone back in a table that had this version."""
+        with self._refusing(path):
+            return self._records.is_restored(path, since)
+
+    def size(self, path: str) -> int:
+        """The bytes of a table's files."""
+        with self._refusing(path):
+            return self._records.size(path)
+
+    def count(self, path: str) -> int:
+        """How many rows a table has."""
+        with self._refusing(path):
+            return self._records.count(path)
+
+    def slices(self, path: str, after: int) -> Sequence[int]:
+        """The ends of the change log's slices beyond an LSN, in order."""
+        with self._refusing(path):
+            return self._records.slices(path, after)
+
+    def has_deletion_vectors(self, path: str) -> bool:
+        """Whether writers of the table may mark rows in deletion vectors."""
+        with self._refusing(path):
+            return self._records.has_deletion_vectors(path)

@@ -1,0 +1,133 @@
+"""The Spark session: local, a cluster's, or a warm Spark Connect server's.
+
+In: a master and any configuration (pgsieve.yaml's `spark`). Out: a session with Delta, made at first use.
+Only what Spark Connect offers is used of it: no sparkContext, no RDD, no JVM object. The functions that run
+on a cluster's executors travel inside the plan by value, so those need Python with numpy, pyarrow, psycopg and
+ADBC, but not pgsieve. Raises `SparkUnavailableError` where no session can be had.
+"""
+
+import atexit
+import os
+import shutil
+import sys
+from importlib import import_module
+from importlib.metadata import version
+
+from dagster_pyspark import LazyPySparkResource
+from pydantic import Field, PrivateAttr
+from pyspark import cloudpickle
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from pgsieve.decoding.errors import PgsieveError
+from pgsieve.resources.lake.jars import delta_jars
+
+#: Settings a session may change at any time; set on Spark Connect too.
+SESSION_SETTINGS: dict[str, str] = {
+    # Values are the publisher's, so nothing may depend on this machine's zone or on lenient casts.
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.ansi.enabled": "true",
+    "spark.sql.caseSensitive": "true",
+    # Names are the publisher's, too: "${HOME}" in quotes is a name, and not a setting's or a variable's value.
+    "spark.sql.variable.substitute": "false",
+    "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
+    "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
+    # Other readers than Spark know no other timestamps, and INT96 has no room for distant years.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    "spark.databricks.delta.properties.defaults.enableDeletionVectors": "true",
+    # A batch is read from one committed Delta version: reading it twice gives the same rows.
+    "spark.databricks.delta.merge.materializeSource": "none",
+}
+
+#: Settings of a session that this process starts itself.
+LOCAL_SETTINGS: dict[str, str] = {
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "ERROR",
+    # Defaults made for clusters cost seconds on one machine.
+    "spark.databricks.delta.snapshotPartitions": "1",
+    "spark.driver.memory": "4g",
+}
+
+#: Packages whose functions run on executors.
+SHIPPED = ("pgsieve.decoding", "pgsieve.resources", "pgsieve.assets")
+
+
+class SparkUnavailableError(PgsieveError):
+    """No Spark session: Java is missing, or the master does not answer."""
+
+
+def delta_package() -> str:
+    """The Maven coordinates of the Delta jars that fit the installed pyspark and delta-spark."""
+    spark = ".".join(version("pyspark").split(".")[:2])
+    return f"io.delta:delta-spark_{spark}_2.13:{version('delta-spark')}"
+
+
+def session_config(master: str, conf: dict[str, str]) -> dict[str, str]:
+    """The configuration of a session that is started here; the user's settings win."""
+    settings = {**LOCAL_SETTINGS, **SESSION_SETTINGS, "spark.master": master, "spark.app.name": "pgsieve"}
+    jars = None if {"spark.jars", "spark.jars.packages"} & conf.keys() else delta_jars(delta_package())
+    if jars is None:
+        settings["spark.jars.packages"] = delta_package()
+    else:
+        settings["spark.jars"] = ",".join(jars)
+    if master.startswith("local"):
+        settings["spark.sql.shuffle.partitions"] = str(os.cpu_count() or 2)
+    settings["spark.pyspark.python"] = sys.executable
+    return {**settings, **conf}
+
+
+class SparkEngine(LazyPySparkResource):
+    """Dagster's lazy PySpark resource, for every kind of master."""
+
+    master: str = "local[*]"
+    spark_config: dict[str, str] = Field(default={})
+    _connect: SparkSession | None = PrivateAttr(default=None)
+
+    @property
+    def session(self) -> SparkSession:
+        """The session, made at the first call; raises SparkUnavailableError."""
+        if not self.master.startswith("local"):
+            for package in SHIPPED:
+                cloudpickle.register_pickle_by_value(import_module(package))  # type: ignore[no-untyped-call]
+        return self._remote() if self.master.startswith("sc://") else self._started()
+
+    def _started(self) -> SparkSession:
+        if self._spark_session is None:
+            config = session_config(self.master, self.spark_config)
+            if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
+                raise SparkUnavailableError(
+                    "Spark needs Java, and no `java` is on the PATH",
+                    hint="install a JDK or JRE 17 or 21, or set JAVA_HOME",
+                )
+            os.environ["PYSPARK_PYTHON"] = config["spark.pyspark.python"]
+            builder = SparkSession.builder
+            for key, value in config.items():
+                builder = builder.config(key, value)
+            try:
+                self._spark_session = builder.getOrCreate()
+            except Exception as error:
+                raise SparkUnavailableError(
+                    f'no Spark session with master "{self.master}": {str(error).splitlines()[0]}',
+                    hint="check `spark` in pgsieve.yaml, and that Java 17 or 21 runs (`java -version`)",
+                ) from error
+        session: SparkSession = self._spark_session
+        return session
+
+    def _remote(self) -> SparkSession:
+        if self._connect is None:
+            try:
+                session = SparkSession.builder.remote(self.master).create()
+                for key, value in {**SESSION_SETTINGS, **self.spark_config}.items():
+                    session.conf.set(key, value)
+            except PySparkException as error:
+                raise SparkUnavailableError(
+                    f'no Spark Connect session at "{self.master}": {str(error).splitlines()[0]}',
+                    hint="start the server, or choose another `spark.master` in pgsieve.yaml",
+                ) from error
+            # Left to the garbage collector, the channel is closed as Python ends, which may never return.
+            atexit.register(session.stop)
+            self._connect = session
+        return self._connect

@@ -1,0 +1,188 @@
+"""Delta tables wherever Spark can reach them: `Records` by Spark, for lakes at a URI."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+from pyspark.errors import AnalysisException
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from pgsieve.resources.lake.errors import ConcurrentWriteError, OverrunError
+from pgsieve.resources.lake.records import (
+    APPLICATION,
+    VERSIONED,
+    Standing,
+    commit_metadata,
+    quoted,
+    version_of,
+    versioned,
+)
+
+_MISSING = {
+    "PATH_NOT_FOUND",
+    "DELTA_TABLE_NOT_FOUND",
+    "DELTA_MISSING_DELTA_TABLE",
+    "DELTA_PATH_DOES_NOT_EXIST",
+    "DELTA_TABLE_ONLY_OPERATION",
+}
+
+
+class SparkRecords:
+    """Delta tables wherever Spark can reach them."""
+
+    def __init__(self, session: Callable[[], SparkSession]) -> None:
+        self._session = session
+
+    def exists(self, path: str) -> bool:
+        """Whether there is a Delta table."""
+        with _none_where_missing():
+            self._session().read.format("delta").load(path).schema  # noqa: B018 - Connect resolves only here
+            return True
+        return False
+
+    def rows(self, path: str, where: str = "true") -> list[dict[str, Any]]:
+        """The rows of a small table for which an SQL condition holds; none where there is no table."""
+        rows: list[dict[str, Any]] = []
+        with _none_where_missing():
+            rows += self._session().read.format("delta").load(path).where(where).toArrow().to_pylist()
+        return rows
+
+    def newest(self, path: str, column: str) -> list[dict[str, Any]]:
+        """The rows with the greatest number in a column; none where there is no table."""
+        rows: list[dict[str, Any]] = []
+        with _none_where_missing():
+            table = self._session().read.format("delta").load(path)
+            greatest = table.agg(F.max(column)).collect()[0][0]
+            rows += table.where(F.col(column) == F.lit(greatest)).toArrow().to_pylist()
+        return rows
+
+    def append(
+        self,
+        path: str,
+        rows: pa.Table,
+        position: int | None = None,
+        *,
+        base: int | None = None,
+        after: int | None = None,
+    ) -> None:
+        """Append rows in one commit; with a position, once per position.
+
+        Spark compares positions only: another process that commits between this look at the table and Spark's own
+        is noticed where it had a position.
+        """
+        if base is not None or after is not None:
+            standing = self.standing(path)
+            if base not in {None, standing.version} or after not in {None, standing.position or 0}:
+                raise OverrunError(path)
+        # Connect cannot tell the columns of a table without rows.
+        frame = self._session().createDataFrame(rows, from_arrow_schema(rows.schema))
+        writer = frame.coalesce(1).write.format("delta").mode("append")
+        writer = writer.option("userMetadata", commit_metadata(position))
+        if position is not None:
+            writer = writer.option("txnAppId", APPLICATION).option("txnVersion", str(position))
+        writer.save(path)
+
+    def append_versioned(self, path: str, rows: pa.Table, base: int | None = None) -> None:
+        """Append rows that say which Delta version they came with.
+
+        Delta appends beside other appends, but for those of one application: of two that commit at the same time it
+        refuses the slower, and one whose version is not above the table's it leaves out. The latter raises
+        ConcurrentWriteError here.
+        """
+        version = self.version(path) + 1 if self.exists(path) else 0
+        if base not in {None, max(version - 1, 0)}:
+            raise OverrunError(path)
+        written = versioned(rows, version)
+        frame = self._session().createDataFrame(written, from_arrow_schema(written.schema))
+        writer = frame.coalesce(1).write.format("delta").mode("append").option("mergeSchema", "true")
+        writer = writer.option("userMetadata", commit_metadata(None))
+        writer.option("txnAppId", VERSIONED).option("txnVersion", str(version)).save(path)
+        kept = [row for row in self.rows(path) if version_of(row) == version]
+        if len(kept) != written.num_rows or any(row not in kept for row in written.to_pylist()):
+            raise ConcurrentWriteError(f'Delta table "{path}": another writer committed version {version}')
+
+    def position(self, path: str) -> int | None:
+        """The position of the newest commit of pgsieve's, from the table's history.
+
+        The Delta API of Spark does not show transaction ids; the same position stands in the user metadata.
+        """
+        return self.standing(path).position
+
+    def standing(self, path: str) -> Standing:
+        """The newest version and the position of it, of one moment; the position as `position` finds it."""
+        # The newest commit is pgsieve's, unless someone else has touched the table since.
+        newest, position = Standing(), 0
+        for limit in (" limit 1", ""):
+            with _none_where_missing():
+                history = self._session().sql(f"describe history delta.{quoted(path)}{limit}")
+                commits = history.orderBy(F.desc("version")).select("version", "userMetadata")
+                for number, row in enumerate(commits.toLocalIterator()):
+                    if number == 0:
+                        newest = Standing(int(row["version"]))
+                    lsn, is_kept = _lsn(row["userMetadata"])
+                    position = max(position, lsn or 0)
+                    if lsn is not None and not is_kept:
+                        return Standing(newest.version, position)
+        return Standing(newest.version, position or None)
+
+    def version(self, path: str) -> int:
+        """The newest version of a table."""
+        row = self._session().sql(f"describe history delta.{quoted(path)} limit 1").first()
+        assert row is not None
+        return int(row["version"])
+
+    def is_restored(self, path: str, since: int) -> bool:
+        """Whether somebody has gone back in a table that had this version."""
+        history = self._session().sql(f"describe history delta.{quoted(path)}")
+        later = history.where(F.col("version") >= since).select("version", "operation").collect()
+        return not later or any(row["operation"] == "RESTORE" for row in later if row["version"] > since)
+
+    def size(self, path: str) -> int:
+        """The bytes of a table's files."""
+        row = self._session().sql(f"describe detail delta.{quoted(path)}").first()
+        assert row is not None
+        return int(row["sizeInBytes"])
+
+    def count(self, path: str) -> int:
+        """How many rows a table has."""
+        return self._session().read.format("delta").load(path).count()
+
+    def slices(self, path: str, after: int) -> Sequence[int]:
+        """The slices, from the rows; files without newer ones are passed over by their statistics."""
+        ends: list[int] = []
+        with _none_where_missing():
+            newer = self._session().read.format("delta").load(path).where(F.col("slice") > after)
+            ends += sorted(int(row[0]) for row in newer.select("slice").distinct().collect())
+        return ends
+
+    def has_deletion_vectors(self, path: str) -> bool:
+        """Whether writers of the table may mark rows in deletion vectors."""
+        row = self._session().sql(f"describe detail delta.{quoted(path)}").first()
+        assert row is not None
+        return bool(row["properties"].get("delta.enableDeletionVectors") == "true")
+
+
+def _lsn(metadata: str | None) -> tuple[int | None, bool]:
+    """The position that a commit tells of, and whether it only kept the one that its writer had read before."""
+    try:
+        read = json.loads(metadata or "null")
+    except ValueError:
+        return None, False
+    if not isinstance(read, dict) or not isinstance(read.get(APPLICATION), dict):
+        return None, False
+    lsn = read[APPLICATION].get("lsn")
+    return (lsn if isinstance(lsn, int) else None), bool(read[APPLICATION].get("kept"))
+
+
+@contextmanager
+def _none_where_missing() -> Iterator[None]:
+    """End the block early where there is no Delta table at the path."""
+    try:
+        yield
+    except AnalysisException as error:
+        if error.getCondition() not in _MISSING:
+            raise

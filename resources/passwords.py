@@ -1,0 +1,64 @@
+"""Passwords that no message shows: which there are, and texts of others without a piece of them.
+
+In: connection strings and passwords as they are used (`remember`), and texts that libpq, ADBC, Spark or a server
+wrote. Out: the texts without what stands in a password (`concealed`). Raises nothing.
+
+libpq reads a conninfo that is not meant as it stands as something else: of `postgresql://me:pass@word@db/shop` it
+takes `word@db` for the host, and says that there is no such host. So what counts as secret in a URI is all between
+the user's name and the last @.
+"""
+
+import re
+from collections import deque
+from urllib.parse import unquote
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+
+#: So many characters of a password in a row are never shown.
+FRAGMENT = 4
+#: How many passwords are remembered: a command makes a new one for each connection.
+_REMEMBERED = 64
+
+_KEYWORDS = ("password", "sslpassword", "oauth_client_secret")
+_AUTHORITY = re.compile(r"\s*postgres(?:ql)?://[^:@/]*:(.*)@", re.DOTALL)
+_CONCEALED = "..."
+
+_secrets: deque[str] = deque(maxlen=_REMEMBERED)
+
+
+def remember(*secrets: str | None) -> None:
+    """Have no text show these from here on, in this process."""
+    for secret in secrets:
+        if secret and secret not in _secrets:
+            _secrets.append(secret)
+
+
+def remember_those_of(conninfo: str) -> None:
+    """Have no text show the passwords of a connection string, also where libpq takes it for something else."""
+    try:
+        parsed = conninfo_to_dict(conninfo)
+    except psycopg.Error:
+        parsed = {}
+    remember(*(str(parsed[keyword]) for keyword in _KEYWORDS if parsed.get(keyword)))
+    if authority := _AUTHORITY.match(conninfo):
+        remember(authority[1], unquote(authority[1]))
+
+
+def concealed(text: str) -> str:
+    """The text without any four characters in a row of a password that is remembered, nor a shorter password."""
+    secret_at = [False] * len(text)
+    for secret in tuple(_secrets):  # other threads may connect meanwhile
+        for begin, end in _occurrences(text, secret):
+            secret_at[begin:end] = [True] * (end - begin)
+    runs = re.finditer("1+|0+", "".join("01"[is_secret] for is_secret in secret_at))
+    return "".join(_CONCEALED if run[0][0] == "1" else text[run.start() : run.end()] for run in runs)
+
+
+def _occurrences(text: str, secret: str) -> list[tuple[int, int]]:
+    if len(secret) < FRAGMENT:
+        # Also a part of many words: only as a word of its own.
+        return [m.span() for m in re.finditer(rf"(?<!\w){re.escape(secret)}(?!\w)", text)]
+    fragments = {secret[at : at + FRAGMENT] for at in range(len(secret) - FRAGMENT + 1)}
+    places = range(len(text) - FRAGMENT + 1)
+    return [(at, at + FRAGMENT) for at in places if text[at : at + FRAGMENT] in fragments]

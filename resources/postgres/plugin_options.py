@@ -1,0 +1,53 @@
+"""The options of the output plugin pgoutput, as a server's version knows them.
+
+In: what a subscription asks for. Out: the option names and values that START_REPLICATION and the functions
+pg_logical_slot_peek_... take (section 54.5.1; src/backend/replication/pgoutput/pgoutput.c). Raises nothing:
+what a server does not know is left out, as PostgreSQL's own subscriber does
+(src/backend/replication/libpqwalreceiver/libpqwalreceiver.c).
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pgsieve.resources.postgres.source import quote
+
+#: (least server version, protocol version), newest first.
+PROTOCOL_VERSIONS = ((160000, 4), (150000, 3), (140000, 2), (0, 1))
+
+
+def protocol_version(server_version: int) -> int:
+    """The newest protocol version the server speaks (section 54.5)."""
+    return next(protocol for least, protocol in PROTOCOL_VERSIONS if server_version >= least)
+
+
+@dataclass(frozen=True, slots=True)
+class PgoutputOptions:
+    """What is asked of pgoutput, by the names of CREATE SUBSCRIPTION; `messages` is pgoutput's own.
+
+    On servers before 16 `streaming` is at most "on", and changes of every `origin` are sent.
+    """
+
+    publications: tuple[str, ...] = ()
+    binary: bool = False
+    streaming: Literal["off", "on", "parallel"] = "off"
+    two_phase: bool = False
+    origin: Literal["any", "none"] = "any"
+    messages: bool = False
+
+    def arguments(self, server_version: int) -> dict[str, str]:
+        """The options to send, in order; those at their default are not among them."""
+        protocol = protocol_version(server_version)
+        streaming = "on" if self.streaming == "parallel" and protocol < 4 else self.streaming
+        chosen = (
+            ("binary", 140000, self.binary, "true"),
+            ("messages", 140000, self.messages, "true"),
+            ("streaming", 140000, streaming != "off", streaming),
+            ("two_phase", 150000, self.two_phase, "true"),
+            ("origin", 160000, self.origin != "any", self.origin),
+        )
+        return {
+            "proto_version": str(protocol),
+            # A list of SQL identifiers: unquoted ones would be folded to lower case.
+            "publication_names": ",".join(quote(p) for p in self.publications),
+            **{name: value for name, since, wanted, value in chosen if wanted and server_version >= since},
+        }

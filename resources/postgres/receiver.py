@@ -1,0 +1,302 @@
+"""One connection in streaming replication: read ahead by a thread of its own, which also answers the server.
+
+In: a connection on which START_REPLICATION succeeded. Out: `Received` items, Arrow batches of the messages as
+they came. The thread goes on reporting while the consumer is busy; once `buffer_bytes` wait it reads no more,
+so the server waits, too. Raises the psycopg.Error that ended the connection, and ProtocolError.
+Section 54.4, START_REPLICATION; src/backend/replication/walreceiver.c and logical/worker.c.
+"""
+
+import math
+import queue
+import select
+import socket
+import threading
+import time
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import psycopg
+import pyarrow as pa
+from psycopg.pq import ExecStatus
+
+from pgsieve.decoding.binary.octets import Octets
+from pgsieve.decoding.protocol.envelope import (
+    XLOG_DATA_HEADER_BYTES,
+    PrimaryKeepalive,
+    StandbyStatusUpdate,
+    decode_envelope,
+    encode_envelope,
+    xlog_data_columns,
+)
+
+#: Where a message was written (XLogData's start of the data; 0 before a message that belongs to it), and itself.
+MESSAGES = pa.schema([pa.field("lsn", pa.int64()), pa.field("data", pa.binary())])
+
+#: An item comes at least so often, without messages where there are none: a consumer can go by the clock.
+TICK_SECONDS = 1.0
+
+#: A batch is handed over with so many bytes, or when nothing else waits so long after the last look.
+_BATCH_BYTES = 1 << 20
+_LINGER_SECONDS = 0.02
+#: The server sends each message by itself: waiting a moment for the next ones spares both sides most wake-ups.
+_COALESCE_SECONDS = 0.0005
+#: When the last read brought more than this, the next ones are there already.
+_FEW_BYTES = 8192
+#: How long the end of a stream may take before the connection is just closed.
+_LEAVE_SECONDS = 1.0
+
+#: Messages that end a transaction (Commit, Prepare, ...): only their LSN is the end of a record of the WAL.
+_ENDS = np.array([*b"CPKrcp"], np.uint64)
+_POSTGRES_EPOCH_MICROS = 946_684_800_000_000  # 2000-01-01 UTC in Unix time
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """Messages (lsn, data) in order, and where the server is after them.
+
+    What commits before `position` is in this item or an earlier one, if the server sends it at all.
+    """
+
+    messages: pa.RecordBatch
+    position: int
+
+
+class Wakeup:
+    """Ends another thread's wait: a socket pair, so that it can be waited for together with a connection.
+
+    `ring` may be called from any thread and from a signal handler; once closed it does nothing.
+    """
+
+    def __init__(self) -> None:
+        self._waits, self._rings = socket.socketpair()
+        self._waits.setblocking(False)
+        self._rings.setblocking(False)
+
+    def fileno(self) -> int:
+        """What to wait for."""
+        return self._waits.fileno()
+
+    def ring(self) -> None:
+        """End the wait, or the next one."""
+        try:
+            self._rings.send(b"\0")
+        except OSError:  # full: it rings already; closed: nobody waits
+            return
+
+    def clear(self) -> None:
+        """Forget the rings until now."""
+        try:
+            self._waits.recv(4096)
+        except BlockingIOError:
+            return
+
+    def close(self) -> None:
+        """Close both ends."""
+        self._waits.close()
+        self._rings.close()
+
+
+class Receiver:
+    """Receives on one connection from `start_lsn` until it is closed or cut, and reports what is confirmed."""
+
+    def __init__(
+        self,
+        connection: psycopg.Connection[Any],
+        start_lsn: int,
+        wakeup: Wakeup,
+        *,
+        buffer_bytes: int,
+        status_seconds: float,
+        silence_seconds: float,
+    ) -> None:
+        self._connection = connection
+        self._pgconn = connection.pgconn
+        self._next_message = partial(self._pgconn.get_copy_data, 1)
+        self._wakeup = wakeup
+        self._buffer_bytes = buffer_bytes
+        self._status_seconds = status_seconds
+        self._silence_seconds = silence_seconds
+        # Shared by the two threads; each attribute is written by one of them only.
+        self._ended = False
+        self._confirmed = start_lsn
+        self._taken_bytes = 0
+        self._handed_bytes = 0
+        self._arrived: queue.SimpleQueue[Received | Exception | None] = queue.SimpleQueue()
+        # The receiving thread's own.
+        self._octets, self._lengths = bytearray(), array("i")
+        self._position = self._handed_position = self._reported = start_lsn
+        self._reported_at = self._handed_at = -math.inf
+        self._heard_at = time.monotonic()
+        self._answer_wanted = False
+        self._thread = threading.Thread(target=self._run, name="pgsieve-receiver", daemon=True)
+        self._thread.start()
+
+    def confirm(self, lsn: int) -> None:
+        """Report everything before `lsn` as flushed from now on: the slot may forget it."""
+        self._confirmed = lsn
+        self._wakeup.ring()
+
+    def end(self) -> None:
+        """Make the thread end soon; `items` ends then, too."""
+        self._ended = True
+        self._wakeup.ring()
+
+    def close(self) -> None:
+        """End the stream after a last report, and close the connection; the slot is free then."""
+        self.end()
+        self._thread.join()
+        self._connection.close()
+
+    def items(self) -> Iterator[Received]:
+        """What arrives, in order, until the end; raises what cut the connection."""
+        latest = Received(pa.RecordBatch.from_pylist([], MESSAGES), self._confirmed)
+        while True:
+            try:
+                item = self._arrived.get(timeout=TICK_SECONDS)
+            except queue.Empty:
+                yield latest
+                continue
+            if item is None:
+                return
+            if isinstance(item, Exception):
+                raise item
+            size = item.messages.nbytes
+            self._taken_bytes += size
+            if self._handed_bytes - self._taken_bytes + size >= self._buffer_bytes:
+                self._wakeup.ring()
+            latest = Received(latest.messages, item.position)
+            yield item
+
+    def _run(self) -> None:
+        try:
+            try:
+                self._receive()
+            finally:
+                self._hand_over()
+            self._leave()
+            self._arrived.put(None)
+        except Exception as error:  # noqa: BLE001 (raised again in the consumer's thread)
+            self._arrived.put(error)
+
+    def _receive(self) -> None:
+        reading, resting = select.poll(), select.poll()
+        reading.register(self._pgconn.socket, select.POLLIN)
+        for waiting in (reading, resting):
+            waiting.register(self._wakeup, select.POLLIN)
+        read = 0
+        while not self._ended:
+            full = self._handed_bytes - self._taken_bytes >= self._buffer_bytes
+            (resting if full else reading).poll(self._pause() * 1000)
+            self._wakeup.clear()
+            if full:
+                self._heard_at = time.monotonic()
+            else:
+                if read < _FEW_BYTES:
+                    time.sleep(_COALESCE_SECONDS)
+                read = self._read()
+            now = time.monotonic()
+            if len(self._octets) >= _BATCH_BYTES or (
+                now >= self._handed_at + _LINGER_SECONDS and self._arrived.empty()
+            ):
+                self._hand_over()
+            if (
+                self._answer_wanted
+                or self._confirmed > self._reported
+                or now >= self._reported_at + self._status_seconds
+            ):
+                self._report(now)
+
+    def _pause(self) -> float:
+        """For how long there is nothing to do when neither the server nor the consumer does anything."""
+        if self._octets or self._position > self._handed_position:
+            return _LINGER_SECONDS
+        return max(0.0, self._reported_at + self._status_seconds - time.monotonic())
+
+    def _read(self) -> int:
+        """Take all the messages that are there; their bytes."""
+        self._pgconn.consume_input()
+        messages: list[memoryview] = []
+        append, length = messages.append, 0
+        nothing: tuple[int, memoryview | bytes] = (0, b"")
+        for length, message in iter(self._next_message, nothing):
+            if length > XLOG_DATA_HEADER_BYTES:
+                append(message)
+            elif length > 0:
+                self._control(message)
+            else:
+                break
+        # Copied at once: thousands of small buffers that live longer would cost more than all else here.
+        octets = b"".join(messages)
+        if messages:
+            self._octets += octets
+            self._lengths.extend(map(len, messages))
+            self._heard_at = time.monotonic()
+        if length < 0:
+            raise self._end_of_copy()
+        return len(octets)
+
+    def _control(self, message: memoryview) -> None:
+        """An envelope too short to hold a message: a keepalive, or one that is passed over."""
+        self._heard_at = time.monotonic()
+        envelope = decode_envelope(message)
+        if isinstance(envelope, PrimaryKeepalive):
+            self._position = max(self._position, envelope.wal_end)
+            self._answer_wanted |= envelope.reply_requested
+
+    def _hand_over(self) -> None:
+        """Make a batch of what is pending: headers and bodies are told apart in Arrow, not one by one."""
+        if not self._octets and self._position <= self._handed_position:
+            return
+        lsns, data = xlog_data_columns(self._octets, np.asarray(self._lengths, np.int32))
+        self._octets, self._lengths = bytearray(), array("i")
+        messages = Octets(data)
+        ends = lsns[np.isin(messages.words(messages.starts) >> 56, _ENDS)]
+        self._position = int(ends.max(initial=self._position))
+        batch = pa.RecordBatch.from_arrays([pa.array(lsns), data], schema=MESSAGES)
+        self._handed_bytes += batch.nbytes
+        self._handed_position, self._handed_at = self._position, time.monotonic()
+        self._arrived.put(Received(batch, self._position))
+
+    def _report(self, now: float) -> None:
+        """Tell the server how far this is, and ask for an answer if nothing came since the last time."""
+        if now >= self._heard_at + self._silence_seconds:
+            raise psycopg.OperationalError(f"the server has been silent for {self._silence_seconds:g} s")
+        confirmed = self._confirmed
+        status = StandbyStatusUpdate(
+            written=max(self._handed_position, confirmed),
+            flushed=confirmed,
+            applied=confirmed,
+            client_time=time.time_ns() // 1000 - _POSTGRES_EPOCH_MICROS,
+            reply_requested=self._heard_at < self._reported_at,
+        )
+        self._pgconn.put_copy_data(encode_envelope(status))
+        self._pgconn.flush()
+        self._reported, self._reported_at, self._answer_wanted = confirmed, now, False
+
+    def _end_of_copy(self) -> psycopg.Error:
+        """Why the server ended the stream: an error of its own, or it shuts down."""
+        result = self._pgconn.get_result()
+        if result is not None and result.status == ExecStatus.FATAL_ERROR:
+            return psycopg.errors.error_from_result(result, self._connection.info.encoding)
+        return psycopg.OperationalError("the server ended the stream")
+
+    def _leave(self) -> None:
+        """End the stream from this side, and wait until the server has given the slot up."""
+        self._report(time.monotonic())
+        self._pgconn.put_copy_end()
+        self._pgconn.flush()
+        deadline = time.monotonic() + _LEAVE_SECONDS
+        incoming = select.poll()
+        incoming.register(self._pgconn.socket, select.POLLIN)
+        copying = True
+        while time.monotonic() < deadline:
+            while copying and (length := self._next_message()[0]):
+                copying = length > 0
+            if not copying and not self._pgconn.is_busy():
+                return
+            incoming.poll(_LEAVE_SECONDS * 1000)
+            self._pgconn.consume_input()

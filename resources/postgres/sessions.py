@@ -1,0 +1,246 @@
+"""The one place that opens sessions of a publisher: with psycopg, as a walsender's client, and with ADBC.
+
+In: a `Conninfo`. Out: sessions that all have the same settings. Raises UnreadableConninfoError,
+PasswordCommandError, and what the drivers raise where there is no connection.
+
+Names mean PostgreSQL's own objects whatever the role's search_path is, as in its own workers (ALWAYS_SECURE_SEARCH_PATH_SQL
+in src/include/common/connect.h): a function that somebody else made in `public` would else be run with the rights of
+pgsieve's role (section 5.10.6). No session is ended for being long or idle, and a peer that is gone is noticed.
+"""
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import adbc_driver_manager
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.pq import ExecStatus
+
+from pgsieve.decoding.errors import PgsieveError
+from pgsieve.resources.passwords import concealed, remember, remember_those_of
+
+if TYPE_CHECKING:
+    from adbc_driver_manager import dbapi
+
+#: How values are printed: as PostgreSQL's own apply worker asks for (libpqrcv_connect in
+#: src/backend/replication/libpqwalreceiver/libpqwalreceiver.c), with UTC and hex bytea beside.
+OUTPUT_SETTINGS: Mapping[str, str] = {
+    "datestyle": "ISO",
+    "intervalstyle": "postgres",
+    "extra_float_digits": "3",
+    "timezone": "UTC",
+    "bytea_output": "hex",
+    "client_encoding": "UTF8",
+}
+
+#: Temporary tables last: left out, they would come before pg_catalog (section 19.11.1).
+_SEARCH_PATH = "pg_catalog,pg_temp"
+
+#: What nobody's options may change. The encoding is a parameter of its own.
+_PINNED = {k: v for k, v in OUTPUT_SETTINGS.items() if k != "client_encoding"} | {"search_path": _SEARCH_PATH}
+
+#: Settings that end statements and sessions, and the first version that has each.
+_TIMEOUTS: Mapping[str, int] = {
+    "statement_timeout": 0,
+    "lock_timeout": 0,
+    "idle_in_transaction_session_timeout": 0,
+    "idle_session_timeout": 140000,
+    "transaction_timeout": 170000,
+}
+
+#: A peer that is gone is noticed after two minutes: a firewall that forgets a connection tells nobody.
+_KEEPALIVES: Mapping[str, str] = {
+    "keepalives": "1",
+    "keepalives_idle": "60",
+    "keepalives_interval": "10",
+    "keepalives_count": "6",
+    "tcp_user_timeout": "120000",
+}
+
+#: For what came without our options: from a service file, or through a pooler that keeps them to itself. Without a
+#: function before the path is set. What the user's own options say has the source "client", and stays.
+_SETTLED = (
+    f"set search_path = {_SEARCH_PATH};"
+    + "".join(f"set {name} = '{value}';" for name, value in _PINNED.items() if name != "search_path")
+    + "select pg_catalog.set_config(name, '0', false) from pg_catalog.pg_settings"
+    f" where name in ({', '.join(repr(name) for name in _TIMEOUTS)}) and source <> 'client' and setting <> '0'"
+)
+
+#: A command that makes a password may ask a server for it.
+PASSWORD_SECONDS = 30.0
+
+
+class UnreadableConninfoError(PgsieveError):
+    """A conninfo that libpq cannot read; its own words quote what it stumbled over, maybe a part of a password."""
+
+
+class PasswordCommandError(PgsieveError):
+    """The command that should print a password did not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conninfo:
+    """How to open sessions of a database: libpq's conninfo, and where its password comes from; no repr shows them.
+
+    `password_command` is a program and its arguments, run for each session; no shell reads them.
+    """
+
+    text: str = field(repr=False)
+    password: str | None = field(default=None, repr=False)
+    password_command: tuple[str, ...] = field(default=(), repr=False)
+
+    def connect(self, **options: Any) -> psycopg.Connection[tuple[Any, ...]]:
+        """An autocommit session; `options` are psycopg's and libpq's, the latter where the conninfo has no others."""
+        connection = psycopg.connect(
+            self.text, autocommit=True, client_encoding="UTF8", **self._parameters(options)
+        )
+        try:
+            _settle(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    @contextmanager
+    def adbc(self) -> Iterator["dbapi.Connection"]:
+        """An ADBC session with a transaction begun, of what `for_executors` returned."""
+        from adbc_driver_postgresql import dbapi
+
+        remember_those_of(self.text)
+        password = self._password()
+        uri = self.text if password is None else make_conninfo(self.text, password=password)
+        try:
+            connection = dbapi.connect(uri)
+        except adbc_driver_manager.Error as error:
+            text = concealed(str(error))
+            raise type(error)(text, status_code=error.status_code, sqlstate=error.sqlstate) from None
+        with connection:
+            with connection.cursor() as cursor:
+                cursor.execute(f"set search_path = {_SEARCH_PATH}")
+            yield connection
+
+    def for_executors(self, connection: psycopg.Connection[Any]) -> "Conninfo":
+        """The same where the environment (PGPASSWORD, service files) is another; the session is one of this conninfo."""
+        parameters: dict[str, Any] = dict(connection.info.get_parameters())
+        version = connection.info.server_version
+        given = parameters.get("options") if self._has_service else self._given_options
+        parameters["options"] = _options(
+            given, [name for name, least in _TIMEOUTS.items() if least <= version]
+        )
+        # Those that libpq does not show: the password, also from a file, and that of the client's key.
+        for option in connection.pgconn.info:
+            if option.keyword == b"sslpassword" and option.val:
+                parameters["sslpassword"] = option.val.decode()
+        if self.password_command:
+            parameters.pop("password", None)
+            return Conninfo(make_conninfo("", **parameters), None, self.password_command)
+        if connection.info.password:
+            parameters["password"] = connection.info.password
+        return Conninfo(make_conninfo("", **parameters))
+
+    @property
+    def _has_service(self) -> bool:
+        return bool(_read(self.text).get("service") or os.environ.get("PGSERVICE"))
+
+    @property
+    def _given_options(self) -> str | None:
+        """The user's own."""
+        given = _read(self.text).get("options")
+        return str(given) if given else os.environ.get("PGOPTIONS")
+
+    def _parameters(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Those beside the conninfo's own."""
+        given = _read(self.text)
+        remember_those_of(self.text)
+        defaults: dict[str, Any] = {"application_name": "pgsieve", "connect_timeout": "10", **options}
+        if not self._has_service:  # What stands in a service file would not count any more.
+            defaults |= _KEEPALIVES
+        parameters = {k: v for k, v in defaults.items() if k not in given}
+        if not self._has_service:
+            everywhere = [name for name, least in _TIMEOUTS.items() if not least]
+            parameters["options"] = _options(self._given_options, everywhere)
+        if (password := self._password()) is not None:
+            parameters["password"] = password
+        return parameters
+
+    def _password(self) -> str | None:
+        password = _printed(self.password_command) if self.password_command else self.password
+        remember(password)
+        return password
+
+
+def _read(conninfo: str) -> Mapping[str, Any]:
+    """The parameters of a connection string."""
+    try:
+        return conninfo_to_dict(conninfo)
+    except psycopg.ProgrammingError:
+        raise UnreadableConninfoError(
+            "its conninfo is not valid",
+            hint='write it as libpq does, e.g. "host=db dbname=shop user=pgsieve" or a postgresql:// URI; a password with'
+            " special characters goes into a `password` of its own",
+        ) from None
+
+
+def _settle(connection: psycopg.Connection[Any]) -> None:
+    """In one round trip of the simple protocol, the only one that a walsender speaks."""
+    settled = connection.pgconn.exec_(_SETTLED.encode())
+    if settled.status != ExecStatus.TUPLES_OK:
+        raise psycopg.errors.error_from_result(settled, connection.info.encoding)
+
+
+def _options(given: str | None, timeouts: Sequence[str]) -> str:
+    """The server's command line: of two values of a setting the later one counts."""
+    switches = [f"-c {name}=0" for name in timeouts]
+    pinned = [f"-c {name}={value}" for name, value in _PINNED.items()]
+    return " ".join([*switches, *([given] if given else []), *pinned])
+
+
+def _printed(command: Sequence[str]) -> str:
+    """The first line that a command prints; nothing else of it is shown to anybody, and no argument."""
+    try:
+        process = subprocess.Popen(  # noqa: S603 - the administrator's own, from pgsieve.yaml
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    except (OSError, ValueError) as error:
+        reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else "not a command"
+        raise _refusal(f"cannot be run: {reason}") from None
+    with process:
+        try:
+            printed, _ = process.communicate(timeout=PASSWORD_SECONDS)
+        except subprocess.TimeoutExpired:
+            _kill(process)
+            raise _refusal(f"did not end within {PASSWORD_SECONDS:g} s") from None
+        except BaseException:
+            _kill(process)
+            raise
+    if process.returncode:
+        raise _refusal(f"ended with status {process.returncode}")
+    try:
+        lines = printed.decode().splitlines()
+    except UnicodeDecodeError:
+        raise _refusal("printed what is not UTF-8") from None
+    if not lines or not lines[0] or "\0" in lines[0]:
+        raise _refusal("printed no password")
+    return lines[0]
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """End a command, and what it started."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _refusal(reason: str) -> PasswordCommandError:
+    return PasswordCommandError(
+        f"its password_command {reason}",
+        hint="run the command by hand as the same user; it should print the password, and end with status 0",
+    )

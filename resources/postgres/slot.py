@@ -1,0 +1,440 @@
+"""The replication slot of a source, and the capture publications it reads.
+
+In: a `Source` and the planned capture. Out: the slot's state, its messages as Arrow batches, and its
+confirmed position moved on (`advance`). A slot is read with pg_logical_slot_peek_binary_changes (section
+9.28.6) and confirmed by pg_replication_slot_advance only after what was read is durable. Raises `SlotError`
+subclasses for a slot that is missing, in use, ahead of what is durable, or invalidated.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+from tenacity import (
+    Retrying,
+    retry,
+    retry_if_exception_type,
+    retry_if_result,
+    stop_after_delay,
+    wait_exponential,
+    wait_fixed,
+)
+
+from pgsieve.decoding.lsn import format_lsn, parse_lsn
+from pgsieve.decoding.protocol.messages import Truncate, decode
+from pgsieve.decoding.publications.catalog import Catalog, Table
+from pgsieve.decoding.publications.routing import CapturePublication, capture_suffixes
+from pgsieve.resources.failpoints import Failpoint, reach
+from pgsieve.resources.postgres.plugin_options import PgoutputOptions
+from pgsieve.resources.postgres.sessions import Conninfo
+from pgsieve.resources.postgres.source import Source, SourceError, fetched, literal, quote, refusing
+
+#: Messages come in Arrow batches of about so many bytes: a writer holds several at a time.
+_BATCHES = {"adbc.postgresql.batch_size_hint_bytes": str(4 * 1024 * 1024)}
+
+
+#: The comment on a publication that pgsieve created, and so may drop.
+CREATED = "capture publication created by pgsieve"
+
+
+class SlotError(SourceError):
+    """The replication slot cannot deliver what comes next."""
+
+
+class SlotMissingError(SlotError):
+    """Delta holds progress of a slot that no longer exists."""
+
+
+class SlotAheadError(SlotError):
+    """The slot was confirmed past what Delta holds: changes are missing."""
+
+
+class SlotInvalidatedError(SlotError):
+    """The server removed WAL that the slot still needed."""
+
+
+class SlotInUseError(SlotError):
+    """Another process reads the slot."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotState:
+    """A row of pg_replication_slots, with the distance to the current WAL position in bytes."""
+
+    name: str
+    plugin: str
+    active: bool
+    confirmed_lsn: int
+    restart_lsn: int
+    wal_status: str
+    lag: int
+    two_phase: bool
+    failover: bool
+
+
+def current_lsn(connection: psycopg.Connection[Any]) -> int:
+    """The publisher's current WAL flush position: what begins before it, a peek delivers.
+
+    Of what was inserted later a commit may not be flushed: a peek would miss what an advance would confirm.
+    """
+    row = connection.execute("select pg_current_wal_flush_lsn()::text").fetchone()
+    assert row is not None
+    return parse_lsn(row[0])
+
+
+def inserted_lsn(connection: psycopg.Connection[Any]) -> int:
+    """The publisher's current WAL insert position: every transaction committed by now ends before it."""
+    row = connection.execute("select pg_current_wal_insert_lsn()::text").fetchone()
+    assert row is not None
+    return parse_lsn(row[0])
+
+
+def system_identifier(connection: psycopg.Connection[Any]) -> str:
+    """What tells the publisher's cluster, and its physical standbys, from every other one."""
+    row = connection.execute("select system_identifier::text from pg_control_system()").fetchone()
+    assert row is not None
+    return str(row[0])
+
+
+def slot_state(connection: psycopg.Connection[Any], slot: str) -> SlotState | None:
+    """The slot's state, or None where it does not exist in this database."""
+    row = connection.execute(
+        "select slot_name, plugin, active, confirmed_flush_lsn::text, restart_lsn::text, coalesce(wal_status, ''),"
+        " case when not pg_is_in_recovery() then (pg_current_wal_insert_lsn() - confirmed_flush_lsn)::bigint end,"
+        " coalesce((to_jsonb(s) ->> 'two_phase')::boolean, false),"  # a column from 14 on
+        " coalesce((to_jsonb(s) ->> 'failover')::boolean, false)"  # from 17 on
+        " from pg_replication_slots s where slot_name = %s and database = current_database()",
+        [slot],
+    ).fetchone()
+    if row is None:
+        return None
+    name, plugin, active, confirmed, restart, wal_status, lag, *options = row
+    lsns = parse_lsn(confirmed or "0/0"), parse_lsn(restart or "0/0")
+    return SlotState(name, plugin, active, *lsns, wal_status, lag or 0, *options)
+
+
+def create_slot(
+    connection: psycopg.Connection[Any],
+    source: str,
+    slot: str,
+    *,
+    two_phase: bool = False,
+    failover: bool = False,
+) -> int:
+    """Create the slot with pgoutput; the LSN from which it delivers."""
+    # Not temporary, two_phase (an argument from 14 on), failover (from 17 on).
+    options = f", false, {two_phase}" + ", true" * failover if two_phase or failover else ""
+    if failover:
+        refuse_failover(connection, source, slot)
+    with refusing(source, f'create the replication slot "{slot}"'):
+        row = connection.execute(
+            f"select lsn::text from pg_create_logical_replication_slot(%s, 'pgoutput'{options})", [slot]
+        ).fetchone()
+    assert row is not None
+    return parse_lsn(row[0])
+
+
+def refuse_failover(connection: psycopg.Connection[Any], source: str, slot: str) -> None:
+    """Raise SlotError where the server's slots cannot be synchronized to standbys."""
+    if connection.info.server_version < 170000:
+        raise SlotError(
+            f'source "{source}": replication slot "{slot}" cannot have `failover` before PostgreSQL 17',
+            hint="leave `failover` out; after a failover every table is to be copied again then",
+            sqlstate="0A000",
+        )
+
+
+def enable_failover(source: Source, slot: str) -> None:
+    """Have the slot synchronized to standbys, as ALTER SUBSCRIPTION ... SET (failover) does."""
+    with source.connect(replication="database", cursor_factory=psycopg.ClientCursor) as connection:
+        refuse_failover(connection, source.name, slot)
+        with refusing_slot(source.name, slot, "alter"):
+            connection.execute(f"ALTER_REPLICATION_SLOT {quote(slot)} (FAILOVER true)".encode())
+
+
+def resynchronisation(subscriptions: Iterable[str]) -> str:
+    """What to do about changes that are lost to these subscriptions."""
+    commands = " and ".join(f"`pgsieve resync {name}`" for name in subscriptions)
+    return f"copy every table again: {commands or '`pgsieve resync` its subscriptions'}"
+
+
+def verify_slot(
+    state: SlotState | None, source: str, slot: str, durable: int | None, subscriptions: Iterable[str] = ()
+) -> None:
+    """Compare the slot with the LSN up to which Delta holds its changes; raises SlotError on a gap.
+
+    A slot behind Delta is harmless: what it sends again is left out. One ahead has lost changes. `subscriptions`
+    are those that read it.
+    """
+    resynchronise = resynchronisation(subscriptions)
+    if state is None:
+        if durable is None:
+            return
+        raise SlotMissingError(
+            f'source "{source}": replication slot "{slot}" does not exist, but Delta holds its changes up to'
+            f" {format_lsn(durable)}: changes since then are lost",
+            hint=resynchronise,
+            sqlstate="42704",
+        )
+    if state.plugin != "pgoutput":
+        raise SlotError(
+            f'source "{source}": replication slot "{slot}" uses the output plugin "{state.plugin}", not pgoutput',
+            hint="choose another `slot` in pgsieve.yaml",
+        )
+    if state.wal_status == "lost":
+        raise SlotInvalidatedError(
+            f'source "{source}": can no longer access replication slot "{slot}": it has been invalidated, changes since'
+            f" {format_lsn(durable or state.confirmed_lsn)} are lost",
+            hint=f"raise max_slot_wal_keep_size, then {resynchronise}",
+            sqlstate="55000",
+        )
+    if durable is not None and state.confirmed_lsn > durable:
+        raise SlotAheadError(
+            f'source "{source}": replication slot "{slot}" is confirmed up to {format_lsn(state.confirmed_lsn)}, but'
+            f" Delta holds its changes only up to {format_lsn(durable)}: the changes between are lost",
+            hint=f"the slot was advanced or re-created by somebody else; {resynchronise}",
+        )
+
+
+#: A run that died may hold the slot until the server notices.
+_patiently = retry(
+    retry=retry_if_exception_type(psycopg.errors.ObjectInUse),
+    stop=stop_after_delay(10),
+    wait=wait_exponential(0.05, max=1),
+    reraise=True,
+)
+
+
+@_patiently
+def _advance(connection: psycopg.Connection[Any], slot: str, lsn: int) -> None:
+    connection.execute("select pg_replication_slot_advance(%s, %s::pg_lsn)", [slot, format_lsn(lsn)])
+
+
+def advance(connection: psycopg.Connection[Any], source: str, slot: str, lsn: int) -> None:
+    """Confirm everything that commits before `lsn`; a position the slot has passed is left as it is."""
+    state = slot_state(connection, slot)
+    if state is None or state.confirmed_lsn >= lsn:
+        return
+    with refusing_slot(source, slot, "advance"):
+        _advance(connection, slot, lsn)
+
+
+def release_wal(connection: psycopg.Connection[Any], source: str, slot: str) -> None:
+    """Let the server remove the WAL before what is confirmed, as far as it can.
+
+    An advance moves restart_lsn to the first record of running transactions that it passes; only when such records
+    are passed again, confirmed by now, to the last (LogicalIncreaseRestartDecodingForSlot in
+    src/backend/replication/logical/logical.c). So the slot is advanced once more, to where it is.
+    """
+    state = slot_state(connection, slot)
+    if state is not None:
+        with refusing_slot(source, slot, "advance"):
+            _advance(connection, slot, state.confirmed_lsn)
+
+
+@contextmanager
+def refusing_slot(source: str, slot: str, what: str) -> Iterator[None]:
+    """Turn the server's refusal to do `what` to the slot into a SourceError; SlotInUseError where it is in use."""
+    try:
+        with refusing(source, f'{what} the replication slot "{slot}"'):
+            yield
+    except SourceError as error:
+        if error.sqlstate != "55006":
+            raise
+        raise SlotInUseError(
+            f'source "{source}": replication slot "{slot}" is in use by another process',
+            hint="stop the other consumer, or give each pgsieve configuration a `slot` of its own",
+            sqlstate="55006",
+        ) from error
+
+
+def wait_until_free(connection: psycopg.Connection[Any], slot: str) -> None:
+    """Wait until no process reads the slot: a walsender ends a moment after its client; 10 seconds at most."""
+    free = retry_if_result(lambda state: state is not None and state.active)
+    Retrying(
+        retry=free, stop=stop_after_delay(10), wait=wait_fixed(0.02), retry_error_callback=lambda _: None
+    )(slot_state, connection, slot)
+
+
+@_patiently
+def _drop(connection: psycopg.Connection[Any], slot: str) -> bool:
+    dropped = connection.execute(
+        "select pg_drop_replication_slot(slot_name) from pg_replication_slots"
+        " where slot_name = %s and database = current_database()",
+        [slot],
+    )
+    return dropped.rowcount > 0
+
+
+def drop_slot(connection: psycopg.Connection[Any], source: str, slot: str) -> bool:
+    """Drop the slot; False where there is none. Raises SlotInUseError where another process reads it."""
+    with refusing_slot(source, slot, "drop"):
+        return _drop(connection, slot)
+
+
+def peek_query(
+    slot: str, upto: int, options: PgoutputOptions, server_version: int, limit: int | None = None
+) -> str:
+    """The query that reads a slot up to `upto` without confirming anything.
+
+    It delivers whole transactions: those whose commit record begins before `upto`, which are just those
+    that pg_replication_slot_advance(slot, upto) confirms. `limit` ends it at the first commit after so
+    many messages.
+    """
+    listed = ", ".join(literal(o) for option in options.arguments(server_version).items() for o in option)
+    return (
+        f"select data from pg_logical_slot_peek_binary_changes({literal(slot)},"
+        f" {literal(format_lsn(upto))}, {limit or 'null'}, {listed})"
+    )
+
+
+def type_names(connection: psycopg.Connection[Any]) -> dict[int, str]:
+    """The SQL names of the types that are not built in, by oid; with their schemas, as pg_recvlogical sees them."""
+    with connection.transaction():
+        connection.execute("set local search_path to ''")
+        listed = connection.execute(
+            "select oid::bigint, format_type(oid, null) from pg_type where oid >= 10000"
+        )
+        return dict(listed.fetchall())
+
+
+def has_changes(connection: psycopg.Connection[Any], source: str, slot: str, query: str) -> bool:
+    """Whether a peek delivers anything; ends decoding at the first message where its limit is 1.
+
+    Raises SlotInUseError or SourceError where the server refuses to read the slot.
+    """
+    return first_message(connection, source, slot, query) is not None
+
+
+def first_message(connection: psycopg.Connection[Any], source: str, slot: str, query: str) -> bytes | None:
+    """The first message of a peek; raises as `has_changes` does."""
+    with refusing_slot(source, slot, "read"):
+        row = connection.execute(f"select data from ({query}) m limit 1").fetchone()
+    return None if row is None else bytes(row[0])
+
+
+def truncated_relations(
+    connection: psycopg.Connection[Any], source: str, slot: str, query: str
+) -> list[frozenset[int]]:
+    """The relations of each TRUNCATE that a peek delivers; the rest stays on the server. Raises as `has_changes`."""
+    with refusing_slot(source, slot, "read"):
+        kept = f"select data from ({query}) m where get_byte(data, 0) = {Truncate.tag}"
+        rows = connection.execute(kept).fetchall()
+    messages = (decode(bytes(data)) for (data,) in rows)
+    return [frozenset(m.relation_ids) for m in messages if isinstance(m, Truncate)]
+
+
+def read_messages(conninfo: Conninfo, query: str) -> Iterator[pa.RecordBatch]:
+    """Run a peek and yield its Arrow batches (data), with nothing held in memory; for executors, too."""
+    with conninfo.adbc() as connection, connection.cursor() as cursor:
+        cursor.adbc_statement.set_options(**_BATCHES)
+        cursor.execute(query)
+        for batch in fetched(cursor):
+            reach(Failpoint.BATCH_RECEIVED)
+            yield batch
+
+
+def ensure_capture(
+    connection: psycopg.Connection[Any],
+    source: str,
+    capture: str,
+    planned: Sequence[CapturePublication],
+    catalog: Catalog,
+) -> tuple[str, ...]:
+    """Create or alter the capture publications to hold just what is planned; their names.
+
+    A publication that already publishes what is planned is left untouched where somebody else owns it. Tables are
+    added before they are taken out elsewhere: there is no place in the WAL at which one is not captured.
+    """
+    # Changes are read under the new publications as soon as the slot is past this commit.
+    connection.execute("set synchronous_commit = local")
+    for publication in planned:
+        name = capture + publication.suffix
+        statements = capture_statements(name, publication, catalog, connection.info.server_version)
+        if name not in catalog.publications:
+            statements.append(f"comment on publication {quote(name)} is {literal(CREATED)}")
+        with refusing(source, f'prepare the capture publication "{name}"'), connection.transaction():
+            for statement in statements:
+                connection.execute(statement)
+    wanted = {capture + p.suffix: {t.oid for t in p.tables} for p in planned}
+    for name in (n for n in _created(connection, capture) if n in catalog.publications):
+        surplus = [t.oid for t in catalog.publications[name].tables if t.oid not in wanted.get(name, ())]
+        for table in (catalog.tables[oid] for oid in surplus if oid in catalog.tables):
+            with suppress(psycopg.errors.InsufficientPrivilege, psycopg.errors.UndefinedObject):
+                connection.execute(f"alter publication {quote(name)} drop table {_listed(table)}")
+    return tuple(wanted)
+
+
+def capture_statements(
+    name: str, planned: CapturePublication, catalog: Catalog, server_version: int
+) -> list[str]:
+    """The SQL that makes the capture publication as planned; empty where it already is."""
+    tables = ", ".join(map(_listed, planned.tables))
+    options = (
+        f"publish = {literal(', '.join(planned.operations))}, publish_via_partition_root = {planned.via_root}"
+    )
+    if server_version >= 180000:
+        options += ", publish_generated_columns = stored"
+    existing = catalog.publications.get(name)
+    if existing is None:
+        return [f"create publication {quote(name)} for table {tables} with ({options})"]
+    statements = []
+    if existing.operations != set(planned.operations) or existing.via_root != planned.via_root:
+        statements.append(f"alter publication {quote(name)} set ({options})")
+    plain = {t.oid for t in existing.tables if t.where is None and t.columns is None}
+    lacking = [] if existing.all_tables else [t for t in planned.tables if t.oid not in plain]
+    if any(existing.listed(t.oid) for t in lacking):
+        statements.append(f"alter publication {quote(name)} set table {tables}")
+    elif lacking:
+        statements.append(f"alter publication {quote(name)} add table {', '.join(map(_listed, lacking))}")
+    return statements
+
+
+def _created(connection: psycopg.Connection[Any], capture: str) -> list[str]:
+    """The capture publications of a source that pgsieve created."""
+    rows = connection.execute(
+        "select pubname from pg_publication where obj_description(oid, 'pg_publication') = %s", [CREATED]
+    )
+    names = {capture + suffix for suffix in capture_suffixes()}
+    return [name for (name,) in rows if name in names]
+
+
+def shrink_capture(
+    connection: psycopg.Connection[Any],
+    source: str,
+    capture: str,
+    planned: Sequence[CapturePublication],
+    catalog: Catalog,
+) -> tuple[list[str], list[str]]:
+    """Take out of pgsieve's own capture publications what is not planned: those altered, and those dropped.
+
+    A publication that pgsieve did not create is left as it is.
+    """
+    ours = _created(connection, capture)
+    wanted = {capture + p.suffix: p for p in planned}
+    altered, dropped = [], []
+    for name in ours:
+        with refusing(source, f'alter the capture publication "{name}"'):
+            if name not in wanted:
+                connection.execute(f"drop publication {quote(name)}")
+                dropped.append(name)
+            elif {t.oid for t in wanted[name].tables} != {t.oid for t in catalog.publications[name].tables}:
+                tables = ", ".join(map(_listed, wanted[name].tables))
+                connection.execute(f"alter publication {quote(name)} set table {tables}")
+                altered.append(name)
+    return altered, dropped
+
+
+def _listed(table: Table) -> str:
+    """A table in a publication's list, without those that inherit from it."""
+    return "only " * (table.kind == "r") + quote(table.schema, table.name)
+
+
+def drop_publications(connection: psycopg.Connection[Any], names: Sequence[str]) -> None:
+    """Drop publications that were made a moment ago, where something later failed."""
+    for name in names:
+        with suppress(psycopg.Error):
+            connection.execute(f"drop publication if exists {quote(name)}")

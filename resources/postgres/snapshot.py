@@ -1,0 +1,153 @@
+"""An exported snapshot whose LSN is known, and the queries that copy tables at it in parallel.
+
+In: a `Source`, the tables to copy. Out: a snapshot's name and LSN while it is held (`exported_snapshot`),
+one query a chunk (`chunk_queries`), and a chunk's rows as Arrow batches (`read_chunk`, for executors).
+CREATE_REPLICATION_SLOT ... (SNAPSHOT 'export') is the only way to a snapshot that is exact at an LSN (section
+54.4): it holds all that committed before the LSN, and nothing after.
+"""
+
+import uuid
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import adbc_driver_manager
+import psycopg
+import pyarrow as pa
+from psycopg.pq import ExecStatus
+
+from pgsieve.decoding.lsn import parse_lsn
+from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable
+from pgsieve.resources.postgres.sessions import Conninfo
+from pgsieve.resources.postgres.source import (
+    PassingFaultError,
+    Source,
+    SourceError,
+    fetched,
+    is_passing,
+    literal,
+    quote,
+    without_values,
+)
+
+#: A chunk of a table is about so many bytes of its main fork.
+CHUNK_BYTES = 128 * 1024 * 1024
+
+
+class SnapshotLostError(PassingFaultError):
+    """The session that exported the snapshot has ended; at a new one the table can be copied."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """An exported snapshot and the LSN from which changes follow it."""
+
+    name: str
+    lsn: int
+
+
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """The queries that copy a table, and the bytes that it has on disk, TOAST included."""
+
+    queries: list[str]
+    bytes: int
+
+
+@contextmanager
+def exported_snapshot(source: Source) -> Iterator[Snapshot]:
+    """Export a snapshot by way of a temporary slot, and hold it; nothing of it outlives the block."""
+    slot = f"pgsieve_snapshot_{uuid.uuid4().hex[:16]}"
+    with source.connect(replication="database") as connection:
+        export = "(SNAPSHOT 'export')" if connection.info.server_version >= 150000 else "EXPORT_SNAPSHOT"
+        result = connection.pgconn.exec_(
+            f'CREATE_REPLICATION_SLOT "{slot}" TEMPORARY LOGICAL pgoutput {export}'.encode()
+        )
+        if result.status != ExecStatus.TUPLES_OK:
+            state = result.error_field(psycopg.pq.DiagnosticField.SQLSTATE)
+            refused = psycopg.errors.error_from_result(result)
+            raise (PassingFaultError if connection.broken or is_passing(refused) else SourceError)(
+                f'source "{source.name}": no snapshot for the initial copy ({result.get_error_message().strip()})',
+                hint="the role needs REPLICATION, and max_replication_slots one free slot",
+                sqlstate=state.decode() if state else None,
+            )
+        lsn, name = result.get_value(0, 1), result.get_value(0, 2)
+        assert lsn is not None
+        assert name is not None
+        yield Snapshot(name=name.decode(), lsn=parse_lsn(lsn.decode()))
+        # Whether the session was still there does not matter: who imported the snapshot has it.
+        connection.close()
+
+
+def table_bytes(
+    connection: psycopg.Connection[Any], names: Collection[tuple[str, str]]
+) -> dict[tuple[str, str], int]:
+    """The bytes of tables on disk, TOAST and partitions included; 0 for one that is not there."""
+    schemas, tables = [schema for schema, _ in names], [table for _, table in names]
+    rows = connection.execute(
+        "select w.schema, w.name, coalesce((select sum(pg_table_size(p.oid)) from (select c.oid union"
+        " select t.relid from pg_partition_tree(c.oid) t) p(oid)), 0)::bigint"
+        " from unnest(%s::text[], %s::text[]) w(schema, name) left join pg_namespace n on n.nspname = w.schema"
+        " left join pg_class c on c.relnamespace = n.oid and c.relname = w.name",
+        [schemas, tables],
+    )
+    return {(schema, table): size for schema, table, size in rows}
+
+
+def chunk_queries(
+    connection: psycopg.Connection[Any],
+    replicated: ReplicatedTable,
+    expressions: Sequence[str],
+    catalog: Catalog,
+) -> "Chunks":
+    """The queries that together select a table's published rows, one a ctid range of each of its leaves.
+
+    `expressions` are the select list. Row filters are ORed and run on the server (section 29.4.5).
+    """
+    table = replicated.table
+    parts = (
+        [catalog.tables[leaf] for leaf in table.leaves if leaf in catalog.tables]
+        if table.kind == "p"
+        else [table]
+    )
+    columns = ", ".join(expressions)
+    condition = ""
+    if replicated.row_filters is not None:
+        condition = "(" + " or ".join(f"({row_filter})" for row_filter in replicated.row_filters) + ") and "
+    ranges_work = connection.info.server_version >= 140000
+    queries, total = [], 0
+    for part in parts:
+        row = connection.execute(
+            "select pg_relation_size(%(oid)s::oid)::bigint, pg_table_size(%(oid)s::oid)::bigint,"
+            " current_setting('block_size')::bigint",
+            {"oid": part.oid},
+        ).fetchone()
+        assert row is not None
+        size, whole, block = row
+        total += whole
+        chunks = max(1, round(size / CHUNK_BYTES)) if ranges_work else 1
+        pages = -(-size // block)
+        bounds = [pages * i // chunks for i in range(chunks)]
+        for number, low in enumerate(bounds):
+            within = f"ctid >= '({low},0)'::tid"
+            if number + 1 < len(bounds):
+                within += f" and ctid < '({bounds[number + 1]},0)'::tid"
+            queries.append(
+                f"select {columns} from only {quote(part.schema, part.name)} where {condition}{within}"
+            )
+    return Chunks(queries, total)
+
+
+def read_chunk(conninfo: Conninfo, snapshot: str, query: str) -> Iterator[pa.RecordBatch]:
+    """Run one chunk's query at the exported snapshot and yield its Arrow batches (COPY BINARY below)."""
+    with without_values(), conninfo.adbc() as connection, connection.cursor() as cursor:
+        cursor.execute("set transaction isolation level repeatable read, read only")
+        try:
+            cursor.execute(f"set transaction snapshot {literal(snapshot)}")
+        except adbc_driver_manager.Error as error:
+            if is_passing(error):
+                raise
+            raise SnapshotLostError("the exported snapshot is gone", sqlstate=error.sqlstate) from None
+        cursor.execute(query)
+        yield from fetched(cursor)

@@ -1,0 +1,245 @@
+"""Continuous consumption of a replication slot: the streaming replication protocol, across reconnections.
+
+In: a `Source`, its slot, what is asked of pgoutput, and the LSN up to which the consumer holds everything.
+Out: `Started` and `Received` items, in order. Raises SourceError and its subclasses for what no repetition
+mends, and for what repetition did not mend in time.
+
+A consumer keeps what it received of transactions that it has not made durable only until the next `Started`:
+from there on everything is sent again that commits at or after its LSN, the last that was confirmed
+(section 54.4, START_REPLICATION; section 49.2.2, Replication Slots).
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from select import POLLIN, poll
+from types import TracebackType
+from typing import Any, Self
+
+import psycopg
+from psycopg.pq import ExecStatus
+from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_delay, wait_exponential
+
+from pgsieve.decoding.lsn import format_lsn
+from pgsieve.resources.postgres.plugin_options import PgoutputOptions
+from pgsieve.resources.postgres.receiver import Received, Receiver, Wakeup
+from pgsieve.resources.postgres.slot import SlotInUseError, refusing_slot, slot_state, verify_slot
+from pgsieve.resources.postgres.source import Source, SourceError, SourceUnreachableError, is_passing, quote
+from pgsieve.resources.postgres.timeline import current_timeline, refuse_divergence
+
+#: Bytes of messages that may wait for the consumer.
+BUFFER_BYTES = 64 * 1024 * 1024
+#: How long to try at the start: a predecessor that was killed may still hold the slot for a moment.
+CONNECT_SECONDS = 10.0
+#: How long to try again after a connection was cut.
+RECONNECT_SECONDS = 600.0
+#: A server that says nothing for so long, though asked, is gone: wal_receiver_timeout.
+SILENCE_SECONDS = 60.0
+#: The longest time between two reports: wal_receiver_status_interval.
+_STATUS_SECONDS = 10.0
+#: Before each new connection, so that a server which cuts every one of them is left in peace.
+_PAUSE_SECONDS = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The stream begins, or begins again, at `lsn`: what was received and not confirmed comes once more.
+
+    `timeline` is the server's, which after a failover is another one.
+    """
+
+    lsn: int
+    timeline: int
+
+
+class ReplicationStream:
+    """The messages of a slot from `start_lsn` on, of a `timeline` where that is known: `with ReplicationStream(...) as s: for item in s.items(): ...`.
+
+    `confirm` moves the slot. A consumer that has nothing outstanding confirms the position of the newest item,
+    also of one without messages: otherwise an idle database retains its WAL, and the server's shutdown waits.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        slot: str,
+        options: PgoutputOptions,
+        start_lsn: int,
+        *,
+        log: Callable[[str], None],
+        timeline: int | None = None,
+        buffer_bytes: int = BUFFER_BYTES,
+        connect_seconds: float = CONNECT_SECONDS,
+        reconnect_seconds: float = RECONNECT_SECONDS,
+        silence_seconds: float = SILENCE_SECONDS,
+    ) -> None:
+        self._source, self._slot, self._options, self._log = source, slot, options, log
+        self._buffer_bytes = buffer_bytes
+        self._connect_seconds, self._reconnect_seconds = connect_seconds, reconnect_seconds
+        self._silence_seconds = silence_seconds
+        self._confirmed = self._delivered = start_lsn
+        self._timeline = timeline
+        self._receiver: Receiver | None = None
+        self._connection = ExitStack()
+        self._wakeup = Wakeup()
+        self._stopped = self._restarting = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+        self.disconnect()
+        self._wakeup.close()
+
+    def stop(self) -> None:
+        """Make `items` end soon, and the stream with it; from any thread, and from a signal handler."""
+        self._stopped = True
+        if (receiver := self._receiver) is not None:
+            receiver.end()
+        self._wakeup.ring()
+
+    def restart(self) -> None:
+        """Make `items` connect again after the newest item, with everything sent again that was not confirmed."""
+        self._restarting = True
+
+    def confirm(self, lsn: int) -> None:
+        """Let the slot forget what commits before `lsn`: it is durable. An older position changes nothing.
+
+        Raises ValueError for a position that no item since the last `Started` has reached.
+        """
+        if lsn > self._delivered:
+            raise ValueError(f"{format_lsn(lsn)} was not received, only {format_lsn(self._delivered)}")
+        if lsn > self._confirmed:
+            self._confirmed = lsn
+            if self._receiver is not None:
+                self._receiver.confirm(lsn)
+
+    def items(self) -> Iterator[Started | Received]:
+        """What arrives, in order, until `stop`; at least one item a second while there is a connection."""
+        seconds = self._connect_seconds
+        try:
+            while (receiver := self._connect(seconds)) is not None:
+                self._delivered = self._confirmed
+                assert self._timeline is not None
+                yield Started(self._confirmed, self._timeline)
+                try:
+                    with refusing_slot(self._source.name, self._slot, "read"):
+                        yield from self._received(receiver)
+                except SourceError as error:
+                    if not _passes(error):
+                        raise
+                    self._log(f"{error.message}; connecting again from {format_lsn(self._confirmed)}")
+                self.disconnect()
+                self._pause(_PAUSE_SECONDS)
+                seconds = self._reconnect_seconds
+        finally:
+            self.disconnect()
+
+    def _received(self, receiver: Receiver) -> Iterator[Received]:
+        for item in receiver.items():
+            if self._stopped:
+                return
+            self._delivered = item.position
+            yield item
+            if self._restarting:
+                self._restarting = False
+                return
+
+    def _connect(self, seconds: float) -> Receiver | None:
+        """A receiver that runs, within so many seconds; None where the stream was stopped meanwhile."""
+
+        def over(state: RetryCallState) -> bool:
+            return self._stopped or stop_after_delay(seconds)(state)
+
+        attempts = Retrying(
+            retry=retry_if_exception(_passes),
+            wait=wait_exponential(0.1, max=30),
+            stop=over,
+            sleep=self._pause,
+            reraise=True,
+        )
+        if self._stopped:
+            return None
+        try:
+            self._receiver = attempts(self._start)
+        except SourceError:
+            if self._stopped:
+                return None
+            raise
+        return None if self._stopped else self._receiver
+
+    def _start(self) -> Receiver:
+        source, slot = self._source, self._slot
+        with ExitStack() as opened:
+            # A walsender takes no parameters: they are merged into the query on this side.
+            connection = opened.enter_context(
+                source.connect(replication="database", cursor_factory=psycopg.ClientCursor)
+            )
+            with refusing_slot(source.name, slot, "read"):
+                state, timeline = slot_state(connection, slot), current_timeline(connection)
+                status_seconds = _status_seconds(connection)
+            if self._timeline not in {None, timeline}:
+                refuse_divergence(source, self._timeline, self._confirmed, timeline)
+            self._timeline = timeline
+            verify_slot(state, source.name, slot, self._confirmed)
+            with refusing_slot(source.name, slot, "read"):
+                _start_replication(connection, slot, self._confirmed, self._options)
+            receiver = Receiver(
+                connection,
+                self._confirmed,
+                self._wakeup,
+                buffer_bytes=self._buffer_bytes,
+                status_seconds=min(status_seconds, self._silence_seconds / 3),
+                silence_seconds=self._silence_seconds,
+            )
+            opened.callback(receiver.close)
+            self._connection = opened.pop_all()
+        return receiver
+
+    def disconnect(self) -> None:
+        """End the connection: the slot is free for others a moment later."""
+        self._receiver = None
+        self._connection.close()
+
+    def _pause(self, seconds: float) -> None:
+        """Wait, or until `stop`."""
+        self._wakeup.clear()
+        if not self._stopped:
+            waiting = poll()
+            waiting.register(self._wakeup, POLLIN)
+            waiting.poll(seconds * 1000)
+
+
+def _passes(error: BaseException) -> bool:
+    """Whether the same may succeed later: the connection was cut, or the server will be there again."""
+    if isinstance(error, SourceUnreachableError | SlotInUseError):
+        return True
+    cut = error.__cause__
+    return isinstance(cut, psycopg.OperationalError) and is_passing(cut)
+
+
+def _status_seconds(connection: psycopg.Connection[Any]) -> float:
+    """How often to report, so that the server does not end the connection (wal_sender_timeout)."""
+    row = connection.execute(
+        "select setting::integer from pg_settings where name = 'wal_sender_timeout'"
+    ).fetchone()
+    assert row is not None
+    return min(_STATUS_SECONDS, row[0] / 3000 or _STATUS_SECONDS)
+
+
+def _start_replication(
+    connection: psycopg.Connection[Any], slot: str, lsn: int, options: PgoutputOptions
+) -> None:
+    """START_REPLICATION; its grammar knows no escapes in strings but the doubled quote (repl_scanner.l)."""
+    listed = ", ".join(
+        f"{quote(name)} '{value.replace(chr(39), chr(39) * 2)}'"
+        for name, value in options.arguments(connection.info.server_version).items()
+    )
+    result = connection.pgconn.exec_(
+        f"START_REPLICATION SLOT {quote(slot)} LOGICAL {format_lsn(lsn)} ({listed})".encode()
+    )
+    if result.status != ExecStatus.COPY_BOTH:
+        raise psycopg.errors.error_from_result(result, connection.info.encoding)

@@ -1,0 +1,61 @@
+"""Timelines: whether the server that answers has all that was read of it, or of the one that it was a standby of.
+
+A promoted standby has its primary's system identifier, but a timeline of its own (section 25.3.6): what the primary
+committed after the point where it left the primary's is not there. In: the timeline and LSN up to which changes were
+read. Out: TimelineError where the server's history has less of it.
+"""
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import psycopg
+
+from pgsieve.decoding.lsn import format_lsn, parse_lsn
+from pgsieve.resources.postgres.slot import SlotError, resynchronisation
+from pgsieve.resources.postgres.source import Source, refusing
+
+
+class TimelineError(SlotError):
+    """Changes were read that are not in the history of the server that answers now."""
+
+
+def current_timeline(connection: psycopg.Connection[Any]) -> int:
+    """The timeline that the server writes to, as the names of its WAL files tell."""
+    row = connection.execute(
+        "select ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::integer"
+    ).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def refuse_divergence(
+    source: Source, timeline: int, position: int, current: int, subscriptions: Iterable[str] = ()
+) -> None:
+    """Raise TimelineError unless the server, on timeline `current`, has all of `timeline` up to a position."""
+    left_at = _history(source, current).get(timeline)
+    if left_at is not None and position <= left_at:
+        return
+    where = "is not in the server's history" if left_at is None else f"was left at {format_lsn(left_at)}"
+    raise TimelineError(
+        f'source "{source.name}": Delta holds changes of timeline {timeline} up to {format_lsn(position)}, but that'
+        f" {where}, which is on timeline {current} now: what was committed between is not on this server",
+        hint=f"{resynchronisation(subscriptions)}; synchronized_standby_slots on the primary keeps this from happening",
+        sqlstate="55000",
+    )
+
+
+def _history(source: Source, timeline: int) -> dict[int, int]:
+    """The timelines before this one, and where each was left (section 54.4, TIMELINE_HISTORY)."""
+    if timeline == 1:
+        return {}
+    with (
+        source.connect(replication="database") as connection,
+        refusing(source.name, "read the timeline history"),
+    ):
+        result = connection.pgconn.exec_(f"TIMELINE_HISTORY {timeline:d}".encode())
+        content = result.get_value(0, 1) if result.ntuples else None
+        if content is None:
+            raise psycopg.errors.error_from_result(result, connection.info.encoding)
+    lines = re.findall(r"^\s*(\d+)\s+([0-9A-Fa-f]+/[0-9A-Fa-f]+)", content.decode(), re.MULTILINE)
+    return {int(number): parse_lsn(lsn) for number, lsn in lines}

@@ -1,0 +1,50 @@
+"""PostgreSQL logical replication into Delta Lake, with PostgreSQL's own semantics.
+
+For users are the names of `__all__`; everything else is private and may change with any version:
+
+- `build_definitions(file)`: Dagster's definitions of a configuration file, for a code location of your own
+- `read_at_cut(spark, lake, subscription)`: all tables of a subscription as they were at one LSN
+- `messages`: pgoutput's messages as dataclasses, with `decode` and `encode`; `Decoder` for those of a session
+- `PgsieveError`: what every error of pgsieve's is, with `hint` and `sqlstate`
+
+Importing pgsieve imports neither Spark nor Dagster: where a name comes from is imported when it is asked for.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pgsieve.assets.steps.records.cuts import read_at_cut
+    from pgsieve.decoding.errors import PgsieveError
+    from pgsieve.decoding.protocol import messages
+    from pgsieve.decoding.protocol.messages import Decoder
+    from pgsieve.pipelines.definitions import build_definitions
+
+__version__ = "0.1.0"
+
+__all__ = ["Decoder", "PgsieveError", "__version__", "build_definitions", "messages", "read_at_cut"]
+
+_MODULES = {"messages": "pgsieve.decoding.protocol.messages"}
+_HOMES = {
+    "Decoder": "pgsieve.decoding.protocol.messages",
+    "PgsieveError": "pgsieve.decoding.errors",
+    "build_definitions": "pgsieve.pipelines.definitions",
+    "read_at_cut": "pgsieve.assets.steps.records.cuts",
+}
+
+
+def __getattr__(name: str) -> object:
+    """A public name, from the module that it lives in; kept here, so that this is asked once."""
+    if name in _MODULES:
+        value: object = import_module(_MODULES[name])
+    elif name in _HOMES:
+        value = getattr(import_module(_HOMES[name]), name)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """What a user may look for."""
+    return sorted({*globals(), *__all__})

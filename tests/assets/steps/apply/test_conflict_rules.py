@@ -1,0 +1,134 @@
+"""Small batches are looked through without a JVM; of the replica only those files are read that may have a key."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from pgsieve.assets.steps.apply.key_conflicts import KeyConflictError, refuse_conflicts
+from pgsieve.assets.steps.apply.writer import Pending
+from pgsieve.assets.steps.records.transformed import TableChanges
+from pgsieve.assets.steps.subscription import Definition, Former
+from pgsieve.decoding.publications.evolution import Layout
+from pgsieve.resources.lake.delta_rs import LocalRecords
+from pgsieve.resources.lake.lake import Lake
+
+_ROW = pa.struct({"k": pa.int64(), "v": pa.string()})
+_CHANGES = pa.schema(
+    {
+        "slice": pa.int64(),
+        "commit_lsn": pa.int64(),
+        "ordinal": pa.int64(),
+        "operation": pa.string(),
+        "old": _ROW,
+        "new": _ROW,
+    }
+)
+#: An operation with the key of the row before, and of the one after.
+Change = tuple[str, int | None, int | None]
+
+
+def _no_spark() -> object:
+    raise AssertionError("Spark is asked")
+
+
+def _look(folder: Path, *slices: Sequence[Change], former: Former | None = None) -> None:
+    """Look a batch through, before which the replica has the keys 1 to 3."""
+    log = str(folder / f"changes_{len(list(folder.glob('changes_*')))}")
+    path = str(folder / "replica")
+    table = []
+    for number, changes in enumerate(slices, 1):
+        rows = [
+            {
+                "slice": number * 100,
+                "commit_lsn": number * 100 - 10,
+                "ordinal": ordinal,
+                "operation": operation,
+                "old": None if old is None else {"k": old},
+                "new": None if new is None else {"k": new},
+            }
+            for ordinal, (operation, old, new) in enumerate(changes)
+        ]
+        write_deltalake(log, pa.Table.from_pylist(rows, _CHANGES), mode="append")
+        sent = {kind: sum(c[0] == kind for c in changes) for kind in ("insert", "update", "delete")}
+        moves = sum(operation == "update" and old not in (None, new) for operation, old, new in changes)
+        table.append(TableChanges(number * 100, "public", "t", size=1, sent=sent, key_changes=moves))
+    if not Path(path).exists():
+        write_deltalake(path, pa.table({"k": [1, 2, 3], "v": ["", "", ""]}))
+    definition = Definition((("k", "bigint"), ("v", "string")), ("k",), Layout(1, (), 2, ()), former=former)
+    lake = Lake(str(folder), _no_spark)  # type: ignore[arg-type]
+    refuse_conflicts(lake, path, log, definition, Pending(table, lake.records.standing(path)))
+
+
+@pytest.mark.parametrize(
+    ("slices", "conflict", "key", "lsn"),
+    [
+        ([[("insert", None, 4), ("insert", None, 3)]], "insert_exists", 3, 90),
+        ([[("insert", None, 4)], [("insert", None, 4)]], "insert_exists", 4, 190),
+        ([[("insert", None, 1), ("delete", 1, None)]], "insert_exists", 1, 90),
+        ([[("insert", None, 1)], [("truncate", None, None)]], "insert_exists", 1, 90),
+        ([[("update", None, 1), ("insert", None, 1)]], "insert_exists", 1, 90),
+        ([[("delete", 1, None), ("insert", None, 1)], [("insert", None, 1)]], "insert_exists", 1, 190),
+        ([[("update", 1, 2)]], "update_exists", 2, 90),
+        ([[("insert", None, 4), ("update", 4, 3), ("delete", 3, None)]], "update_exists", 3, 90),
+        ([[("update", 1, 4), ("insert", None, 1)], [("update", 4, 1)]], "update_exists", 1, 190),
+    ],
+)
+def test_the_first_change_that_meets_a_row_of_its_key_is_refused(
+    slices: list[list[Change]], conflict: str, key: int, lsn: int, tmp_path: Path
+) -> None:
+    with pytest.raises(KeyConflictError) as refused:
+        _look(tmp_path, *slices)
+    assert refused.value.message == (
+        f'conflict detected on relation "public.t": conflict={conflict}:'
+        f" Key already exists in the replica, Key (k)=({key}), in the transaction finished at 0/{lsn:X}"
+    )
+    assert (refused.value.conflict, refused.value.commit_lsn, refused.value.sqlstate) == (
+        conflict,
+        lsn,
+        "23505",
+    )
+
+
+@pytest.mark.parametrize(
+    "slices",
+    [
+        [[("insert", None, 4), ("insert", None, 5)]],
+        [[("delete", 1, None)], [("insert", None, 1)]],
+        [[("truncate", None, None), ("insert", None, 1)]],
+        [[("update", 1, 4), ("update", 2, 1), ("update", 4, 2)]],
+        [[("update", 9, 1), ("update", 1, 1), ("update", None, 2)]],  # It finds no row, and does nothing.
+        [[("delete", 9, None), ("insert", None, 9)], [("delete", 9, None), ("insert", None, 9)]],
+    ],
+)
+def test_what_meets_no_row_is_not(slices: list[list[Change]], tmp_path: Path) -> None:
+    _look(tmp_path, *slices)
+
+
+def test_keys_that_no_file_can_have_cost_no_look_into_one(tmp_path: Path) -> None:
+    _look(tmp_path, [("insert", None, 4)])
+    (file,) = DeltaTable(tmp_path / "replica").file_uris()
+    Path(file).unlink()
+    _look(tmp_path, [("insert", None, 5)], [("insert", None, 6), ("update", 6, 7)])
+    with pytest.raises(Exception, match=r"parquet|No such file"):
+        _look(tmp_path, [("insert", None, 2)])
+
+
+def test_what_was_written_under_another_key_is_not_looked_up_by_this_one(tmp_path: Path) -> None:
+    former = Former(Layout(1, (), 2, ()), frozenset({7}), until=95)
+    _look(tmp_path, [("insert", None, 1)], former=former)
+    with pytest.raises(KeyConflictError):
+        _look(tmp_path / "later", [("insert", None, 1)], former=Former(former.layout, former.key, until=90))
+
+
+def test_changes_that_another_run_has_applied_meanwhile_do_not_meet_their_own_rows(tmp_path: Path) -> None:
+    rows = pa.table({"k": [1], "v": [""]})
+    LocalRecords().write(str(tmp_path / "replica"), rows, 99)
+    with pytest.raises(KeyConflictError):
+        _look(tmp_path, [("insert", None, 1)])
+    LocalRecords().write(str(tmp_path / "replica"), pa.table({"k": [2], "v": [""]}), 100)
+    _look(tmp_path, [("insert", None, 2)])

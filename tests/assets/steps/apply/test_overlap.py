@@ -1,0 +1,324 @@
+"""Two processes at the same tables at the same moment, each change once: also where nobody holds a lock."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, QueryBuilder
+
+from pgsieve.assets.steps.apply import replica_tables
+from pgsieve.assets.steps.apply.replica_tables import apply
+from pgsieve.assets.steps.checks import consistency
+from pgsieve.assets.steps.checks.consistency import check_consistency
+from pgsieve.assets.steps.initial_sync import copy
+from pgsieve.assets.steps.initial_sync.copy import copy_tables, tables_to_copy
+from pgsieve.assets.steps.records.cuts import cuts
+from pgsieve.assets.steps.slot_consumption import drain as draining
+from pgsieve.assets.steps.slot_consumption.drain import drain
+from pgsieve.assets.steps.subscription import Feed, Subscription
+from pgsieve.assets.steps.update_transformation import transform as transforming
+from pgsieve.assets.steps.update_transformation.transform import transform
+from pgsieve.resources.lake import delta_rs
+from pgsieve.resources.lake import lake as delta
+from pgsieve.resources.lake.errors import OverrunError
+from pgsieve.resources.lake.lake import SMALL_BYTES_DEFAULT, Lake
+from pgsieve.resources.lake.session import SESSION_SETTINGS
+from pgsieve.resources.postgres.embedded import EmbeddedServer
+from pgsieve.resources.postgres.slot import current_lsn
+from pgsieve.resources.postgres.source import Source
+from tests.fixtures.pgsieve_replica import engine
+from tests.fixtures.servers import drop_slots
+
+pytestmark = pytest.mark.spark
+
+TABLES = {
+    "appended": "id int primary key, v text",
+    "merged": "id int primary key, v text",
+    "moved": "id int primary key, v text",
+    "keyless": "id int, v text",
+    "emptied": "id int primary key, v text",
+}
+#: Those that are copied again.
+COPIED = [("public", "merged"), ("public", "keyless")]
+_numbers = itertools.count(1000)
+
+
+@dataclass(frozen=True)
+class Process:
+    """One of two processes that work on a lake: it has a session of its own, and goes by what Delta says."""
+
+    subscription: Subscription
+    lake: Lake
+
+    def copy(self, names: list[tuple[str, str]] | None = None) -> None:
+        wanted = tables_to_copy(self.subscription, self.lake) if names is None else names
+        copy_tables(self.subscription, self.lake, wanted, _quiet)
+
+    def drain(self, upto: int | None = None) -> None:
+        drain(self.subscription.feed, self.lake, [self.subscription], _quiet, upto)
+
+    def receive(self) -> None:
+        self.drain()
+        transform(self.subscription, self.lake, _quiet)
+
+    def apply_oldest(self) -> None:
+        """Apply the oldest slice, as a process does that has seen no other."""
+        apply(self.subscription, self.lake, _quiet, cut_into=lambda ends: [ends[:1]])
+
+    def run(self) -> None:
+        self.copy()
+        self.receive()
+        apply(self.subscription, self.lake, _quiet)
+
+
+@dataclass
+class Overlap:
+    """A publisher, and two processes that replicate it into one lake."""
+
+    database: psycopg.Connection
+    folder: Path
+    first: Process
+    second: Process
+
+    def write(self) -> None:
+        """One more transaction for each way in which a batch reaches a replica."""
+        n = next(_numbers)
+        with self.database.transaction():
+            self.database.execute("insert into appended values (%s, 'new')", [n])
+            self.database.execute("insert into merged values (%s, 'new')", [n])
+            self.database.execute("update merged set v = v || 'x' where id <= 3")
+            self.database.execute("delete from merged where id = %s", [n - 1])
+            self.database.execute("update moved set id = id + 10 where v = 'old'")
+            self.database.execute("insert into keyless values (1, 'old'), (%s, 'new')", [n])
+            self.database.execute(
+                "delete from keyless where ctid = (select min(ctid) from keyless where v = 'old')"
+            )
+            self.database.execute("truncate emptied")
+            self.database.execute("insert into emptied values (%s, 'new')", [n])
+
+    def verify(self) -> None:
+        """The replicas are what the publisher has, no change is in a history twice, and cuts are what they say."""
+        for name in TABLES:
+            expected = Counter(self.database.execute(f"select * from {name}").fetchall())
+            assert Counter(self._rows(f"sub/public/{name}")) == expected, name
+            changes = self._rows(f"sub/_changes/public/{name}", "commit_lsn, ordinal")
+            assert len(changes) == len(set(changes)), f"{name}: a change twice in its history"
+        cut = cuts(self.first.lake, "sub")[-1]
+        for (_, name), version in cut.tables.items():
+            expected = Counter(self.database.execute(f"select * from {name}").fetchall())
+            assert Counter(self._rows(f"sub/public/{name}", version=version)) == expected, (
+                f"{name} at the cut"
+            )
+
+    def _rows(self, table: str, columns: str = "*", version: int | None = None) -> list[tuple]:
+        path = self.folder / table
+        if not path.exists():
+            return []
+        query = QueryBuilder().register("t", DeltaTable(str(path), version=version))
+        rows = pa.table(query.execute(f"select {columns} from t").read_all())
+        return list(zip(*(column.to_pylist() for column in rows.columns), strict=True))
+
+
+def _quiet(_: str) -> None:
+    pass
+
+
+def _process(folder: Path, conninfo: str, name: str, writer: str, *, filtered: bool) -> Process:
+    session = engine().session.newSession()
+    for key, value in SESSION_SETTINGS.items():
+        session.conf.set(key, value)
+    session.conf.set("spark.databricks.delta.properties.defaults.enableDeletionVectors", "false")
+    uri = folder.as_uri() if writer == "spark" else str(folder)
+    feed = Feed(name, Source("shop", conninfo), name, name, filtered, {"sub": ("p",)})
+    small = SMALL_BYTES_DEFAULT if writer == "process" else -1
+    return Process(Subscription("sub", feed), Lake(uri, lambda: session, small))
+
+
+@pytest.fixture(
+    scope="module", params=["process", "executors", pytest.param("spark", marks=pytest.mark.long)]
+)
+def overlap(
+    publisher_server: EmbeddedServer, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Overlap]:
+    """One lake for all tests of a way to write: each goes on where the one before ended."""
+    name, folder = f"overlap_{request.param}", tmp_path_factory.mktemp("lake")
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        psycopg.connect(publisher_server.conninfo(), autocommit=True) as admin,
+    ):
+        # A lock that is lost is lost silently.
+        patch.setattr(Source, "exclusively", lambda *_: nullcontext())
+        admin.execute(f"create database {name}")
+        conninfo = publisher_server.conninfo(dbname=name)
+        with psycopg.connect(conninfo, autocommit=True) as database:
+            for table, columns in TABLES.items():
+                database.execute(f"create table {table} ({columns})")
+                database.execute(f"insert into {table} select i, 'old' from generate_series(1, 5) i")
+            database.execute("alter table keyless replica identity full")
+            database.execute("create publication p for all tables")
+            first, second = (
+                _process(folder, conninfo, name, request.param, filtered=False) for _ in range(2)
+            )
+            overlap = Overlap(database, folder, first, second)
+            first.run()
+            overlap.write()
+            first.run()
+            overlap.verify()
+            yield overlap
+            drop_slots(database)
+        admin.execute(f"drop database {name} with (force)")
+
+
+def _meanwhile(
+    monkeypatch: pytest.MonkeyPatch, owner: object, name: str, work: Callable[[], None]
+) -> list[str]:
+    """Have another process work where the first call of a function begins; the calls of before and since."""
+    real, lock, calls = getattr(owner, name), threading.Lock(), list[str]()
+
+    def interrupted(*args: object, **options: object) -> object:
+        with lock:
+            calls.append(name)
+            is_first = len(calls) == 1
+        if is_first:
+            work()
+        return real(*args, **options)
+
+    monkeypatch.setattr(owner, name, interrupted)
+    return calls
+
+
+@pytest.mark.parametrize("moment", ["planned", "written"])
+def test_of_a_batch_only_what_another_process_has_not_applied_meanwhile_is_applied(
+    overlap: Overlap, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    for _ in range(2):
+        overlap.write()
+        overlap.first.receive()
+    if moment == "planned":
+        owner, function = replica_tables._Batch, "applied"
+    else:
+        # After the look at the version: the commit itself is refused.
+        owner, function = (delta_rs, "_commit") if overlap.first.lake.local else (delta, "guarded")
+    calls = _meanwhile(monkeypatch, owner, function, overlap.second.apply_oldest)
+    apply(overlap.first.subscription, overlap.first.lake, _quiet)
+    assert len(calls) > 1
+    overlap.verify()
+
+
+def test_what_another_process_has_applied_and_more_is_not_applied_again(
+    overlap: Overlap, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def another() -> None:
+        overlap.write()
+        overlap.second.run()
+
+    overlap.write()
+    overlap.first.receive()
+    calls = _meanwhile(monkeypatch, replica_tables._Batch, "applied", another)
+    apply(overlap.first.subscription, overlap.first.lake, _quiet)
+    assert len(calls) > 1
+    overlap.verify()
+
+
+@pytest.mark.parametrize("altered", [False, True])
+def test_two_drains_of_a_slot_append_each_transaction_once(
+    overlap: Overlap, monkeypatch: pytest.MonkeyPatch, altered: bool
+) -> None:
+    overlap.write()
+    if altered:
+        overlap.database.execute("create publication q for table appended")
+        overlap.database.execute("alter publication p set (publish_via_partition_root = true)")
+    between = current_lsn(overlap.database)
+    overlap.write()
+    function = "drained_messages" if overlap.first.lake.local is None else "append_slice"
+    # The slice that the first one has read begins with the transactions of the second one's.
+    calls = _meanwhile(monkeypatch, draining, function, lambda: overlap.second.drain(between))
+    overlap.first.receive()
+    assert len(calls) > 2, "the first one began anew"
+    overlap.first.run()
+    overlap.verify()
+
+
+def test_a_slice_that_another_process_has_transformed_meanwhile_is_recorded_once(
+    overlap: Overlap, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def another() -> None:
+        overlap.write()
+        overlap.second.run()
+
+    overlap.write()
+    _meanwhile(monkeypatch, transforming, "record_transformed", another)
+    overlap.first.run()
+    overlap.verify()
+
+
+def test_a_table_is_copied_again_where_slices_were_transformed_without_it(
+    overlap: Overlap, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def another() -> None:
+        overlap.write()
+        overlap.second.receive()
+        apply(overlap.second.subscription, overlap.second.lake, _quiet)
+
+    _meanwhile(monkeypatch, copy, "_declare", another)
+    overlap.first.copy(COPIED)
+    overlap.first.run()
+    overlap.verify()
+
+
+def test_a_slice_that_is_transformed_beside_a_copy_has_the_tables_that_were_copied(
+    overlap: Overlap, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overlap.write()
+    drain(overlap.first.subscription.feed, overlap.first.lake, [overlap.first.subscription], _quiet)
+
+    def another() -> None:
+        overlap.write()
+        overlap.second.copy(COPIED)
+        overlap.write()
+
+    _meanwhile(monkeypatch, transforming, "record_transformed", another)
+    overlap.first.run()
+    overlap.first.run()
+    overlap.verify()
+
+
+def test_of_two_copies_at_once_the_later_one_counts(
+    overlap: Overlap, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def another() -> None:
+        overlap.write()
+        overlap.second.copy(COPIED)
+        overlap.write()
+        overlap.second.run()
+
+    _meanwhile(monkeypatch, copy, "_write_copy", another)
+    overlap.first.copy(COPIED)
+    overlap.verify()
+    overlap.write()
+    overlap.first.run()
+    overlap.verify()
+
+
+def test_a_check_does_not_compare_with_what_another_process_has_applied_since(
+    overlap: Overlap, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def another() -> None:
+        overlap.write()
+        overlap.second.run()
+
+    overlap.write()
+    _meanwhile(monkeypatch, consistency, "apply", another)
+    with pytest.raises(OverrunError):
+        check_consistency(overlap.first.subscription, overlap.first.lake, _quiet)
+    checked = check_consistency(overlap.first.subscription, overlap.first.lake, _quiet)
+    assert [c.table for c in checked if not c.equal] == []

@@ -1,0 +1,102 @@
+"""What is claimed of a replica's rows by their row filter, and of its age by what waits."""
+
+from __future__ import annotations
+
+import time
+
+import dagster as dg
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from pgsieve.assets.steps.checks.conformity import TableConformity, check_conformity
+from pgsieve.assets.steps.checks.freshness import check_freshness
+from pgsieve.pipelines.config.model import load_config
+from pgsieve.pipelines.definitions import definitions
+from pgsieve.pipelines.project import project
+from tests.fixtures.shop import Shop
+
+pytestmark = pytest.mark.spark
+
+_CHECKS = ("row_filter_conformity", "freshness")
+
+
+def _conformity(shop: Shop, table: str) -> TableConformity:
+    declared = project(load_config(shop.path))
+    return check_conformity(declared.subscriptions["one"], declared.lake.open(), ("public", table))
+
+
+def test_a_row_that_some_filter_let_in_is_no_failure_and_one_that_none_did_is(shop: Shop) -> None:
+    """By operation: what only inserts are filtered by lets rows in that no UPDATE would have, and the other way round."""
+    shop.database.execute(
+        "drop publication p; alter table orders replica identity full; create publication p for table orders where (id > 1)"
+        " with (publish = 'insert, update, delete');"
+        "create table events (id int primary key, n int); insert into events select i, i from generate_series(1, 4) i;"
+        "create publication inserts for table events where (n >= 2) with (publish = 'insert');"
+        "create publication updates for table events where (id > 3) with (publish = 'update, delete');"
+        "create publication plain for table stock"
+    )
+    one = {"source": "shop", "publications": ["p", "inserts", "updates", "plain"]}
+    shop.configure(subscriptions={"one": one})
+    assert not shop.run().failures
+    # A key that nobody publishes the change of, rows that leave a filter, and rows that get into one.
+    shop.database.execute("insert into events values (0, 9), (7, 0)")
+    shop.database.execute("update events set n = 0 where id = 4")
+    shop.database.execute("update events set id = -3 where id = 3")
+    shop.database.execute("update orders set id = 1 - id where id > 2; insert into orders values (8, 8)")
+    assert not shop.run().failures
+    assert shop.ids("one", "orders") == [2, 8]
+    assert shop.ids("one", "events") == [0, 2, 3, 4]
+    assert _conformity(shop, "orders") == TableConformity(rows=2)
+    assert _conformity(shop, "events") == TableConformity(rows=4)
+
+    path = shop.lake.replica("one", "public", "orders")
+    schema = DeltaTable(path).schema().to_arrow()
+    write_deltalake(path, pa.Table.from_pylist([{"id": 1, "n": None}], pa.schema(schema)), mode="append")
+    assert _conformity(shop, "orders") == TableConformity(3, 1, ("(id)=(1)",))
+
+    # Altered, the filter is not what rows came by; then it is no error that they fail.
+    shop.database.execute("alter publication p set table orders where (id > 5)")
+    assert _conformity(shop, "orders") == TableConformity(3, 2, ("(id)=(2)", "(id)=(1)"), altered=True)
+    assert not shop.run().failures
+    shop.database.execute("alter publication p set table orders where (id > 1)")
+    assert _conformity(shop, "orders").altered, "it was another one meanwhile"
+
+    defs = definitions(load_config(shop.path))
+    result = dg.materialize(
+        list(defs.asset_checks or []),
+        resources=defs.resources,
+        selection=dg.AssetSelection.checks(
+            *(c for c in defs.resolve_asset_graph().asset_check_keys if c.name in _CHECKS)
+        ),
+        raise_on_error=False,
+    )
+    found = {(e.check_name, e.asset_key.path[-1]): e for e in result.get_asset_check_evaluations()}
+    assert found.keys() == {
+        *(("row_filter_conformity", table) for table in ("orders", "events")),
+        *(("freshness", table) for table in ("orders", "events", "stock")),
+    }
+    failed = found["row_filter_conformity", "orders"]
+    assert (failed.passed, failed.severity) == (False, dg.AssetCheckSeverity.WARN)
+    assert failed.metadata["keys"].value == ["(id)=(1)"]
+    assert all(e.passed for e in found.values() if e is not failed)
+
+
+def test_a_replica_is_as_old_as_the_oldest_commit_that_waits_for_it(shop: Shop) -> None:
+    declared = project(load_config(shop.path))
+    lake = declared.lake.open()
+
+    def behind(name: str) -> float:
+        return check_freshness(declared.subscriptions[name], lake).seconds
+
+    assert check_freshness(declared.subscriptions["two"], lake).problem
+    shop.copy()
+    # What nobody publishes makes nothing stale.
+    shop.database.execute("create table noise (a text); insert into noise values ('x')")
+    assert (behind("one"), behind("two")) == (0, 0)
+    shop.database.execute("insert into stock values (5, 5)")
+    time.sleep(1)
+    shop.database.execute("insert into stock values (6, 6)")
+    assert 1 <= behind("two") < 60
+    assert not shop.run().failures
+    assert behind("two") == 0

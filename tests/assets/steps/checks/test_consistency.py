@@ -1,0 +1,239 @@
+"""The consistency check by segments: what differs is found and named while others write, and repaired."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import psycopg
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+
+from pgsieve.assets.steps.apply.replica_tables import last_cut
+from pgsieve.assets.steps.checks.consistency import TableConsistency, at_one_lsn, check_consistency
+from pgsieve.assets.steps.checks.repair import repair
+from pgsieve.assets.steps.initial_sync.copy import copy_tables, tables_to_copy
+from pgsieve.assets.steps.subscription import Feed, Subscription
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.postgres.embedded import EmbeddedServer
+from pgsieve.resources.postgres.source import Source
+from tests.fixtures.pgsieve_replica import engine
+from tests.fixtures.servers import drop_slots
+
+ROWS = 100_000
+_numbers = itertools.count(1)
+
+
+def _quiet(_: str) -> None:
+    pass
+
+
+def _no_session() -> NoReturn:
+    raise AssertionError("this needs no JVM")
+
+
+@dataclass
+class Replicated:
+    """A database of its own, and one subscription to its publication `p`."""
+
+    database: psycopg.Connection
+    subscription: Subscription
+    folder: Path
+
+    def lake(self, small: int, session: Callable[[], SparkSession] = _no_session) -> Lake:
+        """The lake; tables of more than `small` bytes are compared by segments."""
+        return Lake(str(self.folder), session, small)
+
+    def publish(self, *statements: str) -> None:
+        """Run statements, and copy the tables of publication `p`, in this process."""
+        for statement in statements:
+            self.database.execute(statement)
+        lake = self.lake(10**9)
+        copied = copy_tables(self.subscription, lake, tables_to_copy(self.subscription, lake), _quiet)
+        assert not [c.problem for c in copied if c.problem]
+
+    def check(self, small: int = 2**18) -> TableConsistency:
+        (found,) = check_consistency(self.subscription, self.lake(small), _quiet)
+        return found
+
+    def replica(self, table: str) -> DeltaTable:
+        return DeltaTable(self.lake(0).replica("sub", "public", table))
+
+
+@pytest.fixture
+def replicated(publisher_server: EmbeddedServer, tmp_path: Path) -> Iterator[Replicated]:
+    name = f"consistency_{next(_numbers)}"
+    with psycopg.connect(publisher_server.conninfo(), autocommit=True) as admin:
+        admin.execute(f"create database {name}")
+        conninfo = publisher_server.conninfo(dbname=name)
+        feed = Feed(
+            name=name,
+            source=Source("publisher", conninfo),
+            slot=name,
+            capture=name,
+            filtered=False,
+            subscriptions={"sub": ("p",)},
+        )
+        with psycopg.connect(conninfo, autocommit=True) as database:
+            yield Replicated(database, Subscription("sub", feed), tmp_path / "lake")
+            drop_slots(database)
+        admin.execute(f"drop database {name} with (force)")
+
+
+def items(rows: int) -> tuple[str, ...]:
+    """Statements that make and publish a table of five columns."""
+    return (
+        "create table items (id int primary key, name text, price numeric(10,2), at timestamptz, note text)",
+        f"""insert into items select i, 'item ' || i, i / 7.0, timestamptz '2024-01-01' + i * interval '1 s',
+    nullif(repeat('n', i % 5), '') from generate_series(1, {rows}) i""",
+        "create publication p for table items",
+    )
+
+
+def test_each_changed_cell_among_millions_is_found_and_named(replicated: Replicated) -> None:
+    rows = 400_000  # two million cells
+    replicated.publish(*items(rows))
+    assert replicated.check().equal
+    table = replicated.replica("items")
+    corruptions = [
+        ({"price": "price + 0.01"}, "id = 54321"),
+        ({"at": "at + interval '1 microsecond'"}, "id = 1"),
+        ({"note": "''"}, "id = 70000 and note is null"),
+        # Each column keeps its values, so that sums over a column could not tell.
+        ({"name": "case id when 7 then 'item 8' else 'item 7' end"}, "id in (7, 8)"),
+    ]
+    for updates, where in corruptions:
+        table.update(updates=updates, predicate=where)
+    found = replicated.check()
+    assert (found.publisher_rows, found.replica_rows, found.differing) == (rows, rows, 10)
+    assert set(found.keys) == {
+        f"(id)=({key}) {side}"
+        for key in (1, 7, 8, 54321, 70000)
+        for side in ("missing from the replica", "only in the replica")
+    }
+    table.delete("id = 99")
+    found = replicated.check()
+    assert (found.publisher_rows, found.replica_rows, found.differing) == (rows, rows - 1, 11)
+    assert len(found.keys) == 10
+
+
+def test_equal_rows_of_a_filtered_table_without_a_key_count_as_often_as_they_are_there(
+    replicated: Replicated,
+) -> None:
+    replicated.publish(
+        "create table readings (a int, b text) partition by list (a)",
+        "create table readings_0 partition of readings for values in (0)",
+        "create table readings_1 partition of readings default",
+        "insert into readings select i % 3, 'value ' || i % 100 from generate_series(1, 60000) i",
+        "create publication p for table readings where (a < 2) with (publish_via_partition_root = true)",
+    )
+    assert replicated.check(2**14).equal
+    table = replicated.replica("readings")
+    table.delete("a = 1 and b = 'value 7'")
+    found = replicated.check(2**14)
+    assert (found.publisher_rows, found.replica_rows) == (40000, 39800)
+    assert (found.differing, found.keys) == (200, ("a row missing from the replica",))
+
+
+@pytest.mark.spark
+def test_no_difference_is_seen_while_others_write(replicated: Replicated) -> None:
+    replicated.publish(*items(ROWS))
+    stopped, conninfo = threading.Event(), replicated.database.info.dsn
+    written = []
+
+    def write(worker: int) -> None:
+        with psycopg.connect(conninfo, autocommit=True) as connection:
+            for number in itertools.count():
+                key = ROWS + 2 * number + worker + 1
+                connection.execute("insert into items values (%s, 'new', 1, now(), null)", [key])
+                connection.execute(
+                    "update items set price = price + 1 where id = %s", [number + 1000 * worker]
+                )
+                connection.execute("delete from items where id = %s", [key - 20])
+                written.append(key)
+                if stopped.wait(0.02):
+                    return
+
+    with ThreadPoolExecutor(2) as pool:
+        writers = [pool.submit(write, worker) for worker in range(2)]
+        try:
+            lake = replicated.lake(2**18, lambda: engine().session)
+            for _ in range(2):
+                before = len(written)
+                (found,) = check_consistency(replicated.subscription, lake, _quiet)
+                assert found.equal, found
+                assert len(written) > before
+        finally:
+            stopped.set()
+        for writer in writers:
+            writer.result()
+
+
+COLUMNS = "a int, x float8, y float8[], t text"
+PAIR = (
+    f"create table keyed (id int primary key, {COLUMNS})",
+    f"create table keyless ({COLUMNS})",
+    "alter table keyless replica identity full",
+    "insert into keyed select i, i, -0.0, '{NULL,-0,NaN}', repeat('t', i) from generate_series(1, 2000) i",
+    "insert into keyless select i % 10, -0.0, '{NaN}', null from generate_series(1, 2000) i",
+    "create publication p for table keyed, keyless",
+)
+NAMES = [("public", "keyed"), ("public", "keyless")]
+
+
+def corrupt(replicated: Replicated) -> None:
+    """Three rows of one table; of the other, 200 equal rows that go and 200 that change."""
+    keyed, keyless = (replicated.replica(name) for _, name in NAMES)
+    keyed.update(updates={"a": "a + 1"}, predicate="id in (5, 6)")
+    keyed.update(updates={"id": "8"}, predicate="id = 9")
+    keyless.delete("a = 3")
+    keyless.update(updates={"t": "'changed'"}, predicate="a = 4")
+
+
+@pytest.mark.spark
+def test_a_repair_brings_just_the_rows_that_differ_in_order_and_moves_no_position(
+    replicated: Replicated,
+) -> None:
+    replicated.publish(*PAIR)
+    subscription, lake = replicated.subscription, replicated.lake(10**9, lambda: engine().session)
+    replicated.database.execute("insert into keyed values (0); insert into keyless values (0)")
+    assert all(c.equal for c in check_consistency(subscription, lake, _quiet))
+    positions = [replicated.replica(name).transaction_version("pgsieve") for _, name in NAMES]
+    corrupt(replicated)
+    assert [c.differing for c in check_consistency(subscription, lake, _quiet)] == [6, 600]
+    done = repair(subscription, lake, NAMES, _quiet)
+    assert [(r.inserted, r.deleted, r.problem) for r in done] == [(3, 3, None), (400, 200, None)]
+    assert all(c.equal for c in check_consistency(subscription, lake, _quiet))
+    assert [(r.inserted, r.deleted) for r in repair(subscription, lake, NAMES, _quiet)] == [(0, 0), (0, 0)]
+    repaired = [replicated.replica(name) for _, name in NAMES]
+    assert [table.transaction_version("pgsieve") for table in repaired] == positions
+    cut = last_cut(lake, subscription)
+    assert cut is not None
+    assert cut.tables == {name: table.version() for name, table in zip(NAMES, repaired, strict=True)}
+    # What is written afterwards arrives.
+    replicated.database.execute("insert into keyed values (-1); delete from keyless where a = 5")
+    assert all(c.equal for c in check_consistency(subscription, lake, _quiet))
+
+
+@pytest.mark.long
+@pytest.mark.spark
+def test_a_lake_at_a_uri_is_compared_and_repaired_by_spark(replicated: Replicated) -> None:
+    replicated.publish(*PAIR)
+    corrupt(replicated)
+    lake = Lake(replicated.folder.as_uri(), lambda: engine().session)
+    found = check_consistency(replicated.subscription, lake, _quiet)
+    assert [(c.publisher_rows, c.replica_rows, c.differing) for c in found] == [
+        (2000, 2000, 6),
+        (2000, 1800, 600),
+    ]
+    done = repair(replicated.subscription, lake, NAMES, _quiet)
+    assert [(r.inserted, r.deleted, r.problem) for r in done] == [(3, 3, None), (400, 200, None)]
+    with at_one_lsn(replicated.subscription, lake, _quiet) as moment:
+        chosen = [moment.sides(name).differing() for name in NAMES]
+    assert not any(c.segments.any() for c in chosen if c is not None)

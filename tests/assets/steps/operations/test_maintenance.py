@@ -1,0 +1,323 @@
+"""Maintenance makes a lake smaller, and takes from nobody what he still needs. No JVM.
+
+The lakes are made slice by slice as the steps leave them, in every state of progress that they can be in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from itertools import count
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, QueryBuilder
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from pgsieve.assets.steps.operations import maintenance
+from pgsieve.assets.steps.operations.maintenance import Retention, maintain_feed, maintain_subscription
+from pgsieve.assets.steps.records.catalogs import as_published
+from pgsieve.assets.steps.records.columns import ALTERED, CATALOGS, CHANGE_LOG, SLICES, TRANSFORMED
+from pgsieve.assets.steps.records.cuts import Cut, append_cut, cuts
+from pgsieve.assets.steps.records.table_states import READY, TableState, set_states
+from pgsieve.assets.steps.records.transformed import TableChanges
+from pgsieve.assets.steps.subscription import Definition, Feed, Subscription
+from pgsieve.decoding.publications.evolution import Layout
+from pgsieve.resources.lake.errors import again_after_conflict
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.postgres.source import Source
+
+TABLES = ("a", "b")
+NAMES = ("first", "second")
+FEED = Feed("shop", Source("shop", ""), "shop", "shop", False, dict.fromkeys(NAMES, ()))
+AT_ONCE = Retention(timedelta(), timedelta(), timedelta())
+CHANGES = pa.schema({"slice": pa.int64(), "commit_time": pa.timestamp("us", "UTC"), "operation": pa.string()})
+
+
+def no_session() -> None:
+    raise AssertionError("no session is needed here")
+
+
+class Shop:
+    """A feed and two subscriptions of two tables, in a lake of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.lake = Lake(str(folder), no_session)
+        self.subscriptions = [Subscription(name, FEED) for name in NAMES]
+        self.local = self.lake.local
+        assert self.local is not None
+        for name in NAMES:
+            definition = Definition((("id", "bigint"),), ("id",), Layout(1, (), 1, ()))
+            set_states(self.lake, name, [TableState("public", t, READY, 1, definition) for t in TABLES])
+            for table in TABLES:
+                self.local.write(self.replica(name, table), pa.table({"id": [0]}), 1)
+
+    def replica(self, name: str, table: str) -> str:
+        return self.lake.replica(name, "public", table)
+
+    def receive(self, end: int, age: timedelta = timedelta(), owner: str = "shop") -> None:
+        """Append a slice to the change log."""
+        times = {"commit_time": datetime.now(UTC) - age, "slice": end, "commit_lsn": end - 1, "number": 0}
+        row = {**times, "ordinal": 0, "xid": 1, "kind": "I", "relation_id": 1, "data": b"message %d" % end}
+        self.local.write(self.lake.change_log(owner), pa.Table.from_pylist([row], CHANGE_LOG), end)
+        summary = {"slice": end, "bytes": 9, "relations": [1], "messages": []}
+        self.local.append(self.lake.slices(owner), pa.Table.from_pylist([summary], SLICES), end)
+
+    def transform(self, name: str, end: int, age: timedelta = timedelta(), *, sent: bool = True) -> None:
+        """Transform a slice; where nothing is sent, a row filter took it all."""
+        for table in TABLES if sent else ():
+            row = {"slice": end, "commit_time": datetime.now(UTC) - age, "operation": "insert"}
+            path = self.lake.changes(name, "public", table)
+            self.local.write(path, pa.Table.from_pylist([row], CHANGES), end)
+        rows = [TableChanges(end, "public", t, sent={"insert": 1}).row() for t in TABLES if sent]
+        table = pa.Table.from_pylist(rows or [{"slice": end}], TRANSFORMED)
+        self.local.append(self.lake.transformed(name), table, end)
+
+    def apply(
+        self, name: str, end: int, tables: tuple[str, ...] = TABLES, age: timedelta = timedelta()
+    ) -> None:
+        """Apply a slice to some tables; with all of them there is a cut."""
+        for table in tables:
+            self.local.write(self.replica(name, table), pa.table({"id": [end]}), end)
+        if tables == TABLES:
+            versions = {("public", t): self.local.version(self.replica(name, t)) for t in TABLES}
+            append_cut(self.lake, name, Cut(end, versions, datetime.now(UTC) - age))
+
+    def all(self, end: int, age: timedelta = timedelta()) -> None:
+        """A slice from one end to the other."""
+        self.receive(end, age)
+        for name in NAMES:
+            self.transform(name, end, age)
+            self.apply(name, end, age=age)
+
+    def maintain(self, retention: Retention = AT_ONCE) -> None:
+        for subscription in self.subscriptions:
+            maintain_subscription(subscription, self.lake, retention, print)
+        maintain_feed(FEED, self.lake, self.subscriptions, retention, print)
+
+    def slices(self, path: str) -> set[int]:
+        return {row["slice"] for row in self.local.rows(path)}
+
+    def paths(self) -> list[str]:
+        return [str(log.parent) for log in Path(self.lake.uri).rglob("_delta_log")]
+
+    def ids(self, name: str, table: str, version: int | None = None) -> set[int]:
+        """The rows of a replica, as another Delta reader sees them."""
+        query = QueryBuilder().register("t", DeltaTable(self.replica(name, table), version=version))
+        return set(pa.table(query.execute("select id from t").read_all())["id"].to_pylist())
+
+    def files(self) -> int:
+        return sum(1 for _ in Path(self.lake.uri).rglob("*.parquet"))
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Shop:
+    return Shop(tmp_path)
+
+
+#: How far each subscription is with each slice: 0 received, 1 transformed, 2 also in table a, 3 in both.
+PROGRESS = st.lists(st.integers(0, 3), min_size=4, max_size=4).map(lambda steps: sorted(steps, reverse=True))
+
+
+@settings(max_examples=3, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+@given(progress=st.tuples(PROGRESS, PROGRESS), sent=st.lists(st.booleans(), min_size=4, max_size=4))
+def test_what_a_subscription_has_not_applied_is_kept(tmp_path_factory, progress, sent) -> None:
+    shop = Shop(tmp_path_factory.mktemp("lake"))
+    for number, sends in enumerate(sent):
+        end = 10 * number + 10
+        shop.receive(end)
+        for name, steps in zip(NAMES, progress, strict=True):
+            if steps[number]:
+                shop.transform(name, end, sent=sends)
+            if steps[number] > 1 and sends:
+                shop.apply(name, end, TABLES if steps[number] == 3 else ("a",))
+    positions = {path: shop.local.position(path) for path in shop.paths()}
+    shop.maintain()
+    unapplied = {
+        name: {10 * n + 10 for n, step in enumerate(steps) if step == 0 or (step < 3 and sent[n])}
+        for name, steps in zip(NAMES, progress, strict=True)
+    }
+    for _ in range(2):
+        assert unapplied["first"] | unapplied["second"] <= set(
+            shop.local.slices(shop.lake.change_log("shop"), 0)
+        )
+        assert shop.slices(shop.lake.slices("shop")) == shop.slices(shop.lake.change_log("shop"))
+        for name, steps in zip(NAMES, progress, strict=True):
+            waiting = {end for end in unapplied[name] if steps[end // 10 - 1] and sent[end // 10 - 1]}
+            for table in TABLES if any(s and sent[n] for n, s in enumerate(steps)) else ():
+                assert waiting <= shop.slices(shop.lake.changes(name, "public", table))
+            assert waiting <= shop.slices(shop.lake.transformed(name))
+        assert {path: shop.local.position(path) for path in positions} == positions
+        shop.maintain()  # again: changes nothing more
+
+
+def test_what_all_have_applied_goes_when_it_is_old_enough(shop: Shop) -> None:
+    for end, days in ((10, 9), (20, 8), (30, 2), (40, 0)):
+        shop.all(end, timedelta(days=days))
+    shop.maintain(Retention(timedelta(days=7), timedelta(days=1), timedelta(days=7)))
+    assert shop.local.slices(shop.lake.change_log("shop"), 0) == [30, 40]
+    assert shop.slices(shop.lake.slices("shop")) == {30, 40}
+    assert shop.slices(shop.lake.changes("first", "public", "a")) == {40}
+    shop.maintain(Retention(None, None, timedelta(days=7)))
+    assert shop.local.slices(shop.lake.change_log("shop"), 0) == [30, 40]
+    shop.maintain(Retention(timedelta(), timedelta(), timedelta(days=7)))
+    assert shop.local.slices(shop.lake.change_log("shop"), 0) == []
+    assert shop.slices(shop.lake.changes("first", "public", "a")) == set()
+
+
+def test_old_changes_behind_a_young_one_stay(shop: Shop) -> None:
+    shop.all(10, timedelta(days=3))
+    shop.all(20, timedelta())
+    shop.all(30, timedelta(days=3))
+    shop.maintain(Retention(timedelta(days=1), timedelta(days=1), timedelta(days=7)))
+    assert shop.local.slices(shop.lake.change_log("shop"), 0) == [20, 30]
+
+
+def test_a_compacted_slice_is_read_by_itself(shop: Shop) -> None:
+    path = shop.lake.change_log("shop")
+    for end in (10, 20, 30):
+        shop.receive(end)
+    shop.maintain()
+    assert DeltaTable(path).get_add_actions().num_rows == 1
+    assert list(shop.local.slices(path, 10)) == [20, 30]
+    assert shop.local.messages(path, 20) == [b"message 20"]
+    _, files = shop.local.slice_files(path, [20]) or ("", [])
+    assert len(files) == 1
+    assert shop.local.slice_files(path, [40]) == (_, [])
+
+
+def test_what_was_altered_goes_with_the_changes_and_the_catalog_of_the_next_slice_stays(shop: Shop) -> None:
+    path = shop.lake.catalogs("shop")
+    for lsn in (5, 15, 25, 35):
+        row = {"lsn": lsn, "digest": "", "catalog": "{}", "subscriptions": list(NAMES)}
+        shop.local.append(path, pa.Table.from_pylist([row], CATALOGS))
+    for end in (10, 20, 30):
+        shop.all(end)
+        row = {"subscription": "first", "begin": end - 10, "slice": end}
+        shop.local.append(shop.lake.altered("shop"), pa.Table.from_pylist([row], ALTERED))
+        shop.receive(end, owner=as_published(FEED, "first").name)
+    shop.receive(40)
+    shop.maintain()
+    assert {row["lsn"] for row in shop.local.rows(path)} == {25, 35}
+    assert shop.local.rows(shop.lake.altered("shop")) == []
+    assert shop.slices(shop.lake.change_log(as_published(FEED, "first").name)) == set()
+    assert shop.slices(shop.lake.change_log("shop")) == {40}
+
+
+def test_filtered_out_changes_do_not_hold_the_change_log_back(shop: Shop) -> None:
+    shop.all(10)
+    for end in (20, 30):
+        shop.receive(end)
+        shop.transform("first", end)
+        shop.apply("first", end)
+        shop.transform("second", end, sent=False)
+    shop.maintain()
+    assert shop.local.slices(shop.lake.change_log("shop"), 0) == []
+    assert shop.slices(shop.lake.transformed("second")) == {30}
+
+
+@pytest.mark.parametrize(("versions", "kept"), [(timedelta(), [40]), (timedelta(days=7), [30, 40, 40])])
+def test_every_cut_that_is_kept_can_be_read(shop: Shop, versions: timedelta, kept: list[int]) -> None:
+    for end, days in ((10, 9), (20, 8), (30, 2), (40, 0)):
+        shop.all(end, timedelta(days=days))
+    files = shop.files()
+    shop.maintain(replace(AT_ONCE, versions=versions))
+    assert [c.lsn for c in cuts(shop.lake, "first")] == kept, "the newest cut is renewed by compaction"
+    for cut in cuts(shop.lake, "first"):
+        for name, version in cut.tables.items():
+            assert shop.ids("first", name[1], version) == {0, *range(10, cut.lsn + 1, 10)}
+    assert (shop.files() < files) == (not versions)
+
+
+def test_versions_of_a_replica_stay_while_a_run_has_not_written_its_cut(shop: Shop) -> None:
+    shop.all(10, timedelta(days=1))
+    shop.receive(20)
+    shop.transform("first", 20)
+    shop.apply("first", 20, ("a",))
+    (cut,) = cuts(shop.lake, "first")
+    shop.maintain(replace(AT_ONCE, versions=timedelta(hours=2)))
+    assert cuts(shop.lake, "first") == [cut]
+    assert shop.ids("first", "a", cut.tables["public", "a"]) == {0, 10}
+
+
+class Died(BaseException):
+    """The process ended here."""
+
+
+def test_it_can_die_anywhere(tmp_path_factory, monkeypatch) -> None:
+    again = maintenance._Maintainer._again
+    for steps in count(0, 12):
+        shop = Shop(tmp_path_factory.mktemp("lake"))
+        shop.all(10)
+        shop.receive(20)
+        shop.transform("first", 20)
+        left = iter(range(steps))
+
+        def dying(self: object, path: str, work: Callable, left=left) -> int:
+            if next(left, None) is None:
+                raise Died
+            return again(self, path, work)
+
+        with monkeypatch.context() as killed:
+            killed.setattr(maintenance._Maintainer, "_again", dying)
+            try:
+                shop.maintain()
+                died = False
+            except Died:
+                died = True
+        for cut in cuts(shop.lake, "first"):
+            assert {len(shop.ids("first", t, v)) for (_, t), v in cut.tables.items()} == {2}
+        shop.maintain()
+        assert shop.local.slices(shop.lake.change_log("shop"), 0) == [20]
+        assert shop.slices(shop.lake.changes("first", "public", "a")) == {20}
+        assert shop.slices(shop.lake.changes("second", "public", "a")) == set()
+        if not died:
+            return
+
+
+def test_positions_outlive_the_log(shop: Shop) -> None:
+    """Delta's log is cleaned up behind a checkpoint, and Delta may forget transaction identifiers if told so."""
+    shop.all(10)
+    shop.maintain()
+    forgetful = {
+        "delta.logRetentionDuration": "interval 0 seconds",
+        "delta.setTransactionRetentionDuration": "interval 0 seconds",
+    }
+    for path in shop.paths():
+        table, position = DeltaTable(path), shop.local.position(path)
+        table.alter.set_table_properties(forgetful)
+        table = DeltaTable(path)
+        table.create_checkpoint()
+        table.cleanup_metadata()
+        assert len(list(Path(path, "_delta_log").glob("*.json"))) <= 1
+        assert shop.local.position(path) == position
+
+
+def test_old_versions_are_kept_by_delta_itself_for_as_long(shop: Shop) -> None:
+    shop.all(10)
+    shop.maintain(replace(AT_ONCE, versions=timedelta(days=40)))
+    assert DeltaTable(shop.replica("first", "a")).metadata().configuration == {
+        "delta.deletedFileRetentionDuration": "interval 960 hours",
+        "delta.logRetentionDuration": "interval 960 hours",
+    }
+
+
+def test_an_apply_that_compaction_was_faster_than_begins_again(shop: Shop) -> None:
+    path, attempts = shop.replica("first", "a"), []
+    shop.apply("first", 10)
+
+    def merge() -> None:
+        with shop.lake.refusing(path):
+            table = DeltaTable(path)
+            if not attempts:
+                shop.maintain(replace(AT_ONCE, versions=timedelta(hours=2)))
+            attempts.append(table.version())
+            source = pa.table({"key": [10]})
+            table.merge(source, "t.id = s.key", "s", "t").when_matched_delete().execute()
+
+    again_after_conflict(merge)()
+    assert len(attempts) == 2
+    assert shop.ids("first", "a") == {0}

@@ -1,0 +1,52 @@
+"""What a replica is made of, as its state keeps it, and which change history takes its columns."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pgsieve.assets.steps.subscription import Definition, Former, History
+from pgsieve.decoding.publications.evolution import Layout, LayoutColumn
+
+LAYOUT = Layout(
+    7, (LayoutColumn(1, "a", 23, -1, 9), LayoutColumn(3, "ß", 25, -1, 8, ("x", None))), 3, ((7, 70),)
+)
+MADE = Definition(
+    columns=(("a", "int"), ("ß", "string")),
+    key=("a",),
+    layout=LAYOUT,
+    former=Former(LAYOUT, frozenset({1, 3}), 5),
+    history=History(1, (("a", "int"),)),
+)
+
+
+def test_a_definition_comes_back_from_its_text() -> None:
+    read = Definition.from_json(MADE.to_json())
+    assert (read, read.former, read.history) == (MADE, MADE.former, MADE.history)
+
+
+def test_what_a_table_was_and_its_history_make_no_other_definition() -> None:
+    assert replace(MADE, former=None, history=History()) == MADE
+    assert replace(MADE, layout=replace(LAYOUT, files=((7, 71),))) != MADE
+
+
+@pytest.mark.parametrize(
+    ("columns", "generation"),
+    [
+        ([("a", "int"), ("b", "date")], 0),
+        ([("c", "string")], 0),
+        ([("a", "bigint")], 1),
+        ([("A", "int")], 1),
+        ([("a", "int"), ("x y", "int")], 1),
+    ],
+)
+def test_a_history_begins_anew_for_another_type_or_another_spelling(
+    columns: list[tuple[str, str]], generation: int
+) -> None:
+    history = History(0, (("a", "int"), ("b", "date")))
+    followed = history.with_columns(columns)
+    assert followed.generation == generation
+    assert set(columns) <= set(followed.columns)
+    if not generation:
+        assert set(history.columns) <= set(followed.columns)

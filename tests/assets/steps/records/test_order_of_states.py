@@ -1,0 +1,237 @@
+"""The newest row of a record is the one that was written last, whatever the clocks of its writers say."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta, tzinfo
+from pathlib import Path
+from types import ModuleType
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from pgsieve.assets.steps.apply import replica_tables
+from pgsieve.assets.steps.records import feed as feed_record
+from pgsieve.assets.steps.records import subscription_state, table_states
+from pgsieve.assets.steps.records.catalogs import is_recorded, record_catalog
+from pgsieve.assets.steps.records.columns import CATALOGS, CUTS, SUBSCRIPTION, TABLE_STATES
+from pgsieve.assets.steps.records.cuts import Cut, append_cut, cuts
+from pgsieve.assets.steps.records.subscription_state import SubscriptionState, set_subscription_state
+from pgsieve.assets.steps.records.table_states import DATA_SYNC, READY, SET_ASIDE, TableState, set_states
+from pgsieve.assets.steps.slot_consumption import slot
+from pgsieve.assets.steps.slot_consumption.slot import give_up
+from pgsieve.assets.steps.subscription import Feed
+from pgsieve.decoding.publications.catalog import Catalog
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.maintenance import maintenance
+from pgsieve.resources.postgres.source import Source
+from tests.fixtures.pgsieve_replica import engine
+from tests.fixtures.shop import Shop
+
+DAY = timedelta(days=1)
+FEED = Feed("shop", Source("shop", ""), "shop", "shop", False, {"sub": ("p",)})
+
+
+class _Ahead(datetime):
+    """The clock of a host that is a day ahead."""
+
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> _Ahead:
+        late = datetime.now(tz) + DAY
+        return cls.combine(late.date(), late.timetz())
+
+
+@contextmanager
+def ahead(*modules: ModuleType) -> Iterator[None]:
+    """What these modules write, a host writes whose clock is a day ahead."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in modules:
+            patch.setattr(module, "datetime", _Ahead)
+        yield
+
+
+def no_session() -> None:
+    raise AssertionError("no session is needed here")
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    return Lake(str(tmp_path), no_session)
+
+
+def state(lake: Lake, table: str = "t") -> str:
+    return table_states.table_states(lake, "sub")["public", table].state
+
+
+def test_a_state_counts_after_one_of_a_clock_that_is_ahead(lake: Lake) -> None:
+    with ahead(table_states):
+        set_states(lake, "sub", [TableState("public", "t", DATA_SYNC)])
+    assert state(lake) == DATA_SYNC
+    set_states(lake, "sub", [TableState("public", "t", READY, 7)])
+    assert state(lake) == READY
+
+
+def test_a_subscription_is_enabled_and_skips_after_a_clock_that_is_ahead(lake: Lake) -> None:
+    with ahead(subscription_state):
+        set_subscription_state(lake, "sub", SubscriptionState(skip_lsn=5))
+        subscription_state.disable(lake, "sub", "an error")
+    assert subscription_state.enable(lake, "sub")
+    assert subscription_state.subscription_state(lake, "sub") == SubscriptionState(skip_lsn=5)
+    set_subscription_state(lake, "sub", SubscriptionState(skip_lsn=6))
+    assert subscription_state.subscription_state(lake, "sub").skip_lsn == 6
+
+
+def test_a_feed_is_begun_after_a_clock_that_is_ahead_gave_it_up(lake: Lake) -> None:
+    with ahead(feed_record):
+        give_up(lake, FEED)
+    feed_record.note_cluster(lake, FEED, "1", 1, given_up=False)
+    assert feed_record.newest_row(lake, FEED)["given_up"] is False
+
+
+def test_a_cut_and_a_state_are_ordered_by_what_the_cut_was_made_from(lake: Lake) -> None:
+    set_states(lake, "sub", [TableState("public", "t", READY, 1)])
+    before = table_states.table_states(lake, "sub")
+    seen = table_states.newest_version(before.values())
+    append_cut(lake, "sub", Cut(9, {("public", "t"): 3}, datetime.now(UTC) + DAY, seen))
+    append_cut(lake, "sub", Cut(9, {("public", "t"): 4}, datetime.now(UTC), seen))
+    with ahead(table_states):
+        set_states(lake, "sub", [TableState("public", "t", READY, 8)])
+    newest = cuts(lake, "sub")[-1]
+    assert newest.tables == {("public", "t"): 4}
+    assert newest.is_after(before["public", "t"])
+    copied = table_states.table_states(lake, "sub")["public", "t"]
+    assert not newest.is_after(copied)
+    assert Cut(10, {}, datetime.now(UTC), copied.version).is_after(copied)
+
+
+def test_of_two_catalogs_of_one_lsn_the_later_counts(lake: Lake) -> None:
+    nothing = Catalog(tables={}, publications={}, server_version=180000)
+    for digest in ("b", "a", "c", "b"):
+        record_catalog(lake, FEED, 5, digest, nothing)
+        assert is_recorded(lake, FEED, digest)
+
+
+def test_the_order_outlives_compaction_and_vacuum(lake: Lake) -> None:
+    for number in range(5):
+        set_states(
+            lake, "sub", [TableState("public", "t", READY, number), TableState("public", "u", SET_ASIDE)]
+        )
+    path = lake.table_states("sub")
+    maintenance(lake, path).compact()
+    maintenance(lake, path).vacuum(0)
+    assert len(DeltaTable(path).file_uris()) == 1
+    assert table_states.table_states(lake, "sub")["public", "t"].lsn == 4
+    set_states(lake, "sub", [TableState("public", "t", READY, 5)])
+    assert table_states.table_states(lake, "sub")["public", "t"].lsn == 5
+
+
+def test_a_table_that_is_given_twice_in_one_commit_has_the_last_state(lake: Lake) -> None:
+    set_states(lake, "sub", [TableState("public", "t", DATA_SYNC), TableState("public", "t", READY)])
+    assert state(lake) == READY
+
+
+def test_a_lake_of_before_goes_on(lake: Lake) -> None:
+    local, long_ago = lake.local, datetime(2020, 1, 1, tzinfo=UTC)
+    assert local is not None
+
+    def write(path: str, schema: pa.Schema, *rows: dict[str, object]) -> None:
+        for row in rows:
+            local.append(path, pa.Table.from_pylist([row], schema))
+
+    common = {"schema": "public", "table": "t", "lsn": 1}
+    write(
+        lake.table_states("sub"),
+        TABLE_STATES,
+        {**common, "state": READY, "at": long_ago + DAY},
+        {**common, "state": DATA_SYNC, "at": long_ago},
+    )
+    write(
+        lake.subscription("sub"),
+        SUBSCRIPTION,
+        {"enabled": True, "at": long_ago + DAY},
+        {"enabled": False, "at": long_ago},
+    )
+    former = pa.schema([field for field in CUTS if field.name != "states"])
+    at, tables = long_ago + 2 * DAY, [('"public"."t"', 4)]
+    write(lake.cuts("sub"), former, {"lsn": 2, "at": at, "tables": tables})
+    write(
+        lake.catalogs("shop"), CATALOGS, {"lsn": 5, "digest": "a", "catalog": "{}", "subscriptions": ["sub"]}
+    )
+
+    kept = table_states.table_states(lake, "sub")["public", "t"]
+    assert kept.state == READY
+    assert subscription_state.subscription_state(lake, "sub").enabled
+    assert cuts(lake, "sub")[-1].is_after(kept)
+    assert is_recorded(lake, FEED, "a")
+
+    set_states(lake, "sub", [TableState("public", "t", SET_ASIDE)])
+    subscription_state.disable(lake, "sub", "an error")
+    record_catalog(lake, FEED, 5, "b", Catalog(tables={}, publications={}, server_version=180000))
+    assert state(lake) == SET_ASIDE
+    assert not subscription_state.subscription_state(lake, "sub").enabled
+    assert is_recorded(lake, FEED, "b")
+    assert not cuts(lake, "sub")[-1].is_after(table_states.table_states(lake, "sub")["public", "t"])
+    append_cut(lake, "sub", Cut(2, {("public", "t"): 5}, at - DAY, 0))
+    assert cuts(lake, "sub")[-1].tables == {("public", "t"): 5}
+
+
+def test_writers_at_once_lose_no_row_and_have_one_order(lake: Lake) -> None:
+    writers, each, path = 4, 5, lake.table_states("sub")
+    together = threading.Barrier(writers)
+
+    def write(writer: int) -> None:
+        together.wait()
+        for number in range(each):
+            set_states(lake, "sub", [TableState("public", f"t{writer}", READY, number)])
+
+    with ThreadPoolExecutor(writers) as pool:
+        list(pool.map(write, range(writers)))
+    rows = lake.records.rows(path)
+    assert len({row["version"] for row in rows}) == len(rows) == writers * each
+    assert {s.lsn for s in table_states.table_states(lake, "sub").values()} == {each - 1}
+
+
+@pytest.mark.spark
+def test_a_table_is_copied_once_where_a_host_with_a_clock_ahead_wrote(shop: Shop) -> None:
+    with ahead(table_states, subscription_state, slot, replica_tables):
+        shop.copy()
+        subscription_state.disable(shop.lake, "one", "an error")
+        subscription_state.enable(shop.lake, "one")
+        set_states(shop.lake, "one", [TableState("public", "orders", DATA_SYNC)])
+    shop.database.execute("insert into stock values (5, 5)")
+    summary = shop.run()
+    assert not summary.failures
+    copied = [(s.name, table.name) for s in summary.subscriptions for table in s.copied]
+    assert copied == [("one", "orders")]
+    assert shop.ids("two", "stock") == [1, 2, 3, 4, 5]
+    shop.database.execute("insert into stock values (6, 6)")
+    code, printed = shop.cli("run")
+    assert code == 0, printed
+    assert shop.ids("two", "stock") == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.spark
+def test_in_a_lake_at_a_uri_writers_at_once_lose_no_row_and_have_one_order(tmp_path: Path) -> None:
+    lakes = [Lake(tmp_path.as_uri(), engine().session.newSession) for _ in range(2)]
+    path, each = lakes[0].table_states("sub"), 2
+    former = pa.Table.from_pylist(
+        [{"schema": "public", "table": "t0", "state": DATA_SYNC, "at": datetime.now(UTC) + DAY}], TABLE_STATES
+    )
+    lakes[0].records.append(path, former)
+    together = threading.Barrier(2)
+
+    def write(writer: int) -> None:
+        together.wait()
+        for number in range(each):
+            set_states(lakes[writer], "sub", [TableState("public", f"t{writer}", READY, number)])
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(write, range(2)))
+    written = [row["version"] for row in lakes[0].records.rows(path) if row["version"] is not None]
+    assert len(set(written)) == len(written) == 2 * each
+    assert {s.lsn for s in table_states.table_states(lakes[0], "sub").values()} == {each - 1}
+    assert state(lakes[1], "t0") == READY

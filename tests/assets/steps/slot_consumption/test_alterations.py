@@ -1,0 +1,318 @@
+"""What was altered on the publisher is found, and what it sends of such a slice is kept, whatever dies on the way.
+
+The oracle is a slot that the publisher filters with the same publications: what it sends up to the same LSN.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from pgsieve.assets.steps.records.catalogs import altered_slices, as_published
+from pgsieve.assets.steps.slot_consumption import drain as change_log
+from pgsieve.assets.steps.slot_consumption import follow
+from pgsieve.assets.steps.slot_consumption.drain import drain, durable_position
+from pgsieve.assets.steps.slot_consumption.follow import StreamedFeed
+from pgsieve.assets.steps.subscription import Feed
+from pgsieve.assets.steps.update_transformation.slice_contents import read_slice
+from pgsieve.decoding.protocol.messages import Relation, Type, decode
+from pgsieve.decoding.publications.catalog import PublicationError
+from pgsieve.decoding.publications.recorded_catalog import catalog_from_json, catalog_to_json
+from pgsieve.decoding.publications.routing import routes
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.postgres.alterations import catalog_digest
+from pgsieve.resources.postgres.embedded import EmbeddedServer
+from pgsieve.resources.postgres.plugin_options import PgoutputOptions
+from pgsieve.resources.postgres.slot import current_lsn
+from pgsieve.resources.postgres.source import Source, read_catalog
+from tests.fixtures.oracle import Session, wait_until
+from tests.fixtures.servers import new_server
+from tests.fixtures.streamed import consume_stream
+
+TABLES = """
+    CREATE SCHEMA s; CREATE TABLE s.x (a int PRIMARY KEY);
+    CREATE TABLE t (a int PRIMARY KEY, b text);
+    CREATE TABLE r (a int PRIMARY KEY, b text) PARTITION BY RANGE (a);
+    CREATE TABLE r0 PARTITION OF r FOR VALUES FROM (0) TO (10);
+    CREATE TABLE r1 PARTITION OF r FOR VALUES FROM (10) TO (20);
+    CREATE PUBLICATION p FOR TABLE t, r WITH (publish_via_partition_root = true);
+    CREATE PUBLICATION q FOR TABLE s.x; CREATE PUBLICATION leaves FOR TABLE r
+"""
+ALTERATIONS = """
+    ALTER PUBLICATION p SET (publish = 'insert, delete')
+    ALTER PUBLICATION p RENAME TO other; ALTER PUBLICATION other RENAME TO p
+    ALTER PUBLICATION p DROP TABLE t
+    DROP PUBLICATION q; CREATE PUBLICATION q FOR TABLE s.x
+    ALTER PUBLICATION q ADD TABLE t
+    BEGIN; ALTER TABLE t RENAME TO u; ALTER TABLE u RENAME TO t; COMMIT
+    ALTER TABLE t SET SCHEMA s; ALTER TABLE s.t SET SCHEMA public
+    ALTER TABLE t RENAME COLUMN b TO c
+    ALTER TABLE t ADD d int DEFAULT 3
+    ALTER TABLE t REPLICA IDENTITY FULL
+    ALTER SCHEMA s RENAME TO z
+    ALTER TABLE r DETACH PARTITION r1
+    CREATE TABLE r2 PARTITION OF r FOR VALUES FROM (20) TO (30)
+    DROP TABLE r0
+"""
+INDIFFERENT = """
+    CREATE TABLE w (a int)
+    DROP TABLE IF EXISTS w
+    CREATE TEMPORARY TABLE w (a int)
+    INSERT INTO t VALUES (1); TRUNCATE t; TRUNCATE r
+    VACUUM FULL; ANALYZE
+    CREATE INDEX ON t (b); REINDEX TABLE t
+    CREATE PUBLICATION w FOR TABLE t
+"""
+
+
+_numbers = itertools.count(1)
+
+
+def _each(text: str) -> list[str]:
+    return [line.strip() for line in text.strip().splitlines()]
+
+
+@pytest.fixture(scope="module", params=[18, 16])
+def server(request) -> Iterator[EmbeddedServer]:
+    settings = {"fsync": "off", "autovacuum": "off", "wal_writer_delay": "10s"}
+    with new_server(request.param, settings) as running:
+        yield running
+
+
+class Published:
+    """A database, and two ways in which its changes arrive: captured, and filtered by the publisher."""
+
+    def __init__(
+        self, server: EmbeddedServer, folder: Path, *, streams: bool = False, beside: tuple[str, ...] = ()
+    ) -> None:
+        """`beside` are the publications of another subscription to what is captured."""
+        self.name = name = f"alterations_{next(_numbers)}"
+        with psycopg.connect(server.conninfo(), autocommit=True) as connection:
+            connection.execute(f"CREATE DATABASE {name}")
+        self.run = Session(server.conninfo(dbname=name))
+        self.run(TABLES)
+        self.lake = Lake(str(folder / "lake"), _no_session)
+        source = Source("publisher", server.conninfo(dbname=name))
+        options = PgoutputOptions(streaming="on" if streams else "off")
+        names = {"sub": ("p", "q")}
+        shared = {**names, "beside": beside} if beside else names
+        self.captured = Feed("captured", source, name, "captured", False, shared, options=options)
+        self.filtered = Feed("filtered", source, f"{name}_filtered", "filtered", True, names)
+        self.streams = streams
+        for feed in (self.captured, self.filtered):
+            drain(feed, self.lake, (), print)
+
+    def close(self) -> None:
+        """Let the server forget the slots."""
+        self.run(
+            "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = current_database()"
+        )
+        self.run.close()
+
+    def consume(self) -> None:
+        """Bring the captured feed up to now."""
+        if self.streams:
+            consume_stream(self.captured, self.lake, current_lsn(self.run.connection))
+        else:
+            drain(self.captured, self.lake, (), print)
+
+    def altered(self) -> set[int]:
+        """The ends of the slices in which something was altered."""
+        durable = durable_position(self.lake, self.captured)
+        assert durable is not None
+        return altered_slices(self.lake, self.captured, "sub", durable)
+
+    def kept(self) -> list[object]:
+        """What is kept of such slices."""
+        return self._messages(as_published(self.captured, "sub"), self.altered())
+
+    def sent(self) -> list[object]:
+        """What the publisher sends by its own filters, all slices together."""
+        drain(self.filtered, self.lake, (), print)
+        path = self.lake.change_log(self.filtered.name)
+        return self._messages(self.filtered, set(self.lake.records.slices(path, 0)))
+
+    def _messages(self, feed: Feed, slices: set[int]) -> list[object]:
+        rows = [r for r in self.lake.records.rows(self.lake.change_log(feed.name)) if r["slice"] in slices]
+        read = [(r["commit_lsn"], r["ordinal"], decode(r["data"])) for r in rows]
+        relations = {m.relation_id: m for _, _, m in read if isinstance(m, Relation)}
+        assert relations or not read
+        return sorted(
+            ((lsn, at, repr(m)) for lsn, at, m in read if not isinstance(m, Relation | Type)),
+        )
+
+
+def _no_session() -> None:
+    raise AssertionError("a change log in a local lake needs no Spark")
+
+
+@pytest.fixture
+def published(server, tmp_path) -> Iterator[Published]:
+    made = Published(server, tmp_path)
+    yield made
+    made.close()
+
+
+def test_an_alteration_of_what_is_published_is_told_from_anything_else(published) -> None:
+    connection = published.run.connection
+    for statements, differs in [(INDIFFERENT, False), (ALTERATIONS, True)]:
+        for statement in _each(statements):
+            before = catalog_digest(connection, ["p", "q"])
+            published.run(statement)
+            assert (catalog_digest(connection, ["p", "q"]) != before) == differs, statement
+
+
+def test_a_recorded_catalog_decides_as_the_catalog_does(published) -> None:
+    published.run("CREATE TYPE mood AS ENUM ('ok'); CREATE TABLE w (a int); CREATE PUBLICATION w FOR TABLE w")
+    published.run("ALTER PUBLICATION q ADD TABLE t (a) WHERE (a > 1); CREATE TABLE r2 PARTITION OF r DEFAULT")
+    catalog = read_catalog(published.run.connection)
+    recorded = catalog_from_json(catalog_to_json(catalog, ["p", "q"]))
+    for names in (["p"], ["q"]):
+        assert routes(recorded, recorded.select(names)) == routes(catalog, catalog.select(names))
+    assert recorded.types == catalog.types
+    assert "w" not in {table.name for table in recorded.tables.values()}
+
+
+WORKLOAD = """
+    INSERT INTO t VALUES (1, 'x'), (2, 'x'); INSERT INTO r VALUES (1), (11); INSERT INTO s.x VALUES (1);
+    ALTER PUBLICATION p SET (publish = 'insert, update');
+    UPDATE t SET b = 'y'; DELETE FROM t WHERE a = 2; UPDATE r SET a = a + 1;
+    ALTER PUBLICATION p DROP TABLE t; INSERT INTO t VALUES (3);
+    ALTER PUBLICATION p ADD TABLE t WHERE (a > 4); INSERT INTO t VALUES (4), (5);
+    ALTER TABLE r DETACH PARTITION r1; INSERT INTO r1 VALUES (13); INSERT INTO r VALUES (3);
+    ALTER TABLE t RENAME TO u; INSERT INTO u VALUES (6); TRUNCATE r;
+    ALTER TABLE u RENAME TO t; INSERT INTO t VALUES (7); TRUNCATE t
+"""
+
+
+class Died(BaseException):
+    """The process ended here."""
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_of_a_slice_with_an_alteration_what_the_publisher_sends_is_kept(server, tmp_path, streams) -> None:
+    published = Published(server, tmp_path, streams=streams)
+    published.run(WORKLOAD)
+    published.consume()
+    assert published.kept() == published.sent()
+    ends = published.altered()
+    published.run("INSERT INTO t VALUES (8)")
+    published.consume()
+    assert published.altered() == ends, "nothing was altered since"
+    published.close()
+
+
+@pytest.mark.parametrize("step", ["record_altered", "append_slice", "record_summary", "advance"])
+def test_it_is_kept_once_when_a_run_dies(published, monkeypatch, step) -> None:
+    def die(*_: object, **__: object) -> None:
+        raise Died
+
+    published.run(WORKLOAD)
+    for _ in range(2):
+        with monkeypatch.context() as patched:
+            patched.setattr(change_log, step, die)
+            with pytest.raises(Died):
+                published.consume()
+        published.run("INSERT INTO t VALUES ((SELECT coalesce(max(a), 8) + 1 FROM t))")
+    published.consume()
+    assert published.kept() == published.sent()
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_truncate_of_all_leaves_is_not_taken_for_one_of_their_root(server, tmp_path, streams) -> None:
+    # pgoutput_truncate(): via the root only its own counts. Another subscription wants the leaves, so they are captured.
+    published = Published(server, tmp_path, streams=streams, beside=("leaves",))
+    published.run("INSERT INTO r VALUES (1), (11); TRUNCATE r0, r1; INSERT INTO r VALUES (2)")
+    published.consume()
+    assert published.kept() == published.sent()
+    assert "Truncate" not in str(published.sent())
+    published.run("TRUNCATE r; INSERT INTO r VALUES (3)")
+    published.consume()
+    assert published.kept() == published.sent()
+    assert "Truncate" in str(published.sent())
+    ends = published.altered()
+    published.run("TRUNCATE r1; TRUNCATE t; INSERT INTO r VALUES (12)")
+    published.consume()
+    assert published.altered() == ends, "what the capture tells is not asked again"
+    published.close()
+
+
+def test_an_alteration_is_found_while_the_capture_delivers_nothing(server, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(follow, "IDLE_SECONDS", 0.0)
+    published = Published(server, tmp_path, streams=True)
+    published.run("ALTER PUBLICATION q ADD TABLE t; DROP PUBLICATION q; CREATE TABLE y (a int PRIMARY KEY)")
+    published.run("CREATE PUBLICATION q FOR TABLE y; INSERT INTO y VALUES (1)")
+    published.consume()
+    assert "Insert" in str(published.sent()[1])
+    assert published.kept() == published.sent()
+    published.close()
+
+
+def test_a_slice_of_which_nothing_is_published_can_be_read(published) -> None:
+    published.run("ALTER PUBLICATION p DROP TABLE t; INSERT INTO t VALUES (1)")
+    published.consume()
+    (end,) = sorted(published.altered())[-1:]
+    contents = read_slice(published.lake, as_published(published.captured, "sub"), end)
+    assert (contents.size, contents.changed) == (0, frozenset())
+
+
+def test_a_publication_that_is_gone_is_passed_over_from_18_on_and_stops_consumption_before(published) -> None:
+    published.run("INSERT INTO t VALUES (1); ALTER PUBLICATION p RENAME TO gone; INSERT INTO t VALUES (2)")
+    passed_over = published.run.connection.info.server_version >= 180000
+    if passed_over:
+        published.consume()
+        assert published.kept() == published.sent()
+    else:
+        with pytest.raises(PublicationError, match='publication "p" does not exist'):
+            published.consume()
+    published.run("ALTER PUBLICATION gone RENAME TO p; INSERT INTO t VALUES (3)")
+    published.consume()
+    if passed_over:
+        assert published.kept() == published.sent()
+    else:  # The publisher can never decode it again; what was captured is evaluated instead.
+        assert not published.altered()
+        rows = published.lake.records.rows(published.lake.change_log("captured"))
+        assert [r["kind"] for r in rows].count("I") == 3
+
+
+def test_a_server_may_restart_while_its_catalog_is_looked_at(server, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(follow, "IDLE_SECONDS", 0.0)
+    published = Published(server, tmp_path, streams=True)
+    with StreamedFeed(published.captured, published.lake, print) as streamed, ThreadPoolExecutor(1) as pool:
+        following = pool.submit(lambda: [streamed.append() for _ in streamed.slices()])
+        published.run("INSERT INTO t VALUES (1)")
+        published.run.close()
+        server.stop()
+        server.start()
+        published.run = Session(server.conninfo(dbname=published.name))
+        published.run("INSERT INTO t VALUES (2)")
+        target = current_lsn(published.run.connection)
+        wait_until(lambda: streamed.position >= target, lambda: f"at {streamed.position}, not {target}")
+        streamed.stop()
+        following.result()
+    rows = published.lake.records.rows(published.lake.change_log("captured"))
+    assert [r["kind"] for r in rows].count("I") == 2
+    published.close()
+
+
+def test_a_commit_that_is_not_flushed_yet_is_read_later(published) -> None:
+    published.run("INSERT INTO t VALUES (1); SET synchronous_commit = off; INSERT INTO t VALUES (2)")
+    published.consume()
+    published.run("SET synchronous_commit = on; INSERT INTO t VALUES (3)")
+    published.consume()
+    rows = published.lake.records.rows(published.lake.change_log("captured"))
+    assert [r["kind"] for r in rows].count("I") == 3
+
+
+def test_what_was_written_before_a_capture_publication_was_there_is_read(published) -> None:
+    published.run("INSERT INTO t VALUES (1); ALTER PUBLICATION q SET (publish = 'insert')")
+    published.run("INSERT INTO s.x VALUES (1)")
+    published.consume()
+    assert published.kept() == published.sent()
+    rows = published.lake.records.rows(published.lake.change_log("captured"))
+    assert [r["kind"] for r in rows].count("I") == 2

@@ -1,0 +1,126 @@
+"""A backlog of a slot is decoded about once a run, and in smaller parts where the server ends what takes long."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from pgsieve.assets.steps.slot_consumption import backlog
+from pgsieve.assets.steps.slot_consumption import drain as change_log
+from pgsieve.assets.steps.slot_consumption.drain import drain
+from pgsieve.assets.steps.subscription import Feed
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.postgres.embedded import EmbeddedServer
+from pgsieve.resources.postgres.source import Source
+from tests.fixtures.servers import TEST_SETTINGS, new_server
+
+MIB = 1024 * 1024
+
+
+def no_session() -> None:
+    raise AssertionError("no session is needed here")
+
+
+@pytest.fixture
+def server(postgres_version: int) -> Iterator[EmbeddedServer]:
+    """A server of the test's own: its log says how often a slot was decoded."""
+    settings = {**TEST_SETTINGS, "log_min_messages": "log", "max_wal_size": "4GB"}
+    with new_server(postgres_version, settings) as running:
+        yield running
+
+
+def a_feed(server: EmbeddedServer, name: str, conninfo: str | None = None) -> Feed:
+    source = Source("shop", conninfo or server.conninfo())
+    return Feed(name, source, name, name, filtered=True, subscriptions={"sub": ("p",)})
+
+
+def drained(feed: Feed, lake: Lake) -> tuple[change_log.Drained, list[str]]:
+    told: list[str] = []
+    return drain(feed, lake, [], told.append), told
+
+
+def held(lake: Lake, feed: Feed) -> pa.Table:
+    """The change log, in its order."""
+    rows = pa.table(DeltaTable(lake.change_log(feed.name)).to_pyarrow_table())
+    return rows.select(["slice", "commit_lsn", "ordinal", "kind", "data"]).sort_by(
+        [("commit_lsn", "ascending"), ("ordinal", "ascending")]
+    )
+
+
+def decodings(server: EmbeddedServer, slot: str) -> int:
+    return server.log.read_text(errors="replace").count(f'starting logical decoding for slot "{slot}"')
+
+
+def fill(connection: psycopg.Connection, transactions: int, rows: int) -> None:
+    """Transactions of two tables, the second of which appears late."""
+    for number in range(transactions):
+        with connection.transaction():
+            connection.execute(
+                "INSERT INTO t SELECT i, repeat(md5(i::text), 8) FROM generate_series(1, %s) i", [rows]
+            )
+            if number % 3 == 2:
+                connection.execute("INSERT INTO u VALUES (%s)", [number])
+
+
+def test_a_backlog_of_many_slices_is_decoded_a_few_times_and_gives_the_same_slices(
+    server: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(change_log, "SLICE_BYTES", MIB)
+    lake = Lake(str(tmp_path), no_session)  # type: ignore[arg-type]
+    with psycopg.connect(server.conninfo(), autocommit=True) as connection:
+        connection.execute("CREATE TABLE t (a int, b text); CREATE TABLE u (a int)")
+        connection.execute("CREATE PUBLICATION p FOR TABLE t, u")
+        feeds = [a_feed(server, name) for name in ("ahead", "single")]
+        for feed in feeds:
+            drained(feed, lake)
+        # As long as it is there, everything is decoded from where it began.
+        with psycopg.connect(server.conninfo()) as long:
+            long.execute("INSERT INTO t VALUES (0, 'long')")
+            fill(connection, 24, 2_000)
+            before = [decodings(server, feed.slot) for feed in feeds]
+            done, _ = drained(feeds[0], lake)
+            monkeypatch.setattr(backlog, "MOST_SLICES", 1)
+            one_by_one, _ = drained(feeds[1], lake)
+            ahead, single = (decodings(server, f.slot) - b for f, b in zip(feeds, before, strict=True))
+        assert done.slices == one_by_one.slices >= 10
+        assert ahead <= 12 < 2 * one_by_one.slices <= single, (ahead, single)
+        own, other = (held(lake, feed) for feed in feeds)
+        # The first slice begins where the slot was made.
+        assert own.drop_columns("slice").equals(other.drop_columns("slice"))
+        for end in own["slice"].unique().to_pylist():
+            kinds = own.filter(pa.compute.equal(own["slice"], end))["kind"].to_pylist()
+            assert kinds.index("R") < kinds.index("I"), "every slice describes its relations"
+
+
+def test_a_statement_timeout_shorter_than_a_reading_makes_the_readings_smaller(
+    server: EmbeddedServer, tmp_path: Path
+) -> None:
+    lake = Lake(str(tmp_path), no_session)  # type: ignore[arg-type]
+    with psycopg.connect(server.conninfo(), autocommit=True) as connection:
+        connection.execute("CREATE TABLE t (a int, b text); CREATE TABLE u (a int)")
+        connection.execute("CREATE PUBLICATION p FOR TABLE t, u")
+        patient = a_feed(server, "patient")
+        for feed in (patient, a_feed(server, "hasty")):
+            drained(feed, lake)
+        fill(connection, 60, 8_000)
+        begun = time.monotonic()
+        drained(patient, lake)
+        # A part of what the whole takes on this machine, now.
+        limit = max(50, int((time.monotonic() - begun) * 1000 / 4))
+        hasty = a_feed(server, "hasty", server.conninfo() + f" options='-c statement_timeout={limit}'")
+        done, told = drained(hasty, lake)
+        assert any("canceling statement due to statement timeout" in line for line in told), told
+        assert done.slices > 1
+        rows = (held(lake, feed) for feed in (hasty, patient))
+        changes = [each.filter(pa.compute.equal(each["kind"], "I"))["data"] for each in rows]
+        assert changes[0].combine_chunks().equals(changes[1].combine_chunks())
+        row = connection.execute(
+            "SELECT confirmed_flush_lsn - '0/0' FROM pg_replication_slots WHERE slot_name = 'hasty'"
+        ).fetchone()
+        assert row == (done.to_lsn,)

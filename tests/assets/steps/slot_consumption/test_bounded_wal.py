@@ -1,0 +1,97 @@
+"""A slot retains little WAL while nothing that is published changes, read by runs or followed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from pgsieve.assets.steps.slot_consumption.drain import IDLE_BYTES, drain
+from pgsieve.assets.steps.slot_consumption.follow import StreamedFeed
+from pgsieve.assets.steps.subscription import Feed
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.postgres.embedded import EmbeddedServer
+from pgsieve.resources.postgres.source import Source
+from tests.fixtures.oracle import wait_until
+from tests.fixtures.servers import drop_slots
+
+_numbers = count(1)
+#: The writes of one step; about 1.5 MB.
+WRITE = "insert into {} select 0, repeat(md5(i::text), 20) from generate_series(1, 2000) i"
+RETAINED = "select (pg_current_wal_insert_lsn() - restart_lsn)::bigint from pg_replication_slots where slot_name = %s"
+
+
+def no_session() -> None:
+    raise AssertionError("no session is needed here")
+
+
+@pytest.fixture
+def database(publisher_server: EmbeddedServer) -> Iterator[psycopg.Connection]:
+    name = f"foreign_writes_{next(_numbers)}"
+    with psycopg.connect(publisher_server.conninfo(), autocommit=True) as admin:
+        admin.execute(f"create database {name}")
+        with psycopg.connect(publisher_server.conninfo(dbname=name), autocommit=True) as connection:
+            connection.execute("create table unpublished (a int, b text)")
+            connection.execute("create table filtered (a int, b text)")
+            connection.execute(
+                "create publication p for table filtered where (a > 0) with (publish = 'insert')"
+            )
+            yield connection
+            drop_slots(connection)
+        admin.execute(f"drop database {name} with (force)")
+
+
+@pytest.mark.parametrize("filtered", [False, True], ids=["pipeline", "publisher"])
+@pytest.mark.parametrize("follows", [False, True], ids=["run", "follow"])
+def test_foreign_writes_retain_little_wal(
+    database: psycopg.Connection,
+    publisher_server: EmbeddedServer,
+    tmp_path: Path,
+    filtered: bool,
+    follows: bool,
+) -> None:
+    name = database.info.dbname
+    source = Source("shop", publisher_server.conninfo(dbname=name))
+    feed = Feed(name, source, name, name, filtered, {"sub": ("p",)})
+    lake = Lake(str(tmp_path), no_session)  # type: ignore[arg-type]
+
+    def retained() -> int:
+        """What the slot retains."""
+        row = database.execute(RETAINED, [name]).fetchone()
+        assert row is not None
+        return int(row[0])
+
+    def write() -> None:
+        # What is published and filtered out is in the change log of mode `pipeline`, and confirmed with it.
+        for table in ("unpublished", "filtered"):
+            database.execute(WRITE.format(table))
+
+    drain(feed, lake, [], print)
+    if not follows:
+        for _ in range(4):
+            for _ in range(3):
+                write()
+                database.execute("select pg_log_standby_snapshot()")
+            drain(feed, lake, [], print)
+            assert retained() < IDLE_BYTES
+        return
+    with StreamedFeed(feed, lake, print) as streamed, ThreadPoolExecutor(1) as pool:
+
+        def follow() -> None:
+            for _ in streamed.slices():
+                streamed.append()
+
+        following = pool.submit(follow)
+        try:
+            for _ in range(8):
+                write()
+                # As the server does it every 15 seconds in which somebody writes.
+                database.execute("select pg_log_standby_snapshot()")
+                wait_until(lambda: retained() < 3 * IDLE_BYTES, lambda: f"{retained()} are retained")
+        finally:
+            streamed.stop()
+        following.result()

@@ -1,0 +1,162 @@
+"""Both transports leave the same changes in the change log, whatever the sessions of the publisher do.
+
+The oracle is PostgreSQL's protocol version 1 without two_phase, drained through SQL; the others are drained
+through SQL with two_phase, and through the streaming replication protocol, stopped and started again on the way.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pgsieve.assets.steps.slot_consumption.drain import drain
+from pgsieve.assets.steps.subscription import Feed
+from pgsieve.decoding.protocol.messages import Relation, decode
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.postgres.embedded import EmbeddedServer
+from pgsieve.resources.postgres.plugin_options import PgoutputOptions
+from pgsieve.resources.postgres.slot import SlotError
+from pgsieve.resources.postgres.source import Source
+from tests.fixtures.concurrent_sessions import SETTINGS, STEPS, TABLES, Workload, connect, flushed_lsn
+from tests.fixtures.servers import new_server
+from tests.fixtures.streamed import consume_stream
+
+OPTIONS = {
+    "sql": PgoutputOptions(),
+    "sql_two_phase": PgoutputOptions(two_phase=True),
+    "streamed": PgoutputOptions(streaming="parallel"),
+    "streamed_two_phase": PgoutputOptions(streaming="on", two_phase=True),
+    "streamed_at_commit": PgoutputOptions(),
+}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[EmbeddedServer]:
+    with new_server(18, SETTINGS) as running:
+        with connect(running) as connection:
+            connection.execute(TABLES)
+        yield running
+
+
+class Consumer:
+    """One slot and its change log."""
+
+    def __init__(self, name: str, server: EmbeddedServer, folder: Path) -> None:
+        self.streams = name.startswith("streamed")
+        self.lake = Lake(str(folder / name), no_session)
+        source = Source("publisher", server.conninfo())
+        subscriptions = {"sub": ("pub",)}
+        options = OPTIONS[name]
+        self.feed = Feed(name, source, name, name, True, subscriptions, options=options)
+        drain(self.feed, self.lake, [], print)
+
+    def consume(self, target: int) -> None:
+        """Consume what is committed before `target`."""
+        if not self.streams:
+            drain(self.feed, self.lake, [], print, target)
+            return
+        consume_stream(self.feed, self.lake, target)
+
+    def changes(self) -> list[tuple]:
+        """Every message but descriptions, with its order key and the description that it is to be read by."""
+        path, relations, found = self.lake.change_log(self.feed.name), {}, []
+        rows = self.lake.records.rows(path)
+        for row in sorted(rows, key=lambda row: (row["slice"], row["number"])):
+            message = decode(row["data"])
+            if isinstance(message, Relation):
+                relations[row["slice"], message.relation_id] = message
+            elif row["kind"] != "Y":
+                described = relations[row["slice"], row["relation_id"]] if row["kind"] in "IUD" else None
+                found.append((row["commit_lsn"], row["ordinal"], row["xid"], row["kind"], message, described))
+        return found
+
+
+def no_session() -> None:
+    raise AssertionError("draining into a local lake needs no Spark")
+
+
+@settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
+@given(phases=st.lists(st.lists(STEPS, min_size=5, max_size=30), min_size=1, max_size=3))
+def test_both_transports_leave_the_same_changes(server, tmp_path_factory, phases) -> None:
+    folder = tmp_path_factory.mktemp("lakes")
+    with connect(server) as connection:
+        consumers = [Consumer(name, server, folder) for name in OPTIONS]
+        workload = Workload(server)
+        try:
+            for steps in [*phases, None]:
+                workload.run(steps) if steps else workload.end()
+                target = flushed_lsn(connection)
+                for consumer in consumers:
+                    consumer.consume(target)
+            wanted = consumers[0].changes()
+            for consumer in consumers[1:]:
+                assert consumer.changes() == wanted, consumer.feed.name
+        finally:
+            workload.end()
+            workload.close()
+            connection.execute("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots")
+            connection.execute("DROP TABLE a, b; DROP PUBLICATION pub; DROP TYPE mood")
+            connection.execute(TABLES)
+
+
+class Died(BaseException):
+    """The process ended here."""
+
+
+@pytest.mark.parametrize("name", ["sql_two_phase", "streamed_two_phase"])
+@pytest.mark.parametrize("step", ["append_slice", "save_prepared"])
+def test_what_is_prepared_survives_a_run_that_dies(server, tmp_path, monkeypatch, name, step) -> None:
+    module = (
+        "pgsieve.assets.steps.slot_consumption.follow"
+        if name == "streamed_two_phase"
+        else "pgsieve.assets.steps.slot_consumption.drain"
+    )
+
+    def die(*_: object) -> None:
+        raise Died
+
+    with connect(server) as connection:
+        consumer = Consumer(name, server, tmp_path)
+        try:
+            connection.execute("BEGIN; INSERT INTO a VALUES (1); PREPARE TRANSACTION 'first'")
+            connection.execute("BEGIN; INSERT INTO a VALUES (2); PREPARE TRANSACTION 'second'")
+            connection.execute("INSERT INTO a VALUES (3)")
+            consumer.consume(flushed_lsn(connection))
+            connection.execute("COMMIT PREPARED 'first'")
+            connection.execute("BEGIN; INSERT INTO a VALUES (4); PREPARE TRANSACTION 'third'")
+            connection.execute("INSERT INTO a VALUES (5)")
+            target = flushed_lsn(connection)
+            with monkeypatch.context() as dying:
+                dying.setattr(f"{module}.{step}", die)
+                with pytest.raises(Died):
+                    consumer.consume(target)
+            for gid in ("second", "third"):
+                connection.execute(f"COMMIT PREPARED '{gid}'")
+            consumer.consume(flushed_lsn(connection))
+            inserted = [message.new[0].content for *_, kind, message, _ in consumer.changes() if kind == "I"]
+            assert inserted == [b"3", b"1", b"5", b"2", b"4"]
+        finally:
+            connection.execute("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots")
+            connection.execute("TRUNCATE a")
+
+
+@pytest.mark.parametrize("name", ["sql_two_phase", "streamed_two_phase"])
+def test_what_was_prepared_and_is_gone_is_not_taken_for_nothing(server, tmp_path, name) -> None:
+    with connect(server) as connection:
+        consumer = Consumer(name, server, tmp_path)
+        try:
+            connection.execute("BEGIN; INSERT INTO a VALUES (1); PREPARE TRANSACTION 'first'")
+            connection.execute("INSERT INTO a VALUES (2)")
+            consumer.consume(flushed_lsn(connection))
+            shutil.rmtree(consumer.lake.prepared(name))
+            connection.execute("COMMIT PREPARED 'first'")
+            with pytest.raises(SlotError, match="what of them was received is not in"):
+                consumer.consume(flushed_lsn(connection))
+        finally:
+            connection.execute("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots")
+            connection.execute("TRUNCATE a")

@@ -1,0 +1,250 @@
+"""What holds between the tables of a subscription: cuts where they all agree, and one table's trouble is its own."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import psycopg
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, QueryBuilder
+
+from pgsieve.assets.steps.apply.replica_tables import ApplyResult, apply
+from pgsieve.assets.steps.initial_sync.copy import Copied, copy_tables, tables_to_copy
+from pgsieve.assets.steps.records.cuts import last_cut
+from pgsieve.assets.steps.records.subscription_state import (
+    SubscriptionDisabledError,
+    enable,
+    subscription_state,
+)
+from pgsieve.assets.steps.records.table_states import READY, SET_ASIDE, table_states
+from pgsieve.assets.steps.slot_consumption.drain import drain
+from pgsieve.assets.steps.subscription import Feed, Subscription
+from pgsieve.assets.steps.update_transformation.transform import transform
+from pgsieve.decoding.lsn import parse_lsn
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.postgres.embedded import EmbeddedServer
+from pgsieve.resources.postgres.slot import current_lsn
+from pgsieve.resources.postgres.source import Source
+from tests.fixtures.pgsieve_replica import engine
+from tests.fixtures.servers import drop_slots
+
+pytestmark = pytest.mark.spark
+
+_numbers = itertools.count(1)
+
+
+@dataclass
+class _Replicated:
+    """A database of its own, and one subscription to its publication `p`, in one of the modes."""
+
+    database: psycopg.Connection
+    subscription: Subscription
+    lake: Lake
+
+    def copy(self, names: list[tuple[str, str]] | None = None) -> list[Copied]:
+        wanted = tables_to_copy(self.subscription, self.lake) if names is None else names
+        return copy_tables(self.subscription, self.lake, wanted, _quiet)
+
+    def increment(self) -> ApplyResult:
+        drain(self.subscription.feed, self.lake, [self.subscription], _quiet)
+        transform(self.subscription, self.lake, _quiet)
+        return apply(self.subscription, self.lake, _quiet)
+
+    def rows(self, table: str, version: int | None = None) -> list[dict[str, object]]:
+        path = self.lake.replica("sub", "public", table)
+        query = QueryBuilder().register("t", DeltaTable(path, version=version)).execute("select * from t")
+        return list(pa.table(query.read_all()).to_pylist())
+
+
+def _quiet(_: str) -> None:
+    pass
+
+
+@pytest.fixture(params=["pipeline", "publisher"])
+def replicated(
+    publisher_server: EmbeddedServer, tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[_Replicated]:
+    name, filtered = f"isolation_{next(_numbers)}", request.param == "publisher"
+    with psycopg.connect(publisher_server.conninfo(), autocommit=True) as admin:
+        admin.execute(f"create database {name}")
+        conninfo = publisher_server.conninfo(dbname=name)
+        feed = Feed(
+            name=name,
+            source=Source("publisher", conninfo),
+            slot=name,
+            capture=name,
+            filtered=filtered,
+            subscriptions={"sub": ("p",)},
+        )
+        lake = Lake(str(tmp_path / "lake"), lambda: engine().session)
+        with psycopg.connect(conninfo, autocommit=True) as database:
+            yield _Replicated(database, Subscription("sub", feed, copy_data=True), lake)
+            drop_slots(database)
+        admin.execute(f"drop database {name} with (force)")
+
+
+def test_every_cut_holds_what_one_moment_of_the_publisher_held(replicated: _Replicated) -> None:
+    database = replicated.database
+    for table in ("checking", "savings"):
+        database.execute(f"create table {table} (id int primary key, amount int not null)")
+        database.execute(f"insert into {table} select i, 100 from generate_series(1, 4) i")
+    database.execute("create publication p for table checking, savings")
+    replicated.copy()
+    cuts = []
+    for amount in range(1, 5):
+        with database.transaction():
+            database.execute("update checking set amount = amount - %s where id = %s", [amount, amount])
+            database.execute("update savings set amount = amount + %s where id = %s", [amount, amount])
+        # Tables that a transaction does not touch belong to the cut as they are.
+        database.execute("insert into checking values (%s, 0)", [10 + amount])
+        replicated.increment()
+        cut = last_cut(replicated.lake, replicated.subscription)
+        assert cut is not None
+        cuts.append(cut)
+    assert [c.lsn for c in cuts] == sorted({c.lsn for c in cuts})
+    for number, cut in enumerate(cuts, 1):
+        rows = {name: replicated.rows(name[1], version) for name, version in cut.tables.items()}
+        assert sum(row["amount"] for held in rows.values() for row in held) == 800
+        assert len(rows["public", "checking"]) == 4 + number
+
+
+def test_a_table_with_a_value_it_cannot_hold_is_set_aside_and_the_others_go_on(
+    replicated: _Replicated,
+) -> None:
+    database = replicated.database
+    database.execute("create table prices (id int primary key, price numeric(8,2))")
+    database.execute("create table notes (id int primary key, note text)")
+    database.execute("insert into prices values (1, 1)")
+    database.execute("create publication p for table prices, notes")
+    replicated.copy()
+    database.execute("insert into prices values (2, 'NaN')")
+    database.execute("insert into notes values (1, 'goes on')")
+    replicated.increment()
+    state = table_states(replicated.lake, "sub")["public", "prices"]
+    assert state.state == SET_ASIDE
+    assert 'column "price"' in (state.reason or "")
+    assert "in the row with key (id)=(2)" in (state.reason or "")
+    assert "NaN" not in (state.reason or "").replace("NaN or", "")
+    assert replicated.rows("notes") == [{"id": 1, "note": "goes on"}]
+    assert [row["id"] for row in replicated.rows("prices")] == [1]
+
+    database.execute("insert into notes values (2, 'again')")
+    replicated.increment()
+    assert len(replicated.rows("notes")) == 2
+    assert tables_to_copy(replicated.subscription, replicated.lake) == [], "nobody has asked for it"
+
+    database.execute("update prices set price = 2 where id = 2")
+    (copied,) = replicated.copy([("public", "prices")])
+    assert copied.problem is None
+    database.execute("insert into prices values (3, 3)")
+    replicated.increment()
+    assert table_states(replicated.lake, "sub")["public", "prices"].state == READY
+    assert sorted(row["id"] for row in replicated.rows("prices")) == [1, 2, 3]
+    assert len(replicated.rows("notes")) == 2
+
+
+def test_a_table_that_cannot_be_copied_is_set_aside_and_the_others_are_copied(
+    replicated: _Replicated,
+) -> None:
+    database = replicated.database
+    database.execute("create table prices (id int primary key, price numeric(8,2))")
+    database.execute("create table notes (id int primary key, note text)")
+    database.execute("insert into prices values (1, 'NaN')")
+    database.execute("insert into notes values (1, 'copied')")
+    database.execute("create publication p for table prices, notes")
+    problems = {c.table: c.problem for c in replicated.copy()}
+    assert problems["notes"] is None
+    assert 'column "price"' in (problems["prices"] or "")
+    assert "in the row with key (id)=(1)" in (problems["prices"] or "")
+    assert replicated.rows("notes") == [{"id": 1, "note": "copied"}]
+
+
+def test_the_reason_names_the_transaction_that_set_a_table_aside(replicated: _Replicated) -> None:
+    database = replicated.database
+    database.execute("create table prices (id int primary key, price numeric(8,2))")
+    database.execute("create publication p for table prices")
+    replicated.copy()
+    database.execute("insert into prices values (1, 1)")
+    before = current_lsn(database)
+    database.execute("insert into prices values (2, 'NaN')")
+    after = current_lsn(database)
+    database.execute("insert into prices values (3, 'NaN')")
+    replicated.increment()
+    reason = table_states(replicated.lake, "sub")["public", "prices"].reason or ""
+    assert before <= parse_lsn(reason.rpartition("in the transaction finished at ")[2]) < after
+
+
+@pytest.mark.parametrize("replicated", ["pipeline"], indirect=True)
+def test_row_filters_that_fail_set_their_tables_aside_without_telling_a_value(
+    replicated: _Replicated,
+) -> None:
+    database = replicated.database
+    filters = {
+        "sums": ("2147483000 + a > 5", "ARITHMETIC_OVERFLOW"),
+        "ratios": ("b / (a - 777777) > 1", "division by zero [22012]"),
+        "casts": ("(a * 1e300::float8) * (a * 1e300::float8) > 5", "overflow [22003]"),
+    }
+    for table in filters:
+        database.execute(f"create table {table} (id int primary key, a int, b numeric)")
+        database.execute(f"alter table {table} replica identity full")
+    database.execute("create table notes (id int primary key, note text)")
+    listed = ", ".join(f"{table} where ({row_filter})" for table, (row_filter, _) in filters.items())
+    database.execute(f"create publication p for table {listed}, notes")
+    replicated.copy()
+    for table in filters:
+        database.execute(f"insert into {table} values (1, 0, 2)")
+        database.execute(f"insert into {table} values (2, 777777, 2)")
+    database.execute("insert into notes values (1, 'goes on')")
+    replicated.increment()
+    states = table_states(replicated.lake, "sub")
+    for table, (_, told) in filters.items():
+        reason = states["public", table].reason or ""
+        assert states["public", table].state == SET_ASIDE
+        assert told in reason
+        assert "finished at" in reason
+        assert "777777" not in reason
+    assert replicated.rows("notes") == [{"id": 1, "note": "goes on"}]
+
+
+def test_with_disable_on_error_a_failed_copy_disables_the_subscription_and_is_repeated_once_enabled(
+    replicated: _Replicated,
+) -> None:
+    database = replicated.database
+    replicated.subscription = replace(replicated.subscription, disable_on_error=True)
+    database.execute("create table prices (id int primary key, price numeric(8,2))")
+    database.execute("create table notes (id int primary key, note text)")
+    database.execute("insert into prices values (1, 'NaN')")
+    database.execute("create publication p for table prices, notes")
+    replicated.copy()
+    state = subscription_state(replicated.lake, "sub")
+    assert not state.enabled
+    assert 'column "price"' in (state.reason or "")
+    with pytest.raises(SubscriptionDisabledError):
+        replicated.copy()
+    with pytest.raises(SubscriptionDisabledError):
+        replicated.increment()
+    database.execute("update prices set price = 1")
+    assert enable(replicated.lake, "sub")
+    assert [(c.table, c.problem) for c in replicated.copy()] == [("prices", None)]
+    replicated.increment()
+    assert [row["id"] for row in replicated.rows("prices")] == [1]
+
+
+def test_a_table_whose_columns_delta_cannot_have_is_set_aside_and_the_others_are_copied(
+    replicated: _Replicated,
+) -> None:
+    database = replicated.database
+    database.execute("""create table cased (id int primary key, "Note" text, note text)""")
+    database.execute("create table bare (); create table beside (id int primary key)")
+    database.execute("insert into cased values (1, 'a', 'b'); insert into beside values (1)")
+    database.execute("create publication p for table cased, bare, beside with (publish = 'insert')")
+    problems = {copied.table: copied.problem for copied in replicated.copy()}
+    assert problems["beside"] is None
+    assert 'columns "Note" and "note" differ in case alone' in str(problems["cased"])
+    assert "no column is published" in str(problems["bare"])
+    states = {name[1]: state.state for name, state in table_states(replicated.lake, "sub").items()}
+    assert states == {"cased": SET_ASIDE, "bare": SET_ASIDE, "beside": READY}

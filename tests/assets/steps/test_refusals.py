@@ -1,0 +1,275 @@
+"""Bad input is refused by a named error before anything is created, and nothing half-created is left behind.
+
+No JVM: all of this happens before a row is read.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
+from pgsieve.assets.steps.records.columns import CHANGE_LOG
+from pgsieve.assets.steps.records.feed import durable_position
+from pgsieve.assets.steps.records.table_states import INITIALIZE, READY, TableState, set_states, table_states
+from pgsieve.assets.steps.slot_consumption.drain import drain, prepare
+from pgsieve.assets.steps.subscription import Feed, Subscription
+from pgsieve.assets.steps.validation import table_problems, waiting_for
+from pgsieve.decoding.errors import PgsieveError, UnsupportedFilterError
+from pgsieve.decoding.lsn import parse_lsn
+from pgsieve.decoding.publications.catalog import OPERATIONS, PublicationError
+from pgsieve.decoding.publications.definition import DefinedPublication, DefinedTable
+from pgsieve.decoding.publications.replica_identity import ReplicaIdentityError
+from pgsieve.resources.lake.errors import LakeError
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.postgres.embedded import EmbeddedServer
+from pgsieve.resources.postgres.slot import (
+    SlotAheadError,
+    SlotInUseError,
+    SlotMissingError,
+    create_slot,
+    current_lsn,
+    slot_state,
+)
+from pgsieve.resources.postgres.source import (
+    Source,
+    SourcePermissionError,
+    SourceSettingError,
+    SourceUnreachableError,
+    read_catalog,
+)
+
+_ACTIVE = "select 1 from pg_replication_slots where database = %s and active"
+
+
+def no_session() -> None:
+    raise AssertionError("no session is needed here")
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    return Lake(str(tmp_path / "lake"), no_session)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def conninfo(publisher_server: EmbeddedServer, request: pytest.FixtureRequest) -> Iterator[str]:
+    name = f"refusals_{abs(hash(request.node.name)) % 10**9}"
+    with psycopg.connect(publisher_server.conninfo(), autocommit=True) as admin:
+        admin.execute(f"create database {name}")
+        yield publisher_server.conninfo(dbname=name)
+        deadline = time.monotonic() + 10
+        while admin.execute(_ACTIVE, [name]).fetchone() is not None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        admin.execute(
+            "select pg_drop_replication_slot(slot_name) from pg_replication_slots where database = %s", [name]
+        )
+        admin.execute(f"drop database {name} with (force)")
+
+
+@pytest.fixture
+def database(conninfo: str) -> Iterator[psycopg.Connection]:
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute("create table t (a int primary key, b int, c text)")
+        connection.execute("create publication p for table t")
+        yield connection
+
+
+def feed(
+    conninfo: str,
+    *publications: str,
+    defined: Mapping[str, DefinedPublication] | None = None,
+    slot: str = "refused",
+) -> Feed:
+    subscriptions = {"s": publications or ("p",)}
+    return Feed(
+        "shop",
+        Source("shop", conninfo),
+        slot,
+        "capture",
+        filtered=False,
+        subscriptions=subscriptions,
+        defined=defined or {},
+    )
+
+
+def left_behind(database: psycopg.Connection) -> tuple[list[str], list[str]]:
+    slots = database.execute(
+        "select slot_name from pg_replication_slots where database = current_database()"
+    ).fetchall()
+    publications = database.execute(
+        "select pubname from pg_publication where pubname like 'capture%'"
+    ).fetchall()
+    return [row[0] for row in slots], [row[0] for row in publications]
+
+
+def refused(feed: Feed, lake: Lake) -> PgsieveError:
+    with pytest.raises(PgsieveError) as found:
+        drain(feed, lake, [], lambda _: None)
+    assert found.value.hint
+    return found.value
+
+
+def test_a_conninfo_that_is_none_is_refused_without_its_password(lake: Lake) -> None:
+    error = refused(feed("host=127.0.0.1 password=secret nonsense"), lake)
+    assert isinstance(error, SourceUnreachableError)
+    assert "secret" not in str(error)
+
+
+def test_a_server_that_does_not_answer_is_named(lake: Lake) -> None:
+    error = refused(feed("host=127.0.0.1 port=1 dbname=x password=secret"), lake)
+    assert isinstance(error, SourceUnreachableError)
+    assert 'source "shop"' in error.message
+    assert "secret" not in str(error)
+
+
+def test_wal_level_has_to_be_logical(server_folder: Path, lake: Lake) -> None:
+    with EmbeddedServer(server_folder / "replica_level", settings={"wal_level": "replica"}) as server:
+        error = refused(feed(server.conninfo()), lake)
+    assert isinstance(error, SourceSettingError)
+    assert error.sqlstate == "55000"
+
+
+def test_a_missing_publication_is_refused_and_nothing_is_created(
+    conninfo: str, database: psycopg.Connection, lake: Lake
+) -> None:
+    error = refused(feed(conninfo, "nowhere"), lake)
+    assert isinstance(error, PublicationError)
+    assert '"nowhere"' in error.message
+    assert left_behind(database) == ([], [])
+
+
+def test_a_filter_that_spark_cannot_evaluate_stops_its_table_and_not_the_feed(
+    conninfo: str, database: psycopg.Connection, lake: Lake
+) -> None:
+    database.execute(
+        "create publication odd for table t where (a > 1 and power(a, 2) > 3) with (publish = 'insert')"
+    )
+    subscription = Subscription("s", feed(conninfo, "odd"))
+    (error,) = table_problems(subscription, read_catalog(database)).values()
+    assert isinstance(error, UnsupportedFilterError)
+    assert "row_filter: publisher" in str(error.hint)
+    assert tables_to_copy(subscription, lake) == []
+    state = table_states(lake, "s")["public", "t"]
+    assert (state.state, state.reason) == (INITIALIZE, waiting_for(error))
+    drain(subscription.feed, lake, [subscription], lambda _: None)
+    database.execute("alter publication odd set table t where (a > 1)")
+    assert tables_to_copy(subscription, lake) == [("public", "t")]
+
+
+def test_a_defined_filter_outside_the_replica_identity_is_refused_as_postgresql_does(
+    conninfo: str, database: psycopg.Connection, lake: Lake
+) -> None:
+    own = DefinedPublication(
+        "own", (DefinedTable("public", "t", "b > 1"),), frozenset(OPERATIONS), via_root=False
+    )
+    error = refused(feed(conninfo, "own", defined={"own": own}), lake)
+    assert isinstance(error, ReplicaIdentityError)
+    assert error.sqlstate == "42P10"
+    assert "not part of the replica identity" in error.message
+    assert left_behind(database) == ([], [])
+
+
+def test_a_role_without_replication_is_refused_and_nothing_is_created(
+    conninfo: str, database: psycopg.Connection, lake: Lake
+) -> None:
+    database.execute("drop role if exists plain")
+    database.execute("create role plain login")
+    database.execute("grant create on database " + database.info.dbname + " to plain")
+    database.execute("alter table t owner to plain")
+    error = refused(feed(psycopg.conninfo.make_conninfo(conninfo, user="plain")), lake)
+    assert isinstance(error, SourcePermissionError)
+    assert error.sqlstate == "42501"
+    assert left_behind(database) == ([], [])
+    database.execute("alter table t owner to postgres")
+    database.execute("revoke create on database " + database.info.dbname + " from plain")
+    database.execute("drop role plain")
+
+
+def test_a_lake_that_cannot_be_written_is_refused(
+    conninfo: str, database: psycopg.Connection, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    error = refused(feed(conninfo), Lake(str(tmp_path / "file"), no_session))  # type: ignore[arg-type]
+    assert isinstance(error, LakeError)
+    assert left_behind(database) == ([], [])
+
+
+def test_a_slot_that_is_gone_although_delta_has_progress_is_an_error(
+    conninfo: str, database: psycopg.Connection, lake: Lake
+) -> None:
+    drain(feed(conninfo), lake, [], lambda _: None)
+    database.execute("select pg_drop_replication_slot('refused')")
+    error = refused(feed(conninfo), lake)
+    assert isinstance(error, SlotMissingError)
+    assert "changes since then are lost" in error.message
+
+
+def test_a_slot_that_was_advanced_by_somebody_else_is_an_error(
+    conninfo: str, database: psycopg.Connection, lake: Lake
+) -> None:
+    drain(feed(conninfo), lake, [], lambda _: None)
+    database.execute("insert into t values (1)")
+    database.execute("select pg_replication_slot_advance('refused', pg_current_wal_lsn())")
+    error = refused(feed(conninfo), lake)
+    assert isinstance(error, SlotAheadError)
+
+
+def test_a_slot_that_somebody_reads_is_an_error(
+    conninfo: str, database: psycopg.Connection, lake: Lake
+) -> None:
+    consumed = feed(conninfo)
+    with consumed.source.connect() as connection:
+        prepare(connection, consumed, lake)
+    walsender = psycopg.connect(conninfo, autocommit=True, replication="database")
+    try:
+        walsender.pgconn.send_query(
+            b"START_REPLICATION SLOT refused LOGICAL 0/0 (proto_version '1', publication_names 'p')"
+        )
+        walsender.pgconn.get_result()
+        database.execute("insert into t values (1)")
+        error = refused(consumed, lake)
+    finally:
+        walsender.close()
+    assert isinstance(error, SlotInUseError)
+    assert error.sqlstate == "55006"
+
+
+def test_a_slot_behind_delta_is_moved_on(conninfo: str, database: psycopg.Connection, lake: Lake) -> None:
+    reading = feed(conninfo)
+    with reading.source.connect() as connection:
+        start = create_slot(connection, "shop", "refused")
+        database.execute("create table noise (a int)")
+        later = current_lsn(connection)
+        lake.records.append(lake.change_log("shop"), CHANGE_LOG.empty_table(), later)
+        prepare(connection, reading, lake)
+        state = slot_state(connection, "refused")
+    assert state is not None
+    assert start < later <= state.confirmed_lsn
+    assert durable_position(lake, reading) == later
+
+
+def test_a_new_slot_makes_every_table_be_copied_again(
+    conninfo: str, database: psycopg.Connection, lake: Lake
+) -> None:
+    set_states(lake, "s", [TableState("public", "t", READY, lsn=parse_lsn("0/10"))])
+    reading = feed(conninfo)
+    with reading.source.connect() as connection:
+        prepare(connection, reading, lake)
+    assert table_states(lake, "s")["public", "t"].state == INITIALIZE
+
+
+def test_an_idle_slot_does_not_retain_wal(conninfo: str, database: psycopg.Connection, lake: Lake) -> None:
+    database.execute("create table unpublished (a text)")
+    drain(feed(conninfo), lake, [], lambda _: None)
+    database.execute(
+        "insert into unpublished select repeat(md5(i::text), 30) from generate_series(1, 10000) i"
+    )
+    drained = drain(feed(conninfo), lake, [], lambda _: None)
+    assert drained.slices == 0
+    assert drained.lag < 1024 * 1024
+    again = drain(feed(conninfo), lake, [], lambda _: None)
+    assert again.from_lsn == again.to_lsn == drained.to_lsn

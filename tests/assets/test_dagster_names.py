@@ -1,0 +1,73 @@
+"""PostgreSQL's names in Dagster: nothing that works changes, nothing is refused, nothing meets."""
+
+from __future__ import annotations
+
+import dagster as dg
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from pgsieve.assets.dagster_names import (
+    component,
+    identifier,
+    output_names,
+    partition_table,
+    table_partition,
+    told_apart,
+)
+
+#: What PostgreSQL allows in a name: anything but NUL, 63 bytes.
+names = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1).filter(
+    lambda text: len(text.encode()) <= 63
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("orders", "orders"),
+        ("order_lines_2", "order_lines_2"),
+        ("User", "User"),
+        ("_prisma_migrations", "_prisma_migrations"),
+        ("order items", "order-20-items"),
+        ("v1.2", "v1-2E-2"),
+        ("a-b", "a-2D-b"),
+        ("Größe", "Gr-F6--DF-e"),
+        ('say "hi"', "say-20--22-hi-22-"),
+    ],
+)
+def test_a_name_is_written_so(name: str, text: str) -> None:
+    assert component(name) == text
+    assert identifier(text) == name
+
+
+@given(st.tuples(names, names))
+@example(("a.b", "c"))
+@example(("a", "b.c"))
+@example(("-41-", "41"))
+@example(("...", ",[a...b]\n"))
+def test_a_table_is_read_back_from_its_dagster_partition(name: tuple[str, str]) -> None:
+    key = table_partition(name)
+    assert partition_table(key) == name
+    assert not set(key) & set(",/\\\n\t \"'[]")
+    assert "..." not in key
+
+
+@given(
+    st.sets(
+        st.tuples(
+            names | st.text("aA_-.", min_size=1, max_size=4), names | st.text("aA_-.", min_size=1, max_size=4)
+        )
+    )
+)
+@example({("a__b", "c"), ("a", "b__c"), ("a_", "b"), ("a", "_b"), ("a_b", "c"), ("a", "b_c")})
+def test_no_two_tables_meet_in_an_op(tables: set[tuple[str, str]]) -> None:
+    keys = {dg.AssetKey(["sales", *map(component, name)]): name for name in tables}
+    assert len(keys) == len(tables)
+    outputs = output_names(keys)
+    assert len(set(outputs.values())) == len(tables)
+    groups = told_apart(keys)
+    assert {key: name for group in groups for key, name in group.items()} == keys
+    for group in groups:
+        for named in (dg.AssetKey.to_python_identifier, lambda key: "_".join(key.path).replace("-", "_")):
+            assert len({named(key) for key in group}) == len(group)

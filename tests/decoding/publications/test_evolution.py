@@ -1,0 +1,181 @@
+"""Schema changes in place: what the catalog tells of rows that no message changed, by the server itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+
+from pgsieve.decoding.publications.evolution import Layout, SchemaChangedError, Source, present_names, sources
+from pgsieve.resources.postgres.embedded import EmbeddedServer
+from pgsieve.resources.postgres.source import read_catalog
+
+Connection = psycopg.Connection[tuple[object, ...]]
+
+
+@pytest.fixture
+def connection(publisher_server: EmbeddedServer) -> Iterator[Connection]:
+    """A database of its own with the table t and two rows."""
+    with psycopg.connect(publisher_server.conninfo(), autocommit=True) as administrator:
+        administrator.execute("DROP DATABASE IF EXISTS evolution")
+        administrator.execute("CREATE DATABASE evolution TEMPLATE template0")
+    with psycopg.connect(publisher_server.conninfo(dbname="evolution"), autocommit=True) as made:
+        made.execute("CREATE TABLE t (id int PRIMARY KEY, a text, b int); INSERT INTO t VALUES (1), (2)")
+        yield made
+
+
+def layout(connection: Connection, table: str = "t") -> Layout:
+    """The present layout of a table."""
+    catalog = read_catalog(connection)
+    return Layout.of(catalog.by_name["public", table], catalog)
+
+
+def columns(made: Layout) -> dict[str, str]:
+    """All columns, with a type that only their own decides."""
+    return {c.name: f"{c.type_oid}" for c in made.columns}
+
+
+def followed(
+    connection: Connection, *definitions: str, table: str = "t", listed: bool = False
+) -> list[Source]:
+    """Where the columns get their values from after DDL."""
+    before = layout(connection, table)
+    for definition in definitions:
+        connection.execute(definition)
+    after = layout(connection, table)
+    return list(sources(before, after, columns(before), columns(after), listed=listed))
+
+
+KEPT = [Source("id", "id"), Source("a", "a"), Source("b", "b")]
+
+
+@pytest.mark.parametrize(
+    ("definition", "value"),
+    [
+        ("c int", None),
+        ("c int DEFAULT 7", "7"),
+        ("c int NOT NULL DEFAULT 3 + 4", "7"),
+        ("c text DEFAULT 'a,b {\"'''", "a,b {\"'"),
+        ("c text DEFAULT 'NULL'", "NULL"),
+        ("c text DEFAULT ''", ""),
+        ("c int[] DEFAULT '{1,NULL}'", "{1,NULL}"),
+        ("c box DEFAULT '(1,1),(0,0)'", "(1,1),(0,0)"),
+        ("c bytea DEFAULT '\\x00ff'", "\\x00ff"),
+        ("c int GENERATED ALWAYS AS (b) STORED", None),
+        ("c int DEFAULT random() * 10", None),
+        ("c serial", None),
+        ("c int GENERATED ALWAYS AS IDENTITY", None),
+    ],
+)
+def test_an_added_column_has_its_missing_value_unless_the_table_was_rewritten(
+    connection: Connection, definition: str, value: str | None
+) -> None:
+    before = layout(connection)
+    connection.execute(f"ALTER TABLE t ADD COLUMN {definition}")
+    after = layout(connection)
+    filled = connection.execute("SELECT count(c) FROM t").fetchone()
+    assert filled is not None
+    if value is None and (filled[0] or "GENERATED" in definition):
+        with pytest.raises(SchemaChangedError, match="rewritten"):
+            sources(before, after, columns(before), columns(after), listed=False)
+        return
+    found = sources(before, after, columns(before), columns(after), listed=False)
+    assert list(found) == [*KEPT, Source("c", None, value)]
+    assert connection.execute(
+        "SELECT count(*) FROM t WHERE c::text IS DISTINCT FROM %s", [value]
+    ).fetchone() == (0,)
+
+
+def test_renamed_and_dropped_columns_are_told_by_their_numbers(connection: Connection) -> None:
+    assert followed(connection, "ALTER TABLE t RENAME a TO x", "ALTER TABLE t DROP b") == [
+        Source("id", "id"),
+        Source("x", "a"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "definition",
+    [
+        "ALTER TABLE t ALTER a TYPE varchar",
+        "ALTER TABLE t ALTER a SET NOT NULL, ALTER b SET DEFAULT 1",
+        "VACUUM FULL t",
+        "TRUNCATE t",
+        "ALTER TABLE t REPLICA IDENTITY FULL",
+    ],
+)
+def test_what_changes_no_value_keeps_every_column(connection: Connection, definition: str) -> None:
+    connection.execute("UPDATE t SET a = 'x'")
+    before = layout(connection)
+    connection.execute(definition)
+    after = layout(connection)
+    assert list(sources(before, after, columns(before), columns(before), listed=False)) == KEPT
+
+
+@pytest.mark.parametrize(
+    ("definitions", "reason"),
+    [
+        (["ALTER TABLE t ALTER a TYPE text USING upper(a)"], "altered and the table rewritten"),
+        (["ALTER TABLE t ALTER b TYPE bigint"], "another type"),
+        (["ALTER TABLE t DROP b", "ALTER TABLE t ADD b int"], "another one than before"),
+        (["ALTER TABLE t DROP b", "ALTER TABLE t ADD c int"], "one of the same type added"),
+        (["ALTER TABLE t ADD c int", "ALTER TABLE t DROP c"], "added and dropped again"),
+        (
+            ["ALTER TABLE t RENAME a TO c", "ALTER TABLE t RENAME b TO a", "ALTER TABLE t RENAME c TO b"],
+            "another one than before",
+        ),
+        (["DROP TABLE t", "CREATE TABLE t (id int PRIMARY KEY, a text, b int)"], "dropped and created again"),
+        (["ALTER TABLE t ADD c int", "VACUUM FULL t"], "rewritten"),
+    ],
+)
+def test_what_messages_and_catalog_do_not_tell_is_copied_again(
+    connection: Connection, definitions: list[str], reason: str
+) -> None:
+    with pytest.raises(SchemaChangedError, match=reason):
+        followed(connection, *definitions)
+
+
+def test_a_column_added_beside_a_column_list_may_have_values_that_were_not_sent(
+    connection: Connection,
+) -> None:
+    with pytest.raises(SchemaChangedError, match="column list"):
+        followed(connection, "ALTER TABLE t ADD c int", listed=True)
+
+
+def test_a_partitioned_table_has_the_missing_values_of_its_leaves(connection: Connection) -> None:
+    connection.execute(
+        "CREATE TABLE p (id int, a int) PARTITION BY LIST (id); CREATE TABLE p1 PARTITION OF p FOR VALUES IN (1);"
+        "CREATE TABLE p2 PARTITION OF p FOR VALUES IN (2); INSERT INTO p VALUES (1), (2)"
+    )
+    kept = [Source("id", "id"), Source("a", "a")]
+    assert followed(connection, "ALTER TABLE p ADD c int DEFAULT 5", table="p") == [
+        *kept,
+        Source("c", None, "5"),
+    ]
+    with pytest.raises(SchemaChangedError, match="rewritten"):
+        followed(connection, "ALTER TABLE p ADD d int DEFAULT random() * 10", table="p")
+    with pytest.raises(SchemaChangedError, match="altered and the table rewritten"):
+        followed(connection, "ALTER TABLE p ALTER a TYPE int USING a + 1", table="p")
+
+
+def test_messages_of_the_time_between_are_read_under_the_present_names(connection: Connection) -> None:
+    before = layout(connection)
+    connection.execute("ALTER TABLE t RENAME a TO x; ALTER TABLE t DROP b; ALTER TABLE t ADD c date")
+    after = layout(connection)
+    types = {"id": 23, "a": 25, "x": 25, "b": 23, "c": 1082}
+
+    def names(*sent: str) -> tuple[str, ...]:
+        return present_names([(name, types[name]) for name in sent], before.oid, before, after)
+
+    assert names("id", "a", "b") == ("id", "x", "b")
+    assert names("id", "x", "b", "c") == ("id", "x", "b", "c")
+    assert names("id", "x", "c") == ("id", "x", "c")
+    for unexplained, reason in [
+        ([("id", 23), ("y", 25)], "had another name"),
+        ([("id", 20), ("a", 25)], "had another type"),
+        ([("x", 25), ("id", 23)], "exchanged"),
+    ]:
+        with pytest.raises(SchemaChangedError, match=reason):
+            present_names(unexplained, before.oid, before, after)
+    with pytest.raises(SchemaChangedError, match="was altered"):
+        present_names([("a", 25), ("id", 23)], before.oid + 1, before, after)

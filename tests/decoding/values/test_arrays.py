@@ -1,0 +1,125 @@
+"""Arrays in text and in binary format become lists of their elements, or a named error, whatever is in them."""
+
+from __future__ import annotations
+
+import struct
+
+import pyarrow as pa
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from pgsieve.decoding.errors import PgsieveError, ProtocolError, ValueNotRepresentableError
+from pgsieve.decoding.values.types import column_type, from_binary, from_text
+
+INT4, TEXT, INT4_ARRAY, TEXT_ARRAY, BOX_ARRAY = 23, 25, 1007, 1009, 1020
+
+STRINGS = st.text(
+    st.sampled_from('aN\\"{},; é\n') | st.characters(exclude_characters="\0", exclude_categories=["Cs"])
+)
+ARRAYS = st.lists(st.none() | st.lists(st.none() | st.just("NULL") | STRINGS, max_size=5), max_size=6)
+
+
+def printed(elements: list[str | None], delimiter: str = ",") -> bytes:
+    """What array_out prints of one dimension."""
+
+    def element(text: str | None) -> str:
+        if text is None:
+            return "NULL"
+        if text and text.upper() != "NULL" and not set(text) & {*'"\\{} \t\n\r\v\f', delimiter}:
+            return text
+        return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+    return ("{" + delimiter.join(map(element, elements)) + "}").encode()
+
+
+def sent(elements: list[bytes | None], type_oid: int, *, low: int = 1) -> bytes:
+    """What array_send returns of one dimension."""
+    if not elements:
+        return struct.pack(">iiI", 0, 0, type_oid)
+    listed = [struct.pack(">i", -1) if e is None else struct.pack(">i", len(e)) + e for e in elements]
+    return struct.pack(">iiIii", 1, None in elements, type_oid, len(elements), low) + b"".join(listed)
+
+
+def converted(convert, values, oid):
+    found = convert(pa.array(values, pa.binary()), column_type(oid, -1), "c")
+    found.validate(full=True)
+    return found.to_pylist()
+
+
+@settings(deadline=None)
+@given(ARRAYS)
+@example([None, ["\\", '\\"', None], [], ["NULL", "null", "", "\\\\"], None])
+def test_strings(arrays):
+    texts = [None if a is None else printed(a) for a in arrays]
+    assert converted(from_text, texts, TEXT_ARRAY) == arrays
+    values = [
+        None if a is None else sent([e and e.encode() if e else e if e is None else b"" for e in a], TEXT)
+        for a in arrays
+    ]
+    assert converted(from_binary, values, TEXT_ARRAY) == arrays
+    semicolons = [None if a is None else printed(a, ";") for a in arrays]
+    assert converted(from_text, semicolons, BOX_ARRAY) == arrays
+
+
+@settings(deadline=None)
+@given(st.lists(st.none() | st.lists(st.none() | st.integers(-(2**31), 2**31 - 1), max_size=5), max_size=6))
+def test_numbers(arrays):
+    texts = [None if a is None else printed([None if e is None else str(e) for e in a]) for a in arrays]
+    assert converted(from_text, texts, INT4_ARRAY) == arrays
+    values = [
+        None if a is None else sent([None if e is None else struct.pack(">i", e) for e in a], INT4)
+        for a in arrays
+    ]
+    assert converted(from_binary, values, INT4_ARRAY) == arrays
+    # A slice of a longer array, whose bytes do not begin where its buffer does.
+    one_less = pa.array(values, pa.binary()).slice(1)
+    assert from_binary(one_less, column_type(INT4_ARRAY, -1), "c").to_pylist() == arrays[1:]
+
+
+@pytest.mark.parametrize(
+    "value", ["{{1}}", "{{1,2},{3,4}}", "[0:0]={1}", "[2:3]={1,2}", "{1}2", "{1", "1}", "{1}}", '{"1}', ""]
+)
+def test_what_a_list_does_not_hold_names_the_override(value):
+    with pytest.raises(ValueNotRepresentableError, match=r'"c".*\n.*c: string') as caught:
+        converted(from_text, [b"{1}", value.encode()], INT4_ARRAY)
+    assert not value or value not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "value", [struct.pack(">iiIiiii", 2, 0, INT4, 0, 1, 0, 1), sent([b"\0\0\0\1"], INT4, low=0)]
+)
+def test_what_a_list_does_not_hold_in_binary(value):
+    with pytest.raises(ValueNotRepresentableError):
+        converted(from_binary, [sent([], INT4), value], INT4_ARRAY)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"",
+        sent([b"\0\0\0\1"], TEXT),
+        sent([b"\0\0\1"], INT4),
+        sent([b"\0\0\0\1"], INT4)[:-1],
+        sent([b"\0\0\0\1"], INT4) + b"\0",
+        sent([], INT4) + b"\0",
+        struct.pack(">iiIii", 1, 0, INT4, 2**31 - 1, 1),
+        struct.pack(">iiIiii", 1, 0, INT4, 1, 1, -2),
+    ],
+)
+def test_bytes_that_are_no_array(value):
+    with pytest.raises(ProtocolError):
+        converted(from_binary, [value], INT4_ARRAY)
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.lists(st.text(st.sampled_from('{},"\\aNUL ')), max_size=4))
+def test_text_that_is_no_array_is_an_error_of_pgsieves(values):
+    """Whatever is taken for arrays is as many lists."""
+    texts = [value.encode() for value in values]
+    try:
+        found = converted(from_text, texts, TEXT_ARRAY)
+    except PgsieveError as error:
+        assert isinstance(error, ValueNotRepresentableError)  # noqa: PT017 - either outcome will do
+    else:
+        assert len(found) == len(values)

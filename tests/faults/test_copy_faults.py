@@ -1,0 +1,173 @@
+"""An initial copy under faults that pass: what is copied stays copied, and no table is set aside for them."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg
+import pytest
+from deltalake import DeltaTable
+
+from pgsieve.resources.failpoints import Failpoint
+from pgsieve.resources.postgres.embedded import EmbeddedServer
+from tests.faults.killable import REFUSED, Site, settled, site
+from tests.faults.proxy import Proxy
+from tests.fixtures.oracle import wait_until
+
+pytestmark = pytest.mark.spark
+
+TABLES = [f"copied_{number}" for number in range(12)]
+#: The sessions of pgsieve's that there are while a table is copied.
+SESSIONS = {
+    "reader": "state = 'active' AND query LIKE 'COPY %'",
+    "snapshot": "backend_type = 'walsender'",
+    "lock": "query LIKE 'select pg_advisory_lock%'",
+}
+
+
+def add_tables(database: psycopg.Connection) -> None:
+    for table in TABLES:
+        database.execute(f"CREATE TABLE {table} (id int PRIMARY KEY, note text)")
+        database.execute(f"INSERT INTO {table} SELECT i, 'first' FROM generate_series(1, 50) i")
+    database.execute(f"ALTER PUBLICATION bank ADD TABLE {', '.join(TABLES)}")
+
+
+def add_large_table(database: psycopg.Connection, rows: int = 40_000) -> None:
+    database.execute("CREATE TABLE large (id int PRIMARY KEY, note text)")
+    database.execute(
+        f"INSERT INTO large SELECT i, repeat(md5(i::text), 10) FROM generate_series(1, {rows}) i"
+    )
+    database.execute("ALTER PUBLICATION bank ADD TABLE large")
+
+
+def versions(pgsieve: Site) -> dict[str, int]:
+    """The Delta version of each replica that is there: 0 for one that was copied once."""
+    paths = {table: pgsieve.replica("accounts", table) for table in TABLES}
+    return {
+        table: DeltaTable(str(path)).version()
+        for table, path in paths.items()
+        if (path / "_delta_log").exists()
+    }
+
+
+def compare(pgsieve: Site, database: psycopg.Connection, *tables: str) -> None:
+    for table in tables:
+        expected = database.execute(f"SELECT * FROM {table} ORDER BY id").fetchall()
+        assert sorted(pgsieve.rows(pgsieve.replica("accounts", table))) == expected, table
+
+
+@contextmanager
+def terminating(pgsieve: Site, condition: str, times: int | None = None) -> Iterator[list[int]]:
+    """Within the block sessions of pgsieve's are terminated, so many times; the list tells which."""
+    terminated: list[int] = []
+    done = threading.Event()
+    query = (
+        "SELECT pid, pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND"
+        f" pid <> pg_backend_pid() AND application_name = 'pgsieve' AND {condition}"
+    )
+    reading = (
+        f"SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND {SESSIONS['reader']}"
+    )
+
+    def work() -> None:
+        with pgsieve.connect() as connection:
+            while not done.wait(0.01) and (times is None or len(terminated) < times):
+                row = connection.execute(reading).fetchone()
+                if row is not None and row[0]:
+                    terminated.extend(pid for pid, _ in connection.execute(query))
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    try:
+        yield terminated
+    finally:
+        done.set()
+        worker.join()
+
+
+def test_a_killed_copy_leaves_what_it_copied_and_the_next_run_copies_the_rest(
+    publisher_server: EmbeddedServer, tmp_path: Path, master: str
+) -> None:
+    with site("copy_killed", publisher_server, tmp_path, master) as (pgsieve, database):
+        add_tables(database)
+        for number in (7, 5):
+            copied = len(versions(pgsieve))
+            point = f"{Failpoint.TABLE_COPIED}:{number}"
+            assert pgsieve.run(failpoint=point) == -signal.SIGKILL, pgsieve.log
+            assert len(versions(pgsieve)) > copied
+            pgsieve.write(database)
+            for table in TABLES:
+                database.execute(f"UPDATE {table} SET note = %s WHERE id = 1", [f"after {number}"])
+        before = versions(pgsieve)
+        assert len(before) >= 7
+        started = {table: pgsieve.replica("accounts", table) for table in before}
+        settled(pgsieve, database)
+        compare(pgsieve, database, *TABLES)
+        for table, path in started.items():
+            # One commit for the copy, one for the changes since.
+            operations = [c["operation"] for c in DeltaTable(str(path)).history()]
+            assert len(operations) == 2, (table, operations)
+
+
+@pytest.mark.parametrize("session", SESSIONS)
+def test_a_session_terminated_during_a_copy_costs_time_at_most(
+    publisher_server: EmbeddedServer, tmp_path: Path, master: str, session: str
+) -> None:
+    with (
+        Proxy(publisher_server.port) as proxy,
+        site(f"copy_{session}", publisher_server, tmp_path, master, port=proxy.port) as (pgsieve, database),
+    ):
+        add_large_table(database)
+        proxy.delay = 0.005
+        with terminating(pgsieve, SESSIONS[session], times=1) as terminated:
+            assert pgsieve.run() == 0, pgsieve.log
+        assert terminated
+        settled(pgsieve, database)
+        compare(pgsieve, database, "large")
+
+
+def test_faults_without_an_end_are_refused_and_set_nothing_aside(
+    publisher_server: EmbeddedServer, tmp_path: Path, master: str
+) -> None:
+    with (
+        Proxy(publisher_server.port) as proxy,
+        site("copy_faulty", publisher_server, tmp_path, master, port=proxy.port) as (pgsieve, database),
+    ):
+        add_tables(database)
+        add_large_table(database)
+        proxy.delay = 0.005
+        with terminating(pgsieve, "state = 'active' AND query LIKE 'COPY %\"large\"%'") as terminated:
+            begun = time.monotonic()
+            assert pgsieve.run() == REFUSED, pgsieve.log
+            assert time.monotonic() - begun < 120
+        assert len(terminated) > 4
+        assert "[57P01]" in pgsieve.log
+        assert set(versions(pgsieve)) == set(TABLES)
+        assert "public.copied_3: 50 rows of" in pgsieve.log, "progress is told"
+        proxy.heal()
+        settled(pgsieve, database)
+        compare(pgsieve, database, "large", *TABLES)
+        assert set(versions(pgsieve).values()) == {0}, "what was copied is copied once"
+
+
+def test_connections_cut_again_and_again_during_a_copy_set_nothing_aside(
+    publisher_server: EmbeddedServer, tmp_path: Path, master: str
+) -> None:
+    with (
+        Proxy(publisher_server.port) as proxy,
+        site("copy_cut", publisher_server, tmp_path, master, port=proxy.port) as (pgsieve, database),
+    ):
+        add_large_table(database)
+        proxy.delay, proxy.cut_after = 0.002, 3_000_000
+        process = pgsieve.start("run")
+        wait_until(lambda: proxy.cuts >= 2, lambda: pgsieve.log, 120)
+        proxy.heal()
+        process.join(120)
+        assert process.exitcode == 0, pgsieve.log
+        settled(pgsieve, database)
+        compare(pgsieve, database, "large")

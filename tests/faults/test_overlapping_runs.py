@@ -1,0 +1,65 @@
+"""Several processes at once, some of them killed or robbed of their locks: nothing lost, nothing twice."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from pgsieve.resources.postgres.embedded import EmbeddedServer
+from tests.faults.killable import Site, site
+
+pytestmark = pytest.mark.spark
+
+#: What a process does; a run more often than anything else.
+COMMANDS = (
+    ("run",),
+    ("run",),
+    ("run",),
+    ("run", "accounts"),
+    ("check",),
+    ("check", "--repair"),
+    ("resync", "accounts", "public.journal"),
+    ("resync", "filtered", "public.orders"),
+)
+#: The sessions that hold pgsieve's locks: they end as an idle one does behind a firewall.
+ROB = "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND granted"
+
+
+def test_processes_that_overlap_at_random_lose_and_repeat_nothing(
+    publisher_server: EmbeddedServer, tmp_path: Path, master: str
+) -> None:
+    budget = float(os.environ.get("PGSIEVE_BUDGET_SECONDS") or 20)
+    seed = int(os.environ.get("PGSIEVE_SEED") or random.SystemRandom().randrange(2**32))
+    print(f"reproduce: PGSIEVE_SEED={seed} PGSIEVE_BUDGET_SECONDS={budget:g}")
+    chosen, rounds, end = random.Random(seed), 0, time.monotonic() + budget
+    with site("overlapping", publisher_server, tmp_path, master) as (pgsieve, database):
+        assert pgsieve.run() == 0, pgsieve.log
+        while not rounds or time.monotonic() < end:
+            rounds += 1
+            with pgsieve.writing():
+                _overlap(pgsieve, database, chosen)
+            assert pgsieve.run() == 0, pgsieve.log
+            pgsieve.verify(database)
+    print(f"{rounds} rounds, {pgsieve.transfers} transactions")
+
+
+def _overlap(pgsieve: Site, database: psycopg.Connection, chosen: random.Random) -> None:
+    """Two to four processes from about the same moment on, until all have ended."""
+    processes = []
+    for _ in range(chosen.randint(2, 4)):
+        processes.append(pgsieve.start(*chosen.choice(COMMANDS)))
+        time.sleep(chosen.uniform(0, 1))
+    mortal = [process for process in processes if chosen.random() < 0.3]
+    last = time.monotonic() + 120
+    while any(process.is_alive() for process in processes):
+        assert time.monotonic() < last, f"they wait for each other:\n{pgsieve.log}"
+        time.sleep(chosen.uniform(0, 1))
+        if chosen.random() < 0.4:
+            database.execute(ROB)
+        if mortal and chosen.random() < 0.3:
+            mortal.pop().kill()

@@ -1,0 +1,291 @@
+"""The command line: help, exit codes, and what goes to which stream."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import pgsieve
+from pgsieve.decoding.errors import PgsieveError
+from pgsieve.pipelines.command_line import cli, console
+from pgsieve.pipelines.commands.results import SlotStatus, StatusReport, SubscriptionStatus, TableStatus
+
+ROOT = Path(__file__).parents[3]
+COMMANDS = {
+    "demo": "pgsieve demo --keep ./demo",
+    "run": "pgsieve run sales",
+    "resync": "pgsieve resync sales public.orders",
+    "skip": "pgsieve skip sales 0/14C0A38",
+    "enable": "pgsieve enable sales",
+    "drop": "pgsieve drop sales --delete-tables",
+    "status": "pgsieve status --json",
+    "check": "pgsieve check sales && echo consistent",
+    "maintain": "pgsieve maintain sales",
+    "validate": "pgsieve validate -c pgsieve.yaml",
+    "decode": "pgsieve decode shop --plugin test_decoding -o include-xids=false",
+    "ui": "pgsieve ui --port 3000",
+}
+REQUIRED = {
+    "decode": ["shop", "--plugin", "json"],
+    "resync": ["sales"],
+    "skip": ["sales", "0/14C0A38"],
+    "enable": ["sales"],
+    "drop": ["sales"],
+}
+READING = [command for command in COMMANDS if command != "demo"]
+
+LEAST = """\
+lake: ./lake
+sources:
+  shop: {conninfo: dbname=shop}
+subscriptions:
+  sales: {source: shop, publications: [p1]}
+"""
+
+
+@pytest.fixture
+def invoke(tmp_path, monkeypatch):
+    """Run a command in an empty folder, without the caller's variables."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PGSIEVE_CONFIG", raising=False)
+    monkeypatch.setenv("COLUMNS", "100")
+    return lambda *arguments: CliRunner().invoke(cli.app, arguments, prog_name="pgsieve")
+
+
+# Help and version
+
+
+def test_help_lists_every_command_and_an_example(invoke):
+    result = invoke("--help")
+    assert result.exit_code == 0
+    assert all(f" {command} " in result.stdout for command in COMMANDS)
+    assert "Example: pgsieve demo" in result.stdout
+
+
+def test_the_list_of_commands_here_is_complete():
+    assert {each.callback.__name__ for each in cli.app.registered_commands} == set(COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_an_example(invoke, command):
+    result = invoke(command, "--help")
+    assert result.exit_code == 0
+    assert f"Example: {COMMANDS[command]}" in result.stdout
+    assert result.stderr == ""
+
+
+@pytest.mark.parametrize("command", READING)
+def test_help_names_the_default_configuration_file(invoke, command):
+    text = " ".join(invoke(command, "--help").stdout.replace("│", " ").split())
+    assert "(default: $PGSIEVE_CONFIG, else ./pgsieve.yaml)" in text
+
+
+def test_no_argument_is_a_call_for_help(invoke):
+    result = invoke()
+    assert result.exit_code == 2
+    assert "Commands" in result.stdout + result.stderr
+
+
+def test_version_is_the_projects(invoke):
+    result = invoke("--version")
+    assert result.exit_code == 0
+    assert result.stdout == f"pgsieve {pgsieve.__version__}\n"
+
+
+# Configuration
+
+
+@pytest.mark.parametrize("command", READING)
+def test_a_missing_file_is_one_error_line_and_a_hint_on_stderr(invoke, command):
+    result = invoke(command, *REQUIRED.get(command, []))
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr.splitlines() == [
+        "error: pgsieve.yaml: cannot be read: No such file or directory",
+        "hint: name the file with -c/--config or PGSIEVE_CONFIG",
+    ]
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_config_stands_before_or_after_the_command(invoke, before):
+    option = ("-c", "elsewhere.yaml")
+    result = invoke(*option, "status") if before else invoke("status", *option)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: elsewhere.yaml: cannot be read")
+
+
+def test_config_after_the_command_wins(invoke):
+    assert "b.yaml" in invoke("--config", "a.yaml", "status", "--config", "b.yaml").stderr
+
+
+def test_the_variable_names_the_file(invoke, monkeypatch):
+    monkeypatch.setenv("PGSIEVE_CONFIG", "of-the-variable.yaml")
+    assert invoke("status").stderr.startswith("error: of-the-variable.yaml: cannot be read")
+
+
+@pytest.mark.parametrize("command", READING)
+def test_every_problem_of_the_file_has_its_own_lines(invoke, tmp_path, command):
+    long_name = "s" * 200  # wider than the terminal: still one line
+    (tmp_path / "pgsieve.yaml").write_text(
+        LEAST + f"  {long_name}: {{source: shop, publications: [p]}}\nlakes: x\n"
+    )
+    result = invoke(command, *REQUIRED.get(command, []))
+    assert result.exit_code == 2
+    assert result.stderr.splitlines() == [
+        f"error: pgsieve.yaml:6: subscriptions.{long_name}: cannot be a name",
+        (
+            "hint: letters, digits and underscores, no underscore first, 63 at most: "
+            "it becomes a folder of the lake and part of an asset key"
+        ),
+        "error: pgsieve.yaml:7: lakes: unknown key",
+        "hint: did you mean 'lake'? allowed here: lake, spark, retention, sources, subscriptions",
+    ]
+
+
+@pytest.mark.parametrize("command", ["run", "check", "resync", "skip", "enable", "drop"])
+def test_an_unknown_subscription_is_refused(invoke, tmp_path, command):
+    (tmp_path / "pgsieve.yaml").write_text(LEAST)
+    result = invoke(command, "sale", *REQUIRED.get(command, [])[1:])
+    assert result.exit_code == 2
+    assert result.stderr.splitlines() == [
+        "error: subscription 'sale' is not in pgsieve.yaml",
+        "hint: did you mean 'sales'? allowed here: sales",
+    ]
+
+
+@pytest.mark.parametrize(
+    "arguments", [("run", "--folow"), ("ui", "--port", "x"), ("ui", "--port", "0"), ("stauts",)]
+)
+def test_wrong_arguments_are_refused(invoke, arguments):
+    result = invoke(*arguments)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert arguments[-1] in result.stderr or arguments[1] in result.stderr
+
+
+# Errors inside a command
+
+
+def _failing(error: BaseException) -> typer.Typer:
+    """Make an app of pgsieve's own kind of command, and options, whose command fails."""
+    app = typer.Typer(pretty_exceptions_enable=False)
+    app.callback()(cli.common)
+
+    def fail() -> None:
+        secret = "s3cr3t"  # noqa: F841 - a variable that a traceback with variables would show
+        raise error
+
+    app.command(cls=cli._Command)(fail)
+    return app
+
+
+def test_an_error_shows_its_sqlstate_and_is_not_read_as_markup():
+    error = PgsieveError("table [red]a[/] :smile:", hint="try [b]", sqlstate="42P10")
+    result = CliRunner().invoke(_failing(error), ["fail"])
+    assert result.exit_code == 2
+    assert result.stderr == "error: table [red]a[/] :smile: [42P10]\nhint: try [b]\n"
+
+
+def test_an_unexpected_error_is_a_short_line_without_its_text():
+    result = CliRunner().invoke(_failing(ValueError("row (1, s3cr3t)")), ["fail"])
+    assert result.exit_code == 70
+    assert (
+        result.stderr == "error: unexpected ValueError\nhint: run `pgsieve --verbose …` for the traceback\n"
+    )
+
+
+def test_verbose_shows_the_traceback_without_variables():
+    result = CliRunner().invoke(_failing(ValueError("why")), ["--verbose", "fail"])
+    assert result.exit_code == 70
+    assert "Traceback (most recent call last)" in result.stderr
+    assert "ValueError: why" in result.stderr
+    assert result.stderr.endswith("error: unexpected ValueError\n")
+    assert result.stderr.count("s3cr3t") == result.stderr.count('secret = "s3cr3t"')
+
+
+def test_an_exit_code_of_a_command_is_kept():
+    assert CliRunner().invoke(_failing(typer.Exit(1)), ["fail"]).exit_code == 1
+
+
+def test_an_interrupt_is_130_as_in_a_shell():
+    assert CliRunner().invoke(_failing(KeyboardInterrupt()), ["fail"]).exit_code == 130
+
+
+# JSON
+
+REPORT = StatusReport(
+    slots=(
+        SlotStatus(
+            source="shop",
+            subscription=None,
+            slot="pgsieve_shop",
+            exists=True,
+            active=False,
+            wal_status="reserved",
+            confirmed_lsn="0/1BF7B90",
+            lag_bytes=20_480,
+            change_log_lsn="0/1BF7B90",
+        ),
+    ),
+    subscriptions=(
+        SubscriptionStatus(
+            name="sales",
+            source="shop",
+            row_filter="pipeline",
+            tables=(TableStatus("public", "größe", "ready", "(region = 'EMEA')", "0/1BF7B90", 4, 17),),
+        ),
+    ),
+)
+
+
+def test_the_json_of_a_status_holds_every_field(capsys):
+    console.print_json(REPORT)
+    captured = capsys.readouterr()
+    assert json.loads(captured.out) == json.loads(json.dumps(asdict(REPORT)))
+    assert json.loads(captured.out)["subscriptions"][0]["tables"][0] == {
+        "schema": "public",
+        "name": "größe",
+        "state": "ready",
+        "row_filter": "(region = 'EMEA')",
+        "lsn": "0/1BF7B90",
+        "version": 4,
+        "rows": 17,
+        "problem": None,
+        "since_copy": [],
+    }
+    assert captured.err == ""
+
+
+# The process
+
+
+def _process(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environ = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    return subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, env=environ, check=False, timeout=60
+    )
+
+
+def test_the_console_script_exits_with_the_code(tmp_path):
+    result = _process("-m", "pgsieve.pipelines.command_line.cli", "-c", str(tmp_path / "none.yaml"), "run")
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith(f"error: {tmp_path}/none.yaml: cannot be read")
+
+
+def test_help_and_a_wrong_file_import_neither_dagster_nor_spark():
+    heavy = "{'dagster', 'pyspark', 'delta', 'pyarrow', 'sqlglot'} & set(sys.modules)"
+    code = (
+        "import sys\nfrom pgsieve.pipelines.command_line.cli import app\n"
+        "try: app(['run', '-c', '/nowhere.yaml'])\n"
+        f"except SystemExit: print(sorted({heavy}))"
+    )
+    assert _process("-c", code).stdout == "[]\n"

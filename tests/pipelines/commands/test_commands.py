@@ -1,0 +1,439 @@
+"""resync, skip, enable and drop at every state that a subscription can be in. Copies are small, and need no JVM."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import psycopg
+import pytest
+
+from pgsieve.assets.steps.records.subscription_state import (
+    SubscriptionDisabledError,
+    disable,
+    set_subscription_state,
+    subscription_state,
+)
+from pgsieve.assets.steps.records.table_states import INITIALIZE, SET_ASIDE, set_states, table_states
+from pgsieve.assets.steps.slot_consumption.slot import OtherClusterError
+from pgsieve.decoding.errors import PgsieveError
+from pgsieve.pipelines.commands.skip import enable
+from pgsieve.pipelines.commands.status import status
+from pgsieve.pipelines.commands.validate import validate
+from pgsieve.pipelines.config.model import load_config
+from pgsieve.pipelines.definitions import definitions
+from pgsieve.resources.postgres.embedded import EmbeddedServer
+from pgsieve.resources.postgres.slot import (
+    SlotAheadError,
+    SlotError,
+    SlotInUseError,
+    SlotMissingError,
+    system_identifier,
+)
+from pgsieve.resources.postgres.source import SourceUnreachableError
+from tests.fixtures.servers import new_server
+from tests.fixtures.shop import Shop
+
+_numbers = itertools.count(1)
+
+
+# resync
+
+
+@pytest.mark.spark
+def test_an_altered_row_filter_copies_nothing_by_itself_and_resync_says_what_changed_and_does_it(
+    shop: Shop,
+) -> None:
+    shop.copy()
+    shop.database.execute("alter publication p set table orders where (id > 2), notes")
+    shop.copy()
+    assert shop.ids("one", "orders") == [2, 3, 4], "rows that were copied stay"
+    expected = "row filter: (id > 1) → (id > 2)"
+    assert {t.name: t.since_copy for t in status(load_config(shop.path)).subscriptions[0].tables} == {
+        "orders": (expected,),
+        "notes": (),
+    }
+    received = validate(load_config(shop.path)).subscriptions[0].tables
+    assert {t.name: t.since_copy for t in received} == {"orders": (expected,), "notes": ()}
+    notes = shop.table("one", "notes").version()
+
+    report = shop.resync("one")
+    assert [(t.name, t.changes) for t in report.tables] == [("orders", (expected,))]
+    assert shop.ids("one", "orders") == [3, 4]
+    assert shop.table("one", "notes").version() == notes
+    assert shop.resync("one").tables == (), "nothing is left to do"
+
+
+def test_a_table_that_is_named_is_copied_again_on_a_server_where_nothing_happens(shop: Shop) -> None:
+    shop.copy()
+    for _ in range(2):
+        before = {name: shop.table("one", name).version() for name in ("orders", "notes")}
+        report = shop.resync("one", "public.orders")
+        assert report.run is not None
+        assert [(t.name, t.rows) for t in report.run.copied] == [("orders", 3)]
+        assert shop.table("one", "orders").version() > before["orders"]
+        assert shop.table("one", "notes").version() == before["notes"]
+
+
+@pytest.mark.spark
+def test_resync_brings_back_a_table_that_is_set_aside(shop: Shop) -> None:
+    shop.copy()
+    (notes,) = [s for s in table_states(shop.lake, "one").values() if s.table == "notes"]
+    set_states(shop.lake, "one", [replace(notes, state=SET_ASIDE, reason="a value")])
+    shop.database.execute("alter publication p drop table notes")
+    shop.database.execute("alter publication p add table notes where (id > 3)")
+    shop.copy()
+    assert shop.state("one", "notes") == "set aside"
+    (table,) = shop.resync("one").tables
+    assert (table.state, table.changes) == ("set aside: a value", ("row filter: every row → (id > 3)",))
+    assert shop.state("one", "notes") == "ready"
+    assert shop.ids("one", "notes") == [4]
+
+
+def test_resync_copies_a_subscription_that_has_never_run(shop: Shop) -> None:
+    report = shop.resync("one")
+    assert {(t.name, t.state) for t in report.tables} == {
+        ("orders", "not copied yet"),
+        ("notes", "not copied yet"),
+    }
+    assert shop.ids("one", "orders") == [2, 3, 4]
+
+
+def test_resync_of_an_unknown_table_lists_the_known_ones(shop: Shop) -> None:
+    code, output = shop.cli("resync", "one", "public.stock")
+    assert code == 2
+    assert 'subscription "one" has no table "public"."stock" [42P01]' in output
+    assert '"public"."notes", "public"."orders"' in output
+    code, output = shop.cli("resync", "one", "orders")
+    assert code == 2
+    assert "SCHEMA.TABLE" in output
+
+
+def test_a_table_is_left_to_the_process_that_follows_the_slot(shop: Shop) -> None:
+    shop.copy()
+    slot = shop.written["sources"]["shop"]["slot"]
+    conninfo = shop.written["sources"]["shop"]["conninfo"]
+    with _read(conninfo, slot):
+        report = shop.resync("one", "public.orders")
+    assert report.followed
+    assert table_states(shop.lake, "one")["public", "orders"].state == INITIALIZE
+    assert table_states(shop.lake, "one")["public", "notes"].state != INITIALIZE
+
+
+@contextmanager
+def _read(conninfo: str, slot: str) -> Iterator[None]:
+    """Another process reads the slot."""
+    walsender = psycopg.connect(conninfo, autocommit=True, replication="database")
+    try:
+        options = f"(proto_version '1', publication_names '{slot}')"
+        walsender.pgconn.send_query(f"START_REPLICATION SLOT {slot} LOGICAL 0/0 {options}".encode())
+        walsender.pgconn.get_result()
+        yield
+    finally:
+        walsender.close()
+
+
+# a slot that is lost, and a cluster that is another
+
+
+def _dropped(shop: Shop, slot: str) -> None:
+    shop.database.execute("select pg_drop_replication_slot(%s)", [slot])
+
+
+def _created_again(shop: Shop, slot: str) -> None:
+    _dropped(shop, slot)
+    shop.database.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", [slot])
+
+
+@pytest.mark.parametrize(("lose", "error"), [(_dropped, SlotMissingError), (_created_again, SlotAheadError)])
+def test_the_command_that_a_lost_slot_names_copies_everything_again(
+    shop: Shop, lose: Any, error: type[SlotError]
+) -> None:
+    shop.copy()
+    lose(shop, shop.written["sources"]["shop"]["slot"])
+    shop.database.execute("insert into orders values (5, 5)")
+    shop.database.execute("insert into stock values (5, 5)")
+    for lost in (shop.copy, lambda: shop.resync("one", "public.orders")):
+        with pytest.raises(error) as found:
+            lost()
+        assert "`pgsieve resync one` and `pgsieve resync two`" in str(found.value.hint)
+    report = shop.resync("one")
+    assert report.lost is not None
+    assert len(report.tables) == 2
+    assert shop.ids("one", "orders") == [2, 3, 4, 5]
+    assert shop.state("two", "stock") == "to be copied"
+    shop.resync("two")
+    assert shop.ids("two", "stock") == [1, 2, 3, 4, 5]
+    shop.copy()
+
+
+def test_an_invalidated_slot_names_the_command_that_copies_everything_again(
+    postgres_version: int, shop: Shop
+) -> None:
+    settings = {"max_slot_wal_keep_size": "1MB", "max_wal_size": "32MB", "min_wal_size": "32MB"}
+    with (
+        new_server(postgres_version, settings) as server,
+        psycopg.connect(server.conninfo(), autocommit=True) as database,
+    ):
+        database.execute("create table orders (id int primary key)")
+        database.execute("create publication p for table orders")
+        source = {"conninfo": server.conninfo(), "slot": "lost", "capture": "lost"}
+        shop.configure(sources={"shop": source}, subscriptions={"one": shop.written["subscriptions"]["one"]})
+        shop.copy()
+        for _ in range(4):
+            database.execute("create table if not exists noise (a text)")
+            database.execute("insert into noise select repeat('x', 1000) from generate_series(1, 10000)")
+            database.execute("select pg_switch_wal()")
+        database.execute("checkpoint")
+        database.execute("insert into orders values (1)")
+        with pytest.raises(SlotError, match="can no longer access replication slot") as found:
+            shop.copy()
+        assert "`pgsieve resync one`" in str(found.value.hint)
+        assert shop.resync("one").lost is not None
+        assert shop.ids("one", "orders") == [1]
+
+
+def test_another_cluster_is_an_error_that_names_both_and_the_command_begins_from_scratch(
+    shop: Shop, publisher_server: EmbeddedServer, subscriber_server: EmbeddedServer
+) -> None:
+    shop.copy()
+    identifiers = []
+    for server in (publisher_server, subscriber_server):
+        with psycopg.connect(server.conninfo()) as connection:
+            identifiers.append(system_identifier(connection))
+    name = f"elsewhere_{next(_numbers)}"
+    with psycopg.connect(subscriber_server.conninfo(), autocommit=True) as admin:
+        admin.execute(f"create database {name}")
+        conninfo = subscriber_server.conninfo(dbname=name)
+        before = shop.written["sources"]
+        shop.configure(sources={"shop": {**before["shop"], "conninfo": conninfo}})
+        with psycopg.connect(conninfo, autocommit=True) as database:
+            for table in ("orders", "notes", "stock"):
+                database.execute(f"create table {table} (id int primary key)")
+            database.execute("insert into orders values (7)")
+            database.execute("create publication p for table orders, notes")
+            database.execute("create publication q for table stock")
+            for refused in (shop.copy, lambda: shop.resync("one"), lambda: shop.drop("one")):
+                with pytest.raises(OtherClusterError) as found:
+                    refused()
+                assert all(identifier in found.value.message for identifier in identifiers)
+                assert "`pgsieve drop one --leave-slot --delete-tables`" in str(found.value.hint)
+            for subscription in ("one", "two"):
+                shop.drop(subscription, leave_slot=True, delete_tables=True)
+            shop.copy()
+            assert shop.ids("one", "orders") == [7]
+            for subscription in ("one", "two"):
+                shop.drop(subscription)
+        admin.execute(f"drop database {name} with (force)")
+
+
+# drop
+
+
+def test_drop_leaves_nothing_on_the_server_but_what_others_made_or_need(shop: Shop) -> None:
+    capture = shop.written["sources"]["shop"]["capture"]
+    shop.copy()
+    assert shop.on_server() == ([capture], ["p", "q", capture, f"{capture}_i"])
+    report = shop.drop("one")
+    assert (report.slot, report.publications, report.kept_for) == (None, (capture,), ("two",))
+    assert shop.on_server() == ([capture], ["p", "q", f"{capture}_i"])
+    report = shop.drop("two")
+    assert (report.slot, report.publications) == (capture, (f"{capture}_i",))
+    assert shop.on_server() == ([], ["p", "q"])
+    assert shop.ids("one", "orders") == [2, 3, 4], "its tables stay"
+    for name in ("one", "two"):
+        assert shop.drop(name).slot is None, "nothing is left to do"
+
+
+def test_a_slot_that_is_kept_captures_no_more_than_the_others_need(shop: Shop) -> None:
+    shop.database.execute("alter publication q set (publish = 'insert, update, delete, truncate')")
+    capture = shop.written["sources"]["shop"]["capture"]
+    shop.copy()
+    assert shop.drop("one").altered == (capture,)
+    listed = shop.database.execute(
+        "select tablename from pg_publication_tables where pubname = %s", [capture]
+    )
+    assert listed.fetchall() == [("stock",)]
+
+
+def test_drop_leaves_a_capture_publication_that_somebody_else_made(shop: Shop) -> None:
+    capture = shop.written["sources"]["shop"]["capture"]
+    shop.database.execute(f"create publication {capture} for table orders, notes")
+    shop.copy()
+    shop.drop("one")
+    assert shop.drop("two").publications == (f"{capture}_i",)
+    assert shop.on_server()[1] == ["p", "q", capture]
+
+
+def test_a_dropped_subscription_begins_from_scratch(shop: Shop) -> None:
+    for _ in range(2):
+        shop.copy()
+        for name in ("one", "two"):
+            shop.drop(name)
+        assert shop.state("one", "orders") == "not replicated any more"
+        shop.database.execute("insert into orders select max(id) + 1, 0 from orders")
+    shop.copy()
+    assert shop.ids("one", "orders") == [2, 3, 4, 5, 6]
+
+
+def test_drop_deletes_the_tables_where_asked(shop: Shop) -> None:
+    shop.copy()
+    folder = Path(shop.lake.uri)
+    assert shop.drop("one", delete_tables=True).folders == (str(folder / "one"),)
+    assert not (folder / "one").exists()
+    assert (folder / "two").exists()
+    assert shop.drop("two", delete_tables=True).folders == (
+        str(folder / "two"),
+        str(folder / "_pgsieve" / "shop"),
+    )
+    assert shop.drop("two", delete_tables=True).folders == ()
+    shop.copy()
+    assert shop.ids("two", "stock") == [1, 2, 3, 4]
+
+
+def test_without_the_server_drop_needs_to_be_told_to_leave_the_slot(shop: Shop) -> None:
+    shop.copy()
+    before = shop.written["sources"]
+    shop.configure(sources={"shop": {**before["shop"], "conninfo": "host=127.0.0.1 port=1 dbname=x"}})
+    with pytest.raises(SourceUnreachableError) as found:
+        shop.drop("one")
+    assert "--leave-slot" in str(found.value.hint)
+    report = shop.drop("one", leave_slot=True)
+    assert (report.slot, report.kept_for) == (None, ("two",))
+    slot = before["shop"]["slot"]
+    assert shop.drop("two", leave_slot=True).left == f"replication slot {slot} and the publications {slot}*"
+    shop.configure(sources=before)
+    shop.copy()
+    assert shop.ids("one", "orders") == [2, 3, 4]
+
+
+def test_a_slot_that_somebody_reads_is_not_dropped(shop: Shop) -> None:
+    shop.copy()
+    shop.drop("two")
+    slot = shop.written["sources"]["shop"]["slot"]
+    conninfo = shop.written["sources"]["shop"]["conninfo"]
+    with _read(conninfo, slot), pytest.raises(SlotInUseError):
+        shop.drop("one")
+    assert shop.state("one", "orders") == "ready"
+    assert shop.drop("one").slot == slot
+
+
+def test_a_subscription_that_was_taken_out_of_the_file_is_to_be_put_back_for_its_drop(shop: Shop) -> None:
+    shop.copy()
+    code, output = shop.cli("drop", "three")
+    assert (code, "allowed here: one, two" in output) == (2, True)
+    shop.configure(subscriptions={"two": shop.written["subscriptions"]["two"]})
+    code, output = shop.cli("drop", "one")
+    assert code == 2
+    assert "put it back" in output
+
+
+def test_a_slot_of_its_own_goes_with_its_subscription(shop: Shop) -> None:
+    own = {**shop.written["subscriptions"]["one"], "row_filter": "publisher"}
+    shop.configure(subscriptions={"one": own})
+    shop.copy()
+    assert shop.on_server() == (["pgsieve_shop_one"], ["p", "q"])
+    assert shop.drop("one").slot == "pgsieve_shop_one"
+    assert shop.on_server() == ([], ["p", "q"])
+
+
+# skip, and disabled subscriptions
+
+
+def test_an_lsn_to_skip_is_kept_shown_and_cleared(shop: Shop) -> None:
+    shop.copy()
+    assert shop.cli("skip", "one", "7f/0") == (0, "one: will skip the transaction finished at LSN 7F/0\n")
+    assert shop.skip("one", "7F/1") == "7F/1"
+    one, two = status(load_config(shop.path)).subscriptions
+    assert (one.skip_lsn, two.skip_lsn) == ("7F/1", None)
+    for _ in range(2):
+        assert shop.skip("one", "none") is None
+        assert status(load_config(shop.path)).subscriptions[0].skip_lsn is None
+
+
+@pytest.mark.parametrize(
+    ("lsn", "error"),
+    [("0/0", psycopg.errors.InvalidParameterValue), ("x", psycopg.errors.InvalidTextRepresentation)],
+)
+def test_an_lsn_that_is_none_is_refused_as_postgresql_does(
+    shop: Shop, lsn: str, error: type[psycopg.Error]
+) -> None:
+    subscription = "connection 'dbname=x' publication p with (connect = false)"
+    shop.database.execute(f"create subscription skipping {subscription}".encode())
+    with pytest.raises(error) as refused:
+        shop.database.execute(f"alter subscription skipping skip (lsn = '{lsn}')".encode())
+    shop.database.execute("alter subscription skipping set (slot_name = none)")
+    shop.database.execute("drop subscription skipping")
+    with pytest.raises(PgsieveError) as found:
+        shop.skip("one", lsn)
+    expected = (refused.value.diag.message_primary, refused.value.sqlstate)
+    assert (found.value.message, found.value.sqlstate) == expected
+
+
+@pytest.mark.spark
+def test_a_disabled_subscription_is_refused_until_it_is_enabled_and_the_others_go_on(shop: Shop) -> None:
+    shop.copy()
+    disable(shop.lake, "one", "a value, in the transaction finished at 0/10")
+    shop.database.execute("create table later (id int primary key)")
+    shop.database.execute("alter publication p add table later")
+    shop.database.execute("alter publication q add table later")
+    for refused in (lambda: shop.run("one"), lambda: shop.resync("one")):
+        with pytest.raises(SubscriptionDisabledError) as found:
+            refused()
+        assert "finished at 0/10" in found.value.message
+        assert "`pgsieve enable one`" in str(found.value.hint)
+    assert shop.cli("run", "one")[0] == 2
+    code, output = shop.cli("run")
+    assert code == 1
+    assert 'subscription "one" is disabled' in output
+    assert shop.state("two", "later") == "ready"
+    assert ("public", "later") not in table_states(shop.lake, "one")
+    found_one = status(load_config(shop.path)).subscriptions[0]
+    assert (found_one.enabled, found_one.reason) == (False, "a value, in the transaction finished at 0/10")
+    assert shop.cli("enable", "one") == (0, "one: enabled\n")
+    assert shop.cli("enable", "one") == (0, "one: was enabled already\n")
+    shop.copy()
+    assert shop.state("one", "later") == "ready"
+
+
+def test_the_check_of_a_table_that_is_set_aside_or_disabled_fails_with_the_reason(shop: Shop) -> None:
+    def evaluated() -> dict[str, tuple[bool, str | None]]:
+        defs = definitions(load_config(shop.path))
+        (checks,) = [c for c in defs.asset_checks or [] if c.node_def.name == "one_sync_state"]
+        result = dg.materialize(
+            [checks],
+            resources={"lake": (defs.resources or {})["lake"]},
+            selection=dg.AssetSelection.all_asset_checks(),
+            raise_on_error=False,
+        )
+        found = result.get_asset_check_evaluations()
+        return {e.asset_key.path[-1]: (e.passed, e.description) for e in found}
+
+    shop.copy()
+    assert evaluated() == {"orders": (True, None), "notes": (True, None)}
+    notes = table_states(shop.lake, "one")["public", "notes"]
+    set_states(shop.lake, "one", [replace(notes, state=SET_ASIDE, reason="a value")])
+    assert evaluated() == {"orders": (True, None), "notes": (False, "a value")}
+    disable(shop.lake, "one", "another value")
+    assert evaluated() == {"orders": (False, "another value"), "notes": (False, "another value")}
+
+
+def test_a_subscription_that_never_failed_is_enabled_already(shop: Shop) -> None:
+    config = load_config(shop.path)
+    assert not enable(config, config.subscriptions["one"])
+
+
+def test_drop_forgets_that_a_subscription_was_disabled_and_what_it_skips(shop: Shop) -> None:
+    shop.copy()
+    shop.skip("one", "7F/0")
+    disable(shop.lake, "one", "a value")
+    shop.drop("one")
+    state = subscription_state(shop.lake, "one")
+    assert (state.enabled, state.skip_lsn) == (True, None)
+    set_subscription_state(shop.lake, "one", state)
+    assert subscription_state(shop.lake, "one") == state

@@ -1,0 +1,344 @@
+"""An error of one subscription is told with its name, and the others go on; without a JVM, but for the one that follows."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from pgsieve.assets.steps.records.subscription_state import disable
+from pgsieve.pipelines.commands.follow import follow
+from pgsieve.pipelines.commands.results import RunSummary
+from pgsieve.pipelines.commands.run import instance
+from pgsieve.pipelines.commands.status import status
+from pgsieve.pipelines.config.model import load_config
+from pgsieve.pipelines.definitions import definitions
+from tests.fixtures.shop import Quiet, Shop
+
+
+def _folder(shop: Shop, subscription: str) -> Path:
+    return Path(load_config(shop.path).lake) / subscription
+
+
+def _break(shop: Shop, subscription: str) -> None:
+    """Let nothing be written for the subscription."""
+    folder = _folder(shop, subscription)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    if folder.exists():
+        folder.rename(folder.with_name("aside"))
+    folder.write_text("in the way")
+
+
+def _mend(shop: Shop, subscription: str) -> None:
+    folder = _folder(shop, subscription)
+    folder.unlink()
+    if (aside := folder.with_name("aside")).exists():
+        aside.rename(folder)
+
+
+def test_a_subscription_that_fails_is_named_and_the_others_of_its_slot_go_on(shop: Shop) -> None:
+    _break(shop, "one")
+    code, output = shop.cli("run")
+    assert code != 0
+    assert output.count("error: ") == output.count("error: one: ") == 1
+    assert shop.ids("two", "stock") == [1, 2, 3, 4]
+    _mend(shop, "one")
+    assert shop.cli("run")[0] == 0
+    assert shop.ids("one", "orders") == [2, 3, 4]
+    assert shop.ids("two", "stock") == [1, 2, 3, 4]
+
+
+def test_an_error_of_a_source_concerns_its_subscriptions_and_no_others(shop: Shop) -> None:
+    source = shop.written["sources"]["shop"]
+    gone = {"conninfo": "host=127.0.0.1 port=1 dbname=x"}
+    one, two = shop.written["subscriptions"].values()
+    elsewhere = {"source": "gone", "publications": ["p"]}
+    shop.configure(
+        sources={"gone": gone, "shop": source},
+        subscriptions={"first": elsewhere, "one": one, "other": elsewhere, "two": two},
+    )
+    for command in ("run", "check"):
+        code, output = shop.cli(command)
+        assert code == 2, output
+        assert (
+            output.count("error: ") == output.count('error: first, other: source "gone": no connection') == 1
+        )
+        assert shop.ids("one", "orders") == [2, 3, 4]
+        assert shop.ids("two", "stock") == [1, 2, 3, 4]
+    dg.Definitions.validate_loadable(definitions(load_config(shop.path)))
+
+
+def test_an_error_of_a_slot_is_told_once_for_all_that_read_it(shop: Shop) -> None:
+    own: dict[str, Any] = {"source": "shop", "publications": ["q"], "row_filter": "publisher"}
+    shop.configure(subscriptions={**shop.written["subscriptions"], "three": own})
+    shop.copy()
+    shop.database.execute("select pg_drop_replication_slot(%s)", [shop.written["sources"]["shop"]["slot"]])
+    shop.database.execute("create table later (id int primary key); alter publication q add table later")
+    code, output = shop.cli("run")
+    assert code == 2
+    assert output.count("error: ") == output.count("error: one, two: ") == 1, output
+    assert shop.ids("three", "later") == []
+
+
+def test_a_publication_that_is_missing_does_not_hide_the_other_subscriptions_from_dagster(shop: Shop) -> None:
+    shop.copy()
+    shop.database.execute("drop publication q")
+    graph = definitions(load_config(shop.path)).resolve_asset_graph()
+    keys = {key.to_user_string() for key in graph.get_all_asset_keys()}
+    assert {"one/public/orders", "one/public/notes", "two/public/stock"} <= keys
+
+
+def test_in_dagsters_job_the_subscriptions_that_do_not_fail_are_materialised(shop: Shop) -> None:
+    shop.copy()
+    disable(shop.lake, "one", "an error")
+    defs, config = definitions(load_config(shop.path)), load_config(shop.path)
+    with instance(config) as dagster:
+        job = defs.resolve_job_def("shop_increments")
+        result = job.execute_in_process(instance=dagster, raise_on_error=False)
+    assert not result.success
+    materialised = {e.asset_key.to_user_string() for e in result.get_asset_materialization_events()}
+    assert materialised == {"shop/change_log", "two/table_changes", "two/public/stock"}
+
+
+@pytest.mark.spark
+def test_a_followed_subscription_that_fails_is_left_out_and_the_others_are_followed(shop: Shop) -> None:
+    shop.copy()
+    _break(shop, "one")
+    config, told = load_config(shop.path), []
+
+    def tell(summary: RunSummary) -> None:
+        told.append(summary)
+        if summary.failures:
+            shop.database.execute("insert into stock values (5, 5)")
+        else:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    (failure,) = follow(config, config.selected([]), Quiet(), tell)
+    assert failure.subscriptions == ("one",)
+    assert [summary.failures for summary in told] == [(failure,), ()]
+    assert [(each.name, each.tables[0].inserted) for each in told[1].subscriptions] == [("two", 1)]
+    assert shop.ids("two", "stock") == [1, 2, 3, 4, 5]
+
+
+def test_of_a_source_that_cannot_be_asked_the_status_shows_what_the_lake_has(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    shop.copy()
+    away = {"conninfo": "host=127.0.0.1 port=1 dbname=away"}
+    far = {"source": "away", "publications": ["p"]}
+    both, subscriptions = shop.written["sources"], shop.written["subscriptions"]
+    shop.configure(sources={"away": away, **both}, subscriptions={"far": far, **subscriptions})
+    ends, printed = shop.cli("status")
+    assert ends == 2
+    assert 'away: source "away"' in printed
+    assert printed.count("ready") == 3, "of the source that answers"
+
+    shop.configure(sources={"shop": {**both["shop"], **away}}, subscriptions=subscriptions)
+    one, two = status(load_config(shop.path)).subscriptions
+    assert [(t.name, t.state, t.rows) for t in one.tables] == [("notes", "ready", 4), ("orders", "ready", 3)]
+    assert [(t.name, t.state, t.rows) for t in two.tables] == [("stock", "ready", 4)]
+    shop.configure(sources=both)
+
+
+#: What Spark cannot evaluate as the server does.
+_BEYOND = "n > 0 and quote_ident(b) = 'x'"
+
+
+def _named(shop: Shop) -> None:
+    """A table `names` in the publication of `one`."""
+    shop.database.execute("create table names (id int primary key, n int, b text)")
+    shop.database.execute("alter table names replica identity full")
+    shop.database.execute("insert into names values (1, 1, 'x')")
+
+
+def _publish(shop: Shop, names: str) -> None:
+    shop.database.execute(f"alter publication p set table orders where (id > 1), notes, {names}")
+
+
+def _insert(shop: Shop, number: int) -> None:
+    for table in ("orders", "notes", "stock"):
+        shop.database.execute(f"insert into {table} values ({number}, {number})")
+
+
+def _going_on(shop: Shop, upto: int) -> None:
+    """The other tables have everything."""
+    everything = list(range(1, upto + 1))
+    assert shop.ids("one", "orders") == everything[1:]
+    assert shop.ids("one", "notes") == shop.ids("two", "stock") == everything
+
+
+def test_a_table_whose_filter_spark_cannot_evaluate_waits_and_no_other_does(shop: Shop) -> None:
+    _named(shop)
+    _publish(shop, f"names where ({_BEYOND})")
+    code, printed = shop.cli("run")
+    assert code == 1, printed
+    assert "public.names is to be copied: row filter of public.names" in " ".join(printed.split())
+    _insert(shop, 5)
+    assert shop.cli("run")[0] == 1
+    _going_on(shop, 5)
+    assert shop.state("one", "names") == "to be copied"
+    code, printed = shop.cli("resync", "one", "public.names")
+    assert code == 1, printed
+
+    shop.database.execute("insert into names values (2, 2, 'x')")
+    _publish(shop, "names where (n > 0)")
+    code, printed = shop.cli("run")
+    assert code == 0, printed
+    shop.database.execute("insert into names values (3, 3, 'x'), (4, 0, 'x')")
+    _insert(shop, 6)
+    assert shop.cli("run")[0] == 0
+    _going_on(shop, 6)
+    assert shop.ids("one", "names") == [1, 2, 3]
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("by", ["run", "job"])
+def test_a_filter_that_is_altered_to_one_beyond_spark_loses_nothing(shop: Shop, by: str) -> None:
+    _named(shop)
+    _publish(shop, "names where (n > 0)")
+    assert shop.cli("run")[0] == 0
+    shop.database.execute("insert into names values (2, 2, 'x')")
+    _publish(shop, f"names where ({_BEYOND})")
+    shop.database.execute("insert into names values (3, 3, 'x')")
+    for number in (5, 6):
+        _insert(shop, number)
+        if by == "run":
+            assert shop.cli("run")[0] == 1
+        else:
+            config = load_config(shop.path)
+            with instance(config) as dagster:
+                definitions(config).resolve_job_def("shop_increments").execute_in_process(
+                    instance=dagster, raise_on_error=False
+                )
+        shop.database.execute("insert into names values (%s, 1, 'x')", [number])
+        _going_on(shop, number)
+    assert shop.state("one", "names") == "to be copied"
+    _publish(shop, "names where (n > 0)")
+    _insert(shop, 7)
+    code, printed = shop.cli("run")
+    assert code == 0, printed
+    _going_on(shop, 7)
+    assert shop.ids("one", "names") == [1, 2, 3, 5, 6]
+
+
+@pytest.mark.spark
+def test_a_followed_table_whose_filter_is_altered_to_one_beyond_spark_waits(shop: Shop) -> None:
+    _named(shop)
+    _publish(shop, "names where (n > 0)")
+    shop.run()
+    config, told = load_config(shop.path), []
+    steps = iter(range(5, 8))
+
+    def tell(summary: RunSummary) -> None:
+        told.append(summary)
+        number = next(steps, None)
+        if number is None:
+            os.kill(os.getpid(), signal.SIGTERM)
+            return
+        if number == 6:
+            _publish(shop, f"names where ({_BEYOND})")
+            shop.database.execute("insert into names values (2, 2, 'x')")
+        _insert(shop, number)
+
+    _insert(shop, 4 + 100)
+    shop.database.execute("delete from orders where id = 104; delete from notes where id = 104")
+    assert follow(config, config.selected([]), Quiet(), tell) == ()
+    assert shop.cli("run")[0] == 1
+    assert shop.ids("one", "orders") == [2, 3, 4, 5, 6, 7]
+    assert shop.ids("one", "names") == [1]
+    assert shop.state("one", "names") == "to be copied"
+
+
+def test_a_table_of_which_a_type_cannot_be_had_waits_and_no_other_does(shop: Shop) -> None:
+    assert shop.cli("run")[0] == 0
+    one, two = shop.written["subscriptions"].values()
+    shop.configure(subscriptions={"one": {**one, "types": {"public.notes.n": "date"}}, "two": two})
+    _insert(shop, 5)
+    code, printed = shop.cli("run")
+    assert code == 1, printed
+    assert "notes is to be copied: a column of PostgreSQL type 23 cannot be" in " ".join(printed.split())
+    assert shop.ids("one", "orders") == [2, 3, 4, 5]
+    assert shop.ids("two", "stock") == [1, 2, 3, 4, 5]
+    assert shop.state("one", "notes") == "to be copied"
+    shop.configure(subscriptions={"one": one, "two": two})
+    _insert(shop, 6)
+    assert shop.cli("run")[0] == 0
+    _going_on(shop, 6)
+
+
+def _drop_publication(shop: Shop) -> None:
+    shop.database.execute("drop publication p")
+
+
+def _create_publication(shop: Shop) -> None:
+    shop.database.execute("create publication p for table orders where (id > 1), notes")
+
+
+def _disagree(shop: Shop) -> None:
+    shop.database.execute("create publication other for table notes (id)")
+    one, two = shop.written["subscriptions"].values()
+    shop.configure(subscriptions={"one": {**one, "publications": ["p", "other"]}, "two": two})
+
+
+def _agree(shop: Shop) -> None:
+    one, two = shop.written["subscriptions"].values()
+    shop.configure(subscriptions={"one": {**one, "publications": ["p"]}, "two": two})
+
+
+def _define_badly(shop: Shop) -> None:
+    one, two = shop.written["subscriptions"].values()
+    own = {"own": {"tables": [{"table": "public.notes", "where": "random() > 2"}]}}
+    shop.configure(
+        sources={"shop": {**shop.written["sources"]["shop"], "publications": own}},
+        subscriptions={"one": {**one, "publications": ["p", "own"]}, "two": two},
+    )
+
+
+@pytest.mark.parametrize(
+    ("hinder", "mend", "says"),
+    [
+        (_drop_publication, _create_publication, 'publication "p" does not exist'),
+        (_disagree, _agree, "cannot use different column lists"),
+        (_define_badly, _agree, "invalid publication WHERE expression"),
+    ],
+)
+def test_a_subscription_whose_publications_are_refused_waits_and_no_other_does(
+    shop: Shop, hinder: Callable[[Shop], None], mend: Callable[[Shop], None], says: str
+) -> None:
+    assert shop.cli("run")[0] == 0
+    hinder(shop)
+    for number in (5, 6):
+        _insert(shop, number)
+        code, printed = shop.cli("run")
+        assert code == 2, printed
+        assert printed.count("error: ") == printed.count("error: one: ") == 1
+        assert says in " ".join(printed.split())
+        assert shop.ids("two", "stock") == list(range(1, number + 1))
+        assert shop.ids("one", "notes") == [1, 2, 3, 4]
+    code, printed = shop.cli("status")
+    assert code == 2, printed
+    assert printed.count("ready") == 3, printed
+    assert says in " ".join(printed.split())
+    mend(shop)
+    _insert(shop, 7)
+    code, printed = shop.cli("run")
+    assert code == 0, printed
+    _going_on(shop, 7)
+
+
+def test_records_that_cannot_be_read_concern_their_subscription_only(shop: Shop) -> None:
+    shop.copy()
+    shop.database.execute("insert into stock values (5, 5)")
+    for entry in (_folder(shop, "one") / "_table_states" / "_delta_log").glob("*.json"):
+        entry.write_text("damaged")
+    code, printed = shop.cli("run")
+    assert code == 2, printed
+    assert "error: one: " in printed
+    assert "two: applied" in printed
+    assert shop.ids("two", "stock") == [1, 2, 3, 4, 5]

@@ -1,0 +1,107 @@
+"""`pgsieve maintain` and the nightly job: the same assets, off until somebody wants them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import dagster as dg
+import psycopg
+import pytest
+import yaml
+from deltalake import DeltaTable
+from typer.testing import CliRunner
+
+from pgsieve.pipelines.command_line import cli
+from pgsieve.pipelines.config.model import load_config
+from pgsieve.pipelines.definitions import definitions
+from pgsieve.resources.postgres.embedded import EmbeddedServer
+from tests.fixtures.servers import drop_slots
+
+
+@pytest.fixture
+def file(publisher_server: EmbeddedServer, tmp_path: Path) -> Iterator[Path]:
+    with psycopg.connect(publisher_server.conninfo(), autocommit=True) as admin:
+        admin.execute("create database maintained")
+        conninfo = publisher_server.conninfo(dbname="maintained")
+        with psycopg.connect(conninfo, autocommit=True) as database:
+            database.execute("create table t (id int primary key)")
+            database.execute("insert into t select generate_series(1, 10)")
+            database.execute("create publication p for table t")
+            written = {
+                "lake": "./lake",
+                "retention": {"change_log": "off", "changes": "off"},
+                "sources": {"shop": {"conninfo": conninfo}},
+                "subscriptions": {"sales": {"source": "shop", "publications": ["p"]}},
+            }
+            path = tmp_path / "pgsieve.yaml"
+            path.write_text(yaml.safe_dump(written))
+            yield path
+            drop_slots(database)
+        admin.execute("drop database maintained with (force)")
+
+
+def test_a_lake_is_maintained_and_goes_on(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DAGSTER_HOME", raising=False)
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def pgsieve(*command: str) -> str:
+        result = CliRunner().invoke(cli.app, [*command, "-c", str(file)], prog_name="pgsieve")
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    pgsieve("run")
+    printed = pgsieve("maintain")
+    assert "sales/maintenance" in printed
+    assert "shop/change_log_maintenance" in printed
+    assert "nothing new" in pgsieve("run")
+    # Of being copied, and of being ready.
+    assert DeltaTable(str(file.parent / "lake/sales/_table_states")).get_add_actions().num_rows == 1
+
+
+@pytest.mark.spark
+def test_a_subscription_restored_from_before_what_was_deleted_is_set_aside_and_copied_again(
+    file: Path, publisher_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+
+    def pgsieve(*command: str, ends: int = 0) -> str:
+        result = CliRunner().invoke(cli.app, [*command, "-c", str(file)], prog_name="pgsieve")
+        assert result.exit_code == ends, result.output
+        return result.output
+
+    def rows() -> int:
+        return DeltaTable(str(sales / "public" / "t")).to_pyarrow_table().num_rows
+
+    sales, backup = file.parent / "lake" / "sales", file.parent / "backup"
+    pgsieve("run")
+    shutil.copytree(sales, backup)
+    with psycopg.connect(publisher_server.conninfo(dbname="maintained"), autocommit=True) as database:
+        database.execute("insert into t values (11)")
+        pgsieve("run")
+        pgsieve("maintain")
+        database.execute("insert into t values (12)")
+        shutil.rmtree(sales)
+        shutil.copytree(backup, sales)
+        said = pgsieve("run", ends=1)
+        assert "are deleted from the change log" in said
+        assert "`pgsieve resync sales public.t`" in said
+        assert rows() == 10
+        pgsieve("resync", "sales", "public.t")
+        assert rows() == 12
+        database.execute("insert into t values (13)")
+        pgsieve("run")
+        assert rows() == 13
+        pgsieve("check")
+
+
+def test_maintenance_has_a_schedule_that_is_off(file: Path) -> None:
+    made = definitions(load_config(file))
+    schedule = made.resolve_schedule_def("shop_maintenance_schedule")
+    assert schedule.default_status == dg.DefaultScheduleStatus.STOPPED
+    job = made.resolve_job_def("shop_maintenance")
+    assert {key.to_user_string() for key in job.asset_layer.executable_asset_keys} == {
+        "sales/maintenance",
+        "shop/change_log_maintenance",
+    }

@@ -1,0 +1,93 @@
+"""The web interface: which process it becomes, and where Dagster keeps its records."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pgsieve.decoding.errors import PgsieveError
+from pgsieve.pipelines.commands import ui
+from pgsieve.pipelines.config.model import parse_config
+
+ROOT = Path(__file__).parents[3]
+LEAST = "lake: ./lake\nsources: {shop: {conninfo: dbname=shop}}\n"
+
+
+@pytest.fixture
+def config(tmp_path):
+    return parse_config(LEAST, tmp_path / "pgsieve.yaml", {})
+
+
+def test_dagsters_folder_is_made_beside_the_file_and_reports_nothing(config, tmp_path):
+    home = ui.dagster_home(config, {})
+    assert home == tmp_path / ".pgsieve" / "dagster"
+    assert yaml.safe_load((home / "dagster.yaml").read_text()) == {"telemetry": {"enabled": False}}
+
+
+def test_settings_that_are_there_stay(config):
+    settings = ui.dagster_home(config, {}) / "dagster.yaml"
+    settings.write_text("telemetry: {enabled: true}\n")
+    ui.dagster_home(config, {})
+    assert settings.read_text() == "telemetry: {enabled: true}\n"
+
+
+def test_a_folder_of_the_users_own_is_left_as_it_is(config, tmp_path):
+    assert ui.dagster_home(config, {"DAGSTER_HOME": str(tmp_path / "mine")}) == tmp_path / "mine"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_made_is_refused(config, tmp_path):
+    (tmp_path / ".pgsieve").write_text("a file")
+    with pytest.raises(PgsieveError, match=r"dagster cannot be made") as caught:
+        ui.dagster_home(config, {})
+    assert caught.value.hint == "set DAGSTER_HOME to a folder that can be written"
+
+
+def test_the_definitions_read_the_same_file(config, tmp_path):
+    environ = ui.environment(config, {"A": "b", "PGSIEVE_CONFIG": "other.yaml"})
+    assert environ == {
+        "A": "b",
+        "PGSIEVE_CONFIG": str(tmp_path / "pgsieve.yaml"),
+        "DAGSTER_HOME": str(tmp_path / ".pgsieve" / "dagster"),
+    }
+
+
+def test_dagster_knows_the_options_of_the_command():
+    """The options, tried on Dagster's own parser: with --help it starts nothing."""
+    command = ui.command("127.0.0.1", 3999)
+    assert command[command.index("-d") + 1] == str(ROOT / "src")
+    result = subprocess.run([*command, "--help"], capture_output=True, text=True, check=False, timeout=120)
+    assert result.returncode == 0, result.stderr
+    wrong = subprocess.run([*command, "--no-such"], capture_output=True, text=True, check=False, timeout=120)
+    assert wrong.returncode == 2
+    assert "--no-such" in wrong.stderr
+
+
+def test_the_process_becomes_the_server(tmp_path):
+    """Another interpreter in its place shows the arguments and variables that it gets."""
+    show = tmp_path / "python"
+    show.write_text(
+        f"#!{sys.executable}\nimport json, os, sys\n"
+        "print(json.dumps([sys.argv[1:], os.getpid(), os.environ['PGSIEVE_CONFIG']]))\n"
+    )
+    show.chmod(0o755)
+    file = tmp_path / "pgsieve.yaml"
+    file.write_text(LEAST)
+    code = (
+        "import sys, os\nfrom pgsieve.pipelines.command_line.cli import app\n"
+        f"sys.executable = {str(show)!r}\n"
+        f"app(['ui', '-c', {str(file)!r}, '--port', '3999'])"
+    )
+    environ = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environ)
+    out, _ = process.communicate(timeout=60)
+    arguments, pid, path = json.loads(out)
+    assert pid == process.pid
+    assert path == str(file)
+    assert arguments == ui.command("127.0.0.1", 3999)[1:]

@@ -1,0 +1,117 @@
+"""`pgsieve validate` shows what there is and what stands in the way, of the server and of pgsieve.yaml alike."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from typer.testing import CliRunner
+
+from pgsieve.pipelines.command_line import cli
+from pgsieve.resources.postgres.embedded import EmbeddedServer
+
+CONFIG = """\
+lake: ./lake
+sources:
+  shop:
+    conninfo: "{conninfo}"
+    publications:
+      emea:
+        publish_via_partition_root: true
+        tables:
+          - {{table: public.orders, where: "region = 'EMEA'", columns: [id, region]}}
+      broken:
+        tables: [{{table: public.a_view}}, {{table: public.keyless, where: "a > random()"}}]
+      mutable:
+        tables: [{{table: public.keyless, where: "a > random()"}}]
+subscriptions:
+  sales: {{source: shop, publications: [{publications}]}}
+"""
+A_VIEW = 'cannot add relation "a_view" to publication: This operation is not supported for views.'
+MUTABLE = "invalid publication WHERE expression: User-defined or built-in mutable functions are not allowed."
+LISTED = "Column list used by the publication does not cover the replica identity."
+FILTERED = "Column used in the publication WHERE expression is not part of the replica identity."
+SCHEMA = """
+    CREATE TABLE orders (id int, region text, amount int, PRIMARY KEY (id, region)) PARTITION BY LIST (region);
+    CREATE TABLE orders_emea PARTITION OF orders FOR VALUES IN ('EMEA');
+    CREATE TABLE orders_rest PARTITION OF orders DEFAULT;
+    ALTER TABLE orders_rest REPLICA IDENTITY FULL;
+    CREATE TABLE keyless (a int);
+    CREATE VIEW a_view AS SELECT 1;
+    CREATE PUBLICATION inserted FOR TABLE orders (id, region) WITH (publish = 'insert', publish_via_partition_root);
+    CREATE PUBLICATION unkeyed FOR TABLE keyless WHERE (a > 1);
+"""
+
+
+@pytest.fixture(scope="module")
+def conninfo(publisher_server: EmbeddedServer) -> Iterator[str]:
+    with psycopg.connect(publisher_server.conninfo(), autocommit=True) as admin:
+        admin.execute("CREATE DATABASE validated")
+        conninfo = publisher_server.conninfo(dbname="validated")
+        with psycopg.connect(conninfo, autocommit=True) as connection:
+            connection.execute(SCHEMA)
+        yield conninfo
+        admin.execute("DROP DATABASE validated WITH (FORCE)")
+
+
+def validated(conninfo: str, folder: Path, publications: str) -> tuple[int, dict[str, Any]]:
+    """The exit code and the report as JSON; nothing has been created."""
+    file = folder / "pgsieve.yaml"
+    file.write_text(CONFIG.format(conninfo=conninfo, publications=publications))
+    result = CliRunner().invoke(cli.app, ["validate", "--json", "-c", str(file)])
+    with psycopg.connect(conninfo) as connection:
+        created = connection.execute(
+            "SELECT pubname FROM pg_publication WHERE pubname NOT IN ('inserted', 'unkeyed') UNION ALL"
+            " SELECT slot_name FROM pg_replication_slots UNION ALL SELECT viewname FROM pg_views WHERE viewname ~ 'pgsieve'"
+        ).fetchall()
+    assert created == []
+    return result.exit_code, json.loads(result.stdout)
+
+
+def test_a_subscription_sees_publications_of_both_kinds_together(conninfo: str, tmp_path: Path) -> None:
+    _, report = validated(conninfo, tmp_path, "inserted, emea")
+    pictures = {p["name"]: p for p in report["publications"]}
+    assert (pictures["inserted"]["owner"], pictures["emea"]["owner"]) == ("postgres", None)
+    assert pictures["emea"]["tables"] == [
+        {"schema": "public", "name": "orders", "columns": ["id", "region"], "where": "region = 'EMEA'"}
+    ]
+    ((received,),) = (s["tables"] for s in report["subscriptions"])
+    assert (received["name"], received["columns"], received["row_filter"]) == (
+        "orders",
+        ["id", "region"],
+        None,
+    )
+    filters = {"insert": None, "update": "region = 'EMEA'", "delete": "region = 'EMEA'", "truncate": None}
+    assert [(c["relations"], c["row_filters"], c["identity"]) for c in received["changes"]] == [
+        (["public.orders_emea"], filters, "PRIMARY KEY (id, region)"),
+        (["public.orders_rest"], filters, "FULL"),
+    ]
+
+
+def test_problems_come_in_the_words_of_the_server(conninfo: str, tmp_path: Path) -> None:
+    exit_code, report = validated(conninfo, tmp_path, "emea, unkeyed, broken")
+    assert exit_code == 1
+    assert [(p["object"], p["message"], p["sqlstate"]) for p in report["problems"]] == [
+        ("shop", f'publication "broken": {A_VIEW}', "22023"),
+        ("shop", f'publication "mutable": {MUTABLE}', "0A000"),
+        (
+            "sales",
+            f'cannot update table "public.orders_rest": {LISTED} (publication "emea": amount)',
+            "42P10",
+        ),
+        (
+            "sales",
+            f'cannot delete from table "public.orders_rest": {LISTED} (publication "emea": amount)',
+            "42P10",
+        ),
+        ("sales", f'cannot update table "public.keyless": {FILTERED} (publication "unkeyed": a)', "42P10"),
+        (
+            "sales",
+            f'cannot delete from table "public.keyless": {FILTERED} (publication "unkeyed": a)',
+            "42P10",
+        ),
+    ]

@@ -1,0 +1,54 @@
+"""A feed that is followed: what Dagster hears of it, however many slices there are."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from pgsieve.pipelines.commands.follow import follow
+from pgsieve.pipelines.commands.results import RunSummary
+from pgsieve.pipelines.commands.run import instance
+from pgsieve.pipelines.config.model import load_config
+from tests.fixtures.shop import Quiet, Shop
+
+SLICES = 4
+
+
+@pytest.mark.spark
+def test_dagster_hears_of_all_slices_in_one_run(shop: Shop) -> None:
+    shop.run()
+    config, slices = load_config(shop.path), []
+    stock, log = dg.AssetKey(["two", "public", "stock"]), dg.AssetKey(["shop", "change_log"])
+    with instance(config) as dagster:
+        before = {key: _materializations(dagster, key) for key in (stock, log)}
+
+    def tell(summary: RunSummary) -> None:
+        assert not summary.failures
+        slices.append(summary)
+        if len(slices) == SLICES:
+            os.kill(os.getpid(), signal.SIGTERM)
+        else:
+            shop.database.execute("insert into stock values (%s, 0)", [10 + len(slices)])
+
+    shop.database.execute("insert into stock values (10, 0)")
+    assert follow(config, config.selected([]), Quiet(), tell) == ()
+    assert shop.ids("two", "stock") == [1, 2, 3, 4, *range(10, 10 + SLICES)]
+    with instance(config) as dagster:
+        new = {key: _materializations(dagster, key)[len(listed) :] for key, listed in before.items()}
+    assert [told["inserted"] for told in new[stock]] == [SLICES]
+    assert [told["slices"] for told in new[log]] == [SLICES]
+    assert [told["dagster/row_count"] for told in new[stock]] == [4 + SLICES]
+
+
+def _materializations(dagster: dg.DagsterInstance, key: dg.AssetKey) -> list[dict[str, Any]]:
+    """The metadata of an asset's materializations, oldest first."""
+    records = dagster.fetch_materializations(key, limit=100, ascending=True).records
+    return [
+        {name: value.value for name, value in record.asset_materialization.metadata.items()}
+        for record in records
+        if record.asset_materialization
+    ]

@@ -1,0 +1,285 @@
+"""What other roles of the publisher made, and what its administrator set for pgsieve's role, change nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+import pytest
+import yaml
+from deltalake import DeltaTable
+
+from pgsieve.pipelines.commands.demo import SMALL_DATA
+from pgsieve.resources.postgres.embedded import EmbeddedServer
+from tests.fixtures.oracle import wait_until
+from tests.fixtures.servers import TEST_SETTINGS, drop_slots, new_server
+
+DATABASE = "tenants"
+
+#: Everything of pg_catalog once more in public, as the role `neighbour` may make it; each says so in the server's log.
+PLANT = r"""
+set check_function_bodies = off;
+create function public.planted(what pg_catalog.text) returns pg_catalog.bool language plpgsql as
+  $$begin raise log 'PLANTED %', what; raise exception 'planted %', what; end$$;
+do $plant$
+declare
+  body constant text := 'language plpgsql as $f$begin perform public.planted(%L); end$f$';
+  each record;
+  arguments text;
+begin
+  for each in select p.*, pg_get_function_identity_arguments(p.oid) as given, pg_get_function_result(p.oid) as result
+                from pg_proc p where pronamespace = 'pg_catalog'::regnamespace and prokind in ('f', 'a') loop
+    begin
+      execute format('create function public.%I(%s) returns %s ' || body, each.proname, each.given, each.result, each.proname);
+    exception when others then null;
+    end;
+    foreach arguments in array array['', 'anyelement', 'anyelement, anyelement', 'anyelement, anyelement, anyelement'] loop
+      continue when not 2276 = any (each.proargtypes);
+      begin
+        execute format('create function public.%I(%s) returns %s ' || body, each.proname, arguments, each.result, each.proname);
+      exception when others then null;
+      end;
+    end loop;
+  end loop;
+  for each in select o.*, format_type(oprleft, null) as l, format_type(oprright, null) as r, format_type(oprresult, null) as result
+                from pg_operator o where oprnamespace = 'pg_catalog'::regnamespace loop
+    begin
+      if each.oprleft = 0 then
+        execute format('create function public.planted_operator_%s(%s) returns %s ' || body, each.oid, each.r, each.result, each.oprname);
+        execute format('create operator public.%s (rightarg = %s, function = public.planted_operator_%s)', each.oprname, each.r, each.oid);
+      else
+        execute format('create function public.planted_operator_%s(%s, %s) returns %s ' || body, each.oid, each.l, each.r, each.result, each.oprname);
+        execute format('create operator public.%s (leftarg = %s, rightarg = %s, function = public.planted_operator_%s)', each.oprname, each.l, each.r, each.oid);
+      end if;
+    exception when others then null;
+    end;
+  end loop;
+  for each in select typname, relname from pg_type t left join pg_class c on c.oid = t.typrelid
+               where typnamespace = 'pg_catalog'::regnamespace and (typtype = 'b' or relkind in ('r', 'v')) and typcategory <> 'A' loop
+    begin
+      if each.relname is null then
+        execute format('create domain public.%I as pg_catalog.%1$I check (public.planted(%1$L))', each.typname);
+      else
+        execute format('create view public.%I as select * from pg_catalog.%1$I where public.planted(%1$L)', each.relname);
+        execute format('grant select on public.%I to public', each.relname);
+      end if;
+    exception when others then null;
+    end;
+  end loop;
+end $plant$;
+create function public.to_jsonb(pg_catalog.pg_replication_slots) returns pg_catalog.jsonb language plpgsql as
+  $$begin perform public.planted('to_jsonb(pg_replication_slots)'); end$$;
+create type public.evil as (a int);
+create function public.evil(pg_catalog.oid) returns public.evil language plpgsql as
+  $$begin perform public.planted('a cast'); end$$;
+create cast (pg_catalog.oid as public.evil) with function public.evil(pg_catalog.oid) as implicit;
+create function public.evil(pg_catalog.text) returns public.evil language plpgsql as
+  $$begin perform public.planted('a cast'); end$$;
+create cast (pg_catalog.text as public.evil) with function public.evil(pg_catalog.text) as implicit;
+"""
+
+#: What is written like a function's call, and is none.
+SYNTAX = {"coalesce", "nullif", "exists", "values", "row"}
+
+
+@dataclass
+class Publisher:
+    """A database whose tables the role `replicator` owns, and the role `neighbour` that may create in public."""
+
+    server: EmbeddedServer
+    admin: psycopg.Connection
+
+    @property
+    def conninfo(self) -> str:
+        return self.server.conninfo(dbname=DATABASE, user="replicator")
+
+    def logged(self, since: int) -> str:
+        return self.server.log.read_text(errors="replace")[since:]
+
+    def log_ends(self) -> int:
+        return len(self.server.log.read_text(errors="replace"))
+
+
+@pytest.fixture
+def publisher(postgres_version: int) -> Iterator[Publisher]:
+    settings = {**TEST_SETTINGS, "log_line_prefix": "%u|"}
+    with new_server(postgres_version, settings) as server:
+        with psycopg.connect(server.conninfo(), autocommit=True) as admin:
+            admin.execute(f"create database {DATABASE}")
+            admin.execute("create role replicator login replication")
+            admin.execute("create role neighbour")
+            admin.execute(f"grant create, temporary on database {DATABASE} to replicator")
+            admin.execute("alter role replicator set log_statement = 'all'")
+        with psycopg.connect(server.conninfo(dbname=DATABASE), autocommit=True) as admin:
+            admin.execute("grant create on schema public to neighbour, replicator")
+            admin.execute("grant execute on function pg_control_system() to replicator")
+            admin.execute("set role replicator")
+            admin.execute("create table public.orders (id int primary key, note text, at timestamptz)")
+            admin.execute(
+                "insert into public.orders select i, 'One', now() from generate_series(1, 100000) i"
+            )
+            admin.execute("create publication p for table public.orders")
+            admin.execute("create table public.notes (id int primary key, note text)")
+            admin.execute("alter table public.notes replica identity full")
+            admin.execute("insert into public.notes values (1, 'One'), (2, 'two')")
+            admin.execute("reset role")
+            yield Publisher(server, admin)
+            drop_slots(admin)
+
+
+class Site:
+    """pgsieve.yaml, and the commands."""
+
+    def __init__(self, folder: Path, publisher: Publisher, *, spark: bool) -> None:
+        self.folder, self.path = folder, folder / "pgsieve.yaml"
+        notes = {"table": "public.notes", "where": "upper(note collate \"C\") = 'ONE' and id % 2 = 1"}
+        written = {
+            "lake": "./lake",
+            "spark": {"conf": {**SMALL_DATA, **({"spark.pgsieve.smallBytes": "-1"} if spark else {})}},
+            "sources": {
+                "shop": {"conninfo": publisher.conninfo, "publications": {"own": {"tables": [notes]}}}
+            },
+            "subscriptions": {
+                "server": {"source": "shop", "publications": ["p"], "row_filter": "publisher"},
+                **({"pipeline": {"source": "shop", "publications": ["own"]}} if spark else {}),
+            },
+        }
+        self.path.write_text(yaml.safe_dump(written))
+
+    def start(self, *command: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "pgsieve.pipelines.command_line.cli",
+                "--verbose",
+                *command,
+                "-c",
+                str(self.path),
+            ],
+            env={**os.environ, "DAGSTER_HOME": "", "COLUMNS": "200"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def __call__(self, *command: str) -> str:
+        process = self.start(*command)
+        printed, _ = process.communicate(timeout=300)
+        assert process.returncode == 0, printed
+        return printed
+
+    def follow(self, publisher: Publisher, key: int) -> None:
+        """Follow until a row that is inserted meanwhile is there."""
+        following = self.start("run", "--follow")
+        try:
+            publisher.admin.execute(f"insert into public.orders values ({key}, 'followed')")
+            wait_until(
+                lambda: key in self.ids("server", "orders") or following.poll() is not None,
+                lambda: "not followed",
+                120,
+            )
+        finally:
+            following.send_signal(signal.SIGINT)
+            printed, _ = following.communicate(timeout=120)
+        assert key in self.ids("server", "orders"), printed
+
+    def ids(self, subscription: str, table: str) -> set[int]:
+        replica = DeltaTable(str(self.folder / "lake" / subscription / "public" / table))
+        return set(replica.to_pyarrow_table(columns=["id"])["id"].to_pylist())
+
+    def live(self, publisher: Publisher, *, spark: bool) -> None:
+        """A subscription's life, by its commands."""
+        self("validate")
+        self("run")
+        publisher.admin.execute("insert into public.orders values (100001, 'more'), (100002, 'more')")
+        publisher.admin.execute("delete from public.orders where id = 1")
+        publisher.admin.execute("insert into public.notes values (3, 'One'), (4, 'One'), (5, 'x')")
+        self("decode", "shop", "--plugin", "json", *(() if not spark else ("--slot", "pgsieve_shop")))
+        self("run")
+        assert self.ids("server", "orders") == {*range(2, 100003)}
+        if spark:
+            assert self.ids("pipeline", "notes") == {1, 3}
+        self("status")
+        self("check")
+        self.follow(publisher, 100003)
+        for name in ("server", *(("pipeline",) if spark else ())):
+            self("drop", name)
+
+
+@pytest.mark.spark
+def test_nothing_that_another_role_planted_is_executed(tmp_path: Path, publisher: Publisher) -> None:
+    site = Site(tmp_path, publisher, spark=True)
+    publisher.admin.execute("set role neighbour")
+    publisher.admin.execute(PLANT)
+    publisher.admin.execute("reset role")
+    # Before pg_catalog, so that what is planted needs no better match than what it hides.
+    publisher.admin.execute("alter role replicator set search_path = public, pg_catalog")
+    with psycopg.connect(publisher.conninfo, autocommit=True) as victim:
+        for statement in (
+            "select upper('a')",
+            "select oid from pg_publication",
+            "select 'a'::text",
+            "select 1::int < 2::int",
+            "select to_jsonb(s) from pg_catalog.pg_replication_slots s right join (values (1)) v(a) on true",
+        ):
+            with pytest.raises(psycopg.errors.RaiseException, match="planted"):
+                victim.execute(statement)
+    begins = publisher.log_ends()
+
+    site.live(publisher, spark=True)
+
+    log = publisher.logged(begins)
+    assert re.findall("PLANTED.*", log) == []
+    sent = "\n".join(
+        re.findall(r"^replicator\|LOG:  (?:statement|execute [^:]*): (.*(?:\n\t.*)*)", log, re.MULTILINE)
+    )
+    called = set(re.findall(r"\b([a-z_0-9]+) ?\(", sent.lower()))
+    builtin = {
+        name
+        for (name,) in publisher.admin.execute("select proname from pg_catalog.pg_proc where oid < 16384")
+    }
+    planted = {
+        name
+        for (name,) in publisher.admin.execute(
+            "select proname from pg_catalog.pg_proc where pronamespace = 'public'::regnamespace"
+        )
+    }
+    assert len(called & builtin) > 30
+    assert (called & builtin) - planted - SYNTAX == set(), "sent, and not planted"
+
+
+TIMEOUTS = {
+    "statement_timeout": ("200ms", 0),
+    "lock_timeout": ("200ms", 0),
+    "idle_in_transaction_session_timeout": ("200ms", 0),
+    "idle_session_timeout": ("200ms", 140000),
+    "transaction_timeout": ("200ms", 170000),
+}
+
+
+def test_a_role_with_short_timeouts_is_enough(tmp_path: Path, publisher: Publisher) -> None:
+    version = publisher.admin.info.server_version
+    for name, (value, least) in TIMEOUTS.items():
+        if least <= version:
+            publisher.admin.execute(f"alter role replicator set {name} = '{value}'")
+    with pytest.raises(psycopg.Error), psycopg.connect(publisher.conninfo) as ended:
+        ended.execute("select pg_sleep(1)")
+    if version >= 140000:
+        with pytest.raises(psycopg.Error), psycopg.connect(publisher.conninfo) as idle:
+            _use_later(idle)
+
+    Site(tmp_path, publisher, spark=False).live(publisher, spark=False)
+
+
+def _use_later(session: psycopg.Connection) -> None:
+    time.sleep(0.5)
+    session.execute("select 1")

@@ -1,0 +1,218 @@
+"""Small writes of a local lake beside other writers: nothing twice, and nothing that an overwrite was to replace."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+
+from pgsieve.resources.lake.delta_rs import LocalRecords
+from pgsieve.resources.lake.errors import OverrunError, missing_file
+from pgsieve.resources.lake.parquet_files import write_files
+from pgsieve.resources.lake.records import Standing
+
+Write = Callable[..., None]
+
+
+def rows(*values: int) -> pa.Table:
+    return pa.table({"slice": pa.array(values, pa.int64())})
+
+
+def write(path: str, table: pa.Table, position: int, overwrite: bool, **planned: int) -> None:
+    LocalRecords().write(path, table, position, overwrite=overwrite, **planned)
+
+
+def commit(path: str, table: pa.Table, position: int, overwrite: bool, **planned: int) -> None:
+    files = [f for batch in write_files(path, table.schema, table.to_batches()) for f in batch.to_pylist()]
+    LocalRecords().commit(path, table.schema, files, position, overwrite=overwrite, **planned)
+
+
+def compact(path: str) -> None:
+    DeltaTable(path).optimize.compact()
+
+
+@contextlib.contextmanager
+def again_and_again(work: Callable[[], object]) -> Iterator[None]:
+    """Within the block another writer works all the time; it may be refused."""
+    done = threading.Event()
+
+    def repeat() -> None:
+        while not done.is_set():
+            with contextlib.suppress(DeltaError):
+                work()
+
+    worker = threading.Thread(target=repeat)
+    worker.start()
+    try:
+        yield
+    finally:
+        done.set()
+        worker.join()
+
+
+@pytest.mark.parametrize("by", [write, commit])
+def test_of_two_writers_of_a_position_one_writes(tmp_path: Path, by: Write) -> None:
+    path = str(tmp_path / "t")
+    by(path, rows(0), 1, False)
+    with ThreadPoolExecutor(4) as pool:
+        for position in range(2, 8):
+            list(pool.map(lambda number, at=position: by(path, rows(at), at, False), range(4)))
+    assert sorted(row["slice"] for row in LocalRecords().rows(path)) == [0, *range(2, 8)]
+
+
+@pytest.mark.parametrize("by", [write, commit])
+def test_an_overwrite_beside_a_compaction_leaves_none_of_the_former_rows(tmp_path: Path, by: Write) -> None:
+    path = str(tmp_path / "t")
+    by(path, rows(0), 1, False)
+    with again_and_again(partial(compact, path)):
+        for position in range(2, 17, 3):
+            by(path, rows(position), position, False)
+            by(path, rows(position + 1), position + 1, False)
+            by(path, rows(position + 2), position + 2, True)
+            assert LocalRecords().rows(path) == [{"slice": position + 2}]
+
+
+@pytest.mark.parametrize("by", [write, commit])
+def test_an_append_beside_deletes_is_not_refused(tmp_path: Path, by: Write) -> None:
+    path = str(tmp_path / "t")
+    by(path, rows(-1), 1, False)
+    with again_and_again(lambda: DeltaTable(path).delete("slice < 0")):
+        for position in range(2, 8):
+            by(path, rows(position, -position), position, False)
+    kept = [row["slice"] for row in LocalRecords().rows(path) if row["slice"] > 0]
+    assert sorted(kept) == list(range(2, 8))
+
+
+def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
+    path = str(tmp_path / "t")
+    write(path, rows(1), 1, False)
+    (file,) = Path(path).glob("*.parquet")
+    file.unlink()
+    with pytest.raises(DeltaError) as raised:
+        LocalRecords().rows(path)
+    assert missing_file(raised.value) == str(file)
+
+
+def test_a_table_that_was_put_back_is_told_from_one_that_others_wrote_to(tmp_path: Path) -> None:
+    path, records = str(tmp_path / "t"), LocalRecords()
+    for position in (1, 2, 3):
+        write(path, rows(position), position, False)
+    assert not records.is_restored(path, 2)
+    DeltaTable(path).delete("slice = 1")
+    DeltaTable(path).optimize.compact()
+    assert not records.is_restored(path, 2)
+    DeltaTable(path).restore(1)
+    assert records.is_restored(path, 2)
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("by", [write, commit])
+@pytest.mark.parametrize("other", [write, commit, compact])
+def test_what_was_planned_from_a_version_follows_no_later_one(
+    tmp_path: Path, by: Write, other: Callable[..., None], overwrite: bool
+) -> None:
+    path = str(tmp_path / "t")
+    for position in (1, 2):
+        write(path, rows(position), position, False)
+    base = LocalRecords().standing(path)
+    assert base == Standing(1, 2)
+    other(path) if other is compact else other(path, rows(3), 3, False)
+    planned = partial(by, path, rows(2, 3), 4, overwrite, base=base.version)
+    with pytest.raises(OverrunError):
+        planned()
+    assert LocalRecords().table(path)["slice"].to_pylist().count(2) == 1
+    by(path, rows(4), 4, overwrite, base=LocalRecords().version(path))
+    assert LocalRecords().position(path) == 4
+
+
+@pytest.mark.parametrize("by", [write, commit])
+def test_a_table_that_another_process_has_made_is_not_made_again(tmp_path: Path, by: Write) -> None:
+    path = str(tmp_path / "t")
+    write(path, rows(1), 1, False)
+    with pytest.raises(OverrunError):
+        by(path, rows(1, 2), 2, False, base=-1)
+    with pytest.raises(OverrunError):
+        by(path, rows(1, 2), 2, False, after=0)
+    assert LocalRecords().table(path)["slice"].to_pylist() == [1]
+
+
+@pytest.mark.parametrize("by", [write, commit])
+def test_what_follows_a_position_follows_no_other(tmp_path: Path, by: Write) -> None:
+    path = str(tmp_path / "t")
+    for position in (1, 2):
+        by(path, rows(position), position, False, after=position - 1)
+    with pytest.raises(OverrunError):
+        by(path, rows(2, 3), 3, False, after=1)
+    compact(path)  # moves no position
+    by(path, rows(3), 3, False, after=2)
+    assert sorted(LocalRecords().table(path)["slice"].to_pylist()) == [1, 2, 3]
+
+
+def test_a_merge_follows_no_later_version_than_that_of_its_plan(tmp_path: Path) -> None:
+    path = str(tmp_path / "t")
+    write(path, rows(1), 1, False)
+    write(path, rows(2), 2, False)
+    source = pa.table({"action": ["upsert"], "k": pa.array([2], pa.int64())})
+    merge = partial(LocalRecords().merge, path, source, {"slice": "k"}, {"slice": "k"}, {})
+    with pytest.raises(OverrunError):
+        merge(3, base=0)
+    assert merge(3, base=1) == {"inserted": 0, "updated": 1, "deleted": 0}
+    assert LocalRecords().standing(path) == Standing(2, 3)
+
+
+def test_of_writers_that_plan_from_the_same_version_one_commits(tmp_path: Path) -> None:
+    path = str(tmp_path / "t")
+    write(path, rows(0), 1, False)
+
+    def increment(by: Write) -> None:
+        for _ in range(20):
+            standing = LocalRecords().standing(path)
+            assert standing.position is not None
+            with contextlib.suppress(OverrunError):
+                by(path, rows(standing.position), standing.position + 1, False, base=standing.version)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(increment, [write, commit, write, commit]))
+    held = sorted(LocalRecords().table(path)["slice"].to_pylist())
+    assert held == list(range(len(held)))
+    assert LocalRecords().position(path) == len(held)
+
+
+@pytest.mark.parametrize("number", range(10))
+def test_of_writers_that_make_a_table_at_once_one_commits(tmp_path: Path, number: int) -> None:
+    path, ready = str(tmp_path / str(number)), threading.Barrier(4)
+
+    def first(by: Write) -> int:
+        ready.wait()
+        try:
+            by(path, rows(1), 1, False, after=0)
+        except OverrunError:
+            return 0
+        return 1
+
+    with ThreadPoolExecutor(4) as pool:
+        assert sum(pool.map(first, [write, commit, write, commit])) == 1
+    assert LocalRecords().table(path)["slice"].to_pylist() == [1]
+
+
+def test_conditions_and_the_newest_rows_are_those_of_all_rows(tmp_path: Path) -> None:
+    path, records = str(tmp_path / "t"), LocalRecords()
+    assert records.newest(path, "slice") == records.rows(path, "slice > 1") == []
+    for position, value in enumerate((3, 7, 5, 7), 1):
+        write(path, rows(value), position, overwrite=False)
+    for _ in range(2):
+        assert records.newest(path, "slice") == [{"slice": 7}, {"slice": 7}]
+        assert sorted(row["slice"] for row in records.rows(path, "slice > 3")) == [5, 7, 7]
+        compact(path)
+    DeltaTable(path).delete("slice = 7")
+    assert records.newest(path, "slice") == [{"slice": 5}]
+    DeltaTable(path).delete("slice > 0")
+    assert records.newest(path, "slice") == []

@@ -1,0 +1,59 @@
+"""Spark maintains a table as delta-rs does, where it has to: at a URI, and with deletion vectors."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from pgsieve.resources.lake.delta_rs import LocalRecords
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.maintenance import maintenance
+from tests.fixtures.pgsieve_replica import engine
+
+SCHEMA = pa.schema({"slice": pa.int64(), "commit_time": pa.timestamp("us", "UTC")})
+NOW = datetime.now(UTC)
+
+
+@pytest.mark.spark
+def test_spark_leaves_what_delta_rs_leaves(tmp_path: Path) -> None:
+    paths = {}
+    for way, uri in (("delta-rs", str(tmp_path / "local")), ("spark", (tmp_path / "uri").as_uri())):
+        lake, path = Lake(uri, lambda: engine().session), f"{uri}/t"
+        folder = paths[way] = path.removeprefix("file://")
+        for end, days in ((10, 3), (20, 2), (30, 0), (40, 1)):
+            row = {"slice": end, "commit_time": NOW - timedelta(days=days)}
+            LocalRecords().write(folder, pa.Table.from_pylist([row], SCHEMA), end)
+        assert maintenance(lake, path).last_slice_before(NOW - timedelta(hours=36)) == 20
+        assert maintenance(lake, path).last_slice_before(NOW - timedelta(days=9)) == 0
+        assert maintenance(lake, path).delete("slice <= 10") == 1
+        assert maintenance(lake, path).delete("commit_time < {since}", NOW - timedelta(hours=36)) == 1
+        assert maintenance(lake, path).compact() == 1
+        maintenance(lake, path).vacuum(1000)
+        assert lake.records.position(path) == 40
+        assert list(lake.records.slices(path, 0)) == [30, 40]
+        assert sorted(row["slice"] for row in LocalRecords().rows(folder)) == [30, 40]
+        assert len(list(Path(folder).glob("*.parquet"))) > 1, "old versions are kept for so many hours"
+        maintenance(lake, path).vacuum(0)
+        assert len(list(Path(folder).glob("*.parquet"))) == 1
+    properties = [DeltaTable(folder).metadata().configuration for folder in paths.values()]
+    assert properties[0] == {name: properties[1][name] for name in properties[0]}
+
+
+@pytest.mark.spark
+def test_a_table_with_deletion_vectors_keeps_those_that_a_version_needs(tmp_path: Path) -> None:
+    spark = engine().session
+    lake, path = Lake(str(tmp_path), lambda: spark), str(tmp_path / "t")
+    spark.range(100).coalesce(1).write.format("delta").option("delta.enableDeletionVectors", "true").save(
+        path
+    )
+    spark.sql(f"delete from delta.`{path}` where id % 10 = 3")
+    marked = DeltaTable(path).version()
+    maintenance(lake, path).compact()
+    maintenance(lake, path).vacuum(1)
+    assert list(tmp_path.rglob("deletion_vector_*.bin"))
+    assert spark.read.format("delta").option("versionAsOf", marked).load(path).count() == 90
+    assert spark.read.format("delta").load(path).count() == 90

@@ -1,0 +1,174 @@
+"""The embedded server: real processes, started and stopped."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from pgsieve.resources.postgres.embedded import EmbeddedServer, EmbeddedServerError
+
+QUICK = {"fsync": "off", "shared_buffers": "16MB"}
+#: Seconds that a process may take to end on a machine that is busy with other work.
+PATIENCE = 300
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def postmaster(data: Path) -> int:
+    return int((data / "postmaster.pid").read_text().split()[0])
+
+
+def ended(pid: int, seconds: float = PATIENCE) -> bool:
+    deadline = time.monotonic() + seconds
+    while alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not alive(pid)
+
+
+def setting(server: EmbeddedServer, name: str) -> str:
+    with psycopg.connect(server.conninfo()) as connection:
+        row = connection.execute("SELECT current_setting(%s)", [name]).fetchone()
+    assert row is not None
+    return str(row[0])
+
+
+@pytest.mark.parametrize("version", [16, 18])
+def test_a_new_server_is_ready_for_logical_replication(server_folder: Path, version: int) -> None:
+    with EmbeddedServer(server_folder / "data", version=version, settings=QUICK) as server:
+        assert server.running
+        with psycopg.connect(server.conninfo(), autocommit=True) as connection:
+            assert connection.info.server_version // 10000 == version == server.version
+            made = connection.execute("SELECT pg_create_logical_replication_slot('s', 'pgoutput')").fetchone()
+            assert made is not None
+            connection.execute("SELECT pg_drop_replication_slot('s')")
+        assert setting(server, "TimeZone") == "UTC"
+        assert setting(server, "server_encoding") == "UTF8"
+        assert setting(server, "max_replication_slots") == "64"
+    assert not server.running
+    assert not (server.data / "postmaster.pid").exists()
+
+
+def test_data_and_port_survive_a_stop_and_new_settings_count_at_the_next_start(server_folder: Path) -> None:
+    server = EmbeddedServer(server_folder / "data", settings=QUICK).start()
+    port = server.port
+    with psycopg.connect(server.conninfo()) as connection:
+        connection.execute("CREATE TABLE kept AS SELECT 1 AS a")
+    server.stop()
+    server.stop()  # the second time does nothing
+    with server.start():
+        assert server.port == port
+        with psycopg.connect(server.conninfo()) as connection:
+            assert connection.execute("SELECT a FROM kept").fetchone() == (1,)
+    with EmbeddedServer(
+        server.data, settings={**QUICK, "work_mem": "123kB", "application_name": "it's"}
+    ) as again:
+        assert setting(again, "work_mem") == "123kB"
+        assert setting(again, "application_name") == "it's"
+
+
+def test_an_immediate_stop_is_recovered_from(server_folder: Path) -> None:
+    server = EmbeddedServer(server_folder / "data", settings={**QUICK, "synchronous_commit": "on"}).start()
+    with psycopg.connect(server.conninfo()) as connection:
+        connection.execute("CREATE TABLE kept AS SELECT 1 AS a")
+    server.stop(immediate=True)
+    with server.start(), psycopg.connect(server.conninfo()) as connection:
+        assert connection.execute("SELECT a FROM kept").fetchone() == (1,)
+    assert "was not properly shut down" in server.log.read_text()
+
+
+def test_conninfo_takes_and_replaces_keywords(server_folder: Path) -> None:
+    with EmbeddedServer(server_folder / "data", settings=QUICK) as server:
+        with psycopg.connect(server.conninfo(application_name="a 'b'", dbname="template1")) as connection:
+            asked = connection.execute(
+                "SELECT current_setting('application_name'), current_database()"
+            ).fetchone()
+        assert asked == ("a 'b'", "template1")
+        with psycopg.connect(server.conninfo(host=str(server.data))) as connection:
+            assert connection.execute("SELECT inet_client_addr()").fetchone() == (None,)
+
+
+def test_a_server_that_cannot_start_says_why_with_the_end_of_its_log(server_folder: Path) -> None:
+    server = EmbeddedServer(server_folder / "data", settings={"shared_buffers": "nonsense"})
+    with pytest.raises(
+        EmbeddedServerError, match=r'(?s)did not start.*invalid value for parameter "shared_buffers"'
+    ):
+        server.start()
+    assert not server.running
+    assert not (server.data / "postmaster.pid").exists()
+
+
+def test_a_taken_port_is_an_error(server_folder: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(EmbeddedServerError, match="could not bind"):
+            EmbeddedServer(server_folder / "data", port=port, settings=QUICK).start()
+
+
+def test_one_data_directory_is_served_once(server_folder: Path) -> None:
+    with EmbeddedServer(server_folder / "data", settings=QUICK) as server:
+        with pytest.raises(EmbeddedServerError, match="lock file"):
+            EmbeddedServer(server.data, settings=QUICK).start()
+        assert setting(server, "wal_level") == "logical"
+
+
+def test_another_version_of_the_data_is_refused(server_folder: Path) -> None:
+    with EmbeddedServer(server_folder / "data", version=16, settings=QUICK) as server:
+        pass
+    with pytest.raises(EmbeddedServerError, match="made by PostgreSQL 16, not 18"):
+        EmbeddedServer(server.data, version=18).start()
+    with pytest.raises(EmbeddedServerError, match="versions: 16, 18"):
+        EmbeddedServer(server.data, version=9)
+
+
+def test_there_is_no_port_before_the_first_start(server_folder: Path) -> None:
+    with pytest.raises(EmbeddedServerError, match="no port yet"):
+        EmbeddedServer(server_folder / "data").conninfo()
+
+
+STARTS_ONE = """
+import sys, time
+from pathlib import Path
+from pgsieve.resources.postgres.embedded import EmbeddedServer
+server = EmbeddedServer(Path(sys.argv[1]), settings={"fsync": "off"}).start()
+print("ready", flush=True)
+if sys.argv[2] == "wait":
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("end", ["exit", "SIGTERM", "SIGKILL"])
+def test_no_server_outlives_the_process_that_started_it(server_folder: Path, end: str) -> None:
+    data = server_folder / "data"
+    root = Path(__file__).parents[3]
+    with subprocess.Popen(
+        [sys.executable, "-c", STARTS_ONE, str(data), "exit" if end == "exit" else "wait"],
+        stdout=subprocess.PIPE,
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": str(root / "src")},
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        if end == "exit":
+            assert process.wait(PATIENCE) == 0
+        else:
+            pid = postmaster(data)
+            process.send_signal(signal.Signals[end])
+            process.wait(PATIENCE)
+            assert ended(pid)
+    assert not (data / "postmaster.pid").exists()

@@ -1,0 +1,63 @@
+"""Who works on a subscription alone, and what another process says that has to wait."""
+
+from __future__ import annotations
+
+import threading
+
+import psycopg
+import pytest
+
+from pgsieve.resources.postgres.embedded import EmbeddedServer
+from pgsieve.resources.postgres.source import Source
+from tests.fixtures.oracle import wait_until
+
+
+def test_a_wait_for_another_process_is_told_after_a_second_with_who_it_is(
+    publisher_server: EmbeddedServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    source, had = Source("shop", publisher_server.conninfo()), threading.Event()
+
+    def work() -> None:
+        with source.exclusively("sales"):
+            had.set()
+
+    with source.exclusively("sales"), psycopg.connect(publisher_server.conninfo(), autocommit=True) as other:
+        with source.exclusively("other"):
+            assert not caplog.messages, "nobody waits"
+        # The server takes a moment to notice that the other one's connection is gone.
+        held = "select pid from pg_locks where locktype = 'advisory' and granted"
+        wait_until(lambda: other.execute(held).rowcount == 1, lambda: "a lock is left")
+        [(holder,)] = other.execute(held).fetchall()
+        waiting = threading.Thread(target=work)
+        waiting.start()
+        wait_until(lambda: bool(caplog.messages), lambda: "nothing is told")
+        (told,) = caplog.messages
+        assert (
+            f'waiting for "sales" of source "shop": held by pgsieve (server process {holder}, from ' in told
+        )
+        assert not had.is_set()
+    waiting.join(30)
+    assert had.is_set()
+
+
+def test_who_has_a_lock_has_it_again_and_lets_it_go_once(publisher_server: EmbeddedServer) -> None:
+    source, other = Source("shop", publisher_server.conninfo()), Source("shop", publisher_server.conninfo())
+    with psycopg.connect(publisher_server.conninfo(), autocommit=True) as database:
+        locks = "select pid from pg_locks where locktype = 'advisory' and granted"
+        with source.exclusively("sales"):
+            with other.exclusively("sales"), source.exclusively("other"):
+                assert database.execute(locks).rowcount == 2
+            wait_until(
+                lambda: database.execute(locks).rowcount == 1, lambda: "the lock is gone, or the other left"
+            )
+        wait_until(lambda: database.execute(locks).rowcount == 0, lambda: "a lock is left")
+
+
+def test_a_lock_that_is_lost_with_its_session_is_no_error(publisher_server: EmbeddedServer) -> None:
+    source = Source("shop", publisher_server.conninfo())
+    rob = "select pg_terminate_backend(pid) from pg_locks where locktype = 'advisory' and granted"
+    with (
+        psycopg.connect(publisher_server.conninfo(), autocommit=True) as database,
+        source.exclusively("sales"),
+    ):
+        assert database.execute(rob).rowcount == 1

@@ -1,0 +1,138 @@
+"""Every connection honours TLS as libpq does, up to verify-full, and a SCRAM password; few rights are enough."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pgsieve.assets.steps.initial_sync.copy import copy_tables, tables_to_copy
+from pgsieve.assets.steps.slot_consumption.drain import drain
+from pgsieve.assets.steps.subscription import Feed, Subscription
+from pgsieve.pipelines.commands.validate import validate
+from pgsieve.pipelines.config.model import Config, load_config
+from pgsieve.pipelines.project import project
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.postgres.sessions import Conninfo
+from pgsieve.resources.postgres.slot import current_lsn
+from pgsieve.resources.postgres.snapshot import exported_snapshot, read_chunk
+from pgsieve.resources.postgres.source import (
+    Source,
+    SourceError,
+    SourcePermissionError,
+    SourceUnreachableError,
+)
+from tests.fixtures.servers import drop_slots
+from tests.fixtures.streamed import consume_stream
+from tests.fixtures.tls import PASSWORD, TlsServer
+
+
+@pytest.fixture(scope="module", autouse=True)
+def role(tls_server: TlsServer) -> Iterator[None]:
+    """A role with REPLICATION, and SELECT on the published table alone."""
+    with tls_server.admin() as admin:
+        admin.execute("create table t (id int primary key, note text)")
+        admin.execute("create table other (id int primary key)")
+        admin.execute("insert into t values (1, 'one')")
+        admin.execute("create publication p for table t")
+        quoted = PASSWORD.replace("'", "''")
+        admin.execute(
+            f"set password_encryption = 'scram-sha-256'; create role replicator login replication password E'{quoted.replace(chr(92), chr(92) * 2)}'"
+        )
+        admin.execute("grant select on t to replicator")
+        yield
+
+
+def _config(tls_server: TlsServer, folder: Path) -> Config:
+    conninfo = tls_server.conninfo().replace("${", "$${")
+    written = {
+        "lake": "./lake",
+        "sources": {"shop": {"conninfo": conninfo}},
+        "subscriptions": {"sales": {"source": "shop", "publications": ["p"]}},
+    }
+    path = folder / "pgsieve.yaml"
+    path.write_text(yaml.safe_dump(written))
+    return load_config(path)
+
+
+def test_replication_and_select_are_enough_once_the_printed_sql_has_been_run(
+    tls_server: TlsServer, tmp_path: Path
+) -> None:
+    config = _config(tls_server, tmp_path)
+    declared = project(config)
+    subscription, lake = declared.subscriptions["sales"], declared.lake.open()
+    with pytest.raises(SourcePermissionError):
+        drain(subscription.feed, lake, [subscription], print)
+    with tls_server.admin() as admin:
+        for statement in validate(config).statements:
+            admin.execute(statement)
+    log_begins = tls_server.server.log.stat().st_size
+    (copied,) = copy_tables(subscription, lake, tables_to_copy(subscription, lake), print)
+    assert (copied.problem, copied.rows) == (None, 1)
+    with tls_server.admin() as admin:
+        admin.execute("insert into t values (2, 'two')")
+        drained = drain(subscription.feed, lake, [subscription], print)
+        assert drained.slices == 1
+        admin.execute("insert into t values (3, 'three')")
+        consume_stream(subscription.feed, lake, current_lsn(admin))
+        assert len(lake.records.slices(lake.change_log("shop"), 0)) == 2
+        drop_slots(admin)
+    with tls_server.server.log.open() as log:
+        log.seek(log_begins)
+        accepted = [line for line in log if "connection authorized: user=replicator" in line]
+    assert accepted
+    assert [line for line in accepted if "SSL enabled" not in line] == []
+
+
+REFUSED = {
+    "another authority": lambda server: {"sslrootcert": str(server.stranger)},
+    "another host name": lambda _: {"host": "127.0.0.1"},
+    "no authority": lambda server: {"sslrootcert": str(server.stranger) + ".missing"},
+    "no TLS": lambda _: {"sslmode": "disable"},
+    "another password": lambda _: {"password": "of somebody else"},
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_what_libpq_refuses_is_refused_by_every_connection(
+    tls_server: TlsServer, tmp_path: Path, reason: str
+) -> None:
+    conninfo = tls_server.conninfo(**REFUSED[reason](tls_server))
+    source = Source("shop", conninfo)
+    with pytest.raises(SourceUnreachableError) as plain, source.connect():
+        pass
+    with pytest.raises(SourceUnreachableError) as walsender, exported_snapshot(source):
+        pass
+    with pytest.raises(Exception, match=r"libpq|connection|certificate|password") as adbc:
+        list(read_chunk(Conninfo(conninfo), "00000003-00000001-1", "select 1"))
+    for raised in (plain, walsender, adbc):
+        assert PASSWORD not in str(raised.value)
+        assert "of somebody else" not in str(raised.value)
+    lake = Lake(str(tmp_path), print)  # type: ignore[arg-type]
+    feed = Feed("shop", source, "shop", "shop", False, {"sales": ("p",)})
+    with pytest.raises(SourceError):
+        drain(feed, lake, [Subscription("sales", feed)], print)
+
+
+def test_what_executors_are_given_connects_where_the_environment_is_another(
+    tls_server: TlsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {
+        "PGPASSWORD": PASSWORD,
+        "PGSSLMODE": "verify-full",
+        "PGSSLROOTCERT": str(tls_server.authority),
+    }.items():
+        monkeypatch.setenv(name, value)
+    source = Source("shop", tls_server.server.conninfo(host="localhost", user="replicator"))
+    given = source.executor_conninfo()
+    for name in ("PGPASSWORD", "PGSSLMODE", "PGSSLROOTCERT"):
+        monkeypatch.delenv(name)
+    with given.connect() as connection:
+        (row,) = connection.execute("select ssl from pg_stat_ssl where pid = pg_backend_pid()").fetchall()
+    assert row == (True,)
+    assert dict(part.split("=", 1) for part in given.text.split() if part.startswith("sslmode")) == {
+        "sslmode": "verify-full"
+    }
+    assert PASSWORD not in repr(source)

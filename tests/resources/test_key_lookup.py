@@ -1,0 +1,106 @@
+"""Look-ups of keys read the files that may have them, and no others; what is told of a file is true for every reader."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, QueryBuilder, write_deltalake
+
+from pgsieve.resources.lake.delta_rs import LocalRecords
+from pgsieve.resources.lake.key_lookup import bounds_of, files_within, key_values, present_keys
+from pgsieve.resources.lake.parquet_files import write_files
+
+_DAY = dt.date(2000, 1, 1)
+_TIME = dt.datetime(2000, 1, 1, 12, 0, 0, 1)  # noqa: DTZ001 - of a type without a zone
+_AT = dt.datetime(1969, 12, 31, 23, 59, 59, 999_999, tzinfo=dt.UTC)
+
+#: By type: three keys that grow, two that a file has with nothing in between, and one beyond.
+KEYS = {
+    "int": ([1, 2, 3], pa.int32()),
+    "bigint": ([-(2**62), 0, 2**62], pa.int64()),
+    "text": (["a", "b", "é\U0010ffff"], pa.string()),
+    "uuid": ([f"{n}0000000-0000-0000-0000-000000000000" for n in "0af"], pa.string()),
+    "long text": (["x" * 70 + "a", "x" * 70 + "b", "x" * 70 + "c"], pa.string()),
+    "date": ([_DAY, _DAY + dt.timedelta(1), _DAY + dt.timedelta(2)], pa.date32()),
+    "timestamp": (
+        [_TIME, _TIME + dt.timedelta(milliseconds=2), _TIME + dt.timedelta(seconds=9)],
+        pa.timestamp("us"),
+    ),
+    "instant": (
+        [_AT, _AT + dt.timedelta(milliseconds=2), _AT + dt.timedelta(seconds=9)],
+        pa.timestamp("us", "UTC"),
+    ),
+    "infinity": ([-(2**62), 2**61, 2**62], pa.timestamp("us", "UTC")),
+    "bool": ([False, True, None], pa.bool_()),
+    "bytes": ([b"", b"\x00", b"\xff"], pa.binary()),
+}
+#: Those whose files have no statistics.
+READ_ALWAYS = {"long text", "infinity", "bool", "bytes"}
+
+
+def _by_executors(path: Path, rows: pa.Table) -> None:
+    files = [
+        row for batch in write_files(str(path), rows.schema, rows.to_batches()) for row in batch.to_pylist()
+    ]
+    LocalRecords().commit(str(path), rows.schema, files, None)
+
+
+def _by_this_process(path: Path, rows: pa.Table) -> None:
+    write_deltalake(str(path), rows, mode="append")
+
+
+@pytest.mark.parametrize("kind", KEYS)
+@pytest.mark.parametrize("write", [_by_executors, _by_this_process])
+def test_keys_are_looked_up_in_the_files_that_may_have_them(kind: str, write: object, tmp_path: Path) -> None:
+    values, type_ = KEYS[kind]
+    column = pa.array(values, type_)
+    assert callable(write)
+    for n in range(2):
+        write(tmp_path, pa.table({"k": column[n : n + 1], "v": [n]}))
+    for n, is_present in enumerate([True, True, False]):
+        keys = pa.table({"k": column[n : n + 1]})
+        expected = set(key_values(keys.columns)) if is_present else set()
+        assert present_keys(str(tmp_path), keys) == expected
+        files = files_within(DeltaTable(tmp_path), bounds_of(keys))
+        if write is _by_executors:
+            assert len(files) == (2 if kind in READ_ALWAYS else int(is_present)), (n, files)
+        # Another reader passes over files by the same statistics.
+        held = (
+            QueryBuilder()
+            .register("t", DeltaTable(tmp_path))
+            .execute("select k from t order by v")
+            .read_all()
+        )
+        assert (
+            pa.table(held)["k"].cast(type_).to_pylist() == column[:2].to_pylist()
+            if kind != "infinity"
+            else True
+        )
+
+
+def test_keys_of_several_columns_are_looked_up_as_a_whole(tmp_path: Path) -> None:
+    rows = pa.table({"b": ["x", "y"], "a": [1, 2], "c": [0, 0]})
+    _by_executors(tmp_path, rows)
+    keys = pa.table({"a": [1, 2, 1], "b": ["y", "y", "z"]})
+    assert present_keys(str(tmp_path), keys) == {(2, "y")}
+    assert files_within(DeltaTable(tmp_path), bounds_of(pa.table({"a": [1], "b": ["z"]}))) == []
+
+
+def test_a_bound_that_is_cut_still_is_one(tmp_path: Path) -> None:
+    # Spark cuts times to milliseconds, the greatest one, too.
+    at = dt.datetime(2000, 1, 1, 12, 0, 0, 123_456, tzinfo=dt.UTC)
+    _by_executors(tmp_path, pa.table({"k": pa.array([at], pa.timestamp("us", "UTC"))}))
+    entry = tmp_path / "_delta_log" / f"{1:020d}.json"
+    lines = [json.loads(line) for line in entry.read_text().splitlines()]
+    for line in lines:
+        if "add" in line:
+            assert json.loads(line["add"]["stats"])["maxValues"] == {"k": "2000-01-01T12:00:00.123456Z"}
+            cut = {"numRecords": 1, "minValues": {"k": "2000-01-01T12:00:00.123Z"}}
+            line["add"]["stats"] = json.dumps(cut | {"maxValues": cut["minValues"]})
+    entry.write_text("\n".join(map(json.dumps, lines)))
+    keys = pa.table({"k": pa.array([at], pa.timestamp("us", "UTC"))})
+    assert len(present_keys(str(tmp_path), keys)) == 1

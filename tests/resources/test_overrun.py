@@ -1,0 +1,133 @@
+"""Spark writes to the version that a plan was made from, or not at all: whenever another process commits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from pyspark.sql import DataFrame, SparkSession
+
+from pgsieve.assets.steps.checkpoint import checkpointed
+from pgsieve.resources.lake import lake as delta
+from pgsieve.resources.lake.errors import ConcurrentWriteError, OverrunError
+from pgsieve.resources.lake.lake import Lake, numbered
+from pgsieve.resources.lake.overrun import guarded
+from pgsieve.resources.lake.records import quoted
+from tests.fixtures.pgsieve_replica import engine
+
+pytestmark = pytest.mark.spark
+
+Write = Callable[[Lake, DataFrame, str, int], None]
+
+
+def append(lake: Lake, rows: DataFrame, path: str, base: int) -> None:
+    lake.write(rows, path, position=20, base=base)
+
+
+def overwrite(lake: Lake, rows: DataFrame, path: str, base: int) -> None:
+    lake.write(rows, path, position=20, base=base, overwrite=True)
+
+
+def merge(lake: Lake, rows: DataFrame, path: str, base: int) -> None:
+    delta.guarded(checkpointed(rows), path, base).createOrReplaceTempView("merged")
+    with lake.committing(20, vectors=False), lake.refusing(path):
+        lake.spark.sql(
+            f"merge into delta.{quoted(path)} t using merged s on t.`a.b` = s.`a.b`"
+            " when matched then update set * when not matched then insert *"
+        ).collect()
+
+
+@pytest.fixture
+def session() -> SparkSession:
+    return engine().session.newSession()
+
+
+def _lake(session: SparkSession, folder: Path) -> tuple[Lake, str]:
+    """A lake at a URI, and a table of two versions with a name that Spark has to quote."""
+    lake, path = Lake(folder.as_uri(), lambda: session), f"{folder.as_uri()}/t"
+    for position in (5, 10):
+        _by_another(folder, position)
+    return lake, path
+
+
+def _by_another(folder: Path, position: int | None) -> None:
+    """What another process commits, with a position or (a compaction, a repair) without."""
+    transactions = None if position is None else [Transaction("pgsieve", position)]
+    write_deltalake(
+        folder / "t",
+        pa.table({"a.b": pa.array([position or 0], pa.int64()), "s": [{"x": position or 0}]}),
+        mode="append",
+        commit_properties=CommitProperties(app_transactions=transactions),
+    )
+
+
+@pytest.mark.parametrize("position", [15, None])
+@pytest.mark.parametrize("write", [append, overwrite, merge])
+def test_what_was_planned_from_a_version_follows_no_later_one(
+    session: SparkSession, tmp_path: Path, write: Write, position: int | None
+) -> None:
+    lake, path = _lake(session, tmp_path)
+    rows = session.read.format("delta").load(path).where("`a.b` = 10")
+    _by_another(tmp_path, position)
+    with pytest.raises(OverrunError):
+        write(lake, rows, path, 1)
+    assert DeltaTable(tmp_path / "t").version() == 2
+    write(lake, rows, path, 2)
+    newest = DeltaTable(tmp_path / "t")
+    assert (newest.version(), newest.transaction_version("pgsieve")) == (3, 20)
+
+
+def _committing_afterwards(folder: Path, position: int | None) -> Callable[[DataFrame, str, int], DataFrame]:
+    """What guards a frame, and has another process commit once the log has been looked into and all rows are read."""
+
+    def commit(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from batches
+        if DeltaTable(folder / "t").version() == 1:
+            _by_another(folder, position)
+
+    def guarded_before(frame: DataFrame, path: str, base: int) -> DataFrame:
+        rows = numbered(guarded(frame, path, base).coalesce(1))
+        return rows.mapInArrow(commit, rows.schema).toDF(*frame.columns)
+
+    return guarded_before
+
+
+@pytest.mark.parametrize("write", [append, overwrite, merge])
+def test_delta_refuses_a_position_that_comes_after_the_look_into_the_log(
+    session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Write
+) -> None:
+    # Delta compares what it finds in the log with what was there when its transaction began: before the look, therefore.
+    lake, path = _lake(session, tmp_path)
+    rows = session.read.format("delta").load(path).where("`a.b` = 10")
+    monkeypatch.setattr(delta, "guarded", _committing_afterwards(tmp_path, 15))
+    with pytest.raises(ConcurrentWriteError):
+        write(lake, rows, path, 1)
+    newest = DeltaTable(tmp_path / "t")
+    assert (newest.version(), newest.transaction_version("pgsieve")) == (2, 15)
+
+
+def test_a_table_that_another_process_has_made_is_not_made_again(
+    session: SparkSession, tmp_path: Path
+) -> None:
+    lake, path = _lake(session, tmp_path)
+    rows = session.read.format("delta").load(path)
+    with pytest.raises(OverrunError):
+        append(lake, rows, path, -1)
+    lake.write(rows, f"{path}2", position=20, base=-1)
+    assert lake.records.standing(f"{path}2").position == 20
+
+
+def test_a_position_that_maintenance_kept_does_not_hide_a_later_one(
+    session: SparkSession, tmp_path: Path
+) -> None:
+    lake, path = _lake(session, tmp_path)
+    lake.write(session.read.format("delta").load(path), path, position=20)
+    session.conf.set(
+        "spark.databricks.delta.commitInfo.userMetadata", '{"pgsieve": {"lsn": 10, "kept": true}}'
+    )
+    session.sql(f"optimize delta.{quoted(path)}")
+    assert lake.records.standing(path).version == 4 - 1
+    assert lake.records.position(path) == 20

@@ -1,0 +1,242 @@
+"""Every kind of session has the same settings, whatever the role's are, and the password that it is given."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+
+import psycopg
+import pytest
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict
+
+from pgsieve.resources.passwords import concealed, remember_those_of
+from pgsieve.resources.postgres import sessions
+from pgsieve.resources.postgres.embedded import EmbeddedServer
+from pgsieve.resources.postgres.filter_analysis import analysis, filter_columns
+from pgsieve.resources.postgres.source import Source, SourceUnreachableError, read_catalog
+
+TIMEOUTS = {
+    "statement_timeout": 0,
+    "lock_timeout": 0,
+    "idle_in_transaction_session_timeout": 0,
+    "idle_session_timeout": 140000,
+    "transaction_timeout": 170000,
+}
+
+
+@pytest.fixture
+def conninfo(publisher_server: EmbeddedServer) -> Iterator[str]:
+    """A role that has all settings otherwise."""
+    with psycopg.connect(publisher_server.conninfo(), autocommit=True) as admin:
+        admin.execute("create role limited login replication")
+        admin.execute("grant create on database postgres to limited")
+        admin.execute("alter role limited set search_path = 'public', 'pg_catalog'")
+        admin.execute("alter role limited set datestyle = 'SQL'")
+        for name, least in TIMEOUTS.items():
+            if admin.info.server_version >= least:
+                admin.execute(sql.SQL("alter role limited set {} = '7min'").format(sql.Identifier(name)))
+        yield publisher_server.conninfo(user="limited")
+        admin.execute("drop owned by limited")
+        admin.execute("drop role limited")
+
+
+def _plain(conninfo: str, query: str) -> str:
+    with Source("shop", conninfo).connect() as connection:
+        return str(connection.execute(query).fetchone())
+
+
+def _walsender(conninfo: str, query: str) -> str:
+    options = {"replication": "database", "cursor_factory": psycopg.ClientCursor}
+    with Source("shop", conninfo).connect(**options) as connection:
+        return str(connection.execute(query).fetchone())
+
+
+def _executor(conninfo: str, query: str) -> str:
+    given = Source("shop", conninfo).executor_conninfo()
+    with given.adbc() as connection, connection.cursor() as cursor:
+        cursor.execute(query)
+        return str(cursor.fetchone())
+
+
+KINDS: dict[str, Callable[[str, str], str]] = {
+    "psycopg": _plain,
+    "walsender": _walsender,
+    "executor": _executor,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_roles_settings_do_not_count(
+    conninfo: str, publisher_server: EmbeddedServer, kind: str, postgres_version: int
+) -> None:
+    expected = {name: "0" for name, least in TIMEOUTS.items() if least <= postgres_version * 10000}
+    expected |= {"search_path": "pg_catalog,pg_temp", "datestyle": "ISO, MDY"}
+    shown = ", ".join(f"pg_catalog.current_setting('{name}')" for name in expected)
+    answer = KINDS[kind](conninfo, f"select {shown}")
+    assert answer.replace("pg_catalog, pg_temp", "pg_catalog,pg_temp") == str(tuple(expected.values()))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("given", ["conninfo", "PGOPTIONS", "service"])
+def test_the_users_own_options_count_but_for_what_is_pinned(
+    conninfo: str,
+    kind: str,
+    given: str,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    options = "-c lock_timeout=5000 -c work_mem=5MB -c search_path=public -c datestyle=German"
+    if given == "conninfo":
+        conninfo = f"{conninfo} options='{options}' keepalives_idle=17"
+    elif given == "PGOPTIONS":
+        monkeypatch.setenv("PGOPTIONS", options)
+    else:
+        services = tmp_path_factory.mktemp("services") / "services"
+        lines = "\n".join(f"{k}={v}" for k, v in conninfo_to_dict(conninfo).items())
+        services.write_text(f"[shop]\n{lines}\noptions={options}\n")
+        monkeypatch.setenv("PGSERVICEFILE", str(services))
+        conninfo = "service=shop"
+    names = ("lock_timeout", "work_mem", "statement_timeout", "search_path", "datestyle")
+    shown = ", ".join(f"pg_catalog.current_setting('{name}')" for name in names)
+    answer = KINDS[kind](conninfo, f"select {shown}").replace("pg_catalog, pg_temp", "pg_catalog,pg_temp")
+    assert answer == str(("5s", "5MB", "0", "pg_catalog,pg_temp", "ISO, DMY"))
+
+
+def test_a_peer_that_is_gone_is_noticed(conninfo: str) -> None:
+    with Source("shop", f"{conninfo} keepalives_idle=17").connect() as connection:
+        parameters = connection.info.get_parameters()
+    assert {k: v for k, v in parameters.items() if k.startswith(("keepalives", "tcp_"))} == {
+        "keepalives": "1",
+        "keepalives_idle": "17",
+        "keepalives_interval": "10",
+        "keepalives_count": "6",
+        "tcp_user_timeout": "120000",
+    }
+
+
+def test_a_row_filter_means_what_it_means_without_other_roles_objects(conninfo: str) -> None:
+    """The server prints what a publication was made with, and reads what pgsieve.yaml says, by its own objects."""
+    with psycopg.connect(conninfo, autocommit=True) as owner:
+        owner.execute("create schema limited")
+        owner.execute("create function limited.lower(text) returns text immutable return 'planted'")
+        owner.execute("create function limited.same(text, text) returns bool immutable return true")
+        owner.execute("create operator limited.= (leftarg = text, rightarg = text, function = limited.same)")
+        owner.execute("create table limited.t (id int primary key, note text)")
+        owner.execute("set search_path = pg_catalog")
+        if owner.info.server_version >= 150000:
+            owner.execute("create publication f for table limited.t where (lower(note) = 'a')")
+        owner.execute("alter role limited set search_path = limited, pg_catalog")
+    with Source("shop", conninfo).connect() as connection:
+        catalog = read_catalog(connection)
+        (table,) = [t for t in catalog.tables.values() if t.schema == "limited"]
+        if connection.info.server_version >= 150000:
+            (listed,) = catalog.publications["f"].tables
+            assert listed.where == "(lower(note) = 'a'::text)"
+        with analysis(connection):
+            for where in ("lower(note) = 'a'", "pg_catalog.lower(note) operator(pg_catalog.=) 'a'"):
+                assert filter_columns(connection, table, where) == {"note"}
+    with psycopg.connect(conninfo, autocommit=True) as owner:
+        if owner.info.server_version >= 150000:
+            owner.execute("drop publication f")
+
+
+@pytest.fixture
+def with_passwords(publisher_server: EmbeddedServer) -> Iterator[str]:
+    """A server that asks the role `secured` for its password, which is `new%@ pa'ss"`."""
+    access = publisher_server.data / "pg_hba.conf"
+    before = access.read_text()
+    with psycopg.connect(publisher_server.conninfo(), autocommit=True) as admin:
+        admin.execute("set password_encryption = 'scram-sha-256'")
+        admin.execute("create role secured login replication password 'new%@ pa''ss\"'")
+        access.write_text(f"host all secured 127.0.0.1/32 scram-sha-256\n{before}")
+        admin.execute("select pg_reload_conf()")
+        time.sleep(0.2)
+        yield publisher_server.conninfo(user="secured")
+        access.write_text(before)
+        admin.execute("select pg_reload_conf()")
+        admin.execute("drop role secured")
+
+
+def _connect_everywhere(source: Source) -> None:
+    with source.connect() as connection, source.connect(replication="database"):
+        connection.execute("select 1")
+    with source.executor_conninfo().adbc() as connection, connection.cursor() as cursor:
+        cursor.execute("select 1")
+
+
+def test_a_password_of_its_own_may_have_any_character(with_passwords: str) -> None:
+    with pytest.raises(SourceUnreachableError, match="no password supplied"):
+        _connect_everywhere(Source("shop", with_passwords))
+    _connect_everywhere(Source("shop", with_passwords, "new%@ pa'ss\""))
+
+
+def test_a_command_is_run_for_each_session_and_makes_its_password(
+    with_passwords: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    runs = tmp_path_factory.mktemp("command") / "runs"
+    program = "import sys; open(sys.argv[1], 'a').write('.'); print('new%@ pa\\'ss\"')"
+    source = Source("shop", with_passwords, None, (sys.executable, "-c", program, str(runs)))
+    _connect_everywhere(source)
+    assert runs.read_text() == "." * 4
+    given = source.executor_conninfo()
+    assert "new%" not in given.text
+    assert "new%" not in repr(given)
+
+
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [
+        ("import sys; print('secret'); sys.exit('more secret')", "ended with status 1"),
+        ("pass", "printed no password"),
+        ("import time; print('secret', flush=True); time.sleep(60)", "did not end within"),
+        ("import os; os.write(1, b'secret \\xff')", "printed what is not UTF-8"),
+    ],
+)
+def test_a_command_that_fails_shows_nothing_of_what_it_said(
+    with_passwords: str,
+    program: str,
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sessions, "PASSWORD_SECONDS", 1.0)
+    source = Source("shop", with_passwords, None, (sys.executable, "-c", program))
+    with pytest.raises(SourceUnreachableError) as raised, source.connect():
+        pass
+    assert reason in raised.value.message
+    assert "secret" not in str(raised.value) + "".join(capfd.readouterr())
+    assert (raised.value.__cause__, raised.value.__suppress_context__) == (None, True)
+
+
+def test_a_command_that_there_is_not_is_said(with_passwords: str) -> None:
+    source = Source("shop", with_passwords, None, (f"{os.sep}missing-secret",))
+    with (
+        pytest.raises(SourceUnreachableError, match="cannot be run: No such file") as raised,
+        source.connect(),
+    ):
+        pass
+    assert "missing-secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("conninfo", "said", "shown"),
+    [
+        ("host=db password=abcdef", 'no role "abcdef"', 'no role "..."'),
+        ("host=db password=abcdef", 'no role "xbcdex", abc', 'no role "x...x", abc'),
+        ("host=db password=ab", 'ab is "ab", abc', '... is "...", abc'),
+        ("postgresql://me:ab@cdef@db/shop", 'no host "cdef@db"', 'no host "...@db"'),
+        ("postgresql://me:abcd/efgh@db/shop", 'invalid port "abcd"', 'invalid port "..."'),
+        ("postgresql://me:ab%40%20cdef@db/shop", 'no "b@ c"', 'no "..."'),
+        ("host=db", "nothing is secret", "nothing is secret"),
+    ],
+)
+def test_four_characters_of_a_password_are_not_shown(
+    conninfo: str, said: str, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pgsieve.resources.passwords._secrets", deque[str](maxlen=9))
+    remember_those_of(conninfo)
+    assert concealed(said) == shown
