@@ -51,7 +51,7 @@ def versions(pgsieve: Site) -> dict[str, int]:
     return {
         table: DeltaTable(str(path)).version()
         for table, path in paths.items()
-        if (path / "_delta_log").exists()
+        if DeltaTable.is_deltatable(str(path))
     }
 
 
@@ -146,7 +146,8 @@ def test_faults_without_an_end_are_refused_and_set_nothing_aside(
             assert pgsieve.run() == REFUSED, pgsieve.log
             assert time.monotonic() - begun < 120
         assert len(terminated) > 4
-        assert "[57P01]" in pgsieve.log
+        # The server's last words may be lost with the connection.
+        assert "[57P01]" in pgsieve.log or "closed the connection" in pgsieve.log
         assert set(versions(pgsieve)) == set(TABLES)
         assert "public.copied_3: 50 rows of" in pgsieve.log, "progress is told"
         proxy.heal()

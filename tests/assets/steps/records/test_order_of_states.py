@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
-from types import ModuleType
 
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from pgsieve.assets.steps.apply import replica_tables
 from pgsieve.assets.steps.records import feed as feed_record
 from pgsieve.assets.steps.records import subscription_state, table_states
 from pgsieve.assets.steps.records.catalogs import is_recorded, record_catalog
@@ -22,7 +21,6 @@ from pgsieve.assets.steps.records.columns import CATALOGS, CUTS, SUBSCRIPTION, T
 from pgsieve.assets.steps.records.cuts import Cut, append_cut, cuts
 from pgsieve.assets.steps.records.subscription_state import SubscriptionState, set_subscription_state
 from pgsieve.assets.steps.records.table_states import DATA_SYNC, READY, SET_ASIDE, TableState, set_states
-from pgsieve.assets.steps.slot_consumption import slot
 from pgsieve.assets.steps.slot_consumption.slot import give_up
 from pgsieve.assets.steps.subscription import Feed
 from pgsieve.decoding.publications.catalog import Catalog
@@ -46,11 +44,12 @@ class _Ahead(datetime):
 
 
 @contextmanager
-def ahead(*modules: ModuleType) -> Iterator[None]:
-    """What these modules write, a host writes whose clock is a day ahead."""
+def ahead() -> Iterator[None]:
+    """What pgsieve writes meanwhile, a host writes whose clock is a day ahead."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in modules:
-            patch.setattr(module, "datetime", _Ahead)
+        for name, module in list(sys.modules.items()):
+            if name.startswith("pgsieve.") and getattr(module, "datetime", None) is datetime:
+                patch.setattr(module, "datetime", _Ahead)
         yield
 
 
@@ -68,7 +67,7 @@ def state(lake: Lake, table: str = "t") -> str:
 
 
 def test_a_state_counts_after_one_of_a_clock_that_is_ahead(lake: Lake) -> None:
-    with ahead(table_states):
+    with ahead():
         set_states(lake, "sub", [TableState("public", "t", DATA_SYNC)])
     assert state(lake) == DATA_SYNC
     set_states(lake, "sub", [TableState("public", "t", READY, 7)])
@@ -76,7 +75,7 @@ def test_a_state_counts_after_one_of_a_clock_that_is_ahead(lake: Lake) -> None:
 
 
 def test_a_subscription_is_enabled_and_skips_after_a_clock_that_is_ahead(lake: Lake) -> None:
-    with ahead(subscription_state):
+    with ahead():
         set_subscription_state(lake, "sub", SubscriptionState(skip_lsn=5))
         subscription_state.disable(lake, "sub", "an error")
     assert subscription_state.enable(lake, "sub")
@@ -86,7 +85,7 @@ def test_a_subscription_is_enabled_and_skips_after_a_clock_that_is_ahead(lake: L
 
 
 def test_a_feed_is_begun_after_a_clock_that_is_ahead_gave_it_up(lake: Lake) -> None:
-    with ahead(feed_record):
+    with ahead():
         give_up(lake, FEED)
     feed_record.note_cluster(lake, FEED, "1", 1, given_up=False)
     assert feed_record.newest_row(lake, FEED)["given_up"] is False
@@ -98,7 +97,7 @@ def test_a_cut_and_a_state_are_ordered_by_what_the_cut_was_made_from(lake: Lake)
     seen = table_states.newest_version(before.values())
     append_cut(lake, "sub", Cut(9, {("public", "t"): 3}, datetime.now(UTC) + DAY, seen))
     append_cut(lake, "sub", Cut(9, {("public", "t"): 4}, datetime.now(UTC), seen))
-    with ahead(table_states):
+    with ahead():
         set_states(lake, "sub", [TableState("public", "t", READY, 8)])
     newest = cuts(lake, "sub")[-1]
     assert newest.tables == {("public", "t"): 4}
@@ -197,7 +196,7 @@ def test_writers_at_once_lose_no_row_and_have_one_order(lake: Lake) -> None:
 
 @pytest.mark.spark
 def test_a_table_is_copied_once_where_a_host_with_a_clock_ahead_wrote(shop: Shop) -> None:
-    with ahead(table_states, subscription_state, slot, replica_tables):
+    with ahead():
         shop.copy()
         subscription_state.disable(shop.lake, "one", "an error")
         subscription_state.enable(shop.lake, "one")
