@@ -16,6 +16,7 @@ from pgsieve.assets.steps.records.subscription_state import SubscriptionState, s
 from pgsieve.assets.steps.records.table_states import REMOVED, TableState, set_states, table_states
 from pgsieve.assets.steps.slot_consumption.slot import give_up, refuse_other_cluster
 from pgsieve.assets.steps.subscription import Feed, Subscription
+from pgsieve.assets.steps.validation import sound_part
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.publications.catalog import Catalog
 from pgsieve.decoding.publications.routing import CapturePublication
@@ -77,13 +78,25 @@ def _drop_on_server(
 ) -> Dropped:
     catalog = read_catalog(connection)
     if others:
-        catalog = feed.with_defined(catalog)
         rest = replace(feed, subscriptions={s: feed.subscriptions[s] for s in others})
-        altered, gone = _shrink(connection, rest, rest.planned_capture(catalog), catalog)
+        altered, gone = _shrink_to(connection, rest, catalog)
         return Dropped(None, altered, gone, kept_for=tuple(others))
     slot = feed.slot if drop_slot(connection, feed.source.name, feed.slot) else None
     altered, gone = _shrink(connection, feed, (), catalog)
     return Dropped(slot, altered, gone)
+
+
+def _shrink_to(
+    connection: psycopg.Connection[tuple[object, ...]], rest: Feed, catalog: Catalog
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Capture for those that stay; as before where one of them is refused now, as nobody can say what it needs."""
+    try:
+        sound, catalog = sound_part(connection, rest, catalog)
+    except PgsieveError:
+        return (), ()
+    if sound.subscriptions.keys() < rest.subscriptions.keys():
+        return (), ()
+    return _shrink(connection, rest, rest.planned_capture(catalog), catalog)
 
 
 def _shrink(

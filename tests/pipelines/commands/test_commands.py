@@ -261,6 +261,17 @@ def test_a_slot_that_is_kept_captures_no_more_than_the_others_need(shop: Shop) -
     assert listed.fetchall() == [("stock",)]
 
 
+def test_drop_is_not_stopped_by_what_is_missing_for_another_subscription(shop: Shop) -> None:
+    shop.copy()
+    shop.database.execute("drop publication q")
+    report = shop.drop("one")
+    assert report.kept_for == ("two",)
+    assert report.altered == report.publications == (), "nobody can say what the other one needs"
+    shop.database.execute("create publication q for table stock with (publish = 'insert')")
+    shop.copy()
+    assert shop.ids("two", "stock") == [1, 2, 3, 4]
+
+
 def test_drop_leaves_a_capture_publication_that_somebody_else_made(shop: Shop) -> None:
     capture = shop.written["sources"]["shop"]["capture"]
     shop.database.execute(f"create publication {capture} for table orders, notes")
