@@ -140,20 +140,19 @@ class Source:
         try:
             with connection:
                 yield connection
-        except (psycopg.OperationalError, psycopg.InterfaceError) as error:
-            if not connection.broken:
-                if not is_passing(error):
-                    raise
-                raise PassingFaultError(
-                    f'source "{self.name}": {_without_values(error)}',
-                    hint="run again: nothing is lost",
+        except psycopg.Error as error:
+            if connection.broken:
+                raise SourceUnreachableError(
+                    f'source "{self.name}": the connection was lost ({_one_line(error)})',
+                    hint="run again once the server answers: nothing is lost",
                     sqlstate=error.sqlstate,
-                ) from error
-            raise SourceUnreachableError(
-                f'source "{self.name}": the connection was lost ({_one_line(error)})',
-                hint="run again once the server answers: nothing is lost",
+                ) from None
+            passing = is_passing(error)
+            raise (PassingFaultError if passing else SourceError)(
+                f'source "{self.name}": {_without_values(error)}',
+                hint="run again: nothing is lost" if passing else None,
                 sqlstate=error.sqlstate,
-            ) from None
+            ) from _cause(error)
 
     @contextmanager
     def exclusively(self, what: str) -> Iterator[None]:

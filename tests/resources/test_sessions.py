@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
 
@@ -17,7 +18,7 @@ from pgsieve.resources.passwords import concealed, remember_those_of
 from pgsieve.resources.postgres import sessions
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.filter_analysis import analysis, filter_columns
-from pgsieve.resources.postgres.source import Source, SourceUnreachableError, read_catalog
+from pgsieve.resources.postgres.source import Source, SourceError, SourceUnreachableError, read_catalog
 
 TIMEOUTS = {
     "statement_timeout": 0,
@@ -240,3 +241,22 @@ def test_four_characters_of_a_password_are_not_shown(
     monkeypatch.setattr("pgsieve.resources.passwords._secrets", deque[str](maxlen=9))
     remember_those_of(conninfo)
     assert concealed(said) == shown
+
+
+@pytest.mark.parametrize(
+    ("statement", "sqlstate", "shown"),
+    [
+        ("select 'a cell of hunter22'::int", "22P02", "invalid input syntax for type integer: ..."),
+        ("select * from nobody", "42P01", 'relation "nobody" does not exist'),
+        ("do $$begin raise 'the password is hunter22'; end$$", "P0001", "the password is ..."),
+    ],
+)
+def test_what_the_server_says_is_an_error_of_ours_with_no_value_and_no_password(
+    publisher_server: EmbeddedServer, statement: str, sqlstate: str, shown: str
+) -> None:
+    source = Source("shop", publisher_server.conninfo(), "hunter22")
+    with pytest.raises(SourceError) as refused, source.connect() as connection:
+        connection.execute(statement)
+    assert refused.value.sqlstate == sqlstate
+    assert shown in refused.value.message
+    assert "hunter22" not in "".join(traceback.format_exception(refused.value))
