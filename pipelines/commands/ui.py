@@ -5,6 +5,7 @@ Dagster's folder cannot be made.
 """
 
 import os
+import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,8 +15,10 @@ import pgsieve
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.config.model import FILE_VARIABLE, Config
 
-#: Dagster's own settings for a folder that pgsieve makes: nothing is reported to anybody.
-_INSTANCE_SETTINGS = "telemetry:\n  enabled: false\n"
+#: Dagster's own settings for a folder that pgsieve makes: nothing is reported to anybody, and no newsletter offered.
+_INSTANCE_SETTINGS = "telemetry:\n  enabled: false\nnux:\n  enabled: false\n"
+#: The same as earlier versions of pgsieve wrote them.
+_FORMER_SETTINGS = "telemetry:\n  enabled: false\n"
 
 
 def dagster_home(config: Config, environ: Mapping[str, str] = os.environ) -> Path:
@@ -30,7 +33,7 @@ def dagster_home(config: Config, environ: Mapping[str, str] = os.environ) -> Pat
     settings = home / "dagster.yaml"
     try:
         home.mkdir(parents=True, exist_ok=True)
-        if not settings.exists():
+        if not settings.exists() or settings.read_text(encoding="utf-8") == _FORMER_SETTINGS:
             settings.write_text(_INSTANCE_SETTINGS, encoding="utf-8")
     except OSError as error:
         raise PgsieveError(
@@ -60,6 +63,8 @@ def environment(config: Config, environ: Mapping[str, str] = os.environ) -> dict
 
 
 def serve(config: Config, host: str, port: int) -> NoReturn:
-    """Become the server."""
+    """Become the server, which SIGINT and SIGTERM end with all its children."""
     arguments = command(host, port)
+    # It hands every signal on to its children as SIGINT, which a shell without job control has its jobs ignore.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.execve(arguments[0], arguments, environment(config))  # noqa: S606 - our own interpreter, no shell

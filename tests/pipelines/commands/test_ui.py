@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
+import time
+import urllib.request
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -27,7 +32,12 @@ def config(tmp_path):
 def test_dagsters_folder_is_made_beside_the_file_and_reports_nothing(config, tmp_path):
     home = ui.dagster_home(config, {})
     assert home == tmp_path / ".pgsieve" / "dagster"
-    assert yaml.safe_load((home / "dagster.yaml").read_text()) == {"telemetry": {"enabled": False}}
+    settings = home / "dagster.yaml"
+    quiet = {"telemetry": {"enabled": False}, "nux": {"enabled": False}}
+    assert yaml.safe_load(settings.read_text()) == quiet
+    settings.write_text("telemetry:\n  enabled: false\n")
+    ui.dagster_home(config, {})
+    assert yaml.safe_load(settings.read_text()) == quiet, "what an earlier version wrote gets the rest"
 
 
 def test_settings_that_are_there_stay(config):
@@ -91,3 +101,58 @@ def test_the_process_becomes_the_server(tmp_path):
     assert pid == process.pid
     assert path == str(file)
     assert arguments == ui.command("127.0.0.1", 3999)[1:]
+
+
+def _processes(session: int) -> list[str]:
+    listed = subprocess.run(
+        ["ps", "-o", "pid=,args=", "-s", str(session)], capture_output=True, text=True, check=False
+    )
+    return listed.stdout.splitlines()
+
+
+def test_a_signal_ends_the_server_and_its_children_though_a_shell_started_it_in_the_background(tmp_path):
+    file = tmp_path / "pgsieve.yaml"
+    file.write_text(LEAST)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with (tmp_path / "log").open("w") as log:
+        # As a shell without job control starts `pgsieve ui &`.
+        script = 'trap "" INT; exec "$@"'
+        command = [
+            "sh",
+            "-c",
+            script,
+            "sh",
+            sys.executable,
+            "-m",
+            "pgsieve",
+            "ui",
+            "-c",
+            str(file),
+            "--port",
+            str(port),
+        ]
+        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+    try:
+        deadline = time.monotonic() + 240
+        while True:
+            with (
+                suppress(OSError),
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/server_info", timeout=5) as answer,
+            ):
+                assert answer.status == 200
+                break
+            assert process.poll() is None, (tmp_path / "log").read_text()
+            assert time.monotonic() < deadline, (tmp_path / "log").read_text()
+            time.sleep(0.2)
+        assert len(_processes(process.pid)) > 2, "the web server, the daemon, the code server"
+        process.terminate()
+        process.wait(120)
+        deadline = time.monotonic() + 60
+        while left := _processes(process.pid):
+            assert time.monotonic() < deadline, left
+            time.sleep(0.2)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
