@@ -1,29 +1,18 @@
 """Apply: the changes of one replica table in a batch -> the net change of each row.
 
-In: transformed changes (`pgsieve.assets.steps.update_transformation.changes`). Out, for a table with a key, one row a key:
-`action`, the new `row` and `known`, the names of the columns that `row` has a value for:
+In: transformed changes (`pgsieve.assets.steps.update_transformation.changes`). Out, for a table with a key: one row
+per key, with its `action`, the new `row`, and `unknown`, the names of the columns whose value stays the replica's.
 
-- upsert: the row exists afterwards with these values (it was inserted in the slice);
-- update: if the row exists it gets these values; a missing row stays missing (section 29.8, update_missing);
+- upsert: the row exists afterwards, with these values.
+- update: if the replica has the row, it gets these values. A missing row stays missing (section 29.8,
+  update_missing).
 - delete: the row does not exist afterwards.
 
-`expected` says whether the row is expected in the replica before the slice. Tables without a key: `equal_rows`.
+`expected` says whether the replica is expected to have the row before the batch. `equal_rows` is for tables without
+a key.
 
-Where UPDATEs move rows from one key to another, a key is held by one row after the other, each time for a tenure:
-
-    change                  key 1                       key 2
-    (in the replica)        a tenure of origin          a tenure of origin
-                            "replica" begins            "replica" begins
-    UPDATE of 1, b sent     knows b
-    DELETE of 2                                         ended
-    UPDATE of 1 to 2, with  ended; `went` is ---------> another begins; its `came` is
-      c sent                this UPDATE's order key     the same, so it inherits b
-    INSERT of 1             another begins, of origin
-                            "insert": knows all of it
-    net change              upsert of what was          upsert of b, c and the rest of
-                            inserted, else NULL         the replica's row of key 1 (`base`)
-
-Only what a tenure was sent, or inherits, is in its row: nothing of the tenures before it under the same key.
+A batch without a move takes `decided_changes` and `changed_rows`. One in which UPDATEs move rows from one key to
+another takes `net_changes_with_moves`, which computes tenures: `tenures` draws them and holds their rules.
 """
 
 from collections.abc import Collection, Sequence
@@ -31,6 +20,14 @@ from collections.abc import Collection, Sequence
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
+from pgsieve.assets.steps.apply.tenures import (
+    ACTIONS,
+    BEGINS,
+    ENDS,
+    ORIGIN_OF_FIRST,
+    ORIGIN_OF_LATER,
+    ORIGINS,
+)
 from pgsieve.assets.steps.checkpoint import checkpointed
 from pgsieve.assets.steps.records.columns import field, order
 from pgsieve.resources.lake.records import quoted
@@ -165,16 +162,13 @@ def net_changes_with_moves(
     columns: Sequence[str],
     unsent: Collection[str],
 ) -> DataFrame:
-    """The net change of each key, for a slice in which UPDATEs move rows from one key to another.
+    """The net change of each key, for a batch in which UPDATEs move rows from one key to another.
 
-    A key is held by one row after the other; each such holding is a tenure that an INSERT, a move or
-    the replica's own row begins. A tenure that begins with a move inherits from the one the row came
-    from: whether it exists, and the columns that were not sent. Inheritance is resolved by pointer
-    doubling, so a chain of n moves takes log2(n) joins, whatever the number of rows. A move that finds no row
-    does nothing, so its new key is still of the row that had it.
+    A tenure that begins with a move inherits from the one that the row came from: whether the row exists, and the
+    columns that were not sent. A move that finds no row does nothing, so its new key stays with the row that had it.
     """
-    _, tenures = found_moves(changes, replica, key, columns, unsent)
-    resolved = _inherit(tenures, columns)
+    _, begun = found_moves(changes, replica, key, columns, unsent)
+    resolved = _inherit(begun, columns)
     last = resolved.where("is_last")
     # A tenure that goes back to a row of the replica under another key needs that row.
     needs = last.where((F.col("action") == "update") & ~F.col("base").eqNullSafe(F.col("key")))
@@ -205,24 +199,27 @@ def found_moves(
     columns: Sequence[str],
     unsent: Collection[str],
 ) -> tuple[DataFrame, DataFrame]:
-    """The changes with a DELETE of the old key for each move that finds no row, and their tenures."""
-    held = replica.select(F.struct(*(F.col(quoted(k)).alias(k) for k in key)).alias("key"))
-    tenures = checkpointed(_tenures(changes, key, columns, unsent))
-    while (without_row := _moves_without_row(tenures, held)).limit(1).count():
+    """The changes with a DELETE of the old key for each move that finds no row, and their tenures.
+
+    A move that finds no row may leave none for the next one, so this is repeated until every move finds its row.
+    """
+    present = replica.select(F.struct(*(F.col(quoted(k)).alias(k) for k in key)).alias("key"))
+    current = checkpointed(tenures(changes, key, columns, unsent))
+    while (without_row := _moves_without_row(current, present)).limit(1).count():
         changes = _deletes_instead(changes, without_row)
-        tenures = checkpointed(_tenures(changes, key, columns, unsent))
-    return changes, tenures
+        current = checkpointed(tenures(changes, key, columns, unsent))
+    return changes, current
 
 
-def _moves_without_row(tenures: DataFrame, held: DataFrame) -> DataFrame:
-    """Where the moves are (`went`) that find no row under their old key, whatever other moves find."""
-    left = tenures.where("went is not null")
-    missing = left.where("origin = 'replica'").join(held, "key", "left_anti")
-    return missing.select("went").unionByName(left.where("origin = 'nothing'").select("went"))
+def _moves_without_row(current: DataFrame, present: DataFrame) -> DataFrame:
+    """The places (`went`) of the moves that find no row under their old key, whatever other moves find."""
+    left = current.where("went is not null")
+    missing = left.where(F.col("origin") == ORIGIN_OF_FIRST).join(present, "key", "left_anti")
+    return missing.select("went").unionByName(left.where(F.col("origin") == ORIGIN_OF_LATER).select("went"))
 
 
 def _deletes_instead(changes: DataFrame, moves: DataFrame) -> DataFrame:
-    """Take these moves for a DELETE of the old key, which does as much, and is counted as missing its row."""
+    """The changes with these moves as DELETEs of the old key, which do as much and are counted as missing a row."""
     moved = moves.select(F.col("went.*"), F.lit(True).alias("moved"))
     joined = changes.join(moved, ["commit_lsn", "ordinal"], "left")
     operation = F.when(F.col("moved"), "delete").otherwise(F.col("operation"))
@@ -239,87 +236,97 @@ def is_move(key: Sequence[str]) -> Column:
     return F.coalesce((F.col("operation") == "update") & F.col("old").isNotNull() & differs, F.lit(False))
 
 
-def _tenures(
+def tenures(
     changes: DataFrame, key: Sequence[str], columns: Sequence[str], unsent: Collection[str]
 ) -> DataFrame:
-    """One row a tenure: key, number, how it began (`origin`), how it ended, and the columns it knows.
+    """One row per tenure: key, number, how it began (`origin`), how it ended, and the columns it knows.
 
     `came` and `went` are the order keys of the moves that began and ended it.
     """
-    old, new = _key("old", key), _key("new", key)
-    base = changes.withColumn("is_move", is_move(key))
-    stays = base.where(~F.col("is_move")).select(
-        F.when(F.col("operation") == "delete", old).otherwise(new).alias("key"),
-        F.struct("commit_lsn", "ordinal", F.lit(0).alias("part")).alias("at"),
-        F.col("operation").alias("event"),
-        "new",
-        "unchanged",
-    )
-    moves = base.where("is_move")
-    leaves = moves.select(
-        old.alias("key"),
-        F.struct("commit_lsn", "ordinal", F.lit(0).alias("part")).alias("at"),
-        F.lit("leave").alias("event"),
-        F.lit(None).cast(changes.schema["new"].dataType).alias("new"),
-        "unchanged",
-    )
-    arrives = moves.select(
-        new.alias("key"),
-        F.struct("commit_lsn", "ordinal", F.lit(1).alias("part")).alias("at"),
-        F.lit("arrive").alias("event"),
-        "new",
-        "unchanged",
-    )
-    begins = F.col("event").isin("insert", "arrive").cast("int")
-    ends = F.col("event").isin("delete", "leave").cast("int")
     in_key = Window.partitionBy("key").orderBy("at")
-    events = stays.unionByName(leaves).unionByName(arrives)
-    numbered = events.withColumn(
-        "tenure",
-        F.sum(begins).over(in_key)
-        + F.coalesce(F.sum(ends).over(in_key.rowsBetween(Window.unboundedPreceding, -1)), F.lit(0)),
-    )
-    writes = ~F.col("event").isin("delete", "leave")
-    values = {
-        name: F.when(writes & ~_is_unsent(name), F.col("at"))
-        if name in unsent
-        else F.when(writes, F.col("at"))
-        for name in columns
-    }
-    grouped = numbered.groupBy("key", "tenure").agg(
-        F.min_by("event", "at").alias("first"),
-        F.max_by("event", "at").alias("last"),
-        F.min("at").alias("first_at"),
-        F.max("at").alias("last_at"),
-        F.struct(*(_latest(field("new", n), at).alias(n) for n, at in values.items())).alias("row"),
-        F.array_compact(F.array(*(F.when(F.max(at).isNull(), F.lit(n)) for n, at in values.items()))).alias(
-            "unknown"
-        ),
-    )
+    before = in_key.rowsBetween(Window.unboundedPreceding, -1)
+    event = F.col("event")
+    begun = F.sum(event.isin(*BEGINS).cast("int")).over(in_key)
+    ended = F.coalesce(F.sum(event.isin(*ENDS).cast("int")).over(before), F.lit(0))
+    numbered = _events(changes, key).withColumn("tenure", begun + ended)
+    grouped = _with_values(numbered, columns, unsent)
+
     by_key = Window.partitionBy("key")
-    earliest = F.min(F.col("tenure")).over(by_key)
     first_of_key = F.first("first").over(by_key.orderBy("tenure"))
+    origin = F.when(F.col("tenure") == 0, ORIGIN_OF_FIRST).otherwise(ORIGIN_OF_LATER)
+    for begins, name in ORIGINS.items():
+        origin = F.when(F.col("first") == begins, name).otherwise(origin)
     return grouped.select(
         "key",
         "tenure",
         "row",
         "unknown",
-        F.when(F.col("first") == "insert", "insert")
-        .when(F.col("first") == "arrive", "arrive")
-        .when((F.col("tenure") == 0) & (earliest == 0), "replica")
-        .otherwise("nothing")
-        .alias("origin"),
-        F.col("last").isin("delete", "leave").alias("ended"),
+        origin.alias("origin"),
+        F.col("last").isin(*ENDS).alias("ended"),
         F.when(F.col("first") == "arrive", F.struct("first_at.commit_lsn", "first_at.ordinal")).alias("came"),
         F.when(F.col("last") == "leave", F.struct("last_at.commit_lsn", "last_at.ordinal")).alias("went"),
         (F.col("tenure") == F.max("tenure").over(by_key)).alias("is_last"),
-        (~first_of_key.isin("insert", "arrive")).alias("expected"),
+        (~first_of_key.isin(*BEGINS)).alias("expected"),
     )
 
 
-def _inherit(tenures: DataFrame, columns: Sequence[str]) -> DataFrame:
-    """Follow every tenure that began with a move back to where the row came from."""
-    pending = tenures.withColumn("base", F.when(F.col("origin") == "replica", F.col("key")))
+def _events(changes: DataFrame, key: Sequence[str]) -> DataFrame:
+    """What happens to each key, in the order of `at`. A move is two events: the row leaves, then arrives."""
+    old, new = _key("old", key), _key("new", key)
+    marked = changes.withColumn("is_move", is_move(key))
+    moves = marked.where("is_move")
+
+    def at(part: int) -> Column:
+        return F.struct("commit_lsn", "ordinal", F.lit(part).alias("part")).alias("at")
+
+    stays = marked.where(~F.col("is_move")).select(
+        F.when(F.col("operation") == "delete", old).otherwise(new).alias("key"),
+        at(0),
+        F.col("operation").alias("event"),
+        "new",
+        "unchanged",
+    )
+    nothing = F.lit(None).cast(changes.schema["new"].dataType).alias("new")
+    leaves = moves.select(old.alias("key"), at(0), F.lit("leave").alias("event"), nothing, "unchanged")
+    arrives = moves.select(new.alias("key"), at(1), F.lit("arrive").alias("event"), "new", "unchanged")
+    return stays.unionByName(leaves).unionByName(arrives)
+
+
+def _with_values(numbered: DataFrame, columns: Sequence[str], unsent: Collection[str]) -> DataFrame:
+    """One row per key and tenure: its first and its last event, and of each column the value that was sent last."""
+    writes = ~F.col("event").isin(*ENDS)
+    sent_at = {
+        name: F.when(writes & ~_is_unsent(name), F.col("at"))
+        if name in unsent
+        else F.when(writes, F.col("at"))
+        for name in columns
+    }
+    row = F.struct(*(_latest(field("new", name), at).alias(name) for name, at in sent_at.items()))
+    never_sent = F.array(*(F.when(F.max(at).isNull(), F.lit(name)) for name, at in sent_at.items()))
+    return numbered.groupBy("key", "tenure").agg(
+        F.min_by("event", "at").alias("first"),
+        F.max_by("event", "at").alias("last"),
+        F.min("at").alias("first_at"),
+        F.max("at").alias("last_at"),
+        row.alias("row"),
+        F.array_compact(never_sent).alias("unknown"),
+    )
+
+
+def _inherit(begun: DataFrame, columns: Sequence[str]) -> DataFrame:
+    """Each tenure with what it inherits, and `base`: the key that the replica has its row under, if it has it.
+
+    Chains of moves are followed by pointer doubling. In each round every tenure takes over what its parent has so
+    far, and then points to the parent of its parent (`came`). So n moves of one row take log2(n) joins, whatever
+    the number of rows. A row that moved from tenure a to b, c, d and e, and where each tenure points:
+
+        round    b       c                 d                 e
+        0        a       b                 c                 d
+        1        done    a, having b's     b, having c's     c, having d's
+        2                done              done              a, having d's, c's and b's
+        3                                                    done
+    """
+    pending = begun.withColumn("base", F.when(F.col("origin") == ORIGIN_OF_FIRST, F.col("key")))
     while pending.where("came is not null").limit(1).count():
         parents = pending.where("went is not null").select(
             F.col("went").alias("came"),
@@ -355,9 +362,7 @@ def _inherit(tenures: DataFrame, columns: Sequence[str]) -> DataFrame:
             F.when(inherits, F.col("parent_base")).otherwise(F.col("base")).alias("base"),
         )
         pending = checkpointed(resolved)
-    action = (
-        F.when(F.col("ended") | (F.col("origin") == "nothing"), "delete")
-        .when(F.col("origin") == "insert", "upsert")
-        .otherwise("update")
-    )
+    action = F.lit(None).cast("string")
+    for (origin, ended), name in ACTIONS.items():
+        action = F.when((F.col("origin") == origin) & (F.col("ended") == ended), name).otherwise(action)
     return pending.withColumn("action", action)

@@ -1,13 +1,23 @@
-"""What becomes of each key: a batch without moves and one with a move, whose rows may lack columns."""
+"""What becomes of each key: a batch without moves and one with a move, whose rows may lack columns.
+
+`test_tenures.py` shows the rules of moves on a few rows, without Spark. Here Spark is held to them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+from collections.abc import Mapping, Sequence
 
 import pytest
 from pyspark.sql import DataFrame
 
-from pgsieve.assets.steps.apply.net_change import changed_rows, decided_changes, net_changes_with_moves
+from pgsieve.assets.steps.apply.net_change import (
+    changed_rows,
+    decided_changes,
+    net_changes_with_moves,
+    tenures,
+)
+from tests.fixtures import tenures as model
 from tests.fixtures.pgsieve_replica import engine
 
 pytestmark = pytest.mark.spark
@@ -45,6 +55,10 @@ def _frame(changes: Sequence[Change]) -> DataFrame:
     return engine().session.createDataFrame(rows, _SCHEMA)
 
 
+def _replica(rows: Sequence[Row]) -> DataFrame:
+    return engine().session.createDataFrame(rows, "k int, b string, c string")
+
+
 def _net(frame: DataFrame) -> dict[int, tuple[str, Row | None, tuple[str, ...], bool]]:
     return {
         row["key"]["k"]: (
@@ -74,10 +88,81 @@ def test_a_row_knows_nothing_of_what_was_sent_for_the_one_before_it() -> None:
 
 def test_a_row_that_moves_keeps_what_was_not_sent() -> None:
     changes = _frame([*WITHOUT_MOVES, MOVE])
-    held = [(1, "kept", "old"), (3, "old", "old"), (4, "old", "old")]
-    replica = engine().session.createDataFrame(held, "k int, b string, c string")
+    rows: list[Row] = [(1, "kept", "old"), (3, "old", "old"), (4, "old", "old")]
+    replica = _replica(rows)
     net = _net(net_changes_with_moves(changes, replica, ("k",), _COLUMNS, ("b",)))
     gone = {key: (action, expected) for key, (action, _, _, expected) in net.items() if action == "delete"}
     assert gone == {1: ("delete", True), 4: ("delete", True)}
     kept = {key: made for key, made in net.items() if key not in gone}
     assert kept == {5: ("upsert", (5, "kept", "moved"), (), False), 2: SHARED[2], 3: SHARED[3]}
+
+
+def test_spark_computes_the_tenures_and_net_changes_of_the_rules() -> None:
+    changes, replica = _histories(40)
+    unsent = model.COLUMNS
+    frame = _frame([_sent(change) for change in changes])
+    rows: list[Row] = [(key, values["b"], values["c"]) for key, values in replica.items()]
+
+    computed = tenures(frame, ("k",), _COLUMNS, unsent).collect()
+    assert sorted(
+        (
+            row["key"]["k"],
+            row["tenure"],
+            row["origin"],
+            row["ended"],
+            row["came"] and row["came"]["ordinal"],
+            row["went"] and row["went"]["ordinal"],
+            {name: row["row"][name] for name in unsent if name not in row["unknown"]},
+        )
+        for row in computed
+    ) == sorted(
+        (t.key, t.number, t.origin, t.ended, t.came, t.went, t.values) for t in model.tenures(changes)
+    )
+
+    net = _net(net_changes_with_moves(frame, _replica(rows), ("k",), _COLUMNS, unsent))
+    assert {key: (action, row and row[1:], unknown) for key, (action, row, unknown, _) in net.items()} == {
+        key: _merge_row(key, change, replica) for key, change in model.net_changes(changes, replica).items()
+    }
+
+
+def _histories(number: int) -> tuple[list[model.Change], dict[int, model.Values]]:
+    """Independent histories one after the other, each of keys of its own."""
+    changes: list[model.Change] = []
+    replica: dict[int, model.Values] = {}
+    for seed in range(number):
+        of_history, rows = model.history(random.Random(seed), length=12)
+        first = seed * 5
+        replica |= {key + first: values for key, values in rows.items()}
+        changes += [
+            model.Change(
+                change.operation,
+                None if change.old is None else change.old + first,
+                None if change.new is None else change.new + first,
+                change.values,
+            )
+            for change in of_history
+        ]
+    return changes, replica
+
+
+def _sent(change: model.Change) -> Change:
+    """The change as the UPDATE transformation writes it."""
+    old: Row | None = None if change.old is None else (change.old, None, None)
+    if change.new is None:
+        return change.operation, old, None, []
+    new = (change.new, change.values.get("b"), change.values.get("c"))
+    return change.operation, old, new, [name for name in model.COLUMNS if name not in change.values]
+
+
+def _merge_row(
+    key: int, change: model.NetChange, replica: Mapping[int, model.Values]
+) -> tuple[str, tuple[str | None, ...] | None, tuple[str, ...]]:
+    """The action, row and kept columns of a MERGE: a row that comes from another key is inserted whole."""
+    action, values = change.action, change.values
+    if action == "update" and change.base == key:
+        kept = tuple(name for name in model.COLUMNS if name not in values)
+        return action, tuple(values.get(name) for name in model.COLUMNS), kept
+    if action == "update":
+        moved = replica.get(change.base) if change.base is not None else None
+        action, values = ("upsert", moved | values) if moved is not None else ("delete", {})
+    return action, tuple(values.get(name) for name in model.COLUMNS), ()
