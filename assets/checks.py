@@ -13,7 +13,7 @@ from pgsieve.assets.steps.checks.conformity import TableConformity, check_confor
 from pgsieve.assets.steps.checks.consistency import TableConsistency, check_consistency
 from pgsieve.assets.steps.checks.freshness import check_freshness
 from pgsieve.assets.steps.records.subscription_state import subscription_state
-from pgsieve.assets.steps.records.table_states import INITIALIZE, MEANING, READY, table_states
+from pgsieve.assets.steps.records.table_states import SyncState, table_states
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.publications.catalog import ReplicatedTable
@@ -201,9 +201,9 @@ def sync_state_checks(
                 yield dg.AssetCheckResult(
                     check_name="sync_state",
                     asset_key=key,
-                    passed=whole.enabled and state is not None and state.state == READY,
+                    passed=whole.enabled and state is not None and state.state == SyncState.READY,
                     description=whole.reason or (state.reason if state else None),
-                    metadata={"state": MEANING[state.state] if state else MEANING[INITIALIZE]},
+                    metadata={"state": (state.state if state else SyncState.INITIALIZE).meaning},
                 )
 
         return sync_state

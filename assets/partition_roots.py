@@ -17,7 +17,7 @@ from pgsieve.assets.metadata import KINDS, replica_key, standard, table_changes_
 from pgsieve.assets.steps.apply.replica_tables import ApplyResult, apply
 from pgsieve.assets.steps.apply.writer import Applied
 from pgsieve.assets.steps.records.cuts import Cut, last_cut
-from pgsieve.assets.steps.records.table_states import MEANING, READY, TableState, table_states
+from pgsieve.assets.steps.records.table_states import SyncState, TableState, table_states
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.publications.catalog import ReplicatedTable
@@ -69,7 +69,7 @@ def replica_tables_asset(
         states = table_states(opened, subscription.name)
         for name, key in selected.items():
             state = states.get(name)
-            if state is None or state.state != READY:
+            if state is None or state.state != SyncState.READY:
                 context.log.error(f"{quote_qualified(*name)} is {_meaning(state)}: {_reason(state)}")
             elif not everything or is_changed(name, result, before):
                 yield dg.MaterializeResult(
@@ -86,7 +86,7 @@ def is_changed(name: Name, result: ApplyResult, before: Cut | None) -> bool:
 
 
 def _meaning(state: TableState | None) -> str:
-    return MEANING[state.state] if state else "not copied yet"
+    return state.state.meaning if state else "not copied yet"
 
 
 def _reason(state: TableState | None) -> str:
@@ -112,7 +112,7 @@ def _metadata(
     cut = result.cut
     version = cut.tables.get(name) if cut else None
     return {
-        "state": MEANING[state.state],
+        "state": state.state.meaning,
         "inserted": applied.inserted,
         "updated": applied.updated,
         "deleted": applied.deleted,

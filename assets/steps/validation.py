@@ -15,15 +15,7 @@ from typing import Any
 import psycopg
 
 from pgsieve.assets.steps.records.subscription_state import disable
-from pgsieve.assets.steps.records.table_states import (
-    INITIALIZE,
-    REMOVED,
-    SET_ASIDE,
-    Name,
-    TableState,
-    set_states,
-    table_states,
-)
+from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, set_states, table_states
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.decoding.errors import PgsieveError, UnsupportedFilterError
 from pgsieve.decoding.publications.catalog import (
@@ -222,10 +214,13 @@ def hold_back(subscription: Subscription, lake: Lake, catalog: Catalog) -> dict[
     problems, states = table_problems(subscription, catalog), table_states(lake, subscription.name)
     waiting = []
     for name, error in problems.items():
-        state = states.get(name, TableState(*name, REMOVED))
+        state = states.get(name, TableState(*name, SyncState.REMOVED))
         reason = waiting_for(error)
-        if state.state != SET_ASIDE and (state.state, state.reason) != (INITIALIZE, reason):
-            waiting.append(replace(state, state=INITIALIZE, reason=reason))
+        if state.state != SyncState.SET_ASIDE and (state.state, state.reason) != (
+            SyncState.INITIALIZE,
+            reason,
+        ):
+            waiting.append(replace(state, state=SyncState.INITIALIZE, reason=reason))
     set_states(lake, subscription.name, waiting)
     if problems and subscription.disable_on_error:
         disable(lake, subscription.name, next(iter(problems.values())).message)

@@ -7,7 +7,7 @@ from pgsieve.assets.steps.records.cuts import last_cut
 from pgsieve.assets.steps.records.failures import copy_again, reason
 from pgsieve.assets.steps.records.feed import durable_position
 from pgsieve.assets.steps.records.subscription_state import subscription_state
-from pgsieve.assets.steps.records.table_states import MEANING, READY, Name, table_states
+from pgsieve.assets.steps.records.table_states import Name, SyncState, table_states
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.assets.steps.validation import Examination
 from pgsieve.decoding.lsn import format_lsn
@@ -89,13 +89,13 @@ def _subscription(
     for name in sorted(published.keys() | states.keys()):
         state, table = states.get(name), published.get(name)
         filters = table.row_filters if table else None
-        ready = state is not None and state.state == READY
+        ready = state is not None and state.state == SyncState.READY
         rows, problem = _rows(lake, subscription, name)
         tables.append(
             TableStatus(
                 schema=name[0],
                 name=name[1],
-                state=MEANING[state.state] if state else MEANING["i"],
+                state=(state.state if state else SyncState.INITIALIZE).meaning,
                 row_filter=" OR ".join(filters) if filters is not None else None,
                 lsn=format_lsn(max(cut.lsn if cut else 0, state.lsn)) if state and ready else None,
                 version=cut.tables.get(name) if cut else None,

@@ -14,7 +14,7 @@ import pytest
 
 from pgsieve.assets.steps.apply.replica_tables import ApplyResult, apply
 from pgsieve.assets.steps.records.subscription_state import subscription_state
-from pgsieve.assets.steps.records.table_states import READY, SET_ASIDE, table_states
+from pgsieve.assets.steps.records.table_states import SyncState, table_states
 from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.assets.steps.update_transformation.transform import transform
 from pgsieve.decoding.lsn import format_lsn, parse_lsn
@@ -58,7 +58,7 @@ def _check(
     """A table is set aside with PostgreSQL's words, and holds what it held before the slice."""
     for replica, result in zip(_replicas(scenario), results, strict=True):
         state = table_states(replica.lake, "sub")["public", table]
-        assert state.state == SET_ASIDE, (table, state)
+        assert state.state == SyncState.SET_ASIDE, (table, state)
         assert state.reason
         assert f'conflict detected on relation "public.{table}": conflict={conflict}' in state.reason
         applied = result.tables["public", table]
@@ -179,7 +179,7 @@ def test_a_conflict_disables_the_subscription_before_anything_of_its_slice_is_ap
         assert 'conflict detected on relation "public.t": conflict=insert_exists' in (state.reason or "")
         assert "Key (a)=(1), in the transaction finished at" in (state.reason or "")
         assert result.tables["public", "t"].insert_exists == 1
-        assert table_states(replica.lake, "sub")["public", "t"].state == READY
+        assert table_states(replica.lake, "sub")["public", "t"].state == SyncState.READY
 
 
 def test_a_key_may_be_used_again_once_its_row_is_gone(scenario: Scenario) -> None:

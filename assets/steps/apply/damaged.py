@@ -9,15 +9,7 @@ from dataclasses import replace
 
 from pgsieve.assets.steps.records.cuts import Cut
 from pgsieve.assets.steps.records.failures import copy_again, reason
-from pgsieve.assets.steps.records.table_states import (
-    READY,
-    REMOVED,
-    SET_ASIDE,
-    Name,
-    TableState,
-    set_states,
-    table_states,
-)
+from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, set_states, table_states
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.resources.lake.errors import LakeError
 from pgsieve.resources.lake.lake import Lake
@@ -32,9 +24,9 @@ def set_damaged_aside(
     """
     states = [s for s in table_states(lake, subscription.name).values() if s.applies]
     aside = [
-        replace(state, state=SET_ASIDE, reason=copy_again(subscription.name, state.name, problem))
-        if state.state == READY
-        else replace(state, state=REMOVED, lsn=0)
+        replace(state, state=SyncState.SET_ASIDE, reason=copy_again(subscription.name, state.name, problem))
+        if state.state == SyncState.READY
+        else replace(state, state=SyncState.REMOVED, lsn=0)
         for state in states
         if (problem := _damage(subscription, lake, state, cut, read=state.name in changed)) is not None
     ]

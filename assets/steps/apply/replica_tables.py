@@ -24,10 +24,8 @@ from pgsieve.assets.steps.records.failures import TABLE_ERRORS, copy_again, is_d
 from pgsieve.assets.steps.records.feed import durable_position
 from pgsieve.assets.steps.records.subscription_state import disable
 from pgsieve.assets.steps.records.table_states import (
-    FINISHED_COPY,
-    READY,
-    SET_ASIDE,
     Name,
+    SyncState,
     TableState,
     newest_version,
     set_states,
@@ -123,7 +121,9 @@ def _apply(
                 if subscription.disable_on_error and not applied.damaged:
                     disable(lake, subscription.name, applied.problem)
                     continue
-                states[applied.name] = replace(states[applied.name], state=SET_ASIDE, reason=applied.problem)
+                states[applied.name] = replace(
+                    states[applied.name], state=SyncState.SET_ASIDE, reason=applied.problem
+                )
                 set_states(lake, subscription.name, [states[applied.name]])
             else:
                 versions[applied.name] = applied.standing.version
@@ -132,14 +132,14 @@ def _apply(
         if subscription.disable_on_error and any(a.problem and not a.damaged for a in result.tables.values()):
             return result  # Its replicas hold what they held, or the whole batch; no cut tells of it.
         log(f"applied everything up to {format_lsn(end)} to {len(todo)} tables of {subscription.name}")
-        copied = max((s.lsn for s in states.values() if s.state == READY), default=0)
+        copied = max((s.lsn for s in states.values() if s.state == SyncState.READY), default=0)
         if alone and max(copied, reached) <= end:
             current = _versions(lake, subscription, end, states, versions, known)
             _record(lake, subscription, result, end, current, newest_version(states.values()))
             known = result.cut
     if alone:
         position = complete_up_to(lake, subscription, max(transformed, *slices, 0))
-        copied = max((s.lsn for s in states.values() if s.state == READY), default=0)
+        copied = max((s.lsn for s in states.values() if s.state == SyncState.READY), default=0)
         if max(copied, reached) <= position:
             current = _versions(lake, subscription, position, states, versions, known)
             _record(lake, subscription, result, position, current, newest_version(states.values()))
@@ -148,7 +148,10 @@ def _apply(
 
 def _is_copied_by_others(states: Mapping[Name, TableState], begun: Collection[Name]) -> bool:
     """Whether a table was copied meanwhile: it lacks slices that are beyond the copy, and a cut would say that all are applied."""
-    return any(s.state == FINISHED_COPY or (s.state == READY and n not in begun) for n, s in states.items())
+    return any(
+        s.state == SyncState.FINISHED_COPY or (s.state == SyncState.READY and n not in begun)
+        for n, s in states.items()
+    )
 
 
 def tables_beyond_cut(subscription: Subscription, lake: Lake) -> set[Name]:
@@ -159,7 +162,7 @@ def tables_beyond_cut(subscription: Subscription, lake: Lake) -> set[Name]:
     for name, state in table_states(lake, subscription.name).items():
         known = cut.tables.get(name) if cut else None
         newer = cut is None or not cut.is_after(state)
-        if state.state == READY and (
+        if state.state == SyncState.READY and (
             known is None or (newer and lake.records.version(lake.replica(subscription.name, *name)) != known)
         ):
             names.add(name)
@@ -226,7 +229,7 @@ def _versions(
     """
     current = {}
     for name, state in states.items():
-        if state.state != READY:
+        if state.state != SyncState.READY:
             continue
         told = known.tables.get(name) if known else None
         newer = known is None or not known.is_after(state)

@@ -16,14 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from pgsieve.assets.steps.records.catalogs import recorded_since
 from pgsieve.assets.steps.records.failures import TABLE_ERRORS, reason
-from pgsieve.assets.steps.records.table_states import (
-    INITIALIZE,
-    MEANING,
-    READY,
-    Name,
-    TableState,
-    table_states,
-)
+from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, table_states
 from pgsieve.assets.steps.row_filters.condition import condition
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.decoding.errors import PgsieveError
@@ -102,8 +95,8 @@ def check_conformity(subscription: Subscription, lake: Lake, name: Name) -> Tabl
         table_states(lake, subscription.name).get(name),
         subscription.tables(catalog).get(name),
     )
-    if replicated is None or state is None or state.state != READY:
-        return TableConformity(problem=MEANING[state.state if state else INITIALIZE])
+    if replicated is None or state is None or state.state != SyncState.READY:
+        return TableConformity(problem=(state.state if state else SyncState.INITIALIZE).meaning)
     filters = applicable_filters(subscription, replicated, catalog)
     altered = _is_altered(subscription, lake, state, replicated, filters)
     try:

@@ -18,7 +18,7 @@ from pgsieve.assets.steps.checks.comparison import Difference, Sides, hashes_ali
 from pgsieve.assets.steps.initial_sync.copy import select_list
 from pgsieve.assets.steps.initial_sync.rows import ReplicaColumn
 from pgsieve.assets.steps.records.failures import copy_again, reason
-from pgsieve.assets.steps.records.table_states import MEANING, READY, REMOVED, Name, TableState, table_states
+from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, table_states
 from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.assets.steps.update_transformation.transform import transform
@@ -94,10 +94,10 @@ class Moment:
     def problem(self, name: Name) -> str | None:
         """Why a table cannot be compared; None where it can."""
         if name not in self.tables:
-            return MEANING[REMOVED]
+            return SyncState.REMOVED.meaning
         state = self.states.get(name)
-        if state is None or state.state != READY:
-            reason = "not copied yet" if state is None else MEANING[state.state]
+        if state is None or state.state != SyncState.READY:
+            reason = "not copied yet" if state is None else state.state.meaning
             return reason + (f": {state.reason}" if state and state.reason else "")
         types = self.subscription.column_types(self.tables[name])
         if state.definition is None or state.definition.columns != tuple(

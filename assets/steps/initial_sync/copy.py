@@ -33,13 +33,8 @@ from pgsieve.assets.steps.observed import observed
 from pgsieve.assets.steps.records.failures import passes, reason
 from pgsieve.assets.steps.records.subscription_state import disable, refuse_disabled
 from pgsieve.assets.steps.records.table_states import (
-    DATA_SYNC,
-    FINISHED_COPY,
-    INITIALIZE,
-    READY,
-    REMOVED,
-    SET_ASIDE,
     Name,
+    SyncState,
     TableState,
     newest_version,
     set_states,
@@ -125,11 +120,11 @@ def tables_to_copy(subscription: Subscription, lake: Lake) -> list[Name]:
         catalog = sound_catalog(connection, subscription, read_catalog(connection))
     tables = subscription.tables(catalog)
     states = table_states(lake, subscription.name)
-    gone = [s for name, s in states.items() if name not in tables and s.state != REMOVED]
+    gone = [s for name, s in states.items() if name not in tables and s.state != SyncState.REMOVED]
     set_states(
         lake,
         subscription.name,
-        [replace(s, state=REMOVED, lsn=s.lsn if s.state == READY else 0) for s in gone],
+        [replace(s, state=SyncState.REMOVED, lsn=s.lsn if s.state == SyncState.READY else 0) for s in gone],
     )
     waiting = hold_back(subscription, lake, catalog)
     if waiting and subscription.disable_on_error:
@@ -142,9 +137,14 @@ def tables_to_copy(subscription: Subscription, lake: Lake) -> list[Name]:
 
 
 def _needs_copy(state: TableState | None, present: Definition) -> bool:
-    if state is None or state.state in {INITIALIZE, DATA_SYNC, FINISHED_COPY, REMOVED}:
+    if state is None or state.state in {
+        SyncState.INITIALIZE,
+        SyncState.DATA_SYNC,
+        SyncState.FINISHED_COPY,
+        SyncState.REMOVED,
+    }:
         return True
-    if state.state == SET_ASIDE:
+    if state.state == SyncState.SET_ASIDE:
         return False
     if state.definition is None:
         return True
@@ -184,7 +184,9 @@ def copy_tables(
             needed = set(tables_to_copy(subscription, lake))
             waiting = [name for name in waiting if name in needed]
         known = table_states(lake, subscription.name)
-        begun = [TableState(*name, DATA_SYNC) for name in waiting if not _is_announced(known.get(name))]
+        begun = [
+            TableState(*name, SyncState.DATA_SYNC) for name in waiting if not _is_announced(known.get(name))
+        ]
         set_states(lake, subscription.name, begun)
         since = newest_version(table_states(lake, subscription.name).values())
     reach(Failpoint.COPY_BEGUN)
@@ -228,7 +230,7 @@ def _settle(
     """Call ready what an earlier run has copied: the replica holds the snapshot that its state announced."""
     states = table_states(lake, subscription.name)
     complete = [
-        replace(state, state=READY)
+        replace(state, state=SyncState.READY)
         for name, state in states.items()
         if name in names
         and _is_announced(state)
@@ -239,7 +241,9 @@ def _settle(
     if not complete:
         return set()
     _declare(subscription, lake, complete)
-    settled = [state for state in table_states(lake, subscription.name).values() if state.state == READY]
+    settled = [
+        state for state in table_states(lake, subscription.name).values() if state.state == SyncState.READY
+    ]
     settled = [state for state in settled if state.name in {each.name for each in complete}]
     for state in settled:
         log(f"{state.schema}.{state.table} was copied at {format_lsn(state.lsn)} by an earlier run")
@@ -257,7 +261,9 @@ def _holds(lake: Lake, path: str, lsn: int) -> bool:
 
 def _is_announced(state: TableState | None) -> bool:
     """Whether the state says of which snapshot the copy is that has begun."""
-    return state is not None and state.state in {DATA_SYNC, FINISHED_COPY} and state.lsn > 0
+    return (
+        state is not None and state.state in {SyncState.DATA_SYNC, SyncState.FINISHED_COPY} and state.lsn > 0
+    )
 
 
 def _given_up(subscription: Subscription, waiting: Sequence[Name], fault: PgsieveError) -> PgsieveError:
@@ -300,7 +306,9 @@ def _copied_alone(
     try:
         with subscription.feed.source.exclusively(subscription.name):
             states = table_states(lake, subscription.name).values()
-            ready = {state.name for state in states if state.state == READY and state.version > since}
+            ready = {
+                state.name for state in states if state.state == SyncState.READY and state.version > since
+            }
             left = [name for name in names if name not in ready]
             return _copy_batch(subscription, lake, left, progress, log) if left else _Batch([], [])
     except PgsieveError as error:
@@ -367,7 +375,7 @@ def _copy_batch(
                 for name, table in tables.items()
             }
             waiting = [
-                TableState(*n, INITIALIZE, definition=_former(known, n), reason=waiting_for(error))
+                TableState(*n, SyncState.INITIALIZE, definition=_former(known, n), reason=waiting_for(error))
                 for n, error in problems.items()
             ]
             set_states(lake, subscription.name, [*states.values(), *waiting])
@@ -401,7 +409,7 @@ def _announced(
     definition = subscription.definition(replicated, catalog)
     history = known.definition.history if known and known.definition else History()
     made = replace(definition, history=history.with_columns(definition.columns))
-    return TableState(replicated.table.schema, replicated.table.name, DATA_SYNC, snapshot.lsn, made)
+    return TableState(replicated.table.schema, replicated.table.name, SyncState.DATA_SYNC, snapshot.lsn, made)
 
 
 def _described(copied: Copied, size: int) -> str:
@@ -445,19 +453,23 @@ def _declare(subscription: Subscription, lake: Lake, states: Sequence[TableState
     def finish() -> None:
         base = max(lake.records.standing(lake.table_states(name)).version, 0)
         paths = {s.name: lake.replica(name, *s.name) for s in states}
-        overrun[:] = [s.name for s in states if s.state == READY and _is_beyond(lake, paths[s.name], s.lsn)]
-        finished = [replace(s, state=FINISHED_COPY) if s.state == READY else s for s in states]
+        overrun[:] = [
+            s.name for s in states if s.state == SyncState.READY and _is_beyond(lake, paths[s.name], s.lsn)
+        ]
+        finished = [
+            replace(s, state=SyncState.FINISHED_COPY) if s.state == SyncState.READY else s for s in states
+        ]
         set_states(lake, name, [s for s in finished if s.name not in overrun], base)
 
     again_after_conflict(finish)()
     reach(Failpoint.COPY_FINISHED)
     upto = fence(lake, name)
-    copied = [s for s in states if s.state == READY and s.name not in overrun]
+    copied = [s for s in states if s.state == SyncState.READY and s.name not in overrun]
     again = "changes after its copy were transformed without it"
     set_states(
         lake,
         name,
-        [s if upto <= s.lsn else replace(s, state=INITIALIZE, reason=again) for s in copied],
+        [s if upto <= s.lsn else replace(s, state=SyncState.INITIALIZE, reason=again) for s in copied],
     )
     return overrun
 
@@ -626,14 +638,14 @@ def _state(
     name = (copied.schema, copied.table)
     if copied.problem:
         # A disabled subscription copies the table when it goes on.
-        failed = INITIALIZE if subscription.disable_on_error else SET_ASIDE
+        failed = SyncState.INITIALIZE if subscription.disable_on_error else SyncState.SET_ASIDE
         return TableState(*name, failed, reason=copied.problem)
     state = announced[name]
     assert state.definition is not None
     if _rewritten(state.definition, after):
         reason = f'table "{copied.schema}.{copied.table}" was rewritten while it was copied'
-        return replace(state, state=INITIALIZE, reason=reason)
-    return replace(state, state=READY)
+        return replace(state, state=SyncState.INITIALIZE, reason=reason)
+    return replace(state, state=SyncState.READY)
 
 
 def _rewritten(definition: Definition, after: Catalog) -> bool:

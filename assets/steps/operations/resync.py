@@ -9,10 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pgsieve.assets.steps.records.table_states import (
-    INITIALIZE,
-    MEANING,
-    READY,
     Name,
+    SyncState,
     TableState,
     set_states,
     table_states,
@@ -50,7 +48,7 @@ def tables_to_resync(subscription: Subscription, lake: Lake, names: Sequence[Nam
     for name, table in tables.items():
         state = states.get(name)
         changes = present_changes(subscription, state, table, catalog)
-        needed = state is None or state.state != READY or bool(changes)
+        needed = state is None or state.state != SyncState.READY or bool(changes)
         if name in names if names else needed:
             found.append(Outdated(name, _described(state), changes))
     return found
@@ -59,7 +57,7 @@ def tables_to_resync(subscription: Subscription, lake: Lake, names: Sequence[Nam
 def _described(state: TableState | None) -> str:
     if state is None:
         return "not copied yet"
-    return f"{MEANING[state.state]}: {state.reason}" if state.reason else MEANING[state.state]
+    return f"{state.state.meaning}: {state.reason}" if state.reason else state.state.meaning
 
 
 def present_changes(
@@ -107,4 +105,8 @@ def leave_to_next_copy(subscription: Subscription, lake: Lake, names: Sequence[N
     """Have whoever reads the slot copy these tables, after the next slice."""
     states = table_states(lake, subscription.name)
     known = {name: states[name].definition if name in states else None for name in names}
-    set_states(lake, subscription.name, [TableState(*n, INITIALIZE, definition=d) for n, d in known.items()])
+    set_states(
+        lake,
+        subscription.name,
+        [TableState(*n, SyncState.INITIALIZE, definition=d) for n, d in known.items()],
+    )

@@ -1,16 +1,14 @@
 """Table sync states of a subscription, like pg_subscription_rel (section 51.54).
 
 Kept in the Delta table `_table_states`, appended to, the newest row of a table counting: newest by the
-Delta version that it came with, as clocks of several hosts disagree. A table is `d` while it is copied, `f` once it
-is, and `r` from the copy's LSN on when every slice after that is transformed for it; `e` when it was set aside with a
-reason, `i` when it has to be copied
-again, `x` when no subscribed publication has it any more, or the subscription was dropped; its LSN is 0 then unless
-it was ready. A run that dies while copying leaves `d`, and the table is copied anew.
+Delta version that it came with, as clocks of several hosts disagree. `SyncState` says which step writes which state.
+A run that dies while copying leaves `d`, and the table is copied anew.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from enum import StrEnum
 from typing import Any
 
 import pyarrow as pa
@@ -20,15 +18,39 @@ from pgsieve.assets.steps.subscription import Definition
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.records import in_order, version_of
 
-INITIALIZE, DATA_SYNC, FINISHED_COPY, READY, SET_ASIDE, REMOVED = "i", "d", "f", "r", "e", "x"
 
-MEANING: Mapping[str, str] = {
-    INITIALIZE: "to be copied",
-    DATA_SYNC: "data is being copied",
-    FINISHED_COPY: "has been copied",
-    READY: "ready",
-    SET_ASIDE: "set aside",
-    REMOVED: "not replicated any more",
+class SyncState(StrEnum):
+    """How far a table is; the values are stored. `i`, `d`, `f` and `r` as in srsubstate, `e` and `x` are pgsieve's own."""
+
+    #: To be copied. Set by whoever finds that the replica cannot follow: the copy, the UPDATE transformation and its
+    #: schema changes, a slot made anew, `pgsieve resync`; with a reason where the table has to be mended first.
+    INITIALIZE = "i"
+    #: Set by the copy: without an LSN when it begins, then with that of the snapshot, before the replica is written.
+    DATA_SYNC = "d"
+    #: Set by the copy once the replica holds the snapshot; later slices may still be transformed without the table.
+    FINISHED_COPY = "f"
+    #: Set by the copy once every slice after its LSN is transformed for the table; kept through schema changes.
+    READY = "r"
+    #: Set with a reason by the step that fails with the table alone: copy, UPDATE transformation or apply. Nothing is
+    #: replicated into it until `pgsieve resync` names it.
+    SET_ASIDE = "e"
+    #: Set by the copy where no subscribed publication has the table any more, and by `pgsieve drop`. The LSN is 0 then
+    #: unless the table was ready.
+    REMOVED = "x"
+
+    @property
+    def meaning(self) -> str:
+        """The state in words."""
+        return _MEANING[self]
+
+
+_MEANING = {
+    SyncState.INITIALIZE: "to be copied",
+    SyncState.DATA_SYNC: "data is being copied",
+    SyncState.FINISHED_COPY: "has been copied",
+    SyncState.READY: "ready",
+    SyncState.SET_ASIDE: "set aside",
+    SyncState.REMOVED: "not replicated any more",
 }
 
 Name = tuple[str, str]
@@ -44,7 +66,7 @@ class TableState:
 
     schema: str
     table: str
-    state: str
+    state: SyncState
     lsn: int = 0
     definition: Definition | None = None
     reason: str | None = None
@@ -54,13 +76,13 @@ class TableState:
     @property
     def applies(self) -> bool:
         """Whether what is published of the table is applied: also what was, until it left the publications."""
-        copied = self.state == READY or (self.state == REMOVED and self.lsn > 0)
+        copied = self.state == SyncState.READY or (self.state == SyncState.REMOVED and self.lsn > 0)
         return copied and self.definition is not None
 
     @property
     def transforms(self) -> bool:
         """Whether what is published of the table is transformed: also where the copy is still to be declared ready."""
-        return self.applies or (self.state == FINISHED_COPY and self.definition is not None)
+        return self.applies or (self.state == SyncState.FINISHED_COPY and self.definition is not None)
 
     @property
     def name(self) -> Name:
@@ -79,7 +101,7 @@ def table_states(lake: Lake, subscription: str) -> dict[Name, TableState]:
         name: TableState(
             schema=row["schema"],
             table=row["table"],
-            state=row["state"],
+            state=SyncState(row["state"]),
             lsn=row["lsn"] or 0,
             definition=Definition.from_json(row["definition"]) if row["definition"] else None,
             reason=row["reason"],
@@ -105,7 +127,7 @@ def set_states(lake: Lake, subscription: str, states: Iterable[TableState], base
         {
             "schema": s.schema,
             "table": s.table,
-            "state": s.state,
+            "state": s.state.value,
             "lsn": s.lsn,
             "at": now,
             "definition": s.definition.to_json() if s.definition else None,

@@ -36,7 +36,7 @@ from pgsieve.assets.steps.records.prepared import (
     save_prepared,
 )
 from pgsieve.assets.steps.records.slices import SliceSummary, record_summary, slice_summary
-from pgsieve.assets.steps.records.table_states import READY, table_states
+from pgsieve.assets.steps.records.table_states import SyncState, table_states
 from pgsieve.assets.steps.slot_consumption.backlog import Stride, TransactionsInOrder
 from pgsieve.assets.steps.slot_consumption.messages import change_log_rows, drained_messages
 from pgsieve.assets.steps.slot_consumption.slot import begin_slot, forget_copies, verified_slot
@@ -498,6 +498,6 @@ def _copied_after(lake: Lake, subscriptions: Sequence[Subscription], position: i
         except LakeError as error:
             reason(lake, error)  # Raises where it is not that subscription's own.
         else:
-            if any(state.state == READY and state.lsn > position for state in states):
+            if any(state.state == SyncState.READY and state.lsn > position for state in states):
                 return True
     return False

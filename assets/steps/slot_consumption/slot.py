@@ -11,14 +11,7 @@ import psycopg
 
 from pgsieve.assets.steps.records.feed import durable_position, newest_row, note_cluster, record_position
 from pgsieve.assets.steps.records.prepared import prepared_position, record_nothing_prepared
-from pgsieve.assets.steps.records.table_states import (
-    DATA_SYNC,
-    INITIALIZE,
-    READY,
-    TableState,
-    set_states,
-    table_states,
-)
+from pgsieve.assets.steps.records.table_states import SyncState, TableState, set_states, table_states
 from pgsieve.assets.steps.subscription import Feed
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn
@@ -102,7 +95,9 @@ def _known_position(lake: Lake, feed: Feed) -> int | None:
 
 def _has_copies(lake: Lake, feed: Feed) -> bool:
     """Whether a replica relies on the slot: a slot that is still to be begun has none."""
-    return any(s.state == READY for name in feed.subscriptions for s in table_states(lake, name).values())
+    return any(
+        s.state == SyncState.READY for name in feed.subscriptions for s in table_states(lake, name).values()
+    )
 
 
 def refuse_other_cluster(
@@ -167,8 +162,10 @@ def forget_copies(lake: Lake, subscriptions: Iterable[str]) -> None:
     for name in subscriptions:
         states = table_states(lake, name).values()
         # Also a copy that a run committed and did not come to call ready.
-        copied = [s for s in states if s.state == READY or (s.state == DATA_SYNC and s.lsn)]
-        again = [TableState(*s.name, INITIALIZE, definition=s.definition) for s in copied]
+        copied = [
+            s for s in states if s.state == SyncState.READY or (s.state == SyncState.DATA_SYNC and s.lsn)
+        ]
+        again = [TableState(*s.name, SyncState.INITIALIZE, definition=s.definition) for s in copied]
         set_states(lake, name, again)
 
 

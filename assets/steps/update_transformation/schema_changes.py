@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from pgsieve.assets.steps.records.columns import ddl
-from pgsieve.assets.steps.records.table_states import INITIALIZE, READY, TableState, set_states, table_states
+from pgsieve.assets.steps.records.table_states import SyncState, TableState, set_states, table_states
 from pgsieve.assets.steps.subscription import Definition, Former, Subscription, planned_sources
 from pgsieve.assets.steps.update_transformation.projection import Projection
 from pgsieve.decoding.errors import ValueNotRepresentableError
@@ -36,7 +36,7 @@ def follow_schema_changes(
     tables = subscription.tables(catalog)
     for name, state in table_states(lake, subscription.name).items():
         replicated = tables.get(name)
-        if state.state != READY or state.definition is None or replicated is None:
+        if state.state != SyncState.READY or state.definition is None or replicated is None:
             continue
         present = subscription.definition(replicated, catalog)
         if present == state.definition:
@@ -52,7 +52,7 @@ def follow_schema_changes(
             reason = (
                 f'table "{replicated.table.qualified}": {error.message}; it is copied again by the next run'
             )
-            set_states(lake, subscription.name, [replace(state, state=INITIALIZE, reason=reason)])
+            set_states(lake, subscription.name, [replace(state, state=SyncState.INITIALIZE, reason=reason)])
             continue
         history = state.definition.history.with_columns(present.columns)
         evolved = replace(present, former=former, history=history, published=state.definition.published)
@@ -112,7 +112,7 @@ def _evolve(
     if table_states(lake, subscription.name).get(state.name) != state:
         raise OverrunError(path)
     if planned != held:
-        set_states(lake, subscription.name, [replace(state, state=INITIALIZE)])
+        set_states(lake, subscription.name, [replace(state, state=SyncState.INITIALIZE)])
         if planned[: len(held)] == held and all(value.null_count for value in projection.values.values()):
             lake.add_columns(path, projection.schema, schema, base)
         else:

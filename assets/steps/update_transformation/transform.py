@@ -22,14 +22,7 @@ from pgsieve.assets.steps.records.columns import field as struct_field
 from pgsieve.assets.steps.records.failures import TABLE_ERRORS, copy_again, in_transaction, is_damage, reason
 from pgsieve.assets.steps.records.feed import deleted_up_to
 from pgsieve.assets.steps.records.subscription_state import disable, refuse_disabled
-from pgsieve.assets.steps.records.table_states import (
-    INITIALIZE,
-    SET_ASIDE,
-    Name,
-    TableState,
-    set_states,
-    table_states,
-)
+from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, set_states, table_states
 from pgsieve.assets.steps.records.transformed import TableChanges, record_transformed
 from pgsieve.assets.steps.subscription import PARALLEL_TABLES, Definition, Subscription
 from pgsieve.assets.steps.update_transformation.changes import (
@@ -136,7 +129,7 @@ def _set_aside_what_is_behind(subscription: Subscription, lake: Lake, begin: int
         " from the change log: the subscription was restored from a backup, or left out of the configuration meanwhile"
     )
     behind = [
-        replace(s, state=SET_ASIDE, reason=copy_again(subscription.name, s.name, problem))
+        replace(s, state=SyncState.SET_ASIDE, reason=copy_again(subscription.name, s.name, problem))
         for s in table_states(lake, subscription.name).values()
         if s.applies and s.lsn < deleted
     ]
@@ -157,7 +150,7 @@ def _transform_slice(
 
     aside: dict[Name, TableState] = {}
 
-    def failed(name: Name, state: str, problem: str) -> TableChanges:
+    def failed(name: Name, state: SyncState, problem: str) -> TableChanges:
         aside[name] = replace(work.tables[name], state=state, reason=problem)
         return TableChanges(contents.end, *name, problem=problem)
 
@@ -176,9 +169,9 @@ def _transform_slice(
         except (UnsupportedFilterError, UnsupportedTypeError) as error:
             if subscription.disable_on_error:
                 raise
-            return failed(name, INITIALIZE, waiting_for(error))
+            return failed(name, SyncState.INITIALIZE, waiting_for(error))
         except SchemaChangedError as error:
-            return failed(name, INITIALIZE, error.message)
+            return failed(name, SyncState.INITIALIZE, error.message)
         except TABLE_ERRORS as error:
             problem = reason(lake, error)
             if is_damage(error):
@@ -187,7 +180,7 @@ def _transform_slice(
                 raise
             else:
                 problem = in_transaction(problem, first_failing_transaction(subscription, lake, work, name))
-            return failed(name, SET_ASIDE, problem)
+            return failed(name, SyncState.SET_ASIDE, problem)
 
     with ThreadPoolExecutor(PARALLEL_TABLES) as pool:
         changes = list(pool.map(one, work.tables))

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from pgsieve.assets.steps.records.columns import Order
 from pgsieve.assets.steps.records.failures import copy_again
-from pgsieve.assets.steps.records.table_states import SET_ASIDE, Name, TableState, set_states, table_states
+from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, set_states, table_states
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.assets.steps.update_transformation.slice_contents import (
     Part,
@@ -85,7 +85,7 @@ def work_of(subscription: Subscription, lake: Lake, window: Window, catalog: Cat
         messages = window.rows(lake.slices_of(lake.change_log(subscription.feed.name), ends, every=True))
     except DamagedTableError as error:
         aside = [
-            replace(s, state=SET_ASIDE, reason=copy_again(subscription.name, n, error.message))
+            replace(s, state=SyncState.SET_ASIDE, reason=copy_again(subscription.name, n, error.message))
             for n, s in tables.items()
         ]
         set_states(lake, subscription.name, aside)

@@ -20,7 +20,7 @@ from pgsieve.assets.steps.records.subscription_state import (
     enable,
     subscription_state,
 )
-from pgsieve.assets.steps.records.table_states import READY, SET_ASIDE, table_states
+from pgsieve.assets.steps.records.table_states import SyncState, table_states
 from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.assets.steps.update_transformation.transform import transform
@@ -125,7 +125,7 @@ def test_a_table_with_a_value_it_cannot_hold_is_set_aside_and_the_others_go_on(
     database.execute("insert into notes values (1, 'goes on')")
     replicated.increment()
     state = table_states(replicated.lake, "sub")["public", "prices"]
-    assert state.state == SET_ASIDE
+    assert state.state == SyncState.SET_ASIDE
     assert 'column "price"' in (state.reason or "")
     assert "in the row with key (id)=(2)" in (state.reason or "")
     assert "NaN" not in (state.reason or "").replace("NaN or", "")
@@ -142,7 +142,7 @@ def test_a_table_with_a_value_it_cannot_hold_is_set_aside_and_the_others_go_on(
     assert copied.problem is None
     database.execute("insert into prices values (3, 3)")
     replicated.increment()
-    assert table_states(replicated.lake, "sub")["public", "prices"].state == READY
+    assert table_states(replicated.lake, "sub")["public", "prices"].state == SyncState.READY
     assert sorted(row["id"] for row in replicated.rows("prices")) == [1, 2, 3]
     assert len(replicated.rows("notes")) == 2
 
@@ -203,7 +203,7 @@ def test_row_filters_that_fail_set_their_tables_aside_without_telling_a_value(
     states = table_states(replicated.lake, "sub")
     for table, (_, told) in filters.items():
         reason = states["public", table].reason or ""
-        assert states["public", table].state == SET_ASIDE
+        assert states["public", table].state == SyncState.SET_ASIDE
         assert told in reason
         assert "finished at" in reason
         assert "777777" not in reason
@@ -247,4 +247,4 @@ def test_a_table_whose_columns_delta_cannot_have_is_set_aside_and_the_others_are
     assert 'columns "Note" and "note" differ in case alone' in str(problems["cased"])
     assert "no column is published" in str(problems["bare"])
     states = {name[1]: state.state for name, state in table_states(replicated.lake, "sub").items()}
-    assert states == {"cased": SET_ASIDE, "bare": SET_ASIDE, "beside": READY}
+    assert states == {"cased": SyncState.SET_ASIDE, "bare": SyncState.SET_ASIDE, "beside": SyncState.READY}

@@ -19,7 +19,7 @@ from pgsieve.assets.steps.records.subscription_state import (
     set_subscription_state,
     subscription_state,
 )
-from pgsieve.assets.steps.records.table_states import INITIALIZE, SET_ASIDE, set_states, table_states
+from pgsieve.assets.steps.records.table_states import SyncState, set_states, table_states
 from pgsieve.assets.steps.slot_consumption.slot import OtherClusterError
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.commands.skip import enable
@@ -84,7 +84,7 @@ def test_a_table_that_is_named_is_copied_again_on_a_server_where_nothing_happens
 def test_resync_brings_back_a_table_that_is_set_aside(shop: Shop) -> None:
     shop.copy()
     (notes,) = [s for s in table_states(shop.lake, "one").values() if s.table == "notes"]
-    set_states(shop.lake, "one", [replace(notes, state=SET_ASIDE, reason="a value")])
+    set_states(shop.lake, "one", [replace(notes, state=SyncState.SET_ASIDE, reason="a value")])
     shop.database.execute("alter publication p drop table notes")
     shop.database.execute("alter publication p add table notes where (id > 3)")
     shop.copy()
@@ -121,8 +121,8 @@ def test_a_table_is_left_to_the_process_that_follows_the_slot(shop: Shop) -> Non
     with _read(conninfo, slot):
         report = shop.resync("one", "public.orders")
     assert report.followed
-    assert table_states(shop.lake, "one")["public", "orders"].state == INITIALIZE
-    assert table_states(shop.lake, "one")["public", "notes"].state != INITIALIZE
+    assert table_states(shop.lake, "one")["public", "orders"].state == SyncState.INITIALIZE
+    assert table_states(shop.lake, "one")["public", "notes"].state != SyncState.INITIALIZE
 
 
 @contextmanager
@@ -428,7 +428,7 @@ def test_the_check_of_a_table_that_is_set_aside_or_disabled_fails_with_the_reaso
     shop.copy()
     assert evaluated() == {"orders": (True, None), "notes": (True, None)}
     notes = table_states(shop.lake, "one")["public", "notes"]
-    set_states(shop.lake, "one", [replace(notes, state=SET_ASIDE, reason="a value")])
+    set_states(shop.lake, "one", [replace(notes, state=SyncState.SET_ASIDE, reason="a value")])
     assert evaluated() == {"orders": (True, None), "notes": (False, "a value")}
     disable(shop.lake, "one", "another value")
     assert evaluated() == {"orders": (False, "another value"), "notes": (False, "another value")}

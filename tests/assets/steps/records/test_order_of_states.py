@@ -20,7 +20,7 @@ from pgsieve.assets.steps.records.catalogs import is_recorded, record_catalog
 from pgsieve.assets.steps.records.columns import CATALOGS, CUTS, SUBSCRIPTION, TABLE_STATES
 from pgsieve.assets.steps.records.cuts import Cut, append_cut, cuts
 from pgsieve.assets.steps.records.subscription_state import SubscriptionState, set_subscription_state
-from pgsieve.assets.steps.records.table_states import DATA_SYNC, READY, SET_ASIDE, TableState, set_states
+from pgsieve.assets.steps.records.table_states import SyncState, TableState, set_states
 from pgsieve.assets.steps.slot_consumption.slot import give_up
 from pgsieve.assets.steps.subscription import Feed
 from pgsieve.decoding.publications.catalog import Catalog
@@ -68,10 +68,10 @@ def state(lake: Lake, table: str = "t") -> str:
 
 def test_a_state_counts_after_one_of_a_clock_that_is_ahead(lake: Lake) -> None:
     with ahead():
-        set_states(lake, "sub", [TableState("public", "t", DATA_SYNC)])
-    assert state(lake) == DATA_SYNC
-    set_states(lake, "sub", [TableState("public", "t", READY, 7)])
-    assert state(lake) == READY
+        set_states(lake, "sub", [TableState("public", "t", SyncState.DATA_SYNC)])
+    assert state(lake) == SyncState.DATA_SYNC
+    set_states(lake, "sub", [TableState("public", "t", SyncState.READY, 7)])
+    assert state(lake) == SyncState.READY
 
 
 def test_a_subscription_is_enabled_and_skips_after_a_clock_that_is_ahead(lake: Lake) -> None:
@@ -92,13 +92,13 @@ def test_a_feed_is_begun_after_a_clock_that_is_ahead_gave_it_up(lake: Lake) -> N
 
 
 def test_a_cut_and_a_state_are_ordered_by_what_the_cut_was_made_from(lake: Lake) -> None:
-    set_states(lake, "sub", [TableState("public", "t", READY, 1)])
+    set_states(lake, "sub", [TableState("public", "t", SyncState.READY, 1)])
     before = table_states.table_states(lake, "sub")
     seen = table_states.newest_version(before.values())
     append_cut(lake, "sub", Cut(9, {("public", "t"): 3}, datetime.now(UTC) + DAY, seen))
     append_cut(lake, "sub", Cut(9, {("public", "t"): 4}, datetime.now(UTC), seen))
     with ahead():
-        set_states(lake, "sub", [TableState("public", "t", READY, 8)])
+        set_states(lake, "sub", [TableState("public", "t", SyncState.READY, 8)])
     newest = cuts(lake, "sub")[-1]
     assert newest.tables == {("public", "t"): 4}
     assert newest.is_after(before["public", "t"])
@@ -117,20 +117,29 @@ def test_of_two_catalogs_of_one_lsn_the_later_counts(lake: Lake) -> None:
 def test_the_order_outlives_compaction_and_vacuum(lake: Lake) -> None:
     for number in range(5):
         set_states(
-            lake, "sub", [TableState("public", "t", READY, number), TableState("public", "u", SET_ASIDE)]
+            lake,
+            "sub",
+            [
+                TableState("public", "t", SyncState.READY, number),
+                TableState("public", "u", SyncState.SET_ASIDE),
+            ],
         )
     path = lake.table_states("sub")
     maintenance(lake, path).compact()
     maintenance(lake, path).vacuum(0)
     assert len(DeltaTable(path).file_uris()) == 1
     assert table_states.table_states(lake, "sub")["public", "t"].lsn == 4
-    set_states(lake, "sub", [TableState("public", "t", READY, 5)])
+    set_states(lake, "sub", [TableState("public", "t", SyncState.READY, 5)])
     assert table_states.table_states(lake, "sub")["public", "t"].lsn == 5
 
 
 def test_a_table_that_is_given_twice_in_one_commit_has_the_last_state(lake: Lake) -> None:
-    set_states(lake, "sub", [TableState("public", "t", DATA_SYNC), TableState("public", "t", READY)])
-    assert state(lake) == READY
+    set_states(
+        lake,
+        "sub",
+        [TableState("public", "t", SyncState.DATA_SYNC), TableState("public", "t", SyncState.READY)],
+    )
+    assert state(lake) == SyncState.READY
 
 
 def test_a_lake_of_before_goes_on(lake: Lake) -> None:
@@ -145,8 +154,8 @@ def test_a_lake_of_before_goes_on(lake: Lake) -> None:
     write(
         lake.table_states("sub"),
         TABLE_STATES,
-        {**common, "state": READY, "at": long_ago + DAY},
-        {**common, "state": DATA_SYNC, "at": long_ago},
+        {**common, "state": SyncState.READY, "at": long_ago + DAY},
+        {**common, "state": SyncState.DATA_SYNC, "at": long_ago},
     )
     write(
         lake.subscription("sub"),
@@ -162,15 +171,15 @@ def test_a_lake_of_before_goes_on(lake: Lake) -> None:
     )
 
     kept = table_states.table_states(lake, "sub")["public", "t"]
-    assert kept.state == READY
+    assert kept.state == SyncState.READY
     assert subscription_state.subscription_state(lake, "sub").enabled
     assert cuts(lake, "sub")[-1].is_after(kept)
     assert is_recorded(lake, FEED, "a")
 
-    set_states(lake, "sub", [TableState("public", "t", SET_ASIDE)])
+    set_states(lake, "sub", [TableState("public", "t", SyncState.SET_ASIDE)])
     subscription_state.disable(lake, "sub", "an error")
     record_catalog(lake, FEED, 5, "b", Catalog(tables={}, publications={}, server_version=180000))
-    assert state(lake) == SET_ASIDE
+    assert state(lake) == SyncState.SET_ASIDE
     assert not subscription_state.subscription_state(lake, "sub").enabled
     assert is_recorded(lake, FEED, "b")
     assert not cuts(lake, "sub")[-1].is_after(table_states.table_states(lake, "sub")["public", "t"])
@@ -185,7 +194,7 @@ def test_writers_at_once_lose_no_row_and_have_one_order(lake: Lake) -> None:
     def write(writer: int) -> None:
         together.wait()
         for number in range(each):
-            set_states(lake, "sub", [TableState("public", f"t{writer}", READY, number)])
+            set_states(lake, "sub", [TableState("public", f"t{writer}", SyncState.READY, number)])
 
     with ThreadPoolExecutor(writers) as pool:
         list(pool.map(write, range(writers)))
@@ -200,7 +209,7 @@ def test_a_table_is_copied_once_where_a_host_with_a_clock_ahead_wrote(shop: Shop
         shop.copy()
         subscription_state.disable(shop.lake, "one", "an error")
         subscription_state.enable(shop.lake, "one")
-        set_states(shop.lake, "one", [TableState("public", "orders", DATA_SYNC)])
+        set_states(shop.lake, "one", [TableState("public", "orders", SyncState.DATA_SYNC)])
     shop.database.execute("insert into stock values (5, 5)")
     summary = shop.run()
     assert not summary.failures
@@ -218,7 +227,8 @@ def test_in_a_lake_at_a_uri_writers_at_once_lose_no_row_and_have_one_order(tmp_p
     lakes = [Lake(tmp_path.as_uri(), engine().session.newSession) for _ in range(2)]
     path, each = lakes[0].table_states("sub"), 2
     former = pa.Table.from_pylist(
-        [{"schema": "public", "table": "t0", "state": DATA_SYNC, "at": datetime.now(UTC) + DAY}], TABLE_STATES
+        [{"schema": "public", "table": "t0", "state": SyncState.DATA_SYNC, "at": datetime.now(UTC) + DAY}],
+        TABLE_STATES,
     )
     lakes[0].records.append(path, former)
     together = threading.Barrier(2)
@@ -226,11 +236,11 @@ def test_in_a_lake_at_a_uri_writers_at_once_lose_no_row_and_have_one_order(tmp_p
     def write(writer: int) -> None:
         together.wait()
         for number in range(each):
-            set_states(lakes[writer], "sub", [TableState("public", f"t{writer}", READY, number)])
+            set_states(lakes[writer], "sub", [TableState("public", f"t{writer}", SyncState.READY, number)])
 
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(write, range(2)))
     written = [row["version"] for row in lakes[0].records.rows(path) if row["version"] is not None]
     assert len(set(written)) == len(written) == 2 * each
     assert {s.lsn for s in table_states.table_states(lakes[0], "sub").values()} == {each - 1}
-    assert state(lakes[1], "t0") == READY
+    assert state(lakes[1], "t0") == SyncState.READY
