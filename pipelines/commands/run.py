@@ -17,7 +17,8 @@ from pgsieve.assets.initial_sync import LACKING, initial_sync_asset, range_tags,
 from pgsieve.assets.partition_roots import replica_tables_asset
 from pgsieve.assets.slot_consumption import change_log_asset
 from pgsieve.assets.steps.apply.replica_tables import ApplyResult, apply, tables_beyond_cut
-from pgsieve.assets.steps.initial_sync.copy import Copied, tables_to_copy
+from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
+from pgsieve.assets.steps.initial_sync.one_table import Copied
 from pgsieve.assets.steps.records.cuts import last_cut
 from pgsieve.assets.steps.records.feed import durable_position
 from pgsieve.assets.steps.records.subscription_state import disabled_error, subscription_state

@@ -15,7 +15,7 @@ import psycopg
 
 from pgsieve.assets.steps.apply.replica_tables import apply
 from pgsieve.assets.steps.checks.comparison import Difference, Sides, hashes_alike
-from pgsieve.assets.steps.initial_sync.copy import select_list
+from pgsieve.assets.steps.initial_sync.one_table import select_list
 from pgsieve.assets.steps.initial_sync.rows import ReplicaColumn
 from pgsieve.assets.steps.records.failures import copy_again, reason
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, table_states

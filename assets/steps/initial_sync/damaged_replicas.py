@@ -17,13 +17,13 @@ def make_room(subscription: str, lake: Lake, name: Name, generation: int) -> Non
     """
     path, history = lake.replica(subscription, *name), lake.changes(subscription, *name, generation)
     version, of_history = (_version(lake, each) for each in (path, history))
-    known = -1 if version is None else version
-    if any(cut.tables.get(name, -1) > known for cut in cuts(lake, subscription)):
+    newest = -1 if version is None else version
+    if any(cut.tables.get(name, -1) > newest for cut in cuts(lake, subscription)):
         kept = lake.cuts(subscription)
         with lake.refusing(kept):
             again_after_conflict(lambda: maintenance(lake, kept).delete("true"))()
-    for each, found in ((path, version), (history, of_history)):
-        if found is None:
+    for each, readable_version in ((path, version), (history, of_history)):
+        if readable_version is None:
             lake.remove_log(each)
 
 

@@ -19,7 +19,7 @@ from pgsieve.assets.steps.apply import replica_tables
 from pgsieve.assets.steps.apply.replica_tables import apply
 from pgsieve.assets.steps.checks import consistency
 from pgsieve.assets.steps.checks.consistency import check_consistency
-from pgsieve.assets.steps.initial_sync import copy
+from pgsieve.assets.steps.initial_sync import copy, one_table
 from pgsieve.assets.steps.initial_sync.copy import copy_tables, tables_to_copy
 from pgsieve.assets.steps.records.cuts import cuts
 from pgsieve.assets.steps.slot_consumption import drain as draining
@@ -269,7 +269,7 @@ def test_a_table_is_copied_again_where_slices_were_transformed_without_it(
         overlap.second.receive()
         apply(overlap.second.subscription, overlap.second.lake, _quiet)
 
-    _meanwhile(monkeypatch, copy, "_declare", another)
+    _meanwhile(monkeypatch, copy, "declare", another)
     overlap.first.copy(COPIED)
     overlap.first.run()
     overlap.verify()
@@ -301,7 +301,7 @@ def test_of_two_copies_at_once_the_later_one_counts(
         overlap.write()
         overlap.second.run()
 
-    _meanwhile(monkeypatch, copy, "_write_copy", another)
+    _meanwhile(monkeypatch, one_table, "_write_copy", another)
     overlap.first.copy(COPIED)
     overlap.verify()
     overlap.write()

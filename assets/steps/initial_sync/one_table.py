@@ -1,0 +1,212 @@
+"""The copy of one table: its chunks, read at an exported snapshot -> its replica, replaced in one commit at the snapshot's LSN.
+
+In: a planned table and the snapshot. Out: `Copied`, with the problem where the table's own data or replica fails. Raises
+what passes by itself, and what is the lake's fault.
+"""
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import pyarrow as pa
+from pyspark.sql import Observation
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
+
+from pgsieve.assets.steps.initial_sync.damaged_replicas import make_room
+from pgsieve.assets.steps.initial_sync.rows import (
+    ReplicaColumn,
+    copied_batches,
+    copied_files,
+    copied_rows,
+    read_again,
+    replica_schema,
+)
+from pgsieve.assets.steps.observed import observed
+from pgsieve.assets.steps.records.failures import reason
+from pgsieve.assets.steps.subscription import (
+    Subscription,
+)
+from pgsieve.decoding.errors import PgsieveError
+from pgsieve.decoding.lsn import format_lsn
+from pgsieve.decoding.publications.catalog import ReplicatedTable, Table
+from pgsieve.decoding.values.types import copy_expression
+from pgsieve.resources.failpoints import Failpoint, reach
+from pgsieve.resources.lake.errors import LakeError, OverrunError
+from pgsieve.resources.lake.lake import Lake, column_mapping
+from pgsieve.resources.postgres.sessions import Conninfo
+from pgsieve.resources.postgres.slot import current_lsn
+from pgsieve.resources.postgres.snapshot import (
+    Chunks,
+    Snapshot,
+)
+from pgsieve.resources.postgres.source import quote, refusing
+
+
+@dataclass(frozen=True)
+class Copied:
+    """One table's initial copy."""
+
+    schema: str
+    table: str
+    lsn: int
+    rows: int
+    seconds: float
+    version: int
+    row_filter: str | None
+    columns: tuple[tuple[str, str], ...]
+    problem: str | None = None
+    #: Another process has copied the table later, or applies to it: its state is that one's.
+    overrun: bool = False
+
+
+@dataclass(frozen=True)
+class PlannedTable:
+    """A table to copy, in chunks, and the generation of the change history that goes on after it."""
+
+    replicated: ReplicatedTable
+    chunks: Chunks
+    generation: int
+
+
+def select_list(subscription: Subscription, replicated: ReplicatedTable) -> list[str]:
+    """The select list of the copy, in the forms that `pgsieve.decoding.values.types.from_copy` reads."""
+    attributes = {a.name: a for a in replicated.table.attributes}
+    return [
+        copy_expression(
+            quote(name),
+            attributes[name].type_oid,
+            attributes[name].type_modifier,
+            subscription.override(replicated.table, name),
+        )
+        + f" as c{number}"
+        for number, name in enumerate(replicated.columns)
+    ]
+
+
+def copy_table(
+    subscription: Subscription,
+    lake: Lake,
+    planned: PlannedTable,
+    conninfo: Conninfo,
+    snapshot: Snapshot,
+) -> Copied:
+    """Copy a table at a snapshot; a problem of its own, or another process that copied it later, stands in the result."""
+    started = time.monotonic()
+    replicated, table = planned.replicated, planned.replicated.table
+    types = subscription.column_types(replicated)
+    path = lake.replica(subscription.name, table.schema, table.name)
+    problem, rows, version, overrun = None, 0, 0, False
+    try:
+        # Without copy_data a table that comes back goes on from the rows it has.
+        kept = not subscription.copy_data and lake.records.exists(path)
+        if not kept:
+            make_room(subscription.name, lake, (table.schema, table.name), planned.generation)
+            _refuse_later(subscription, lake, path, table, snapshot)
+            given = planned.chunks if subscription.copy_data else Chunks([], 0)
+            columns = [ReplicaColumn(name, t, name in replicated.key) for name, t in types.items()]
+            with refusing(subscription.feed.source.name, f'copy table "{table.qualified}"'):
+                rows = _write_copy(lake, path, given, conninfo, snapshot, columns)
+            reach(Failpoint.TABLE_COPIED)
+            overrun = is_beyond(lake, path, snapshot.lsn)
+        version = lake.records.version(path)
+    except OverrunError:
+        overrun = True
+    except PgsieveError as error:
+        problem = reason(lake, error)
+    return Copied(
+        schema=table.schema,
+        table=table.name,
+        lsn=snapshot.lsn,
+        rows=rows,
+        seconds=time.monotonic() - started,
+        version=version,
+        row_filter=" OR ".join(replicated.row_filters) if replicated.row_filters is not None else None,
+        columns=tuple((name, t.spark) for name, t in types.items()),
+        problem=problem,
+        overrun=overrun,
+    )
+
+
+def is_beyond(lake: Lake, path: str, lsn: int) -> bool:
+    """Whether a replica holds more than what committed before an LSN."""
+    return (lake.records.position(path) or 0) > lsn
+
+
+def _refuse_later(
+    subscription: Subscription, lake: Lake, path: str, table: Table, snapshot: Snapshot
+) -> None:
+    """Refuse to copy below the replica's own position: Delta would leave the commit out.
+
+    Raises OverrunError where another process has copied the table since the snapshot.
+    """
+    position = lake.records.position(path)
+    if position is not None and position >= snapshot.lsn:
+        with subscription.feed.source.connect() as connection:
+            if position <= current_lsn(connection):
+                raise OverrunError(path)
+        raise PgsieveError(
+            f'table "{table.qualified}": its replica holds changes up to {format_lsn(position)}, but the publisher is only'
+            f" at {format_lsn(snapshot.lsn)}",
+            hint="replicate another cluster into another `lake`, or drop the subscription with --delete-tables",
+            sqlstate="55000",
+        )
+
+
+def _check_names(columns: Sequence[ReplicaColumn]) -> None:
+    """Raise LakeError for what no Delta table can have: no columns, or two whose names differ in case alone."""
+    if not columns:
+        raise LakeError(
+            "no column is published, and a Delta table has at least one", hint="publish a column of the table"
+        )
+    seen: dict[str, str] = {}
+    for column in columns:
+        other = seen.setdefault(column.name.lower(), column.name)
+        if other != column.name:
+            raise LakeError(
+                f"columns {quote(other)} and {quote(column.name)} differ in case alone, and a Delta table has one of them",
+                hint="rename one, or publish a column list without it",
+            )
+
+
+def _write_copy(
+    lake: Lake,
+    path: str,
+    chunks: Chunks,
+    conninfo: Conninfo,
+    snapshot: Snapshot,
+    columns: Sequence[ReplicaColumn],
+) -> int:
+    """Replace the replica by the rows at the snapshot; how many there are."""
+    _check_names(columns)
+    properties = column_mapping(c.name for c in columns)
+    local = lake.plain(path, (c.name for c in columns)) if columns else None
+    schema = replica_schema(columns)
+    if local and lake.writes_small(chunks.bytes) and not local.permutes(path, schema):
+        batches = [
+            batch
+            for query in chunks.queries
+            for batch in read_again(partial(copied_batches, conninfo, snapshot.name, query, columns))
+        ]
+        copied = pa.Table.from_batches(batches, schema)
+        with lake.refusing(path):
+            local.write(path, copied, snapshot.lsn, overwrite=True, metadata={"copied": True})
+        return int(copied.num_rows)
+    if local and local.takes_files(path, schema, overwrite=True):
+        written = copied_files(lake.spark, conninfo, snapshot.name, chunks.queries, columns, path)
+        files = lake.commit_files(
+            written, path, schema, snapshot.lsn, overwrite=True, metadata={"copied": True}
+        )
+        return sum(json.loads(file["stats"])["numRecords"] for file in files)
+    frame = copied_rows(lake.spark, conninfo, snapshot.name, chunks.queries, columns)
+    counted, rows = Observation(), [F.count(F.lit(1)).alias("rows")]
+    lake.write(
+        frame.observe(counted, *rows),
+        path,
+        position=snapshot.lsn,
+        overwrite=True,
+        metadata={"copied": True},
+        properties=properties,
+    )
+    return int(observed(counted, rows, lambda: lake.current(path))["rows"])

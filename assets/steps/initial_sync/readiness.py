@@ -1,0 +1,153 @@
+"""The sync states around a copy: announced with the snapshot before it, finished after it, ready once nothing is missing.
+
+In: the tables of a batch and what became of their copies. Out: rows of `_table_states`. A replica that holds the
+snapshot which its state announced is complete, whoever finds it.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from pgsieve.assets.steps.initial_sync.one_table import Copied, is_beyond
+from pgsieve.assets.steps.records.failures import reason
+from pgsieve.assets.steps.records.table_states import (
+    Name,
+    SyncState,
+    TableState,
+    set_states,
+    table_states,
+)
+from pgsieve.assets.steps.records.transformed import fence
+from pgsieve.assets.steps.subscription import (
+    Definition,
+    History,
+    Subscription,
+)
+from pgsieve.decoding.lsn import format_lsn
+from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable
+from pgsieve.decoding.publications.evolution import Layout
+from pgsieve.decoding.values.quoting import quote_qualified
+from pgsieve.resources.failpoints import Failpoint, reach
+from pgsieve.resources.lake.errors import LakeError, again_after_conflict
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.postgres.snapshot import (
+    Snapshot,
+)
+
+Log = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Declared:
+    """The tables that a copy made ready, and those that another process has copied later."""
+
+    ready: Sequence[TableState] = ()
+    overrun: Sequence[Name] = ()
+
+
+def announced(
+    subscription: Subscription,
+    replicated: ReplicatedTable,
+    catalog: Catalog,
+    former: TableState | None,
+    snapshot: Snapshot,
+) -> TableState:
+    """The state of a table that is about to be copied: what it is once its replica holds the snapshot."""
+    definition = subscription.definition(replicated, catalog)
+    history = former.definition.history if former and former.definition else History()
+    made = replace(definition, history=history.with_columns(definition.columns))
+    return TableState(replicated.table.schema, replicated.table.name, SyncState.DATA_SYNC, snapshot.lsn, made)
+
+
+def is_announced(state: TableState | None) -> bool:
+    """Whether the state says of which snapshot the copy is that has begun."""
+    return (
+        state is not None and state.state in {SyncState.DATA_SYNC, SyncState.FINISHED_COPY} and state.lsn > 0
+    )
+
+
+def settle(
+    subscription: Subscription, lake: Lake, names: Collection[Name], catalog: Catalog, log: Log
+) -> set[Name]:
+    """Call ready what an earlier run has copied: the replica holds the snapshot that its state announced."""
+    states = table_states(lake, subscription.name)
+    complete = [
+        replace(state, state=SyncState.READY)
+        for name, state in states.items()
+        if name in names
+        and is_announced(state)
+        and state.definition is not None
+        and _holds(lake, lake.replica(subscription.name, *name), state.lsn)
+        and not is_rewritten(state.definition, catalog)
+    ]
+    ready = declare(subscription, lake, complete).ready
+    for state in ready:
+        log(f"{quote_qualified(*state.name)} was copied at {format_lsn(state.lsn)} by an earlier run")
+    return {state.name for state in ready}
+
+
+def _holds(lake: Lake, path: str, lsn: int) -> bool:
+    """Whether a replica is at an LSN; one that cannot be read is made again."""
+    try:
+        return lake.records.position(path) == lsn
+    except LakeError as error:
+        reason(lake, error)  # Raises where it is the lake that fails.
+        return False
+
+
+def state_after(
+    subscription: Subscription, announced: Mapping[Name, TableState], copied: Copied, after: Catalog
+) -> TableState:
+    """The state after a copy; a table that was rewritten meanwhile may have been read as empty (section 13.6)."""
+    name = (copied.schema, copied.table)
+    if copied.problem:
+        # A disabled subscription copies the table when it goes on.
+        failed = SyncState.INITIALIZE if subscription.disable_on_error else SyncState.SET_ASIDE
+        return TableState(*name, failed, reason=copied.problem)
+    state = announced[name]
+    assert state.definition is not None
+    if is_rewritten(state.definition, after):
+        reason = f'table "{copied.schema}.{copied.table}" was rewritten while it was copied'
+        return replace(state, state=SyncState.INITIALIZE, reason=reason)
+    return replace(state, state=SyncState.READY)
+
+
+def declare(subscription: Subscription, lake: Lake, states: Sequence[TableState]) -> Declared:
+    """Record the states after a copy.
+
+    A table is ready when all later slices are transformed for it. Who transformed one meanwhile, without the lock, has
+    left the table out, or has begun anew after the fence and found that it is copied.
+    """
+    if not states:
+        return Declared()
+    name, overrun = subscription.name, list[Name]()
+
+    def finish() -> None:
+        base = max(lake.records.standing(lake.table_states(name)).version, 0)
+        paths = {s.name: lake.replica(name, *s.name) for s in states}
+        overrun[:] = [
+            s.name for s in states if s.state == SyncState.READY and is_beyond(lake, paths[s.name], s.lsn)
+        ]
+        finished = [
+            replace(s, state=SyncState.FINISHED_COPY) if s.state == SyncState.READY else s for s in states
+        ]
+        set_states(lake, name, [s for s in finished if s.name not in overrun], base)
+
+    again_after_conflict(finish)()
+    reach(Failpoint.COPY_FINISHED)
+    copied = [s for s in states if s.state == SyncState.READY and s.name not in overrun]
+    if not copied:
+        return Declared((), overrun)
+    upto = fence(lake, name)
+    again = "changes after its copy were transformed without it"
+    set_states(
+        lake,
+        name,
+        [s if upto <= s.lsn else replace(s, state=SyncState.INITIALIZE, reason=again) for s in copied],
+    )
+    return Declared([s for s in copied if upto <= s.lsn], overrun)
+
+
+def is_rewritten(definition: Definition, after: Catalog) -> bool:
+    """Whether the table's files are others than when it was copied."""
+    table = after.tables.get(definition.layout.oid)
+    return table is None or Layout.of(table, after).files != definition.layout.files
