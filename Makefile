@@ -9,7 +9,7 @@ BIN := .venv/bin
 PIP_ENVIRONMENT := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1
 
 .DEFAULT_GOAL := help
-.PHONY: help prerequisites setup demo test test-fast test-versions test-long soak soak-filters soak-kills check audit benchmarks clean
+.PHONY: help prerequisites setup demo test test-fast test-versions test-oldest test-long soak soak-filters soak-kills check audit benchmarks clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,6 +45,9 @@ test-versions: setup ## what depends on the server's version in tests/replicatio
 test-version-%:
 	@echo "PostgreSQL $*"
 	@PGSIEVE_POSTGRES_VERSION=$* $(PYTEST) tests/replication -k 'not ($(SAME_IN_ALL_VERSIONS))' $(ARGS)
+
+test-oldest: setup ## the same on the oldest of them alone, by two processes
+	@$(MAKE) --no-print-directory test-version-15 ARGS='--numprocesses 2 --dist loadfile $(ARGS)'
 
 BUDGET = PGSIEVE_BUDGET_SECONDS=$${PGSIEVE_BUDGET_SECONDS:-3600}
 soak: setup ## random workloads beside CREATE SUBSCRIPTION, for an hour or PGSIEVE_BUDGET_SECONDS
