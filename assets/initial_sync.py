@@ -8,8 +8,8 @@ import dagster as dg
 
 from pgsieve.assets.dagster_names import partition_table
 from pgsieve.assets.metadata import KINDS, column_schema, initial_sync_key
-from pgsieve.assets.steps.initial_sync.copy import copy_tables
 from pgsieve.assets.steps.initial_sync.one_table import Copied
+from pgsieve.assets.steps.operations.initial_copy import copy_tables
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.values.quoting import quote_qualified

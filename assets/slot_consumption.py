@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 import dagster as dg
 
 from pgsieve.assets.metadata import KINDS, change_log_key, initial_sync_key, standard
-from pgsieve.assets.steps.slot_consumption.drain import Drained, drain
+from pgsieve.assets.steps.slot_consumption.drain import drain
+from pgsieve.assets.steps.slot_consumption.reading import Drained
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.resources.lake.lake import LakeResource

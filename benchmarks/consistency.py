@@ -28,7 +28,8 @@ from rich.console import Console
 from rich.table import Table
 
 from pgsieve.assets.steps.checks.consistency import at_one_lsn, check_consistency
-from pgsieve.assets.steps.initial_sync.copy import copy_tables, tables_to_copy
+from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
+from pgsieve.assets.steps.operations.initial_copy import copy_tables
 from pgsieve.pipelines.config.model import load_config
 from pgsieve.pipelines.project import project
 from pgsieve.resources.lake.lake import Lake

@@ -17,7 +17,7 @@ from pgsieve.assets.partition_roots import replica_tables_asset
 from pgsieve.assets.slot_consumption import change_log_asset
 from pgsieve.assets.steps.apply.replica_tables import ApplyResult, total
 from pgsieve.assets.steps.records.transformed import TableChanges
-from pgsieve.assets.steps.slot_consumption.drain import Drained
+from pgsieve.assets.steps.slot_consumption.reading import Drained
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.assets.update_transformation import table_changes_asset
 from pgsieve.pipelines.commands.results import Progress

@@ -7,7 +7,7 @@ which snapshot it is, and with the replica's commit it is complete.
 """
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -25,7 +25,7 @@ from pgsieve.assets.steps.initial_sync.readiness import (
     state_after,
 )
 from pgsieve.assets.steps.records.failures import passes
-from pgsieve.assets.steps.records.subscription_state import disable, refuse_disabled
+from pgsieve.assets.steps.records.subscription_state import disable
 from pgsieve.assets.steps.records.table_states import (
     Name,
     SyncState,
@@ -34,7 +34,6 @@ from pgsieve.assets.steps.records.table_states import (
     set_states,
     table_states,
 )
-from pgsieve.assets.steps.slot_consumption.drain import SLICE_BYTES, drain, prepare
 from pgsieve.assets.steps.subscription import (
     PARALLEL_TABLES,
     Definition,
@@ -56,12 +55,10 @@ from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.errors import LakeError
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.origins import subscribed_tables
-from pgsieve.resources.postgres.slot import SlotInUseError, slot_state
 from pgsieve.resources.postgres.snapshot import (
     Snapshot,
     chunk_queries,
     exported_snapshot,
-    table_bytes,
 )
 from pgsieve.resources.postgres.source import PassingFaultError, quote, read_catalog
 
@@ -116,31 +113,27 @@ def _needs_copy(state: TableState | None, present: Definition) -> bool:
     return False
 
 
-def copy_tables(
-    subscription: Subscription, lake: Lake, names: Collection[Name], log: Log, *, lacking: bool = False
+def copy_batches(
+    subscription: Subscription,
+    lake: Lake,
+    sizes: Mapping[Name, int],
+    log: Log,
+    between: Callable[[bool], None],
+    *,
+    lacking: bool = False,
 ) -> list[Copied]:
-    """Copy the named tables, a batch of them at one new snapshot; a table that fails is set aside.
+    """Copy tables, given with their bytes, a batch of them at one new snapshot; a table that fails is set aside.
 
-    `lacking` leaves out those that need no copy any more, now that it is this process's turn. What another process
-    copies meanwhile is not copied again.
+    The feed's slot is ready. `between` is called after each batch, with whether there are more. `lacking` leaves out
+    those that need no copy any more, now that it is this process's turn. What another process copies meanwhile is not
+    copied again.
 
     What an earlier run has copied, and died before it called that ready, is ready now. A fault that passes sets no
     table aside: the tables that it met are copied again, at another snapshot; they stay to be copied where that goes on,
-    and the fault is raised. With `disable_on_error` a table's own error disables the subscription instead. Raises
-    SubscriptionDisabledError where it is.
+    and the fault is raised. With `disable_on_error` a table's own error disables the subscription instead.
     """
-    if not names:
-        return []
-    refuse_disabled(lake, subscription.name)
-    feed = subscription.feed
-    feed.source.check_ready()
-    lake.check_writable()
-    with feed.exclusively(), feed.source.connect() as connection:
-        sound_catalog(connection, subscription, read_catalog(connection))
-        prepare(connection, feed, lake)
-        sizes = table_bytes(connection, names)
     waiting = sorted(sizes, key=lambda name: sizes[name])
-    with feed.source.exclusively(subscription.name):
+    with subscription.feed.source.exclusively(subscription.name):
         if lacking:
             needed = set(tables_to_copy(subscription, lake))
             waiting = [name for name in waiting if name in needed]
@@ -170,7 +163,7 @@ def copy_tables(
                 raise _given_up(subscription, waiting, outcome.fault)
             log(f"{outcome.fault.message}; {len(outcome.again)} tables are copied again")
             time.sleep(_PAUSE_SECONDS * 2 ** (failures - 1))
-        _bound_wal(subscription, lake, log, more=bool(waiting))
+        between(bool(waiting))
     failed = [c for c in copied if c.problem]
     if failed and subscription.disable_on_error:
         disable(lake, subscription.name, failed[0].problem or "")
@@ -327,26 +320,6 @@ def _described(copied: Copied, size: int) -> str:
     if copied.problem:
         return f"{name} cannot be copied: {copied.problem}"
     return f"{name}: {copied.rows:,} rows of {size / 1024**2:,.1f} MiB copied in {copied.seconds:.1f} s"
-
-
-def _bound_wal(subscription: Subscription, lake: Lake, log: Log, *, more: bool) -> None:
-    """Say how much WAL the slot retains; between two batches it is drained where that is much."""
-    feed = subscription.feed
-    try:
-        with feed.source.connect() as connection:
-            state = slot_state(connection, feed.slot)
-        if more and state is not None and state.lag >= SLICE_BYTES:
-            drain(feed, lake, [subscription], log)
-            return
-    except PgsieveError as error:
-        if not (passes(error) or isinstance(error, SlotInUseError)):
-            raise
-        log(f"{error.message}; the copy goes on")
-        return
-    if state is not None and state.lag >= SLICE_BYTES:
-        log(
-            f"the slot {feed.slot} retains {state.lag / 1024**2:,.0f} MiB of WAL that came while tables were copied"
-        )
 
 
 def _warn_of_other_origins(

@@ -18,16 +18,11 @@ import pyarrow as pa
 from pgsieve.assets.steps.records.catalogs import is_altered
 from pgsieve.assets.steps.records.feed import durable_position, known_timeline, note_timeline, record_position
 from pgsieve.assets.steps.records.prepared import restore_prepared, save_prepared
-from pgsieve.assets.steps.slot_consumption.drain import (
-    IDLE_BYTES,
-    Drained,
-    Log,
-    append_slice,
-    drain,
-    keeps_prepared,
-    prepare,
-    warn_of_missing,
-)
+from pgsieve.assets.steps.slot_consumption.appending import append_slice
+from pgsieve.assets.steps.slot_consumption.drain import drain, warn_of_missing
+from pgsieve.assets.steps.slot_consumption.reading import IDLE_BYTES, Drained, Log
+from pgsieve.assets.steps.slot_consumption.ready import ready_slot
+from pgsieve.assets.steps.slot_consumption.two_phase import keeps_prepared
 from pgsieve.assets.steps.subscription import Feed
 from pgsieve.decoding.binary.octets import Octets
 from pgsieve.decoding.errors import PgsieveError
@@ -56,7 +51,7 @@ class StreamedFeed:
     """A feed whose slot this process reads until it is stopped.
 
     `for _ in streamed.slices(): streamed.append()`: whenever there is a slice to append, the slot waits for it.
-    It ends by itself after something was altered on the publisher: the slot is to be prepared again.
+    It ends by itself after something was altered on the publisher: the slot is to be made ready again.
     Raises SourceError and SlotError where the slot cannot be read, LakeError where the lake cannot be written.
     """
 
@@ -70,7 +65,7 @@ class StreamedFeed:
                 sqlstate="0A000",
             )
         with feed.exclusively(), feed.source.connect() as connection:
-            feed, catalog, publications = prepare(connection, feed, lake)
+            feed, catalog, publications = ready_slot(connection, feed, lake)
             warn_of_missing(feed, catalog, log)
             state = slot_state(connection, feed.slot)
         self._feed, self._lake, self._log = feed, lake, log

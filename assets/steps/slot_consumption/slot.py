@@ -36,11 +36,10 @@ class OtherClusterError(PgsieveError):
     """The source is another cluster than the one that Delta has changes of: their LSNs do not compare."""
 
 
-def verified_slot(
-    connection: psycopg.Connection[tuple[object, ...]], feed: Feed, lake: Lake
-) -> SlotState | None:
-    """The feed's slot, None where it is still to be made; raises OtherClusterError, or SlotError on a gap.
+def take_slot(connection: psycopg.Connection[tuple[object, ...]], feed: Feed, lake: Lake) -> SlotState | None:
+    """Take the feed's slot, None where it is still to be made; raises OtherClusterError, or SlotError on a gap.
 
+    A slot that fits is altered where it lacks `failover`, and the cluster and timeline are recorded where they are new.
     On a standby that was promoted, what Delta holds has to be in its history, too.
     """
     newest = refuse_other_cluster(connection, feed, lake)
@@ -176,7 +175,7 @@ def replace_lost_slot(feed: Feed, lake: Lake) -> SlotError | None:
     """
     with feed.exclusively(), feed.source.connect() as connection:
         try:
-            verified_slot(connection, feed, lake)
+            take_slot(connection, feed, lake)
         except SlotError as lost:
             if isinstance(lost.__cause__, LakeError):
                 lake.remove_log(lake.change_log(feed.name))

@@ -13,8 +13,9 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder
 
 from pgsieve.assets.steps.apply.replica_tables import ApplyResult, apply
-from pgsieve.assets.steps.initial_sync.copy import copy_tables, tables_to_copy
+from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
 from pgsieve.assets.steps.initial_sync.one_table import Copied
+from pgsieve.assets.steps.operations.initial_copy import copy_tables
 from pgsieve.assets.steps.records.cuts import last_cut
 from pgsieve.assets.steps.records.subscription_state import (
     SubscriptionDisabledError,

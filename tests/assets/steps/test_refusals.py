@@ -16,7 +16,8 @@ from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
 from pgsieve.assets.steps.records.columns import CHANGE_LOG
 from pgsieve.assets.steps.records.feed import durable_position
 from pgsieve.assets.steps.records.table_states import SyncState, TableState, set_states, table_states
-from pgsieve.assets.steps.slot_consumption.drain import drain, prepare
+from pgsieve.assets.steps.slot_consumption.drain import drain
+from pgsieve.assets.steps.slot_consumption.ready import ready_slot
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.assets.steps.validation import table_problems, waiting_for
 from pgsieve.decoding.errors import PgsieveError, UnsupportedFilterError
@@ -223,7 +224,7 @@ def test_a_slot_that_somebody_reads_is_an_error(
 ) -> None:
     consumed = feed(conninfo)
     with consumed.source.connect() as connection:
-        prepare(connection, consumed, lake)
+        ready_slot(connection, consumed, lake)
     walsender = psycopg.connect(conninfo, autocommit=True, replication="database")
     try:
         walsender.pgconn.send_query(
@@ -245,7 +246,7 @@ def test_a_slot_behind_delta_is_moved_on(conninfo: str, database: psycopg.Connec
         database.execute("create table noise (a int)")
         later = current_lsn(connection)
         lake.records.append(lake.change_log("shop"), CHANGE_LOG.empty_table(), later)
-        prepare(connection, reading, lake)
+        ready_slot(connection, reading, lake)
         state = slot_state(connection, "refused")
     assert state is not None
     assert start < later <= state.confirmed_lsn
@@ -258,7 +259,7 @@ def test_a_new_slot_makes_every_table_be_copied_again(
     set_states(lake, "s", [TableState("public", "t", SyncState.READY, lsn=parse_lsn("0/10"))])
     reading = feed(conninfo)
     with reading.source.connect() as connection:
-        prepare(connection, reading, lake)
+        ready_slot(connection, reading, lake)
     assert table_states(lake, "s")["public", "t"].state == SyncState.INITIALIZE
 
 

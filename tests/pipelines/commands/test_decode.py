@@ -13,7 +13,8 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from pgsieve.assets.steps.slot_consumption.drain import drain, prepare
+from pgsieve.assets.steps.slot_consumption.drain import drain
+from pgsieve.assets.steps.slot_consumption.ready import ready_slot
 from pgsieve.pipelines.command_line import cli
 from pgsieve.pipelines.config.model import load_config
 from pgsieve.pipelines.project import project
@@ -81,7 +82,7 @@ def worked(config: Path, conninfo: str) -> None:
     """The slot as `pgsieve run` creates it, and the same beside it with test_decoding."""
     declared = project(load_config(config))
     with psycopg.connect(conninfo, autocommit=True) as connection:
-        prepare(connection, declared.feeds[SLOT], declared.lake.open())
+        ready_slot(connection, declared.feeds[SLOT], declared.lake.open())
         connection.execute("SELECT pg_create_logical_replication_slot('theirs', 'test_decoding')")
         for statement in WORKLOAD:
             connection.execute(statement)

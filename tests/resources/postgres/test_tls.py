@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pgsieve.assets.steps.initial_sync.copy import copy_tables, tables_to_copy
+from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
+from pgsieve.assets.steps.operations.initial_copy import copy_tables
 from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.pipelines.commands.validate import validate

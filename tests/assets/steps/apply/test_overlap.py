@@ -20,9 +20,10 @@ from pgsieve.assets.steps.apply.replica_tables import apply
 from pgsieve.assets.steps.checks import consistency
 from pgsieve.assets.steps.checks.consistency import check_consistency
 from pgsieve.assets.steps.initial_sync import copy, one_table
-from pgsieve.assets.steps.initial_sync.copy import copy_tables, tables_to_copy
+from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
+from pgsieve.assets.steps.operations.initial_copy import copy_tables
 from pgsieve.assets.steps.records.cuts import cuts
-from pgsieve.assets.steps.slot_consumption import drain as draining
+from pgsieve.assets.steps.slot_consumption import appending
 from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.assets.steps.update_transformation import transform as transforming
@@ -241,7 +242,7 @@ def test_two_drains_of_a_slot_append_each_transaction_once(
     overlap.write()
     function = "drained_messages" if overlap.first.lake.local is None else "append_slice"
     # The slice that the first one has read begins with the transactions of the second one's.
-    calls = _meanwhile(monkeypatch, draining, function, lambda: overlap.second.drain(between))
+    calls = _meanwhile(monkeypatch, appending, function, lambda: overlap.second.drain(between))
     overlap.first.receive()
     assert len(calls) > 2, "the first one began anew"
     overlap.first.run()

@@ -18,7 +18,8 @@ from pyspark.sql import SparkSession
 from pgsieve.assets.steps.apply.replica_tables import last_cut
 from pgsieve.assets.steps.checks.consistency import TableConsistency, at_one_lsn, check_consistency
 from pgsieve.assets.steps.checks.repair import repair
-from pgsieve.assets.steps.initial_sync.copy import copy_tables, tables_to_copy
+from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
+from pgsieve.assets.steps.operations.initial_copy import copy_tables
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.embedded import EmbeddedServer

@@ -19,7 +19,8 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder
 
 from pgsieve.assets.steps.apply.replica_tables import apply
-from pgsieve.assets.steps.initial_sync.copy import copy_tables, tables_to_copy
+from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
+from pgsieve.assets.steps.operations.initial_copy import copy_tables
 from pgsieve.assets.steps.operations.maintenance import Retention, maintain_feed, maintain_subscription
 from pgsieve.assets.steps.records.cuts import Cut, append_cut, cuts, read_at_cut
 from pgsieve.assets.steps.slot_consumption.drain import drain

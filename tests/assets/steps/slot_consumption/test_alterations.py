@@ -14,9 +14,10 @@ import psycopg
 import pytest
 
 from pgsieve.assets.steps.records.catalogs import altered_slices, as_published
+from pgsieve.assets.steps.records.feed import durable_position
 from pgsieve.assets.steps.slot_consumption import drain as change_log
 from pgsieve.assets.steps.slot_consumption import follow
-from pgsieve.assets.steps.slot_consumption.drain import drain, durable_position
+from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.assets.steps.slot_consumption.follow import StreamedFeed
 from pgsieve.assets.steps.subscription import Feed
 from pgsieve.assets.steps.update_transformation.slice_contents import read_slice

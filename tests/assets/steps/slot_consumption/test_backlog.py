@@ -12,7 +12,7 @@ import pytest
 from deltalake import DeltaTable
 
 from pgsieve.assets.steps.slot_consumption import backlog
-from pgsieve.assets.steps.slot_consumption import drain as change_log
+from pgsieve.assets.steps.slot_consumption import reading as change_log
 from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.assets.steps.subscription import Feed
 from pgsieve.resources.lake.lake import Lake

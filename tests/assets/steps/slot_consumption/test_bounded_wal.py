@@ -10,8 +10,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from pgsieve.assets.steps.slot_consumption.drain import IDLE_BYTES, drain
+from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.assets.steps.slot_consumption.follow import StreamedFeed
+from pgsieve.assets.steps.slot_consumption.reading import IDLE_BYTES
 from pgsieve.assets.steps.subscription import Feed
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.embedded import EmbeddedServer

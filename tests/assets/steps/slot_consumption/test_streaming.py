@@ -114,7 +114,7 @@ def test_what_is_prepared_survives_a_run_that_dies(server, tmp_path, monkeypatch
     module = (
         "pgsieve.assets.steps.slot_consumption.follow"
         if name == "streamed_two_phase"
-        else "pgsieve.assets.steps.slot_consumption.drain"
+        else "pgsieve.assets.steps.slot_consumption.appending"
     )
 
     def die(*_: object) -> None:

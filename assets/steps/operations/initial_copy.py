@@ -1,0 +1,70 @@
+"""The initial copy as a whole: the feed's slot is made ready, tables are copied, and the slot is drained between batches.
+
+In: the tables to copy. Out: what became of each. The slot is there before the first snapshot, so that nothing between
+the two is missing; what it retains meanwhile is bounded.
+"""
+
+from collections.abc import Callable, Collection
+
+from pgsieve.assets.steps.initial_sync.copy import copy_batches
+from pgsieve.assets.steps.initial_sync.one_table import Copied
+from pgsieve.assets.steps.records.failures import passes
+from pgsieve.assets.steps.records.subscription_state import refuse_disabled
+from pgsieve.assets.steps.records.table_states import Name
+from pgsieve.assets.steps.slot_consumption.drain import drain
+from pgsieve.assets.steps.slot_consumption.reading import SLICE_BYTES
+from pgsieve.assets.steps.slot_consumption.ready import ready_slot
+from pgsieve.assets.steps.subscription import Subscription
+from pgsieve.assets.steps.validation import sound_catalog
+from pgsieve.decoding.errors import PgsieveError
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.postgres.slot import SlotInUseError, slot_state
+from pgsieve.resources.postgres.snapshot import table_bytes
+from pgsieve.resources.postgres.source import read_catalog
+
+Log = Callable[[str], None]
+
+
+def copy_tables(
+    subscription: Subscription, lake: Lake, names: Collection[Name], log: Log, *, lacking: bool = False
+) -> list[Copied]:
+    """Copy the named tables as `pgsieve.assets.steps.initial_sync.copy` does, from a slot that is ready.
+
+    `lacking` leaves out those that need no copy any more, now that it is this process's turn. Raises
+    SubscriptionDisabledError where the subscription is disabled, and what making the slot ready raises.
+    """
+    if not names:
+        return []
+    refuse_disabled(lake, subscription.name)
+    feed = subscription.feed
+    feed.source.check_ready()
+    lake.check_writable()
+    with feed.exclusively(), feed.source.connect() as connection:
+        sound_catalog(connection, subscription, read_catalog(connection))
+        ready_slot(connection, feed, lake)
+        sizes = table_bytes(connection, names)
+
+    def between(more: bool) -> None:
+        _bound_wal(subscription, lake, log, more=more)
+
+    return copy_batches(subscription, lake, sizes, log, between, lacking=lacking)
+
+
+def _bound_wal(subscription: Subscription, lake: Lake, log: Log, *, more: bool) -> None:
+    """Say how much WAL the slot retains; between two batches it is drained where that is much."""
+    feed = subscription.feed
+    try:
+        with feed.source.connect() as connection:
+            state = slot_state(connection, feed.slot)
+        if more and state is not None and state.lag >= SLICE_BYTES:
+            drain(feed, lake, [subscription], log)
+            return
+    except PgsieveError as error:
+        if not (passes(error) or isinstance(error, SlotInUseError)):
+            raise
+        log(f"{error.message}; the copy goes on")
+        return
+    if state is not None and state.lag >= SLICE_BYTES:
+        log(
+            f"the slot {feed.slot} retains {state.lag / 1024**2:,.0f} MiB of WAL that came while tables were copied"
+        )

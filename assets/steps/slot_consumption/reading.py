@@ -1,0 +1,236 @@
+"""The reading loop: what a ready slot holds up to an LSN -> slices of the change log, then confirmed.
+
+In: a slot that is ready, and its publications. Out: `Drained`. Readings grow while they succeed; one that a fault of the
+server's ends is repeated in smaller parts, and where another process reads the slot, too, this one goes on from there.
+"""
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import psycopg
+
+from pgsieve.assets.steps.records.catalogs import (
+    as_published,
+    decided_by_server,
+    is_altered,
+    record_altered,
+)
+from pgsieve.assets.steps.records.columns import CHANGE_LOG
+from pgsieve.assets.steps.records.failures import passes, reason
+from pgsieve.assets.steps.records.feed import durable_position, record_position
+from pgsieve.assets.steps.records.slices import record_summary
+from pgsieve.assets.steps.records.table_states import SyncState, table_states
+from pgsieve.assets.steps.slot_consumption.appending import append_slices, at_once
+from pgsieve.assets.steps.slot_consumption.backlog import Stride
+from pgsieve.assets.steps.slot_consumption.two_phase import keeps_prepared, recover_prepared
+from pgsieve.assets.steps.subscription import Feed, Subscription
+from pgsieve.decoding.errors import PgsieveError
+from pgsieve.decoding.lsn import format_lsn
+from pgsieve.resources.failpoints import Failpoint, reach
+from pgsieve.resources.lake.errors import LakeError, OverrunError
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.records import Standing
+from pgsieve.resources.postgres.plugin_options import PgoutputOptions
+from pgsieve.resources.postgres.slot import (
+    advance,
+    peek_query,
+    slot_state,
+    truncated_relations,
+)
+from pgsieve.resources.postgres.source import SourceError, SourceUnreachableError
+
+#: A slice reads at most so many bytes of WAL.
+SLICE_BYTES = 512 * 1024 * 1024
+#: With nothing to read, the position is recorded and confirmed once the WAL has grown by so much.
+IDLE_BYTES = 4 * 1024 * 1024
+
+#: So often at most a drain goes on from where another process has read the slot meanwhile.
+_OVERRUNS = 6
+
+#: undefined_object: a publication that does not exist.
+UNDEFINED = "42704"
+
+Log = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Drained:
+    """What a drain did: positions as LSNs, slices written, the slot's lag in bytes when it ended."""
+
+    from_lsn: int
+    to_lsn: int
+    slices: int
+    lag: int
+
+
+def drain_to(
+    connection: psycopg.Connection[tuple[object, ...]],
+    feed: Feed,
+    lake: Lake,
+    publications: Sequence[str],
+    target: int,
+    log: Log,
+    subscriptions: Sequence[Subscription] = (),
+    *,
+    leaves: Sequence[frozenset[int]] = (),
+    recording: bool = False,
+) -> Drained:
+    """Append and confirm what commits before `target`; `recording`: record the position even when nothing was read.
+
+    A TRUNCATE of every leaf in one of `leaves` may have been a TRUNCATE of the root; only the publisher can tell.
+    """
+    source, version = feed.source, connection.info.server_version
+    state = slot_state(connection, feed.slot)
+    if state is None:
+        raise SourceError(f'source "{source.name}": replication slot "{feed.slot}" is gone', sqlstate="42704")
+    durable = durable_position(lake, feed)
+    begin = position = durable if durable is not None else state.confirmed_lsn
+    conninfo, options = source.executor_conninfo(), at_once(feed, publications)
+    # After the target was read: whatever was altered before it is found.
+    altered = is_altered(connection, lake, feed, position)
+    prepared = keeps_prepared(feed, state)
+    stride, confirmed = Stride(SLICE_BYTES), position
+    slices = overruns = 0
+    while position < target:
+        standing = lake.records.standing(lake.change_log(feed.name))
+        if (reached := standing.position or position) > position:
+            # Another process reads the slot, too: this one goes on from there.
+            if prepared:
+                recover_prepared(feed, lake, publications, version, reached)
+            advance(connection, source.name, feed.slot, reached)
+            position = begin = confirmed = reached
+            continue
+        single = altered or prepared or lake.local is None
+        ends = stride.ends(position, target, single=single)
+        try:
+            asking = altered or _truncates_root(connection, feed, leaves, ends[-1], options)
+            own = published_feeds(lake, feed) if asking else ()
+            if own:
+                ends = [max(ends[0], _published_up_to(lake, own))]
+            base = _alone(lake, feed, own, standing, ends[0]) if own else None
+            for each in own:
+                _append_as_published(lake, feed, each, version, position, ends[0])
+            reading = (
+                append_slices(lake, feed, conninfo, options, version, ends, position, base, prepared=prepared)
+                if publications
+                else ((end, False) for end in ends)
+            )
+            for end, holds in reading:
+                if holds:
+                    slices += 1
+                elif (
+                    own
+                    or recording
+                    or end < target
+                    or end - begin >= IDLE_BYTES
+                    or _copied_after(lake, subscriptions, begin)
+                ):
+                    record_position(lake, feed, end, position, base)
+                else:
+                    break
+                log(f"change log of {feed.name} holds everything before {format_lsn(end)}")
+                position = begin = end
+            # Once for all that was read: this, too, decodes from restart_lsn.
+            if confirmed < position:
+                advance(connection, source.name, feed.slot, position)
+                reach(Failpoint.SLOT_CONFIRMED)
+            if position < ends[-1]:
+                break
+            stride.succeeded()
+        except OverrunError:
+            overruns += 1
+            if overruns == _OVERRUNS:
+                raise
+            time.sleep(random.uniform(0, 2**overruns / 10))  # noqa: S311 - no secret
+            # What was appended before would be read once more.
+            advance(connection, source.name, feed.slot, position)
+        except PgsieveError as fault:
+            of_the_server = passes(fault) and not isinstance(fault, SourceUnreachableError | LakeError)
+            if not of_the_server or not stride.failed(ends[-1] - position):
+                raise
+            log(f"{fault.message}; it is read again in smaller parts, from {format_lsn(position)}")
+            # What was appended before the fault would be read once more.
+            advance(connection, source.name, feed.slot, position)
+        confirmed = position
+    return Drained(durable if durable is not None else begin, position, slices, lag=0)
+
+
+def _truncates_root(
+    connection: psycopg.Connection[tuple[object, ...]],
+    feed: Feed,
+    leaves: Sequence[frozenset[int]],
+    end: int,
+    options: PgoutputOptions,
+) -> bool:
+    """Whether a TRUNCATE before `end` names all of some `leaves`: it may have named their root, as the publisher knows."""
+    if not leaves:
+        return False
+    query = peek_query(feed.slot, end, options, connection.info.server_version)
+    truncated = truncated_relations(connection, feed.source.name, feed.slot, query)
+    return any(tree <= named for named in truncated for tree in leaves)
+
+
+def _published_up_to(lake: Lake, own: Sequence[Feed]) -> int:
+    """Where the slices end that a run which died has read as they were published: a slice has to hold all of them."""
+    return max(durable_position(lake, each) or 0 for each in own)
+
+
+def published_feeds(lake: Lake, feed: Feed) -> tuple[Feed, ...]:
+    """What to read besides where something was altered: for each subscription what the publisher sends to it.
+
+    Nothing while a prepared transaction waits, which was received as it was captured.
+    """
+    if lake.local and lake.local.exists(path := lake.prepared(feed.name)) and lake.local.count(path):
+        return ()
+    return tuple(as_published(feed, name) for name in feed.subscriptions if decided_by_server(feed, name))
+
+
+def _alone(lake: Lake, feed: Feed, own: Sequence[Feed], standing: Standing, end: int) -> int:
+    """The version of the change log to which a slice is appended that `own` have as published.
+
+    What they have of a slice that is not in the change log, which died or is still to come, must not be followed by it:
+    a commit without rows makes its version another one. Raises OverrunError where another process was faster.
+    """
+    path, position = lake.change_log(feed.name), standing.position or 0
+    reached = max(durable_position(lake, each) or 0 for each in own)
+    if reached <= position:
+        return standing.version
+    if reached > end:
+        raise OverrunError(path)
+    lake.records.append(path, CHANGE_LOG.empty_table(), base=standing.version)
+    return standing.version + 1
+
+
+def _append_as_published(lake: Lake, feed: Feed, own: Feed, version: int, begin: int, end: int) -> None:
+    """Append what the publisher decided for one subscription; the slot has to be where the slice begins."""
+    (subscription,) = own.subscriptions
+    options = at_once(feed, own.subscriptions[subscription])
+    try:
+        conninfo = feed.source.executor_conninfo()
+        after = durable_position(lake, own) or 0
+        for _, holds in append_slices(lake, own, conninfo, options, version, [end], after, prepared=False):
+            if not holds:
+                record_position(lake, own, end, after)
+                record_summary(lake, own, end, {"bytes": 0, "relations": (), "messages": ()})
+    except SourceError as error:
+        if error.sqlstate != UNDEFINED:
+            raise
+        # Before 18 the publisher cannot decode what was written before a publication was there, now or ever.
+        return
+    record_altered(lake, feed, subscription, begin, end)
+    reach(Failpoint.ALTERATION_RECORDED)
+
+
+def _copied_after(lake: Lake, subscriptions: Sequence[Subscription], position: int) -> bool:
+    """Whether a table was copied at a later LSN: a cut needs the position to reach it."""
+    for subscription in subscriptions:
+        try:
+            states = table_states(lake, subscription.name).values()
+        except LakeError as error:
+            reason(lake, error)  # Raises where it is not that subscription's own.
+        else:
+            if any(state.state == SyncState.READY and state.lsn > position for state in states):
+                return True
+    return False

@@ -1,0 +1,115 @@
+"""The slot is made ready: the capture publications, the slot and the recorded catalog are there, and fit what Delta holds.
+
+In: the feed and the publisher's catalog. Out: the feed's sound part, the catalog, and the publications that the slot is
+read with. What a call has created is dropped again where a later part of it fails. Raises SlotError.
+"""
+
+from collections.abc import Sequence
+
+import psycopg
+
+from pgsieve.assets.steps.records.catalogs import (
+    is_recorded,
+    read_digested,
+    record_catalog,
+    unread_subscriptions,
+)
+from pgsieve.assets.steps.records.feed import durable_position, record_position
+from pgsieve.assets.steps.records.prepared import (
+    record_nothing_prepared,
+)
+from pgsieve.assets.steps.slot_consumption.appending import at_once
+from pgsieve.assets.steps.slot_consumption.reading import UNDEFINED, drain_to
+from pgsieve.assets.steps.slot_consumption.slot import begin_slot, forget_copies, take_slot
+from pgsieve.assets.steps.slot_consumption.two_phase import keeps_prepared, recover_prepared
+from pgsieve.assets.steps.subscription import Feed
+from pgsieve.assets.steps.validation import sound_part
+from pgsieve.decoding.publications.catalog import Catalog
+from pgsieve.resources.failpoints import Failpoint, reach
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.postgres.slot import (
+    advance,
+    current_lsn,
+    drop_publications,
+    ensure_capture,
+    has_changes,
+    inserted_lsn,
+    peek_query,
+)
+from pgsieve.resources.postgres.source import SourceError
+
+
+def ready_slot(
+    connection: psycopg.Connection[tuple[object, ...]], feed: Feed, lake: Lake
+) -> tuple[Feed, Catalog, tuple[str, ...]]:
+    """Make the feed's capture publications and slot where they are missing; its sound part, the catalog and publications.
+
+    What this call created is dropped again when a later part of it fails. Raises SlotError for a slot that
+    no longer fits what Delta holds.
+    """
+    digest, catalog = read_digested(connection, feed)
+    sound, server = sound_part(connection, feed, catalog)
+    if sound != feed:
+        digest, catalog = read_digested(connection, sound)
+    state = take_slot(connection, feed, lake)
+    durable = durable_position(lake, feed)
+    names = sound.slot_publications(server)
+    created = [n for n in names if n not in server.publications]
+    try:
+        if not feed.filtered:
+            planned = sound.planned_capture(server)
+            ensure_capture(connection, feed.source.name, feed.capture, planned, server)
+            reach(Failpoint.CAPTURE_CREATED)
+        captured = inserted_lsn(connection)
+        if state is None:
+            begin_slot(connection, feed, lake)
+        elif durable is not None:
+            if keeps_prepared(feed, state):
+                recover_prepared(feed, lake, names, connection.info.server_version, durable)
+            advance(connection, feed.source.name, feed.slot, durable)
+        else:  # Whoever made the slot did not come to it.
+            if keeps_prepared(feed, state):
+                record_nothing_prepared(lake, feed, state.confirmed_lsn)
+            record_position(lake, feed, state.confirmed_lsn)
+        if not is_recorded(lake, sound, digest):
+            if durable is not None and connection.info.server_version < 180000:
+                _drain_before_created(connection, feed, lake, names)
+            # Of a subscription that was taken out of pgsieve.yaml meanwhile changes are missing.
+            forget_copies(lake, unread_subscriptions(lake, sound))
+            record_catalog(lake, sound, captured, digest, catalog)
+            reach(Failpoint.CATALOG_RECORDED)
+    except Exception:
+        if not feed.filtered:
+            drop_publications(connection, created)
+        raise
+    return sound, server, names
+
+
+def _drain_before_created(
+    connection: psycopg.Connection[tuple[object, ...]], feed: Feed, lake: Lake, publications: Sequence[str]
+) -> None:
+    """Read what was written before some of the capture publications were there without those.
+
+    Before 18 pgoutput refuses to decode such changes: a missing publication is an error then, not a warning
+    (LoadPublications() in src/backend/replication/pgoutput/pgoutput.c).
+    """
+    target, version = current_lsn(connection), connection.info.server_version
+    there = list(publications)
+    while there:
+        query = peek_query(feed.slot, target, at_once(feed, there), version, limit=1)
+        try:
+            has_changes(connection, feed.source.name, feed.slot, query)
+            break
+        except SourceError as error:
+            refused = error.__cause__
+            said = refused.diag.message_primary or "" if isinstance(refused, psycopg.Error) else ""
+            missing = [name for name in there if f'"{name}"' in said]
+            if error.sqlstate != UNDEFINED or not missing:
+                raise
+            there = [name for name in there if name not in missing]
+    if len(there) < len(publications):
+        drain_to(connection, feed, lake, there, target, _unsaid, recording=True)
+
+
+def _unsaid(_: str) -> None:
+    """The drain that follows says it."""
