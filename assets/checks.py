@@ -13,7 +13,7 @@ from pgsieve.assets.steps.checks.conformity import TableConformity, check_confor
 from pgsieve.assets.steps.checks.consistency import TableConsistency, check_consistency
 from pgsieve.assets.steps.checks.freshness import check_freshness
 from pgsieve.assets.steps.records.subscription_state import subscription_state
-from pgsieve.assets.steps.records.table_states import SyncState, table_states
+from pgsieve.assets.steps.records.table_states import SyncState, TableStates
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.publications.catalog import ReplicatedTable
@@ -193,7 +193,7 @@ def sync_state_checks(
         ) -> Iterator[dg.AssetCheckResult]:
             opened = lake.open()
             states, whole = (
-                table_states(opened, subscription.name),
+                TableStates(opened, subscription.name).newest(),
                 subscription_state(opened, subscription.name),
             )
             for key in _selected(context):

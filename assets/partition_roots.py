@@ -17,7 +17,7 @@ from pgsieve.assets.metadata import KINDS, replica_key, standard, table_changes_
 from pgsieve.assets.steps.apply.replica_tables import ApplyResult, apply
 from pgsieve.assets.steps.apply.writer import Applied
 from pgsieve.assets.steps.records.cuts import Cut, last_cut
-from pgsieve.assets.steps.records.table_states import SyncState, TableState, table_states
+from pgsieve.assets.steps.records.table_states import SyncState, TableState, TableStates
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.publications.catalog import ReplicatedTable
@@ -66,7 +66,7 @@ def replica_tables_asset(
         result = apply(subscription, opened, context.log.info, only) if done is None else done
         if tell:
             tell(result)
-        states = table_states(opened, subscription.name)
+        states = TableStates(opened, subscription.name).newest()
         for name, key in selected.items():
             state = states.get(name)
             if state is None or state.state != SyncState.READY:

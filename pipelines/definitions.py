@@ -28,7 +28,7 @@ from pgsieve.assets.maintenance import (
 from pgsieve.assets.metadata import change_log_key, replica_key, table_changes_key
 from pgsieve.assets.partition_roots import replica_tables_asset
 from pgsieve.assets.slot_consumption import change_log_asset
-from pgsieve.assets.steps.records.table_states import table_states
+from pgsieve.assets.steps.records.table_states import TableStates
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.assets.update_transformation import table_changes_asset
 from pgsieve.decoding.errors import PgsieveError
@@ -177,7 +177,7 @@ def _catalog(feed: Feed) -> Catalog | None:
 def _replicas(declared: Project, subscription: Subscription) -> Tables:
     """The tables that have a replica, as far as the lake tells without the source."""
     tables = {}
-    for (schema, name), state in table_states(declared.lake.open(), subscription.name).items():
+    for (schema, name), state in TableStates(declared.lake.open(), subscription.name).newest().items():
         if state.definition is not None:
             table = Table(0, schema, name, "r", "d", (), primary_key=state.definition.key)
             publications = subscription.feed.subscriptions[subscription.name]

@@ -15,7 +15,7 @@ from typing import Any
 import psycopg
 
 from pgsieve.assets.steps.records.subscription_state import disable
-from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, set_states, table_states
+from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.decoding.errors import PgsieveError, UnsupportedFilterError
 from pgsieve.decoding.publications.catalog import (
@@ -211,7 +211,7 @@ def hold_back(subscription: Subscription, lake: Lake, catalog: Catalog) -> dict[
 
     They are copied once they can be, as changes go by meanwhile. With `disable_on_error` the subscription is disabled.
     """
-    problems, states = table_problems(subscription, catalog), table_states(lake, subscription.name)
+    problems, states = table_problems(subscription, catalog), TableStates(lake, subscription.name).newest()
     waiting = []
     for name, error in problems.items():
         state = states.get(name, TableState(*name, SyncState.REMOVED))
@@ -221,7 +221,7 @@ def hold_back(subscription: Subscription, lake: Lake, catalog: Catalog) -> dict[
             reason,
         ):
             waiting.append(replace(state, state=SyncState.INITIALIZE, reason=reason))
-    set_states(lake, subscription.name, waiting)
+    TableStates(lake, subscription.name).append(waiting)
     if problems and subscription.disable_on_error:
         disable(lake, subscription.name, next(iter(problems.values())).message)
     return problems

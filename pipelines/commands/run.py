@@ -22,7 +22,7 @@ from pgsieve.assets.steps.initial_sync.one_table import Copied
 from pgsieve.assets.steps.records.cuts import last_cut
 from pgsieve.assets.steps.records.feed import durable_position
 from pgsieve.assets.steps.records.subscription_state import disabled_error, subscription_state
-from pgsieve.assets.steps.records.table_states import SyncState, table_states
+from pgsieve.assets.steps.records.table_states import SyncState, TableStates
 from pgsieve.assets.steps.records.transformed import TableChanges
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.assets.steps.update_transformation.transform import transform
@@ -244,7 +244,7 @@ class Materializer:
 
     def unfinished(self) -> bool:
         """Whether a table has to be copied again, its columns having changed under way; not those that wait."""
-        states = table_states(self.lake, self.subscription.name).values()
+        states = TableStates(self.lake, self.subscription.name).newest().values()
         return (
             any(s.state not in {SyncState.READY, SyncState.REMOVED, SyncState.SET_ASIDE} for s in states)
             and self.has_to_copy()
@@ -253,7 +253,7 @@ class Materializer:
     def summary(self) -> SubscriptionRun:
         """What was done."""
         cut = last_cut(self.lake, self.subscription)
-        states = table_states(self.lake, self.subscription.name).values()
+        states = TableStates(self.lake, self.subscription.name).newest().values()
         problems = tuple(
             f"{quote_qualified(*s.name)} is {s.state.meaning}: {s.reason}"
             for s in states

@@ -7,7 +7,7 @@ from pgsieve.assets.steps.records.cuts import last_cut
 from pgsieve.assets.steps.records.failures import copy_again, reason
 from pgsieve.assets.steps.records.feed import durable_position
 from pgsieve.assets.steps.records.subscription_state import subscription_state
-from pgsieve.assets.steps.records.table_states import Name, SyncState, table_states
+from pgsieve.assets.steps.records.table_states import Name, SyncState, TableStates
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.assets.steps.validation import Examination
 from pgsieve.decoding.lsn import format_lsn
@@ -82,7 +82,7 @@ def _shown(
 def _subscription(
     lake: Lake, feed: Feed, subscription: Subscription, catalog: Catalog | None
 ) -> SubscriptionStatus:
-    states = table_states(lake, subscription.name)
+    states = TableStates(lake, subscription.name).newest()
     published = subscription.tables(catalog) if catalog else {}
     cut, whole = last_cut(lake, subscription), subscription_state(lake, subscription.name)
     tables = []

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from pgsieve.assets.steps.operations.resync import changes_since_copy
-from pgsieve.assets.steps.records.table_states import table_states
+from pgsieve.assets.steps.records.table_states import TableStates
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.assets.steps.validation import Examination
 from pgsieve.decoding.errors import PgsieveError
@@ -87,7 +87,7 @@ def _statements(feed: Feed, catalog: Catalog, server: Catalog, version: int) -> 
 
 
 def _received(subscription: Subscription, catalog: Catalog, lake: Lake) -> ReceivedTables:
-    states = table_states(lake, subscription.name)
+    states = TableStates(lake, subscription.name).newest()
     publications = subscription.feed.publications(catalog, subscription.name)
     changes: dict[int, dict[tuple[object, ...], ReceivedChanges]] = {}
     for table in changed_relations(catalog):

@@ -14,7 +14,7 @@ import pytest
 
 from pgsieve.assets.steps.apply.replica_tables import ApplyResult, apply
 from pgsieve.assets.steps.records.subscription_state import subscription_state
-from pgsieve.assets.steps.records.table_states import SyncState, table_states
+from pgsieve.assets.steps.records.table_states import SyncState, TableStates
 from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.assets.steps.update_transformation.transform import transform
 from pgsieve.decoding.lsn import format_lsn, parse_lsn
@@ -57,7 +57,7 @@ def _check(
 ) -> None:
     """A table is set aside with PostgreSQL's words, and holds what it held before the slice."""
     for replica, result in zip(_replicas(scenario), results, strict=True):
-        state = table_states(replica.lake, "sub")["public", table]
+        state = TableStates(replica.lake, "sub").newest()["public", table]
         assert state.state == SyncState.SET_ASIDE, (table, state)
         assert state.reason
         assert f'conflict detected on relation "public.{table}": conflict={conflict}' in state.reason
@@ -105,7 +105,7 @@ def test_an_insert_of_a_key_that_the_replica_has_is_a_conflict(
     wait_until(lambda: len(_conflicts(scenario)) > former, lambda: "the subscriber has no conflict")
     words, table, key, lsn = _conflicts(scenario)[former]
     for replica in _replicas(scenario):
-        reason = table_states(replica.lake, "sub")["public", table].reason or ""
+        reason = TableStates(replica.lake, "sub").newest()["public", table].reason or ""
         assert words in reason
         assert key in reason
         assert reason.endswith(f"in the transaction finished at {format_lsn(parse_lsn(lsn))}")
@@ -179,7 +179,7 @@ def test_a_conflict_disables_the_subscription_before_anything_of_its_slice_is_ap
         assert 'conflict detected on relation "public.t": conflict=insert_exists' in (state.reason or "")
         assert "Key (a)=(1), in the transaction finished at" in (state.reason or "")
         assert result.tables["public", "t"].insert_exists == 1
-        assert table_states(replica.lake, "sub")["public", "t"].state == SyncState.READY
+        assert TableStates(replica.lake, "sub").newest()["public", "t"].state == SyncState.READY
 
 
 def test_a_key_may_be_used_again_once_its_row_is_gone(scenario: Scenario) -> None:

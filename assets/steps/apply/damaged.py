@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from pgsieve.assets.steps.records.cuts import Cut
 from pgsieve.assets.steps.records.failures import copy_again, reason
-from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, set_states, table_states
+from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.resources.lake.errors import LakeError
 from pgsieve.resources.lake.lake import Lake
@@ -22,7 +22,7 @@ def set_damaged_aside(
 
     Of the `changed` ones, which are about to be written, the whole log is read.
     """
-    states = [s for s in table_states(lake, subscription.name).values() if s.applies]
+    states = [s for s in TableStates(lake, subscription.name).newest().values() if s.applies]
     aside = [
         replace(state, state=SyncState.SET_ASIDE, reason=copy_again(subscription.name, state.name, problem))
         if state.state == SyncState.READY
@@ -30,7 +30,7 @@ def set_damaged_aside(
         for state in states
         if (problem := _damage(subscription, lake, state, cut, read=state.name in changed)) is not None
     ]
-    set_states(lake, subscription.name, aside)
+    TableStates(lake, subscription.name).append(aside)
 
 
 def _damage(

@@ -23,14 +23,7 @@ from pgsieve.assets.steps.records.cuts import Cut, append_cut, last_cut
 from pgsieve.assets.steps.records.failures import TABLE_ERRORS, copy_again, is_damage, reason
 from pgsieve.assets.steps.records.feed import durable_position
 from pgsieve.assets.steps.records.subscription_state import disable
-from pgsieve.assets.steps.records.table_states import (
-    Name,
-    SyncState,
-    TableState,
-    newest_version,
-    set_states,
-    table_states,
-)
+from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates, newest_version
 from pgsieve.assets.steps.records.transformed import TableChanges, transformed_slices, transformed_up_to
 from pgsieve.assets.steps.subscription import PARALLEL_TABLES, Subscription
 from pgsieve.decoding.lsn import format_lsn
@@ -90,7 +83,7 @@ def _apply(
     slices = transformed_slices(lake, subscription, known.lsn if known else 0)
     changed = {c.name for changes in slices.values() for c in changes if c.changed}
     set_damaged_aside(subscription, lake, known, changed)
-    states = table_states(lake, subscription.name)
+    states = TableStates(lake, subscription.name).newest()
     # A table that another process makes ready meanwhile would lack the batches before.
     begun = {n for n, s in states.items() if s.applies}
     alone = only is None and not _is_copied_by_others(states, begun)
@@ -124,7 +117,7 @@ def _apply(
                 states[applied.name] = replace(
                     states[applied.name], state=SyncState.SET_ASIDE, reason=applied.problem
                 )
-                set_states(lake, subscription.name, [states[applied.name]])
+                TableStates(lake, subscription.name).append([states[applied.name]])
             else:
                 versions[applied.name] = applied.standing.version
                 alone = alone and not applied.overrun
@@ -159,7 +152,7 @@ def tables_beyond_cut(subscription: Subscription, lake: Lake) -> set[Name]:
     cut = last_cut(lake, subscription)
     waiting = transformed_slices(lake, subscription, cut.lsn if cut else 0)
     names = {c.name for changes in waiting.values() for c in changes if c.changed}
-    for name, state in table_states(lake, subscription.name).items():
+    for name, state in TableStates(lake, subscription.name).newest().items():
         known = cut.tables.get(name) if cut else None
         newer = cut is None or not cut.is_after(state)
         if state.state == SyncState.READY and (
@@ -199,7 +192,7 @@ def applied_up_to(lake: Lake, subscription: Subscription) -> int:
     """
     cut = last_cut(lake, subscription)
     upto = cut.lsn if cut else 0
-    states = {n: s for n, s in table_states(lake, subscription.name).items() if s.applies}
+    states = {n: s for n, s in TableStates(lake, subscription.name).newest().items() if s.applies}
     standings: dict[Name, Standing] = {}
     for end, changes in transformed_slices(lake, subscription, upto).items():
         for change in changes:
@@ -323,7 +316,7 @@ class _Batch:
             tables.setdefault(change.name, []).append(change)
         # In this order: who changes a state writes to the replica afterwards, and this plan is for no later version.
         standings = {n: lake.records.standing(lake.replica(name, *n)) for n in tables}
-        states = table_states(lake, name)
+        states = TableStates(lake, name).newest()
         todo, ahead = [], {}
         for table, changes in tables.items():
             state, standing = states.get(table), standings[table]

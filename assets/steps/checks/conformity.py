@@ -16,7 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from pgsieve.assets.steps.records.catalogs import recorded_since
 from pgsieve.assets.steps.records.failures import TABLE_ERRORS, reason
-from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, table_states
+from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
 from pgsieve.assets.steps.row_filters.condition import condition
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.decoding.errors import PgsieveError
@@ -92,7 +92,7 @@ def check_conformity(subscription: Subscription, lake: Lake, name: Name) -> Tabl
     with feed.source.connect() as connection:
         catalog = feed.with_defined(read_catalog(connection))
     state, replicated = (
-        table_states(lake, subscription.name).get(name),
+        TableStates(lake, subscription.name).newest().get(name),
         subscription.tables(catalog).get(name),
     )
     if replicated is None or state is None or state.state != SyncState.READY:

@@ -18,7 +18,7 @@ from pgsieve.assets.steps.checks.comparison import Difference, Sides, hashes_ali
 from pgsieve.assets.steps.initial_sync.one_table import select_list
 from pgsieve.assets.steps.initial_sync.rows import ReplicaColumn
 from pgsieve.assets.steps.records.failures import copy_again, reason
-from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, table_states
+from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
 from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.assets.steps.update_transformation.transform import transform
@@ -167,7 +167,7 @@ def at_one_lsn(subscription: Subscription, lake: Lake, log: Log) -> Iterator[Mom
             feed.source.executor_conninfo(),
             catalog,
             tables,
-            table_states(lake, subscription.name),
+            TableStates(lake, subscription.name).newest(),
             snapshot,
             seed if hashes_alike(connection, seed) else None,
         )

@@ -26,14 +26,7 @@ from pgsieve.assets.steps.initial_sync.readiness import (
 )
 from pgsieve.assets.steps.records.failures import passes
 from pgsieve.assets.steps.records.subscription_state import disable
-from pgsieve.assets.steps.records.table_states import (
-    Name,
-    SyncState,
-    TableState,
-    newest_version,
-    set_states,
-    table_states,
-)
+from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates, newest_version
 from pgsieve.assets.steps.subscription import (
     PARALLEL_TABLES,
     Definition,
@@ -77,11 +70,9 @@ def tables_to_copy(subscription: Subscription, lake: Lake) -> list[Name]:
     with subscription.feed.source.connect() as connection:
         catalog = sound_catalog(connection, subscription, read_catalog(connection))
     tables = subscription.tables(catalog)
-    states = table_states(lake, subscription.name)
+    states = TableStates(lake, subscription.name).newest()
     gone = [s for name, s in states.items() if name not in tables and s.state != SyncState.REMOVED]
-    set_states(
-        lake,
-        subscription.name,
+    TableStates(lake, subscription.name).append(
         [replace(s, state=SyncState.REMOVED, lsn=s.lsn if s.state == SyncState.READY else 0) for s in gone],
     )
     waiting = hold_back(subscription, lake, catalog)
@@ -137,14 +128,14 @@ def copy_batches(
         if lacking:
             needed = set(tables_to_copy(subscription, lake))
             waiting = [name for name in waiting if name in needed]
-        former_states = table_states(lake, subscription.name)
+        former_states = TableStates(lake, subscription.name).newest()
         begun = [
             TableState(*name, SyncState.DATA_SYNC)
             for name in waiting
             if not is_announced(former_states.get(name))
         ]
-        set_states(lake, subscription.name, begun)
-        since = newest_version(table_states(lake, subscription.name).values())
+        TableStates(lake, subscription.name).append(begun)
+        since = newest_version(TableStates(lake, subscription.name).newest().values())
     reach(Failpoint.COPY_BEGUN)
     copied: list[Copied] = []
     failures = 0
@@ -219,7 +210,7 @@ def _copied_alone(
     """
     try:
         with subscription.feed.source.exclusively(subscription.name):
-            states = table_states(lake, subscription.name).values()
+            states = TableStates(lake, subscription.name).newest().values()
             ready = {
                 state.name for state in states if state.state == SyncState.READY and state.version > since
             }
@@ -239,7 +230,7 @@ def _copy_batch(
     Their states announce the snapshot first: a replica that holds it is complete, whenever that is found.
     """
     feed = subscription.feed
-    former_states = table_states(lake, subscription.name)
+    former_states = TableStates(lake, subscription.name).newest()
     states: dict[Name, TableState] = {}
     copied: list[Copied] = []
     faults: dict[Name, PgsieveError] = {}
@@ -294,7 +285,7 @@ def _copy_batch(
                 )
                 for n, error in problems.items()
             ]
-            set_states(lake, subscription.name, [*states.values(), *waiting])
+            TableStates(lake, subscription.name).append([*states.values(), *waiting])
             reach(Failpoint.COPY_PLANNED)
             with ThreadPoolExecutor(PARALLEL_TABLES) as pool:
                 list(pool.map(one, planned))

@@ -9,13 +9,7 @@ from dataclasses import dataclass, replace
 
 from pgsieve.assets.steps.initial_sync.one_table import Copied, is_beyond
 from pgsieve.assets.steps.records.failures import reason
-from pgsieve.assets.steps.records.table_states import (
-    Name,
-    SyncState,
-    TableState,
-    set_states,
-    table_states,
-)
+from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
 from pgsieve.assets.steps.records.transformed import fence
 from pgsieve.assets.steps.subscription import (
     Definition,
@@ -69,7 +63,7 @@ def settle(
     subscription: Subscription, lake: Lake, names: Collection[Name], catalog: Catalog, log: Log
 ) -> set[Name]:
     """Call ready what an earlier run has copied: the replica holds the snapshot that its state announced."""
-    states = table_states(lake, subscription.name)
+    states = TableStates(lake, subscription.name).newest()
     complete = [
         replace(state, state=SyncState.READY)
         for name, state in states.items()
@@ -130,7 +124,7 @@ def declare(subscription: Subscription, lake: Lake, states: Sequence[TableState]
         finished = [
             replace(s, state=SyncState.FINISHED_COPY) if s.state == SyncState.READY else s for s in states
         ]
-        set_states(lake, name, [s for s in finished if s.name not in overrun], base)
+        TableStates(lake, name).append([s for s in finished if s.name not in overrun], base)
 
     again_after_conflict(finish)()
     reach(Failpoint.COPY_FINISHED)
@@ -139,9 +133,7 @@ def declare(subscription: Subscription, lake: Lake, states: Sequence[TableState]
         return Declared((), overrun)
     upto = fence(lake, name)
     again = "changes after its copy were transformed without it"
-    set_states(
-        lake,
-        name,
+    TableStates(lake, name).append(
         [s if upto <= s.lsn else replace(s, state=SyncState.INITIALIZE, reason=again) for s in copied],
     )
     return Declared([s for s in copied if upto <= s.lsn], overrun)

@@ -13,7 +13,7 @@ from pathlib import Path
 import psycopg
 
 from pgsieve.assets.steps.records.subscription_state import SubscriptionState, set_subscription_state
-from pgsieve.assets.steps.records.table_states import SyncState, TableState, set_states, table_states
+from pgsieve.assets.steps.records.table_states import SyncState, TableState, TableStates
 from pgsieve.assets.steps.slot_consumption.slot import give_up, refuse_other_cluster
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.assets.steps.validation import sound_part
@@ -38,7 +38,9 @@ class Dropped:
 
 def in_use(lake: Lake, subscription: str) -> bool:
     """Whether a subscription has run, and was not dropped since."""
-    return any(state.state != SyncState.REMOVED for state in table_states(lake, subscription).values())
+    return any(
+        state.state != SyncState.REMOVED for state in TableStates(lake, subscription).newest().values()
+    )
 
 
 def drop_subscription(
@@ -61,9 +63,9 @@ def drop_subscription(
         with feed.source.connect() as connection:
             refuse_other_cluster(connection, feed, lake)
             done = _drop_on_server(connection, feed, others)
-    states = table_states(lake, name).values()
-    set_states(
-        lake, name, [TableState(*s.name, SyncState.REMOVED) for s in states if s.state != SyncState.REMOVED]
+    states = TableStates(lake, name).newest().values()
+    TableStates(lake, name).append(
+        [TableState(*s.name, SyncState.REMOVED) for s in states if s.state != SyncState.REMOVED]
     )
     if lake.records.exists(lake.subscription(name)):
         set_subscription_state(lake, name, SubscriptionState())

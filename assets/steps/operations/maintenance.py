@@ -15,7 +15,7 @@ from pgsieve.assets.steps.apply.replica_tables import applied_up_to
 from pgsieve.assets.steps.records.catalogs import as_published
 from pgsieve.assets.steps.records.cuts import Cut, append_cut, cuts, last_cut
 from pgsieve.assets.steps.records.feed import note_deleted
-from pgsieve.assets.steps.records.table_states import Name, TableState, newest_version, table_states
+from pgsieve.assets.steps.records.table_states import Name, TableState, TableStates, newest_version
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.resources.lake.errors import again_after_conflict
@@ -77,7 +77,7 @@ def maintain_subscription(
 ) -> list[MaintainedTable]:
     """Maintain the change history, the replicas with their cuts, and the records of a subscription."""
     maintainer, name = _Maintainer(lake, retention), subscription.name
-    tables = table_states(lake, name)
+    tables = TableStates(lake, name).newest()
     applied, cut = applied_up_to(lake, subscription), last_cut(lake, subscription)
     for path in _histories(lake, name, tables):
         upto = maintainer.expired(path, applied, retention.changes)

@@ -8,13 +8,7 @@ stay (section 29.4.5). Raises PgsieveError for a table that the subscription doe
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pgsieve.assets.steps.records.table_states import (
-    Name,
-    SyncState,
-    TableState,
-    set_states,
-    table_states,
-)
+from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
 from pgsieve.assets.steps.subscription import Definition, Subscription
 from pgsieve.decoding.errors import PgsieveError, UnsupportedTypeError
 from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable
@@ -35,7 +29,7 @@ def tables_to_resync(subscription: Subscription, lake: Lake, names: Sequence[Nam
     """The named tables; without names those that are not ready, or were published otherwise when copied."""
     with subscription.feed.source.connect() as connection:
         catalog = subscription.feed.with_defined(read_catalog(connection))
-    tables, states = subscription.tables(catalog), table_states(lake, subscription.name)
+    tables, states = subscription.tables(catalog), TableStates(lake, subscription.name).newest()
     for name in names:
         if name not in tables:
             raise PgsieveError(
@@ -103,10 +97,8 @@ def _columns(then: Definition, now: Definition) -> str:
 
 def leave_to_next_copy(subscription: Subscription, lake: Lake, names: Sequence[Name]) -> None:
     """Have whoever reads the slot copy these tables, after the next slice."""
-    states = table_states(lake, subscription.name)
+    states = TableStates(lake, subscription.name).newest()
     known = {name: states[name].definition if name in states else None for name in names}
-    set_states(
-        lake,
-        subscription.name,
+    TableStates(lake, subscription.name).append(
         [TableState(*n, SyncState.INITIALIZE, definition=d) for n, d in known.items()],
     )

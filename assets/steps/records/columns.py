@@ -32,18 +32,6 @@ CHANGE_LOG = pa.schema(
 #: The messages of prepared transactions, each with the Prepare message of its transaction.
 PREPARED = pa.schema({"prepare": pa.binary(), "number": pa.int64(), "xid": pa.int64(), "data": pa.binary()})
 
-TABLE_STATES = pa.schema(
-    {
-        "schema": pa.string(),
-        "table": pa.string(),
-        "state": pa.string(),
-        "lsn": pa.int64(),
-        "at": pa.timestamp("us", "UTC"),
-        "definition": pa.string(),
-        "reason": pa.string(),
-    }
-)
-
 #: The state of a subscription as a whole; the newest row counts. `version`, which orders them, comes when written.
 SUBSCRIPTION = pa.schema(
     {

@@ -13,7 +13,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from pgsieve.assets.steps.records.columns import TABLE_STATES
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.records import in_order, version_of
@@ -55,6 +54,18 @@ _MEANING = {
 
 Name = tuple[str, str]
 
+TABLE_STATES = pa.schema(
+    {
+        "schema": pa.string(),
+        "table": pa.string(),
+        "state": pa.string(),
+        "lsn": pa.int64(),
+        "at": pa.timestamp("us", "UTC"),
+        "definition": pa.string(),
+        "reason": pa.string(),
+    }
+)
+
 
 @dataclass(frozen=True)
 class TableState:
@@ -90,52 +101,61 @@ class TableState:
         return self.schema, self.table
 
 
-def table_states(lake: Lake, subscription: str) -> dict[Name, TableState]:
-    """The newest state of each table of the subscription."""
-    states: dict[Name, Mapping[str, Any]] = {}
-    for row in in_order(lake.records.rows(lake.table_states(subscription))):
-        name = (row["schema"], row["table"])
-        definition = row["definition"] or states.get(name, {}).get("definition")
-        states[name] = {**row, "definition": definition}
-    return {
-        name: TableState(
-            schema=row["schema"],
-            table=row["table"],
-            state=SyncState(row["state"]),
-            lsn=row["lsn"] or 0,
-            definition=Definition.from_json(row["definition"]) if row["definition"] else None,
-            reason=row["reason"],
-            at=row["at"],
-            version=version_of(row),
-        )
-        for name, row in states.items()
-    }
-
-
 def newest_version(states: Iterable[TableState]) -> int:
     """The version of the newest of some states: others that come later have later ones."""
     return max((state.version for state in states), default=-1)
 
 
-def set_states(lake: Lake, subscription: str, states: Iterable[TableState], base: int | None = None) -> None:
-    """Append states, all in one commit; the last one that is given of a table counts.
+@dataclass(frozen=True)
+class TableStates:
+    """The table `_table_states` of one subscription. `SyncState` says which step appends which state."""
 
-    Raises OverrunError where the table has another version than `base`.
-    """
-    now = datetime.now(UTC)
-    rows = [
-        {
-            "schema": s.schema,
-            "table": s.table,
-            "state": s.state.value,
-            "lsn": s.lsn,
-            "at": now,
-            "definition": s.definition.to_json() if s.definition else None,
-            "reason": s.reason,
+    lake: Lake
+    subscription: str
+
+    @property
+    def path(self) -> str:
+        """Where it is."""
+        return self.lake.table_states(self.subscription)
+
+    def newest(self) -> dict[Name, TableState]:
+        """The newest state of each table of the subscription."""
+        states: dict[Name, Mapping[str, Any]] = {}
+        for row in in_order(self.lake.records.rows(self.path)):
+            name = (row["schema"], row["table"])
+            definition = row["definition"] or states.get(name, {}).get("definition")
+            states[name] = {**row, "definition": definition}
+        return {
+            name: TableState(
+                schema=row["schema"],
+                table=row["table"],
+                state=SyncState(row["state"]),
+                lsn=row["lsn"] or 0,
+                definition=Definition.from_json(row["definition"]) if row["definition"] else None,
+                reason=row["reason"],
+                at=row["at"],
+                version=version_of(row),
+            )
+            for name, row in states.items()
         }
-        for s in {state.name: state for state in states}.values()
-    ]
-    if rows:
-        lake.records.append_versioned(
-            lake.table_states(subscription), pa.Table.from_pylist(rows, TABLE_STATES), base=base
-        )
+
+    def append(self, states: Iterable[TableState], base: int | None = None) -> None:
+        """Append states, all in one commit; the last one that is given of a table counts.
+
+        Raises OverrunError where the table has another version than `base`.
+        """
+        now = datetime.now(UTC)
+        rows = [
+            {
+                "schema": s.schema,
+                "table": s.table,
+                "state": s.state.value,
+                "lsn": s.lsn,
+                "at": now,
+                "definition": s.definition.to_json() if s.definition else None,
+                "reason": s.reason,
+            }
+            for s in {state.name: state for state in states}.values()
+        ]
+        if rows:
+            self.lake.records.append_versioned(self.path, pa.Table.from_pylist(rows, TABLE_STATES), base=base)

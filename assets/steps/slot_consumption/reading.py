@@ -21,7 +21,7 @@ from pgsieve.assets.steps.records.columns import CHANGE_LOG
 from pgsieve.assets.steps.records.failures import passes, reason
 from pgsieve.assets.steps.records.feed import durable_position, record_position
 from pgsieve.assets.steps.records.slices import record_summary
-from pgsieve.assets.steps.records.table_states import SyncState, table_states
+from pgsieve.assets.steps.records.table_states import SyncState, TableStates
 from pgsieve.assets.steps.slot_consumption.appending import append_slices, at_once
 from pgsieve.assets.steps.slot_consumption.backlog import Stride
 from pgsieve.assets.steps.slot_consumption.two_phase import keeps_prepared, recover_prepared
@@ -227,7 +227,7 @@ def _copied_after(lake: Lake, subscriptions: Sequence[Subscription], position: i
     """Whether a table was copied at a later LSN: a cut needs the position to reach it."""
     for subscription in subscriptions:
         try:
-            states = table_states(lake, subscription.name).values()
+            states = TableStates(lake, subscription.name).newest().values()
         except LakeError as error:
             reason(lake, error)  # Raises where it is not that subscription's own.
         else:

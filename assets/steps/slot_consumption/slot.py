@@ -11,7 +11,7 @@ import psycopg
 
 from pgsieve.assets.steps.records.feed import durable_position, newest_row, note_cluster, record_position
 from pgsieve.assets.steps.records.prepared import prepared_position, record_nothing_prepared
-from pgsieve.assets.steps.records.table_states import SyncState, TableState, set_states, table_states
+from pgsieve.assets.steps.records.table_states import SyncState, TableState, TableStates
 from pgsieve.assets.steps.subscription import Feed
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn
@@ -95,7 +95,9 @@ def _known_position(lake: Lake, feed: Feed) -> int | None:
 def _has_copies(lake: Lake, feed: Feed) -> bool:
     """Whether a replica relies on the slot: a slot that is still to be begun has none."""
     return any(
-        s.state == SyncState.READY for name in feed.subscriptions for s in table_states(lake, name).values()
+        s.state == SyncState.READY
+        for name in feed.subscriptions
+        for s in TableStates(lake, name).newest().values()
     )
 
 
@@ -159,13 +161,13 @@ def begin_slot(connection: psycopg.Connection[tuple[object, ...]], feed: Feed, l
 def forget_copies(lake: Lake, subscriptions: Iterable[str]) -> None:
     """Have tables copied again that were ready; what the last copy was made of is kept, to tell what changed."""
     for name in subscriptions:
-        states = table_states(lake, name).values()
+        states = TableStates(lake, name).newest().values()
         # Also a copy that a run committed and did not come to call ready.
         copied = [
             s for s in states if s.state == SyncState.READY or (s.state == SyncState.DATA_SYNC and s.lsn)
         ]
         again = [TableState(*s.name, SyncState.INITIALIZE, definition=s.definition) for s in copied]
-        set_states(lake, name, again)
+        TableStates(lake, name).append(again)
 
 
 def replace_lost_slot(feed: Feed, lake: Lake) -> SlotError | None:

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from pgsieve.assets.steps.records.columns import ddl
-from pgsieve.assets.steps.records.table_states import SyncState, TableState, set_states, table_states
+from pgsieve.assets.steps.records.table_states import SyncState, TableState, TableStates
 from pgsieve.assets.steps.subscription import Definition, Former, Subscription, planned_sources
 from pgsieve.assets.steps.update_transformation.projection import Projection
 from pgsieve.decoding.errors import ValueNotRepresentableError
@@ -34,7 +34,7 @@ def follow_schema_changes(
     Slices up to `transformed` have been transformed.
     """
     tables = subscription.tables(catalog)
-    for name, state in table_states(lake, subscription.name).items():
+    for name, state in TableStates(lake, subscription.name).newest().items():
         replicated = tables.get(name)
         if state.state != SyncState.READY or state.definition is None or replicated is None:
             continue
@@ -52,7 +52,9 @@ def follow_schema_changes(
             reason = (
                 f'table "{replicated.table.qualified}": {error.message}; it is copied again by the next run'
             )
-            set_states(lake, subscription.name, [replace(state, state=SyncState.INITIALIZE, reason=reason)])
+            TableStates(lake, subscription.name).append(
+                [replace(state, state=SyncState.INITIALIZE, reason=reason)]
+            )
             continue
         history = state.definition.history.with_columns(present.columns)
         evolved = replace(present, former=former, history=history, published=state.definition.published)
@@ -109,12 +111,12 @@ def _evolve(
     path, schema = lake.replica(subscription.name, *state.name), ddl(evolved.columns)
     base = lake.records.version(path)
     # Asked last: the replica is changed as it was when its table still had the former definition, or not at all.
-    if table_states(lake, subscription.name).get(state.name) != state:
+    if TableStates(lake, subscription.name).newest().get(state.name) != state:
         raise OverrunError(path)
     if planned != held:
-        set_states(lake, subscription.name, [replace(state, state=SyncState.INITIALIZE)])
+        TableStates(lake, subscription.name).append([replace(state, state=SyncState.INITIALIZE)])
         if planned[: len(held)] == held and all(value.null_count for value in projection.values.values()):
             lake.add_columns(path, projection.schema, schema, base)
         else:
             lake.rewrite(path, projection.read, projection, projection.schema, schema, base)
-    set_states(lake, subscription.name, [replace(state, definition=evolved)])
+    TableStates(lake, subscription.name).append([replace(state, definition=evolved)])

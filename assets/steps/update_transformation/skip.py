@@ -11,7 +11,7 @@ from dataclasses import replace
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from pgsieve.assets.steps.records.subscription_state import set_subscription_state, subscription_state
-from pgsieve.assets.steps.records.table_states import table_states
+from pgsieve.assets.steps.records.table_states import TableStates
 from pgsieve.assets.steps.records.transformed import transformed_up_to
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.assets.steps.update_transformation.windows import Window
@@ -80,6 +80,6 @@ def set_skip(subscription: Subscription, lake: Lake, lsn: int | None) -> None:
 
 def is_begun(lake: Lake, subscription: str, done: int) -> bool:
     """Whether a run died after it had transformed some tables beyond `done`: then that slice cannot be cut."""
-    known = ((n, s.definition) for n, s in table_states(lake, subscription).items() if s.definition)
+    known = ((n, s.definition) for n, s in TableStates(lake, subscription).newest().items() if s.definition)
     paths = (lake.changes(subscription, *name, d.history.generation) for name, d in known)
     return any((lake.records.position(path) or 0) > done for path in paths)

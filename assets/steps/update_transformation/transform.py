@@ -22,7 +22,7 @@ from pgsieve.assets.steps.records.columns import field as struct_field
 from pgsieve.assets.steps.records.failures import TABLE_ERRORS, copy_again, in_transaction, is_damage, reason
 from pgsieve.assets.steps.records.feed import deleted_up_to
 from pgsieve.assets.steps.records.subscription_state import disable, refuse_disabled
-from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, set_states, table_states
+from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
 from pgsieve.assets.steps.records.transformed import TableChanges, record_transformed
 from pgsieve.assets.steps.subscription import PARALLEL_TABLES, Definition, Subscription
 from pgsieve.assets.steps.update_transformation.changes import (
@@ -130,10 +130,10 @@ def _set_aside_what_is_behind(subscription: Subscription, lake: Lake, begin: int
     )
     behind = [
         replace(s, state=SyncState.SET_ASIDE, reason=copy_again(subscription.name, s.name, problem))
-        for s in table_states(lake, subscription.name).values()
+        for s in TableStates(lake, subscription.name).newest().values()
         if s.applies and s.lsn < deleted
     ]
-    set_states(lake, subscription.name, behind)
+    TableStates(lake, subscription.name).append(behind)
     for state in behind:
         log(f"{subscription.name}: {quote_qualified(*state.name)} is set aside: {state.reason}")
 
@@ -188,7 +188,7 @@ def _transform_slice(
         messages.unpersist()
     if aside and lake.records.version(transformed := lake.transformed(subscription.name)) != base:
         raise OverrunError(transformed)  # What fails may be what another process has changed.
-    set_states(lake, subscription.name, aside.values())
+    TableStates(lake, subscription.name).append(aside.values())
     return changes
 
 

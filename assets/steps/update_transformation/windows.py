@@ -13,7 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from pgsieve.assets.steps.records.columns import Order
 from pgsieve.assets.steps.records.failures import copy_again
-from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, set_states, table_states
+from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.assets.steps.update_transformation.slice_contents import (
     Part,
@@ -74,7 +74,7 @@ def work_of(subscription: Subscription, lake: Lake, window: Window, catalog: Cat
     contents = read_slice(lake, subscription.feed, window.slice)
     truncates = [(at, truncate) for at, truncate in contents.truncates if window.holds(at[0])]
     contents = replace(contents, end=window.end, truncates=truncates)
-    states = table_states(lake, subscription.name)
+    states = TableStates(lake, subscription.name).newest()
     ready = {n: s for n, s in states.items() if s.transforms and s.lsn < window.end}
     parts = parts_of(subscription, contents, catalog)
     emptied = truncates_of(subscription, contents, catalog)
@@ -88,6 +88,6 @@ def work_of(subscription: Subscription, lake: Lake, window: Window, catalog: Cat
             replace(s, state=SyncState.SET_ASIDE, reason=copy_again(subscription.name, n, error.message))
             for n, s in tables.items()
         ]
-        set_states(lake, subscription.name, aside)
+        TableStates(lake, subscription.name).append(aside)
         return work_of(subscription, lake, window, catalog)
     return Work(contents, tables, parts, emptied, messages)

@@ -22,7 +22,7 @@ from pgsieve.assets.steps.records.subscription_state import (
     enable,
     subscription_state,
 )
-from pgsieve.assets.steps.records.table_states import SyncState, table_states
+from pgsieve.assets.steps.records.table_states import SyncState, TableStates
 from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.assets.steps.update_transformation.transform import transform
@@ -126,7 +126,7 @@ def test_a_table_with_a_value_it_cannot_hold_is_set_aside_and_the_others_go_on(
     database.execute("insert into prices values (2, 'NaN')")
     database.execute("insert into notes values (1, 'goes on')")
     replicated.increment()
-    state = table_states(replicated.lake, "sub")["public", "prices"]
+    state = TableStates(replicated.lake, "sub").newest()["public", "prices"]
     assert state.state == SyncState.SET_ASIDE
     assert 'column "price"' in (state.reason or "")
     assert "in the row with key (id)=(2)" in (state.reason or "")
@@ -144,7 +144,7 @@ def test_a_table_with_a_value_it_cannot_hold_is_set_aside_and_the_others_go_on(
     assert copied.problem is None
     database.execute("insert into prices values (3, 3)")
     replicated.increment()
-    assert table_states(replicated.lake, "sub")["public", "prices"].state == SyncState.READY
+    assert TableStates(replicated.lake, "sub").newest()["public", "prices"].state == SyncState.READY
     assert sorted(row["id"] for row in replicated.rows("prices")) == [1, 2, 3]
     assert len(replicated.rows("notes")) == 2
 
@@ -176,7 +176,7 @@ def test_the_reason_names_the_transaction_that_set_a_table_aside(replicated: _Re
     after = current_lsn(database)
     database.execute("insert into prices values (3, 'NaN')")
     replicated.increment()
-    reason = table_states(replicated.lake, "sub")["public", "prices"].reason or ""
+    reason = TableStates(replicated.lake, "sub").newest()["public", "prices"].reason or ""
     assert before <= parse_lsn(reason.rpartition("in the transaction finished at ")[2]) < after
 
 
@@ -202,7 +202,7 @@ def test_row_filters_that_fail_set_their_tables_aside_without_telling_a_value(
         database.execute(f"insert into {table} values (2, 777777, 2)")
     database.execute("insert into notes values (1, 'goes on')")
     replicated.increment()
-    states = table_states(replicated.lake, "sub")
+    states = TableStates(replicated.lake, "sub").newest()
     for table, (_, told) in filters.items():
         reason = states["public", table].reason or ""
         assert states["public", table].state == SyncState.SET_ASIDE
@@ -248,5 +248,5 @@ def test_a_table_whose_columns_delta_cannot_have_is_set_aside_and_the_others_are
     assert problems["beside"] is None
     assert 'columns "Note" and "note" differ in case alone' in str(problems["cased"])
     assert "no column is published" in str(problems["bare"])
-    states = {name[1]: state.state for name, state in table_states(replicated.lake, "sub").items()}
+    states = {name[1]: state.state for name, state in TableStates(replicated.lake, "sub").newest().items()}
     assert states == {"cased": SyncState.SET_ASIDE, "bare": SyncState.SET_ASIDE, "beside": SyncState.READY}

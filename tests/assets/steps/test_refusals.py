@@ -15,7 +15,7 @@ import pytest
 from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
 from pgsieve.assets.steps.records.columns import CHANGE_LOG
 from pgsieve.assets.steps.records.feed import durable_position
-from pgsieve.assets.steps.records.table_states import SyncState, TableState, set_states, table_states
+from pgsieve.assets.steps.records.table_states import SyncState, TableState, TableStates
 from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.assets.steps.slot_consumption.ready import ready_slot
 from pgsieve.assets.steps.subscription import Feed, Subscription
@@ -154,7 +154,7 @@ def test_a_filter_that_spark_cannot_evaluate_stops_its_table_and_not_the_feed(
     assert isinstance(error, UnsupportedFilterError)
     assert "row_filter: publisher" in str(error.hint)
     assert tables_to_copy(subscription, lake) == []
-    state = table_states(lake, "s")["public", "t"]
+    state = TableStates(lake, "s").newest()["public", "t"]
     assert (state.state, state.reason) == (SyncState.INITIALIZE, waiting_for(error))
     drain(subscription.feed, lake, [subscription], lambda _: None)
     database.execute("alter publication odd set table t where (a > 1)")
@@ -256,11 +256,11 @@ def test_a_slot_behind_delta_is_moved_on(conninfo: str, database: psycopg.Connec
 def test_a_new_slot_makes_every_table_be_copied_again(
     conninfo: str, database: psycopg.Connection, lake: Lake
 ) -> None:
-    set_states(lake, "s", [TableState("public", "t", SyncState.READY, lsn=parse_lsn("0/10"))])
+    TableStates(lake, "s").append([TableState("public", "t", SyncState.READY, lsn=parse_lsn("0/10"))])
     reading = feed(conninfo)
     with reading.source.connect() as connection:
         ready_slot(connection, reading, lake)
-    assert table_states(lake, "s")["public", "t"].state == SyncState.INITIALIZE
+    assert TableStates(lake, "s").newest()["public", "t"].state == SyncState.INITIALIZE
 
 
 def test_an_idle_slot_does_not_retain_wal(conninfo: str, database: psycopg.Connection, lake: Lake) -> None:

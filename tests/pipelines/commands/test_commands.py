@@ -19,7 +19,7 @@ from pgsieve.assets.steps.records.subscription_state import (
     set_subscription_state,
     subscription_state,
 )
-from pgsieve.assets.steps.records.table_states import SyncState, set_states, table_states
+from pgsieve.assets.steps.records.table_states import SyncState, TableStates
 from pgsieve.assets.steps.slot_consumption.slot import OtherClusterError
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.commands.skip import enable
@@ -83,8 +83,8 @@ def test_a_table_that_is_named_is_copied_again_on_a_server_where_nothing_happens
 @pytest.mark.spark
 def test_resync_brings_back_a_table_that_is_set_aside(shop: Shop) -> None:
     shop.copy()
-    (notes,) = [s for s in table_states(shop.lake, "one").values() if s.table == "notes"]
-    set_states(shop.lake, "one", [replace(notes, state=SyncState.SET_ASIDE, reason="a value")])
+    (notes,) = [s for s in TableStates(shop.lake, "one").newest().values() if s.table == "notes"]
+    TableStates(shop.lake, "one").append([replace(notes, state=SyncState.SET_ASIDE, reason="a value")])
     shop.database.execute("alter publication p drop table notes")
     shop.database.execute("alter publication p add table notes where (id > 3)")
     shop.copy()
@@ -121,8 +121,8 @@ def test_a_table_is_left_to_the_process_that_follows_the_slot(shop: Shop) -> Non
     with _read(conninfo, slot):
         report = shop.resync("one", "public.orders")
     assert report.followed
-    assert table_states(shop.lake, "one")["public", "orders"].state == SyncState.INITIALIZE
-    assert table_states(shop.lake, "one")["public", "notes"].state != SyncState.INITIALIZE
+    assert TableStates(shop.lake, "one").newest()["public", "orders"].state == SyncState.INITIALIZE
+    assert TableStates(shop.lake, "one").newest()["public", "notes"].state != SyncState.INITIALIZE
 
 
 @contextmanager
@@ -403,7 +403,7 @@ def test_a_disabled_subscription_is_refused_until_it_is_enabled_and_the_others_g
     assert code == 1
     assert 'subscription "one" is disabled' in output
     assert shop.state("two", "later") == "ready"
-    assert ("public", "later") not in table_states(shop.lake, "one")
+    assert ("public", "later") not in TableStates(shop.lake, "one").newest()
     found_one = status(load_config(shop.path)).subscriptions[0]
     assert (found_one.enabled, found_one.reason) == (False, "a value, in the transaction finished at 0/10")
     assert shop.cli("enable", "one") == (0, "one: enabled\n")
@@ -427,8 +427,8 @@ def test_the_check_of_a_table_that_is_set_aside_or_disabled_fails_with_the_reaso
 
     shop.copy()
     assert evaluated() == {"orders": (True, None), "notes": (True, None)}
-    notes = table_states(shop.lake, "one")["public", "notes"]
-    set_states(shop.lake, "one", [replace(notes, state=SyncState.SET_ASIDE, reason="a value")])
+    notes = TableStates(shop.lake, "one").newest()["public", "notes"]
+    TableStates(shop.lake, "one").append([replace(notes, state=SyncState.SET_ASIDE, reason="a value")])
     assert evaluated() == {"orders": (True, None), "notes": (False, "a value")}
     disable(shop.lake, "one", "another value")
     assert evaluated() == {"orders": (False, "another value"), "notes": (False, "another value")}

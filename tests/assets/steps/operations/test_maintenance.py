@@ -22,7 +22,7 @@ from pgsieve.assets.steps.operations.maintenance import Retention, maintain_feed
 from pgsieve.assets.steps.records.catalogs import as_published
 from pgsieve.assets.steps.records.columns import ALTERED, CATALOGS, CHANGE_LOG, SLICES, TRANSFORMED
 from pgsieve.assets.steps.records.cuts import Cut, append_cut, cuts
-from pgsieve.assets.steps.records.table_states import SyncState, TableState, set_states
+from pgsieve.assets.steps.records.table_states import SyncState, TableState, TableStates
 from pgsieve.assets.steps.records.transformed import TableChanges
 from pgsieve.assets.steps.subscription import Definition, Feed, Subscription
 from pgsieve.decoding.publications.evolution import Layout
@@ -51,8 +51,8 @@ class Shop:
         assert self.local is not None
         for name in NAMES:
             definition = Definition((("id", "bigint"),), ("id",), Layout(1, (), 1, ()))
-            set_states(
-                self.lake, name, [TableState("public", t, SyncState.READY, 1, definition) for t in TABLES]
+            TableStates(self.lake, name).append(
+                [TableState("public", t, SyncState.READY, 1, definition) for t in TABLES]
             )
             for table in TABLES:
                 self.local.write(self.replica(name, table), pa.table({"id": [0]}), 1)

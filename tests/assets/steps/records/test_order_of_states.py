@@ -14,13 +14,24 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from pgsieve.assets.steps.records import feed as feed_record
-from pgsieve.assets.steps.records import subscription_state, table_states
 from pgsieve.assets.steps.records.catalogs import is_recorded, record_catalog
-from pgsieve.assets.steps.records.columns import CATALOGS, CUTS, SUBSCRIPTION, TABLE_STATES
+from pgsieve.assets.steps.records.columns import CATALOGS, CUTS, SUBSCRIPTION
 from pgsieve.assets.steps.records.cuts import Cut, append_cut, cuts
-from pgsieve.assets.steps.records.subscription_state import SubscriptionState, set_subscription_state
-from pgsieve.assets.steps.records.table_states import SyncState, TableState, set_states
+from pgsieve.assets.steps.records.feed import newest_row, note_cluster
+from pgsieve.assets.steps.records.subscription_state import (
+    SubscriptionState,
+    disable,
+    enable,
+    set_subscription_state,
+    subscription_state,
+)
+from pgsieve.assets.steps.records.table_states import (
+    TABLE_STATES,
+    SyncState,
+    TableState,
+    TableStates,
+    newest_version,
+)
 from pgsieve.assets.steps.slot_consumption.slot import give_up
 from pgsieve.assets.steps.subscription import Feed
 from pgsieve.decoding.publications.catalog import Catalog
@@ -63,46 +74,46 @@ def lake(tmp_path: Path) -> Lake:
 
 
 def state(lake: Lake, table: str = "t") -> str:
-    return table_states.table_states(lake, "sub")["public", table].state
+    return TableStates(lake, "sub").newest()["public", table].state
 
 
 def test_a_state_counts_after_one_of_a_clock_that_is_ahead(lake: Lake) -> None:
     with ahead():
-        set_states(lake, "sub", [TableState("public", "t", SyncState.DATA_SYNC)])
+        TableStates(lake, "sub").append([TableState("public", "t", SyncState.DATA_SYNC)])
     assert state(lake) == SyncState.DATA_SYNC
-    set_states(lake, "sub", [TableState("public", "t", SyncState.READY, 7)])
+    TableStates(lake, "sub").append([TableState("public", "t", SyncState.READY, 7)])
     assert state(lake) == SyncState.READY
 
 
 def test_a_subscription_is_enabled_and_skips_after_a_clock_that_is_ahead(lake: Lake) -> None:
     with ahead():
         set_subscription_state(lake, "sub", SubscriptionState(skip_lsn=5))
-        subscription_state.disable(lake, "sub", "an error")
-    assert subscription_state.enable(lake, "sub")
-    assert subscription_state.subscription_state(lake, "sub") == SubscriptionState(skip_lsn=5)
+        disable(lake, "sub", "an error")
+    assert enable(lake, "sub")
+    assert subscription_state(lake, "sub") == SubscriptionState(skip_lsn=5)
     set_subscription_state(lake, "sub", SubscriptionState(skip_lsn=6))
-    assert subscription_state.subscription_state(lake, "sub").skip_lsn == 6
+    assert subscription_state(lake, "sub").skip_lsn == 6
 
 
 def test_a_feed_is_begun_after_a_clock_that_is_ahead_gave_it_up(lake: Lake) -> None:
     with ahead():
         give_up(lake, FEED)
-    feed_record.note_cluster(lake, FEED, "1", 1, given_up=False)
-    assert feed_record.newest_row(lake, FEED)["given_up"] is False
+    note_cluster(lake, FEED, "1", 1, given_up=False)
+    assert newest_row(lake, FEED)["given_up"] is False
 
 
 def test_a_cut_and_a_state_are_ordered_by_what_the_cut_was_made_from(lake: Lake) -> None:
-    set_states(lake, "sub", [TableState("public", "t", SyncState.READY, 1)])
-    before = table_states.table_states(lake, "sub")
-    seen = table_states.newest_version(before.values())
+    TableStates(lake, "sub").append([TableState("public", "t", SyncState.READY, 1)])
+    before = TableStates(lake, "sub").newest()
+    seen = newest_version(before.values())
     append_cut(lake, "sub", Cut(9, {("public", "t"): 3}, datetime.now(UTC) + DAY, seen))
     append_cut(lake, "sub", Cut(9, {("public", "t"): 4}, datetime.now(UTC), seen))
     with ahead():
-        set_states(lake, "sub", [TableState("public", "t", SyncState.READY, 8)])
+        TableStates(lake, "sub").append([TableState("public", "t", SyncState.READY, 8)])
     newest = cuts(lake, "sub")[-1]
     assert newest.tables == {("public", "t"): 4}
     assert newest.is_after(before["public", "t"])
-    copied = table_states.table_states(lake, "sub")["public", "t"]
+    copied = TableStates(lake, "sub").newest()["public", "t"]
     assert not newest.is_after(copied)
     assert Cut(10, {}, datetime.now(UTC), copied.version).is_after(copied)
 
@@ -116,9 +127,7 @@ def test_of_two_catalogs_of_one_lsn_the_later_counts(lake: Lake) -> None:
 
 def test_the_order_outlives_compaction_and_vacuum(lake: Lake) -> None:
     for number in range(5):
-        set_states(
-            lake,
-            "sub",
+        TableStates(lake, "sub").append(
             [
                 TableState("public", "t", SyncState.READY, number),
                 TableState("public", "u", SyncState.SET_ASIDE),
@@ -128,15 +137,13 @@ def test_the_order_outlives_compaction_and_vacuum(lake: Lake) -> None:
     maintenance(lake, path).compact()
     maintenance(lake, path).vacuum(0)
     assert len(DeltaTable(path).file_uris()) == 1
-    assert table_states.table_states(lake, "sub")["public", "t"].lsn == 4
-    set_states(lake, "sub", [TableState("public", "t", SyncState.READY, 5)])
-    assert table_states.table_states(lake, "sub")["public", "t"].lsn == 5
+    assert TableStates(lake, "sub").newest()["public", "t"].lsn == 4
+    TableStates(lake, "sub").append([TableState("public", "t", SyncState.READY, 5)])
+    assert TableStates(lake, "sub").newest()["public", "t"].lsn == 5
 
 
 def test_a_table_that_is_given_twice_in_one_commit_has_the_last_state(lake: Lake) -> None:
-    set_states(
-        lake,
-        "sub",
+    TableStates(lake, "sub").append(
         [TableState("public", "t", SyncState.DATA_SYNC), TableState("public", "t", SyncState.READY)],
     )
     assert state(lake) == SyncState.READY
@@ -170,19 +177,19 @@ def test_a_lake_of_before_goes_on(lake: Lake) -> None:
         lake.catalogs("shop"), CATALOGS, {"lsn": 5, "digest": "a", "catalog": "{}", "subscriptions": ["sub"]}
     )
 
-    kept = table_states.table_states(lake, "sub")["public", "t"]
+    kept = TableStates(lake, "sub").newest()["public", "t"]
     assert kept.state == SyncState.READY
-    assert subscription_state.subscription_state(lake, "sub").enabled
+    assert subscription_state(lake, "sub").enabled
     assert cuts(lake, "sub")[-1].is_after(kept)
     assert is_recorded(lake, FEED, "a")
 
-    set_states(lake, "sub", [TableState("public", "t", SyncState.SET_ASIDE)])
-    subscription_state.disable(lake, "sub", "an error")
+    TableStates(lake, "sub").append([TableState("public", "t", SyncState.SET_ASIDE)])
+    disable(lake, "sub", "an error")
     record_catalog(lake, FEED, 5, "b", Catalog(tables={}, publications={}, server_version=180000))
     assert state(lake) == SyncState.SET_ASIDE
-    assert not subscription_state.subscription_state(lake, "sub").enabled
+    assert not subscription_state(lake, "sub").enabled
     assert is_recorded(lake, FEED, "b")
-    assert not cuts(lake, "sub")[-1].is_after(table_states.table_states(lake, "sub")["public", "t"])
+    assert not cuts(lake, "sub")[-1].is_after(TableStates(lake, "sub").newest()["public", "t"])
     append_cut(lake, "sub", Cut(2, {("public", "t"): 5}, at - DAY, 0))
     assert cuts(lake, "sub")[-1].tables == {("public", "t"): 5}
 
@@ -194,22 +201,22 @@ def test_writers_at_once_lose_no_row_and_have_one_order(lake: Lake) -> None:
     def write(writer: int) -> None:
         together.wait()
         for number in range(each):
-            set_states(lake, "sub", [TableState("public", f"t{writer}", SyncState.READY, number)])
+            TableStates(lake, "sub").append([TableState("public", f"t{writer}", SyncState.READY, number)])
 
     with ThreadPoolExecutor(writers) as pool:
         list(pool.map(write, range(writers)))
     rows = lake.records.rows(path)
     assert len({row["version"] for row in rows}) == len(rows) == writers * each
-    assert {s.lsn for s in table_states.table_states(lake, "sub").values()} == {each - 1}
+    assert {s.lsn for s in TableStates(lake, "sub").newest().values()} == {each - 1}
 
 
 @pytest.mark.spark
 def test_a_table_is_copied_once_where_a_host_with_a_clock_ahead_wrote(shop: Shop) -> None:
     with ahead():
         shop.copy()
-        subscription_state.disable(shop.lake, "one", "an error")
-        subscription_state.enable(shop.lake, "one")
-        set_states(shop.lake, "one", [TableState("public", "orders", SyncState.DATA_SYNC)])
+        disable(shop.lake, "one", "an error")
+        enable(shop.lake, "one")
+        TableStates(shop.lake, "one").append([TableState("public", "orders", SyncState.DATA_SYNC)])
     shop.database.execute("insert into stock values (5, 5)")
     summary = shop.run()
     assert not summary.failures
@@ -236,11 +243,13 @@ def test_in_a_lake_at_a_uri_writers_at_once_lose_no_row_and_have_one_order(tmp_p
     def write(writer: int) -> None:
         together.wait()
         for number in range(each):
-            set_states(lakes[writer], "sub", [TableState("public", f"t{writer}", SyncState.READY, number)])
+            TableStates(lakes[writer], "sub").append(
+                [TableState("public", f"t{writer}", SyncState.READY, number)]
+            )
 
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(write, range(2)))
     written = [row["version"] for row in lakes[0].records.rows(path) if row["version"] is not None]
     assert len(set(written)) == len(written) == 2 * each
-    assert {s.lsn for s in table_states.table_states(lakes[0], "sub").values()} == {each - 1}
+    assert {s.lsn for s in TableStates(lakes[0], "sub").newest().values()} == {each - 1}
     assert state(lakes[1], "t0") == SyncState.READY
