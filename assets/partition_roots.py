@@ -16,7 +16,7 @@ from pgsieve.assets.dagster_names import Name, output_names
 from pgsieve.assets.metadata import KINDS, replica_key, standard, table_changes_key
 from pgsieve.assets.steps.apply.replica_tables import ApplyResult, apply
 from pgsieve.assets.steps.apply.writer import Applied
-from pgsieve.assets.steps.records.cuts import Cut, last_cut
+from pgsieve.assets.steps.records.cuts import Cut, Cuts
 from pgsieve.assets.steps.records.table_states import SyncState, TableState, TableStates
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.decoding.lsn import format_lsn
@@ -61,7 +61,7 @@ def replica_tables_asset(
     ) -> Iterator[dg.MaterializeResult[None]]:
         opened = lake.open()
         selected = {keys[key]: key for key in sorted(context.selected_asset_keys)}
-        everything, before = len(selected) == len(keys), last_cut(opened, subscription)
+        everything, before = len(selected) == len(keys), Cuts(opened, subscription.name).last()
         only = None if everything else list(selected)
         result = apply(subscription, opened, context.log.info, only) if done is None else done
         if tell:

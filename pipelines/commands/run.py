@@ -19,7 +19,7 @@ from pgsieve.assets.slot_consumption import change_log_asset
 from pgsieve.assets.steps.apply.replica_tables import ApplyResult, apply, tables_beyond_cut
 from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
 from pgsieve.assets.steps.initial_sync.one_table import Copied
-from pgsieve.assets.steps.records.cuts import last_cut
+from pgsieve.assets.steps.records.cuts import Cuts
 from pgsieve.assets.steps.records.feed import durable_position
 from pgsieve.assets.steps.records.subscription_state import disabled_error, subscription_state
 from pgsieve.assets.steps.records.table_states import SyncState, TableStates
@@ -157,7 +157,7 @@ class Materializer:
             progress,
         )
         self.lake: Lake = declared.lake.open()
-        self.before = last_cut(self.lake, subscription)
+        self.before = Cuts(self.lake, subscription.name).last()
         self.noticed = subscription_state(self.lake, subscription.name).notice
         self.copied: list[CopiedTable] = []
         self.applied: dict[tuple[str, str], AppliedTable] = {}
@@ -252,7 +252,7 @@ class Materializer:
 
     def summary(self) -> SubscriptionRun:
         """What was done."""
-        cut = last_cut(self.lake, self.subscription)
+        cut = Cuts(self.lake, self.subscription.name).last()
         states = TableStates(self.lake, self.subscription.name).newest().values()
         problems = tuple(
             f"{quote_qualified(*s.name)} is {s.state.meaning}: {s.reason}"

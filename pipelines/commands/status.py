@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from pgsieve.assets.steps.operations.resync import present_changes
-from pgsieve.assets.steps.records.cuts import last_cut
+from pgsieve.assets.steps.records.cuts import Cuts
 from pgsieve.assets.steps.records.failures import copy_again, reason
 from pgsieve.assets.steps.records.feed import durable_position
 from pgsieve.assets.steps.records.subscription_state import subscription_state
@@ -84,7 +84,7 @@ def _subscription(
 ) -> SubscriptionStatus:
     states = TableStates(lake, subscription.name).newest()
     published = subscription.tables(catalog) if catalog else {}
-    cut, whole = last_cut(lake, subscription), subscription_state(lake, subscription.name)
+    cut, whole = Cuts(lake, subscription.name).last(), subscription_state(lake, subscription.name)
     tables = []
     for name in sorted(published.keys() | states.keys()):
         state, table = states.get(name), published.get(name)

@@ -19,7 +19,7 @@ from pgsieve.assets.steps.apply.key_conflicts import INSERT_EXISTS, KeyConflictE
 from pgsieve.assets.steps.apply.net_change import after_truncate
 from pgsieve.assets.steps.apply.writer import Applied, Pending, ReplicaWriter
 from pgsieve.assets.steps.records.catalogs import altered_slices
-from pgsieve.assets.steps.records.cuts import Cut, append_cut, last_cut
+from pgsieve.assets.steps.records.cuts import Cut, Cuts
 from pgsieve.assets.steps.records.failures import TABLE_ERRORS, copy_again, is_damage, reason
 from pgsieve.assets.steps.records.feed import durable_position
 from pgsieve.assets.steps.records.subscription_state import disable
@@ -78,7 +78,7 @@ def _apply(
     only: Sequence[Name] | None,
     cut_into: Callable[[Sequence[int]], Iterable[Sequence[int]]],
 ) -> ApplyResult:
-    result = ApplyResult(cut=last_cut(lake, subscription))
+    result = ApplyResult(cut=Cuts(lake, subscription.name).last())
     known, transformed = result.cut, transformed_up_to(lake, subscription.name)
     slices = transformed_slices(lake, subscription, known.lsn if known else 0)
     changed = {c.name for changes in slices.values() for c in changes if c.changed}
@@ -149,7 +149,7 @@ def _is_copied_by_others(states: Mapping[Name, TableState], begun: Collection[Na
 
 def tables_beyond_cut(subscription: Subscription, lake: Lake) -> set[Name]:
     """The tables that the newest cut does not tell of yet: with changes to apply, or copied since."""
-    cut = last_cut(lake, subscription)
+    cut = Cuts(lake, subscription.name).last()
     waiting = transformed_slices(lake, subscription, cut.lsn if cut else 0)
     names = {c.name for changes in waiting.values() for c in changes if c.changed}
     for name, state in TableStates(lake, subscription.name).newest().items():
@@ -190,7 +190,7 @@ def applied_up_to(lake: Lake, subscription: Subscription) -> int:
 
     At least the newest cut's; beyond it as long as nothing is to be applied.
     """
-    cut = last_cut(lake, subscription)
+    cut = Cuts(lake, subscription.name).last()
     upto = cut.lsn if cut else 0
     states = {n: s for n, s in TableStates(lake, subscription.name).newest().items() if s.applies}
     standings: dict[Name, Standing] = {}
@@ -247,13 +247,13 @@ def _record(
     if not tables or (result.cut and result.cut.tables == tables):
         return
     result.cut = Cut(lsn, dict(tables), datetime.now(UTC), states)
-    append_cut(lake, subscription.name, result.cut)
+    Cuts(lake, subscription.name).append(result.cut)
     reach(Failpoint.CUT_WRITTEN)
 
 
 def renew_cut(lake: Lake, subscription: Subscription, versions: Mapping[Name, int]) -> None:
     """Write the newest cut again where some tables hold its LSN in another Delta version."""
-    if (cut := last_cut(lake, subscription)) is not None:
+    if (cut := Cuts(lake, subscription.name).last()) is not None:
         held = {name: versions.get(name, version) for name, version in cut.tables.items()}
         _record(lake, subscription, ApplyResult(cut=cut), cut.lsn, held, cut.states)
 

@@ -1,6 +1,6 @@
 """Room for a copy where the replica is damaged: its log is taken away, and the cuts that would name other rows."""
 
-from pgsieve.assets.steps.records.cuts import cuts
+from pgsieve.assets.steps.records.cuts import Cuts
 from pgsieve.assets.steps.records.failures import reason
 from pgsieve.assets.steps.records.table_states import Name
 from pgsieve.resources.lake.errors import LakeError, again_after_conflict
@@ -18,7 +18,7 @@ def make_room(subscription: str, lake: Lake, name: Name, generation: int) -> Non
     path, history = lake.replica(subscription, *name), lake.changes(subscription, *name, generation)
     version, of_history = (_version(lake, each) for each in (path, history))
     newest = -1 if version is None else version
-    if any(cut.tables.get(name, -1) > newest for cut in cuts(lake, subscription)):
+    if any(cut.tables.get(name, -1) > newest for cut in Cuts(lake, subscription).kept()):
         kept = lake.cuts(subscription)
         with lake.refusing(kept):
             again_after_conflict(lambda: maintenance(lake, kept).delete("true"))()

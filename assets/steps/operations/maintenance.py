@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 
 from pgsieve.assets.steps.apply.replica_tables import applied_up_to
 from pgsieve.assets.steps.records.catalogs import as_published
-from pgsieve.assets.steps.records.cuts import Cut, append_cut, cuts, last_cut
+from pgsieve.assets.steps.records.cuts import Cut, Cuts
 from pgsieve.assets.steps.records.feed import note_deleted
 from pgsieve.assets.steps.records.table_states import Name, TableState, TableStates, newest_version
 from pgsieve.assets.steps.subscription import Feed, Subscription
@@ -78,7 +78,7 @@ def maintain_subscription(
     """Maintain the change history, the replicas with their cuts, and the records of a subscription."""
     maintainer, name = _Maintainer(lake, retention), subscription.name
     tables = TableStates(lake, name).newest()
-    applied, cut = applied_up_to(lake, subscription), last_cut(lake, subscription)
+    applied, cut = applied_up_to(lake, subscription), Cuts(lake, subscription.name).last()
     for path in _histories(lake, name, tables):
         upto = maintainer.expired(path, applied, retention.changes)
         maintainer.maintain(path, f"slice <= {upto:d}" if upto else None)
@@ -110,7 +110,7 @@ def _histories(lake: Lake, subscription: str, tables: Mapping[Name, TableState])
 
 def _expired_cuts(lake: Lake, subscription: str, since: datetime) -> str:
     """What holds for the cuts from before `since`, and for those before them, whatever the clock said that wrote them."""
-    before = [cut.lsn for cut in cuts(lake, subscription) if cut.at < since]
+    before = [cut.lsn for cut in Cuts(lake, subscription).kept() if cut.at < since]
     return f"at < {{since}} or lsn < {max(before, default=0):d}"
 
 
@@ -119,7 +119,7 @@ def _renew_cut(lake: Lake, subscription: Subscription, since: datetime, states: 
 
     False where that is too old and a replica has changes that are in no cut yet.
     """
-    cut = last_cut(lake, subscription)
+    cut = Cuts(lake, subscription.name).last()
     if cut is None:
         return True
     paths = {name: lake.replica(subscription.name, *name) for name in cut.tables}
@@ -133,7 +133,7 @@ def _renew_cut(lake: Lake, subscription: Subscription, since: datetime, states: 
     ):
         return young
     if versions != cut.tables or not young:
-        append_cut(lake, subscription.name, Cut(cut.lsn, versions, now, states))
+        Cuts(lake, subscription.name).append(Cut(cut.lsn, versions, now, states))
     return True
 
 

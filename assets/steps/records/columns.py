@@ -54,15 +54,6 @@ FEED = pa.schema(
     }
 )
 
-CUTS = pa.schema(
-    {
-        "lsn": pa.int64(),
-        "at": pa.timestamp("us", "UTC"),
-        "tables": pa.map_(pa.string(), pa.int64()),
-        "states": pa.int64(),
-    }
-)
-
 #: What a slice holds: bytes of messages, the relations changed, and the raw Relation and Truncate messages.
 SLICES = pa.schema(
     {

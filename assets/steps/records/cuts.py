@@ -13,14 +13,21 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from pgsieve.assets.steps.records.columns import CUTS
 from pgsieve.assets.steps.records.table_states import Name, TableState
-from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.decoding.lsn import parse_lsn
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.resources.lake.errors import LakeError
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.records import version_of
+
+CUTS = pa.schema(
+    {
+        "lsn": pa.int64(),
+        "at": pa.timestamp("us", "UTC"),
+        "tables": pa.map_(pa.string(), pa.int64()),
+        "states": pa.int64(),
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -43,18 +50,35 @@ class Cut:
         return state.version <= self.states
 
 
-def cuts(lake: Lake, subscription: str) -> list[Cut]:
-    """The cuts that are kept, oldest first."""
-    return _cuts(lake.records.rows(lake.cuts(subscription)))
+@dataclass(frozen=True)
+class Cuts:
+    """The table `_cuts` of one subscription, written by the apply, by a repair, and by maintenance, which deletes old ones."""
+
+    lake: Lake
+    subscription: str
+
+    @property
+    def path(self) -> str:
+        """Where it is."""
+        return self.lake.cuts(self.subscription)
+
+    def kept(self) -> list[Cut]:
+        """The cuts that are kept, oldest first."""
+        return _cuts(self.lake.records.rows(self.path))
+
+    def last(self) -> Cut | None:
+        """The newest cut of the subscription."""
+        return next(reversed(_cuts(self.lake.records.newest(self.path, "lsn"))), None)
+
+    def append(self, cut: Cut) -> None:
+        """Record a cut."""
+        versions = [(_join(name), version) for name, version in cut.tables.items()]
+        row = {"lsn": cut.lsn, "at": cut.at, "tables": versions, "states": cut.states}
+        self.lake.records.append_versioned(self.path, pa.Table.from_pylist([row], CUTS))
 
 
 def _order(row: Mapping[str, Any]) -> tuple[int, int, datetime]:
     return int(row["lsn"]), version_of(row), row["at"]
-
-
-def last_cut(lake: Lake, subscription: Subscription) -> Cut | None:
-    """The newest cut of a subscription."""
-    return next(reversed(_cuts(lake.records.newest(lake.cuts(subscription.name), "lsn"))), None)
 
 
 def _cuts(rows: Sequence[Mapping[str, Any]]) -> list[Cut]:
@@ -69,13 +93,6 @@ def _cuts(rows: Sequence[Mapping[str, Any]]) -> list[Cut]:
     ]
 
 
-def append_cut(lake: Lake, subscription: str, cut: Cut) -> None:
-    """Record a cut."""
-    versions = [(_join(name), version) for name, version in cut.tables.items()]
-    row = {"lsn": cut.lsn, "at": cut.at, "tables": versions, "states": cut.states}
-    lake.records.append_versioned(lake.cuts(subscription), pa.Table.from_pylist([row], CUTS))
-
-
 def read_at_cut(
     spark: SparkSession, lake: str, subscription: str, lsn: str | None = None
 ) -> dict[str, DataFrame]:
@@ -85,7 +102,7 @@ def read_at_cut(
     writes it, `16/B374D848`). Raises LakeError where there is none: not yet, or not any more.
     """
     opened = Lake(lake, lambda: spark)
-    kept = [c for c in cuts(opened, subscription) if lsn is None or c.lsn <= parse_lsn(lsn)]
+    kept = [c for c in Cuts(opened, subscription).kept() if lsn is None or c.lsn <= parse_lsn(lsn)]
     if not kept:
         raise LakeError(
             f'subscription "{subscription}" has no cut' + (f" at or before {lsn}" if lsn else ""),

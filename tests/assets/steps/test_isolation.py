@@ -16,7 +16,7 @@ from pgsieve.assets.steps.apply.replica_tables import ApplyResult, apply
 from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
 from pgsieve.assets.steps.initial_sync.one_table import Copied
 from pgsieve.assets.steps.operations.initial_copy import copy_tables
-from pgsieve.assets.steps.records.cuts import last_cut
+from pgsieve.assets.steps.records.cuts import Cuts
 from pgsieve.assets.steps.records.subscription_state import (
     SubscriptionDisabledError,
     enable,
@@ -104,7 +104,7 @@ def test_every_cut_holds_what_one_moment_of_the_publisher_held(replicated: _Repl
         # Tables that a transaction does not touch belong to the cut as they are.
         database.execute("insert into checking values (%s, 0)", [10 + amount])
         replicated.increment()
-        cut = last_cut(replicated.lake, replicated.subscription)
+        cut = Cuts(replicated.lake, replicated.subscription.name).last()
         assert cut is not None
         cuts.append(cut)
     assert [c.lsn for c in cuts] == sorted({c.lsn for c in cuts})

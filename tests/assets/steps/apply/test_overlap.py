@@ -22,7 +22,7 @@ from pgsieve.assets.steps.checks.consistency import check_consistency
 from pgsieve.assets.steps.initial_sync import copy, one_table
 from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
 from pgsieve.assets.steps.operations.initial_copy import copy_tables
-from pgsieve.assets.steps.records.cuts import cuts
+from pgsieve.assets.steps.records.cuts import Cuts
 from pgsieve.assets.steps.slot_consumption import appending
 from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.assets.steps.subscription import Feed, Subscription
@@ -113,7 +113,7 @@ class Overlap:
             assert Counter(self._rows(f"sub/public/{name}")) == expected, name
             changes = self._rows(f"sub/_changes/public/{name}", "commit_lsn, ordinal")
             assert len(changes) == len(set(changes)), f"{name}: a change twice in its history"
-        cut = cuts(self.first.lake, "sub")[-1]
+        cut = Cuts(self.first.lake, "sub").kept()[-1]
         for (_, name), version in cut.tables.items():
             expected = Counter(self.database.execute(f"select * from {name}").fetchall())
             assert Counter(self._rows(f"sub/public/{name}", version=version)) == expected, (

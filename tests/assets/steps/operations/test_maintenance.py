@@ -21,7 +21,7 @@ from pgsieve.assets.steps.operations import maintenance
 from pgsieve.assets.steps.operations.maintenance import Retention, maintain_feed, maintain_subscription
 from pgsieve.assets.steps.records.catalogs import as_published
 from pgsieve.assets.steps.records.columns import ALTERED, CATALOGS, CHANGE_LOG, SLICES, TRANSFORMED
-from pgsieve.assets.steps.records.cuts import Cut, append_cut, cuts
+from pgsieve.assets.steps.records.cuts import Cut, Cuts
 from pgsieve.assets.steps.records.table_states import SyncState, TableState, TableStates
 from pgsieve.assets.steps.records.transformed import TableChanges
 from pgsieve.assets.steps.subscription import Definition, Feed, Subscription
@@ -86,7 +86,7 @@ class Shop:
             self.local.write(self.replica(name, table), pa.table({"id": [end]}), end)
         if tables == TABLES:
             versions = {("public", t): self.local.version(self.replica(name, t)) for t in TABLES}
-            append_cut(self.lake, name, Cut(end, versions, datetime.now(UTC) - age))
+            Cuts(self.lake, name).append(Cut(end, versions, datetime.now(UTC) - age))
 
     def all(self, end: int, age: timedelta = timedelta()) -> None:
         """A slice from one end to the other."""
@@ -227,8 +227,8 @@ def test_every_cut_that_is_kept_can_be_read(shop: Shop, versions: timedelta, kep
         shop.all(end, timedelta(days=days))
     files = shop.files()
     shop.maintain(replace(AT_ONCE, versions=versions))
-    assert [c.lsn for c in cuts(shop.lake, "first")] == kept, "the newest cut is renewed by compaction"
-    for cut in cuts(shop.lake, "first"):
+    assert [c.lsn for c in Cuts(shop.lake, "first").kept()] == kept, "the newest cut is renewed by compaction"
+    for cut in Cuts(shop.lake, "first").kept():
         for name, version in cut.tables.items():
             assert shop.ids("first", name[1], version) == {0, *range(10, cut.lsn + 1, 10)}
     assert (shop.files() < files) == (not versions)
@@ -239,9 +239,9 @@ def test_versions_of_a_replica_stay_while_a_run_has_not_written_its_cut(shop: Sh
     shop.receive(20)
     shop.transform("first", 20)
     shop.apply("first", 20, ("a",))
-    (cut,) = cuts(shop.lake, "first")
+    (cut,) = Cuts(shop.lake, "first").kept()
     shop.maintain(replace(AT_ONCE, versions=timedelta(hours=2)))
-    assert cuts(shop.lake, "first") == [cut]
+    assert Cuts(shop.lake, "first").kept() == [cut]
     assert shop.ids("first", "a", cut.tables["public", "a"]) == {0, 10}
 
 
@@ -270,7 +270,7 @@ def test_it_can_die_anywhere(tmp_path_factory, monkeypatch) -> None:
                 died = False
             except Died:
                 died = True
-        for cut in cuts(shop.lake, "first"):
+        for cut in Cuts(shop.lake, "first").kept():
             assert {len(shop.ids("first", t, v)) for (_, t), v in cut.tables.items()} == {2}
         shop.maintain()
         assert shop.local.slices(shop.lake.change_log("shop"), 0) == [20]

@@ -22,7 +22,7 @@ from pgsieve.assets.steps.apply.replica_tables import apply
 from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
 from pgsieve.assets.steps.operations.initial_copy import copy_tables
 from pgsieve.assets.steps.operations.maintenance import Retention, maintain_feed, maintain_subscription
-from pgsieve.assets.steps.records.cuts import Cut, append_cut, cuts, read_at_cut
+from pgsieve.assets.steps.records.cuts import Cut, Cuts, read_at_cut
 from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.assets.steps.slot_consumption.follow import StreamedFeed
 from pgsieve.assets.steps.subscription import Feed, Subscription
@@ -137,7 +137,7 @@ def test_the_sum_is_the_same_at_every_cut_while_money_moves(bank: Bank, way: Cal
     retention = Retention(timedelta(), timedelta(), timedelta(hours=2))
 
     def read() -> None:
-        for cut in cuts(bank.lake, "sub"):
+        for cut in Cuts(bank.lake, "sub").kept():
             if (cut.lsn, cut.at) not in read_cuts:
                 assert bank.total(cut) == TOTAL, format_lsn(cut.lsn)
                 read_cuts.add((cut.lsn, cut.at))
@@ -156,7 +156,7 @@ def test_the_sum_is_the_same_at_every_cut_while_money_moves(bank: Bank, way: Cal
                 maintain_subscription(bank.subscription, bank.lake, retention, _quiet)
                 maintain_feed(bank.subscription.feed, bank.lake, [bank.subscription], retention, _quiet)
     assert len({lsn for lsn, _ in read_cuts}) >= 4
-    newest = cuts(bank.lake, "sub")[-1]
+    newest = Cuts(bank.lake, "sub").kept()[-1]
     spark = engine().session
     frames = read_at_cut(spark, bank.lake.uri, "sub", format_lsn(newest.lsn))
     assert sorted(frames) == ["public.checking", "public.savings"]
@@ -182,7 +182,7 @@ def test_a_table_that_is_ahead_of_the_others_is_in_no_cut_before_they_follow(ban
         )
         apply(bank.subscription, bank.lake, _quiet)
         bank.run()
-    found = cuts(bank.lake, "sub")
+    found = Cuts(bank.lake, "sub").kept()
     assert len(found) >= 3
     assert [bank.total(cut) for cut in found] == [TOTAL] * len(found)
 
@@ -191,8 +191,8 @@ def test_a_cut_is_found_by_its_lsn_and_by_the_names_of_any_table(tmp_path: Path)
     lake = Lake(str(tmp_path), engine)  # type: ignore[arg-type]
     names = [('a"."b', "t"), ("public", 'x"y'), ("S", "Order Lines")]
     for lsn in (10, 20):
-        append_cut(lake, "sub", Cut(lsn, dict.fromkeys(names, lsn), datetime.now(UTC)))
-    assert [cut.lsn for cut in cuts(lake, "sub")] == [10, 20]
-    assert set(cuts(lake, "sub")[-1].tables) == set(names)
+        Cuts(lake, "sub").append(Cut(lsn, dict.fromkeys(names, lsn), datetime.now(UTC)))
+    assert [cut.lsn for cut in Cuts(lake, "sub").kept()] == [10, 20]
+    assert set(Cuts(lake, "sub").kept()[-1].tables) == set(names)
     with pytest.raises(LakeError, match='"sub" has no cut at or before 0/9'):
         read_at_cut(None, lake.uri, "sub", "0/9")  # type: ignore[arg-type]

@@ -15,8 +15,8 @@ import pytest
 from deltalake import DeltaTable
 
 from pgsieve.assets.steps.records.catalogs import is_recorded, record_catalog
-from pgsieve.assets.steps.records.columns import CATALOGS, CUTS, SUBSCRIPTION
-from pgsieve.assets.steps.records.cuts import Cut, append_cut, cuts
+from pgsieve.assets.steps.records.columns import CATALOGS, SUBSCRIPTION
+from pgsieve.assets.steps.records.cuts import CUTS, Cut, Cuts
 from pgsieve.assets.steps.records.feed import newest_row, note_cluster
 from pgsieve.assets.steps.records.subscription_state import (
     SubscriptionState,
@@ -106,11 +106,11 @@ def test_a_cut_and_a_state_are_ordered_by_what_the_cut_was_made_from(lake: Lake)
     TableStates(lake, "sub").append([TableState("public", "t", SyncState.READY, 1)])
     before = TableStates(lake, "sub").newest()
     seen = newest_version(before.values())
-    append_cut(lake, "sub", Cut(9, {("public", "t"): 3}, datetime.now(UTC) + DAY, seen))
-    append_cut(lake, "sub", Cut(9, {("public", "t"): 4}, datetime.now(UTC), seen))
+    Cuts(lake, "sub").append(Cut(9, {("public", "t"): 3}, datetime.now(UTC) + DAY, seen))
+    Cuts(lake, "sub").append(Cut(9, {("public", "t"): 4}, datetime.now(UTC), seen))
     with ahead():
         TableStates(lake, "sub").append([TableState("public", "t", SyncState.READY, 8)])
-    newest = cuts(lake, "sub")[-1]
+    newest = Cuts(lake, "sub").kept()[-1]
     assert newest.tables == {("public", "t"): 4}
     assert newest.is_after(before["public", "t"])
     copied = TableStates(lake, "sub").newest()["public", "t"]
@@ -180,7 +180,7 @@ def test_a_lake_of_before_goes_on(lake: Lake) -> None:
     kept = TableStates(lake, "sub").newest()["public", "t"]
     assert kept.state == SyncState.READY
     assert subscription_state(lake, "sub").enabled
-    assert cuts(lake, "sub")[-1].is_after(kept)
+    assert Cuts(lake, "sub").kept()[-1].is_after(kept)
     assert is_recorded(lake, FEED, "a")
 
     TableStates(lake, "sub").append([TableState("public", "t", SyncState.SET_ASIDE)])
@@ -189,9 +189,9 @@ def test_a_lake_of_before_goes_on(lake: Lake) -> None:
     assert state(lake) == SyncState.SET_ASIDE
     assert not subscription_state(lake, "sub").enabled
     assert is_recorded(lake, FEED, "b")
-    assert not cuts(lake, "sub")[-1].is_after(TableStates(lake, "sub").newest()["public", "t"])
-    append_cut(lake, "sub", Cut(2, {("public", "t"): 5}, at - DAY, 0))
-    assert cuts(lake, "sub")[-1].tables == {("public", "t"): 5}
+    assert not Cuts(lake, "sub").kept()[-1].is_after(TableStates(lake, "sub").newest()["public", "t"])
+    Cuts(lake, "sub").append(Cut(2, {("public", "t"): 5}, at - DAY, 0))
+    assert Cuts(lake, "sub").kept()[-1].tables == {("public", "t"): 5}
 
 
 def test_writers_at_once_lose_no_row_and_have_one_order(lake: Lake) -> None:
