@@ -24,7 +24,7 @@ from pgsieve.assets.steps.records.failures import TABLE_ERRORS, copy_again, is_d
 from pgsieve.assets.steps.records.feed import durable_position
 from pgsieve.assets.steps.records.subscription_state import disable
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates, newest_version
-from pgsieve.assets.steps.records.transformed import TableChanges, transformed_slices, transformed_up_to
+from pgsieve.assets.steps.records.transformed import TableChanges, Transformed
 from pgsieve.assets.steps.subscription import PARALLEL_TABLES, Subscription
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.resources.failpoints import Failpoint, reach
@@ -79,8 +79,8 @@ def _apply(
     cut_into: Callable[[Sequence[int]], Iterable[Sequence[int]]],
 ) -> ApplyResult:
     result = ApplyResult(cut=Cuts(lake, subscription.name).last())
-    known, transformed = result.cut, transformed_up_to(lake, subscription.name)
-    slices = transformed_slices(lake, subscription, known.lsn if known else 0)
+    known, transformed = result.cut, Transformed(lake, subscription.name).position()
+    slices = Transformed(lake, subscription.name).slices(known.lsn if known else 0)
     changed = {c.name for changes in slices.values() for c in changes if c.changed}
     set_damaged_aside(subscription, lake, known, changed)
     states = TableStates(lake, subscription.name).newest()
@@ -150,7 +150,7 @@ def _is_copied_by_others(states: Mapping[Name, TableState], begun: Collection[Na
 def tables_beyond_cut(subscription: Subscription, lake: Lake) -> set[Name]:
     """The tables that the newest cut does not tell of yet: with changes to apply, or copied since."""
     cut = Cuts(lake, subscription.name).last()
-    waiting = transformed_slices(lake, subscription, cut.lsn if cut else 0)
+    waiting = Transformed(lake, subscription.name).slices(cut.lsn if cut else 0)
     names = {c.name for changes in waiting.values() for c in changes if c.changed}
     for name, state in TableStates(lake, subscription.name).newest().items():
         known = cut.tables.get(name) if cut else None
@@ -175,7 +175,7 @@ def complete_up_to(lake: Lake, subscription: Subscription, transformed: int) -> 
         end > transformed for end in altered_slices(lake, feed, subscription.name, durable)
     )
     # Asked last: what nobody had transformed was in the change log, if it was there at all.
-    overtaken = transformed_up_to(lake, subscription.name) > transformed
+    overtaken = Transformed(lake, subscription.name).position() > transformed
     return transformed if waiting or overtaken else durable
 
 
@@ -194,7 +194,7 @@ def applied_up_to(lake: Lake, subscription: Subscription) -> int:
     upto = cut.lsn if cut else 0
     states = {n: s for n, s in TableStates(lake, subscription.name).newest().items() if s.applies}
     standings: dict[Name, Standing] = {}
-    for end, changes in transformed_slices(lake, subscription, upto).items():
+    for end, changes in Transformed(lake, subscription.name).slices(upto).items():
         for change in changes:
             name = change.name
             if not change.changed or name not in states:

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from pgsieve.assets.steps.apply.replica_tables import applied_up_to, complete_up_to
 from pgsieve.assets.steps.records.feed import durable_position
-from pgsieve.assets.steps.records.transformed import transformed_up_to
+from pgsieve.assets.steps.records.transformed import Transformed
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.decoding.protocol.messages import (
     Begin,
@@ -64,9 +64,9 @@ def check_freshness(subscription: Subscription, lake: Lake) -> Freshness:
 def _applied(subscription: Subscription, lake: Lake) -> int:
     """The LSN before which the change log has nothing that a replica lacks."""
     applied = applied_up_to(lake, subscription)
-    if applied < transformed_up_to(lake, subscription.name):
+    if applied < Transformed(lake, subscription.name).position():
         return applied
-    return complete_up_to(lake, subscription, transformed_up_to(lake, subscription.name))
+    return complete_up_to(lake, subscription, Transformed(lake, subscription.name).position())
 
 
 def _first_commit(lake: Lake, feed: Feed, applied: int) -> datetime | None:

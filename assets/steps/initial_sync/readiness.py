@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pgsieve.assets.steps.initial_sync.one_table import Copied, is_beyond
 from pgsieve.assets.steps.records.failures import reason
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
-from pgsieve.assets.steps.records.transformed import fence
+from pgsieve.assets.steps.records.transformed import Transformed
 from pgsieve.assets.steps.subscription import (
     Definition,
     History,
@@ -131,7 +131,7 @@ def declare(subscription: Subscription, lake: Lake, states: Sequence[TableState]
     copied = [s for s in states if s.state == SyncState.READY and s.name not in overrun]
     if not copied:
         return Declared((), overrun)
-    upto = fence(lake, name)
+    upto = Transformed(lake, name).fence()
     again = "changes after its copy were transformed without it"
     TableStates(lake, name).append(
         [s if upto <= s.lsn else replace(s, state=SyncState.INITIALIZE, reason=again) for s in copied],

@@ -79,27 +79,6 @@ CATALOGS = pa.schema(
 #: The slices [begin, slice) that a subscription has as the publisher decided.
 ALTERED = pa.schema({"subscription": pa.string(), "begin": pa.int64(), "slice": pa.int64()})
 
-TRANSFORMED = pa.schema(
-    {
-        "slice": pa.int64(),
-        "schema": pa.string(),
-        "table": pa.string(),
-        "bytes": pa.int64(),
-        "received_inserts": pa.int64(),
-        "received_updates": pa.int64(),
-        "received_deletes": pa.int64(),
-        "inserts": pa.int64(),
-        "updates": pa.int64(),
-        "deletes": pa.int64(),
-        "truncates": pa.int64(),
-        "truncated_lsn": pa.int64(),
-        "truncated_ordinal": pa.int64(),
-        "key_changes": pa.int64(),
-        "unchanged": pa.list_(pa.string()),
-        "problem": pa.string(),
-    }
-)
-
 
 def ddl(columns: Iterable[tuple[str, str]]) -> str:
     """Column names and Spark types as a DDL schema."""

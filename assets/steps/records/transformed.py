@@ -9,15 +9,30 @@ from typing import Any
 
 import pyarrow as pa
 
-from pgsieve.assets.steps.records.columns import ROW_OPERATIONS, TRANSFORMED, Order
+from pgsieve.assets.steps.records.columns import ROW_OPERATIONS, Order
 from pgsieve.assets.steps.records.table_states import Name
-from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.resources.lake.lake import Lake
 
-
-def transformed_up_to(lake: Lake, subscription: str) -> int:
-    """The LSN up to which the change log has been transformed for a subscription."""
-    return lake.records.position(lake.transformed(subscription)) or 0
+TRANSFORMED = pa.schema(
+    {
+        "slice": pa.int64(),
+        "schema": pa.string(),
+        "table": pa.string(),
+        "bytes": pa.int64(),
+        "received_inserts": pa.int64(),
+        "received_updates": pa.int64(),
+        "received_deletes": pa.int64(),
+        "inserts": pa.int64(),
+        "updates": pa.int64(),
+        "deletes": pa.int64(),
+        "truncates": pa.int64(),
+        "truncated_lsn": pa.int64(),
+        "truncated_ordinal": pa.int64(),
+        "key_changes": pa.int64(),
+        "unchanged": pa.list_(pa.string()),
+        "problem": pa.string(),
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -84,30 +99,41 @@ class TableChanges:
         )
 
 
-def record_transformed(
-    lake: Lake, subscription: Subscription, end: int, changes: Sequence[TableChanges], base: int
-) -> None:
-    """Record what a slice changed; raises OverrunError where the table has another version than `base`."""
-    rows = pa.Table.from_pylist([c.row() for c in changes] or [{"slice": end}], TRANSFORMED)
-    lake.records.append(lake.transformed(subscription.name), rows, end, base=base)
+@dataclass(frozen=True)
+class Transformed:
+    """The table `_transformed` of one subscription."""
 
+    lake: Lake
+    subscription: str
 
-def fence(lake: Lake, subscription: str) -> int:
-    """Have what others transform at the moment begin anew, with the table states as they are now.
+    @property
+    def path(self) -> str:
+        """Where it is."""
+        return self.lake.transformed(self.subscription)
 
-    Returns the LSN up to which slices have been transformed with those of before.
-    """
-    path = lake.transformed(subscription)
-    lake.records.append(path, TRANSFORMED.empty_table())
-    return lake.records.position(path) or 0
+    def position(self) -> int:
+        """The LSN up to which the change log has been transformed for the subscription."""
+        return self.lake.records.position(self.path) or 0
 
+    def append(self, end: int, changes: Sequence[TableChanges], base: int) -> None:
+        """Record what a slice changed; raises OverrunError where the table has another version than `base`."""
+        rows = pa.Table.from_pylist([c.row() for c in changes] or [{"slice": end}], TRANSFORMED)
+        self.lake.records.append(self.path, rows, end, base=base)
 
-def transformed_slices(lake: Lake, subscription: Subscription, after: int) -> dict[int, list[TableChanges]]:
-    """The transformed slices that end after an LSN, oldest first, with the tables that each changes."""
-    slices: dict[int, list[TableChanges]] = {}
-    rows = lake.records.rows(lake.transformed(subscription.name), f"slice > {after:d}")
-    for row in sorted(rows, key=lambda r: int(r["slice"])):
-        tables = slices.setdefault(row["slice"], [])
-        if row["table"] is not None:
-            tables.append(TableChanges.from_row(row))
-    return slices
+    def fence(self) -> int:
+        """Have what others transform at the moment begin anew, with the table states as they are now.
+
+        Returns the LSN up to which slices have been transformed with those of before.
+        """
+        self.lake.records.append(self.path, TRANSFORMED.empty_table())
+        return self.position()
+
+    def slices(self, after: int) -> dict[int, list[TableChanges]]:
+        """The transformed slices that end after an LSN, oldest first, with the tables that each changes."""
+        slices: dict[int, list[TableChanges]] = {}
+        rows = self.lake.records.rows(self.path, f"slice > {after:d}")
+        for row in sorted(rows, key=lambda r: int(r["slice"])):
+            tables = slices.setdefault(row["slice"], [])
+            if row["table"] is not None:
+                tables.append(TableChanges.from_row(row))
+        return slices

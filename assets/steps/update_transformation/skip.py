@@ -12,7 +12,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from pgsieve.assets.steps.records.subscription_state import set_subscription_state, subscription_state
 from pgsieve.assets.steps.records.table_states import TableStates
-from pgsieve.assets.steps.records.transformed import transformed_up_to
+from pgsieve.assets.steps.records.transformed import Transformed
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.assets.steps.update_transformation.windows import Window
 from pgsieve.decoding.errors import PgsieveError
@@ -61,7 +61,7 @@ def set_skip(subscription: Subscription, lake: Lake, lsn: int | None) -> None:
             hint="name the finish LSN of a transaction, or none",
             sqlstate="22023",
         )
-    done = transformed_up_to(lake, name)
+    done = Transformed(lake, name).position()
     if lsn < done:
         raise PgsieveError(
             f'subscription "{name}": skip WAL location (LSN {format_lsn(lsn)}) must be greater than origin LSN'

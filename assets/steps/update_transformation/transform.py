@@ -23,7 +23,7 @@ from pgsieve.assets.steps.records.failures import TABLE_ERRORS, copy_again, in_t
 from pgsieve.assets.steps.records.feed import deleted_up_to
 from pgsieve.assets.steps.records.subscription_state import disable, refuse_disabled
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
-from pgsieve.assets.steps.records.transformed import TableChanges, record_transformed
+from pgsieve.assets.steps.records.transformed import TableChanges, Transformed
 from pgsieve.assets.steps.subscription import PARALLEL_TABLES, Definition, Subscription
 from pgsieve.assets.steps.update_transformation.changes import (
     changes_schema,
@@ -88,7 +88,7 @@ def _transform(subscription: Subscription, lake: Lake, log: Log, results: list[T
     follow_schema_changes(subscription, lake, present, lsn, begin, log)
     for end, reader, catalog in slices_to_read(lake, subscription, present, after=begin):
         if reader is None:
-            record_transformed(lake, subscription, end, [], base)
+            Transformed(lake, subscription.name).append(end, [], base)
             begin, base = end, base + 1
         while reader is not None and begin < end:
             window = next_window(skip, begin, end)
@@ -109,7 +109,7 @@ def _transform(subscription: Subscription, lake: Lake, log: Log, results: list[T
                     raise
                 disable(lake, subscription.name, reason(lake, error))
                 return
-            record_transformed(lake, subscription, window.end, changes, base)
+            Transformed(lake, subscription.name).append(window.end, changes, base)
             reach(Failpoint.SLICE_TRANSFORMED)
             log(f"transformed everything up to {format_lsn(window.end)} for {subscription.name}")
             results += changes

@@ -23,10 +23,10 @@ from pgsieve.assets.steps.initial_sync import copy, one_table
 from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
 from pgsieve.assets.steps.operations.initial_copy import copy_tables
 from pgsieve.assets.steps.records.cuts import Cuts
+from pgsieve.assets.steps.records.transformed import Transformed
 from pgsieve.assets.steps.slot_consumption import appending
 from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.assets.steps.subscription import Feed, Subscription
-from pgsieve.assets.steps.update_transformation import transform as transforming
 from pgsieve.assets.steps.update_transformation.transform import transform
 from pgsieve.resources.lake import delta_rs
 from pgsieve.resources.lake import lake as delta
@@ -257,7 +257,7 @@ def test_a_slice_that_another_process_has_transformed_meanwhile_is_recorded_once
         overlap.second.run()
 
     overlap.write()
-    _meanwhile(monkeypatch, transforming, "record_transformed", another)
+    _meanwhile(monkeypatch, Transformed, "append", another)
     overlap.first.run()
     overlap.verify()
 
@@ -287,7 +287,7 @@ def test_a_slice_that_is_transformed_beside_a_copy_has_the_tables_that_were_copi
         overlap.second.copy(COPIED)
         overlap.write()
 
-    _meanwhile(monkeypatch, transforming, "record_transformed", another)
+    _meanwhile(monkeypatch, Transformed, "append", another)
     overlap.first.run()
     overlap.first.run()
     overlap.verify()

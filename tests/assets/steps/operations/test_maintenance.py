@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 from pgsieve.assets.steps.operations import maintenance
 from pgsieve.assets.steps.operations.maintenance import Retention, maintain_feed, maintain_subscription
 from pgsieve.assets.steps.records.catalogs import as_published
-from pgsieve.assets.steps.records.columns import ALTERED, CATALOGS, CHANGE_LOG, SLICES, TRANSFORMED
+from pgsieve.assets.steps.records.columns import ALTERED, CATALOGS, CHANGE_LOG, SLICES
 from pgsieve.assets.steps.records.cuts import Cut, Cuts
 from pgsieve.assets.steps.records.table_states import SyncState, TableState, TableStates
-from pgsieve.assets.steps.records.transformed import TableChanges
+from pgsieve.assets.steps.records.transformed import TRANSFORMED, TableChanges
 from pgsieve.assets.steps.subscription import Definition, Feed, Subscription
 from pgsieve.decoding.publications.evolution import Layout
 from pgsieve.resources.lake.errors import again_after_conflict
