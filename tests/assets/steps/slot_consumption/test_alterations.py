@@ -15,8 +15,7 @@ import pytest
 
 from pgsieve.assets.steps.records.catalogs import altered_slices, as_published
 from pgsieve.assets.steps.records.feed import durable_position
-from pgsieve.assets.steps.slot_consumption import drain as change_log
-from pgsieve.assets.steps.slot_consumption import follow
+from pgsieve.assets.steps.slot_consumption import appending, follow, reading, ready
 from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.assets.steps.slot_consumption.follow import StreamedFeed
 from pgsieve.assets.steps.subscription import Feed
@@ -216,7 +215,8 @@ def test_it_is_kept_once_when_a_run_dies(published, monkeypatch, step) -> None:
     published.run(WORKLOAD)
     for _ in range(2):
         with monkeypatch.context() as patched:
-            patched.setattr(change_log, step, die)
+            for module in (m for m in (appending, reading, ready) if hasattr(m, step)):
+                patched.setattr(module, step, die)
             with pytest.raises(Died):
                 published.consume()
         published.run("INSERT INTO t VALUES ((SELECT coalesce(max(a), 8) + 1 FROM t))")
