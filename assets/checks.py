@@ -12,7 +12,7 @@ from pgsieve.assets.metadata import change_log_key, replica_key
 from pgsieve.assets.steps.checks.conformity import TableConformity, check_conformity, is_checkable
 from pgsieve.assets.steps.checks.consistency import TableConsistency, check_consistency
 from pgsieve.assets.steps.checks.freshness import check_freshness
-from pgsieve.assets.steps.records.subscription_state import subscription_state
+from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import SyncState, TableStates
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.decoding.lsn import format_lsn
@@ -194,7 +194,7 @@ def sync_state_checks(
             opened = lake.open()
             states, whole = (
                 TableStates(opened, subscription.name).newest(),
-                subscription_state(opened, subscription.name),
+                SubscriptionRecord(opened, subscription.name).state(),
             )
             for key in _selected(context):
                 state = states.get(keys[key])

@@ -14,7 +14,7 @@ from pgsieve.assets.dagster_names import table_partition
 from pgsieve.assets.initial_sync import LACKING, range_tags, stretches, tables_partitions
 from pgsieve.assets.metadata import initial_sync_key
 from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
-from pgsieve.assets.steps.records.subscription_state import subscription_state
+from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.resources.lake.lake import LakeResource
@@ -59,7 +59,7 @@ def copy_sensor(subscription: Subscription) -> dg.SensorDefinition:
         context: dg.SensorEvaluationContext, lake: LakeResource
     ) -> dg.SensorResult | dg.SkipReason:
         opened = lake.open()
-        if not subscription_state(opened, subscription.name).enabled:
+        if not SubscriptionRecord(opened, subscription.name).state().enabled:
             return dg.SkipReason("the subscription is disabled")
         keys = [table_partition(name) for name in tables_to_copy(subscription, opened)]
         if not keys:

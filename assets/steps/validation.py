@@ -14,7 +14,7 @@ from typing import Any
 
 import psycopg
 
-from pgsieve.assets.steps.records.subscription_state import disable
+from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.decoding.errors import PgsieveError, UnsupportedFilterError
@@ -223,7 +223,7 @@ def hold_back(subscription: Subscription, lake: Lake, catalog: Catalog) -> dict[
             waiting.append(replace(state, state=SyncState.INITIALIZE, reason=reason))
     TableStates(lake, subscription.name).append(waiting)
     if problems and subscription.disable_on_error:
-        disable(lake, subscription.name, next(iter(problems.values())).message)
+        SubscriptionRecord(lake, subscription.name).disable(next(iter(problems.values())).message)
     return problems
 
 

@@ -6,7 +6,7 @@ In: the configuration, a subscription, and tables as `schema.table`. Out: a `Res
 from collections.abc import Sequence
 
 from pgsieve.assets.steps.operations.resync import leave_to_next_copy, tables_to_resync
-from pgsieve.assets.steps.records.subscription_state import refuse_disabled
+from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.slot_consumption.slot import replace_lost_slot
 from pgsieve.assets.steps.subscription import Feed
 from pgsieve.decoding.errors import PgsieveError
@@ -26,7 +26,7 @@ def resync(
     declared = project(config)
     subscription, lake = declared.subscriptions[selected.name], declared.lake.open()
     feed, names = subscription.feed, [_name(text) for text in tables]
-    refuse_disabled(lake, subscription.name)
+    SubscriptionRecord(lake, subscription.name).refuse_disabled()
     feed.source.check_ready()
     lake.check_writable()
     lost = None if names else replace_lost_slot(feed, lake)

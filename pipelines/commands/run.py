@@ -21,7 +21,7 @@ from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
 from pgsieve.assets.steps.initial_sync.one_table import Copied
 from pgsieve.assets.steps.records.cuts import Cuts
 from pgsieve.assets.steps.records.feed import durable_position
-from pgsieve.assets.steps.records.subscription_state import disabled_error, subscription_state
+from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord, disabled_error
 from pgsieve.assets.steps.records.table_states import SyncState, TableStates
 from pgsieve.assets.steps.records.transformed import TableChanges
 from pgsieve.assets.steps.subscription import Feed, Subscription
@@ -71,7 +71,7 @@ def enabled_ones(
 ) -> list[Subscription]:
     """Those of the subscriptions that are enabled; raises SubscriptionDisabledError where they are all disabled."""
     lake = declared.lake.open()
-    states = failures.each(subscriptions, lambda s: (s, subscription_state(lake, s.name)))
+    states = failures.each(subscriptions, lambda s: (s, SubscriptionRecord(lake, s.name).state()))
     enabled = [subscription for subscription, state in states if state.enabled]
     if not enabled and len(states) == len(subscriptions):
         subscription, state = states[0]
@@ -158,7 +158,7 @@ class Materializer:
         )
         self.lake: Lake = declared.lake.open()
         self.before = Cuts(self.lake, subscription.name).last()
-        self.noticed = subscription_state(self.lake, subscription.name).notice
+        self.noticed = SubscriptionRecord(self.lake, subscription.name).state().notice
         self.copied: list[CopiedTable] = []
         self.applied: dict[tuple[str, str], AppliedTable] = {}
 
@@ -170,7 +170,7 @@ class Materializer:
     @property
     def enabled(self) -> bool:
         """Whether the subscription is enabled; an error may have disabled it a moment ago."""
-        return subscription_state(self.lake, self.subscription.name).enabled
+        return SubscriptionRecord(self.lake, self.subscription.name).state().enabled
 
     def copy(self, chosen: Sequence[tuple[str, str]] = ()) -> None:
         """Materialise the initial sync of the chosen tables, or of those that need one."""
@@ -259,7 +259,7 @@ class Materializer:
             for s in states
             if s.reason and s.state != SyncState.READY
         )
-        state = subscription_state(self.lake, self.subscription.name)
+        state = SubscriptionRecord(self.lake, self.subscription.name).state()
         if not state.enabled:
             problems += (str(disabled_error(self.subscription.name, state).message),)
         position = durable_position(self.lake, self.subscription.feed) or 0

@@ -3,7 +3,7 @@
 In: the configuration and a subscription. Out: the state it has now. Raises PgsieveError.
 """
 
-from pgsieve.assets.steps.records.subscription_state import enable as enable_subscription
+from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.update_transformation.skip import set_skip
 from pgsieve.decoding.lsn import format_lsn, parse_lsn
 from pgsieve.pipelines.config.model import Config, SubscriptionConfig
@@ -20,4 +20,4 @@ def skip(config: Config, selected: SubscriptionConfig, lsn: str) -> str | None:
 
 def enable(config: Config, selected: SubscriptionConfig) -> bool:
     """Enable a subscription; False where it was enabled already."""
-    return enable_subscription(project(config).lake.open(), selected.name)
+    return SubscriptionRecord(project(config).lake.open(), selected.name).enable()

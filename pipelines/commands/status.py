@@ -6,7 +6,7 @@ from pgsieve.assets.steps.operations.resync import present_changes
 from pgsieve.assets.steps.records.cuts import Cuts
 from pgsieve.assets.steps.records.failures import copy_again, reason
 from pgsieve.assets.steps.records.feed import durable_position
-from pgsieve.assets.steps.records.subscription_state import subscription_state
+from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableStates
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.assets.steps.validation import Examination
@@ -84,7 +84,7 @@ def _subscription(
 ) -> SubscriptionStatus:
     states = TableStates(lake, subscription.name).newest()
     published = subscription.tables(catalog) if catalog else {}
-    cut, whole = Cuts(lake, subscription.name).last(), subscription_state(lake, subscription.name)
+    cut, whole = Cuts(lake, subscription.name).last(), SubscriptionRecord(lake, subscription.name).state()
     tables = []
     for name in sorted(published.keys() | states.keys()):
         state, table = states.get(name), published.get(name)

@@ -14,9 +14,8 @@ import pytest
 
 from pgsieve.assets.steps.records.subscription_state import (
     SubscriptionDisabledError,
+    SubscriptionRecord,
     SubscriptionState,
-    enable,
-    subscription_state,
 )
 from pgsieve.assets.steps.update_transformation.skip import set_skip
 from pgsieve.decoding.errors import PgsieveError
@@ -43,7 +42,7 @@ def _replicas(scenario: Scenario) -> list[PgsieveReplica]:
 
 
 def _state(replica: PgsieveReplica) -> SubscriptionState:
-    return subscription_state(replica.lake, "sub")
+    return SubscriptionRecord(replica.lake, "sub").state()
 
 
 def _everywhere(scenario: Scenario, sql: str, ours: Callable[[PgsieveReplica], object]) -> None:
@@ -94,13 +93,13 @@ def test_an_error_disables_the_subscription_and_nothing_of_its_transaction_or_a_
             replica.run()
     # The same transaction fails again.
     failed = len(_named(prices))
-    _everywhere(prices, "ENABLE", lambda r: enable(r.lake, "sub"))
+    _everywhere(prices, "ENABLE", lambda r: SubscriptionRecord(r.lake, "sub").enable())
     assert _fail(prices, failed) == lsn
     _check_rows(prices, prices=["1|1.00"], notes=["1"])
 
     skip = parse_lsn(lsn)
     _everywhere(prices, f"SKIP (lsn = '{lsn}')", lambda r: set_skip(r.subscription, r.lake, skip))
-    _everywhere(prices, "ENABLE", lambda r: enable(r.lake, "sub"))
+    _everywhere(prices, "ENABLE", lambda r: SubscriptionRecord(r.lake, "sub").enable())
     prices.publisher("UPDATE prices SET b = 3 WHERE a = 1")
     prices.check(expect={"prices": ["1|3.00"], "notes": ["1", "3"]})
     assert prices.subscriber("SELECT subskiplsn FROM pg_subscription WHERE subskiplsn <> '0/0'") == []

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import pytest
 
 from pgsieve.assets.steps.apply.replica_tables import ApplyResult, apply
-from pgsieve.assets.steps.records.subscription_state import subscription_state
+from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import SyncState, TableStates
 from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.assets.steps.update_transformation.transform import transform
@@ -174,7 +174,7 @@ def test_a_conflict_disables_the_subscription_before_anything_of_its_slice_is_ap
         assert sorted(Rows(held.rows("public", "t")).shown) == ["1|old", "2|new"]
         assert Rows(held.rows("public", "notes")).shown == ["1"]
     for replica, result in zip(_replicas(scenario), results, strict=True):
-        state = subscription_state(replica.lake, "sub")
+        state = SubscriptionRecord(replica.lake, "sub").state()
         assert not state.enabled
         assert 'conflict detected on relation "public.t": conflict=insert_exists' in (state.reason or "")
         assert "Key (a)=(1), in the transaction finished at" in (state.reason or "")

@@ -22,7 +22,7 @@ from pgsieve.assets.steps.records.catalogs import altered_slices
 from pgsieve.assets.steps.records.cuts import Cut, Cuts
 from pgsieve.assets.steps.records.failures import TABLE_ERRORS, copy_again, is_damage, reason
 from pgsieve.assets.steps.records.feed import durable_position
-from pgsieve.assets.steps.records.subscription_state import disable
+from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates, newest_version
 from pgsieve.assets.steps.records.transformed import TableChanges, Transformed
 from pgsieve.assets.steps.subscription import PARALLEL_TABLES, Subscription
@@ -106,13 +106,13 @@ def _apply(
                 batches.extendleft([[e for e in ends if e not in earlier], earlier])
                 continue
             result.tables[failing.name] = _sum(result.tables.get(failing.name), failing)
-            disable(lake, subscription.name, conflict.message)
+            SubscriptionRecord(lake, subscription.name).disable(conflict.message)
             return result
         for applied in batch.applied(todo):
             result.tables[applied.name] = _sum(result.tables.get(applied.name), applied)
             if applied.problem:
                 if subscription.disable_on_error and not applied.damaged:
-                    disable(lake, subscription.name, applied.problem)
+                    SubscriptionRecord(lake, subscription.name).disable(applied.problem)
                     continue
                 states[applied.name] = replace(
                     states[applied.name], state=SyncState.SET_ASIDE, reason=applied.problem

@@ -25,7 +25,7 @@ from pgsieve.assets.steps.initial_sync.readiness import (
     state_after,
 )
 from pgsieve.assets.steps.records.failures import passes
-from pgsieve.assets.steps.records.subscription_state import disable
+from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates, newest_version
 from pgsieve.assets.steps.subscription import (
     PARALLEL_TABLES,
@@ -157,7 +157,7 @@ def copy_batches(
         between(bool(waiting))
     failed = [c for c in copied if c.problem]
     if failed and subscription.disable_on_error:
-        disable(lake, subscription.name, failed[0].problem or "")
+        SubscriptionRecord(lake, subscription.name).disable(failed[0].problem or "")
     return sorted(copied, key=lambda table: (table.schema, table.table))
 
 

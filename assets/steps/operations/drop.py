@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psycopg
 
-from pgsieve.assets.steps.records.subscription_state import SubscriptionState, set_subscription_state
+from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord, SubscriptionState
 from pgsieve.assets.steps.records.table_states import SyncState, TableState, TableStates
 from pgsieve.assets.steps.slot_consumption.slot import give_up, refuse_other_cluster
 from pgsieve.assets.steps.subscription import Feed, Subscription
@@ -68,7 +68,7 @@ def drop_subscription(
         [TableState(*s.name, SyncState.REMOVED) for s in states if s.state != SyncState.REMOVED]
     )
     if lake.records.exists(lake.subscription(name)):
-        set_subscription_state(lake, name, SubscriptionState())
+        SubscriptionRecord(lake, name).set(SubscriptionState())
     if not others and lake.records.exists(lake.change_log(feed.name)):
         give_up(lake, feed)
     if delete_tables:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from pgsieve.assets.steps.initial_sync.copy import copy_batches
 from pgsieve.assets.steps.initial_sync.one_table import Copied
 from pgsieve.assets.steps.records.failures import passes
-from pgsieve.assets.steps.records.subscription_state import refuse_disabled
+from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import Name
 from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.assets.steps.slot_consumption.reading import SLICE_BYTES
@@ -35,7 +35,7 @@ def copy_tables(
     """
     if not names:
         return []
-    refuse_disabled(lake, subscription.name)
+    SubscriptionRecord(lake, subscription.name).refuse_disabled()
     feed = subscription.feed
     feed.source.check_ready()
     lake.check_writable()

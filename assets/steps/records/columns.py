@@ -32,17 +32,6 @@ CHANGE_LOG = pa.schema(
 #: The messages of prepared transactions, each with the Prepare message of its transaction.
 PREPARED = pa.schema({"prepare": pa.binary(), "number": pa.int64(), "xid": pa.int64(), "data": pa.binary()})
 
-#: The state of a subscription as a whole; the newest row counts. `version`, which orders them, comes when written.
-SUBSCRIPTION = pa.schema(
-    {
-        "at": pa.timestamp("us", "UTC"),
-        "enabled": pa.bool_(),
-        "reason": pa.string(),
-        "skip_lsn": pa.int64(),
-        "notice": pa.string(),
-    }
-)
-
 #: The cluster and timeline that a feed's LSNs are of, and whether its slot was given up; the newest row counts.
 FEED = pa.schema(
     {

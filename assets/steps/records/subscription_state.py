@@ -9,10 +9,20 @@ from datetime import UTC, datetime
 
 import pyarrow as pa
 
-from pgsieve.assets.steps.records.columns import SUBSCRIPTION
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.records import in_order
+
+#: The state of a subscription as a whole; the newest row counts. `version`, which orders them, comes when written.
+SUBSCRIPTION = pa.schema(
+    {
+        "at": pa.timestamp("us", "UTC"),
+        "enabled": pa.bool_(),
+        "reason": pa.string(),
+        "skip_lsn": pa.int64(),
+        "notice": pa.string(),
+    }
+)
 
 
 class SubscriptionDisabledError(PgsieveError):
@@ -29,42 +39,6 @@ class SubscriptionState:
     notice: str | None = None
 
 
-def subscription_state(lake: Lake, subscription: str) -> SubscriptionState:
-    """The newest state of a subscription."""
-    rows = lake.records.rows(lake.subscription(subscription))
-    if not rows:
-        return SubscriptionState()
-    newest = in_order(rows)[-1]
-    return SubscriptionState(newest["enabled"], newest["reason"], newest["skip_lsn"], newest["notice"])
-
-
-def set_subscription_state(lake: Lake, subscription: str, state: SubscriptionState) -> None:
-    """Record the state, unless it is the one that stands there already."""
-    if state == subscription_state(lake, subscription):
-        return
-    row = {
-        "at": datetime.now(UTC),
-        "enabled": state.enabled,
-        "reason": state.reason,
-        "skip_lsn": state.skip_lsn,
-        "notice": state.notice,
-    }
-    lake.records.append_versioned(lake.subscription(subscription), pa.Table.from_pylist([row], SUBSCRIPTION))
-
-
-def disable(lake: Lake, subscription: str, reason: str) -> None:
-    """Let nothing more be copied or applied, until somebody enables the subscription."""
-    state = subscription_state(lake, subscription)
-    set_subscription_state(lake, subscription, replace(state, enabled=False, reason=reason))
-
-
-def enable(lake: Lake, subscription: str) -> bool:
-    """Let the subscription go on from where it stopped; False where it was enabled already."""
-    state = subscription_state(lake, subscription)
-    set_subscription_state(lake, subscription, replace(state, enabled=True, reason=None))
-    return not state.enabled
-
-
 def disabled_error(subscription: str, state: SubscriptionState) -> SubscriptionDisabledError:
     """The refusal to go on with a disabled subscription: why it is disabled, and how it is enabled."""
     return SubscriptionDisabledError(
@@ -75,9 +49,52 @@ def disabled_error(subscription: str, state: SubscriptionState) -> SubscriptionD
     )
 
 
-def refuse_disabled(lake: Lake, subscription: str) -> SubscriptionState:
-    """The state of an enabled subscription; raises SubscriptionDisabledError for one that is disabled."""
-    state = subscription_state(lake, subscription)
-    if not state.enabled:
-        raise disabled_error(subscription, state)
-    return state
+@dataclass(frozen=True)
+class SubscriptionRecord:
+    """The table `_subscription` of one subscription; every step that stops at an error writes it, and `skip` and `enable`."""
+
+    lake: Lake
+    subscription: str
+
+    @property
+    def path(self) -> str:
+        """Where it is."""
+        return self.lake.subscription(self.subscription)
+
+    def state(self) -> SubscriptionState:
+        """The newest state."""
+        rows = self.lake.records.rows(self.path)
+        if not rows:
+            return SubscriptionState()
+        newest = in_order(rows)[-1]
+        return SubscriptionState(newest["enabled"], newest["reason"], newest["skip_lsn"], newest["notice"])
+
+    def set(self, state: SubscriptionState) -> None:
+        """Record the state, unless it is the one that stands there already."""
+        if state == self.state():
+            return
+        row = {
+            "at": datetime.now(UTC),
+            "enabled": state.enabled,
+            "reason": state.reason,
+            "skip_lsn": state.skip_lsn,
+            "notice": state.notice,
+        }
+        self.lake.records.append_versioned(self.path, pa.Table.from_pylist([row], SUBSCRIPTION))
+
+    def disable(self, reason: str) -> None:
+        """Let nothing more be copied or applied, until somebody enables the subscription."""
+        self.set(replace(self.state(), enabled=False, reason=reason))
+
+    def enable(self) -> bool:
+        """Let the subscription go on from where it stopped; False where it was enabled already."""
+        state = self.state()
+        self.set(replace(state, enabled=True, reason=None))
+        return not state.enabled
+
+    def refuse_disabled(self) -> SubscriptionState:
+        """The state of an enabled subscription; raises SubscriptionDisabledError for one that is disabled."""
+        state = self.state()
+        if not state.enabled:
+            raise disabled_error(self.subscription, state)
+        return state

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
-from pgsieve.assets.steps.records.subscription_state import set_subscription_state, subscription_state
+from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import TableStates
 from pgsieve.assets.steps.records.transformed import Transformed
 from pgsieve.assets.steps.subscription import Subscription
@@ -36,9 +36,9 @@ def clear_skip(
         )
     else:
         return skip
-    state = subscription_state(lake, subscription.name)
+    state = SubscriptionRecord(lake, subscription.name).state()
     if state.skip_lsn == skip:  # Else somebody has chosen another one meanwhile.
-        set_subscription_state(lake, subscription.name, replace(state, skip_lsn=None, notice=notice))
+        SubscriptionRecord(lake, subscription.name).set(replace(state, skip_lsn=None, notice=notice))
     log(f"{subscription.name}: {notice}")
     return None
 
@@ -51,9 +51,9 @@ def _is_in(lake: Lake, subscription: Subscription, window: Window) -> bool:
 def set_skip(subscription: Subscription, lake: Lake, lsn: int | None) -> None:
     """Choose the transaction to skip by its finish LSN; None chooses no one."""
     name = subscription.name
-    state = subscription_state(lake, name)
+    state = SubscriptionRecord(lake, name).state()
     if lsn is None:
-        set_subscription_state(lake, name, replace(state, skip_lsn=None))
+        SubscriptionRecord(lake, name).set(replace(state, skip_lsn=None))
         return
     if lsn == 0:
         raise PgsieveError(
@@ -75,7 +75,7 @@ def set_skip(subscription: Subscription, lake: Lake, lsn: int | None) -> None:
             hint=f"`pgsieve run {name}` finishes it",
             sqlstate="55000",
         )
-    set_subscription_state(lake, name, replace(state, skip_lsn=lsn, notice=None))
+    SubscriptionRecord(lake, name).set(replace(state, skip_lsn=lsn, notice=None))
 
 
 def is_begun(lake: Lake, subscription: str, done: int) -> bool:

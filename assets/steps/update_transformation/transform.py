@@ -21,7 +21,7 @@ from pgsieve.assets.steps.records.columns import ROW_OPERATIONS, Order, struct_d
 from pgsieve.assets.steps.records.columns import field as struct_field
 from pgsieve.assets.steps.records.failures import TABLE_ERRORS, copy_again, in_transaction, is_damage, reason
 from pgsieve.assets.steps.records.feed import deleted_up_to
-from pgsieve.assets.steps.records.subscription_state import disable, refuse_disabled
+from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
 from pgsieve.assets.steps.records.transformed import TableChanges, Transformed
 from pgsieve.assets.steps.subscription import PARALLEL_TABLES, Definition, Subscription
@@ -75,7 +75,7 @@ def transform(subscription: Subscription, lake: Lake, log: Log) -> list[TableCha
 
 def _transform(subscription: Subscription, lake: Lake, log: Log, results: list[TableChanges]) -> None:
     """Transform what is there, and add it to the results."""
-    skip = refuse_disabled(lake, subscription.name).skip_lsn
+    skip = SubscriptionRecord(lake, subscription.name).refuse_disabled().skip_lsn
     # Before any state: who changes one has a version of its own here, so that this plan does not outlive it.
     standing = lake.records.standing(lake.transformed(subscription.name))
     begin, base = standing.position or 0, standing.version
@@ -96,7 +96,7 @@ def _transform(subscription: Subscription, lake: Lake, log: Log, results: list[T
             failure = first_failure(reader, lake, work) if subscription.disable_on_error else None
             if failure is not None:
                 at, problem = failure
-                disable(lake, subscription.name, problem)
+                SubscriptionRecord(lake, subscription.name).disable(problem)
                 log(f"{subscription.name} is disabled: {problem}")
                 if at <= begin or is_begun(lake, subscription.name, begin):
                     return
@@ -107,7 +107,7 @@ def _transform(subscription: Subscription, lake: Lake, log: Log, results: list[T
             except TABLE_ERRORS as error:
                 if not subscription.disable_on_error:
                     raise
-                disable(lake, subscription.name, reason(lake, error))
+                SubscriptionRecord(lake, subscription.name).disable(reason(lake, error))
                 return
             Transformed(lake, subscription.name).append(window.end, changes, base)
             reach(Failpoint.SLICE_TRANSFORMED)

@@ -17,11 +17,7 @@ from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
 from pgsieve.assets.steps.initial_sync.one_table import Copied
 from pgsieve.assets.steps.operations.initial_copy import copy_tables
 from pgsieve.assets.steps.records.cuts import Cuts
-from pgsieve.assets.steps.records.subscription_state import (
-    SubscriptionDisabledError,
-    enable,
-    subscription_state,
-)
+from pgsieve.assets.steps.records.subscription_state import SubscriptionDisabledError, SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import SyncState, TableStates
 from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.assets.steps.subscription import Feed, Subscription
@@ -222,7 +218,7 @@ def test_with_disable_on_error_a_failed_copy_disables_the_subscription_and_is_re
     database.execute("insert into prices values (1, 'NaN')")
     database.execute("create publication p for table prices, notes")
     replicated.copy()
-    state = subscription_state(replicated.lake, "sub")
+    state = SubscriptionRecord(replicated.lake, "sub").state()
     assert not state.enabled
     assert 'column "price"' in (state.reason or "")
     with pytest.raises(SubscriptionDisabledError):
@@ -230,7 +226,7 @@ def test_with_disable_on_error_a_failed_copy_disables_the_subscription_and_is_re
     with pytest.raises(SubscriptionDisabledError):
         replicated.increment()
     database.execute("update prices set price = 1")
-    assert enable(replicated.lake, "sub")
+    assert SubscriptionRecord(replicated.lake, "sub").enable()
     assert [(c.table, c.problem) for c in replicated.copy()] == [("prices", None)]
     replicated.increment()
     assert [row["id"] for row in replicated.rows("prices")] == [1]

@@ -13,12 +13,7 @@ import dagster as dg
 import psycopg
 import pytest
 
-from pgsieve.assets.steps.records.subscription_state import (
-    SubscriptionDisabledError,
-    disable,
-    set_subscription_state,
-    subscription_state,
-)
+from pgsieve.assets.steps.records.subscription_state import SubscriptionDisabledError, SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import SyncState, TableStates
 from pgsieve.assets.steps.slot_consumption.slot import OtherClusterError
 from pgsieve.decoding.errors import PgsieveError
@@ -389,7 +384,7 @@ def test_an_lsn_that_is_none_is_refused_as_postgresql_does(
 @pytest.mark.spark
 def test_a_disabled_subscription_is_refused_until_it_is_enabled_and_the_others_go_on(shop: Shop) -> None:
     shop.copy()
-    disable(shop.lake, "one", "a value, in the transaction finished at 0/10")
+    SubscriptionRecord(shop.lake, "one").disable("a value, in the transaction finished at 0/10")
     shop.database.execute("create table later (id int primary key)")
     shop.database.execute("alter publication p add table later")
     shop.database.execute("alter publication q add table later")
@@ -430,7 +425,7 @@ def test_the_check_of_a_table_that_is_set_aside_or_disabled_fails_with_the_reaso
     notes = TableStates(shop.lake, "one").newest()["public", "notes"]
     TableStates(shop.lake, "one").append([replace(notes, state=SyncState.SET_ASIDE, reason="a value")])
     assert evaluated() == {"orders": (True, None), "notes": (False, "a value")}
-    disable(shop.lake, "one", "another value")
+    SubscriptionRecord(shop.lake, "one").disable("another value")
     assert evaluated() == {"orders": (False, "another value"), "notes": (False, "another value")}
 
 
@@ -442,9 +437,9 @@ def test_a_subscription_that_never_failed_is_enabled_already(shop: Shop) -> None
 def test_drop_forgets_that_a_subscription_was_disabled_and_what_it_skips(shop: Shop) -> None:
     shop.copy()
     shop.skip("one", "7F/0")
-    disable(shop.lake, "one", "a value")
+    SubscriptionRecord(shop.lake, "one").disable("a value")
     shop.drop("one")
-    state = subscription_state(shop.lake, "one")
+    state = SubscriptionRecord(shop.lake, "one").state()
     assert (state.enabled, state.skip_lsn) == (True, None)
-    set_subscription_state(shop.lake, "one", state)
-    assert subscription_state(shop.lake, "one") == state
+    SubscriptionRecord(shop.lake, "one").set(state)
+    assert SubscriptionRecord(shop.lake, "one").state() == state

@@ -11,7 +11,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from pgsieve.assets.steps.records.subscription_state import disable
+from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.pipelines.commands.follow import follow
 from pgsieve.pipelines.commands.results import RunSummary
 from pgsieve.pipelines.commands.run import instance
@@ -95,7 +95,7 @@ def test_a_publication_that_is_missing_does_not_hide_the_other_subscriptions_fro
 
 def test_in_dagsters_job_the_subscriptions_that_do_not_fail_are_materialised(shop: Shop) -> None:
     shop.copy()
-    disable(shop.lake, "one", "an error")
+    SubscriptionRecord(shop.lake, "one").disable("an error")
     defs, config = definitions(load_config(shop.path)), load_config(shop.path)
     with instance(config) as dagster:
         job = defs.resolve_job_def("shop_increments")

@@ -15,15 +15,13 @@ import pytest
 from deltalake import DeltaTable
 
 from pgsieve.assets.steps.records.catalogs import is_recorded, record_catalog
-from pgsieve.assets.steps.records.columns import CATALOGS, SUBSCRIPTION
+from pgsieve.assets.steps.records.columns import CATALOGS
 from pgsieve.assets.steps.records.cuts import CUTS, Cut, Cuts
 from pgsieve.assets.steps.records.feed import newest_row, note_cluster
 from pgsieve.assets.steps.records.subscription_state import (
+    SUBSCRIPTION,
+    SubscriptionRecord,
     SubscriptionState,
-    disable,
-    enable,
-    set_subscription_state,
-    subscription_state,
 )
 from pgsieve.assets.steps.records.table_states import (
     TABLE_STATES,
@@ -87,12 +85,12 @@ def test_a_state_counts_after_one_of_a_clock_that_is_ahead(lake: Lake) -> None:
 
 def test_a_subscription_is_enabled_and_skips_after_a_clock_that_is_ahead(lake: Lake) -> None:
     with ahead():
-        set_subscription_state(lake, "sub", SubscriptionState(skip_lsn=5))
-        disable(lake, "sub", "an error")
-    assert enable(lake, "sub")
-    assert subscription_state(lake, "sub") == SubscriptionState(skip_lsn=5)
-    set_subscription_state(lake, "sub", SubscriptionState(skip_lsn=6))
-    assert subscription_state(lake, "sub").skip_lsn == 6
+        SubscriptionRecord(lake, "sub").set(SubscriptionState(skip_lsn=5))
+        SubscriptionRecord(lake, "sub").disable("an error")
+    assert SubscriptionRecord(lake, "sub").enable()
+    assert SubscriptionRecord(lake, "sub").state() == SubscriptionState(skip_lsn=5)
+    SubscriptionRecord(lake, "sub").set(SubscriptionState(skip_lsn=6))
+    assert SubscriptionRecord(lake, "sub").state().skip_lsn == 6
 
 
 def test_a_feed_is_begun_after_a_clock_that_is_ahead_gave_it_up(lake: Lake) -> None:
@@ -179,15 +177,15 @@ def test_a_lake_of_before_goes_on(lake: Lake) -> None:
 
     kept = TableStates(lake, "sub").newest()["public", "t"]
     assert kept.state == SyncState.READY
-    assert subscription_state(lake, "sub").enabled
+    assert SubscriptionRecord(lake, "sub").state().enabled
     assert Cuts(lake, "sub").kept()[-1].is_after(kept)
     assert is_recorded(lake, FEED, "a")
 
     TableStates(lake, "sub").append([TableState("public", "t", SyncState.SET_ASIDE)])
-    disable(lake, "sub", "an error")
+    SubscriptionRecord(lake, "sub").disable("an error")
     record_catalog(lake, FEED, 5, "b", Catalog(tables={}, publications={}, server_version=180000))
     assert state(lake) == SyncState.SET_ASIDE
-    assert not subscription_state(lake, "sub").enabled
+    assert not SubscriptionRecord(lake, "sub").state().enabled
     assert is_recorded(lake, FEED, "b")
     assert not Cuts(lake, "sub").kept()[-1].is_after(TableStates(lake, "sub").newest()["public", "t"])
     Cuts(lake, "sub").append(Cut(2, {("public", "t"): 5}, at - DAY, 0))
@@ -214,8 +212,8 @@ def test_writers_at_once_lose_no_row_and_have_one_order(lake: Lake) -> None:
 def test_a_table_is_copied_once_where_a_host_with_a_clock_ahead_wrote(shop: Shop) -> None:
     with ahead():
         shop.copy()
-        disable(shop.lake, "one", "an error")
-        enable(shop.lake, "one")
+        SubscriptionRecord(shop.lake, "one").disable("an error")
+        SubscriptionRecord(shop.lake, "one").enable()
         TableStates(shop.lake, "one").append([TableState("public", "orders", SyncState.DATA_SYNC)])
     shop.database.execute("insert into stock values (5, 5)")
     summary = shop.run()
