@@ -1,0 +1,41 @@
+"""Which transaction a failure begins with, and which errors are nobody's data's fault."""
+
+from __future__ import annotations
+
+import pytest
+
+from pgsieve.assets.steps.records.failures import copy_again, first_failing, in_transaction, passes
+from pgsieve.decoding.errors import PgsieveError
+from pgsieve.resources.postgres.source import SourceUnreachableError
+
+COMMITS = (10, 20, 30, 40, 50)
+
+
+@pytest.mark.parametrize("culprit", [*COMMITS, None])
+def test_the_first_transaction_that_fails_is_found_in_few_tries(culprit: int | None) -> None:
+    tried = []
+
+    def fails(lsn: int) -> bool:
+        tried.append(lsn)
+        return culprit is not None and lsn >= culprit
+
+    assert first_failing(COMMITS, fails) == culprit
+    assert len(tried) <= 3
+
+
+def test_a_reason_names_the_transaction_as_skip_takes_it() -> None:
+    assert in_transaction("division by zero", 0x1_0000_0010) == (
+        "division by zero, in the transaction finished at 1/10"
+    )
+    assert in_transaction("division by zero", None) == "division by zero"
+
+
+def test_a_reason_to_copy_again_names_the_command_for_a_shell() -> None:
+    assert copy_again("sales", ("public", "My orders"), "its files are missing") == (
+        "its files are missing; `pgsieve resync sales 'public.\"My orders\"'` copies the table again"
+    )
+
+
+def test_a_server_that_does_not_answer_is_not_the_tables_fault() -> None:
+    assert passes(SourceUnreachableError("no answer"))
+    assert not passes(PgsieveError("a value that its column cannot hold"))

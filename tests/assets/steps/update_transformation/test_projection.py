@@ -1,0 +1,22 @@
+"""A replica's rows as its evolved table has them: four kinds of column in one table."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from pgsieve.assets.steps.update_transformation.projection import Projection
+from pgsieve.decoding.publications.evolution import Source
+
+
+def test_columns_stay_get_another_name_or_type_are_added_or_go() -> None:
+    before = pa.record_batch({"id": [1, 2], "old": ["a", None], "amount": [5, 6], "dropped": [True, True]})
+    projection = Projection(
+        [Source("id", "id"), Source("renamed", "old"), Source("amount", "amount"), Source("added", None)],
+        pa.schema({"id": pa.int64(), "renamed": pa.string(), "amount": pa.float64(), "added": pa.int32()}),
+        {"added": pa.array([7], pa.int32())},
+    )
+    assert projection.read == ["id", "old", "amount"]
+    assert projection(before).to_pylist() == [
+        {"id": 1, "renamed": "a", "amount": 5.0, "added": 7},
+        {"id": 2, "renamed": None, "amount": 6.0, "added": 7},
+    ]

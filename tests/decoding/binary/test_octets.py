@@ -1,0 +1,59 @@
+"""Many values as one run of bytes: what is read at many positions at once."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from pgsieve.decoding.binary.octets import Octets, binary_of, fixed_width, gathered, without_nulls
+from pgsieve.decoding.errors import ProtocolError
+
+MESSAGES = pa.array([b"Iab", b"", b"U", b"D12345678"], pa.binary())
+
+
+def test_values_lie_one_behind_the_other_whatever_is_sliced_off() -> None:
+    octets = Octets(MESSAGES.slice(2))
+    assert (octets.starts.tolist(), octets.ends.tolist()) == ([0, 1], [1, 10])
+    assert octets.buffer.to_pybytes() == b"UD12345678"
+    assert [chr(kind) for kind in octets.kinds()] == ["U", "D"]
+
+
+def test_a_word_is_eight_bytes_from_any_position_on_with_zeros_beyond_the_end() -> None:
+    octets = Octets(pa.array([b"\x01\x02\x03\x04\x05\x06\x07\x08\x09"], pa.binary()))
+    words = octets.words(np.array([0, 1, 2, 8, 9, 100]))
+    assert [f"{word:016x}" for word in words.tolist()] == [
+        "0102030405060708",
+        "0203040506070809",
+        "0304050607080900",
+        "0900000000000000",
+        "0000000000000000",
+        "0000000000000000",
+    ]
+
+
+def test_a_message_that_is_null_is_an_error() -> None:
+    with pytest.raises(ProtocolError, match="a message is NULL"):
+        Octets(pa.array([b"I", None], pa.binary()))
+
+
+def test_numbers_of_one_width_come_back_as_they_were_sent() -> None:
+    sent = pa.array([b"\x00\x00\x00\x07", None, b"\xff\xff\xff\xff"], pa.binary())
+    numbers, valid = fixed_width(sent, ">i4")
+    assert (numbers.tolist(), valid.tolist()) == ([7, 0, -1], [True, False, True])
+    assert binary_of(numbers, valid).equals(sent)
+    with pytest.raises(ProtocolError, match="has not 4 bytes"):
+        fixed_width(pa.array([b"\x00\x07"], pa.binary()), ">i4")
+
+
+def test_values_are_gathered_from_between_others() -> None:
+    bounds = np.array([0, 2, 3, 3, 4, 6], np.int32)
+    assert gathered(pa.py_buffer(b"ab,,cd"), bounds).to_pylist() == [b"ab", b"", b"cd"]
+
+
+def test_nulls_stay_where_they_are_while_the_others_are_converted() -> None:
+    def reversed_values(values: pa.Array) -> pa.Array:
+        assert values.null_count == 0
+        return pa.array([value[::-1] for value in values.to_pylist()], pa.binary())
+
+    assert without_nulls(pa.array(["ab", None, "cd"]), reversed_values).to_pylist() == [b"ba", None, b"dc"]

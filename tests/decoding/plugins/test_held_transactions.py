@@ -1,0 +1,45 @@
+"""A transaction that is held until it commits: what an aborted subtransaction takes with it."""
+
+from __future__ import annotations
+
+from pgsieve.decoding.plugins.held_transactions import HeldTransaction
+from pgsieve.decoding.protocol.messages import LogicalMessage, encode
+
+
+def held(*xids: int) -> HeldTransaction:
+    """A streamed transaction whose n-th change is of the n-th of these subtransactions."""
+    transaction = HeldTransaction(streamed=True)
+    for number, xid in enumerate(xids):
+        message = LogicalMessage(transactional=True, lsn=1, prefix="", content=str(number).encode(), xid=xid)
+        transaction.add(message, encode(message), ())
+    return transaction
+
+
+def left(transaction: HeldTransaction) -> list[str]:
+    changes = [change for change, _ in transaction.changes()]
+    return [change.content.decode() for change in changes if isinstance(change, LogicalMessage)]
+
+
+def test_the_changes_come_out_in_their_order() -> None:
+    assert left(held(7, 8, 7)) == ["0", "1", "2"]
+
+
+def test_an_aborted_subtransaction_takes_everything_since_its_first_change() -> None:
+    transaction = held(7, 8, 9, 8)
+    transaction.abort(8)
+    assert left(transaction) == ["0"]
+
+
+def test_a_subtransaction_that_was_dropped_with_another_has_nothing_to_drop_any_more() -> None:
+    transaction = held(7, 8, 9)
+    transaction.abort(8)
+    message = LogicalMessage(transactional=True, lsn=1, prefix="", content=b"later", xid=7)
+    transaction.add(message, encode(message), ())
+    transaction.abort(9)
+    assert left(transaction) == ["0", "later"]
+
+
+def test_a_subtransaction_without_changes_drops_nothing() -> None:
+    transaction = held(7)
+    transaction.abort(8)
+    assert left(transaction) == ["0"]

@@ -1,0 +1,81 @@
+"""What may be a row filter (section 29.4.2), and the text of the server's expression trees that says it."""
+
+from __future__ import annotations
+
+import pytest
+
+from pgsieve.decoding.publications.filter_rules import FIRST_USER_OID, Expression, refusal
+from pgsieve.decoding.publications.node_tree import TreeNode, parse_expression, parse_node_tree
+
+#: `a > 5`, as pg_publication_rel.prqual has it, shortened.
+COMPARED = (
+    "{OPEXPR :opno 521 :opfuncid 147 :opresulttype 16 :opcollid 0 :inputcollid 0 :args ("
+    "{VAR :varno 1 :varattno 1 :vartype 23 :varcollid 0}"
+    " {CONST :consttype 23 :constvalue 4 [ 5 0 0 0 0 0 0 0 ]})}"
+)
+
+
+def test_a_node_has_a_label_fields_and_the_nodes_below_it() -> None:
+    tree = parse_expression(COMPARED)
+    assert (tree.label, tree.number("opno"), tree.number("no such field")) == ("OPEXPR", 521, 0)
+    assert [node.label for node in tree.children] == ["VAR", "CONST"]
+
+
+def test_delimiters_inside_of_a_value_are_escaped() -> None:
+    tree = parse_expression(r"{COLUMNREF :name a\ \{b\}\)}")
+    assert tree.fields["name"] == r"a\ \{b\}\)"
+
+
+def test_labels_of_older_versions_are_those_of_newer_ones() -> None:
+    assert parse_expression("{CASE :casetype 23}").label == "CASEEXPR"
+
+
+@pytest.mark.parametrize("text", ["", "{VAR", "{VAR} {VAR}", "{}", "{{VAR}}"])
+def test_what_is_no_tree_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="node"):
+        parse_node_tree(text)
+    with pytest.raises(ValueError, match="node"):
+        parse_expression(text)
+
+
+def test_a_deep_tree_needs_no_deep_stack() -> None:
+    depth = 100_000
+    tree = parse_node_tree("(" * depth + ")" * depth)
+    for _ in range(depth - 1):
+        assert isinstance(tree, tuple)
+        (tree,) = tree
+    assert tree == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (COMPARED, None),
+        ("{SUBLINK :subLinkType 4}", "Only columns, constants, built-in operators"),
+        ("{VAR :varattno -1 :vartype 27}", "System columns"),
+        (f"{{OPEXPR :opno {FIRST_USER_OID} :args ()}}", "User-defined operators"),
+        (f"{{VAR :varattno 1 :vartype {FIRST_USER_OID}}}", "User-defined types"),
+        (f"{{VAR :varattno 1 :vartype 25 :varcollid {FIRST_USER_OID}}}", "User-defined collations"),
+        ("{FUNCEXPR :funcid 1299 :funcresulttype 1184 :args ()}", "mutable functions"),  # now()
+        ("{OPEXPR :opno 1300 :args ()}", "mutable functions"),
+        (
+            f"{{BOOLEXPR :boolop not :args ({{VAR :varattno 1 :vartype {FIRST_USER_OID}}})}}",
+            "User-defined types",
+        ),
+    ],
+)
+def test_a_row_filter_has_only_what_always_gives_the_same(text: str, reason: str | None) -> None:
+    found = refusal(Expression(parse_expression(text)), frozenset({1299}), frozenset({1300}))
+    assert (found is None) if reason is None else (reason in (found or ""))
+
+
+def test_a_virtual_column_is_what_it_is_computed_from() -> None:
+    """In version 18, generated column 2 is `now() + column 3`: neither its name nor its column hides the function."""
+    virtual: dict[int, TreeNode] = {
+        2: parse_expression(
+            "{OPEXPR :opno 1327 :args ({FUNCEXPR :funcid 1299} {VAR :varattno 3 :vartype 1186})}"
+        )
+    }
+    expression = Expression(parse_expression("{NULLTEST :arg {VAR :varattno 2 :vartype 1184}}"), virtual)
+    assert (expression.columns(), expression.functions(), expression.operators()) == ({3}, {1299}, {1327})
+    assert refusal(expression, frozenset({1299}), frozenset()) is not None

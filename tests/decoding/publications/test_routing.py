@@ -1,0 +1,85 @@
+"""What a slot captures for several subscriptions, and which replicas a captured message reaches."""
+
+from __future__ import annotations
+
+import pytest
+
+from pgsieve.decoding.publications.catalog import Catalog, Publication, PublicationTable, Table
+from pgsieve.decoding.publications.routing import (
+    capture_suffixes,
+    leaves_captured,
+    plan_capture,
+    routes,
+    truncated_tables,
+)
+
+#: orders (1) ⊃ orders_a (2), orders_b (3); and a plain table, customers (4)
+ORDERS = Table(1, "public", "orders", "p", "d", (), leaves=(2, 3))
+ORDERS_A = Table(2, "public", "orders_a", "r", "d", (), ancestors=(1,))
+ORDERS_B = Table(3, "public", "orders_b", "r", "d", (), ancestors=(1,))
+CUSTOMERS = Table(4, "public", "customers", "r", "d", ())
+CATALOG = Catalog({t.oid: t for t in (ORDERS, ORDERS_A, ORDERS_B, CUSTOMERS)}, {})
+
+AS_ROOT = Publication("as_root", tables=(PublicationTable(1),), via_root=True)
+AS_LEAVES = Publication("as_leaves", tables=(PublicationTable(1),))
+INSERTS = Publication("inserts", frozenset({"insert"}), tables=(PublicationTable(4),))
+TRUNCATES = Publication("truncates", frozenset({"truncate"}), tables=(PublicationTable(4),))
+
+
+def captures(**subscriptions: Publication) -> dict[str, tuple[str, ...]]:
+    """The tables of each capture publication, by the suffix of its name."""
+    plan = plan_capture(CATALOG, {name: [publication] for name, publication in subscriptions.items()})
+    return {capture.suffix: tuple(table.name for table in capture.tables) for capture in plan}
+
+
+@pytest.mark.parametrize(
+    ("subscriptions", "expected"),
+    [
+        pytest.param({"a": AS_ROOT}, {"_root": ("orders",)}, id="a tree that all want as its root"),
+        pytest.param(
+            {"a": AS_ROOT, "b": AS_LEAVES},
+            {"": ("orders",)},
+            id="a tree that one wants as its leaves: the root without via_root",
+        ),
+        pytest.param({"a": INSERTS}, {"_i": ("customers",)}, id="only the operations that somebody wants"),
+        pytest.param(
+            {"a": INSERTS, "b": TRUNCATES, "c": AS_ROOT},
+            {"_it": ("customers",), "_root": ("orders",)},
+            id="one publication per set of operations",
+        ),
+    ],
+)
+def test_a_capture_has_each_table_once_with_the_operations_of_all_subscriptions(
+    subscriptions: dict[str, Publication], expected: dict[str, tuple[str, ...]]
+) -> None:
+    assert captures(**subscriptions) == expected
+    assert set(expected) <= set(capture_suffixes())
+
+
+def test_a_message_of_the_root_or_of_a_leaf_reaches_the_replica_that_the_subscription_has() -> None:
+    as_root = {oid: sent.publish_as.name for oid, sent in routes(CATALOG, [AS_ROOT]).items()}
+    assert as_root == {1: "orders", 2: "orders", 3: "orders"}
+    as_leaves = {oid: sent.publish_as.name for oid, sent in routes(CATALOG, [AS_LEAVES]).items()}
+    assert as_leaves == {2: "orders_a", 3: "orders_b"}
+
+
+@pytest.mark.parametrize(
+    ("truncated", "publication", "emptied"),
+    [
+        ({1}, AS_ROOT, ["orders"]),
+        ({2}, AS_ROOT, []),  # a partition's TRUNCATE is not the root's
+        ({2, 3}, AS_ROOT, ["orders"]),
+        ({2}, AS_LEAVES, ["orders_a"]),
+        ({4}, INSERTS, []),
+        ({4}, TRUNCATES, ["customers"]),
+    ],
+)
+def test_a_truncate_empties_the_replicas_of_what_was_truncated(
+    truncated: set[int], publication: Publication, emptied: list[str]
+) -> None:
+    assert [t.name for t in truncated_tables(truncated, CATALOG, [publication])] == emptied
+
+
+def test_where_only_leaves_are_captured_a_truncate_of_all_of_them_may_have_been_the_roots() -> None:
+    assert leaves_captured(CATALOG, {"a": [AS_ROOT]}) == ()
+    assert leaves_captured(CATALOG, {"a": [AS_ROOT], "b": [AS_LEAVES]}) == (frozenset({2, 3}),)

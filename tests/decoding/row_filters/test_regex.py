@@ -1,0 +1,109 @@
+"""Regular expressions and LIKE patterns: what they become for Java and Spark, and which have no counterpart."""
+
+from __future__ import annotations
+
+import pytest
+
+from pgsieve.decoding.row_filters.constants import InvalidConstantError, RefusedError
+from pgsieve.decoding.row_filters.nodes import BOOL, TEXT, ColumnValue, Constant, FunctionCall, Like
+from pgsieve.decoding.row_filters.patterns import like
+from pgsieve.decoding.row_filters.regex import similar_to_escape, translated
+
+COLUMN = ColumnValue("c", "C", type_oid=TEXT)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "java"),
+    [
+        ("ab", "(?s)ab"),
+        ("^a.b$", r"(?s)\Aa.b\z"),  # Java's $ also matches before a last line break
+        ("a|b(c|d)", "(?s)a|b(?:c|d)"),
+        ("a{2,3}?b*", "(?s)a{2,3}b*"),  # which of several matches is found makes no difference
+        ("[^a-c]", "(?s)[^a-c]"),
+        ("[]a]", r"(?s)[\x{5d}a]"),
+        (r"\.\t", r"(?s)\x{2e}\x{9}"),
+        (r"\d[[:alpha:]]", r"(?s)\d[\p{Alpha}]"),
+        ("é", r"(?s)\x{e9}"),
+    ],
+)
+def test_a_pattern_that_java_matches_alike(pattern: str, java: str) -> None:
+    assert translated(pattern, ignore_case=False, ascii_classes=True) == java
+
+
+def test_case_is_ignored_by_a_flag() -> None:
+    assert translated("a", ignore_case=True, ascii_classes=True) == "(?si)a"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "reason"),
+    [
+        ("(ab)*", "exhausts Java's stack"),
+        ("(ab){2,}", "exhausts Java's stack"),
+        ("a**", "a quantifier follows a quantifier"),
+        ("*a", "nothing to repeat"),
+        ("^*", "follows an anchor"),
+        ("a{256}", "bounds"),
+        ("a{3,2}", "bounds"),
+        (r"(a)\1", "not supported"),
+        ("(?=a)", r"with \(\?"),
+        ("***=a", "begins with"),
+        ("[b-a]", "range"),
+        ("[[.a.]]", r"\[\. or \[="),
+        ("(a", "parentheses|too early"),
+        ("a)", "parentheses"),
+        ("[a", "too early"),
+    ],
+)
+def test_a_pattern_that_is_refused(pattern: str, reason: str) -> None:
+    with pytest.raises(RefusedError, match=reason):
+        translated(pattern, ignore_case=False, ascii_classes=True)
+
+
+@pytest.mark.parametrize("pattern", [r"\w", "[[:alpha:]]"])
+def test_classes_of_letters_depend_on_the_collation(pattern: str) -> None:
+    with pytest.raises(RefusedError, match="depends on the collation"):
+        translated(pattern, ignore_case=False, ascii_classes=False)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "regular"),
+    [
+        ("a%_", "^(?:a.*.)$"),
+        ("a.b", r"^(?:a\.b)$"),
+        (r"\%", r"^(?:\%)$"),
+        ("[%_]", "^(?:[%_])$"),
+        ("(a|b)", "^(?:(?:a|b))$"),
+    ],
+)
+def test_similar_to_is_a_regular_expression_over_the_whole_string(pattern: str, regular: str) -> None:
+    assert similar_to_escape(pattern, "\\") == regular
+
+
+def test_an_escape_is_one_character() -> None:
+    with pytest.raises(InvalidConstantError, match="invalid escape string"):
+        similar_to_escape("a", "##")
+    with pytest.raises(InvalidConstantError, match="invalid escape string"):
+        like(COLUMN, Constant("a", type_oid=TEXT), "##")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "escape", "canonical"),
+    [
+        ("a%_", "\\", "a%_"),
+        ("a#%", "#", r"a\%"),
+        ("a\\b", "#", r"a\\b"),
+        ("#a##", "#", "a#"),
+        ("a\\%", "", r"a\\%"),
+    ],
+)
+def test_a_like_pattern_escapes_by_backslash_whatever_its_escape(
+    pattern: str, escape: str, canonical: str
+) -> None:
+    assert like(COLUMN, Constant(pattern, type_oid=TEXT), escape) == Like(COLUMN, canonical)
+
+
+def test_a_like_pattern_that_ends_with_its_escape_fails_only_for_rows_that_reach_its_end() -> None:
+    computed = like(COLUMN, Constant("a\\", type_oid=TEXT))
+    assert computed == FunctionCall(
+        "textlike", (COLUMN, Constant("a\\", type_oid=TEXT)), fails=True, type_oid=BOOL
+    )

@@ -1,0 +1,70 @@
+"""What is left of a row filter before any row is read: constants decide, and what they exclude cannot fail."""
+
+from __future__ import annotations
+
+import pytest
+
+from pgsieve.decoding.row_filters.constants import RefusedError
+from pgsieve.decoding.row_filters.nodes import (
+    BOOL,
+    INT4,
+    Arithmetic,
+    Case,
+    Coalesce,
+    ColumnValue,
+    Comparison,
+    Constant,
+    IsNull,
+    Logical,
+    Node,
+    Not,
+)
+from pgsieve.decoding.row_filters.simplification import simplified
+
+A = ColumnValue("a", type_oid=INT4)
+ONE, NULL = Constant(1, type_oid=INT4), Constant(None, type_oid=INT4)
+TRUE, FALSE, UNKNOWN = (Constant(value, type_oid=BOOL) for value in (True, False, None))
+#: 1 / a = 1, which fails where a is 0.
+DIVIDES = Comparison("=", Arithmetic("/", ONE, A, type_oid=INT4), ONE)
+#: 1 / 1 = 1, whose value only PostgreSQL computes.
+COMPUTED = Comparison("=", Arithmetic("/", ONE, ONE, type_oid=INT4), ONE)
+
+
+@pytest.mark.parametrize(
+    ("filtered", "left"),
+    [
+        pytest.param(Logical("AND", (DIVIDES, FALSE)), FALSE, id="false decides AND"),
+        pytest.param(Logical("OR", (DIVIDES, TRUE)), TRUE, id="true decides OR"),
+        pytest.param(Logical("AND", (DIVIDES, TRUE)), DIVIDES, id="true is left out of AND"),
+        pytest.param(
+            Logical("AND", (DIVIDES, UNKNOWN)), Logical("AND", (DIVIDES, UNKNOWN)), id="NULL decides nothing"
+        ),
+        pytest.param(
+            Comparison("=", NULL, Arithmetic("/", ONE, A, type_oid=INT4)), UNKNOWN, id="NULL = is NULL"
+        ),
+        pytest.param(Not(Logical("AND", (DIVIDES, FALSE))), TRUE, id="constants are computed upwards"),
+        pytest.param(Logical("OR", (DIVIDES, IsNull(ONE))), DIVIDES, id="IS NULL of a constant is known"),
+        pytest.param(
+            Case((TRUE, DIVIDES), (FALSE, TRUE), TRUE, type_oid=BOOL), FALSE, id="CASE ends at the first true"
+        ),
+        pytest.param(
+            Coalesce((NULL, ONE, Arithmetic("/", ONE, A, type_oid=INT4)), type_oid=INT4),
+            ONE,
+            id="COALESCE ends at the first constant",
+        ),
+    ],
+)
+def test_what_constants_exclude_is_never_evaluated(filtered: Node, left: Node) -> None:
+    assert simplified(filtered) == left
+
+
+def test_a_filter_that_cannot_fail_stays_as_it_is() -> None:
+    filtered = Logical("AND", (Comparison("=", A, ONE), FALSE))
+    assert simplified(filtered) is filtered
+
+
+def test_whether_a_row_fails_must_not_hang_on_what_only_postgresql_computes() -> None:
+    with pytest.raises(RefusedError, match="write its value instead"):
+        simplified(Logical("AND", (DIVIDES, COMPUTED)))
+    kept = Logical("AND", (COMPUTED, Comparison("=", A, ONE)))
+    assert simplified(kept) == kept
