@@ -9,7 +9,7 @@ BIN := .venv/bin
 PIP_ENVIRONMENT := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1
 
 .DEFAULT_GOAL := help
-.PHONY: help prerequisites setup demo test test-fast test-versions test-oldest test-long soak soak-filters soak-kills check audit benchmarks clean
+.PHONY: help prerequisites setup demo test test-fast test-versions test-oldest test-long soak soak-filters soak-kills check audit benchmarks log-store clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -76,6 +76,9 @@ benchmarks: setup ## decoding alone, a slot's two transports, replication beside
 	@$(BIN)/python benchmarks/transports.py
 	@$(BIN)/python benchmarks/replication.py $(ARGS)
 	@$(BIN)/python benchmarks/consistency.py
+
+log-store: setup ## compile the log store with which Spark commits on S3 (needs a JDK)
+	@$(BIN)/python -m scripts.log_store
 
 clean: ## remove .venv, caches and build leftovers; data stays
 	rm -rf .venv .mypy_cache .ruff_cache .import_linter_cache .hypothesis build spark-warehouse metastore_db derby.log

@@ -106,7 +106,8 @@ def sources() -> set[str]:
     """The files of the packages, under the names that they are imported by."""
     files = {"pgsieve/__init__.py", "pgsieve/__main__.py", "pgsieve/py.typed"}
     for package in PACKAGES:
-        files |= {f"pgsieve/{path.relative_to(ROOT)}" for path in (ROOT / package).rglob("*.py")}
+        for kind in ("py", "java", "jar"):
+            files |= {f"pgsieve/{path.relative_to(ROOT)}" for path in (ROOT / package).rglob(f"*.{kind}")}
     return files
 
 
@@ -118,6 +119,7 @@ def names_in(wheel: Path) -> list[str]:
 def test_the_wheel_holds_one_package_and_each_file_once(wheel: Path) -> None:
     files = [name for name in names_in(wheel) if ".dist-info/" not in name]
     assert sorted(files) == sorted(sources())
+    assert "pgsieve/resources/lake/log_store/pgsieve-log-store.jar" in files
 
 
 def test_an_editable_installation_has_no_copy_of_a_file(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ import atexit
 import os
 import shutil
 import sys
+from collections.abc import Mapping
 from importlib import import_module
-from importlib.metadata import version
 
 from dagster_pyspark import LazyPySparkResource
 from pydantic import Field, PrivateAttr
@@ -20,7 +20,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from pgsieve.decoding.errors import PgsieveError
-from pgsieve.resources.lake.jars import delta_jars
+from pgsieve.resources.lake import log_store
+from pgsieve.resources.lake.jars import class_path, delta_packages, s3_packages
+from pgsieve.resources.lake.storage import Storage, storage_of
 
 #: Settings a session may change at any time; set on Spark Connect too.
 SESSION_SETTINGS: dict[str, str] = {
@@ -46,6 +48,8 @@ LOCAL_SETTINGS: dict[str, str] = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "ERROR",
+    # Spark's own, and what Azure's settings call their secrets.
+    "spark.redaction.regex": "(?i)secret|password|passphrase|token|access[.]?key|account[.]key",
     # Defaults made for clusters cost seconds on one machine.
     "spark.databricks.delta.snapshotPartitions": "1",
     "spark.driver.memory": "4g",
@@ -59,24 +63,30 @@ class SparkUnavailableError(PgsieveError):
     """No Spark session: Java is missing, or the master does not answer."""
 
 
-def delta_package() -> str:
-    """The Maven coordinates of the Delta jars that fit the installed pyspark and delta-spark."""
-    spark = ".".join(version("pyspark").split(".")[:2])
-    return f"io.delta:delta-spark_{spark}_2.13:{version('delta-spark')}"
-
-
-def session_config(master: str, conf: dict[str, str]) -> dict[str, str]:
-    """The configuration of a session that is started here; the user's settings win."""
+def session_config(master: str, conf: Mapping[str, str], storage: Storage) -> dict[str, str]:
+    """The configuration of a session that is started here; the user's settings win, and add to pgsieve's jars."""
     settings = {**LOCAL_SETTINGS, **SESSION_SETTINGS, "spark.master": master, "spark.app.name": "pgsieve"}
-    jars = None if {"spark.jars", "spark.jars.packages"} & conf.keys() else delta_jars(delta_package())
-    if jars is None:
-        settings["spark.jars.packages"] = delta_package()
-    else:
-        settings["spark.jars"] = ",".join(jars)
+    settings |= storage.log_store_settings()
     if master.startswith("local"):
         settings["spark.sql.shuffle.partitions"] = str(os.cpu_count() or 2)
     settings["spark.pyspark.python"] = sys.executable
-    return {**settings, **conf}
+    needed, jars = [delta_packages()], []
+    if storage.platform == "s3":
+        needed.append(s3_packages())
+        jars.append(str(log_store.JAR))
+    return {**settings, **conf, **class_path(needed, jars, conf)}
+
+
+def storage_settings(storage: Storage, conf: Mapping[str, str]) -> dict[str, str]:
+    """What a session's file system is told once it runs; what the user's settings say is left as it is.
+
+    Of the session and not of its start: those stand in the command that starts the JVM, which every user of the machine
+    can read.
+    """
+    settings = storage.spark_settings()
+    return {
+        name: value for name, value in settings.items() if not {name, f"spark.hadoop.{name}"} & conf.keys()
+    }
 
 
 class SparkEngine(LazyPySparkResource):
@@ -84,6 +94,8 @@ class SparkEngine(LazyPySparkResource):
 
     master: str = "local[*]"
     spark_config: dict[str, str] = Field(default={})
+    #: The lake's address, by which its storage is declared.
+    lake: str = ""
     _connect: SparkSession | None = PrivateAttr(default=None)
 
     @property
@@ -96,7 +108,8 @@ class SparkEngine(LazyPySparkResource):
 
     def _started(self) -> SparkSession:
         if self._spark_session is None:
-            config = session_config(self.master, self.spark_config)
+            storage = storage_of(self.lake)
+            config = session_config(self.master, self.spark_config, storage)
             if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
                 raise SparkUnavailableError(
                     "Spark needs Java, and no `java` is on the PATH",
@@ -108,6 +121,8 @@ class SparkEngine(LazyPySparkResource):
                 builder = builder.config(key, value)
             try:
                 self._spark_session = builder.getOrCreate()
+                for key, value in storage_settings(storage, config).items():
+                    self._spark_session.conf.set(key, value)
             except Exception as error:
                 raise SparkUnavailableError(
                     f'no Spark session with master "{self.master}": {str(error).splitlines()[0]}',
@@ -120,7 +135,10 @@ class SparkEngine(LazyPySparkResource):
         if self._connect is None:
             try:
                 session = SparkSession.builder.remote(self.master).create()
-                for key, value in {**SESSION_SETTINGS, **self.spark_config}.items():
+                storage = storage_of(self.lake)
+                # Without options the server's own way to the store is the right one.
+                reached = storage_settings(storage, self.spark_config) if storage.options else {}
+                for key, value in {**SESSION_SETTINGS, **reached, **self.spark_config}.items():
                     session.conf.set(key, value)
             except PySparkException as error:
                 raise SparkUnavailableError(

@@ -1,0 +1,15 @@
+"""The log store with which Spark commits to Delta tables on S3: a Java class, and the jar made of it.
+
+Out: the jar's path, the class's name, and the setting that chooses it. What the class does stands in its source,
+`ConditionalPutLogStore.java`; `make log-store` compiles it.
+"""
+
+from pathlib import Path
+
+_FOLDER = Path(__file__).resolve().parent
+
+SOURCE = _FOLDER / "ConditionalPutLogStore.java"
+JAR = _FOLDER / "pgsieve-log-store.jar"
+CLASS = "pgsieve.lake.ConditionalPutLogStore"
+#: Spark's setting for the log store of tables at `s3a://`.
+SETTING = "spark.delta.logStore.s3a.impl"

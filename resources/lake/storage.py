@@ -1,0 +1,175 @@
+"""Where a lake is and how each engine gets there: an address and options -> delta-rs' options and Spark's settings.
+
+In: `lake` and `storage` of pgsieve.yaml. Out: one address that both engines read, what each of them has to be told, and
+whether several writers may commit there at once. What is not given is left to the platform's usual way (environment,
+profile, role of the machine). Raises nothing, and shows no secret: they are in no repr.
+
+https://hadoop.apache.org/docs/r3.4.2/hadoop-aws/tools/hadoop-aws/index.html (S3A's settings)
+https://hadoop.apache.org/docs/r3.4.2/hadoop-azure/abfs.html (those of ABFS)
+https://docs.rs/object_store/latest/object_store/ (delta-rs' options)
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+from pgsieve.resources.lake import log_store
+from pgsieve.resources.passwords import remember
+
+#: By platform: its schemes, and the options that `storage` may have.
+SCHEMES = {"s3": "s3", "s3a": "s3", "abfs": "azure", "abfss": "azure", "gs": "gs"}
+OPTIONS: dict[str, tuple[str, ...]] = {
+    "s3": ("endpoint", "region", "access_key_id", "secret_access_key", "session_token", "path_style"),
+    "azure": ("account_key", "sas_token", "tenant_id", "client_id", "client_secret"),
+    "gs": ("service_account",),
+}
+#: Options that no message may show.
+SECRETS = ("secret_access_key", "session_token", "account_key", "sas_token", "client_secret")
+#: Schemes of file systems whose renames are atomic: Spark's commits are safe beside other Sparks'.
+_ATOMIC = {"file", "hdfs", "viewfs"}
+
+#: S3A's own chain knows neither profiles nor the token of a web identity.
+_SDK_CHAIN = "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider"
+_KEYS = "org.apache.hadoop.fs.s3a.{}AWSCredentialsProvider"
+_TOKENS = "org.apache.hadoop.fs.azurebfs.oauth2.{}TokenProvider"
+_DEFAULT_REGION = "us-east-1"
+
+
+@dataclass(frozen=True)
+class Storage:
+    """A lake's address and the options of its store."""
+
+    address: str
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    #: Whether Spark, one session of it, is the only one that writes there.
+    only_spark: bool = False
+
+    @classmethod
+    def of(
+        cls, lake: str, options: Mapping[str, str] | None = None, *, only_spark: bool = False
+    ) -> "Storage":
+        """The storage of a lake as the configuration names it; S3's address is the one that both engines take."""
+        address = lake.rstrip("/") or lake
+        return cls(re.sub(r"(?i)^s3a?://", "s3a://", address), options or {}, only_spark=only_spark)
+
+    @property
+    def scheme(self) -> str:
+        """The scheme of the address; `file` where it is a path."""
+        return urlsplit(self.address).scheme.lower() if "://" in self.address else "file"
+
+    @property
+    def platform(self) -> str | None:
+        """`s3`, `azure` or `gs`; None where the options of none apply."""
+        return SCHEMES.get(self.scheme)
+
+    @property
+    def folder(self) -> str | None:
+        """The folder of this machine; None where it is elsewhere."""
+        return None if "://" in self.address else self.address
+
+    @property
+    def is_safe(self) -> bool:
+        """Whether of two commits of one version the store keeps the first, whoever makes them."""
+        return self.platform is not None or self.scheme in _ATOMIC
+
+    def delta_rs_options(self) -> dict[str, str]:
+        """What delta-rs is told; it takes the rest from the environment and the machine by itself."""
+        given = self.options.get
+        if self.platform == "s3":
+            options = {
+                "aws_endpoint_url": given("endpoint"),
+                "aws_region": given("region"),
+                "aws_access_key_id": given("access_key_id"),
+                "aws_secret_access_key": given("secret_access_key"),
+                "aws_session_token": given("session_token"),
+                "aws_conditional_put": "etag",
+            }
+            if (given("endpoint") or "").startswith("http://"):
+                options["aws_allow_http"] = "true"
+            if given("path_style") == "false":
+                options["aws_virtual_hosted_style_request"] = "true"
+        elif self.platform == "azure":
+            options = {
+                "azure_storage_account_key": given("account_key"),
+                "azure_storage_sas_key": given("sas_token"),
+                "azure_storage_tenant_id": given("tenant_id"),
+                "azure_storage_client_id": given("client_id"),
+                "azure_storage_client_secret": given("client_secret"),
+            }
+        else:
+            options = {"google_service_account": given("service_account")}
+        return {name: value for name, value in options.items() if value is not None}
+
+    def spark_settings(self, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+        """What Spark's file system is told; of a lake without `storage`, what it would not find by itself."""
+        if self.platform == "s3":
+            settings = self._s3a(environ)
+        elif self.platform == "azure":
+            settings = self._abfs()
+        elif self.platform == "gs" and (file := self.options.get("service_account")):
+            settings = {
+                "fs.gs.auth.type": "SERVICE_ACCOUNT_JSON_KEYFILE",
+                "fs.gs.auth.service.account.json.keyfile": file,
+            }
+        else:
+            settings = {}
+        return {name: value for name, value in settings.items() if value is not None}
+
+    def _s3a(self, environ: Mapping[str, str]) -> dict[str, str | None]:
+        given = self.options.get
+        endpoint = given("endpoint") or environ.get("AWS_ENDPOINT_URL")
+        region = given("region") or environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION")
+        provider = _SDK_CHAIN
+        if given("access_key_id"):
+            provider = _KEYS.format("Temporary" if given("session_token") else "Simple")
+        return {
+            "fs.s3a.endpoint": endpoint,
+            "fs.s3a.endpoint.region": region or (_DEFAULT_REGION if endpoint else None),
+            "fs.s3a.path.style.access": given("path_style") or ("true" if endpoint else None),
+            "fs.s3a.aws.credentials.provider": provider,
+            "fs.s3a.access.key": given("access_key_id"),
+            "fs.s3a.secret.key": given("secret_access_key"),
+            "fs.s3a.session.token": given("session_token"),
+        }
+
+    def _abfs(self) -> dict[str, str | None]:
+        given, account = self.options.get, urlsplit(self.address).hostname
+        if given("account_key"):
+            return {f"fs.azure.account.key.{account}": given("account_key")}
+        if given("sas_token"):
+            return {
+                f"fs.azure.account.auth.type.{account}": "SAS",
+                f"fs.azure.sas.fixed.token.{account}": given("sas_token"),
+            }
+        kind = f"fs.azure.account.oauth.provider.type.{account}"
+        if not given("client_secret"):
+            return {f"fs.azure.account.auth.type.{account}": "OAuth", kind: _TOKENS.format("Msi")}
+        tokens = f"https://login.microsoftonline.com/{given('tenant_id')}/oauth2/token"
+        return {
+            f"fs.azure.account.auth.type.{account}": "OAuth",
+            kind: _TOKENS.format("ClientCreds"),
+            f"fs.azure.account.oauth2.client.id.{account}": given("client_id"),
+            f"fs.azure.account.oauth2.client.secret.{account}": given("client_secret"),
+            f"fs.azure.account.oauth2.client.endpoint.{account}": tokens,
+        }
+
+    def log_store_settings(self) -> dict[str, str]:
+        """With which log store a session commits there; Delta's own are right but for S3."""
+        return {log_store.SETTING: log_store.CLASS} if self.platform == "s3" else {}
+
+
+#: Dagster shows the fields of resources, so what a lake's storage is told is kept beside them, by address.
+_declared: dict[str, Storage] = {}
+
+
+def declare(storage: Storage) -> None:
+    """Have this process reach a lake so, and no text show its secrets."""
+    remember(*(storage.options.get(name) for name in SECRETS))
+    _declared[storage.address] = storage
+
+
+def storage_of(address: str) -> Storage:
+    """The storage of a lake: as it was declared, or else by its address alone."""
+    return _declared.get(address) or Storage.of(address)

@@ -1,0 +1,127 @@
+"""One address and one set of options, in the words of both engines."""
+
+from __future__ import annotations
+
+import pytest
+
+from pgsieve.resources.lake import log_store
+from pgsieve.resources.lake.session import session_config, storage_settings
+from pgsieve.resources.lake.storage import Storage, declare, storage_of
+from pgsieve.resources.passwords import concealed
+
+MINIO = {
+    "endpoint": "http://minio:9000",
+    "access_key_id": "AKIA7",
+    "secret_access_key": "x7Qm-secret-2Lp",
+}
+ABFSS = "abfss://lake@shop.dfs.core.windows.net/replicas"
+
+
+@pytest.mark.parametrize("written", ["s3://bucket/lake", "s3a://bucket/lake/", "S3://bucket/lake"])
+def test_s3_has_one_address_for_both_engines(written: str) -> None:
+    storage = Storage.of(written)
+    assert (storage.address, storage.platform, storage.folder) == ("s3a://bucket/lake", "s3", None)
+
+
+@pytest.mark.parametrize(
+    ("address", "is_safe"),
+    [
+        ("/lakes/shop", True),
+        ("file:///lakes/shop", True),
+        ("s3://bucket/lake", True),
+        (ABFSS, True),
+        ("gs://bucket/lake", True),
+        ("hdfs://name:8020/lake", True),
+        ("dbfs://lake", False),
+        ("wasb://lake@shop.blob.core.windows.net", False),
+        ("oss://bucket/lake", False),
+    ],
+)
+def test_a_store_is_safe_where_it_keeps_the_first_of_two_commits(address: str, is_safe: bool) -> None:
+    assert Storage.of(address).is_safe is is_safe
+
+
+def test_an_s3_server_of_ones_own_in_the_words_of_both_engines() -> None:
+    storage = Storage.of("s3://bucket/lake", MINIO)
+    assert storage.delta_rs_options() == {
+        "aws_endpoint_url": "http://minio:9000",
+        "aws_access_key_id": "AKIA7",
+        "aws_secret_access_key": "x7Qm-secret-2Lp",
+        "aws_conditional_put": "etag",
+        "aws_allow_http": "true",
+    }
+    assert storage.spark_settings({}) == {
+        "fs.s3a.endpoint": "http://minio:9000",
+        "fs.s3a.endpoint.region": "us-east-1",
+        "fs.s3a.path.style.access": "true",
+        "fs.s3a.aws.credentials.provider": "org.apache.hadoop.fs.s3a.SimpleAWSCredentialsProvider",
+        "fs.s3a.access.key": "AKIA7",
+        "fs.s3a.secret.key": "x7Qm-secret-2Lp",
+    }
+
+
+def test_without_options_both_engines_look_where_aws_tools_do() -> None:
+    storage = Storage.of("s3://bucket/lake")
+    assert storage.delta_rs_options() == {"aws_conditional_put": "etag"}
+    chain = "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider"
+    assert storage.spark_settings({}) == {"fs.s3a.aws.credentials.provider": chain}
+    assert storage.spark_settings({"AWS_ENDPOINT_URL": "https://store:1", "AWS_REGION": "eu-1"}) == {
+        "fs.s3a.endpoint": "https://store:1",
+        "fs.s3a.endpoint.region": "eu-1",
+        "fs.s3a.path.style.access": "true",
+        "fs.s3a.aws.credentials.provider": chain,
+    }
+
+
+def test_a_session_token_needs_the_provider_that_reads_it() -> None:
+    storage = Storage.of("s3://bucket/lake", {**MINIO, "session_token": "t"})
+    settings = storage.spark_settings({})
+    assert settings["fs.s3a.session.token"] == storage.delta_rs_options()["aws_session_token"] == "t"
+    assert settings["fs.s3a.aws.credentials.provider"].endswith(".TemporaryAWSCredentialsProvider")
+
+
+def test_azure_in_the_words_of_both_engines() -> None:
+    account = "shop.dfs.core.windows.net"
+    by_key = Storage.of(ABFSS, {"account_key": "k"})
+    assert by_key.delta_rs_options() == {"azure_storage_account_key": "k"}
+    assert by_key.spark_settings({}) == {f"fs.azure.account.key.{account}": "k"}
+    by_role = Storage.of(ABFSS)
+    assert by_role.delta_rs_options() == {}
+    assert by_role.spark_settings({})[f"fs.azure.account.oauth.provider.type.{account}"].endswith(
+        ".MsiTokenProvider"
+    )
+    principal = {"tenant_id": "t", "client_id": "c", "client_secret": "s"}
+    by_principal = Storage.of(ABFSS, principal)
+    assert set(by_principal.delta_rs_options().values()) == {"t", "c", "s"}
+    endpoint = by_principal.spark_settings({})[f"fs.azure.account.oauth2.client.endpoint.{account}"]
+    assert endpoint.endswith("/t/oauth2/token")
+
+
+def test_google_in_the_words_of_both_engines() -> None:
+    storage = Storage.of("gs://bucket/lake", {"service_account": "/keys/lake.json"})
+    assert storage.delta_rs_options() == {"google_service_account": "/keys/lake.json"}
+    settings = storage.spark_settings({})
+    assert settings["fs.gs.auth.service.account.json.keyfile"] == "/keys/lake.json"
+    assert Storage.of("gs://bucket/lake").spark_settings({}) == {}
+
+
+def test_secrets_are_in_no_repr_no_text_and_no_command_that_starts_a_jvm() -> None:
+    storage = Storage.of("s3://bucket/lake", MINIO)
+    declare(storage)
+    assert storage_of("s3a://bucket/lake") is storage
+    assert "x7Qm" not in repr(storage)
+    assert "x7Qm" not in concealed("403 for AKIA7, x7Qm-secret-2Lp")
+    assert "x7Qm" not in str(session_config("local[1]", {}, storage))
+
+
+def test_a_session_for_s3_has_the_log_store_and_its_jar() -> None:
+    config = session_config("local[1]", {}, Storage.of("s3://bucket/lake"))
+    assert config[log_store.SETTING] == log_store.CLASS
+    assert str(log_store.JAR) in config["spark.jars"].split(",")
+    assert log_store.SETTING not in session_config("local[1]", {}, Storage.of("/lakes/shop"))
+
+
+def test_what_the_user_says_of_the_file_system_is_left_as_it_is() -> None:
+    storage = Storage.of("s3://bucket/lake", MINIO)
+    own = {"spark.hadoop.fs.s3a.endpoint": "https://other"}
+    assert storage.spark_settings({}).keys() - storage_settings(storage, own).keys() == {"fs.s3a.endpoint"}
