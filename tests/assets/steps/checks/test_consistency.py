@@ -15,11 +15,11 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from pgsieve.assets.steps.apply.replica_tables import last_cut
 from pgsieve.assets.steps.checks.consistency import TableConsistency, at_one_lsn, check_consistency
 from pgsieve.assets.steps.checks.repair import repair
 from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
 from pgsieve.assets.steps.operations.initial_copy import copy_tables
+from pgsieve.assets.steps.records.cuts import Cuts
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.embedded import EmbeddedServer
@@ -214,7 +214,7 @@ def test_a_repair_brings_just_the_rows_that_differ_in_order_and_moves_no_positio
     assert [(r.inserted, r.deleted) for r in repair(subscription, lake, NAMES, _quiet)] == [(0, 0), (0, 0)]
     repaired = [replicated.replica(name) for _, name in NAMES]
     assert [table.transaction_version("pgsieve") for table in repaired] == positions
-    cut = last_cut(lake, subscription)
+    cut = Cuts(lake, subscription.name).last()
     assert cut is not None
     assert cut.tables == {name: table.version() for name, table in zip(NAMES, repaired, strict=True)}
     # What is written afterwards arrives.

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from pgsieve.assets.steps.operations.resync import changes_since_copy
-from pgsieve.assets.steps.records.table_states import READY, TableState
+from pgsieve.assets.steps.records.table_states import SyncState, TableState
 from pgsieve.assets.steps.subscription import Definition, Published
 from pgsieve.decoding.publications.evolution import Layout
 
@@ -15,7 +15,7 @@ PUBLISHED = Published(row_filters=("a > 1",), publications=("sales",))
 COPIED = Definition(
     columns=(("a", "int"), ("b", "string")), key=("a",), layout=Layout(1, (), 0, ()), published=PUBLISHED
 )
-STATE = TableState("public", "t", READY, definition=COPIED)
+STATE = TableState("public", "t", SyncState.READY, definition=COPIED)
 
 
 @pytest.mark.parametrize(
