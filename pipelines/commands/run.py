@@ -19,8 +19,8 @@ from pgsieve.assets.slot_consumption import change_log_asset
 from pgsieve.assets.steps.apply.replica_tables import ApplyResult, apply, tables_beyond_cut
 from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
 from pgsieve.assets.steps.initial_sync.one_table import Copied
+from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.cuts import Cuts
-from pgsieve.assets.steps.records.feed import durable_position
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord, disabled_error
 from pgsieve.assets.steps.records.table_states import SyncState, TableStates
 from pgsieve.assets.steps.records.transformed import TableChanges
@@ -262,7 +262,7 @@ class Materializer:
         state = SubscriptionRecord(self.lake, self.subscription.name).state()
         if not state.enabled:
             problems += (str(disabled_error(self.subscription.name, state).message),)
-        position = durable_position(self.lake, self.subscription.feed) or 0
+        position = ChangeLog(self.lake, self.subscription.feed).position() or 0
         return SubscriptionRun(
             name=self.subscription.name,
             copied=tuple(self.copied),

@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 from pgsieve.assets.steps.operations.resync import present_changes
+from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.cuts import Cuts
 from pgsieve.assets.steps.records.failures import copy_again, reason
-from pgsieve.assets.steps.records.feed import durable_position
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableStates
 from pgsieve.assets.steps.subscription import Feed, Subscription
@@ -31,7 +31,7 @@ def status(config: Config) -> StatusReport:
     slots, subscriptions = [], []
     for feed in declared.feeds.values():
         examined, state, problem = _asked(feed)
-        position = durable_position(lake, feed)
+        position = ChangeLog(lake, feed).position()
         slots.append(
             SlotStatus(
                 source=feed.source.name,

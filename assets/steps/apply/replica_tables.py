@@ -19,9 +19,9 @@ from pgsieve.assets.steps.apply.key_conflicts import INSERT_EXISTS, KeyConflictE
 from pgsieve.assets.steps.apply.net_change import after_truncate
 from pgsieve.assets.steps.apply.writer import Applied, Pending, ReplicaWriter
 from pgsieve.assets.steps.records.catalogs import altered_slices
+from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.cuts import Cut, Cuts
 from pgsieve.assets.steps.records.failures import TABLE_ERRORS, copy_again, is_damage, reason
-from pgsieve.assets.steps.records.feed import durable_position
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates, newest_version
 from pgsieve.assets.steps.records.transformed import TableChanges, Transformed
@@ -168,7 +168,7 @@ def complete_up_to(lake: Lake, subscription: Subscription, transformed: int) -> 
     Up to `transformed` the slices are known; what another process has transformed since then is not applied.
     """
     feed = subscription.feed
-    durable = durable_position(lake, feed) or 0
+    durable = ChangeLog(lake, feed).position() or 0
     if durable <= transformed:
         return durable
     waiting = lake.records.slices(lake.change_log(feed.name), transformed) or any(

@@ -13,7 +13,7 @@ import psycopg
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from pgsieve.assets.steps.apply.replica_tables import applied_up_to, complete_up_to
-from pgsieve.assets.steps.records.feed import durable_position
+from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.transformed import Transformed
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.decoding.protocol.messages import (
@@ -44,7 +44,7 @@ class Freshness:
 def check_freshness(subscription: Subscription, lake: Lake) -> Freshness:
     """How far the replicas of a subscription are behind."""
     feed = subscription.feed
-    durable = durable_position(lake, feed)
+    durable = ChangeLog(lake, feed).position()
     with feed.source.connect() as connection:
         state = slot_state(connection, feed.slot)
         if durable is None or state is None:
@@ -85,7 +85,7 @@ def _waiting(connection: psycopg.Connection[Any], lake: Lake, feed: Feed) -> dat
     try:
         message = first_message(connection, feed.source.name, feed.slot, query) if names else None
     except SlotInUseError:
-        return _read(connection, lake, feed, durable_position(lake, feed) or 0)
+        return _read(connection, lake, feed, ChangeLog(lake, feed).position() or 0)
     if message is None:
         return None
     match decode(message):

@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from pgsieve.assets.steps.apply.replica_tables import applied_up_to
 from pgsieve.assets.steps.records.catalogs import as_published
 from pgsieve.assets.steps.records.cuts import Cut, Cuts
-from pgsieve.assets.steps.records.feed import note_deleted
+from pgsieve.assets.steps.records.feed import FeedRecord
 from pgsieve.assets.steps.records.table_states import Name, TableState, TableStates, newest_version
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.decoding.lsn import format_lsn
@@ -58,7 +58,7 @@ def maintain_feed(
     upto = maintainer.expired(change_log, applied, retention.change_log)
     log(f"change log of {feed.name}: applied up to {format_lsn(applied)}, deleted up to {format_lsn(upto)}")
     if upto:
-        note_deleted(lake, feed, upto)
+        FeedRecord(lake, feed).note_deleted(upto)
     owners = [feed.name, *(as_published(feed, s).name for s in feed.subscriptions if not feed.filtered)]
     for owner in owners:
         for path in (lake.change_log(owner), lake.slices(owner)):

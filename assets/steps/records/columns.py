@@ -15,33 +15,8 @@ Order = tuple[int, int]
 #: Operations that change one row.
 ROW_OPERATIONS = ("insert", "update", "delete")
 
-CHANGE_LOG = pa.schema(
-    {
-        "slice": pa.int64(),
-        "commit_lsn": pa.int64(),
-        "ordinal": pa.int64(),
-        "number": pa.int64(),
-        "commit_time": pa.timestamp("us", "UTC"),
-        "xid": pa.int64(),
-        "kind": pa.string(),
-        "relation_id": pa.int64(),
-        "data": pa.binary(),
-    }
-)
-
 #: The messages of prepared transactions, each with the Prepare message of its transaction.
 PREPARED = pa.schema({"prepare": pa.binary(), "number": pa.int64(), "xid": pa.int64(), "data": pa.binary()})
-
-#: The cluster and timeline that a feed's LSNs are of, and whether its slot was given up; the newest row counts.
-FEED = pa.schema(
-    {
-        "at": pa.timestamp("us", "UTC"),
-        "system_identifier": pa.string(),
-        "timeline": pa.int64(),
-        "given_up": pa.bool_(),
-        "deleted_up_to": pa.int64(),
-    }
-)
 
 #: What a slice holds: bytes of messages, the relations changed, and the raw Relation and Truncate messages.
 SLICES = pa.schema(

@@ -1,76 +1,73 @@
-"""The feed's table `feed`, and the position of its change log: what Delta has of a slot.
+"""The feed's table `feed`: what Delta has of a slot.
 
-Written by slot consumption, and by maintenance before it deletes slices. Rows of `feed` tell the cluster and timeline
-that the LSNs are of, whether the slot was given up, and up to where slices are deleted; the newest row counts.
+Written by slot consumption, and by maintenance before it deletes slices. Rows tell the cluster and timeline that the
+LSNs are of, whether the slot was given up, and up to where slices are deleted; the newest row counts.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
 
-from pgsieve.assets.steps.records.columns import CHANGE_LOG, FEED
 from pgsieve.assets.steps.subscription import Feed
-from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.records import in_order
 
-
-def durable_position(lake: Lake, feed: Feed) -> int | None:
-    """The LSN up to which Delta holds the feed's changes, as its newest commit says; None before the first."""
-    return lake.records.position(lake.change_log(feed.name))
-
-
-def record_position(
-    lake: Lake, feed: Feed, position: int, after: int | None = None, base: int | None = None
-) -> None:
-    """Record a position with no changes before it since `after`, in a commit of its own.
-
-    Raises OverrunError where another process has read on from there, or written to the version `base`.
-    """
-    empty = CHANGE_LOG.empty_table()
-    lake.records.append(lake.change_log(feed.name), empty, position, base=base, after=after)
-    reach(Failpoint.POSITION_RECORDED)
+#: The cluster and timeline that a feed's LSNs are of, and whether its slot was given up; the newest row counts.
+FEED = pa.schema(
+    {
+        "at": pa.timestamp("us", "UTC"),
+        "system_identifier": pa.string(),
+        "timeline": pa.int64(),
+        "given_up": pa.bool_(),
+        "deleted_up_to": pa.int64(),
+    }
+)
 
 
-def known_timeline(lake: Lake, feed: Feed) -> int | None:
-    """The timeline that the feed's LSNs are of."""
-    timeline: int | None = newest_row(lake, feed).get("timeline")
-    return timeline
+@dataclass(frozen=True)
+class FeedRecord:
+    """The table `feed` of one feed."""
 
+    lake: Lake
+    feed: Feed
 
-def note_timeline(lake: Lake, feed: Feed, timeline: int) -> None:
-    """Record that what is read from now on is of a timeline whose history has all that was read before."""
-    newest = newest_row(lake, feed)
-    if newest.get("timeline") != timeline:
-        note_cluster(lake, feed, newest.get("system_identifier"), timeline, given_up=False)
+    @property
+    def path(self) -> str:
+        """Where it is."""
+        return self.lake.feed(self.feed.name)
 
+    def timeline(self) -> int | None:
+        """The timeline that the feed's LSNs are of."""
+        timeline: int | None = self.newest().get("timeline")
+        return timeline
 
-def deleted_up_to(lake: Lake, feed: Feed) -> int:
-    """The LSN up to which maintenance may have deleted slices of the change log; 0 where it never did."""
-    return max((row.get("deleted_up_to") or 0 for row in lake.records.rows(lake.feed(feed.name))), default=0)
+    def note_timeline(self, timeline: int) -> None:
+        """Record that what is read from now on is of a timeline whose history has all that was read before."""
+        newest = self.newest()
+        if newest.get("timeline") != timeline:
+            self.note_cluster(newest.get("system_identifier"), timeline, given_up=False)
 
+    def deleted_up_to(self) -> int:
+        """The LSN up to which maintenance may have deleted slices of the change log; 0 where it never did."""
+        return max((row.get("deleted_up_to") or 0 for row in self.lake.records.rows(self.path)), default=0)
 
-def note_deleted(lake: Lake, feed: Feed, upto: int) -> None:
-    """Record that slices are deleted, before they are: who is behind them, by a restored backup, lacks them."""
-    if upto > deleted_up_to(lake, feed):
-        _append(lake, feed, {"deleted_up_to": upto})
+    def note_deleted(self, upto: int) -> None:
+        """Record that slices are deleted, before they are: who is behind them, by a restored backup, lacks them."""
+        if upto > self.deleted_up_to():
+            self._append({"deleted_up_to": upto})
 
+    def newest(self) -> Mapping[str, Any]:
+        """The row that counts; an empty one where there is none."""
+        rows = [row for row in self.lake.records.rows(self.path) if row["given_up"] is not None]
+        return next(reversed(in_order(rows)), {})
 
-def newest_row(lake: Lake, feed: Feed) -> Mapping[str, Any]:
-    """The row of `feed` that counts; an empty one where there is none."""
-    rows = [row for row in lake.records.rows(lake.feed(feed.name)) if row["given_up"] is not None]
-    return next(reversed(in_order(rows)), {})
+    def note_cluster(self, identifier: str | None, timeline: int | None, *, given_up: bool) -> None:
+        """Record the cluster and timeline that LSNs are of from now on, and whether the slot was given up."""
+        self._append({"system_identifier": identifier, "timeline": timeline, "given_up": given_up})
 
-
-def note_cluster(
-    lake: Lake, feed: Feed, identifier: str | None, timeline: int | None, *, given_up: bool
-) -> None:
-    """Record the cluster and timeline that LSNs are of from now on, and whether the slot was given up."""
-    _append(lake, feed, {"system_identifier": identifier, "timeline": timeline, "given_up": given_up})
-
-
-def _append(lake: Lake, feed: Feed, row: Mapping[str, Any]) -> None:
-    told = pa.Table.from_pylist([{"at": datetime.now(UTC), **row}], FEED)
-    lake.records.append_versioned(lake.feed(feed.name), told)
+    def _append(self, row: Mapping[str, Any]) -> None:
+        rows = pa.Table.from_pylist([{"at": datetime.now(UTC), **row}], FEED)
+        self.lake.records.append_versioned(self.path, rows)

@@ -11,7 +11,7 @@ from itertools import chain, islice
 import pyarrow as pa
 from pyspark.sql import Observation
 
-from pgsieve.assets.steps.records.columns import CHANGE_LOG
+from pgsieve.assets.steps.records.change_log import CHANGE_LOG
 from pgsieve.assets.steps.records.prepared import (
     restore_prepared,
     save_prepared,

@@ -16,7 +16,8 @@ import numpy as np
 import pyarrow as pa
 
 from pgsieve.assets.steps.records.catalogs import is_altered
-from pgsieve.assets.steps.records.feed import durable_position, known_timeline, note_timeline, record_position
+from pgsieve.assets.steps.records.change_log import ChangeLog
+from pgsieve.assets.steps.records.feed import FeedRecord
 from pgsieve.assets.steps.records.prepared import restore_prepared, save_prepared
 from pgsieve.assets.steps.slot_consumption.appending import append_slice
 from pgsieve.assets.steps.slot_consumption.drain import drain, warn_of_missing
@@ -78,11 +79,16 @@ class StreamedFeed:
         self._leaves = feed.leaves_captured(catalog)
         self._prepared = keeps_prepared(feed, state)
         options = replace(feed.options, publications=tuple(publications))
-        durable = durable_position(lake, feed)
+        durable = ChangeLog(lake, feed).position()
         #: What commits before this has arrived.
         self.position = self._durable = state.confirmed_lsn if durable is None else durable
         self._stream = ReplicationStream(
-            feed.source, feed.slot, options, self._durable, log=log, timeline=known_timeline(lake, feed)
+            feed.source,
+            feed.slot,
+            options,
+            self._durable,
+            log=log,
+            timeline=FeedRecord(lake, feed).timeline(),
         )
         self._parallel = options.arguments(version).get("streaming") == "parallel"
         self._session = _Session(self._parallel)
@@ -141,7 +147,7 @@ class StreamedFeed:
         if self._altered or self._session.waiting.end:
             yield self._session.waiting.end or self.position
         else:
-            record_position(self._lake, self._feed, self.position, self._durable)
+            ChangeLog(self._lake, self._feed).record_position(self.position, self._durable)
             self._confirm(self.position)
 
     def append(self) -> Drained:
@@ -175,7 +181,7 @@ class StreamedFeed:
 
     def _begin(self, started: Started) -> None:
         """A connection starts: what was not appended is sent again."""
-        note_timeline(self._lake, self._feed, started.timeline)
+        FeedRecord(self._lake, self._feed).note_timeline(started.timeline)
         self._session.close()
         self._session = _Session(self._parallel)
         if self._prepared:

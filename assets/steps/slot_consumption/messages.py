@@ -7,7 +7,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from pgsieve.assets.steps.records.columns import CHANGE_LOG
+from pgsieve.assets.steps.records.change_log import CHANGE_LOG
 from pgsieve.decoding.protocol.headers import HeaderScanner
 from pgsieve.resources.postgres.sessions import Conninfo
 from pgsieve.resources.postgres.slot import read_messages

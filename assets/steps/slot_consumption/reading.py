@@ -17,9 +17,8 @@ from pgsieve.assets.steps.records.catalogs import (
     is_altered,
     record_altered,
 )
-from pgsieve.assets.steps.records.columns import CHANGE_LOG
+from pgsieve.assets.steps.records.change_log import CHANGE_LOG, ChangeLog
 from pgsieve.assets.steps.records.failures import passes, reason
-from pgsieve.assets.steps.records.feed import durable_position, record_position
 from pgsieve.assets.steps.records.slices import record_summary
 from pgsieve.assets.steps.records.table_states import SyncState, TableStates
 from pgsieve.assets.steps.slot_consumption.appending import append_slices, at_once
@@ -85,7 +84,7 @@ def drain_to(
     state = slot_state(connection, feed.slot)
     if state is None:
         raise SourceError(f'source "{source.name}": replication slot "{feed.slot}" is gone', sqlstate="42704")
-    durable = durable_position(lake, feed)
+    durable = ChangeLog(lake, feed).position()
     begin = position = durable if durable is not None else state.confirmed_lsn
     conninfo, options = source.executor_conninfo(), at_once(feed, publications)
     # After the target was read: whatever was altered before it is found.
@@ -127,7 +126,7 @@ def drain_to(
                     or end - begin >= IDLE_BYTES
                     or _copied_after(lake, subscriptions, begin)
                 ):
-                    record_position(lake, feed, end, position, base)
+                    ChangeLog(lake, feed).record_position(end, position, base)
                 else:
                     break
                 log(f"change log of {feed.name} holds everything before {format_lsn(end)}")
@@ -174,7 +173,7 @@ def _truncates_root(
 
 def _published_up_to(lake: Lake, own: Sequence[Feed]) -> int:
     """Where the slices end that a run which died has read as they were published: a slice has to hold all of them."""
-    return max(durable_position(lake, each) or 0 for each in own)
+    return max(ChangeLog(lake, each).position() or 0 for each in own)
 
 
 def published_feeds(lake: Lake, feed: Feed) -> tuple[Feed, ...]:
@@ -194,7 +193,7 @@ def _alone(lake: Lake, feed: Feed, own: Sequence[Feed], standing: Standing, end:
     a commit without rows makes its version another one. Raises OverrunError where another process was faster.
     """
     path, position = lake.change_log(feed.name), standing.position or 0
-    reached = max(durable_position(lake, each) or 0 for each in own)
+    reached = max(ChangeLog(lake, each).position() or 0 for each in own)
     if reached <= position:
         return standing.version
     if reached > end:
@@ -209,10 +208,10 @@ def _append_as_published(lake: Lake, feed: Feed, own: Feed, version: int, begin:
     options = at_once(feed, own.subscriptions[subscription])
     try:
         conninfo = feed.source.executor_conninfo()
-        after = durable_position(lake, own) or 0
+        after = ChangeLog(lake, own).position() or 0
         for _, holds in append_slices(lake, own, conninfo, options, version, [end], after, prepared=False):
             if not holds:
-                record_position(lake, own, end, after)
+                ChangeLog(lake, own).record_position(end, after)
                 record_summary(lake, own, end, {"bytes": 0, "relations": (), "messages": ()})
     except SourceError as error:
         if error.sqlstate != UNDEFINED:

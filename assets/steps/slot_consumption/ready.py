@@ -14,7 +14,7 @@ from pgsieve.assets.steps.records.catalogs import (
     record_catalog,
     unread_subscriptions,
 )
-from pgsieve.assets.steps.records.feed import durable_position, record_position
+from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.prepared import (
     record_nothing_prepared,
 )
@@ -52,7 +52,7 @@ def ready_slot(
     if sound != feed:
         digest, catalog = read_digested(connection, sound)
     state = take_slot(connection, feed, lake)
-    durable = durable_position(lake, feed)
+    durable = ChangeLog(lake, feed).position()
     names = sound.slot_publications(server)
     created = [n for n in names if n not in server.publications]
     try:
@@ -70,7 +70,7 @@ def ready_slot(
         else:  # Whoever made the slot did not come to it.
             if keeps_prepared(feed, state):
                 record_nothing_prepared(lake, feed, state.confirmed_lsn)
-            record_position(lake, feed, state.confirmed_lsn)
+            ChangeLog(lake, feed).record_position(state.confirmed_lsn)
         if not is_recorded(lake, sound, digest):
             if durable is not None and connection.info.server_version < 180000:
                 _drain_before_created(connection, feed, lake, names)

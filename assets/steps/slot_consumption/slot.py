@@ -9,7 +9,8 @@ from typing import Any
 
 import psycopg
 
-from pgsieve.assets.steps.records.feed import durable_position, newest_row, note_cluster, record_position
+from pgsieve.assets.steps.records.change_log import ChangeLog
+from pgsieve.assets.steps.records.feed import FeedRecord
 from pgsieve.assets.steps.records.prepared import prepared_position, record_nothing_prepared
 from pgsieve.assets.steps.records.table_states import SyncState, TableState, TableStates
 from pgsieve.assets.steps.subscription import Feed
@@ -64,7 +65,7 @@ def take_slot(connection: psycopg.Connection[tuple[object, ...]], feed: Feed, la
     if feed.failover and not state.failover:
         enable_failover(feed.source, feed.slot)
     if not newest or newest["given_up"] or known != timeline:
-        note_cluster(lake, feed, system_identifier(connection), timeline, given_up=False)
+        FeedRecord(lake, feed).note_cluster(system_identifier(connection), timeline, given_up=False)
     return state
 
 
@@ -85,7 +86,7 @@ def _lost(lake: Lake, feed: Feed, problem: str) -> ChangeLogLostError:
 def _known_position(lake: Lake, feed: Feed) -> int | None:
     """The durable position; raises ChangeLogLostError where the change log cannot be read."""
     try:
-        return durable_position(lake, feed)
+        return ChangeLog(lake, feed).position()
     except LakeUnavailableError:
         raise
     except LakeError as error:
@@ -105,14 +106,14 @@ def refuse_other_cluster(
     connection: psycopg.Connection[tuple[object, ...]], feed: Feed, lake: Lake
 ) -> Mapping[str, Any]:
     """What is recorded of the feed's cluster; raises OtherClusterError where the server is another one."""
-    newest, found = newest_row(lake, feed), system_identifier(connection)
+    newest, found = FeedRecord(lake, feed).newest(), system_identifier(connection)
     known = newest.get("system_identifier") or found
     if known == found:
         return newest
     again = " and ".join(f"`pgsieve drop {s} --leave-slot --delete-tables`" for s in feed.subscriptions)
     raise OtherClusterError(
         f'source "{feed.source.name}": the server is the cluster with system identifier {found}, but Delta holds changes'
-        f" up to {format_lsn(durable_position(lake, feed) or 0)} of the cluster {known}: their LSNs do not compare",
+        f" up to {format_lsn(ChangeLog(lake, feed).position() or 0)} of the cluster {known}: their LSNs do not compare",
         hint=f"replicate it into another `lake`, or begin from scratch: {again}, then `pgsieve run`",
         sqlstate="55000",
     )
@@ -120,9 +121,11 @@ def refuse_other_cluster(
 
 def give_up(lake: Lake, feed: Feed) -> None:
     """Remember that nobody needs the slot any more: the next one begins from scratch."""
-    newest = newest_row(lake, feed)
+    newest = FeedRecord(lake, feed).newest()
     if not newest.get("given_up"):
-        note_cluster(lake, feed, newest.get("system_identifier"), newest.get("timeline"), given_up=True)
+        FeedRecord(lake, feed).note_cluster(
+            newest.get("system_identifier"), newest.get("timeline"), given_up=True
+        )
 
 
 def begin_slot(connection: psycopg.Connection[tuple[object, ...]], feed: Feed, lake: Lake) -> None:
@@ -130,7 +133,7 @@ def begin_slot(connection: psycopg.Connection[tuple[object, ...]], feed: Feed, l
 
     Raises SlotError where the server's LSNs are not beyond what Delta holds: a position never goes back.
     """
-    reached, durable = inserted_lsn(connection), durable_position(lake, feed) or 0
+    reached, durable = inserted_lsn(connection), ChangeLog(lake, feed).position() or 0
     if reached < durable:
         raise SlotError(
             f'source "{feed.source.name}": Delta holds changes up to {format_lsn(durable)}, which the server, at'
@@ -148,12 +151,14 @@ def begin_slot(connection: psycopg.Connection[tuple[object, ...]], feed: Feed, l
     )
     reach(Failpoint.SLOT_CREATED)
     try:
-        note_cluster(lake, feed, system_identifier(connection), current_timeline(connection), given_up=False)
+        FeedRecord(lake, feed).note_cluster(
+            system_identifier(connection), current_timeline(connection), given_up=False
+        )
         if feed.options.two_phase:
             record_nothing_prepared(lake, feed, start)
-        record_position(lake, feed, start)
+        ChangeLog(lake, feed).record_position(start)
     except Exception:
-        if durable_position(lake, feed) != start:  # Else only the answer was lost.
+        if ChangeLog(lake, feed).position() != start:  # Else only the answer was lost.
             drop_slot(connection, feed.source.name, feed.slot)
         raise
 

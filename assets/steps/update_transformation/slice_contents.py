@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 from pgsieve.assets.steps.observed import aggregated
 from pgsieve.assets.steps.records.catalogs import altered_slices, as_published, catalog_of, decided_by_server
+from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.columns import Order
-from pgsieve.assets.steps.records.feed import durable_position
 from pgsieve.assets.steps.records.slices import record_summary, slice_summary
 from pgsieve.assets.steps.records.table_states import Name
 from pgsieve.assets.steps.subscription import Feed, Subscription
@@ -50,7 +50,7 @@ def slices_to_read(
     reads what the publisher sent. None: the slot was not read for it at that time.
     """
     feed, name = subscription.feed, subscription.name
-    altered = altered_slices(lake, feed, name, durable_position(lake, feed) or 0)
+    altered = altered_slices(lake, feed, name, ChangeLog(lake, feed).position() or 0)
     published = replace(subscription, feed=as_published(feed, name))
     appended = lake.records.slices(lake.change_log(feed.name), after=after)
     for end in sorted({*appended, *(end for end in altered if end > after)}):

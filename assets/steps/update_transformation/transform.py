@@ -20,7 +20,7 @@ from pgsieve.assets.steps.observed import aggregated, observed
 from pgsieve.assets.steps.records.columns import ROW_OPERATIONS, Order, struct_ddl
 from pgsieve.assets.steps.records.columns import field as struct_field
 from pgsieve.assets.steps.records.failures import TABLE_ERRORS, copy_again, in_transaction, is_damage, reason
-from pgsieve.assets.steps.records.feed import deleted_up_to
+from pgsieve.assets.steps.records.feed import FeedRecord
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
 from pgsieve.assets.steps.records.transformed import TableChanges, Transformed
@@ -121,7 +121,7 @@ def _transform(subscription: Subscription, lake: Lake, log: Log, results: list[T
 
 def _set_aside_what_is_behind(subscription: Subscription, lake: Lake, begin: int, log: Log) -> None:
     """Set aside the tables whose next changes the change log had, and has no more."""
-    deleted = deleted_up_to(lake, subscription.feed)
+    deleted = FeedRecord(lake, subscription.feed).deleted_up_to()
     if begin >= deleted:
         return
     problem = (

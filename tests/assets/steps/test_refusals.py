@@ -13,8 +13,7 @@ import psycopg
 import pytest
 
 from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
-from pgsieve.assets.steps.records.columns import CHANGE_LOG
-from pgsieve.assets.steps.records.feed import durable_position
+from pgsieve.assets.steps.records.change_log import CHANGE_LOG, ChangeLog
 from pgsieve.assets.steps.records.table_states import SyncState, TableState, TableStates
 from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.assets.steps.slot_consumption.ready import ready_slot
@@ -250,7 +249,7 @@ def test_a_slot_behind_delta_is_moved_on(conninfo: str, database: psycopg.Connec
         state = slot_state(connection, "refused")
     assert state is not None
     assert start < later <= state.confirmed_lsn
-    assert durable_position(lake, reading) == later
+    assert ChangeLog(lake, reading).position() == later
 
 
 def test_a_new_slot_makes_every_table_be_copied_again(

@@ -17,7 +17,7 @@ from deltalake import DeltaTable
 from pgsieve.assets.steps.records.catalogs import is_recorded, record_catalog
 from pgsieve.assets.steps.records.columns import CATALOGS
 from pgsieve.assets.steps.records.cuts import CUTS, Cut, Cuts
-from pgsieve.assets.steps.records.feed import newest_row, note_cluster
+from pgsieve.assets.steps.records.feed import FeedRecord
 from pgsieve.assets.steps.records.subscription_state import (
     SUBSCRIPTION,
     SubscriptionRecord,
@@ -96,8 +96,8 @@ def test_a_subscription_is_enabled_and_skips_after_a_clock_that_is_ahead(lake: L
 def test_a_feed_is_begun_after_a_clock_that_is_ahead_gave_it_up(lake: Lake) -> None:
     with ahead():
         give_up(lake, FEED)
-    note_cluster(lake, FEED, "1", 1, given_up=False)
-    assert newest_row(lake, FEED)["given_up"] is False
+    FeedRecord(lake, FEED).note_cluster("1", 1, given_up=False)
+    assert FeedRecord(lake, FEED).newest()["given_up"] is False
 
 
 def test_a_cut_and_a_state_are_ordered_by_what_the_cut_was_made_from(lake: Lake) -> None:

@@ -14,7 +14,7 @@ import psycopg
 import pytest
 
 from pgsieve.assets.steps.records.catalogs import altered_slices, as_published
-from pgsieve.assets.steps.records.feed import durable_position
+from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.slot_consumption import appending, follow, reading, ready
 from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.assets.steps.slot_consumption.follow import StreamedFeed
@@ -123,7 +123,7 @@ class Published:
 
     def altered(self) -> set[int]:
         """The ends of the slices in which something was altered."""
-        durable = durable_position(self.lake, self.captured)
+        durable = ChangeLog(self.lake, self.captured).position()
         assert durable is not None
         return altered_slices(self.lake, self.captured, "sub", durable)
 

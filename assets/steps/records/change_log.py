@@ -1,0 +1,51 @@
+"""The feed's table `change_log`: the messages of its slot, and the position up to which Delta holds them.
+
+Written by slot consumption, a slice per commit; maintenance deletes slices that everybody has applied.
+"""
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from pgsieve.assets.steps.subscription import Feed
+from pgsieve.resources.failpoints import Failpoint, reach
+from pgsieve.resources.lake.lake import Lake
+
+CHANGE_LOG = pa.schema(
+    {
+        "slice": pa.int64(),
+        "commit_lsn": pa.int64(),
+        "ordinal": pa.int64(),
+        "number": pa.int64(),
+        "commit_time": pa.timestamp("us", "UTC"),
+        "xid": pa.int64(),
+        "kind": pa.string(),
+        "relation_id": pa.int64(),
+        "data": pa.binary(),
+    }
+)
+
+
+@dataclass(frozen=True)
+class ChangeLog:
+    """The table `change_log` of one feed."""
+
+    lake: Lake
+    feed: Feed
+
+    @property
+    def path(self) -> str:
+        """Where it is."""
+        return self.lake.change_log(self.feed.name)
+
+    def position(self) -> int | None:
+        """The LSN up to which Delta holds the feed's changes, as its newest commit says; None before the first."""
+        return self.lake.records.position(self.path)
+
+    def record_position(self, position: int, after: int | None = None, base: int | None = None) -> None:
+        """Record a position with no changes before it since `after`, in a commit of its own.
+
+        Raises OverrunError where another process has read on from there, or written to the version `base`.
+        """
+        self.lake.records.append(self.path, CHANGE_LOG.empty_table(), position, base=base, after=after)
+        reach(Failpoint.POSITION_RECORDED)
