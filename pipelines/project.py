@@ -135,8 +135,8 @@ def _refuse_unbuilt(subscription: SubscriptionConfig, lake: str) -> None:
             "in a lake at a URI transactions arrive at their commit, and the replica's rows are the same",
         ),
     }
-    for option, (asked, instead) in unbuilt.items():
-        if asked:
+    for option, (requested, instead) in unbuilt.items():
+        if requested:
             raise PgsieveError(
                 f'subscription "{subscription.name}": `{option}` is not supported yet',
                 hint=f"leave the option out: {instead}",

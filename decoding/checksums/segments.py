@@ -144,10 +144,10 @@ class Chosen:
 
     def query(self, rows: str, columns: Sequence[str]) -> str:
         """SQL for `columns` of the chosen rows of `rows`, a query that has a column `hash`, too."""
-        listed = ",".join(map(str, np.flatnonzero(self.segments)))
+        numbers = ",".join(map(str, np.flatnonzero(self.segments)))
         return (
             f"SELECT {', '.join(columns)} FROM ({rows}) AS hashed"
-            f" WHERE hash & {_SEGMENT} IN (SELECT pg_catalog.unnest('{{{listed}}}'::bigint[]))"
+            f" WHERE hash & {_SEGMENT} IN (SELECT pg_catalog.unnest('{{{numbers}}}'::bigint[]))"
         )
 
     def of(self, batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -224,16 +224,16 @@ class PluginDriver:
         if not begun.ignored:
             yield from self._plugin.call(name, begun.txn, *lsn)
 
-    def _replay(self, held: HeldTransaction, begun: _Open) -> Iterator[Output]:
+    def _replay(self, transaction: HeldTransaction, begun: _Open) -> Iterator[Output]:
         """The changes of a transaction that was held back."""
-        begun.txn.origin, begun.txn.origin_lsn = held.origin, held.origin_lsn
-        for message, relations in held.changes():
+        begun.txn.origin, begun.txn.origin_lsn = transaction.origin, transaction.origin_lsn
+        for message, relations in transaction.changes():
             yield from self._change(begun, message, relations)
 
-    def _replay_committed(self, held: HeldTransaction, txn: Transaction) -> Iterator[Output]:
+    def _replay_committed(self, transaction: HeldTransaction, txn: Transaction) -> Iterator[Output]:
         """Decode one that was held back as if it had been neither streamed nor prepared."""
         begun = _Open(txn, "begin")
-        yield from self._replay(held, begun)
+        yield from self._replay(transaction, begun)
         yield from self._end(begun, "commit", txn.final_lsn)
 
     # two-phase commit
@@ -253,8 +253,8 @@ class PluginDriver:
         xid, gid = message.xid, message.gid
         if xid in self._ignored:
             self._ignored.remove(xid)
-        elif held := self._held.pop(xid, None):
-            yield from self._replay_committed(held, _committed(Transaction(xid, gid=gid), message))
+        elif transaction := self._held.pop(xid, None):
+            yield from self._replay_committed(transaction, _committed(Transaction(xid, gid=gid), message))
         elif streamed := self._streams.pop(xid, None):
             _committed(streamed.txn, message)
             yield from self._end_stream(streamed, "stream_commit", streamed.txn, message.commit_lsn)
@@ -300,8 +300,8 @@ class PluginDriver:
     def _stream_commit(self, message: StreamCommit) -> Iterator[Output]:
         xid = message.xid
         self._relations.end_stream(xid, committed=True)
-        if held := self._held.pop(xid, None):
-            yield from self._replay_committed(held, _committed(Transaction(xid), message))
+        if transaction := self._held.pop(xid, None):
+            yield from self._replay_committed(transaction, _committed(Transaction(xid), message))
         else:
             streamed = self._streams.pop(xid)
             _committed(streamed.txn, message)
@@ -312,8 +312,8 @@ class PluginDriver:
         whole = xid == subxid
         if whole:
             self._relations.end_stream(xid, committed=False)
-        if held := self._held.get(xid):
-            held.abort(subxid)
+        if transaction := self._held.get(xid):
+            transaction.abort(subxid)
             if whole:
                 del self._held[xid]
             return
@@ -333,9 +333,9 @@ class PluginDriver:
         if not self._plugin.decodes_prepare(xid, message.gid):
             return  # until COMMIT PREPARED or ROLLBACK PREPARED
         txn = _prepared(message)
-        if held := self._held.pop(xid, None):
+        if transaction := self._held.pop(xid, None):
             begun = _Open(txn, "begin_prepare")
-            yield from self._replay(held, begun)
+            yield from self._replay(transaction, begun)
             yield from self._prepare(begun, message)
             return
         streamed = self._streams.pop(xid)

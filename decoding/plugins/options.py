@@ -22,9 +22,9 @@ def parse_bool(name: str, value: str | None) -> bool:
     return BOOLEANS[value.lower()]
 
 
-def unknown_option(name: str, value: str | None, known: tuple[str, ...]) -> OutputPluginOptionError:
+def unknown_option(name: str, value: str | None, names: tuple[str, ...]) -> OutputPluginOptionError:
     """The error for an option that a plugin does not have."""
     shown = "(null)" if value is None else value
     return OutputPluginOptionError(
-        f'option "{name}" = "{shown}" is unknown', hint=f"options: {', '.join(known)}", sqlstate="22023"
+        f'option "{name}" = "{shown}" is unknown', hint=f"options: {', '.join(names)}", sqlstate="22023"
     )

@@ -72,7 +72,7 @@ class Pgoutput:
         """Read the options."""
         del is_init
         options.output_type = OutputType.BINARY
-        given: dict[str, str | None] = {}
+        values: dict[str, str | None] = {}
         for name, value in ctx.output_plugin_options:
             if name not in _OPTIONS:
                 raise OutputPluginOptionError(
@@ -80,22 +80,22 @@ class Pgoutput:
                     hint=f"options: {', '.join(_OPTIONS)}; publications are those that the slot is read with",
                     sqlstate="XX000",
                 )
-            if name in given:
+            if name in values:
                 raise OutputPluginOptionError("conflicting or redundant options", sqlstate="42601")
-            given[name] = value
-        protocol = _protocol(given.get("proto_version"))
-        streaming = (given.get("streaming", "off") or "on").lower()
+            values[name] = value
+        protocol = _protocol(values.get("proto_version"))
+        streaming = (values.get("streaming", "off") or "on").lower()
         self._parallel = streaming == "parallel"
         ctx.streaming = self._parallel or _boolean("streaming", streaming)
         if ctx.streaming:
             _require(protocol, _STREAM_PROTOCOL, "streaming")
         if self._parallel:
             _require(protocol, _PARALLEL_PROTOCOL, "parallel streaming")
-        ctx.two_phase = "two_phase" in given and _boolean("two_phase", given["two_phase"])
+        ctx.two_phase = "two_phase" in values and _boolean("two_phase", values["two_phase"])
         if ctx.two_phase:
             _require(protocol, _TWO_PHASE_PROTOCOL, "two-phase commit")
-        self._messages = "messages" in given and _boolean("messages", given["messages"])
-        origin = (given.get("origin", "any") or "").lower()
+        self._messages = "messages" in values and _boolean("messages", values["messages"])
+        origin = (values.get("origin", "any") or "").lower()
         if origin not in ("any", "none"):
             raise OutputPluginOptionError(f'unrecognized origin value: "{origin}"', sqlstate="22023")
         self._local_only = origin == "none"
@@ -207,11 +207,11 @@ class Pgoutput:
     ) -> None:
         """Type and Relation messages, unless the reader knows just this."""
         message, types = relation.message, relation.types
-        known = described.get(message.relation_id)
-        if known is not None and known[0] is message:
+        former = described.get(message.relation_id)
+        if former is not None and former[0] is message:
             return
         described[message.relation_id] = (message, types)
-        if known is not None and _as_sent(*known, xid) == _as_sent(message, types, xid):
+        if former is not None and _as_sent(*former, xid) == _as_sent(message, types, xid):
             return
         for description in _as_sent(message, types, xid):
             _write(ctx, description, last=False)

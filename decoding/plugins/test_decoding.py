@@ -304,16 +304,16 @@ class TestDecoding:
         return f" (at {timestamptz_text(time)})" if self._on["include-timestamp"] else ""
 
     def _prefixes_of(self, relation: PublishedRelation) -> _Prefixes:
-        known = self._prefixes.get(relation.message.relation_id)
-        if known is None or known.relation is not relation:
+        prefixes = self._prefixes.get(relation.message.relation_id)
+        if prefixes is None or prefixes.relation is not relation:
             version = self._server_version
             columns = [
                 f" {quote_identifier(column.name, version)}[{type_name}]:".encode()
                 for column, type_name in zip(relation.message.columns, relation.type_names, strict=True)
             ]
-            known = _Prefixes(relation, f"table {self._qualified(relation)}:".encode(), columns)
-            self._prefixes[relation.message.relation_id] = known
-        return known
+            prefixes = _Prefixes(relation, f"table {self._qualified(relation)}:".encode(), columns)
+            self._prefixes[relation.message.relation_id] = prefixes
+        return prefixes
 
     def _qualified(self, relation: PublishedRelation) -> str:
         return quote_qualified(relation.namespace, relation.message.name, self._server_version)

@@ -55,12 +55,12 @@ class RelationDescriptions:
     def note(self, data: pa.Array) -> dict[int, Description]:
         """Take note of Type messages (binary array), and return the relations that are described here."""
         kind = Octets(data).kinds()
-        found: dict[int, Description] = {}
+        descriptions: dict[int, Description] = {}
         for at in np.flatnonzero((kind == _RELATION) | (kind == _TYPE)):
-            self._note(data[int(at)].as_py(), found)
-        return found
+            self._note(data[int(at)].as_py(), descriptions)
+        return descriptions
 
-    def _note(self, raw: bytes, found: dict[int, Description]) -> None:
+    def _note(self, raw: bytes, descriptions: dict[int, Description]) -> None:
         message = decode(raw)
         if isinstance(message, Type):
             self._types[message.type_oid] = raw
@@ -68,7 +68,7 @@ class RelationDescriptions:
             oids = dict.fromkeys(c.type_oid for c in message.columns)
             types = (self._types[oid] for oid in oids if oid in self._types)
             self._arrivals += 1
-            found[message.relation_id] = Description(self._arrivals, (*types, raw))
+            descriptions[message.relation_id] = Description(self._arrivals, (*types, raw))
 
     def replayed(self, relations: Mapping[int, Description]) -> None:
         """A transaction that was kept apart has been passed on, described by these.
@@ -76,8 +76,8 @@ class RelationDescriptions:
         The description of a relation is the one that arrived last, whatever was passed on last.
         """
         for relation_id, description in relations.items():
-            known = self._known.get(relation_id)
-            if known is None or known.arrival < description.arrival:
+            former = self._known.get(relation_id)
+            if former is None or former.arrival < description.arrival:
                 self._known[relation_id] = description
         self._stale.update(relations)
 
@@ -96,10 +96,10 @@ class RelationDescriptions:
                 yield pa.array([m for i in missing for m in self._known[i].messages], data.type)
                 self._stale.difference_update(missing)
             if describing[at]:
-                found: dict[int, Description] = {}
-                self._note(data[at].as_py(), found)
-                self._known.update(found)
-                self._stale.difference_update(found)
+                descriptions: dict[int, Description] = {}
+                self._note(data[at].as_py(), descriptions)
+                self._known.update(descriptions)
+                self._stale.difference_update(descriptions)
         yield data.slice(passed) if passed else data
 
     def _first_uses(self, octets: Octets, kind: Marks, data: pa.Array) -> dict[int, list[int]]:

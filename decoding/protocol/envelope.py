@@ -173,5 +173,7 @@ def xlog_data_columns(
     parts = pa.BinaryArray.from_buffers(pa.binary(), 2 * count, buffers)
     words = Octets(parts)
     headers = words.starts[::2]
-    known = words.words(headers) >> 56 == XLogData.tag
-    return words.words(headers[known] + 1).view(np.int64), parts.take(pa.array(np.flatnonzero(known) * 2 + 1))
+    is_xlog_data = words.words(headers) >> 56 == XLogData.tag
+    return words.words(headers[is_xlog_data] + 1).view(np.int64), parts.take(
+        pa.array(np.flatnonzero(is_xlog_data) * 2 + 1)
+    )

@@ -76,13 +76,13 @@ class RelationCache:
 
     def add(self, message: Relation | Type, xid: int | None = None) -> None:
         """Take a description; it replaces what was known under its id."""
-        known = self._session if xid is None else self._streams.setdefault(xid, _Known())
+        scope = self._session if xid is None else self._streams.setdefault(xid, _Known())
         if isinstance(message, Type):
-            known.types[message.type_oid] = message
+            scope.types[message.type_oid] = message
             return
-        types = {**self._session.types, **known.types}
+        types = {**self._session.types, **scope.types}
         oids = [column.type_oid for column in message.columns]
-        known.relations[message.relation_id] = PublishedRelation(
+        scope.relations[message.relation_id] = PublishedRelation(
             message,
             tuple(types[oid] for oid in dict.fromkeys(oids) if oid in types),
             tuple(self._type_name(oid, types.get(oid)) for oid in oids),
@@ -91,14 +91,14 @@ class RelationCache:
     def get(self, relation_id: int, xid: int | None = None) -> PublishedRelation:
         """The relation as it was described last."""
         streamed = self._streams.get(xid) if xid is not None else None
-        found = streamed.relations.get(relation_id) if streamed else None
-        found = found or self._session.relations.get(relation_id)
-        if found is None:
+        relation = streamed.relations.get(relation_id) if streamed else None
+        relation = relation or self._session.relations.get(relation_id)
+        if relation is None:
             raise ProtocolError(
                 f"no Relation message has described relation {relation_id} before its change",
                 sqlstate=PROTOCOL_VIOLATION,
             )
-        return found
+        return relation
 
     def end_stream(self, xid: int, *, committed: bool) -> None:
         """Make a streamed transaction's descriptions the session's, or forget them."""
@@ -108,9 +108,9 @@ class RelationCache:
             self._session.types.update(streamed.types)
 
     def _type_name(self, oid: int, described: Type | None) -> str:
-        known = self._type_names.get(oid) or TYPE_NAMES.get(oid)
-        if known is not None:
-            return known
+        name = self._type_names.get(oid) or TYPE_NAMES.get(oid)
+        if name is not None:
+            return name
         if described is None:
             raise ProtocolError(
                 f"no Type message has described type {oid} before its relation", sqlstate=PROTOCOL_VIOLATION

@@ -170,17 +170,17 @@ def _walk(
     marks: list[Marks | int | None] = [None if whole else np.full(count, _NULL, np.uint8) for _ in chosen]
     ends = positions[rows]
     for first in range(0, len(rows), _ROWS):
-        here: slice | Positions = slice(first, first + _ROWS)
-        at = ends[here]
+        batch: slice | Positions = slice(first, first + _ROWS)
+        at = ends[batch]
         if not whole:
-            here = rows[here]
+            batch = rows[batch]
         for column in range(width):
             start, end, mark = _step(octets, at)
             place = places.get(column)
             if place is not None:
-                bounds[place, here, 0] = start
-                bounds[place, here, 1] = end
-                marks[place] = _marked(marks[place], mark, here, count)
+                bounds[place, batch, 0] = start
+                bounds[place, batch, 1] = end
+                marks[place] = _marked(marks[place], mark, batch, count)
             at = end
         ends[first : first + _ROWS] = at
     return [
@@ -188,7 +188,7 @@ def _walk(
     ], ends
 
 
-def _marked(seen: Marks | int | None, mark: Marks | int, here: slice | Positions, count: int) -> Marks | int:
+def _marked(seen: Marks | int | None, mark: Marks | int, batch: slice | Positions, count: int) -> Marks | int:
     """Add how some rows' values of a column came to what is known; one mark stays one."""
     if seen is None and isinstance(mark, int):
         return mark
@@ -196,7 +196,7 @@ def _marked(seen: Marks | int | None, mark: Marks | int, here: slice | Positions
         return seen
     if not isinstance(seen, np.ndarray):
         seen = np.full(count, _NULL if seen is None else seen, np.uint8)
-    seen[here] = mark
+    seen[batch] = mark
     return seen
 
 
@@ -221,12 +221,12 @@ def _completed(new: _Cells, old: _Cells | None) -> _Cells:
     """Take unchanged values from the old tuple; it stands before the new one in its message."""
     if old is None:
         return new
-    known = new.came(_UNCHANGED) & (old.came(_TEXT) | old.came(_BINARY))
-    if not np.any(known):
+    inherited = new.came(_UNCHANGED) & (old.came(_TEXT) | old.came(_BINARY))
+    if not np.any(inherited):
         return new
-    known = np.broadcast_to(known, len(new.bounds) // 2)
-    bounds = np.where(np.repeat(known, 2), old.bounds, new.bounds)
-    return _Cells(bounds, np.where(known, old.marks, new.marks).astype(np.uint8))
+    inherited = np.broadcast_to(inherited, len(new.bounds) // 2)
+    bounds = np.where(np.repeat(inherited, 2), old.bounds, new.bounds)
+    return _Cells(bounds, np.where(inherited, old.marks, new.marks).astype(np.uint8))
 
 
 def _struct(
@@ -287,16 +287,18 @@ def _letters(letters: Marks, is_there: Mask) -> pa.Array:
 def _unchanged(count: int, names: Sequence[str], cells: Sequence[_Cells]) -> pa.Array:
     """List for each message the columns that were sent as unchanged."""
     kind = pa.list_(pa.string())
-    found = {
+    masks = {
         name: np.broadcast_to(cell.came(_UNCHANGED), count)
         for name, cell in zip(names, cells, strict=bool(cells))
         if np.any(cell.came(_UNCHANGED))
     }
-    if not found:
+    if not masks:
         return pa.nulls(count, kind)
-    unsent = np.stack(list(found.values()), axis=1)
+    unsent = np.stack(list(masks.values()), axis=1)
     sizes = unsent.sum(axis=1)
     offsets = np.zeros(count + 1, np.int32)
     np.cumsum(sizes, out=offsets[1:])
-    listed = pa.array(list(found), pa.string()).take(pa.array(np.nonzero(unsent)[1]))
-    return pa.Array.from_buffers(kind, count, [bits(sizes > 0), pa.py_buffer(offsets)], children=[listed])
+    unsent_names = pa.array(list(masks), pa.string()).take(pa.array(np.nonzero(unsent)[1]))
+    return pa.Array.from_buffers(
+        kind, count, [bits(sizes > 0), pa.py_buffer(offsets)], children=[unsent_names]
+    )

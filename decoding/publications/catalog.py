@@ -173,11 +173,11 @@ class Catalog:
         From 18 on a server passes over some that are missing, and publishes what the others do
         (LoadPublications() in src/backend/replication/pgoutput/pgoutput.c).
         """
-        found = tuple(self.publications[n] for n in names if n in self.publications)
+        selected = tuple(self.publications[n] for n in names if n in self.publications)
         missing = self.missing(names)
-        if missing is not None and (self.server_version < 180000 or not found):
+        if missing is not None and (self.server_version < 180000 or not selected):
             raise missing
-        return found
+        return selected
 
     def missing(self, names: Iterable[str]) -> PublicationError | None:
         """What is wrong where some of the named publications do not exist."""
@@ -310,11 +310,11 @@ class ReplicatedTable:
 
 def _tables_of(publication: Publication, catalog: Catalog) -> dict[int, Table]:
     """The tables a publication sends, as pg_get_publication_tables() lists them."""
-    listed = {t.oid: t for t in catalog.tables.values() if publication.contains(t)}
+    members = {t.oid: t for t in catalog.tables.values() if publication.contains(t)}
     if publication.via_root:
-        return {oid: t for oid, t in listed.items() if not any(a in listed for a in t.ancestors)}
-    leaves = {leaf for t in listed.values() for leaf in t.leaves}
-    tables = listed | {leaf: catalog.tables[leaf] for leaf in leaves if leaf in catalog.tables}
+        return {oid: t for oid, t in members.items() if not any(a in members for a in t.ancestors)}
+    leaves = {leaf for t in members.values() for leaf in t.leaves}
+    tables = members | {leaf: catalog.tables[leaf] for leaf in leaves if leaf in catalog.tables}
     return {oid: t for oid, t in tables.items() if t.kind != "p"}
 
 

@@ -73,19 +73,19 @@ class DefinedPublication:
             yield self._refusal('unrecognized publication parameter: "publish_generated_columns"', "42601")
         for lacking in self.missing(catalog):
             yield self._refusal(f'relation "{lacking.schema}.{lacking.name}" does not exist', "42P01")
-        listed = list(self._listed(catalog))
-        yield from self._redundant(listed)
-        for defined, table in listed:
+        entries = list(self._listed(catalog))
+        yield from self._redundant(entries)
+        for defined, table in entries:
             if defined.where is not None:
                 yield from self._where_problems(table, defined.where, verdict)
-        for defined, table in listed:
+        for defined, table in entries:
             if defined.columns is not None and table.kind == "p" and not self.via_root:
                 yield self._refusal(
                     f'cannot use column list for relation "{table.qualified}" in publication "{self.name}": Column'
                     " lists cannot be specified for partitioned tables when publish_via_partition_root is false.",
                     "22023",
                 )
-        for defined, table in listed:
+        for defined, table in entries:
             if defined.columns is not None:
                 yield from self._column_problems(table, defined.columns, catalog.server_version)
 
@@ -102,11 +102,11 @@ class DefinedPublication:
                     yield defined, table
                     pending += [catalog.tables[c] for c in table.children if c in catalog.tables]
 
-    def _redundant(self, listed: list[tuple[DefinedTable, Table]]) -> Iterator[PublicationError]:
+    def _redundant(self, entries: list[tuple[DefinedTable, Table]]) -> Iterator[PublicationError]:
         """Tables listed again; for one that comes by inheritance the server names the last that it added."""
         first: dict[int, DefinedTable] = {}
         added = ""
-        for defined, table in listed:
+        for defined, table in entries:
             if table.oid not in first:
                 first[table.oid], added = defined, table.name
                 continue

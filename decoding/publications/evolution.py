@@ -80,8 +80,8 @@ class Layout:
 
 
 def _missing(attribute: Attribute, parts: Sequence[Table]) -> tuple[str | None, ...]:
-    found = {a.missing for part in parts for a in part.attributes if a.name == attribute.name}
-    return tuple(sorted(found, key=lambda value: (value is not None, value or "")))
+    values = {a.missing for part in parts for a in part.attributes if a.name == attribute.name}
+    return tuple(sorted(values, key=lambda value: (value is not None, value or "")))
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,8 +88,8 @@ def _operators(node: TreeNode) -> tuple[int, ...]:
 
 def _oids(value: Value) -> tuple[int, ...]:
     """A list of oids is written `(o 96 97)`."""
-    listed = value[1:] if isinstance(value, tuple) else ()
-    return tuple(int(oid) for oid in listed if isinstance(oid, str))
+    items = value[1:] if isinstance(value, tuple) else ()
+    return tuple(int(oid) for oid in items if isinstance(oid, str))
 
 
 def refusal(expression: Expression, functions: frozenset[int], operators: frozenset[int]) -> str | None:

@@ -31,8 +31,8 @@ def expanded(where: str, table: Table) -> str:
         tree = grammar.parse(where)
     except (grammar.InvalidSyntaxError, RefusedError, RecursionError):
         return where
-    found = [c for c in tree.find_all(exp.Column) if grammar.folded_name(c.this) in unsent]
-    for column in sorted(found, key=lambda c: int(c.this.meta["start"]), reverse=True):
+    references = [c for c in tree.find_all(exp.Column) if grammar.folded_name(c.this) in unsent]
+    for column in sorted(references, key=lambda c: int(c.this.meta["start"]), reverse=True):
         expression = _expression(unsent[grammar.folded_name(column.this)], table)
         begin, end = int(column.parts[0].meta["start"]), int(column.this.meta["end"]) + 1
         where = where[:begin] + expression + where[end:]

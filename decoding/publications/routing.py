@@ -159,16 +159,16 @@ def truncated_tables(
     Via the root only a TRUNCATE of that root counts, not one of a partition. Where leaves are captured, one that
     lists all of them is taken for the root's: who can ask the publisher does not come here (`leaves_captured`).
     """
-    listed = set(relation_ids)
+    truncated = set(relation_ids)
     emptied: dict[int, Table] = {}
     by_id = routes(catalog, publications)
-    for oid in listed:
+    for oid in truncated:
         sent = by_id.get(oid)
         if sent is None or "truncate" not in sent.operations:
             continue
         root = sent.publish_as
         if root.oid == oid:
             emptied[oid] = root
-        elif root.leaves and set(root.leaves) <= listed:
+        elif root.leaves and set(root.leaves) <= truncated:
             emptied[root.oid] = root
     return list(emptied.values())

@@ -179,11 +179,11 @@ def _date(text: str) -> date | Infinity:
 
 def _time(text: str) -> str:
     """Return the time as time_out prints it, which orders as times do."""
-    found = _TIME.fullmatch(text)
-    if found is None:
+    match = _TIME.fullmatch(text)
+    if match is None:
         raise RefusedError("a time constant is understood as HH:MM:SS[.ffffff] only")
-    hour, minute, second = int(found[1]), int(found[2]), int(found[3] or 0)
-    fraction = (found[4] or "").rstrip("0")
+    hour, minute, second = int(match[1]), int(match[2]), int(match[3] or 0)
+    fraction = (match[4] or "").rstrip("0")
     if minute > 59 or second > 59 or (hour, minute, second, fraction) > (24, 0, 0, ""):
         raise InvalidConstantError("date/time field value out of range", "22008")
     return f"{hour:02}:{minute:02}:{second:02}" + (f".{fraction}" if fraction else "")
@@ -191,19 +191,19 @@ def _time(text: str) -> str:
 
 def interval_value(text: str) -> Interval:
     """Return the interval; its text as IntervalStyle postgres prints it, or units with whole numbers."""
-    found = _INTERVAL.fullmatch(text)
-    if found is None or not text.strip():
+    match = _INTERVAL.fullmatch(text)
+    if match is None or not text.strip():
         raise RefusedError("an interval constant is understood as '1 year 2 mons 3 days 04:05:06.7' only")
     months = days = microseconds = 0
-    for amount, unit in _INTERVAL_PART.findall(found[1]):
+    for amount, unit in _INTERVAL_PART.findall(match[1]):
         name, factor = _INTERVAL_UNITS[unit[:3]]
         months += int(amount) * factor * (name == "months")
         days += int(amount) * factor * (name == "days")
         microseconds += int(amount) * factor * (name == "microseconds")
-    if found[2] is not None:
-        clock = (int(found[4]) * 60 + int(found[5])) * 60 + int(found[6] or 0)
-        microseconds += (-1 if found[3] == "-" else 1) * (
-            clock * 1_000_000 + int((found[7] or "").ljust(6, "0"))
+    if match[2] is not None:
+        clock = (int(match[4]) * 60 + int(match[5])) * 60 + int(match[6] or 0)
+        microseconds += (-1 if match[3] == "-" else 1) * (
+            clock * 1_000_000 + int((match[7] or "").ljust(6, "0"))
         )
     return Interval(months, days, microseconds)
 
@@ -213,11 +213,11 @@ def _timestamp(text: str) -> datetime | Infinity:
 
 
 def _finite_timestamp(text: str) -> datetime:
-    found = _TIMESTAMP.fullmatch(text)
-    if found is None:
+    match = _TIMESTAMP.fullmatch(text)
+    if match is None:
         raise RefusedError("a timestamp constant is understood as YYYY-MM-DD HH:MM:SS[.ffffff] only")
     try:
-        return datetime.fromisoformat(f"{found[1]} {found[2] or '00:00'}")
+        return datetime.fromisoformat(f"{match[1]} {match[2] or '00:00'}")
     except ValueError:
         raise RefusedError("the timestamp constant is none that a plain calendar has") from None
 
@@ -293,13 +293,13 @@ def array_texts(text: str) -> list[str | None]:
         raise RefusedError("an array constant is understood as '{…}' of one dimension only")
     items, place, inner = [], 0, whole[1:-1].strip()
     while place < len(inner):
-        found = _ARRAY_ITEM.match(inner, place)
-        if found is None or (found[3] == "," and found.end() == len(inner)):
+        match = _ARRAY_ITEM.match(inner, place)
+        if match is None or (match[3] == "," and match.end() == len(inner)):
             raise RefusedError("only a plain array constant is supported, write ARRAY[…]")
-        quoted, plain = found[1], found[2]
+        quoted, plain = match[1], match[2]
         unquoted = None if plain is None or plain.upper() == "NULL" else plain
         items.append(unquoted if quoted is None else re.sub(r"\\(.)", r"\1", quoted, flags=re.DOTALL))
-        place = found.end()
+        place = match.end()
     return items
 
 

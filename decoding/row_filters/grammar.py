@@ -28,8 +28,8 @@ _XML: Final = frozenset(
 
 
 def _call(name: str, *arguments: exp.Expr | None) -> exp.Anonymous:
-    given = [argument for argument in arguments if argument is not None]
-    return exp.Anonymous(this=name, expressions=given)
+    present = [argument for argument in arguments if argument is not None]
+    return exp.Anonymous(this=name, expressions=present)
 
 
 class _FilterDialect(Postgres):

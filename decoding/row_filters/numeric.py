@@ -231,9 +231,9 @@ def _rank(value: Decimal) -> tuple[bool, Decimal]:
 
 def extreme(texts: Sequence[str | None], *, greatest: bool) -> str | None:
     """GREATEST or LEAST: the first of equal ones, whose scale may differ; NULL when all are."""
-    known = [text for text in texts if text is not None]
+    values = [text for text in texts if text is not None]
     choose = max if greatest else min
-    return choose(known, key=lambda text: _rank(parsed(text))) if known else None
+    return choose(values, key=lambda text: _rank(parsed(text))) if values else None
 
 
 def _strip_nan(function: Callable[..., Decimal]) -> Callable[..., str]:

@@ -239,16 +239,16 @@ class Procedure:
     def fits(self, types: Sequence[int]) -> bool:
         """Tell whether arguments of these types can be passed, converted implicitly where needed."""
         return len(types) == len(self.arguments) and all(
-            given in (wanted, UNKNOWN) or wanted in _IMPLICIT.get(given, ())
-            for given, wanted in zip(types, self.arguments, strict=True)
+            actual in (wanted, UNKNOWN) or wanted in _IMPLICIT.get(actual, ())
+            for actual, wanted in zip(types, self.arguments, strict=True)
         )
 
     def count(self, types: Sequence[int], *, preferred: bool) -> int:
         """Count the arguments that need no conversion, and with `preferred` those that get a preferred type."""
         return sum(
-            given == wanted or (preferred and wanted in _PREFERRED)
-            for given, wanted in zip(types, self.arguments, strict=True)
-            if given != UNKNOWN
+            actual == wanted or (preferred and wanted in _PREFERRED)
+            for actual, wanted in zip(types, self.arguments, strict=True)
+            if actual != UNKNOWN
         )
 
 
@@ -260,10 +260,10 @@ def _rows() -> Iterator[tuple[str, Procedure]]:
 
 
 def _by_name() -> dict[str, tuple[Procedure, ...]]:
-    found: dict[str, tuple[Procedure, ...]] = {}
+    procedures: dict[str, tuple[Procedure, ...]] = {}
     for name, procedure in _rows():
-        found[name] = (*found.get(name, ()), procedure)
-    return found
+        procedures[name] = (*procedures.get(name, ()), procedure)
+    return procedures
 
 
 _PROCEDURES: Final = MappingProxyType(_by_name())
@@ -287,7 +287,7 @@ def resolve(name: str, type_oids: Sequence[int]) -> Procedure:
         fitting = [candidate for candidate in fitting if candidate.count(types, preferred=preferred) == most]
     if len(fitting) > 1:
         # An unknown argument is a string, where one is taken.
-        unknown = [place for place, given in enumerate(types) if given == UNKNOWN]
+        unknown = [place for place, actual in enumerate(types) if actual == UNKNOWN]
         strings = [c for c in fitting if all(c.arguments[place] in STRINGS for place in unknown)]
         fitting = [c for c in strings if all(c.arguments[place] == TEXT for place in unknown)] or strings
     if len(fitting) != 1:

@@ -107,23 +107,23 @@ class _Translation:
         return f"(?:{body})"
 
     def _quantifier(self, *, group: bool) -> str:
-        found = _QUANTIFIER.match(self._pattern, self._place)
-        if found is None:
+        match = _QUANTIFIER.match(self._pattern, self._place)
+        if match is None:
             return ""
-        self._place = found.end()
+        self._place = match.end()
         if self._next() == "?":
             self._place += 1
         if _QUANTIFIER.match(self._pattern, self._place):
             raise RefusedError("a quantifier follows a quantifier")
-        text = found[0]
+        text = match[0]
         if text[0] != "{":
             if group and text != "?":
                 raise RefusedError("a group with * or + exhausts Java's stack on long strings")
             return text
-        least, most = int(found[1]), int(found[3] or found[1])
+        least, most = int(match[1]), int(match[3] or match[1])
         if max(least, most) > _MOST_REPETITIONS or most < least:
             raise RefusedError("its bounds are not valid")
-        if group and found[2] == ",":
+        if group and match[2] == ",":
             raise RefusedError("a group without an upper bound exhausts Java's stack on long strings")
         return text
 
@@ -152,9 +152,9 @@ class _Translation:
         return f"[{'^' if negated else ''}{''.join(members)}]"
 
     def _member(self) -> str:
-        found = _CLASS.match(self._pattern, self._place)
-        if found is not None:
-            return self._named_class(found)
+        match = _CLASS.match(self._pattern, self._place)
+        if match is not None:
+            return self._named_class(match)
         if self._pattern[self._place : self._place + 2] in ("[.", "[=", "[:"):
             raise RefusedError("a set with [. or [= or an unknown [: is not supported")
         first = self._endpoint()
@@ -166,12 +166,12 @@ class _Translation:
             raise RefusedError("a range of a set is not valid")
         return f"{first}-{last}"
 
-    def _named_class(self, found: re.Match[str]) -> str:
-        name = found[1]
+    def _named_class(self, match: re.Match[str]) -> str:
+        name = match[1]
         if name not in _CLASSES or (self._ignore_case and name in ("lower", "upper")):
             raise RefusedError(f"[:{name}:] is not supported here")
         self._need_ascii_classes(f"[:{name}:]")
-        self._place = found.end()
+        self._place = match.end()
         return f"\\p{{{_CLASSES[name]}}}"
 
     def _endpoint(self) -> str:

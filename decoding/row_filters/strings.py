@@ -69,9 +69,9 @@ def _match_rest(text: str, at: int, pattern: str, place: int) -> _Match:
     first = _meant(pattern, place)
     for start in range(at, len(text)):
         if text[start] == first:
-            found = _match(text, start, pattern, place)
-            if found is not _Match.FALSE:
-                return found
+            verdict = _match(text, start, pattern, place)
+            if verdict is not _Match.FALSE:
+                return verdict
     return _Match.ABORT
 
 

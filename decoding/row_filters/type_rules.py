@@ -264,11 +264,11 @@ def _result_digits(operator: str, left: Digits | None, right: Digits | None) -> 
 
 def common_type(nodes: Sequence[Node]) -> int:
     """Return the type of CASE, COALESCE, IN and the like (section 10.5, select_common_type)."""
-    known = [node.type_oid for node in nodes if node.type_oid != UNKNOWN]
-    if not known:
+    type_oids = [node.type_oid for node in nodes if node.type_oid != UNKNOWN]
+    if not type_oids:
         return TEXT
-    chosen = known[0]
-    for candidate in known[1:]:
+    chosen = type_oids[0]
+    for candidate in type_oids[1:]:
         if {chosen, candidate} <= set(NUMBERS):
             chosen = max(chosen, candidate, key=NUMBERS.index)
         elif {chosen, candidate} == {DATE, TIMESTAMP}:

@@ -98,16 +98,16 @@ def _between(letters: Letters, plain: Mask | None, count: int, delimiter: int) -
     if (is_last != (letters[right] == _OPEN)).any() or letters[places[-1]] != _CLOSE:
         raise ValueError("not an array")
     # Braces side by side hold nothing; any other element has a letter, be it a quote.
-    here = ~is_last & ~((right == left + 1) & (letters[left] == _OPEN) & (letters[right] == _CLOSE))
-    return left[here], right[here]
+    separated = ~is_last & ~((right == left + 1) & (letters[left] == _OPEN) & (letters[right] == _CLOSE))
+    return left[separated], right[separated]
 
 
 def _elements(letters: Letters, kept: Mask | None, starts: Positions, ends: Positions) -> pa.Array:
     """Gather the elements without their quotes and backslashes, NULL where it says so without quotes."""
     is_null = (ends - starts == len(_NULL)) & (letters[np.minimum(starts, len(letters) - 1)] == _NULL[0])
     for place in range(1, len(_NULL)):
-        found = np.flatnonzero(is_null)
-        is_null[found] = letters[starts[found] + place] == _NULL[place]
+        nulls = np.flatnonzero(is_null)
+        is_null[nulls] = letters[starts[nulls] + place] == _NULL[place]
     if kept is not None:
         before = np.zeros(len(letters) + 1, np.int64)
         np.cumsum(kept, out=before[1:])

@@ -58,4 +58,4 @@ def _from_hex(text: pa.Array) -> pa.Array:
 def _from_escape(value: bytes) -> bytes:
     if b"\\" in _ESCAPE.sub(b"", value):
         raise ValueError("not bytea in escape format")
-    return _ESCAPE.sub(lambda found: found[1] or bytes([int(found[2], 8)]), value)
+    return _ESCAPE.sub(lambda match: match[1] or bytes([int(match[2], 8)]), value)

@@ -79,20 +79,20 @@ def _with_exceptions(text: pa.Array, target: pa.DataType) -> pa.Array:
 
 def _parse(value: bytes, target: pa.DataType) -> int:
     """Convert one value with a year before 1 or after 9999."""
-    found = _ISO.fullmatch(value)
+    match = _ISO.fullmatch(value)
     zoned = pa.types.is_timestamp(target) and target.tz is not None
     if (
-        found is None
-        or (found[4] is not None) != pa.types.is_timestamp(target)
-        or (found[8] is not None) != zoned
+        match is None
+        or (match[4] is not None) != pa.types.is_timestamp(target)
+        or (match[8] is not None) != zoned
     ):
         raise ValueError("not a date or timestamp in ISO format")
-    year = 1 - int(found[1]) if found[9] else int(found[1])
-    days = days_since_epoch(year, int(found[2]), int(found[3]))
+    year = 1 - int(match[1]) if match[9] else int(match[1])
+    days = days_since_epoch(year, int(match[2]), int(match[3]))
     if not pa.types.is_timestamp(target):
         return days
-    seconds = int(found[4]) * 3600 + int(found[5]) * 60 + int(found[6])
-    micros = days * _DAY_MICROS + seconds * 1_000_000 + int((found[7] or b"0").ljust(6, b"0"))
+    seconds = int(match[4]) * 3600 + int(match[5]) * 60 + int(match[6])
+    micros = days * _DAY_MICROS + seconds * 1_000_000 + int((match[7] or b"0").ljust(6, b"0"))
     if micros >= TIMESTAMP_INFINITY:
         raise ValueError("a timestamp after January 294247")
     return micros
@@ -121,11 +121,11 @@ def to_send(values: pa.Array) -> pa.Array:
     """Convert dates or timestamps back to what their send function returns."""
     number, least, greatest = _range_of(values.type)
     valid = np.asarray(values.is_valid())
-    held = np.asarray(values.cast(number).fill_null(0))
-    kind = np.iinfo(held.dtype)
+    integers = np.asarray(values.cast(number).fill_null(0))
+    kind = np.iinfo(integers.dtype)
     epoch = POSTGRES_EPOCH_DAYS * (_DAY_MICROS if pa.types.is_timestamp(values.type) else 1)
-    is_least, is_greatest = held == least, held == greatest
-    sent = held - np.where(is_least | is_greatest, 0, epoch).astype(held.dtype)
+    is_least, is_greatest = integers == least, integers == greatest
+    sent = integers - np.where(is_least | is_greatest, 0, epoch).astype(integers.dtype)
     sent[is_least] = kind.min
     sent[is_greatest] = kind.max
     return binary_of(sent, valid)

@@ -60,7 +60,7 @@ def _quoted(text: str, special: re.Pattern[str], escape: str) -> str:
     r"""Put text between quotes where it has to be; within, `\` and `"` stand behind `escape`, or twice."""
     if text and not special.search(text):
         return text
-    return '"' + re.sub(r'["\\]', lambda found: (escape or found[0]) + found[0], text) + '"'
+    return '"' + re.sub(r'["\\]', lambda match: (escape or match[0]) + match[0], text) + '"'
 
 
 # --- arrays ------------------------------------------------------------------------------

@@ -62,9 +62,9 @@ def _between(shortest: Decimal, value: float, below: float, above: float, most: 
     decimal = Decimal(value)
     for precision in range(len(shortest.normalize().as_tuple().digits), most):
         rounded = [Context(precision, rounding).plus(decimal) for rounding in (ROUND_FLOOR, ROUND_CEILING)]
-        for found in sorted(rounded, key=lambda found: abs(Fraction(found) - exact)):
-            if least < found < greatest:
-                return found
+        for candidate in sorted(rounded, key=lambda candidate: abs(Fraction(candidate) - exact)):
+            if least < candidate < greatest:
+                return candidate
     return Context(most).plus(decimal)
 
 

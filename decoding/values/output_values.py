@@ -82,7 +82,7 @@ def inet(value: bytes) -> str:
 def _ipv6(address: bytes) -> str:
     """Write the first of the longest runs of zeros as `::`, and what holds an IPv4 address with its dots."""
     words = struct.unpack(">8H", address)
-    runs = [(len(found[0]), -found.start()) for found in re.finditer("0{2,}", _zeros(words))]
+    runs = [(len(match[0]), -match.start()) for match in re.finditer("0{2,}", _zeros(words))]
     size, start = max(runs, default=(0, 0))
     start = -start
     tail = [f"{word:x}" for word in words]

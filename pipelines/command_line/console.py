@@ -266,8 +266,8 @@ def print_enabled(subscription: str, changed: bool) -> None:
 
 def print_skip(subscription: str, lsn: str | None) -> None:
     """Print what a subscription will skip."""
-    told = f"will skip the transaction finished at LSN {lsn}" if lsn else "skips no transaction"
-    _print(Text(f"{subscription}: {told}"))
+    outcome = f"will skip the transaction finished at LSN {lsn}" if lsn else "skips no transaction"
+    _print(Text(f"{subscription}: {outcome}"))
 
 
 def print_drop(report: DropReport) -> None:
@@ -372,8 +372,8 @@ def print_check(report: CheckReport) -> None:
             )
         if table.repaired:
             written, removed = table.repaired
-            told = f"repaired, {written} rows written and {removed} taken out"
-            _print(Text(f"{table.subscription} {quote_qualified(table.schema, table.name)}: {told}"))
+            outcome = f"repaired, {written} rows written and {removed} taken out"
+            _print(Text(f"{table.subscription} {quote_qualified(table.schema, table.name)}: {outcome}"))
     unequal = sum(not table.equal for table in report.tables)
     total = len(report.tables)
     _print(
@@ -426,10 +426,10 @@ def _print_publication(publication: PublicationPicture) -> None:
             "  ", *(part for name, fact in facts.items() for part in ((f"{name} ", "dim"), _cell(fact), "  "))
         )
     )
-    for listed in publication.tables:
-        columns_listed = "" if listed.columns is None else f" ({_names(listed.columns)})"
-        where = "" if listed.where is None else f" WHERE {listed.where}"
-        _print(Text(f"  table {_names((listed.schema, listed.name), '.')}{columns_listed}{where}"))
+    for entry in publication.tables:
+        columns_listed = "" if entry.columns is None else f" ({_names(entry.columns)})"
+        where = "" if entry.where is None else f" WHERE {entry.where}"
+        _print(Text(f"  table {_names((entry.schema, entry.name), '.')}{columns_listed}{where}"))
     for schema in publication.schemas:
         _print(Text(f"  tables in schema {_names((schema,))}"))
     _print("")

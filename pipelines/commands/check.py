@@ -46,7 +46,7 @@ def _checked(
     tables = []
     for compared in results:
         mended = repaired.get((compared.schema, compared.table))
-        told = [p for p in (compared.problem, mended and mended.problem) if p]
+        problems = [p for p in (compared.problem, mended and mended.problem) if p]
         tables.append(
             CheckedTable(
                 subscription=subscription.name,
@@ -55,7 +55,7 @@ def _checked(
                 rows_publisher=compared.publisher_rows,
                 rows_replica=compared.replica_rows,
                 equal=compared.equal,
-                differing_keys=(*told, *compared.keys),
+                differing_keys=(*problems, *compared.keys),
                 lsn=format_lsn(compared.lsn),
                 repaired=(mended.inserted, mended.deleted) if mended and not mended.problem else None,
             )

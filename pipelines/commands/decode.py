@@ -41,32 +41,34 @@ def decode(
 ) -> Iterator[bytes]:
     """What the plugin writes, one item a write; `options` are NAME or NAME=VALUE."""
     init = plugin_of(plugin)
-    given = [_option(text) for text in options]
+    plugin_options = [_option(text) for text in options]
     declared = project(config)
     feed = _feed(declared, source, slot)
     if from_change_log:
-        with PluginDriver(init, given) as driver:
+        with PluginDriver(init, plugin_options) as driver:
             yield from binary_changes(driver, _recorded(declared, feed))
         return
     version = feed.source.check_ready()
     with feed.source.connect() as connection:
         names = type_names(connection)
     parallel = protocol_version(version) >= _PARALLEL_PROTOCOL
-    with PluginDriver(init, given, parallel=parallel, server_version=version, type_names=names) as driver:
+    with PluginDriver(
+        init, plugin_options, parallel=parallel, server_version=version, type_names=names
+    ) as driver:
         yield from binary_changes(driver, _waiting(feed, version, streaming=driver.streaming))
 
 
 def _option(text: str) -> tuple[str, str | None]:
-    name, given, value = text.partition("=")
-    return name, value if given else None
+    name, separator, value = text.partition("=")
+    return name, value if separator else None
 
 
 def _feed(declared: Project, source: str, slot: str | None) -> Feed:
     """The feed of a source's slot; the slot need be named only where there are several."""
     feeds = {f.slot: f for f in declared.feeds.values() if f.source.name == source}
     if not feeds:
-        known = tuple(dict.fromkeys(f.source.name for f in declared.feeds.values()))
-        raise PgsieveError(f'no subscription reads a source "{source}"', hint=name_hint(source, known))
+        sources = tuple(dict.fromkeys(f.source.name for f in declared.feeds.values()))
+        raise PgsieveError(f'no subscription reads a source "{source}"', hint=name_hint(source, sources))
     if slot is None and len(feeds) > 1:
         raise PgsieveError(
             f'source "{source}" has several slots', hint=f"name one with --slot: {', '.join(feeds)}"
@@ -121,15 +123,15 @@ def _waiting(feed: Feed, version: int, *, streaming: bool) -> Iterator[bytes]:
                 sqlstate="42704",
             )
         upto = current_lsn(connection)
-        asked = PgoutputOptions(
+        options = PgoutputOptions(
             publications,
             streaming="parallel" if streaming else "off",
             messages=True,
         )
-        first = peek_query(slot, upto, asked, version, limit=1)
+        first = peek_query(slot, upto, options, version, limit=1)
         if not has_changes(connection, source.name, slot, first):
             return
-    query = peek_query(slot, upto, asked, version)
+    query = peek_query(slot, upto, options, version)
     with refusing(source.name, f'read the replication slot "{slot}"'):
         for batch in read_messages(source.executor_conninfo(), query):
             yield from batch.column("data").to_pylist()

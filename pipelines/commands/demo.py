@@ -190,9 +190,9 @@ def _database(subscriber: EmbeddedServer, name: str) -> Iterator[psycopg.Connect
 def _subscribe(targets: Mapping[str, psycopg.Connection[Any]], publisher: EmbeddedServer) -> None:
     """CREATE SUBSCRIPTION on the second server."""
     for name, publications in _SUBSCRIPTIONS.items():
-        listed = ", ".join(quote(p) for p in publications)
+        names = ", ".join(quote(p) for p in publications)
         targets[name].execute(
-            f"create subscription {quote(name)} connection {literal(publisher.conninfo())} publication {listed}"
+            f"create subscription {quote(name)} connection {literal(publisher.conninfo())} publication {names}"
         )
 
 
@@ -233,7 +233,7 @@ def _compare(
     compared = []
     for mode in _MODES:
         path = lake.replica(f"{_OWNER[table]}_{mode}", "public", table)
-        held = sorted(tuple(row.values()) for row in lake.records.rows(path))
-        replica = tuple(tuple(str(value) for value in row) for row in held)
+        replica_rows = sorted(tuple(row.values()) for row in lake.records.rows(path))
+        replica = tuple(tuple(str(value) for value in row) for row in replica_rows)
         compared.append(ComparedTable(table, mode, names, rows(source), replica, rows(target)))
     return compared

@@ -47,20 +47,20 @@ class Failures:
         try:
             yield
         except Exception as error:  # noqa: BLE001 (a fault of pgsieve's own is no other subscription's either)
-            told = storage_refusal(error) or error
+            reported = storage_refusal(error) or error
             concerned = tuple(name for name in subscriptions if name not in self)
-            self._errors |= dict.fromkeys(concerned, told)
+            self._errors |= dict.fromkeys(concerned, reported)
             if concerned:
-                self._tell(Failure(concerned, told))
+                self._tell(Failure(concerned, reported))
 
     def each(self, parts: Iterable[Part], step: Callable[[Part], Given]) -> list[Given]:
         """What a step gives for each subscription that has not failed; one that fails does not stop the others."""
-        given = []
+        results = []
         for part in parts:
             if part.name not in self:
                 with self.of(part.name):
-                    given.append(step(part))
-        return given
+                    results.append(step(part))
+        return results
 
     def listed(self) -> tuple[Failure, ...]:
         """What failed; an error that several subscriptions met is one failure of them all."""

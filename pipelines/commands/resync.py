@@ -32,7 +32,7 @@ def resync(
     lost = None if names else replace_lost_slot(feed, lake)
     outdated = tables_to_resync(subscription, lake, names)
     wanted = [each.name for each in outdated]
-    listed = tuple(ResyncedTable(*each.name, each.state, each.changes) for each in outdated)
+    resynced = tuple(ResyncedTable(*each.name, each.state, each.changes) for each in outdated)
     done, followed = None, False
     if wanted and (followed := _is_read(feed)):
         leave_to_next_copy(subscription, lake, wanted)
@@ -47,7 +47,7 @@ def resync(
             for failure in failures.listed():
                 raise failure.error
             done = result.summary()
-    return ResyncReport(subscription.name, listed, lost.message if lost else None, done, followed)
+    return ResyncReport(subscription.name, resynced, lost.message if lost else None, done, followed)
 
 
 def _is_read(feed: Feed) -> bool:

@@ -26,9 +26,9 @@ def dagster_home(config: Config, environ: Mapping[str, str] = os.environ) -> Pat
 
     A folder of ours is made with its settings; one that DAGSTER_HOME names is left as it is.
     """
-    given = environ.get("DAGSTER_HOME")
-    if given:
-        return Path(given).expanduser().absolute()
+    configured = environ.get("DAGSTER_HOME")
+    if configured:
+        return Path(configured).expanduser().absolute()
     home = config.state_folder / "dagster"
     settings = home / "dagster.yaml"
     try:

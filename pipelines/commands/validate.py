@@ -42,7 +42,7 @@ def validate(config: Config) -> ValidationReport:
     """Look at every source and subscription; creates and changes nothing."""
     declared = project(config)
     pictures: dict[tuple[str, str], PublicationPicture] = {}
-    received, found, statements = [], [], []
+    received, problems, statements = [], [], []
     for feed in declared.feeds.values():
         try:
             version = feed.source.check_ready()
@@ -50,16 +50,16 @@ def validate(config: Config) -> ValidationReport:
                 server = read_catalog(connection)
                 examined = Examination(connection, feed, server)
         except PgsieveError as error:
-            found.append(_problem(feed.source.name, error))
+            problems.append(_problem(feed.source.name, error))
             continue
         catalog = examined.catalog
-        found += [_problem(feed.source.name, error) for error in examined.refused]
+        problems += [_problem(feed.source.name, error) for error in examined.refused]
         if examined.unchecked is not None:
-            found.append(_problem(feed.source.name, examined.unchecked))
+            problems.append(_problem(feed.source.name, examined.unchecked))
         sound = True
         for subscription in declared.reading(feed):
             errors = [_problem(subscription.name, error) for error in examined.problems(subscription.name)]
-            found += errors
+            problems += errors
             for name in feed.subscriptions[subscription.name]:
                 if name in catalog.publications:
                     pictures[feed.source.name, name] = _picture(
@@ -71,7 +71,7 @@ def validate(config: Config) -> ValidationReport:
                 sound = False
         if sound:
             statements += list(_statements(feed, catalog, server, version))
-    return ValidationReport(tuple(pictures.values()), tuple(received), tuple(found), tuple(statements))
+    return ValidationReport(tuple(pictures.values()), tuple(received), tuple(problems), tuple(statements))
 
 
 def _problem(about: str, error: PgsieveError) -> ValidationProblem:
@@ -140,10 +140,10 @@ def _identity(table: Table) -> str:
 
 
 def _picture(source: str, publication: Publication, catalog: Catalog) -> PublicationPicture:
-    known = [
+    entries = [
         (entry, catalog.tables[entry.oid]) for entry in publication.tables if entry.oid in catalog.tables
     ]
-    listed = [
+    tables = [
         ListedTable(
             table.schema,
             table.name,
@@ -152,7 +152,7 @@ def _picture(source: str, publication: Publication, catalog: Catalog) -> Publica
             else tuple(a.name for a in table.attributes if a.name in entry.columns),
             entry.where,
         )
-        for entry, table in known
+        for entry, table in entries
     ]
     return PublicationPicture(
         source=source,
@@ -162,6 +162,6 @@ def _picture(source: str, publication: Publication, catalog: Catalog) -> Publica
         operations=tuple(o for o in OPERATIONS if o in publication.operations),
         generated_columns="stored" if publication.generated_columns == "s" else "none",
         via_root=publication.via_root,
-        tables=tuple(sorted(listed, key=lambda t: (t.schema, t.name))),
+        tables=tuple(sorted(tables, key=lambda t: (t.schema, t.name))),
         schemas=tuple(sorted(publication.schemas)),
     )

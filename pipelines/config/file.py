@@ -97,8 +97,8 @@ class Document:
 
     def line(self, location: Location) -> int:
         """Line of this key, or of the nearest one around it that the file has."""
-        found, node = self._walk(location)
-        return int((found or node).start_mark.line) + 1
+        key, node = self._walk(location)
+        return int((key or node).start_mark.line) + 1
 
     def text(self, location: Location) -> str | None:
         """Return the scalar as the file writes it (before `${VAR}` is replaced), for suggestions only."""
@@ -187,9 +187,9 @@ class _Reader:
             self._problem(location, node, "has no value", "write one, or leave the key out for its default")
             return ""
 
-        def replacement(found: re.Match[str]) -> str:
-            name = found[1]
-            if found[0] == "$${":
+        def replacement(match: re.Match[str]) -> str:
+            name = match[1]
+            if match[0] == "$${":
                 return "${"
             if name is None:
                 self._problem(

@@ -23,7 +23,7 @@ def parse_qualified(text: str, parts: int) -> tuple[str, ...]:
     one quote (PostgreSQL documentation, section 4.1.1). Only ASCII letters are folded, as PostgreSQL does
     in every multi-byte encoding (`src/backend/parser/scansup.c`).
     """
-    found: list[str] = []
+    names: list[str] = []
     at = 0
     while True:
         part = _PART.match(text, at)
@@ -37,7 +37,7 @@ def parse_qualified(text: str, parts: int) -> tuple[str, ...]:
             raise ValueError("has an empty name between double quotes")
         if len(name.encode()) > MAX_BYTES:
             raise ValueError(f"has a name longer than {MAX_BYTES} bytes")
-        found.append(name)
+        names.append(name)
         at = part.end()
         if at == len(text):
             break
@@ -46,9 +46,9 @@ def parse_qualified(text: str, parts: int) -> tuple[str, ...]:
                 "is not a name as SQL writes it (double quotes around names with other characters)"
             )
         at += 1
-    if len(found) != parts:
-        raise ValueError(f"has {len(found)} name{'s' if len(found) > 1 else ''} where {parts} are needed")
-    return tuple(found)
+    if len(names) != parts:
+        raise ValueError(f"has {len(names)} name{'s' if len(names) > 1 else ''} where {parts} are needed")
+    return tuple(names)
 
 
 def quote(*parts: str) -> str:

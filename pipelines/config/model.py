@@ -164,11 +164,11 @@ class SourceConfig(_Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _defaults_from_name(cls, given: object) -> object:
-        if not isinstance(given, Mapping):
-            return given
-        name = str(given.get("name", ""))
-        return {"slot": slot_name(name), "capture": slot_name(name, longest=CAPTURE_BYTES), **given}
+    def _defaults_from_name(cls, section: object) -> object:
+        if not isinstance(section, Mapping):
+            return section
+        name = str(section.get("name", ""))
+        return {"slot": slot_name(name), "capture": slot_name(name, longest=CAPTURE_BYTES), **section}
 
     @model_validator(mode="after")
     def _one_password(self) -> Self:
@@ -177,8 +177,8 @@ class SourceConfig(_Section):
             "`password`" if self.password is not None else None,
             "`password_command`" if self.password_command is not None else None,
         ]
-        if len(given := [way for way in ways if way]) > 1:
-            raise refusal(f"has a {' and a '.join(given)}", "keep one of them")
+        if len(passwords := [way for way in ways if way]) > 1:
+            raise refusal(f"has a {' and a '.join(passwords)}", "keep one of them")
         return self
 
     @field_validator("slot")

@@ -22,15 +22,15 @@ def _time(value: object) -> timedelta | None:
         return value
     if value in _WORDS:
         return _WORDS[str(value)]
-    found = re.fullmatch(r"([1-9][0-9]{0,4}) (hour|day|week)s?", str(value))
-    if not found:
+    match = re.fullmatch(r"([1-9][0-9]{0,4}) (hour|day|week)s?", str(value))
+    if not match:
         raise _refused("is not a time", "a number of hours, days or weeks, as in `7 days`; `off`; `forever`")
-    return int(found[1]) * _UNITS[found[2]]
+    return int(match[1]) * _UNITS[match[2]]
 
 
 def _wait(value: object) -> timedelta:
-    found = re.fullmatch(r"([1-9][0-9]{0,4}) minutes?", str(value))
-    time = timedelta(minutes=int(found[1])) if found else _time(value)
+    match = re.fullmatch(r"([1-9][0-9]{0,4}) minutes?", str(value))
+    time = timedelta(minutes=int(match[1])) if match else _time(value)
     if not time:
         raise _refused(
             "is not a time to wait for", "a number of minutes, hours, days or weeks, as in `15 minutes`"

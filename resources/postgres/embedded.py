@@ -97,7 +97,7 @@ class EmbeddedServer:
         programs: Path | None = None,
     ) -> None:
         if programs is None and version not in POSTGRES_VERSIONS:
-            offered = ", ".join(str(known) for known in sorted(POSTGRES_VERSIONS))
+            offered = ", ".join(str(number) for number in sorted(POSTGRES_VERSIONS))
             raise EmbeddedServerError(f"no embedded PostgreSQL {version}", hint=f"versions: {offered}")
         self._data = Path(data).resolve()
         self._version = version
@@ -244,10 +244,10 @@ class EmbeddedServer:
         """Run initdb, unless a cluster of this version is there."""
         marker = self._data / "PG_VERSION"
         if marker.exists():
-            found = marker.read_text().strip()
-            if found != str(self._version):
+            initialised = marker.read_text().strip()
+            if initialised != str(self._version):
                 raise EmbeddedServerError(
-                    f'data directory "{self._data}" was made by PostgreSQL {found}, not {self._version}',
+                    f'data directory "{self._data}" was made by PostgreSQL {initialised}, not {self._version}',
                     hint="choose another folder or that version",
                 )
             return

@@ -128,9 +128,9 @@ class Conninfo:
         """The same where the environment (PGPASSWORD, service files) is another; the session is one of this conninfo."""
         parameters: dict[str, Any] = dict(connection.info.get_parameters())
         version = connection.info.server_version
-        given = parameters.get("options") if self._has_service else self._given_options
+        options = parameters.get("options") if self._has_service else self._given_options
         parameters["options"] = _options(
-            given, [name for name, least in _TIMEOUTS.items() if least <= version]
+            options, [name for name, least in _TIMEOUTS.items() if least <= version]
         )
         # Those that libpq does not show: the password, also from a file, and that of the client's key.
         for option in connection.pgconn.info:
@@ -150,17 +150,17 @@ class Conninfo:
     @property
     def _given_options(self) -> str | None:
         """The user's own."""
-        given = _read(self.text).get("options")
-        return str(given) if given else os.environ.get("PGOPTIONS")
+        options = _read(self.text).get("options")
+        return str(options) if options else os.environ.get("PGOPTIONS")
 
     def _parameters(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Those beside the conninfo's own."""
-        given = _read(self.text)
+        own = _read(self.text)
         remember_those_of(self.text)
         defaults: dict[str, Any] = {"application_name": "pgsieve", "connect_timeout": "10", **options}
         if not self._has_service:  # What stands in a service file would not count any more.
             defaults |= _KEEPALIVES
-        parameters = {k: v for k, v in defaults.items() if k not in given}
+        parameters = {k: v for k, v in defaults.items() if k not in own}
         if not self._has_service:
             everywhere = [name for name, least in _TIMEOUTS.items() if not least]
             parameters["options"] = _options(self._given_options, everywhere)
@@ -193,11 +193,11 @@ def _settle(connection: psycopg.Connection[Any]) -> None:
         raise psycopg.errors.error_from_result(settled, connection.info.encoding)
 
 
-def _options(given: str | None, timeouts: Sequence[str]) -> str:
+def _options(own: str | None, timeouts: Sequence[str]) -> str:
     """The server's command line: of two values of a setting the later one counts."""
     switches = [f"-c {name}=0" for name in timeouts]
     pinned = [f"-c {name}={value}" for name, value in _PINNED.items()]
-    return " ".join([*switches, *([given] if given else []), *pinned])
+    return " ".join([*switches, *([own] if own else []), *pinned])
 
 
 def _printed(command: Sequence[str]) -> str:

@@ -284,10 +284,10 @@ def peek_query(
     that pg_replication_slot_advance(slot, upto) confirms. `limit` ends it at the first commit after so
     many messages.
     """
-    listed = ", ".join(literal(o) for option in options.arguments(server_version).items() for o in option)
+    arguments = ", ".join(literal(o) for option in options.arguments(server_version).items() for o in option)
     return (
         f"select data from pg_logical_slot_peek_binary_changes({literal(slot)},"
-        f" {literal(format_lsn(upto))}, {limit or 'null'}, {listed})"
+        f" {literal(format_lsn(upto))}, {limit or 'null'}, {arguments})"
     )
 
 
@@ -295,10 +295,10 @@ def type_names(connection: psycopg.Connection[Any]) -> dict[int, str]:
     """The SQL names of the types that are not built in, by oid; with their schemas, as pg_recvlogical sees them."""
     with connection.transaction():
         connection.execute("set local search_path to ''")
-        listed = connection.execute(
+        rows = connection.execute(
             "select oid::bigint, format_type(oid, null) from pg_type where oid >= 10000"
         )
-        return dict(listed.fetchall())
+        return dict(rows.fetchall())
 
 
 def has_changes(connection: psycopg.Connection[Any], source: str, slot: str, query: str) -> bool:

@@ -97,11 +97,11 @@ _HOLDERS = sql.SQL(
 
 def _holding(holders: Sequence[tuple[Any, ...]]) -> str:
     """Who holds a lock."""
-    told = [
+    descriptions = [
         f"{name} (server process {pid}, from {address}, since {since})"
         for pid, name, address, since in holders
     ]
-    return f"held by {', '.join(told)}" if told else "its holder is about to end"
+    return f"held by {', '.join(descriptions)}" if descriptions else "its holder is about to end"
 
 
 #: The locks that this thread of work holds.
@@ -161,11 +161,11 @@ class Source:
         Waits for other processes, and after a second logs a warning that names them. What is done in the block must
         be right without the lock: it ends with its session, which nobody tells.
         """
-        lock, held = (
+        lock, key = (
             sql.SQL("select pg_advisory_lock({})").format(_LOCK.format(f"pgsieve {what}")),
             (self, what),
         )
-        if held in _HELD.get():
+        if key in _HELD.get():
             yield
             return
         with self.connect() as connection:
@@ -177,11 +177,11 @@ class Source:
                 _LOGGER.warning('waiting for "%s" of source "%s": %s', what, self.name, _holding(holders))
                 connection.execute("set lock_timeout = 0")
                 connection.execute(lock)
-            _HELD.set(_HELD.get() | {held})
+            _HELD.set(_HELD.get() | {key})
             try:
                 yield
             finally:
-                _HELD.set(_HELD.get() - {held})
+                _HELD.set(_HELD.get() - {key})
 
     def executor_conninfo(self) -> Conninfo:
         """How executors open sessions, where the environment (PGPASSWORD, service files) is another."""
@@ -399,9 +399,9 @@ def read_catalog(connection: psycopg.Connection[Any], snapshot: str | None = Non
     return Catalog(tables=tables, publications=publications, types=types, server_version=version)
 
 
-def _attribute(*told: Any) -> Attribute:
+def _attribute(*values: Any) -> Attribute:
     """A column from its JSON array; a missing value is an array of one, which box delimits by semicolons."""
-    attribute = Attribute(*told)
+    attribute = Attribute(*values)
     return attribute if attribute.missing is None else replace(attribute, missing=",".join(attribute.missing))
 
 
@@ -415,11 +415,11 @@ def _read_publications(
         if version >= 150000
         else "null, null, null"
     )
-    listed: dict[int, list[PublicationTable]] = {}
+    entries: dict[int, list[PublicationTable]] = {}
     for publication, oid, where, columns, tree in connection.execute(
         f"select r.prpubid::bigint, r.prrelid::bigint, {lists} from pg_publication_rel r order by r.prrelid"
     ):
-        listed.setdefault(publication, []).append(
+        entries.setdefault(publication, []).append(
             PublicationTable(
                 oid,
                 where,
@@ -454,7 +454,7 @@ def _read_publications(
             operations=frozenset(o for o, on in switched.items() if on),
             all_tables=all_tables,
             schemas=frozenset(schemas.get(oid, ())),
-            tables=tuple(listed.get(oid, ())),
+            tables=tuple(entries.get(oid, ())),
             via_root=via_root,
             generated_columns=generated_columns,
             owner=owner,

@@ -234,12 +234,12 @@ def _start_replication(
     connection: psycopg.Connection[Any], slot: str, lsn: int, options: PgoutputOptions
 ) -> None:
     """START_REPLICATION; its grammar knows no escapes in strings but the doubled quote (repl_scanner.l)."""
-    listed = ", ".join(
+    arguments = ", ".join(
         f"{quote(name)} '{value.replace(chr(39), chr(39) * 2)}'"
         for name, value in options.arguments(connection.info.server_version).items()
     )
     result = connection.pgconn.exec_(
-        f"START_REPLICATION SLOT {quote(slot)} LOGICAL {format_lsn(lsn)} ({listed})".encode()
+        f"START_REPLICATION SLOT {quote(slot)} LOGICAL {format_lsn(lsn)} ({arguments})".encode()
     )
     if result.status != ExecStatus.COPY_BOTH:
         raise psycopg.errors.error_from_result(result, connection.info.encoding)
