@@ -36,14 +36,14 @@ FOREIGN = {
 @cache
 def repository_files() -> tuple[Path, ...]:
     """Every file that is or would be committed; of an exported tree, every file that would be."""
-    listed = subprocess.run(
+    process = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
         capture_output=True,
         check=False,
     )
-    if listed.returncode == 0:
-        names = [Path(name) for name in listed.stdout.decode().split("\0") if name]
+    if process.returncode == 0:
+        names = [Path(name) for name in process.stdout.decode().split("\0") if name]
     else:
         lines = text_of(ROOT / ".gitignore").splitlines()
         anywhere = {line.strip("/") for line in lines if not line.startswith("/")}
@@ -143,13 +143,13 @@ def test_every_module_says_what_it_is(path: Path) -> None:
 
 @pytest.mark.parametrize("what", FOREIGN)
 def test_no_file_names(what: str) -> None:
-    found = [
+    names = [
         f"{path.relative_to(ROOT)}:{number}"
         for path in repository_files()
         for number, line in enumerate(text_of(path).splitlines(), start=1)
         if FOREIGN[what].search(line)
     ]
-    assert not found, f"names {what}: {', '.join(found)}"
+    assert not names, f"names {what}: {', '.join(names)}"
 
 
 @pytest.mark.parametrize(

@@ -210,8 +210,8 @@ class Site:
 
     def cuts(self) -> list[dict[str, int]]:
         """For each cut of the accounts the Delta version of each table."""
-        found = self.rows(self.lake / "accounts" / "_cuts", "tables")
-        return [dict(cut) for (cut,) in found]
+        rows = self.rows(self.lake / "accounts" / "_cuts", "tables")
+        return [dict(cut) for (cut,) in rows]
 
     def total(self, cut: dict[str, int]) -> int:
         """What the accounts hold together at a cut."""
@@ -229,8 +229,8 @@ class Site:
     def rows(self, path: Path, columns: str = "*", version: int | None = None) -> list[tuple]:
         """The rows of a Delta table, now or at a version."""
         query = QueryBuilder().register("t", DeltaTable(str(path), version=version))
-        found = pa.table(query.execute(f"SELECT {columns} FROM t").read_all())
-        return list(zip(*(column.to_pylist() for column in found.columns), strict=True))
+        table = pa.table(query.execute(f"SELECT {columns} FROM t").read_all())
+        return list(zip(*(column.to_pylist() for column in table.columns), strict=True))
 
 
 def settled(pgsieve: Site, database: psycopg.Connection) -> None:

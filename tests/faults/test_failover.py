@@ -44,8 +44,8 @@ class _Pair:
 
     def on_standby(self, sql: str) -> list[tuple[object, ...]]:
         with psycopg.connect(self.standby.conninfo(), autocommit=True) as connection:
-            found = connection.execute(sql)
-            return found.fetchall() if found.description else []
+            rows = connection.execute(sql)
+            return rows.fetchall() if rows.description else []
 
     def synchronize(self) -> None:
         """Until the standby has the failover slot, as its slot synchronization worker would see to."""

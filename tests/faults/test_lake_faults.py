@@ -62,11 +62,11 @@ def test_a_damaged_replica_is_set_aside_with_the_command_that_copies_it_again(
         for file in orders.glob("*.parquet"):
             file.unlink()
         pgsieve.write(database)
-        said = told(pgsieve, "run", ends=FOUND)
-        assert said.count("back to an earlier version; `pgsieve resync accounts public.") == 2
-        assert f'"{savings}" is gone; `pgsieve resync accounts public.savings`' in said
-        assert f'"{orders}": its file "{orders}/' in said
-        assert "`pgsieve resync filtered public.orders`" in said
+        output = told(pgsieve, "run", ends=FOUND)
+        assert output.count("back to an earlier version; `pgsieve resync accounts public.") == 2
+        assert f'"{savings}" is gone; `pgsieve resync accounts public.savings`' in output
+        assert f'"{orders}": its file "{orders}/' in output
+        assert "`pgsieve resync filtered public.orders`" in output
         assert "set aside" in told(pgsieve, "status", ends=0)
         told(pgsieve, "check", ends=FOUND)
 
@@ -92,9 +92,9 @@ def test_what_the_change_log_has_lost_is_told_with_the_command_that_brings_it_ba
         assert pgsieve.run(failpoint=Failpoint.SLOT_CONFIRMED) == -signal.SIGKILL
         for file in change_log.glob("*.parquet"):
             file.unlink()
-        said = told(pgsieve, "run", ends=FOUND)
-        assert f'problem: public.journal is set aside: Delta table "{change_log}": its file "' in said
-        assert "`pgsieve resync accounts public.journal`" in said
+        output = told(pgsieve, "run", ends=FOUND)
+        assert f'problem: public.journal is set aside: Delta table "{change_log}": its file "' in output
+        assert "`pgsieve resync accounts public.journal`" in output
         told(pgsieve, "resync", "accounts", ends=0)
         settled(pgsieve, database)
 
@@ -102,9 +102,9 @@ def test_what_the_change_log_has_lost_is_told_with_the_command_that_brings_it_ba
         assert pgsieve.run(failpoint=Failpoint.SLOT_CONFIRMED) == -signal.SIGKILL
         shutil.rmtree(change_log)
         for command in ("run", "check"):
-            said = told(pgsieve, command, ends=REFUSED)
-            assert f'the change log "{change_log}" is gone' in said
-            assert "`pgsieve resync accounts`" in said
+            output = told(pgsieve, command, ends=REFUSED)
+            assert f'the change log "{change_log}" is gone' in output
+            assert "`pgsieve resync accounts`" in output
         told(pgsieve, "resync", "accounts", ends=0)
         settled(pgsieve, database)
 
@@ -150,12 +150,12 @@ def test_rows_of_other_writers_do_not_disturb_an_apply_and_are_found_and_mended_
             for _ in range(2):
                 pgsieve.write(database)
                 assert pgsieve.run() == 0, pgsieve.log
-        known = pgsieve.cuts()
-        held = [pgsieve.total(cut) for cut in known]
+        cuts = pgsieve.cuts()
+        totals = [pgsieve.total(cut) for cut in cuts]
         told(pgsieve, "check", ends=FOUND)
         told(pgsieve, "check", "--repair", ends=FOUND)
         told(pgsieve, "check", ends=0)
-        assert [pgsieve.total(cut) for cut in known] == held, (
+        assert [pgsieve.total(cut) for cut in cuts] == totals, (
             "a cut names versions, whatever comes after them"
         )
         settled(pgsieve, database)

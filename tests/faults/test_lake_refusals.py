@@ -90,8 +90,8 @@ def test_a_folder_that_refuses_sets_its_table_aside_and_a_lake_that_refuses_stop
         journal = pgsieve.replica("accounts", "journal")
         pgsieve.write(database)
         with immutable(journal, journal / "_delta_log"):
-            said = told(pgsieve, "run", ends=FOUND)
-        assert f'public.journal is set aside: Delta table "{journal}": Operation not permitted' in said
+            output = told(pgsieve, "run", ends=FOUND)
+        assert f'public.journal is set aside: Delta table "{journal}": Operation not permitted' in output
         told(pgsieve, "resync", "accounts", ends=0)
         settled(pgsieve, database)
 

@@ -93,8 +93,10 @@ if (sys.platform, platform.machine()) == ("linux", "x86_64"):  # where atheris h
             text=True,
             check=False,
         )
-        found = [f"{file.name}: {file.read_bytes().hex()}" for file in tmp_path.glob("*-*") if file.is_file()]
-        assert fuzzing.returncode == 0, "\n".join([fuzzing.stdout, fuzzing.stderr[-4000:], *found])
+        findings = [
+            f"{file.name}: {file.read_bytes().hex()}" for file in tmp_path.glob("*-*") if file.is_file()
+        ]
+        assert fuzzing.returncode == 0, "\n".join([fuzzing.stdout, fuzzing.stderr[-4000:], *findings])
         done = re.search(r"Done (\d+) runs", fuzzing.stderr)
         assert done is not None
         assert int(done[1]) > len(seeds_of(name)), "no more than the seeds were tried"

@@ -197,17 +197,17 @@ def test_the_consistency_check_fails_on_a_replica_that_was_tampered_with(config:
             raise_on_error=False,
         )
         evaluated = result.get_asset_check_evaluations()
-        found = {
+        evaluations = {
             e.asset_key.to_user_string(): e for e in evaluated if e.check_name == "subscriber_consistency"
         }
         synced = {e.asset_key.to_user_string(): e.passed for e in evaluated if e.check_name == "sync_state"}
     assert synced == {"sales/public/items": True, "sales/public/notes": True}
-    assert not found["sales/public/items"].passed
-    assert set(found["sales/public/items"].metadata["keys"].value) == {
+    assert not evaluations["sales/public/items"].passed
+    assert set(evaluations["sales/public/items"].metadata["keys"].value) == {
         "(id)=(5) missing from the replica",
         "(id)=(5) only in the replica",
     }
-    assert found["sales/public/notes"].passed
+    assert evaluations["sales/public/notes"].passed
     for compared in (config, _through_spark(config)):
         report = check(compared, compared.selected([]), _Quiet())
         assert {t.name: (t.equal, len(t.differing_keys)) for t in report.tables} == {

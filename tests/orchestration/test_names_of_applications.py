@@ -177,8 +177,8 @@ def test_the_sensor_copies_what_is_new_in_one_run_and_once(application: Shop) ->
         first, second = tick(), tick()
         (request,) = first.run_requests or []
         assert [r.run_key for r in second.run_requests or []] == [request.run_key]
-        for asked in first.dynamic_partitions_requests:
-            dagster.add_dynamic_partitions(asked.partitions_def_name, list(asked.partition_keys))
+        for addition in first.dynamic_partitions_requests:
+            dagster.add_dynamic_partitions(addition.partitions_def_name, list(addition.partition_keys))
         asset = defs.resolve_assets_def(dg.AssetKey(["Mirror", "initial_sync"]))
         copies = []
         # A tick between the submission and the answer asks again: nothing is left to copy by then.

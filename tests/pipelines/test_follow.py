@@ -38,10 +38,10 @@ def test_dagster_hears_of_all_slices_in_one_run(shop: Shop) -> None:
     assert follow(config, config.selected([]), Quiet(), tell) == ()
     assert shop.ids("two", "stock") == [1, 2, 3, 4, *range(10, 10 + SLICES)]
     with instance(config) as dagster:
-        new = {key: _materializations(dagster, key)[len(listed) :] for key, listed in before.items()}
-    assert [told["inserted"] for told in new[stock]] == [SLICES]
-    assert [told["slices"] for told in new[log]] == [SLICES]
-    assert [told["dagster/row_count"] for told in new[stock]] == [4 + SLICES]
+        new = {key: _materializations(dagster, key)[len(former) :] for key, former in before.items()}
+    assert [metadata["inserted"] for metadata in new[stock]] == [SLICES]
+    assert [metadata["slices"] for metadata in new[log]] == [SLICES]
+    assert [metadata["dagster/row_count"] for metadata in new[stock]] == [4 + SLICES]
 
 
 def _materializations(dagster: dg.DagsterInstance, key: dg.AssetKey) -> list[dict[str, Any]]:

@@ -69,11 +69,11 @@ class Publisher:
 
     def columns(self) -> dict[str, str]:
         """The columns besides the key, with their types; `character varying` is varchar."""
-        found = {
+        rows = {
             str(name): str(kind).replace("character varying", "varchar")
             for name, kind in self.session(COLUMNS)
         }
-        return {name: {"integer": "int"}.get(kind, kind) for name, kind in found.items() if name != "k"}
+        return {name: {"integer": "int"}.get(kind, kind) for name, kind in rows.items() if name != "k"}
 
     def change(self) -> str:
         """An INSERT, UPDATE or DELETE."""
@@ -189,8 +189,8 @@ class Followed:
         """The rows that the publisher holds now."""
         names = ", ".join(f"{name}::text" for name in present.names)
         rows = self.connection.execute(f"SELECT {names} FROM t").fetchall()  # type: ignore[call-overload]
-        held = [dict(zip(present.names, row, strict=True)) for row in rows]
-        self.rows = {str(row["k"]): row for row in held}
+        contents = [dict(zip(present.names, row, strict=True)) for row in rows]
+        self.rows = {str(row["k"]): row for row in contents}
         self.definition, self.copied_at = present, lsn
         self.copies += 1
 
@@ -290,8 +290,8 @@ def run_workload(conninfo: str, seed: int) -> Followed:
                     followed.definition = None
             print("-- run")
             followed.run(current_lsn(connection))
-            held = sorted((tuple(row.values()) for row in followed.rows.values()), key=repr)
-            assert held == sorted(session("SELECT * FROM t"), key=repr)
+            contents = sorted((tuple(row.values()) for row in followed.rows.values()), key=repr)
+            assert contents == sorted(session("SELECT * FROM t"), key=repr)
     session.close()
     return followed
 

@@ -135,9 +135,9 @@ def spark_verdicts(
     columns = []
     for number, (row_filter, rows) in enumerate(zip(filters, failing or [[]] * len(filters), strict=True)):
         evaluated = ~F.col("id").isin(rows) if rows else None
-        found = condition(row_filter, lambda name: F.col(f"`{name}`"), evaluated)
-        asked = found if evaluated is None else F.when(evaluated, found)
-        columns.append(asked.alias(f"c{number}"))
+        compiled = condition(row_filter, lambda name: F.col(f"`{name}`"), evaluated)
+        guarded = compiled if evaluated is None else F.when(evaluated, compiled)
+        columns.append(guarded.alias(f"c{number}"))
     ordered = sorted(frame.select("id", *columns).collect(), key=lambda row: row["id"])
     return [[row[f"c{number}"] for row in ordered] for number in range(len(filters))]
 
@@ -321,9 +321,11 @@ def test_random_filters_are_what_the_server_evaluates(sample: Sample, spark: Spa
     while time.monotonic() < deadline:
         batch: list[Candidate] = []
         while len(batch) < BATCH:
-            found = candidate(sample.server, sample.columns, expressions.condition(rng.randint(1, 3)), tally)
-            if found is not None:
-                batch.append(found)
+            sampled = candidate(
+                sample.server, sample.columns, expressions.condition(rng.randint(1, 3)), tally
+            )
+            if sampled is not None:
+                batch.append(sampled)
         # Compiling generated code takes most of the time; both ways of evaluating are Spark's.
         generated = batches % GENERATED_EVERY == 0
         with code_generation(spark, enabled=generated):

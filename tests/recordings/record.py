@@ -41,11 +41,11 @@ class Scenario:
     @classmethod
     def parse(cls, text: str) -> Scenario:
         header, before, statements = re.split(r"\n\n(?:-- record\n)?", text, maxsplit=2)
-        said = [line.removeprefix("-- ").partition(" ") for line in header.splitlines()]
+        directives = [line.removeprefix("-- ").partition(" ") for line in header.splitlines()]
         return cls(
-            readings=tuple(Reading.parse(rest) for word, _, rest in said if word == "read"),
-            settings=" ".join(f"-c {rest}" for word, _, rest in said if word == "set"),
-            since=max([int(rest) for word, _, rest in said if word == "since"], default=0),
+            readings=tuple(Reading.parse(rest) for word, _, rest in directives if word == "read"),
+            settings=" ".join(f"-c {rest}" for word, _, rest in directives if word == "set"),
+            since=max([int(rest) for word, _, rest in directives if word == "since"], default=0),
             before=_statements(before),
             statements=_statements(statements),
         )

@@ -13,8 +13,8 @@ from tests.recordings.record import Scenario, record
 
 def without_numbers(lines: list[str]) -> list[str]:
     """What is done and what is sent, without its bytes and without numbers of more than two digits."""
-    told = [line for line in lines if line.startswith(("==", ">", "    "))]
-    return [re.sub(r"(?<![\w'.])\d{3,}", "…", line) for line in told]
+    relevant = [line for line in lines if line.startswith(("==", ">", "    "))]
+    return [re.sub(r"(?<![\w'.])\d{3,}", "…", line) for line in relevant]
 
 
 @pytest.mark.parametrize("name", ["changes", "streams", "two_phase"])

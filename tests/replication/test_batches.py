@@ -37,6 +37,6 @@ def test_what_an_insert_lacks_is_null_whatever_the_row_before_had(scenario: Scen
             scenario.publisher(change.format(table))
             scenario.receive()
     scenario.publisher("UPDATE moved SET a = 30 WHERE a = 3; UPDATE moved SET a = 20 WHERE a = 2")
-    held = scenario.check("plain", "moved")
-    assert {row[0]: row[2] for row in held["plain"] if row[2] is None} == {"1": None, "2": None, "4": None}
-    assert {row[0] for row in held["moved"] if row[2] is None} == {"1", "20", "4"}
+    rows = scenario.check("plain", "moved")
+    assert {row[0]: row[2] for row in rows["plain"] if row[2] is None} == {"1": None, "2": None, "4": None}
+    assert {row[0] for row in rows["moved"] if row[2] is None} == {"1", "20", "4"}

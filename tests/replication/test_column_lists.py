@@ -96,8 +96,8 @@ def test_a_list_of_all_columns_goes_with_publications_of_all(
             "CREATE TABLE dropped (a int, gone int, b int, c int); ALTER TABLE dropped DROP COLUMN gone"
         )
         tables.append("dropped")
-    listed = ", ".join(f"{table} (c, b, a)" for table in tables)
-    scenario.publisher(f"CREATE PUBLICATION listed FOR TABLE {listed}")
+    entries = ", ".join(f"{table} (c, b, a)" for table in tables)
+    scenario.publisher(f"CREATE PUBLICATION listed FOR TABLE {entries}")
     scenario.publisher("CREATE PUBLICATION schema FOR TABLES IN SCHEMA s")
     scenario.publisher("CREATE PUBLICATION everything FOR ALL TABLES WITH (publish = 'insert')")
     for table in tables:

@@ -184,8 +184,8 @@ def database(request: pytest.FixtureRequest) -> Iterator[Database]:
 
 
 def own(*tables: DefinedTable, **parameters: object) -> DefinedPublication:
-    given = {"operations": ALL, "via_root": False, **parameters}
-    return DefinedPublication("own", tables, **given)  # type: ignore[arg-type]
+    arguments = {"operations": ALL, "via_root": False, **parameters}
+    return DefinedPublication("own", tables, **arguments)  # type: ignore[arg-type]
 
 
 def random_publication(r: random.Random, catalog: Catalog) -> DefinedPublication:
@@ -239,12 +239,12 @@ def test_random_publications_are_refused_where_the_server_refuses_them(database:
 def test_a_change_is_refused_that_the_identity_does_not_cover(database: Database) -> None:
     tables = [t for t in changed_relations(read_catalog(database.connection)) if t.schema == "public"]
     wheres, lists = (None, "a > 1", "b > 1"), (None, ("a",), ("a", "b"))
-    found: Counter[tuple[str | None, ...]] = Counter()
+    counts: Counter[tuple[str | None, ...]] = Counter()
     for where, columns in itertools.product(wheres, lists):
         each = (DefinedTable("public", t.name, where, columns) for t in tables if not t.children)
         defined = own(*(t for t in each if t.name != "grandchild"), via_root=True)
-        found[agree(database, defined)] += 1
-    assert ("42P10", "55000") in found
+        counts[agree(database, defined)] += 1
+    assert ("42P10", "55000") in counts
 
 
 @pytest.mark.parametrize(
@@ -261,12 +261,15 @@ def test_a_change_is_refused_that_the_identity_does_not_cover(database: Database
 )
 def test_what_is_no_permanent_table_cannot_be_published(database: Database, relation: str) -> None:
     defined = own(DefinedTable("public", relation))
-    found = database.first_refusal(defined)
+    refusal = database.first_refusal(defined)
     with database.created(defined) as server_says:
         assert server_says is not None
     if relation == "leaf_b" and database.version < 160000:
-        found, server_says = found and (found[0], ""), (server_says[0], "")  # other words before version 16
-    assert found == server_says
+        refusal, server_says = (
+            refusal and (refusal[0], ""),
+            (server_says[0], ""),
+        )  # other words before version 16
+    assert refusal == server_says
 
 
 @pytest.mark.parametrize(("schema", "name"), [("pg_catalog", "pg_class"), ("nowhere", "t")])
@@ -277,18 +280,18 @@ def test_system_tables_and_missing_schemas_are_named(database: Database, schema:
 
 
 def test_a_table_that_is_listed_twice_must_have_neither_filter_nor_list(database: Database) -> None:
-    given = (DefinedTable("public", "plain"), DefinedTable("public", "plain", "a > 1"))
-    given += (replace(given[0], columns=("a",)), replace(given[1], columns=("a",)))
-    for tables in itertools.product(given, repeat=2):
+    entries = (DefinedTable("public", "plain"), DefinedTable("public", "plain", "a > 1"))
+    entries += (replace(entries[0], columns=("a",)), replace(entries[1], columns=("a",)))
+    for tables in itertools.product(entries, repeat=2):
         agree(database, own(*tables))
 
 
 def test_a_table_is_published_with_those_that_inherit_from_it(database: Database) -> None:
     defined = own(DefinedTable("public", "parent", "a > 1", ("a",)))
     assert agree(database, defined) == ("42P10",)
-    listed = database.examined(defined).catalog.publications["own"].tables
+    entries = database.examined(defined).catalog.publications["own"].tables
     tables = read_catalog(database.connection).tables
-    assert [tables[entry.oid].name for entry in listed] == ["parent", "child", "grandchild"]
+    assert [tables[entry.oid].name for entry in entries] == ["parent", "child", "grandchild"]
 
 
 def test_publications_must_agree_on_generated_columns(database: Database) -> None:
@@ -349,10 +352,10 @@ def test_a_virtual_generated_column_in_a_filter_stands_for_its_expression(databa
         defined = own(DefinedTable("public", "virtual", where))
         with database.created(defined):
             catalog = read_catalog(database.connection)
-            (listed,) = catalog.publications["own"].tables
-            table = catalog.tables[listed.oid]
-            assert listed.where is not None
-            assert table_filter(table, where).tree == table_filter(table, listed.where).tree
+            (entry,) = catalog.publications["own"].tables
+            table = catalog.tables[entry.oid]
+            assert entry.where is not None
+            assert table_filter(table, where).tree == table_filter(table, entry.where).tree
 
 
 def test_a_filter_is_refused_that_reads_what_old_rows_neither_carry_nor_compute(database: Database) -> None:
@@ -378,12 +381,12 @@ def test_a_filter_is_refused_that_reads_what_old_rows_neither_carry_nor_compute(
 
 def test_publications_of_the_server_and_of_the_file_are_one_list(database: Database) -> None:
     on_server = replace(own(DefinedTable("public", "plain", columns=("a", "b"))), name="there")
-    here = own(DefinedTable("public", "plain", columns=("a", "c")))
+    defined = own(DefinedTable("public", "plain", columns=("a", "c")))
     with database.created(on_server):
-        feed = replace(database.feed(here), subscriptions={"s": ("there", "own")})
-        with pytest.raises(PublicationError, match="cannot use different column lists for table") as found:
+        feed = replace(database.feed(defined), subscriptions={"s": ("there", "own")})
+        with pytest.raises(PublicationError, match="cannot use different column lists for table") as raised:
             sound_part(database.connection, feed, read_catalog(database.connection))
-    assert found.value.sqlstate == "0A000"
+    assert raised.value.sqlstate == "0A000"
 
 
 def test_where_the_publisher_cannot_be_asked_that_is_said_and_the_run_goes_on(database: Database) -> None:

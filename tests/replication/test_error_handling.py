@@ -73,8 +73,8 @@ def _named(scenario: Scenario) -> list[str]:
 def _check_rows(scenario: Scenario, **expect: list[str]) -> None:
     assert scenario.builtin is not None
     for table, rows in expect.items():
-        for held in (scenario.builtin, *_replicas(scenario)):
-            assert Rows(held.rows("public", table)).shown == rows, (table, held)
+        for replica in (scenario.builtin, *_replicas(scenario)):
+            assert Rows(replica.rows("public", table)).shown == rows, (table, replica)
 
 
 def test_an_error_disables_the_subscription_and_nothing_of_its_transaction_or_a_later_one_is_applied(
@@ -133,7 +133,7 @@ def test_an_lsn_that_was_passed_cannot_be_skipped(prices: Scenario) -> None:
         prices.subscriber(f"ALTER SUBSCRIPTION {prices.name} SKIP (lsn = '0/1')")
     assert "must be greater than origin LSN" in str(refused.value)
     for replica in _replicas(prices):
-        with pytest.raises(PgsieveError) as found:
+        with pytest.raises(PgsieveError) as raised:
             set_skip(replica.subscription, replica.lake, 1)
-        assert found.value.sqlstate == refused.value.sqlstate
-        assert "must be greater than origin LSN" in found.value.message
+        assert raised.value.sqlstate == refused.value.sqlstate
+        assert "must be greater than origin LSN" in raised.value.message

@@ -42,12 +42,12 @@ def test_stored_generated_columns_are_published_where_asked_for_or_named(
         scenario.publisher(GENERATED.format(table))
         scenario.subscriber(f"CREATE TABLE {table} (a int PRIMARY KEY, b int, c text)")
         scenario.publisher(f"INSERT INTO {table} (a) VALUES (1), (2), (3)")
-    asked = "CREATE PUBLICATION asked FOR TABLE asked WITH (publish_generated_columns = stored)"
+    statement = "CREATE PUBLICATION asked FOR TABLE asked WITH (publish_generated_columns = stored)"
     if postgres_version < 18:  # there is no such parameter
         with pytest.raises(errors.SyntaxError):
-            scenario.publisher(asked)
+            scenario.publisher(statement)
         return
-    scenario.publisher(asked)
+    scenario.publisher(statement)
     scenario.publisher("CREATE PUBLICATION listed FOR TABLE listed (a, b), left_out")
     scenario.subscribe("asked", "listed")
     for table in tables:

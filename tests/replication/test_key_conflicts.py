@@ -85,8 +85,8 @@ def test_an_insert_of_a_key_that_the_replica_has_is_a_conflict(
             f"CREATE TABLE {table} (a int PRIMARY KEY, b text, c text); ALTER TABLE {table} REPLICA IDENTITY FULL"
         )
         scenario.publisher(f"INSERT INTO {table} VALUES (1, 'in', 'x'), (2, 'in', 'x'), (40, 'in', 'y')")
-    listed = ", ".join(f"{table} WHERE (c = 'x')" for table in tables)
-    scenario.publisher(f"CREATE PUBLICATION pub FOR TABLE {listed}")
+    entries = ", ".join(f"{table} WHERE (c = 'x')" for table in tables)
+    scenario.publisher(f"CREATE PUBLICATION pub FOR TABLE {entries}")
     scenario.subscribe("pub")
     scenario.check(*tables)
     changed = ", ".join(f"{table} WHERE (c = 'y')" for table in tables)
@@ -170,9 +170,9 @@ def test_a_conflict_disables_the_subscription_before_anything_of_its_slice_is_ap
     disabled = f"SELECT subenabled FROM pg_subscription WHERE subname = '{scenario.name}'"
     wait_until(lambda: scenario.subscriber(disabled) == [("f",)], lambda: "the subscription is not disabled")
     assert scenario.builtin is not None
-    for held in (scenario.builtin, *_replicas(scenario)):
-        assert sorted(Rows(held.rows("public", "t")).shown) == ["1|old", "2|new"]
-        assert Rows(held.rows("public", "notes")).shown == ["1"]
+    for each_replica in (scenario.builtin, *_replicas(scenario)):
+        assert sorted(Rows(each_replica.rows("public", "t")).shown) == ["1|old", "2|new"]
+        assert Rows(each_replica.rows("public", "notes")).shown == ["1"]
     for replica, result in zip(_replicas(scenario), results, strict=True):
         state = SubscriptionRecord(replica.lake, "sub").state()
         assert not state.enabled

@@ -47,11 +47,11 @@ def test_every_name_is_replicated_as_the_name_that_it_is(scenario: Scenario) -> 
     for table, (key, *others) in tables.items():
         added = "".join(f", {quoted(name)} text" for name in others)
         scenario.tables(f"CREATE TABLE {quoted(*table)} ({quoted(key)} int PRIMARY KEY{added})")
-    listed = [
+    entries = [
         f"{quoted(*table)} WHERE ({quoted(names[0])} > 0)" if names[0] != "a" else quoted(*table)
         for table, names in tables.items()
     ]
-    scenario.publisher(f"CREATE PUBLICATION {publication} FOR TABLE {', '.join(listed)}, victim")
+    scenario.publisher(f"CREATE PUBLICATION {publication} FOR TABLE {', '.join(entries)}, victim")
     for table in tables:
         scenario.publisher(f"INSERT INTO {quoted(*table)} VALUES (1), (2), (-3)")
     scenario.subscribe(WORST[0])

@@ -98,8 +98,8 @@ def test_a_schema_is_published_with_the_partitions_that_lie_in_it_and_below(scen
     scenario.publisher(CHANGES)
     scenario.check("other.low", "high")
     scenario.publisher("TRUNCATE high; INSERT INTO root VALUES (1, 1), (2, 2), (2, 12); TRUNCATE one")
-    held = scenario.check("other.low", "high")
-    assert [len(held[name]) > 1 for name in ("other.low", "high")] == [True, False]
+    rows = scenario.check("other.low", "high")
+    assert [len(rows[name]) > 1 for name in ("other.low", "high")] == [True, False]
 
 
 def test_columns_of_a_tree_change_with_its_rows_published_either_way(scenario: Scenario) -> None:
@@ -149,9 +149,9 @@ def test_columns_of_a_tree_change_with_its_rows_published_either_way(scenario: S
     scenario.refresh()
     alter(scenario, "ALTER TABLE via DROP COLUMN c; ALTER TABLE bare DROP COLUMN c")
     change("UPDATE {0} SET d = 'last' WHERE a IN (4, 14, 22); DELETE FROM {0} WHERE a IN (1, 21)")
-    held = scenario.check("via", "bare_1", "bare_2", "bare_3")
-    assert [row[0] for row in held["via"]] == ["11", "12", "14", "16", "17", "22", "3", "4"]
-    assert sum(len(held[f"bare_{part}"]) for part in (1, 2, 3)) == len(held["via"]) + 1
+    rows = scenario.check("via", "bare_1", "bare_2", "bare_3")
+    assert [row[0] for row in rows["via"]] == ["11", "12", "14", "16", "17", "22", "3", "4"]
+    assert sum(len(rows[f"bare_{part}"]) for part in (1, 2, 3)) == len(rows["via"]) + 1
 
 
 def test_children_of_an_ordinary_table_are_published_with_it_unless_only_it_is(scenario: Scenario) -> None:

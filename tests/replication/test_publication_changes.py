@@ -163,9 +163,11 @@ def test_a_publication_that_is_missing_is_passed_over_from_18_on_and_an_error_be
         peek = f"pg_logical_slot_peek_binary_changes('{scenario.name}_p', NULL, NULL, 'proto_version', '1'"
         with pytest.raises(errors.UndefinedObject, match='publication "missing" does not exist'):
             scenario.publisher(f"SELECT * FROM {peek}, 'publication_names', 'p,missing')")
-        given = Subscription(scenario.name, scenario.publisher_conninfo, ("p", "missing"), {})
+        subscription = Subscription(scenario.name, scenario.publisher_conninfo, ("p", "missing"), {})
         for filtered in (False, True):
-            replica = PgsieveReplica(given, tmp_path / f"{filtered}", filtered=filtered, writer="process")
+            replica = PgsieveReplica(
+                subscription, tmp_path / f"{filtered}", filtered=filtered, writer="process"
+            )
             with pytest.raises(PublicationError, match='publication "missing" does not exist'):
                 replica.run()
         return

@@ -47,12 +47,12 @@ def test_rows_without_a_key_are_found_as_a_whole(scenario: Scenario) -> None:
         BEGIN; UPDATE deferred SET a = 2 WHERE b = 'one'; UPDATE deferred SET a = 1 WHERE b = 'two'; COMMIT;
         UPDATE deferred SET a = 7 - a - 2 WHERE a > 1
     """)
-    held = scenario.check(
+    rows = scenario.check(
         *tables, expect={"nulls": ["|", "1|was null", "|x"], "deferred": ["1|two", "3|one", "2|three"]}
     )
-    assert held["equal"].shown.count("100|200") == 2
-    assert len(held["people"]) == 199
-    assert [row[2] for row in held["scaled"] if row[0] is not None] in (["a   ", "b   "], ["b   ", "a   "])
+    assert rows["equal"].shown.count("100|200") == 2
+    assert len(rows["people"]) == 199
+    assert [row[2] for row in rows["scaled"] if row[0] is not None] in (["a   ", "b   "], ["b   ", "a   "])
 
 
 def test_a_key_of_the_subscriber_finds_rows_whatever_else_they_hold(scenario: Scenario) -> None:

@@ -254,9 +254,9 @@ def test_a_filter_matches_what_it_matches_in_sql(scenario: Scenario) -> None:
             f"UPDATE {name} SET b = a, c = CASE a WHEN 1 THEN 'apple' WHEN 2 THEN 'apricot' ELSE '' END;"
             f"INSERT INTO {name} VALUES (4, NULL, NULL), (5, 5, 'pear'), (6, NULL, 'banana')"
         )
-    held = scenario.check(*names)
+    rows = scenario.check(*names)
     matched = {
-        where: [int(row[0] or 0) for row in held[name]] for name, where in zip(names, FILTERS, strict=True)
+        where: [int(row[0] or 0) for row in rows[name]] for name, where in zip(names, FILTERS, strict=True)
     }
     assert matched == FILTERS
 

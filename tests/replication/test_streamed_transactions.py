@@ -46,8 +46,8 @@ def test_interleaved_transactions_apply_as_they_commit(
         beside("DELETE FROM test_tab WHERE a > 5000; COMMIT")
         scenario.check(expect={"test_tab": "2|1|2"})
         scenario.publisher("COMMIT")
-    held = scenario.check("test_tab")["test_tab"]
-    assert held.summary() == "3334|1|5000"
+    rows = scenario.check("test_tab")["test_tab"]
+    assert rows.summary() == "3334|1|5000"
     assert scenario.subscriber("SELECT count(*) FROM test_tab WHERE c = 999") == [("3334",)]
     scenario.subscriber("UPDATE test_tab SET c = 7")  # what the subscriber adds is its own
     scenario.publisher("UPDATE test_tab SET b = sha256(a::text::bytea)")
@@ -100,9 +100,9 @@ def test_a_schema_change_within_a_streamed_transaction_is_seen_from_its_place_on
     scenario.publisher(
         "INSERT INTO test_tab SELECT i, sha256(i::text::bytea), i, i, i FROM generate_series(6, 2000) i; COMMIT"
     )
-    held = scenario.check("test_tab")["test_tab"]
-    assert held.summary() == "2000|1|2000"
-    assert [[*row[:1], *row[2:]] for row in held if row[0] in ("1", "4", "5", "6")] == [
+    rows = scenario.check("test_tab")["test_tab"]
+    assert rows.summary() == "2000|1|2000"
+    assert [[*row[:1], *row[2:]] for row in rows if row[0] in ("1", "4", "5", "6")] == [
         ["1", None, None, None],
         ["4", "4", None, None],
         ["5", "5", "5", None],

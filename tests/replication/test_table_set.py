@@ -81,10 +81,10 @@ def test_one_that_is_taken_out_stops_and_is_copied_when_it_is_back(
     sharing.run(a="low", b="high")
     scenario.publisher("INSERT INTO t VALUES (2), (8); INSERT INTO u VALUES (1)")
     sharing.run(a="low")
-    listed = scenario.publisher(
+    tables = scenario.publisher(
         f"SELECT tablename FROM pg_publication_tables WHERE pubname = '{scenario.name}'"
     )
-    assert listed == [("t",)], "nobody reads u any more"
+    assert tables == [("t",)], "nobody reads u any more"
     scenario.publisher("INSERT INTO t VALUES (9); INSERT INTO u VALUES (2)")
     sharing.run(a="low")
     assert sharing.held("a", "t") == [1, 2, 7, 8, 9]

@@ -70,7 +70,7 @@ def test_values_of_every_kind_of_type_arrive_as_postgresql_prints_them(
     """)
     if copied:
         scenario.subscribe("pub")
-    held = scenario.check(
+    rows = scenario.check(
         *scenario.subscribed(),
         expect={
             "one_domain": ["1|10", "2|11", "3|"],
@@ -78,7 +78,7 @@ def test_values_of_every_kind_of_type_arrive_as_postgresql_prints_them(
             "plain": ["1|1.50|é|0.1", "2|10000000000||NaN", "3|||"],
         },
     )
-    assert all(held.values())  # none is compared while it is empty
+    assert all(rows.values())  # none is compared while it is empty
     scenario.publisher("""
         UPDATE one_array SET b = '{4,5,6}' WHERE a = 1; UPDATE one_array SET b = '{4,5,6,1}' WHERE a > 3;
         UPDATE arrays SET b = '{1a,2b,3c}', c = '{1,2,3}' WHERE a = '{1,2,3}';

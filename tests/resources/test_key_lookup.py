@@ -69,14 +69,14 @@ def test_keys_are_looked_up_in_the_files_that_may_have_them(kind: str, write: ob
         if write is _by_executors:
             assert len(files) == (2 if kind in READ_ALWAYS else int(is_present)), (n, files)
         # Another reader passes over files by the same statistics.
-        held = (
+        rows = (
             QueryBuilder()
             .register("t", DeltaTable(tmp_path))
             .execute("select k from t order by v")
             .read_all()
         )
         assert (
-            pa.table(held)["k"].cast(type_).to_pylist() == column[:2].to_pylist()
+            pa.table(rows)["k"].cast(type_).to_pylist() == column[:2].to_pylist()
             if kind != "infinity"
             else True
         )

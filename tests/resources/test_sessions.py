@@ -57,8 +57,8 @@ def _walsender(conninfo: str, query: str) -> str:
 
 
 def _executor(conninfo: str, query: str) -> str:
-    given = Source("shop", conninfo).executor_conninfo()
-    with given.adbc() as connection, connection.cursor() as cursor:
+    for_executor = Source("shop", conninfo).executor_conninfo()
+    with for_executor.adbc() as connection, connection.cursor() as cursor:
         cursor.execute(query)
         return str(cursor.fetchone())
 
@@ -82,18 +82,18 @@ def test_the_roles_settings_do_not_count(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("given", ["conninfo", "PGOPTIONS", "service"])
+@pytest.mark.parametrize("place", ["conninfo", "PGOPTIONS", "service"])
 def test_the_users_own_options_count_but_for_what_is_pinned(
     conninfo: str,
     kind: str,
-    given: str,
+    place: str,
     tmp_path_factory: pytest.TempPathFactory,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     options = "-c lock_timeout=5000 -c work_mem=5MB -c search_path=public -c datestyle=German"
-    if given == "conninfo":
+    if place == "conninfo":
         conninfo = f"{conninfo} options='{options}' keepalives_idle=17"
-    elif given == "PGOPTIONS":
+    elif place == "PGOPTIONS":
         monkeypatch.setenv("PGOPTIONS", options)
     else:
         services = tmp_path_factory.mktemp("services") / "services"
@@ -135,8 +135,8 @@ def test_a_row_filter_means_what_it_means_without_other_roles_objects(conninfo: 
         catalog = read_catalog(connection)
         (table,) = [t for t in catalog.tables.values() if t.schema == "limited"]
         if connection.info.server_version >= 150000:
-            (listed,) = catalog.publications["f"].tables
-            assert listed.where == "(lower(note) = 'a'::text)"
+            (entry,) = catalog.publications["f"].tables
+            assert entry.where == "(lower(note) = 'a'::text)"
         with analysis(connection):
             for where in ("lower(note) = 'a'", "pg_catalog.lower(note) operator(pg_catalog.=) 'a'"):
                 assert filter_columns(connection, table, where) == {"note"}
@@ -183,9 +183,9 @@ def test_a_command_is_run_for_each_session_and_makes_its_password(
     source = Source("shop", with_passwords, None, (sys.executable, "-c", program, str(runs)))
     _connect_everywhere(source)
     assert runs.read_text() == "." * 4
-    given = source.executor_conninfo()
-    assert "new%" not in given.text
-    assert "new%" not in repr(given)
+    for_executor = source.executor_conninfo()
+    assert "new%" not in for_executor.text
+    assert "new%" not in repr(for_executor)
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ def test_a_command_that_there_is_not_is_said(with_passwords: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("conninfo", "said", "shown"),
+    ("conninfo", "message", "shown"),
     [
         ("host=db password=abcdef", 'no role "abcdef"', 'no role "..."'),
         ("host=db password=abcdef", 'no role "xbcdex", abc', 'no role "x...x", abc'),
@@ -236,11 +236,11 @@ def test_a_command_that_there_is_not_is_said(with_passwords: str) -> None:
     ],
 )
 def test_four_characters_of_a_password_are_not_shown(
-    conninfo: str, said: str, shown: str, monkeypatch: pytest.MonkeyPatch
+    conninfo: str, message: str, shown: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pgsieve.resources.passwords._secrets", deque[str](maxlen=9))
     remember_those_of(conninfo)
-    assert concealed(said) == shown
+    assert concealed(message) == shown
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ def test_every_cut_holds_what_one_moment_of_the_publisher_held(replicated: _Repl
     assert [c.lsn for c in cuts] == sorted({c.lsn for c in cuts})
     for number, cut in enumerate(cuts, 1):
         rows = {name: replicated.rows(name[1], version) for name, version in cut.tables.items()}
-        assert sum(row["amount"] for held in rows.values() for row in held) == 800
+        assert sum(row["amount"] for of_table in rows.values() for row in of_table) == 800
         assert len(rows["public", "checking"]) == 4 + number
 
 
@@ -190,8 +190,8 @@ def test_row_filters_that_fail_set_their_tables_aside_without_telling_a_value(
         database.execute(f"create table {table} (id int primary key, a int, b numeric)")
         database.execute(f"alter table {table} replica identity full")
     database.execute("create table notes (id int primary key, note text)")
-    listed = ", ".join(f"{table} where ({row_filter})" for table, (row_filter, _) in filters.items())
-    database.execute(f"create publication p for table {listed}, notes")
+    tables = ", ".join(f"{table} where ({row_filter})" for table, (row_filter, _) in filters.items())
+    database.execute(f"create publication p for table {tables}, notes")
     replicated.copy()
     for table in filters:
         database.execute(f"insert into {table} values (1, 0, 2)")
@@ -199,10 +199,10 @@ def test_row_filters_that_fail_set_their_tables_aside_without_telling_a_value(
     database.execute("insert into notes values (1, 'goes on')")
     replicated.increment()
     states = TableStates(replicated.lake, "sub").newest()
-    for table, (_, told) in filters.items():
+    for table, (_, text) in filters.items():
         reason = states["public", table].reason or ""
         assert states["public", table].state == SyncState.SET_ASIDE
-        assert told in reason
+        assert text in reason
         assert "finished at" in reason
         assert "777777" not in reason
     assert replicated.rows("notes") == [{"id": 1, "note": "goes on"}]

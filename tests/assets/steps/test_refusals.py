@@ -107,10 +107,10 @@ def left_behind(database: psycopg.Connection) -> tuple[list[str], list[str]]:
 
 
 def refused(feed: Feed, lake: Lake) -> PgsieveError:
-    with pytest.raises(PgsieveError) as found:
+    with pytest.raises(PgsieveError) as raised:
         drain(feed, lake, [], lambda _: None)
-    assert found.value.hint
-    return found.value
+    assert raised.value.hint
+    return raised.value
 
 
 def test_a_conninfo_that_is_none_is_refused_without_its_password(lake: Lake) -> None:

@@ -80,11 +80,11 @@ def test_segments_have_the_checksums_of_the_server_in_any_order_of_rows(
     given_rows = "unnest(%s::int[], %s::text[]) as t(a, b)"
     query = checksums_query(f"select {row_hash.expression} as hash from {given_rows}")
     lists = [[row[0] for row in rows], [row[1] for row in rows]]
-    found = connection.execute(query, lists).fetchall()
+    segments = connection.execute(query, lists).fetchall()
     publisher, replica = Checksums(), Checksums()
     names = ("segment", "rows", "sum")
     columns = [
-        pa.array([row[i] for row in found], t) for i, t in enumerate((pa.int64(), pa.int64(), pa.string()))
+        pa.array([row[i] for row in segments], t) for i, t in enumerate((pa.int64(), pa.int64(), pa.string()))
     ]
     include_queried(publisher, pa.RecordBatch.from_arrays(columns, names))
     shuffled = r.sample(rows, len(rows))

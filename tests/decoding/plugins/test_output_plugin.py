@@ -399,15 +399,15 @@ def test_a_prepare_that_was_not_read_is_an_error_for_a_plugin_that_needs_it() ->
 
 def test_filter_prepare_puts_a_transaction_off_to_its_commit() -> None:
     messages = [BeginPrepare(*PREPARED), TABLE, row("x"), Prepare(*PREPARED), CommitPrepared(*PREPARED)]
-    asked = []
+    prepared = []
 
     def refuses(ctx: DecodingContext, xid: int, gid: str) -> bool:
-        asked.append((xid, gid))
+        prepared.append((xid, gid))
         return True
 
     init = registered(*TWO_PHASE, filter_prepare=refuses)
     assert calls(init, messages) == ["begin 7", "change 7 x", "commit 7"]
-    assert set(asked) == {(7, "g")}
+    assert set(prepared) == {(7, "g")}
 
 
 def test_what_comes_from_elsewhere_can_be_left_out() -> None:
@@ -419,7 +419,7 @@ def test_what_comes_from_elsewhere_can_be_left_out() -> None:
 
     names = (*STREAM, *TWO_PHASE, "stream_prepare")
     far = Origin(1, "far")
-    here = [BEGIN, TABLE, row("x"), COMMIT]
+    local = [BEGIN, TABLE, row("x"), COMMIT]
     for messages in (
         [BEGIN, far, TABLE, row("x"), COMMIT],
         [BeginPrepare(*PREPARED), far, TABLE, row("x"), Prepare(*PREPARED), CommitPrepared(*PREPARED)],
@@ -433,7 +433,7 @@ def test_what_comes_from_elsewhere_can_be_left_out() -> None:
             registered(filter_by_origin=refuses),
             registered(*TWO_PHASE, filter_by_origin=refuses),
         ):
-            assert calls(init, [*messages, *here]) == ["begin 7", "change 7 x", "commit 7"]
+            assert calls(init, [*messages, *local]) == ["begin 7", "change 7 x", "commit 7"]
     assert set(origins) == {"far", None}
 
 
@@ -531,8 +531,8 @@ def test_a_schema_of_a_stream_is_the_streams_until_it_commits() -> None:
         (StreamAbort(9, 9), "t ('text',)"),
     ):
         messages = [*begun, *block, BEGIN, row("x"), COMMIT, end, BEGIN, row("x"), COMMIT]
-        found = [line for line in calls(init, messages) if line.endswith(")")]
-        assert found == ["t ('text',)", "other ('s.\"Mood\"',)", "t ('text',)", name]
+        lines = [line for line in calls(init, messages) if line.endswith(")")]
+        assert lines == ["t ('text',)", "other ('s.\"Mood\"',)", "t ('text',)", name]
 
 
 @pytest.mark.parametrize(("version", "framed"), [(160000, False), (170000, True)])

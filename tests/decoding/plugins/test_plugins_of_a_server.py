@@ -83,8 +83,8 @@ class Database:
         return [str(line) for line in self.peek(slot, "pg_logical_slot_peek_changes", options)]
 
     def messages(self, slot: str, **options: str) -> list[bytes]:
-        asked = {"proto_version": "3", **PUBLISHED, **options}
-        return [bytes(data) for data in self.peek(slot, "pg_logical_slot_peek_binary_changes", asked)]
+        parameters = {"proto_version": "3", **PUBLISHED, **options}
+        return [bytes(data) for data in self.peek(slot, "pg_logical_slot_peek_binary_changes", parameters)]
 
     def ours(self, slot: str, options: Options, *, streaming: str = "off") -> list[str]:
         version = self.session.info.server_version
@@ -95,8 +95,8 @@ class Database:
             return list(text_changes(driver, self.messages(slot, streaming=streaming)))
 
     def partitioned(self) -> list[str]:
-        found = self.reader.execute("SELECT oid::regclass::text FROM pg_class WHERE relkind = 'p'")
-        return [str(name) for (name,) in found]
+        names = self.reader.execute("SELECT oid::regclass::text FROM pg_class WHERE relkind = 'p'")
+        return [str(name) for (name,) in names]
 
     def compare(self, slots: tuple[str, str], options: Options, *, streaming: str = "off") -> int:
         theirs = comparable(self.theirs(slots[0], options), self.partitioned())
@@ -136,34 +136,34 @@ def comparable(lines: list[str], partitioned: list[str]) -> list[str]:
 
 
 def _without(partitioned: list[str], line: str) -> str:
-    head, found, flags = line.partition(": TRUNCATE:")
-    if not found:
+    head, separator, flags = line.partition(": TRUNCATE:")
+    if not separator:
         return line
     tables = head.removeprefix("table ").split(", ")
     left = [table for table in tables if table not in partitioned]
-    return f"table {', '.join(left)}{found}{flags}"
+    return f"table {', '.join(left)}{separator}{flags}"
 
 
 @pytest.fixture
 def database(decoding_server: EmbeddedServer, request: pytest.FixtureRequest) -> Iterator[Database]:
-    with made(decoding_server, f"plugins_{abs(hash(request.node.name)) % 10**9}") as found:
-        yield found
+    with made(decoding_server, f"plugins_{abs(hash(request.node.name)) % 10**9}") as own_database:
+        yield own_database
 
 
 @contextmanager
 def made(server: EmbeddedServer, name: str) -> Iterator[Database]:
     with psycopg.connect(server.conninfo(), autocommit=True) as admin:
         admin.execute(f"CREATE DATABASE {name}")
-        found = Database(server, name)
+        database = Database(server, name)
         try:
-            yield found
+            yield database
         finally:
-            for (gid,) in found.session.execute(
+            for (gid,) in database.session.execute(
                 "SELECT gid FROM pg_prepared_xacts WHERE database = %s", [name]
             ).fetchall():
-                found.session.execute(sql.SQL("ROLLBACK PREPARED {}").format(sql.Literal(gid)))
-            found.session.close()
-            found.reader.close()
+                database.session.execute(sql.SQL("ROLLBACK PREPARED {}").format(sql.Literal(gid)))
+            database.session.close()
+            database.reader.close()
             admin.execute(
                 "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = %s",
                 [name],
@@ -267,25 +267,25 @@ def described(messages: list[bytes]) -> list[tuple[Message, list[Relation]]]:
     """All messages but descriptions, each change with the relations as they were described last."""
     decoder = Decoder()
     relations: dict[int, Relation] = {}
-    found: list[tuple[Message, list[Relation]]] = []
+    described_changes: list[tuple[Message, list[Relation]]] = []
     for data in messages:
         message = decoder.decode(data)
         match message:
             case Relation():
                 relations[message.relation_id] = message
             case Insert() | Update() | Delete():
-                found.append((message, [relations[message.relation_id]]))
+                described_changes.append((message, [relations[message.relation_id]]))
             case Truncate():
-                found.append((message, [relations[each] for each in message.relation_ids]))
+                described_changes.append((message, [relations[each] for each in message.relation_ids]))
             case Type():
                 pass
             case _:
-                found.append((message, []))
+                described_changes.append((message, []))
     # What was sent of a prepared transaction that is rolled back depends on when the server noticed.
-    gone = {message.gid for message, _ in found if isinstance(message, RollbackPrepared)}
+    gone = {message.gid for message, _ in described_changes if isinstance(message, RollbackPrepared)}
     kept: list[tuple[Message, list[Relation]]] = []
     prepared = None
-    for message, of in found:
+    for message, of in described_changes:
         if isinstance(message, BeginPrepare | Prepare):
             prepared = message.gid if isinstance(message, BeginPrepare) else None
         if prepared not in gone:

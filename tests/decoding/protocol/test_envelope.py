@@ -90,6 +90,6 @@ LSNS, TIMES = st.integers(0, 2**63 - 1), st.integers(-(2**63), 2**63 - 1)
 def test_columns_hold_what_single_messages_do(envelopes):
     encoded = [encode_envelope(envelope) for envelope in envelopes]
     lsns, data = xlog_data_columns(b"".join(encoded), np.array([len(e) for e in encoded], np.int32))
-    known = [envelope for envelope in envelopes if isinstance(envelope, XLogData)]
-    assert lsns.tolist() == [envelope.data_start for envelope in known]
-    assert data.to_pylist() == [envelope.data for envelope in known]
+    xlog_data = [envelope for envelope in envelopes if isinstance(envelope, XLogData)]
+    assert lsns.tolist() == [envelope.data_start for envelope in xlog_data]
+    assert data.to_pylist() == [envelope.data for envelope in xlog_data]

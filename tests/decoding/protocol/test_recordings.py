@@ -136,7 +136,7 @@ def test_a_tail_is_refused_at_its_offset(recording):
 @each
 def test_relations_are_described_before_they_change(recording):
     """A description within a stream is that transaction's until it commits (section 54.5)."""
-    known, streamed, types = {}, {}, set()
+    session, streamed, types = {}, {}, set()
     transaction = 0
     for message in recording.messages:
         if isinstance(message, StreamStart):
@@ -145,10 +145,12 @@ def test_relations_are_described_before_they_change(recording):
             types.add(message.type_oid)
         elif isinstance(message, Relation):
             described = {message.relation_id: message}
-            streamed.setdefault(transaction, {}).update(described) if message.xid else known.update(described)
+            streamed.setdefault(transaction, {}).update(described) if message.xid else session.update(
+                described
+            )
             assert {c.type_oid for c in message.columns if c.type_oid >= FIRST_OWN_OID} <= types
         elif isinstance(message, Insert | Update | Delete):
-            relations = streamed[transaction] if message.xid else known
+            relations = streamed[transaction] if message.xid else session
             old, new = getattr(message, "old", None), getattr(message, "new", None)
             for image in (old and old.columns, new):
                 assert image is None or len(image) == len(relations[message.relation_id].columns)
@@ -268,14 +270,14 @@ def expected_headers(messages):
 @AT_COMMIT
 @pytest.mark.parametrize("batch", [1, 3, 10**6])
 def test_headers_are_those_of_the_messages(recording, batch):
-    scanner, found = HeaderScanner(), []
+    scanner, scanned = HeaderScanner(), []
     data = [sent.data for sent in recording.sent if sent.data]
     for first in range(0, len(data), batch):
         headers = scanner.scan(pa.array(data[first : first + batch], pa.binary()))
         fields = (getattr(headers, name).tolist() for name in headers.__slots__)
-        found += zip(*fields, strict=True)
+        scanned += zip(*fields, strict=True)
     assert not scanner.in_transaction
-    assert found == list(expected_headers(recording.messages))
+    assert scanned == list(expected_headers(recording.messages))
 
 
 def texts(image, names):

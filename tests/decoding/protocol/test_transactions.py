@@ -273,8 +273,8 @@ def test_a_subtransaction_that_was_rolled_back_is_left_out():
     with FileSpool() as spool:
         assembler = TransactionAssembler(spool, parallel=True)
         assembled = assembler.assemble(pa.array([encode(m) for m in messages], pa.binary()))
-        found = [decode(raw) for data in assembled for raw in data.to_pylist()]
-    assert found == [
+        decoded = [decode(raw) for data in assembled for raw in data.to_pylist()]
+    assert decoded == [
         Begin(30, 0, 5),
         replace(RELATION, xid=None),
         replace(INSERT, xid=None),

@@ -314,7 +314,7 @@ EXPECTED = [
 
 
 def scanned(batches):
-    scanner, found = HeaderScanner(), []
+    scanner, rows = HeaderScanner(), []
     for batch in batches:
         headers = scanner.scan(pa.array([encode(message) for message in batch], pa.binary()))
         columns = (
@@ -325,8 +325,8 @@ def scanned(batches):
             headers.xid,
             headers.end_lsn,
         )
-        found += zip(map(chr, headers.kind), *(column.tolist() for column in columns), strict=True)
-    return found, scanner.in_transaction
+        rows += zip(map(chr, headers.kind), *(column.tolist() for column in columns), strict=True)
+    return rows, scanner.in_transaction
 
 
 def with_unix_time(rows):

@@ -35,8 +35,8 @@ def publication(
     columns: frozenset[str] | None = None,
     operations: str = "insert update delete truncate",
 ) -> Publication:
-    listed = (PublicationTable(table.oid, where, columns),)
-    return Publication(name, frozenset(operations.split()), tables=listed, via_root=via_root)
+    entries = (PublicationTable(table.oid, where, columns),)
+    return Publication(name, frozenset(operations.split()), tables=entries, via_root=via_root)
 
 
 def sent(*publications: Publication) -> PublishedRelation:

@@ -80,8 +80,8 @@ def test_an_added_column_has_its_missing_value_unless_the_table_was_rewritten(
         with pytest.raises(SchemaChangedError, match="rewritten"):
             sources(before, after, columns(before), columns(after), listed=False)
         return
-    found = sources(before, after, columns(before), columns(after), listed=False)
-    assert list(found) == [*KEPT, Source("c", None, value)]
+    values = sources(before, after, columns(before), columns(after), listed=False)
+    assert list(values) == [*KEPT, Source("c", None, value)]
     assert connection.execute(
         "SELECT count(*) FROM t WHERE c::text IS DISTINCT FROM %s", [value]
     ).fetchone() == (0,)

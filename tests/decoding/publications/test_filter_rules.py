@@ -65,8 +65,8 @@ def test_a_deep_tree_needs_no_deep_stack() -> None:
     ],
 )
 def test_a_row_filter_has_only_what_always_gives_the_same(text: str, reason: str | None) -> None:
-    found = refusal(Expression(parse_expression(text)), frozenset({1299}), frozenset({1300}))
-    assert (found is None) if reason is None else (reason in (found or ""))
+    message = refusal(Expression(parse_expression(text)), frozenset({1299}), frozenset({1300}))
+    assert (message is None) if reason is None else (reason in (message or ""))
 
 
 def test_a_virtual_column_is_what_it_is_computed_from() -> None:

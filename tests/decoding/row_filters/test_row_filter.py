@@ -94,9 +94,9 @@ def same(*expressions: str) -> None:
 
 
 def column(name: str) -> ColumnValue:
-    found = COLUMNS[name]
+    definition = COLUMNS[name]
     digits = Digits(10, 2) if name == "n" else None
-    return ColumnValue(name, found.collation, type_oid=found.type_oid, digits=digits)
+    return ColumnValue(name, definition.collation, type_oid=definition.type_oid, digits=digits)
 
 
 def integer(value: int, type_oid: int = INT4) -> Constant:
@@ -104,9 +104,9 @@ def integer(value: int, type_oid: int = INT4) -> Constant:
 
 
 def compared(expression: str) -> Comparison:
-    found = tree(expression)
-    assert isinstance(found, Comparison)
-    return found
+    node = tree(expression)
+    assert isinstance(node, Comparison)
+    return node
 
 
 # --- reading -----------------------------------------------------------------------------
@@ -221,9 +221,9 @@ def test_integer_constants_have_the_type_that_postgresql_gives_them(literal: str
 
 
 def test_a_number_beyond_bigint_is_numeric() -> None:
-    found = compared("b < 9223372036854775808")
-    assert found.right == Constant(Decimal(9223372036854775808), type_oid=NUMERIC, digits=Digits(19, 0))
-    assert found.left == Cast(column("b"), type_oid=NUMERIC, digits=Digits(19, 0))
+    comparison = compared("b < 9223372036854775808")
+    assert comparison.right == Constant(Decimal(9223372036854775808), type_oid=NUMERIC, digits=Digits(19, 0))
+    assert comparison.left == Cast(column("b"), type_oid=NUMERIC, digits=Digits(19, 0))
 
 
 @pytest.mark.parametrize(
@@ -271,9 +271,9 @@ def test_digits_of_numeric_arithmetic_hold_every_result() -> None:
 
 
 def test_constants_of_an_in_list_agree_on_a_type() -> None:
-    found = tree("b IN (1, '9007199254740993'::double precision)")
-    assert isinstance(found, Logical)
-    assert {operand.left for operand in found.operands if isinstance(operand, Comparison)} == {
+    node = tree("b IN (1, '9007199254740993'::double precision)")
+    assert isinstance(node, Logical)
+    assert {operand.left for operand in node.operands if isinstance(operand, Comparison)} == {
         Cast(column("b"), type_oid=FLOAT8)
     }
 

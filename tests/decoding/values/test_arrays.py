@@ -37,14 +37,14 @@ def sent(elements: list[bytes | None], type_oid: int, *, low: int = 1) -> bytes:
     """What array_send returns of one dimension."""
     if not elements:
         return struct.pack(">iiI", 0, 0, type_oid)
-    listed = [struct.pack(">i", -1) if e is None else struct.pack(">i", len(e)) + e for e in elements]
-    return struct.pack(">iiIii", 1, None in elements, type_oid, len(elements), low) + b"".join(listed)
+    items = [struct.pack(">i", -1) if e is None else struct.pack(">i", len(e)) + e for e in elements]
+    return struct.pack(">iiIii", 1, None in elements, type_oid, len(elements), low) + b"".join(items)
 
 
 def converted(convert, values, oid):
-    found = convert(pa.array(values, pa.binary()), column_type(oid, -1), "c")
-    found.validate(full=True)
-    return found.to_pylist()
+    array = convert(pa.array(values, pa.binary()), column_type(oid, -1), "c")
+    array.validate(full=True)
+    return array.to_pylist()
 
 
 @settings(deadline=None)
@@ -118,8 +118,8 @@ def test_text_that_is_no_array_is_an_error_of_pgsieves(values):
     """Whatever is taken for arrays is as many lists."""
     texts = [value.encode() for value in values]
     try:
-        found = converted(from_text, texts, TEXT_ARRAY)
+        array = converted(from_text, texts, TEXT_ARRAY)
     except PgsieveError as error:
         assert isinstance(error, ValueNotRepresentableError)  # noqa: PT017 - either outcome will do
     else:
-        assert len(found) == len(values)
+        assert len(array) == len(values)

@@ -145,19 +145,19 @@ class Columns:
     def unnested(self, name: str, oid: int, modifier: int) -> list[pa.Array | None]:
         """An array column as the server takes it apart; its elements' text is converted one type down."""
         with psycopg.connect(self.conninfo) as connection:
-            found = connection.execute(
+            rows = connection.execute(
                 sql.SQL(
                     f"SELECT {name} IS NULL, array(SELECT CASE WHEN num_nulls(e) = 0 THEN concat(e) END"
                     f" FROM unnest({name}) WITH ORDINALITY u(e, n) ORDER BY n)::text[] FROM {self.table} ORDER BY id"
                 )
             ).fetchall()
         kind = column_type(oid, modifier)
-        texts = pa.array([e for is_null, elements in found if not is_null for e in elements], pa.string())
+        texts = pa.array([e for is_null, elements in rows if not is_null for e in elements], pa.string())
         elements = from_text(texts, kind, name)
-        ends = np.cumsum([0 if is_null else len(listed) for is_null, listed in found]).tolist()
+        ends = np.cumsum([0 if is_null else len(items) for is_null, items in rows]).tolist()
         return [
-            None if is_null else elements[end - len(listed) : end]
-            for (is_null, listed), end in zip(found, ends, strict=True)
+            None if is_null else elements[end - len(items) : end]
+            for (is_null, items), end in zip(rows, ends, strict=True)
         ]
 
 
@@ -182,10 +182,10 @@ def test_copy_and_stream_in_both_formats_give_the_same_columns(database):
         of_copy = from_copy(copied.column(name).combine_chunks(), kind, name)
         of_text, of_binary = (pc.struct_field(streamed, name) for streamed in (in_text, in_binary))
         what = f"{sample.type} as {kind.spark}, seed {SEED}"
-        for found in (of_copy, of_text, of_binary):
-            assert found.type == kind.arrow, what
-            found.validate(full=True)
-            assert found.null_count == sum(row[place] is None for row in table.rows), what
+        for column in (of_copy, of_text, of_binary):
+            assert column.type == kind.arrow, what
+            column.validate(full=True)
+            assert column.null_count == sum(row[place] is None for row in table.rows), what
         assert same(of_copy, of_text), (what, difference(of_copy, of_text))
         assert same(of_binary, of_text), (what, difference(of_binary, of_text))
         if kind.spark == "string":
@@ -194,9 +194,9 @@ def test_copy_and_stream_in_both_formats_give_the_same_columns(database):
         if pa.types.is_list(kind.arrow) and sample.override is None:
             element, modifier = ELEMENTS[table.catalog[place][0]], table.catalog[place][1]
             expected = table.unnested(name, element, modifier)
-            listed = [None if not v.is_valid else v.values for v in of_text]
+            elements = [None if not v.is_valid else v.values for v in of_text]
             assert all(
-                a is None if b is None else same(a, b) for a, b in zip(expected, listed, strict=True)
+                a is None if b is None else same(a, b) for a, b in zip(expected, elements, strict=True)
             ), what
     # A type that PostgreSQL gets is a type that is missing here. xml needs libxml, which this server lacks.
     tried = {oid for oid, _ in table.catalog}
@@ -306,11 +306,11 @@ def test_rows_of_a_replica_have_the_bytes_and_hashes_that_the_server_computes(da
     sent = read(database, f"SELECT {queried} FROM hashed ORDER BY id").combine_chunks()
     alike = []
     for place, (array, column, sample) in enumerate(zip(arrays, columns, everything, strict=True)):
-        found, expected = record_send([array], [column]), sent.column(f"c{place}").combine_chunks()
+        computed, expected = record_send([array], [column]), sent.column(f"c{place}").combine_chunks()
         if sample.override == "array<decimal(20,4)>":
-            assert not found.equals(expected), "the server prints an element with its own scale"
+            assert not computed.equals(expected), "the server prints an element with its own scale"
         else:
-            assert found.equals(expected), (sample, SEED, difference(found, expected))
+            assert computed.equals(expected), (sample, SEED, difference(computed, expected))
             alike.append(place)
     for count in (1, 3, len(alike)):
         chosen = alike[:count]

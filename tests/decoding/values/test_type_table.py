@@ -21,17 +21,17 @@ def test_the_table_in_the_docs_is_up_to_date() -> None:
 def test_builtin_types_are_those_of_the_server(publisher_server: EmbeddedServer) -> None:
     """All that a column can have: base types and ranges of pg_catalog, but those that only PostgreSQL itself writes."""
     with psycopg.connect(publisher_server.conninfo()) as connection:
-        found = connection.execute(
+        rows = connection.execute(
             "SELECT t.oid::int8, t.typarray::int8, coalesce(r.rngsubtype, m.rngtypid, 0)::int8,"
             " format_type(t.oid, NULL), a.typdelim FROM pg_type t LEFT JOIN pg_type a ON a.oid = t.typarray"
             " LEFT JOIN pg_range r ON r.rngtypid = t.oid LEFT JOIN pg_range m ON m.rngmultitypid = t.oid"
             " WHERE t.oid < 12000 AND t.typarray <> 0 AND t.typcategory NOT IN ('C', 'P')"
             " AND t.typname <> 'gtsvector'"
         ).fetchall()
-    assert {oid: (array, of) for oid, array, of, _, _ in found} == {
+    assert {oid: (array, of) for oid, array, of, _, _ in rows} == {
         oid: (t.array_oid, t.of) for oid, t in BUILTIN_TYPES.items()
     }
-    assert [array for _, array, _, _, delimiter in found if delimiter != ","] == [BOX_ARRAY]
-    names = {oid: name.removesuffix(" without time zone") for oid, _, _, name, _ in found}
+    assert [array for _, array, _, _, delimiter in rows if delimiter != ","] == [BOX_ARRAY]
+    names = {oid: name.removesuffix(" without time zone") for oid, _, _, name, _ in rows}
     assert names == {oid: t.name.removesuffix("(n)") for oid, t in BUILTIN_TYPES.items()}
     assert {MADE[oid].kind for oid, t in BUILTIN_TYPES.items() if "multirange" in t.name} == {"m"}

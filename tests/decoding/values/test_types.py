@@ -461,13 +461,13 @@ def test_types_that_users_make_are_printed_by_what_they_are_made_of(defined, oid
 def test_binary_that_is_no_value_of_its_type_is_an_error_of_pgsieves(oid, values, override):
     kind = column_type(oid, -1, override)
     try:
-        found = from_binary(pa.array(values, pa.binary()), kind, "c")
+        column = from_binary(pa.array(values, pa.binary()), kind, "c")
     except PgsieveError as error:
         assert error.sqlstate in {"08P01", "22P03", "0A000", None}  # noqa: PT017 - either outcome will do
     else:
-        assert found.type == kind.arrow
-        found.validate(full=True)
-        assert found.is_valid().to_pylist() == [v is not None for v in values]
+        assert column.type == kind.arrow
+        column.validate(full=True)
+        assert column.is_valid().to_pylist() == [v is not None for v in values]
 
 
 @pytest.mark.parametrize(

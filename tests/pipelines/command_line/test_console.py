@@ -107,8 +107,8 @@ def test_a_drop_shows_what_was_removed_and_what_is_left(capsys):
 
 
 def test_a_run_shows_what_became_of_the_lsn_to_skip(capsys):
-    told = replace(NOTHING_NEW, notice="skipped the transaction finished at 0/20")
-    console.print_run(RunSummary((told,)))
+    result = replace(NOTHING_NEW, notice="skipped the transaction finished at 0/20")
+    console.print_run(RunSummary((result,)))
     assert capsys.readouterr().out.splitlines()[-1] == "skipped the transaction finished at 0/20"
 
 
@@ -232,12 +232,12 @@ def test_check_says_when_all_are_equal(capsys):
 
 def test_validate_shows_publications_tables_problems_and_statements(capsys):
     both = ("insert", "update")
-    listed = (
+    entries = (
         ListedTable("public", "root", ("id", "Name"), "(id > 5)"),
         ListedTable("public", "t", None, None),
     )
     pictures = (
-        PublicationPicture("shop", "p1", "ann", False, both, "none", True, listed, ("sales",)),
+        PublicationPicture("shop", "p1", "ann", False, both, "none", True, entries, ("sales",)),
         PublicationPicture("shop", "Mine", None, True, both, "stored", False, (), ()),
     )
     filters = {"insert": "(id > 5)", "update": None, "truncate": None}

@@ -154,9 +154,9 @@ def test_the_command_that_a_lost_slot_names_copies_everything_again(
     shop.database.execute("insert into orders values (5, 5)")
     shop.database.execute("insert into stock values (5, 5)")
     for lost in (shop.copy, lambda: shop.resync("one", "public.orders")):
-        with pytest.raises(error) as found:
+        with pytest.raises(error) as raised:
             lost()
-        assert "`pgsieve resync one` and `pgsieve resync two`" in str(found.value.hint)
+        assert "`pgsieve resync one` and `pgsieve resync two`" in str(raised.value.hint)
     report = shop.resync("one")
     assert report.lost is not None
     assert len(report.tables) == 2
@@ -186,9 +186,9 @@ def test_an_invalidated_slot_names_the_command_that_copies_everything_again(
             database.execute("select pg_switch_wal()")
         database.execute("checkpoint")
         database.execute("insert into orders values (1)")
-        with pytest.raises(SlotError, match="can no longer access replication slot") as found:
+        with pytest.raises(SlotError, match="can no longer access replication slot") as raised:
             shop.copy()
-        assert "`pgsieve resync one`" in str(found.value.hint)
+        assert "`pgsieve resync one`" in str(raised.value.hint)
         assert shop.resync("one").lost is not None
         assert shop.ids("one", "orders") == [1]
 
@@ -214,10 +214,10 @@ def test_another_cluster_is_an_error_that_names_both_and_the_command_begins_from
             database.execute("create publication p for table orders, notes")
             database.execute("create publication q for table stock")
             for refused in (shop.copy, lambda: shop.resync("one"), lambda: shop.drop("one")):
-                with pytest.raises(OtherClusterError) as found:
+                with pytest.raises(OtherClusterError) as raised:
                     refused()
-                assert all(identifier in found.value.message for identifier in identifiers)
-                assert "`pgsieve drop one --leave-slot --delete-tables`" in str(found.value.hint)
+                assert all(identifier in raised.value.message for identifier in identifiers)
+                assert "`pgsieve drop one --leave-slot --delete-tables`" in str(raised.value.hint)
             for subscription in ("one", "two"):
                 shop.drop(subscription, leave_slot=True, delete_tables=True)
             shop.copy()
@@ -250,10 +250,10 @@ def test_a_slot_that_is_kept_captures_no_more_than_the_others_need(shop: Shop) -
     capture = shop.written["sources"]["shop"]["capture"]
     shop.copy()
     assert shop.drop("one").altered == (capture,)
-    listed = shop.database.execute(
+    tables = shop.database.execute(
         "select tablename from pg_publication_tables where pubname = %s", [capture]
     )
-    assert listed.fetchall() == [("stock",)]
+    assert tables.fetchall() == [("stock",)]
 
 
 def test_drop_is_not_stopped_by_what_is_missing_for_another_subscription(shop: Shop) -> None:
@@ -306,9 +306,9 @@ def test_without_the_server_drop_needs_to_be_told_to_leave_the_slot(shop: Shop) 
     shop.copy()
     before = shop.written["sources"]
     shop.configure(sources={"shop": {**before["shop"], "conninfo": "host=127.0.0.1 port=1 dbname=x"}})
-    with pytest.raises(SourceUnreachableError) as found:
+    with pytest.raises(SourceUnreachableError) as raised:
         shop.drop("one")
-    assert "--leave-slot" in str(found.value.hint)
+    assert "--leave-slot" in str(raised.value.hint)
     report = shop.drop("one", leave_slot=True)
     assert (report.slot, report.kept_for) == (None, ("two",))
     slot = before["shop"]["slot"]
@@ -375,10 +375,10 @@ def test_an_lsn_that_is_none_is_refused_as_postgresql_does(
         shop.database.execute(f"alter subscription skipping skip (lsn = '{lsn}')".encode())
     shop.database.execute("alter subscription skipping set (slot_name = none)")
     shop.database.execute("drop subscription skipping")
-    with pytest.raises(PgsieveError) as found:
+    with pytest.raises(PgsieveError) as raised:
         shop.skip("one", lsn)
     expected = (refused.value.diag.message_primary, refused.value.sqlstate)
-    assert (found.value.message, found.value.sqlstate) == expected
+    assert (raised.value.message, raised.value.sqlstate) == expected
 
 
 @pytest.mark.spark
@@ -389,10 +389,10 @@ def test_a_disabled_subscription_is_refused_until_it_is_enabled_and_the_others_g
     shop.database.execute("alter publication p add table later")
     shop.database.execute("alter publication q add table later")
     for refused in (lambda: shop.run("one"), lambda: shop.resync("one")):
-        with pytest.raises(SubscriptionDisabledError) as found:
+        with pytest.raises(SubscriptionDisabledError) as raised:
             refused()
-        assert "finished at 0/10" in found.value.message
-        assert "`pgsieve enable one`" in str(found.value.hint)
+        assert "finished at 0/10" in raised.value.message
+        assert "`pgsieve enable one`" in str(raised.value.hint)
     assert shop.cli("run", "one")[0] == 2
     code, output = shop.cli("run")
     assert code == 1
@@ -417,8 +417,8 @@ def test_the_check_of_a_table_that_is_set_aside_or_disabled_fails_with_the_reaso
             selection=dg.AssetSelection.all_asset_checks(),
             raise_on_error=False,
         )
-        found = result.get_asset_check_evaluations()
-        return {e.asset_key.path[-1]: (e.passed, e.description) for e in found}
+        evaluations = result.get_asset_check_evaluations()
+        return {e.asset_key.path[-1]: (e.passed, e.description) for e in evaluations}
 
     shop.copy()
     assert evaluated() == {"orders": (True, None), "notes": (True, None)}

@@ -93,11 +93,23 @@ def received(server: EmbeddedServer, conninfo: str, *options: str) -> str:
     with psycopg.connect(conninfo) as connection:
         row = connection.execute("SELECT pg_current_wal_lsn()::text").fetchone()
     assert row is not None
-    given = [text for option in options for text in ("-o", option)]
-    told = ["-d", conninfo, "--slot", "theirs", "--start", "--no-loop", "-f", "-", "--endpos", row[0], *given]
+    arguments = [text for option in options for text in ("-o", option)]
+    command = [
+        "-d",
+        conninfo,
+        "--slot",
+        "theirs",
+        "--start",
+        "--no-loop",
+        "-f",
+        "-",
+        "--endpos",
+        row[0],
+        *arguments,
+    ]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
     done = subprocess.run(
-        [server.programs / "pg_recvlogical", *told],
+        [server.programs / "pg_recvlogical", *command],
         capture_output=True,
         text=True,
         check=True,

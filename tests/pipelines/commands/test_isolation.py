@@ -109,10 +109,10 @@ def test_in_dagsters_job_the_subscriptions_that_do_not_fail_are_materialised(sho
 def test_a_followed_subscription_that_fails_is_left_out_and_the_others_are_followed(shop: Shop) -> None:
     shop.copy()
     _break(shop, "one")
-    config, told = load_config(shop.path), []
+    config, messages = load_config(shop.path), []
 
     def tell(summary: RunSummary) -> None:
-        told.append(summary)
+        messages.append(summary)
         if summary.failures:
             shop.database.execute("insert into stock values (5, 5)")
         else:
@@ -120,8 +120,8 @@ def test_a_followed_subscription_that_fails_is_left_out_and_the_others_are_follo
 
     (failure,) = follow(config, config.selected([]), Quiet(), tell)
     assert failure.subscriptions == ("one",)
-    assert [summary.failures for summary in told] == [(failure,), ()]
-    assert [(each.name, each.tables[0].inserted) for each in told[1].subscriptions] == [("two", 1)]
+    assert [summary.failures for summary in messages] == [(failure,), ()]
+    assert [(each.name, each.tables[0].inserted) for each in messages[1].subscriptions] == [("two", 1)]
     assert shop.ids("two", "stock") == [1, 2, 3, 4, 5]
 
 
@@ -232,11 +232,11 @@ def test_a_followed_table_whose_filter_is_altered_to_one_beyond_spark_waits(shop
     _named(shop)
     _publish(shop, "names where (n > 0)")
     shop.run()
-    config, told = load_config(shop.path), []
+    config, messages = load_config(shop.path), []
     steps = iter(range(5, 8))
 
     def tell(summary: RunSummary) -> None:
-        told.append(summary)
+        messages.append(summary)
         number = next(steps, None)
         if number is None:
             os.kill(os.getpid(), signal.SIGTERM)

@@ -84,9 +84,9 @@ def test_a_subscription_restored_from_before_what_was_deleted_is_set_aside_and_c
         database.execute("insert into t values (12)")
         shutil.rmtree(sales)
         shutil.copytree(backup, sales)
-        said = pgsieve("run", ends=1)
-        assert "are deleted from the change log" in said
-        assert "`pgsieve resync sales public.t`" in said
+        output = pgsieve("run", ends=1)
+        assert "are deleted from the change log" in output
+        assert "`pgsieve resync sales public.t`" in output
         assert rows() == 10
         pgsieve("resync", "sales", "public.t")
         assert rows() == 12

@@ -181,9 +181,9 @@ def test_of_writers_that_plan_from_the_same_version_one_commits(tmp_path: Path) 
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(increment, [write, commit, write, commit]))
-    held = sorted(LocalRecords().table(path)["slice"].to_pylist())
-    assert held == list(range(len(held)))
-    assert LocalRecords().position(path) == len(held)
+    numbers = sorted(LocalRecords().table(path)["slice"].to_pylist())
+    assert numbers == list(range(len(numbers)))
+    assert LocalRecords().position(path) == len(numbers)
 
 
 @pytest.mark.parametrize("number", range(10))

@@ -93,10 +93,10 @@ def test_an_immediate_stop_is_recovered_from(server_folder: Path) -> None:
 def test_conninfo_takes_and_replaces_keywords(server_folder: Path) -> None:
     with EmbeddedServer(server_folder / "data", settings=QUICK) as server:
         with psycopg.connect(server.conninfo(application_name="a 'b'", dbname="template1")) as connection:
-            asked = connection.execute(
+            settings = connection.execute(
                 "SELECT current_setting('application_name'), current_database()"
             ).fetchone()
-        assert asked == ("a 'b'", "template1")
+        assert settings == ("a 'b'", "template1")
         with psycopg.connect(server.conninfo(host=str(server.data))) as connection:
             assert connection.execute("SELECT inet_client_addr()").fetchone() == (None,)
 

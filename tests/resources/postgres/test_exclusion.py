@@ -25,15 +25,16 @@ def test_a_wait_for_another_process_is_told_after_a_second_with_who_it_is(
         with source.exclusively("other"):
             assert not caplog.messages, "nobody waits"
         # The server takes a moment to notice that the other one's connection is gone.
-        held = "select pid from pg_locks where locktype = 'advisory' and granted"
-        wait_until(lambda: other.execute(held).rowcount == 1, lambda: "a lock is left")
-        [(holder,)] = other.execute(held).fetchall()
+        query = "select pid from pg_locks where locktype = 'advisory' and granted"
+        wait_until(lambda: other.execute(query).rowcount == 1, lambda: "a lock is left")
+        [(holder,)] = other.execute(query).fetchall()
         waiting = threading.Thread(target=work)
         waiting.start()
         wait_until(lambda: bool(caplog.messages), lambda: "nothing is told")
-        (told,) = caplog.messages
+        (message,) = caplog.messages
         assert (
-            f'waiting for "sales" of source "shop": held by pgsieve (server process {holder}, from ' in told
+            f'waiting for "sales" of source "shop": held by pgsieve (server process {holder}, from '
+            in message
         )
         assert not had.is_set()
     waiting.join(30)

@@ -82,10 +82,8 @@ class Publisher:
 
     def walsender(self) -> int:
         """The process that has the slot."""
-        found = self(
-            f"select active_pid from pg_replication_slots where slot_name = '{self.slot}' and active"
-        )
-        return int(found[0][0]) if found else 0
+        rows = self(f"select active_pid from pg_replication_slots where slot_name = '{self.slot}' and active")
+        return int(rows[0][0]) if rows else 0
 
     def reconnect(self) -> None:
         self.connection.close()
@@ -201,21 +199,21 @@ def peeked(
 ) -> list[tuple[int, bytes]]:
     with publisher.source(**settings).connect() as connection:
         arguments = options.arguments(connection.info.server_version)
-        listed = ", ".join(literal(text) for argument in arguments.items() for text in argument)
+        quoted = ", ".join(literal(text) for argument in arguments.items() for text in argument)
         query = (
-            f"select lsn::text, data from pg_logical_slot_peek_binary_changes('{slot}', null, null, {listed})"
+            f"select lsn::text, data from pg_logical_slot_peek_binary_changes('{slot}', null, null, {quoted})"
         )
         return [(parse_lsn(lsn), data) for lsn, data in connection.execute(query.encode())]
 
 
 def keys(changes: list[bytes]) -> list[int]:
     """The first column of inserts into t."""
-    found = []
+    inserted = []
     for change in map(decode, changes):
         assert isinstance(change, Insert)
         assert isinstance(change.new[0], Text)
-        found.append(int(change.new[0].content))
-    return found
+        inserted.append(int(change.new[0].content))
+    return inserted
 
 
 CASES = {

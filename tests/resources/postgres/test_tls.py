@@ -127,13 +127,13 @@ def test_what_executors_are_given_connects_where_the_environment_is_another(
     }.items():
         monkeypatch.setenv(name, value)
     source = Source("shop", tls_server.server.conninfo(host="localhost", user="replicator"))
-    given = source.executor_conninfo()
+    conninfo = source.executor_conninfo()
     for name in ("PGPASSWORD", "PGSSLMODE", "PGSSLROOTCERT"):
         monkeypatch.delenv(name)
-    with given.connect() as connection:
+    with conninfo.connect() as connection:
         (row,) = connection.execute("select ssl from pg_stat_ssl where pid = pg_backend_pid()").fetchall()
     assert row == (True,)
-    assert dict(part.split("=", 1) for part in given.text.split() if part.startswith("sslmode")) == {
+    assert dict(part.split("=", 1) for part in conninfo.text.split() if part.startswith("sslmode")) == {
         "sslmode": "verify-full"
     }
     assert PASSWORD not in repr(source)

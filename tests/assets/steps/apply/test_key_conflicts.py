@@ -38,9 +38,9 @@ def test_what_is_not_looked_up_decides_nothing() -> None:
             events.insert(draw.randrange(len(events) + 1), Event(99))
         present = {(key,) for key in range(_KEYS) if draw.random() < 0.4}
         sides = {(event.change, side): getattr(event, side) for event in events for side in ("old", "new")}
-        asked = {sides[place] for place in looked_up(events)}
+        kinds = {sides[place] for place in looked_up(events)}
         conflict = first_conflict(events, present)
-        assert first_conflict(events, present & asked) == conflict
+        assert first_conflict(events, present & kinds) == conflict
         conflicting += conflict is not None
     assert 2_000 < conflicting < 18_000
 

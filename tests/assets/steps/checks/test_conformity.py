@@ -71,15 +71,15 @@ def test_a_row_that_some_filter_let_in_is_no_failure_and_one_that_none_did_is(sh
         ),
         raise_on_error=False,
     )
-    found = {(e.check_name, e.asset_key.path[-1]): e for e in result.get_asset_check_evaluations()}
-    assert found.keys() == {
+    evaluations = {(e.check_name, e.asset_key.path[-1]): e for e in result.get_asset_check_evaluations()}
+    assert evaluations.keys() == {
         *(("row_filter_conformity", table) for table in ("orders", "events")),
         *(("freshness", table) for table in ("orders", "events", "stock")),
     }
-    failed = found["row_filter_conformity", "orders"]
+    failed = evaluations["row_filter_conformity", "orders"]
     assert (failed.passed, failed.severity) == (False, dg.AssetCheckSeverity.WARN)
     assert failed.metadata["keys"].value == ["(id)=(1)"]
-    assert all(e.passed for e in found.values() if e is not failed)
+    assert all(e.passed for e in evaluations.values() if e is not failed)
 
 
 def test_a_replica_is_as_old_as_the_oldest_commit_that_waits_for_it(shop: Shop) -> None:

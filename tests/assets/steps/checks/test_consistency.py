@@ -60,8 +60,8 @@ class Replicated:
         assert not [c.problem for c in copied if c.problem]
 
     def check(self, small: int = 2**18) -> TableConsistency:
-        (found,) = check_consistency(self.subscription, self.lake(small), _quiet)
-        return found
+        (comparison,) = check_consistency(self.subscription, self.lake(small), _quiet)
+        return comparison
 
     def replica(self, table: str) -> DeltaTable:
         return DeltaTable(self.lake(0).replica("sub", "public", table))
@@ -111,17 +111,17 @@ def test_each_changed_cell_among_millions_is_found_and_named(replicated: Replica
     ]
     for updates, where in corruptions:
         table.update(updates=updates, predicate=where)
-    found = replicated.check()
-    assert (found.publisher_rows, found.replica_rows, found.differing) == (rows, rows, 10)
-    assert set(found.keys) == {
+    comparison = replicated.check()
+    assert (comparison.publisher_rows, comparison.replica_rows, comparison.differing) == (rows, rows, 10)
+    assert set(comparison.keys) == {
         f"(id)=({key}) {side}"
         for key in (1, 7, 8, 54321, 70000)
         for side in ("missing from the replica", "only in the replica")
     }
     table.delete("id = 99")
-    found = replicated.check()
-    assert (found.publisher_rows, found.replica_rows, found.differing) == (rows, rows - 1, 11)
-    assert len(found.keys) == 10
+    comparison = replicated.check()
+    assert (comparison.publisher_rows, comparison.replica_rows, comparison.differing) == (rows, rows - 1, 11)
+    assert len(comparison.keys) == 10
 
 
 def test_equal_rows_of_a_filtered_table_without_a_key_count_as_often_as_they_are_there(
@@ -137,9 +137,9 @@ def test_equal_rows_of_a_filtered_table_without_a_key_count_as_often_as_they_are
     assert replicated.check(2**14).equal
     table = replicated.replica("readings")
     table.delete("a = 1 and b = 'value 7'")
-    found = replicated.check(2**14)
-    assert (found.publisher_rows, found.replica_rows) == (40000, 39800)
-    assert (found.differing, found.keys) == (200, ("a row missing from the replica",))
+    comparison = replicated.check(2**14)
+    assert (comparison.publisher_rows, comparison.replica_rows) == (40000, 39800)
+    assert (comparison.differing, comparison.keys) == (200, ("a row missing from the replica",))
 
 
 @pytest.mark.spark
@@ -167,8 +167,8 @@ def test_no_difference_is_seen_while_others_write(replicated: Replicated) -> Non
             lake = replicated.lake(2**18, lambda: engine().session)
             for _ in range(2):
                 before = len(written)
-                (found,) = check_consistency(replicated.subscription, lake, _quiet)
-                assert found.equal, found
+                (comparison,) = check_consistency(replicated.subscription, lake, _quiet)
+                assert comparison.equal, comparison
                 assert len(written) > before
         finally:
             stopped.set()
@@ -228,8 +228,8 @@ def test_a_lake_at_a_uri_is_compared_and_repaired_by_spark(replicated: Replicate
     replicated.publish(*PAIR)
     corrupt(replicated)
     lake = Lake(replicated.folder.as_uri(), lambda: engine().session)
-    found = check_consistency(replicated.subscription, lake, _quiet)
-    assert [(c.publisher_rows, c.replica_rows, c.differing) for c in found] == [
+    comparisons = check_consistency(replicated.subscription, lake, _quiet)
+    assert [(c.publisher_rows, c.replica_rows, c.differing) for c in comparisons] == [
         (2000, 2000, 6),
         (2000, 1800, 600),
     ]

@@ -38,19 +38,19 @@ def _number(value: float | None) -> str:
 
 def _counter(rows: list[_Row]) -> Counter[_Key]:
     return Counter(
-        (i, _number(x), text, None if listed is None else tuple(map(_number, listed)))
-        for i, x, text, listed in rows
+        (i, _number(x), text, None if numbers is None else tuple(map(_number, numbers)))
+        for i, x, text, numbers in rows
     )
 
 
 @settings(deadline=None)
 @given(_ROWS, _ROWS)
 def test_few_rows_are_compared_as_multisets(expected: list[_Row], replica: list[_Row]) -> None:
-    found = few_differing_rows(_table(expected), _table(replica)).to_pylist()
+    differing = few_differing_rows(_table(expected), _table(replica)).to_pylist()
     counted = Counter[_Key]()
-    for row in found:
+    for row in differing:
         counted.update(dict.fromkeys(_counter([(row["c0"], row["c1"], row["c2"], row["c3"])]), row["count"]))
     difference = _counter(expected)
     difference.subtract(_counter(replica))
     assert {k: n for k, n in counted.items() if n} == {k: n for k, n in difference.items() if n}
-    assert len(found) == len(counted)
+    assert len(differing) == len(counted)

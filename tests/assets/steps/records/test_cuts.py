@@ -182,9 +182,9 @@ def test_a_table_that_is_ahead_of_the_others_is_in_no_cut_before_they_follow(ban
         )
         apply(bank.subscription, bank.lake, _quiet)
         bank.run()
-    found = Cuts(bank.lake, "sub").kept()
-    assert len(found) >= 3
-    assert [bank.total(cut) for cut in found] == [TOTAL] * len(found)
+    recorded = Cuts(bank.lake, "sub").kept()
+    assert len(recorded) >= 3
+    assert [bank.total(cut) for cut in recorded] == [TOTAL] * len(recorded)
 
 
 def test_a_cut_is_found_by_its_lsn_and_by_the_names_of_any_table(tmp_path: Path) -> None:

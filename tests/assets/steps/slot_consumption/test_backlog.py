@@ -41,8 +41,8 @@ def a_feed(server: EmbeddedServer, name: str, conninfo: str | None = None) -> Fe
 
 
 def drained(feed: Feed, lake: Lake) -> tuple[change_log.Drained, list[str]]:
-    told: list[str] = []
-    return drain(feed, lake, [], told.append), told
+    messages: list[str] = []
+    return drain(feed, lake, [], messages.append), messages
 
 
 def held(lake: Lake, feed: Feed) -> pa.Table:
@@ -114,8 +114,8 @@ def test_a_statement_timeout_shorter_than_a_reading_makes_the_readings_smaller(
         # A part of what the whole takes on this machine, now.
         limit = max(50, int((time.monotonic() - begun) * 1000 / 4))
         hasty = a_feed(server, "hasty", server.conninfo() + f" options='-c statement_timeout={limit}'")
-        done, told = drained(hasty, lake)
-        assert any("canceling statement due to statement timeout" in line for line in told), told
+        done, messages = drained(hasty, lake)
+        assert any("canceling statement due to statement timeout" in line for line in messages), messages
         assert done.slices > 1
         rows = (held(lake, feed) for feed in (hasty, patient))
         changes = [each.filter(pa.compute.equal(each["kind"], "I"))["data"] for each in rows]

@@ -64,7 +64,7 @@ class Consumer:
 
     def changes(self) -> list[tuple]:
         """Every message but descriptions, with its order key and the description that it is to be read by."""
-        path, relations, found = self.lake.change_log(self.feed.name), {}, []
+        path, relations, contents = self.lake.change_log(self.feed.name), {}, []
         rows = self.lake.records.rows(path)
         for row in sorted(rows, key=lambda row: (row["slice"], row["number"])):
             message = decode(row["data"])
@@ -72,8 +72,10 @@ class Consumer:
                 relations[row["slice"], message.relation_id] = message
             elif row["kind"] != "Y":
                 described = relations[row["slice"], row["relation_id"]] if row["kind"] in "IUD" else None
-                found.append((row["commit_lsn"], row["ordinal"], row["xid"], row["kind"], message, described))
-        return found
+                contents.append(
+                    (row["commit_lsn"], row["ordinal"], row["xid"], row["kind"], message, described)
+                )
+        return contents
 
 
 def no_session() -> None:
