@@ -15,21 +15,6 @@ Order = tuple[int, int]
 #: Operations that change one row.
 ROW_OPERATIONS = ("insert", "update", "delete")
 
-#: The messages of prepared transactions, each with the Prepare message of its transaction.
-PREPARED = pa.schema({"prepare": pa.binary(), "number": pa.int64(), "xid": pa.int64(), "data": pa.binary()})
-
-#: What a slice holds: bytes of messages, the relations changed, and the raw Relation and Truncate messages.
-SLICES = pa.schema(
-    {
-        "slice": pa.int64(),
-        "bytes": pa.int64(),
-        "relations": pa.list_(pa.int64()),
-        "messages": pa.list_(
-            pa.struct({"commit_lsn": pa.int64(), "ordinal": pa.int64(), "data": pa.binary()})
-        ),
-    }
-)
-
 #: What decided what the publications send, from an LSN on, and the subscriptions that the slot was read for.
 CATALOGS = pa.schema(
     {

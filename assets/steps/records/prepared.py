@@ -7,12 +7,12 @@ still holds what is missing.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import chain
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pgsieve.assets.steps.records.columns import PREPARED
 from pgsieve.assets.steps.subscription import Feed
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.protocol.messages import Prepare, decode, encode
@@ -21,45 +21,66 @@ from pgsieve.resources.lake.delta_rs import LocalRecords
 from pgsieve.resources.lake.lake import Lake
 
 _NOTHING = pa.RecordBatch.from_pylist([{"xid": None, "data": None}], SPOOLED)
+#: The messages of prepared transactions, each with the Prepare message of its transaction.
+PREPARED = pa.schema({"prepare": pa.binary(), "number": pa.int64(), "xid": pa.int64(), "data": pa.binary()})
 
 
-def prepared_position(lake: Lake, feed: Feed) -> int | None:
-    """The LSN up to which the waiting transactions are known; None before the first."""
-    return lake.records.position(lake.prepared(feed.name))
+@dataclass(frozen=True)
+class Prepared:
+    """The table `prepared` of one feed, written by slot consumption."""
 
+    lake: Lake
+    feed: Feed
 
-def restore_prepared(lake: Lake, feed: Feed, assembler: TransactionAssembler) -> tuple[Prepare, ...]:
-    """Let the transactions wait that waited when the table was written; returns them."""
-    local, path = _local(lake, feed), lake.prepared(feed.name)
-    if not local.exists(path):
-        return ()
-    rows = local.table(path).select(PREPARED.names).cast(PREPARED).sort_by("number")
-    for prepare in pc.unique(rows["prepare"]):
-        of_this = pc.and_(pc.equal(rows["prepare"], prepare), pc.is_valid(rows["data"]))
-        messages = rows.filter(of_this).select(SPOOLED.names)
-        decoded = decode(prepare.as_py())
-        assert isinstance(decoded, Prepare)
-        assembler.restore(decoded, (b for b in messages.to_batches() if len(b)))
-    return assembler.prepared
+    @property
+    def path(self) -> str:
+        """Where it is."""
+        return self.lake.prepared(self.feed.name)
 
+    def position(self) -> int | None:
+        """The LSN up to which the waiting transactions are known; None before the first."""
+        return self.lake.records.position(self.path)
 
-def save_prepared(
-    lake: Lake, feed: Feed, assembler: TransactionAssembler, position: int, held: tuple[Prepare, ...]
-) -> tuple[Prepare, ...]:
-    """Make the table hold the transactions that wait at `position`; returns them. `held` are those it holds."""
-    local, path, waiting = _local(lake, feed), lake.prepared(feed.name), assembler.prepared
-    with lake.refusing(path):
-        if waiting == held and local.exists(path):
-            local.append(path, PREPARED.empty_table(), position)
-        else:
-            rows = pa.RecordBatchReader.from_batches(PREPARED, _rows(assembler))
-            local.write(path, rows, position, overwrite=True)
-    return waiting
+    def restore(self, assembler: TransactionAssembler) -> tuple[Prepare, ...]:
+        """Let the transactions wait that waited when the table was written; returns them."""
+        local = self._local()
+        if not local.exists(self.path):
+            return ()
+        rows = local.table(self.path).select(PREPARED.names).cast(PREPARED).sort_by("number")
+        for prepare in pc.unique(rows["prepare"]):
+            of_this = pc.and_(pc.equal(rows["prepare"], prepare), pc.is_valid(rows["data"]))
+            messages = rows.filter(of_this).select(SPOOLED.names)
+            decoded = decode(prepare.as_py())
+            assert isinstance(decoded, Prepare)
+            assembler.restore(decoded, (b for b in messages.to_batches() if len(b)))
+        return assembler.prepared
 
+    def save(
+        self, assembler: TransactionAssembler, position: int, former: tuple[Prepare, ...]
+    ) -> tuple[Prepare, ...]:
+        """Make the table hold the transactions that wait at `position`; returns them. `former` are those it holds."""
+        local, waiting = self._local(), assembler.prepared
+        with self.lake.refusing(self.path):
+            if waiting == former and local.exists(self.path):
+                local.append(self.path, PREPARED.empty_table(), position)
+            else:
+                rows = pa.RecordBatchReader.from_batches(PREPARED, _rows(assembler))
+                local.write(self.path, rows, position, overwrite=True)
+        return waiting
 
-def record_nothing_prepared(lake: Lake, feed: Feed, position: int) -> None:
-    """Begin the table for a slot from which nothing has been received."""
-    _local(lake, feed).write(lake.prepared(feed.name), PREPARED.empty_table(), position, overwrite=True)
+    def begin(self, position: int) -> None:
+        """Begin the table for a slot from which nothing has been received."""
+        self._local().write(self.path, PREPARED.empty_table(), position, overwrite=True)
+
+    def _local(self) -> LocalRecords:
+        if self.lake.local is None:
+            raise PgsieveError(
+                f'source "{self.feed.source.name}": replication slot "{self.feed.slot}" sends prepared transactions, which cannot be'
+                " kept in a lake at a URI",
+                hint="drop the slot and copy the tables again without `two_phase`, or use a lake in the file system",
+                sqlstate="0A000",
+            )
+        return self.lake.local
 
 
 def _rows(assembler: TransactionAssembler) -> Iterator[pa.RecordBatch]:
@@ -71,14 +92,3 @@ def _rows(assembler: TransactionAssembler) -> Iterator[pa.RecordBatch]:
             repeated = pa.array([encode(prepare)] * len(batch), pa.binary())
             count += len(batch)
             yield pa.RecordBatch.from_arrays([repeated, numbers, *batch.columns], schema=PREPARED)
-
-
-def _local(lake: Lake, feed: Feed) -> LocalRecords:
-    if lake.local is None:
-        raise PgsieveError(
-            f'source "{feed.source.name}": replication slot "{feed.slot}" sends prepared transactions, which cannot be'
-            " kept in a lake at a URI",
-            hint="drop the slot and copy the tables again without `two_phase`, or use a lake in the file system",
-            sqlstate="0A000",
-        )
-    return lake.local

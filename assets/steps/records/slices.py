@@ -4,6 +4,7 @@ Written by slot consumption after the slice; made again from the slice where the
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -11,10 +12,21 @@ import pyarrow.compute as pc
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
-from pgsieve.assets.steps.records.columns import SLICES
 from pgsieve.assets.steps.subscription import Feed
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.lake import Lake
+
+#: What a slice holds: bytes of messages, the relations changed, and the raw Relation and Truncate messages.
+SLICES = pa.schema(
+    {
+        "slice": pa.int64(),
+        "bytes": pa.int64(),
+        "relations": pa.list_(pa.int64()),
+        "messages": pa.list_(
+            pa.struct({"commit_lsn": pa.int64(), "ordinal": pa.int64(), "data": pa.binary()})
+        ),
+    }
+)
 
 _CHANGES, _DESCRIPTIONS = ("I", "U", "D"), ("R", "T")
 
@@ -62,17 +74,34 @@ class SliceSummary:
         return {"bytes": self._bytes, "relations": sorted(self._relations), "messages": self._messages}
 
 
-def record_summary(lake: Lake, feed: Feed, end: int, summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Keep what a slice holds besides row changes; returns it as its row in `slices`."""
-    row = {
-        "slice": end,
-        "bytes": summary["bytes"],
-        "relations": list(summary["relations"]),
-        "messages": [
-            {"commit_lsn": m["commit_lsn"], "ordinal": m["ordinal"], "data": bytes(m["data"])}
-            for m in summary["messages"]
-        ],
-    }
-    lake.records.append(lake.slices(feed.name), pa.Table.from_pylist([row], SLICES), end)
-    reach(Failpoint.SLICE_SUMMARIZED)
-    return row
+@dataclass(frozen=True)
+class Slices:
+    """The table `slices` of one feed."""
+
+    lake: Lake
+    feed: Feed
+
+    @property
+    def path(self) -> str:
+        """Where it is."""
+        return self.lake.slices(self.feed.name)
+
+    def row(self, end: int) -> Mapping[str, Any] | None:
+        """What was recorded of the slice that ends at an LSN; None where a run died in between."""
+        rows = self.lake.records.rows(self.path, f"slice = {end:d}")
+        return rows[0] if rows else None
+
+    def append(self, end: int, summary: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Keep what a slice holds besides row changes; returns its row."""
+        row = {
+            "slice": end,
+            "bytes": summary["bytes"],
+            "relations": list(summary["relations"]),
+            "messages": [
+                {"commit_lsn": m["commit_lsn"], "ordinal": m["ordinal"], "data": bytes(m["data"])}
+                for m in summary["messages"]
+            ],
+        }
+        self.lake.records.append(self.path, pa.Table.from_pylist([row], SLICES), end)
+        reach(Failpoint.SLICE_SUMMARIZED)
+        return row

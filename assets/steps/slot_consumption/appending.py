@@ -12,11 +12,8 @@ import pyarrow as pa
 from pyspark.sql import Observation
 
 from pgsieve.assets.steps.records.change_log import CHANGE_LOG
-from pgsieve.assets.steps.records.prepared import (
-    restore_prepared,
-    save_prepared,
-)
-from pgsieve.assets.steps.records.slices import SliceSummary, record_summary, slice_summary
+from pgsieve.assets.steps.records.prepared import Prepared
+from pgsieve.assets.steps.records.slices import Slices, SliceSummary, slice_summary
 from pgsieve.assets.steps.slot_consumption.backlog import TransactionsInOrder
 from pgsieve.assets.steps.slot_consumption.messages import change_log_rows, drained_messages
 from pgsieve.assets.steps.subscription import Feed
@@ -62,7 +59,7 @@ def append_slice(
         if passed.failure:
             raise passed.failure from None
         raise
-    record_summary(lake, feed, end, passed.get())
+    Slices(lake, feed).append(end, passed.get())
 
 
 def append_slices(
@@ -90,7 +87,7 @@ def append_slices(
         return
     with refusing_slot(source.name, slot, "read"), FileSpool() as spool:
         assembler, relations = TransactionAssembler(spool), RelationDescriptions()
-        waiting = restore_prepared(lake, feed, assembler) if prepared else ()
+        waiting = Prepared(lake, feed).restore(assembler) if prepared else ()
         received = (batch.column("data") for batch in read_messages(conninfo, query))
         first = next((messages for messages in received if len(messages)), None)
         if first is None:
@@ -107,7 +104,7 @@ def append_slices(
             if holds:
                 append_slice(lake, feed, chain(begun, messages), end, after, base)
             if prepared:
-                save_prepared(lake, feed, assembler, end, waiting)
+                Prepared(lake, feed).save(assembler, end, waiting)
             yield end, holds
             after = end
 
@@ -135,7 +132,7 @@ def _append_by_executor(
     observed = drained.observe(summary, *slice_summary())
     lake.write(observed, path, position=end, options=_FILE_OPTIONS, base=base, after=after)
     if summary.get:  # Else it is made of the slice, where it is read.
-        record_summary(lake, feed, end, summary.get)
+        Slices(lake, feed).append(end, summary.get)
     return True
 
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 from pgsieve.assets.steps.records.catalogs import is_altered
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.feed import FeedRecord
-from pgsieve.assets.steps.records.prepared import restore_prepared, save_prepared
+from pgsieve.assets.steps.records.prepared import Prepared
 from pgsieve.assets.steps.slot_consumption.appending import append_slice
 from pgsieve.assets.steps.slot_consumption.drain import drain, warn_of_missing
 from pgsieve.assets.steps.slot_consumption.reading import IDLE_BYTES, Drained, Log
@@ -185,7 +185,7 @@ class StreamedFeed:
         self._session.close()
         self._session = _Session(self._parallel)
         if self._prepared:
-            self._held = restore_prepared(self._lake, self._feed, self._session.assembler)
+            self._held = Prepared(self._lake, self._feed).restore(self._session.assembler)
         self.position = started.lsn
 
     def _is_behind(self) -> bool:
@@ -197,7 +197,7 @@ class StreamedFeed:
         """Everything before `lsn` is durable in the change log."""
         if self._prepared:
             assembler = self._session.assembler
-            self._held = save_prepared(self._lake, self._feed, assembler, lsn, self._held)
+            self._held = Prepared(self._lake, self._feed).save(assembler, lsn, self._held)
         self._durable, self._confirmed_at = lsn, time.monotonic()
         self._stream.confirm(lsn)
 

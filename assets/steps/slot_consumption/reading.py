@@ -19,7 +19,7 @@ from pgsieve.assets.steps.records.catalogs import (
 )
 from pgsieve.assets.steps.records.change_log import CHANGE_LOG, ChangeLog
 from pgsieve.assets.steps.records.failures import passes, reason
-from pgsieve.assets.steps.records.slices import record_summary
+from pgsieve.assets.steps.records.slices import Slices
 from pgsieve.assets.steps.records.table_states import SyncState, TableStates
 from pgsieve.assets.steps.slot_consumption.appending import append_slices, at_once
 from pgsieve.assets.steps.slot_consumption.backlog import Stride
@@ -212,7 +212,7 @@ def _append_as_published(lake: Lake, feed: Feed, own: Feed, version: int, begin:
         for _, holds in append_slices(lake, own, conninfo, options, version, [end], after, prepared=False):
             if not holds:
                 ChangeLog(lake, own).record_position(end, after)
-                record_summary(lake, own, end, {"bytes": 0, "relations": (), "messages": ()})
+                Slices(lake, own).append(end, {"bytes": 0, "relations": (), "messages": ()})
     except SourceError as error:
         if error.sqlstate != UNDEFINED:
             raise

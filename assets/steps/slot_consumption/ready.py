@@ -15,9 +15,7 @@ from pgsieve.assets.steps.records.catalogs import (
     unread_subscriptions,
 )
 from pgsieve.assets.steps.records.change_log import ChangeLog
-from pgsieve.assets.steps.records.prepared import (
-    record_nothing_prepared,
-)
+from pgsieve.assets.steps.records.prepared import Prepared
 from pgsieve.assets.steps.slot_consumption.appending import at_once
 from pgsieve.assets.steps.slot_consumption.reading import UNDEFINED, drain_to
 from pgsieve.assets.steps.slot_consumption.slot import begin_slot, forget_copies, take_slot
@@ -69,7 +67,7 @@ def ready_slot(
             advance(connection, feed.source.name, feed.slot, durable)
         else:  # Whoever made the slot did not come to it.
             if keeps_prepared(feed, state):
-                record_nothing_prepared(lake, feed, state.confirmed_lsn)
+                Prepared(lake, feed).begin(state.confirmed_lsn)
             ChangeLog(lake, feed).record_position(state.confirmed_lsn)
         if not is_recorded(lake, sound, digest):
             if durable is not None and connection.info.server_version < 180000:

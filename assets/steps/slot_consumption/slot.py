@@ -11,7 +11,7 @@ import psycopg
 
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.feed import FeedRecord
-from pgsieve.assets.steps.records.prepared import prepared_position, record_nothing_prepared
+from pgsieve.assets.steps.records.prepared import Prepared
 from pgsieve.assets.steps.records.table_states import SyncState, TableState, TableStates
 from pgsieve.assets.steps.subscription import Feed
 from pgsieve.decoding.errors import PgsieveError
@@ -55,7 +55,7 @@ def take_slot(connection: psycopg.Connection[tuple[object, ...]], feed: Feed, la
     verify_slot(state, feed.source.name, feed.slot, durable, feed.subscriptions)
     if state is None:
         return None
-    if state.two_phase and durable is not None and prepared_position(lake, feed) is None:
+    if state.two_phase and durable is not None and Prepared(lake, feed).position() is None:
         raise SlotError(
             f'source "{feed.source.name}": replication slot "{feed.slot}" sends prepared transactions, but what of them'
             f' was received is not in "{lake.prepared(feed.name)}"',
@@ -155,7 +155,7 @@ def begin_slot(connection: psycopg.Connection[tuple[object, ...]], feed: Feed, l
             system_identifier(connection), current_timeline(connection), given_up=False
         )
         if feed.options.two_phase:
-            record_nothing_prepared(lake, feed, start)
+            Prepared(lake, feed).begin(start)
         ChangeLog(lake, feed).record_position(start)
     except Exception:
         if ChangeLog(lake, feed).position() != start:  # Else only the answer was lost.

@@ -5,11 +5,7 @@ In: the feed and the state of its slot. Out: the feed's table `prepared` beside 
 
 from collections.abc import Sequence
 
-from pgsieve.assets.steps.records.prepared import (
-    prepared_position,
-    restore_prepared,
-    save_prepared,
-)
+from pgsieve.assets.steps.records.prepared import Prepared
 from pgsieve.assets.steps.slot_consumption.appending import at_once
 from pgsieve.assets.steps.subscription import Feed
 from pgsieve.decoding.protocol.transactions import TransactionAssembler
@@ -29,13 +25,13 @@ def keeps_prepared(feed: Feed, state: SlotState) -> bool:
 
 def recover_prepared(feed: Feed, lake: Lake, publications: Sequence[str], version: int, durable: int) -> None:
     """Read again what waits, where a run died between the commit of its changes and that of what waits."""
-    if prepared_position(lake, feed) == durable:
+    if Prepared(lake, feed).position() == durable:
         return
     query = peek_query(feed.slot, durable, at_once(feed, publications), version)
     with FileSpool() as spool:
         assembler = TransactionAssembler(spool)
-        waiting = restore_prepared(lake, feed, assembler)
+        waiting = Prepared(lake, feed).restore(assembler)
         for messages in read_messages(feed.source.executor_conninfo(), query):
             for _ in assembler.assemble(messages.column("data")):
                 pass  # the change log holds these already
-        save_prepared(lake, feed, assembler, durable, waiting)
+        Prepared(lake, feed).save(assembler, durable, waiting)

@@ -11,7 +11,7 @@ from pgsieve.assets.steps.observed import aggregated
 from pgsieve.assets.steps.records.catalogs import altered_slices, as_published, catalog_of, decided_by_server
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.columns import Order
-from pgsieve.assets.steps.records.slices import record_summary, slice_summary
+from pgsieve.assets.steps.records.slices import Slices, slice_summary
 from pgsieve.assets.steps.records.table_states import Name
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.decoding.protocol.messages import Relation, Truncate, decode
@@ -63,14 +63,13 @@ def slices_to_read(
             yield end, subscription, present
 
 
-def read_slice(lake: Lake, feed: Feed, end: int) -> SliceContents:
-    """What a slice holds: as it was recorded when drained, else (a run died in between) from its messages."""
-    recorded = lake.records.rows(lake.slices(feed.name), f"slice = {end:d}")
-    if recorded:
-        row = recorded[0]
-    else:
+def summarized_slice(lake: Lake, feed: Feed, end: int) -> SliceContents:
+    """What a slice holds: as it was recorded when drained, else (a run died in between) recorded now from its messages."""
+    slices = Slices(lake, feed)
+    row = slices.row(end)
+    if row is None:
         messages = lake.slices_of(lake.change_log(feed.name), [end])
-        row = record_summary(lake, feed, end, aggregated(messages, slice_summary()))
+        row = slices.append(end, aggregated(messages, slice_summary()))
     versions: dict[int, list[RelationVersion]] = {}
     truncates: list[tuple[Order, Truncate]] = []
     for message in sorted(row["messages"], key=lambda m: (m["commit_lsn"], m["ordinal"])):
@@ -79,12 +78,12 @@ def read_slice(lake: Lake, feed: Feed, end: int) -> SliceContents:
         if isinstance(decoded, Truncate):
             truncates.append((begin, decoded))
         elif isinstance(decoded, Relation):
-            known = versions.setdefault(decoded.relation_id, [])
-            if known and known[-1].relation == decoded:
+            described = versions.setdefault(decoded.relation_id, [])
+            if described and described[-1].relation == decoded:
                 continue
-            if known:
-                known[-1] = replace(known[-1], end=begin)
-            known.append(RelationVersion(decoded, begin, None))
+            if described:
+                described[-1] = replace(described[-1], end=begin)
+            described.append(RelationVersion(decoded, begin, None))
     return SliceContents(end, row["bytes"], versions, frozenset(row["relations"]), truncates)
 
 

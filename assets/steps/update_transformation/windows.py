@@ -19,7 +19,7 @@ from pgsieve.assets.steps.update_transformation.slice_contents import (
     Part,
     SliceContents,
     parts_of,
-    read_slice,
+    summarized_slice,
     truncates_of,
 )
 from pgsieve.decoding.publications.catalog import Catalog
@@ -71,7 +71,7 @@ class Work:
 
 def work_of(subscription: Subscription, lake: Lake, window: Window, catalog: Catalog) -> Work:
     """What a subscription gets of a window, for the tables whose changes are applied."""
-    contents = read_slice(lake, subscription.feed, window.slice)
+    contents = summarized_slice(lake, subscription.feed, window.slice)
     truncates = [(at, truncate) for at, truncate in contents.truncates if window.holds(at[0])]
     contents = replace(contents, end=window.end, truncates=truncates)
     states = TableStates(lake, subscription.name).newest()

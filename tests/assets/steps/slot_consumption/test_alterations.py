@@ -15,11 +15,12 @@ import pytest
 
 from pgsieve.assets.steps.records.catalogs import altered_slices, as_published
 from pgsieve.assets.steps.records.change_log import ChangeLog
+from pgsieve.assets.steps.records.slices import Slices
 from pgsieve.assets.steps.slot_consumption import appending, follow, reading, ready
 from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.assets.steps.slot_consumption.follow import StreamedFeed
 from pgsieve.assets.steps.subscription import Feed
-from pgsieve.assets.steps.update_transformation.slice_contents import read_slice
+from pgsieve.assets.steps.update_transformation.slice_contents import summarized_slice
 from pgsieve.decoding.protocol.messages import Relation, Type, decode
 from pgsieve.decoding.publications.catalog import PublicationError
 from pgsieve.decoding.publications.recorded_catalog import catalog_from_json, catalog_to_json
@@ -207,7 +208,16 @@ def test_of_a_slice_with_an_alteration_what_the_publisher_sends_is_kept(server, 
     published.close()
 
 
-@pytest.mark.parametrize("step", ["record_altered", "append_slice", "record_summary", "advance"])
+#: Where a run dies, and every place from which that is called.
+STEPS = {
+    "record_altered": [(reading, "record_altered")],
+    "append_slice": [(appending, "append_slice")],
+    "record_summary": [(Slices, "append")],
+    "advance": [(reading, "advance"), (ready, "advance")],
+}
+
+
+@pytest.mark.parametrize("step", STEPS)
 def test_it_is_kept_once_when_a_run_dies(published, monkeypatch, step) -> None:
     def die(*_: object, **__: object) -> None:
         raise Died
@@ -215,8 +225,8 @@ def test_it_is_kept_once_when_a_run_dies(published, monkeypatch, step) -> None:
     published.run(WORKLOAD)
     for _ in range(2):
         with monkeypatch.context() as patched:
-            for module in (m for m in (appending, reading, ready) if hasattr(m, step)):
-                patched.setattr(module, step, die)
+            for owner, function in STEPS[step]:
+                patched.setattr(owner, function, die)
             with pytest.raises(Died):
                 published.consume()
         published.run("INSERT INTO t VALUES ((SELECT coalesce(max(a), 8) + 1 FROM t))")
@@ -258,7 +268,7 @@ def test_a_slice_of_which_nothing_is_published_can_be_read(published) -> None:
     published.run("ALTER PUBLICATION p DROP TABLE t; INSERT INTO t VALUES (1)")
     published.consume()
     (end,) = sorted(published.altered())[-1:]
-    contents = read_slice(published.lake, as_published(published.captured, "sub"), end)
+    contents = summarized_slice(published.lake, as_published(published.captured, "sub"), end)
     assert (contents.size, contents.changed) == (0, frozenset())
 
 

@@ -14,6 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pgsieve.assets.steps.records.prepared import Prepared
+from pgsieve.assets.steps.slot_consumption import appending, follow
 from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.assets.steps.subscription import Feed
 from pgsieve.decoding.protocol.messages import Relation, decode
@@ -113,11 +115,8 @@ class Died(BaseException):
 @pytest.mark.parametrize("name", ["sql_two_phase", "streamed_two_phase"])
 @pytest.mark.parametrize("step", ["append_slice", "save_prepared"])
 def test_what_is_prepared_survives_a_run_that_dies(server, tmp_path, monkeypatch, name, step) -> None:
-    module = (
-        "pgsieve.assets.steps.slot_consumption.follow"
-        if name == "streamed_two_phase"
-        else "pgsieve.assets.steps.slot_consumption.appending"
-    )
+    module = follow if name == "streamed_two_phase" else appending
+    owner, function = (Prepared, "save") if step == "save_prepared" else (module, step)
 
     def die(*_: object) -> None:
         raise Died
@@ -134,7 +133,7 @@ def test_what_is_prepared_survives_a_run_that_dies(server, tmp_path, monkeypatch
             connection.execute("INSERT INTO a VALUES (5)")
             target = flushed_lsn(connection)
             with monkeypatch.context() as dying:
-                dying.setattr(f"{module}.{step}", die)
+                dying.setattr(owner, function, die)
                 with pytest.raises(Died):
                     consumer.consume(target)
             for gid in ("second", "third"):
