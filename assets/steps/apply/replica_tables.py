@@ -18,7 +18,7 @@ from pgsieve.assets.steps.apply.damaged import set_damaged_aside
 from pgsieve.assets.steps.apply.key_conflicts import INSERT_EXISTS, KeyConflictError, refuse_conflicts
 from pgsieve.assets.steps.apply.net_change import after_truncate
 from pgsieve.assets.steps.apply.writer import Applied, Pending, ReplicaWriter
-from pgsieve.assets.steps.records.catalogs import altered_slices
+from pgsieve.assets.steps.records.catalogs import AlteredSlices
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.cuts import Cut, Cuts
 from pgsieve.assets.steps.records.failures import TABLE_ERRORS, copy_again, is_damage, reason
@@ -172,7 +172,7 @@ def complete_up_to(lake: Lake, subscription: Subscription, transformed: int) -> 
     if durable <= transformed:
         return durable
     waiting = lake.records.slices(lake.change_log(feed.name), transformed) or any(
-        end > transformed for end in altered_slices(lake, feed, subscription.name, durable)
+        end > transformed for end in AlteredSlices(lake, feed).ends(subscription.name, durable)
     )
     # Asked last: what nobody had transformed was in the change log, if it was there at all.
     overtaken = Transformed(lake, subscription.name).position() > transformed

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
-from pgsieve.assets.steps.records.catalogs import recorded_since
+from pgsieve.assets.steps.records.catalogs import Catalogs
 from pgsieve.assets.steps.records.failures import TABLE_ERRORS, reason
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
 from pgsieve.assets.steps.row_filters.condition import condition
@@ -112,7 +112,7 @@ def _is_altered(
     published = state.definition.published if state.definition else None
     if published is None or published.row_filters != replicated.row_filters:
         return True
-    for recorded in recorded_since(lake, subscription.feed, state.lsn):
+    for recorded in Catalogs(lake, subscription.feed).since(state.lsn):
         try:
             catalog = subscription.feed.with_defined(recorded)
             then = subscription.tables(catalog).get(state.name)

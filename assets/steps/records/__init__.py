@@ -1,4 +1,4 @@
 """pgsieve's own small tables, a module each: sync states, cuts, catalogs, what is prepared, what failed.
 
-`columns` holds the columns of all of them and of the change log.
+Each is an object that knows its path, its columns and its rows, and says who writes them.
 """

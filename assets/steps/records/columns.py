@@ -1,8 +1,7 @@
-"""Names and Spark types as DDL, and the fixed columns of pgsieve's own tables."""
+"""Names and Spark types as DDL, and what orders changes."""
 
 from collections.abc import Iterable
 
-import pyarrow as pa
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
@@ -14,19 +13,6 @@ Order = tuple[int, int]
 
 #: Operations that change one row.
 ROW_OPERATIONS = ("insert", "update", "delete")
-
-#: What decided what the publications send, from an LSN on, and the subscriptions that the slot was read for.
-CATALOGS = pa.schema(
-    {
-        "lsn": pa.int64(),
-        "digest": pa.string(),
-        "catalog": pa.string(),
-        "subscriptions": pa.list_(pa.string()),
-    }
-)
-
-#: The slices [begin, slice) that a subscription has as the publisher decided.
-ALTERED = pa.schema({"subscription": pa.string(), "begin": pa.int64(), "slice": pa.int64()})
 
 
 def ddl(columns: Iterable[tuple[str, str]]) -> str:

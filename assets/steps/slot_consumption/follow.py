@@ -15,7 +15,7 @@ from typing import Self
 import numpy as np
 import pyarrow as pa
 
-from pgsieve.assets.steps.records.catalogs import is_altered
+from pgsieve.assets.steps.records.catalogs import Catalogs
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.feed import FeedRecord
 from pgsieve.assets.steps.records.prepared import Prepared
@@ -136,7 +136,7 @@ class StreamedFeed:
         """The end of the slice that is due; where nothing arrived, the position is confirmed instead."""
         try:
             with self._feed.source.connect() as connection:
-                self._altered = is_altered(connection, self._lake, self._feed, self._durable) or (
+                self._altered = Catalogs(self._lake, self._feed).is_altered(connection, self._durable) or (
                     bool(self._leaves) and self._session.waiting.truncates
                 )
         except (SourceUnreachableError, PassingFaultError) as error:

@@ -11,12 +11,7 @@ from dataclasses import dataclass
 
 import psycopg
 
-from pgsieve.assets.steps.records.catalogs import (
-    as_published,
-    decided_by_server,
-    is_altered,
-    record_altered,
-)
+from pgsieve.assets.steps.records.catalogs import AlteredSlices, Catalogs, as_published, decided_by_server
 from pgsieve.assets.steps.records.change_log import CHANGE_LOG, ChangeLog
 from pgsieve.assets.steps.records.failures import passes, reason
 from pgsieve.assets.steps.records.slices import Slices
@@ -88,7 +83,7 @@ def drain_to(
     begin = position = durable if durable is not None else state.confirmed_lsn
     conninfo, options = source.executor_conninfo(), at_once(feed, publications)
     # After the target was read: whatever was altered before it is found.
-    altered = is_altered(connection, lake, feed, position)
+    altered = Catalogs(lake, feed).is_altered(connection, position)
     prepared = keeps_prepared(feed, state)
     stride, confirmed = Stride(SLICE_BYTES), position
     slices = overruns = 0
@@ -218,7 +213,7 @@ def _append_as_published(lake: Lake, feed: Feed, own: Feed, version: int, begin:
             raise
         # Before 18 the publisher cannot decode what was written before a publication was there, now or ever.
         return
-    record_altered(lake, feed, subscription, begin, end)
+    AlteredSlices(lake, feed).append(subscription, begin, end)
     reach(Failpoint.ALTERATION_RECORDED)
 
 

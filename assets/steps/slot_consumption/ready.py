@@ -8,12 +8,7 @@ from collections.abc import Sequence
 
 import psycopg
 
-from pgsieve.assets.steps.records.catalogs import (
-    is_recorded,
-    read_digested,
-    record_catalog,
-    unread_subscriptions,
-)
+from pgsieve.assets.steps.records.catalogs import Catalogs, read_digested
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.prepared import Prepared
 from pgsieve.assets.steps.slot_consumption.appending import at_once
@@ -69,12 +64,12 @@ def ready_slot(
             if keeps_prepared(feed, state):
                 Prepared(lake, feed).begin(state.confirmed_lsn)
             ChangeLog(lake, feed).record_position(state.confirmed_lsn)
-        if not is_recorded(lake, sound, digest):
+        if not Catalogs(lake, sound).is_recorded(digest):
             if durable is not None and connection.info.server_version < 180000:
                 _drain_before_created(connection, feed, lake, names)
             # Of a subscription that was taken out of pgsieve.yaml meanwhile changes are missing.
-            forget_copies(lake, unread_subscriptions(lake, sound))
-            record_catalog(lake, sound, captured, digest, catalog)
+            forget_copies(lake, Catalogs(lake, sound).unread_subscriptions())
+            Catalogs(lake, sound).append(captured, digest, catalog)
             reach(Failpoint.CATALOG_RECORDED)
     except Exception:
         if not feed.filtered:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pgsieve.assets.steps.observed import aggregated
-from pgsieve.assets.steps.records.catalogs import altered_slices, as_published, catalog_of, decided_by_server
+from pgsieve.assets.steps.records.catalogs import AlteredSlices, Catalogs, as_published, decided_by_server
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.columns import Order
 from pgsieve.assets.steps.records.slices import Slices, slice_summary
@@ -50,13 +50,13 @@ def slices_to_read(
     reads what the publisher sent. None: the slot was not read for it at that time.
     """
     feed, name = subscription.feed, subscription.name
-    altered = altered_slices(lake, feed, name, ChangeLog(lake, feed).position() or 0)
+    altered = AlteredSlices(lake, feed).ends(name, ChangeLog(lake, feed).position() or 0)
     published = replace(subscription, feed=as_published(feed, name))
     appended = lake.records.slices(lake.change_log(feed.name), after=after)
     for end in sorted({*appended, *(end for end in altered if end > after)}):
         if end in altered:
             yield end, published, present
-        elif decided_by_server(feed, name) and (recorded := catalog_of(lake, feed, end)):
+        elif decided_by_server(feed, name) and (recorded := Catalogs(lake, feed).of_slice(end)):
             catalog, readers = recorded
             yield end, subscription if name in readers else None, catalog
         else:

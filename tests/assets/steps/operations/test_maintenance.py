@@ -19,9 +19,8 @@ from hypothesis import strategies as st
 
 from pgsieve.assets.steps.operations import maintenance
 from pgsieve.assets.steps.operations.maintenance import Retention, maintain_feed, maintain_subscription
-from pgsieve.assets.steps.records.catalogs import as_published
+from pgsieve.assets.steps.records.catalogs import ALTERED, CATALOGS, as_published
 from pgsieve.assets.steps.records.change_log import CHANGE_LOG
-from pgsieve.assets.steps.records.columns import ALTERED, CATALOGS
 from pgsieve.assets.steps.records.cuts import Cut, Cuts
 from pgsieve.assets.steps.records.slices import SLICES
 from pgsieve.assets.steps.records.table_states import SyncState, TableState, TableStates

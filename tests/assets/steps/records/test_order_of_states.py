@@ -14,8 +14,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from pgsieve.assets.steps.records.catalogs import is_recorded, record_catalog
-from pgsieve.assets.steps.records.columns import CATALOGS
+from pgsieve.assets.steps.records.catalogs import CATALOGS, Catalogs
 from pgsieve.assets.steps.records.cuts import CUTS, Cut, Cuts
 from pgsieve.assets.steps.records.feed import FeedRecord
 from pgsieve.assets.steps.records.subscription_state import (
@@ -119,8 +118,8 @@ def test_a_cut_and_a_state_are_ordered_by_what_the_cut_was_made_from(lake: Lake)
 def test_of_two_catalogs_of_one_lsn_the_later_counts(lake: Lake) -> None:
     nothing = Catalog(tables={}, publications={}, server_version=180000)
     for digest in ("b", "a", "c", "b"):
-        record_catalog(lake, FEED, 5, digest, nothing)
-        assert is_recorded(lake, FEED, digest)
+        Catalogs(lake, FEED).append(5, digest, nothing)
+        assert Catalogs(lake, FEED).is_recorded(digest)
 
 
 def test_the_order_outlives_compaction_and_vacuum(lake: Lake) -> None:
@@ -179,14 +178,14 @@ def test_a_lake_of_before_goes_on(lake: Lake) -> None:
     assert kept.state == SyncState.READY
     assert SubscriptionRecord(lake, "sub").state().enabled
     assert Cuts(lake, "sub").kept()[-1].is_after(kept)
-    assert is_recorded(lake, FEED, "a")
+    assert Catalogs(lake, FEED).is_recorded("a")
 
     TableStates(lake, "sub").append([TableState("public", "t", SyncState.SET_ASIDE)])
     SubscriptionRecord(lake, "sub").disable("an error")
-    record_catalog(lake, FEED, 5, "b", Catalog(tables={}, publications={}, server_version=180000))
+    Catalogs(lake, FEED).append(5, "b", Catalog(tables={}, publications={}, server_version=180000))
     assert state(lake) == SyncState.SET_ASIDE
     assert not SubscriptionRecord(lake, "sub").state().enabled
-    assert is_recorded(lake, FEED, "b")
+    assert Catalogs(lake, FEED).is_recorded("b")
     assert not Cuts(lake, "sub").kept()[-1].is_after(TableStates(lake, "sub").newest()["public", "t"])
     Cuts(lake, "sub").append(Cut(2, {("public", "t"): 5}, at - DAY, 0))
     assert Cuts(lake, "sub").kept()[-1].tables == {("public", "t"): 5}

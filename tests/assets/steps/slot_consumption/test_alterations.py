@@ -13,7 +13,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from pgsieve.assets.steps.records.catalogs import altered_slices, as_published
+from pgsieve.assets.steps.records.catalogs import AlteredSlices, as_published
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.slices import Slices
 from pgsieve.assets.steps.slot_consumption import appending, follow, reading, ready
@@ -126,7 +126,7 @@ class Published:
         """The ends of the slices in which something was altered."""
         durable = ChangeLog(self.lake, self.captured).position()
         assert durable is not None
-        return altered_slices(self.lake, self.captured, "sub", durable)
+        return AlteredSlices(self.lake, self.captured).ends("sub", durable)
 
     def kept(self) -> list[object]:
         """What is kept of such slices."""
@@ -210,7 +210,7 @@ def test_of_a_slice_with_an_alteration_what_the_publisher_sends_is_kept(server, 
 
 #: Where a run dies, and every place from which that is called.
 STEPS = {
-    "record_altered": [(reading, "record_altered")],
+    "record_altered": [(AlteredSlices, "append")],
     "append_slice": [(appending, "append_slice")],
     "record_summary": [(Slices, "append")],
     "advance": [(reading, "advance"), (ready, "advance")],
