@@ -33,7 +33,9 @@ from pgsieve.decoding.publications.filters import table_filter
 from pgsieve.decoding.publications.generated_columns import expanded
 from pgsieve.decoding.publications.replica_identity import refused_changes
 from pgsieve.decoding.publications.routing import changed_relations
+from pgsieve.decoding.row_filters.letter_case import NeededMappings
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.postgres.case_mappings import with_case_mappings
 from pgsieve.resources.postgres.filter_analysis import (
     RejectedFilterError,
     UncheckedFilterError,
@@ -61,7 +63,11 @@ class Examination:
                 self.refusals[name] = problems
             else:
                 sound[name] = self._analysed(defined.resolve(server), server)
-        self.catalog = replace(server, publications={**server.publications, **sound})
+        catalog = replace(server, publications={**server.publications, **sound})
+        if not feed.filtered:
+            named = {name for names in feed.subscriptions.values() for name in names}
+            catalog = with_case_mappings(connection, catalog, named)
+        self.catalog = catalog
 
     @property
     def refused(self) -> list[PgsieveError]:
@@ -103,7 +109,7 @@ class Examination:
         read = self._read.get((entry.oid, entry.where))
         if read is None:
             with suppress(PgsieveError):
-                read = table_filter(catalog.tables[entry.oid], entry.where).columns
+                read = table_filter(catalog.tables[entry.oid], entry.where, NeededMappings()).columns
         return replace(entry, filter_columns=read)
 
     def obstacle(self, subscription: str) -> PgsieveError | None:

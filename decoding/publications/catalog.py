@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pgsieve.decoding.errors import PgsieveError
+from pgsieve.decoding.row_filters.letter_case import CaseMapping
 from pgsieve.decoding.values.builtin_types import DefinedTypes
 from pgsieve.decoding.values.quoting import NEWEST_SERVER
 
@@ -55,7 +56,8 @@ class Table:
     partitioned tables above a partition, nearest first; `leaves` those of the leaf partitions below a
     partitioned table; `children` those of the tables that directly inherit from a plain one. `columns_ever` counts
     the dropped columns, too (relnatts); `file` is the file that holds the rows, another one whenever all of them were
-    written anew (relfilenode).
+    written anew (relfilenode). `case_mappings` say how the server changes the case of letters, by collation, where its
+    row filters need that.
     """
 
     oid: int
@@ -71,6 +73,7 @@ class Table:
     columns_ever: int = 0
     file: int = 0
     children: tuple[int, ...] = ()
+    case_mappings: tuple[tuple[str, CaseMapping], ...] = ()
 
     @property
     def key(self) -> tuple[str, ...]:

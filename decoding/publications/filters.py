@@ -1,8 +1,16 @@
-"""The row filters of a published relation, parsed over its publish-as relation."""
+"""The row filters of a published relation, parsed over its publish-as relation.
 
+In: a table as the catalog has it, with what the server was asked about the case of letters. Out: row filters, or which
+such questions a filter needs. Raises what `parse_row_filter` does.
+"""
+
+from contextlib import suppress
+
+from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.publications.catalog import PublishedRelation, Table
 from pgsieve.decoding.publications.generated_columns import expanded
 from pgsieve.decoding.row_filters.analysis import FilterColumn, RowFilter, parse_row_filter
+from pgsieve.decoding.row_filters.letter_case import CaseMappings, NeededMappings, of_server
 
 
 def row_filter(sent: PublishedRelation, text: str) -> RowFilter:
@@ -10,9 +18,21 @@ def row_filter(sent: PublishedRelation, text: str) -> RowFilter:
     return table_filter(sent.publish_as, text)
 
 
-def table_filter(table: Table, text: str) -> RowFilter:
-    """Parse a row filter over a table; raises as `row_filter` does."""
+def table_filter(table: Table, text: str, mappings: CaseMappings | None = None) -> RowFilter:
+    """Parse a row filter over a table; raises as `row_filter` does.
+
+    `mappings` replaces what the table has of the case of letters.
+    """
+    chosen = of_server(dict(table.case_mappings)) if mappings is None else mappings
     columns = {
         a.name: FilterColumn(a.name, a.type_oid, a.type_modifier, a.collation) for a in table.attributes
     }
-    return parse_row_filter(expanded(text, table), columns, table.qualified)
+    return parse_row_filter(expanded(text, table), columns, table.qualified, chosen)
+
+
+def needed_mappings(table: Table, text: str) -> dict[str, bool]:
+    """The collations under which a row filter changes the case of letters or disregards it, and whether by initcap."""
+    needed = NeededMappings()
+    with suppress(PgsieveError):  # Whoever evaluates the filter hears of what is wrong with it.
+        table_filter(table, text, needed)
+    return needed.collations

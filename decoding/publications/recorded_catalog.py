@@ -8,11 +8,12 @@ module did not write.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
-from dataclasses import asdict, fields
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 from pgsieve.decoding.publications.catalog import Attribute, Catalog, Publication, PublicationTable, Table
+from pgsieve.decoding.row_filters.letter_case import CaseMapping, Changes, Words
 from pgsieve.decoding.values.builtin_types import MadeOf
 
 _NESTED = {"tables", "publications", "types"}
@@ -25,19 +26,22 @@ def catalog_to_json(catalog: Catalog, publications: Collection[str]) -> str:
     trees = published | {a for oid in published for a in catalog.tables[oid].ancestors}
     kept = [t for t in catalog.tables.values() if t.oid in trees or trees & {*t.ancestors}]
     plain = {f.name: getattr(catalog, f.name) for f in fields(catalog) if f.init and f.name not in _NESTED}
+    mappings = {name: mapping for t in kept for name, mapping in t.case_mappings}
     written = {
         **plain,
-        "tables": [asdict(t) for t in kept],
+        "tables": [_written(t) for t in kept],
+        **({"case_mappings": {n: asdict(m) for n, m in mappings.items()}} if mappings else {}),
         "publications": [asdict(p) for p in chosen],
         "types": {oid: asdict(made) for oid, made in catalog.types.items()},
     }
-    return json.dumps(written, default=sorted)
+    return json.dumps(written, default=sorted, ensure_ascii=False)
 
 
 def catalog_from_json(text: str) -> Catalog:
     """The catalog that `catalog_to_json` wrote."""
     read = json.loads(text)
-    tables = [_table(**t) for t in read["tables"]]
+    mappings = {name: _mapping(**m) for name, m in read.pop("case_mappings", {}).items()}
+    tables = [_table(mappings, **t) for t in read["tables"]]
     publications = [_publication(**p) for p in read["publications"]]
     nested = {
         "tables": {t.oid: t for t in tables},
@@ -47,11 +51,34 @@ def catalog_from_json(text: str) -> Catalog:
     return Catalog(**{**read, **nested})
 
 
-def _table(attributes: list[dict[str, Any]], **rest: Any) -> Table:
+def _written(table: Table) -> dict[str, Any]:
+    """A table, with the names of its collations' case mappings where it has any: each is written once."""
+    plain = asdict(replace(table, case_mappings=()))
+    del plain["case_mappings"]
+    return {**plain, "cases": [name for name, _ in table.case_mappings]} if table.case_mappings else plain
+
+
+def _mapping(lower: list[str], upper: list[str], words: dict[str, Any] | None, refusal: str) -> CaseMapping:
+    given = words and Words(_changes(words["first"]), _changes(words["rest"]), words["members"])
+    return CaseMapping(_changes(lower), _changes(upper), given or None, refusal)
+
+
+def _changes(read: list[str]) -> Changes:
+    before, after = read
+    return before, after
+
+
+def _table(
+    mappings: Mapping[str, CaseMapping],
+    attributes: list[dict[str, Any]],
+    cases: Collection[str] = (),
+    **rest: Any,
+) -> Table:
     plain: dict[str, Any] = {
         n: tuple(value) if isinstance(value, list) else value for n, value in rest.items()
     }
-    return Table(attributes=tuple(Attribute(**a) for a in attributes), **plain)
+    own = tuple((name, mappings[name]) for name in cases)
+    return Table(attributes=tuple(Attribute(**a) for a in attributes), case_mappings=own, **plain)
 
 
 def _publication(

@@ -21,6 +21,7 @@ from pgsieve.decoding.errors import RowFilterSyntaxError, UndefinedColumnError, 
 from pgsieve.decoding.row_filters import functions, grammar, operators, patterns, simplification, type_rules
 from pgsieve.decoding.row_filters import regex as filter_regex
 from pgsieve.decoding.row_filters.constants import InvalidConstantError, RefusedError, number_constant
+from pgsieve.decoding.row_filters.letter_case import CaseMappings, only_ascii
 from pgsieve.decoding.row_filters.nodes import (
     BOOL,
     INTERVAL,
@@ -68,9 +69,14 @@ class RowFilter:
     columns: frozenset[str]
 
 
-def parse_row_filter(expression: str, columns: Mapping[str, FilterColumn], relation: str) -> RowFilter:
-    """Return the row filter that `expression` is over the columns of `relation`."""
-    return _Analysis(expression, columns, relation).row_filter()
+def parse_row_filter(
+    expression: str,
+    columns: Mapping[str, FilterColumn],
+    relation: str,
+    mappings: CaseMappings = only_ascii,
+) -> RowFilter:
+    """Return the row filter that `expression` is over the columns of `relation`, under the server's `mappings` of case."""
+    return _Analysis(expression, columns, relation, mappings).row_filter()
 
 
 _SYSTEM_COLUMNS = frozenset(("tableoid", "ctid", "xmin", "xmax", "cmin", "cmax"))
@@ -82,8 +88,11 @@ _Row = tuple[Node, ...]
 class _Analysis:
     """Name and type resolution of one filter: sqlglot's tree in, nodes out."""
 
-    def __init__(self, expression: str, columns: Mapping[str, FilterColumn], relation: str) -> None:
+    def __init__(
+        self, expression: str, columns: Mapping[str, FilterColumn], relation: str, mappings: CaseMappings
+    ) -> None:
         self._expression = expression
+        self._mappings = mappings
         self._columns = columns
         self._relation = relation
 
@@ -365,7 +374,7 @@ class _Analysis:
     # Patterns.
 
     def like(self, part: exp.Expr, escape: str = "\\") -> Node:
-        right, ignore_case = part.expression, isinstance(part, exp.ILike)
+        right, ignore_case = part.expression, self._mappings if isinstance(part, exp.ILike) else None
         if grammar.quantified(right) is None:
             right = self._right(part)
         if grammar.is_call(right, "like_escape", 2):
@@ -381,7 +390,7 @@ class _Analysis:
         return self.like(part.this, escape)
 
     def regex(self, part: exp.Expr) -> Node:
-        ignore_case = isinstance(part, exp.RegexpILike)
+        ignore_case = self._mappings if isinstance(part, exp.RegexpILike) else None
         right = part.expression
         if grammar.quantified(right) is None:
             right = self._right(part)
@@ -430,7 +439,7 @@ class _Analysis:
         return Case(tuple(conditions), tuple(rest), last, type_oid=type_oid, digits=digits)
 
     def function(self, part: exp.Anonymous) -> Node:
-        return functions.function(grammar.function_name(part), self._nodes(part.expressions))
+        return functions.function(grammar.function_name(part), self._nodes(part.expressions), self._mappings)
 
     def interval(self, part: exp.Interval) -> Node:
         return type_rules.coerce(Constant(grammar.interval_text(part), type_oid=UNKNOWN), INTERVAL)

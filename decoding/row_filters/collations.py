@@ -12,10 +12,12 @@ from enum import IntEnum
 from typing import Final
 
 from pgsieve.decoding.row_filters.constants import RefusedError
+from pgsieve.decoding.row_filters.letter_case import CaseFunction, CaseMapping, CaseMappings
 from pgsieve.decoding.row_filters.nodes import (
     STRINGS,
     Array,
     Case,
+    CaseChange,
     Cast,
     Coalesce,
     Collate,
@@ -54,7 +56,7 @@ def _collation(node: Node) -> tuple[_Strength, frozenset[str]]:
         case ColumnValue(collation=name) | Element(collation=name):
             named = name not in ("", "default")
             return (_Strength.IMPLICIT if named else _Strength.DEFAULT), frozenset((name or "default",))
-        case Cast(operand=operand):
+        case Cast(operand=operand) | CaseChange(operand=operand):
             return _collation(operand)
         case Array(elements=operands) | FunctionCall(operands=operands):
             return _merged([operand for operand in operands if _collatable(operand)])
@@ -77,10 +79,7 @@ def _merged(nodes: Sequence[Node]) -> tuple[_Strength, frozenset[str]]:
 
 def of_elements(array: Node) -> str:
     """Return the name of the collation that the elements of an array have, '' for none of their own."""
-    strength, names = _merged((array,))
-    if len(names) > 1:
-        raise RefusedError(f"its collation is ambiguous: {' or '.join(sorted(names))}")
-    return "" if strength == _Strength.DEFAULT else next(iter(names))
+    return "" if _merged((array,))[0] == _Strength.DEFAULT else name_of((array,))
 
 
 def _collatable(node: Node) -> bool:
@@ -89,14 +88,19 @@ def _collatable(node: Node) -> bool:
 
 def require_collation(nodes: Sequence[Node], *, ordering: bool) -> None:
     """Refuse a collation under which these strings are not equal, or ordered, as their bytes are."""
-    names = _merged(nodes)[1]
-    if len(names) > 1:
-        raise RefusedError(f"its collation is ambiguous: {' or '.join(sorted(names))}")
-    (name,) = names
+    name = name_of(nodes)
     if ordering and name not in _BYTE_ORDER:
         raise RefusedError(f"it depends on the collation {name}, and Spark orders text by bytes")
     if not _DETERMINISTIC.fullmatch(name):
         raise RefusedError(f"the collation {name} may take different strings for equal")
+
+
+def name_of(nodes: Sequence[Node]) -> str:
+    """Return the name of the collation that these strings have together."""
+    names = _merged(nodes)[1]
+    if len(names) > 1:
+        raise RefusedError(f"its collation is ambiguous: {' or '.join(sorted(names))}")
+    return next(iter(names))
 
 
 def has_ascii_letters(nodes: Sequence[Node]) -> bool:
@@ -104,8 +108,11 @@ def has_ascii_letters(nodes: Sequence[Node]) -> bool:
     return _merged(nodes)[1] <= {"C", "POSIX"}
 
 
-def require_ascii_case(node: Node) -> None:
-    """Refuse a change of case that does more than ASCII letters, as every locale but C does."""
-    if not has_ascii_letters((node,)):
-        names = _merged((node,))[1]
-        raise RefusedError(f"the case of letters depends on the collation {' or '.join(sorted(names))}")
+def case_mapping(nodes: Sequence[Node], function: CaseFunction, mappings: CaseMappings) -> CaseMapping:
+    """Return how case changes under the collation of these; refuse one of which that cannot be said."""
+    name = name_of(nodes)
+    mapping = mappings(name, function)
+    if mapping is None or mapping.refusal:
+        reason = f", and {mapping.refusal}" if mapping is not None else ""
+        raise RefusedError(f"the case of letters depends on the collation {name}{reason}")
+    return mapping

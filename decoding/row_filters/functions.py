@@ -12,14 +12,17 @@ from typing import Final, Literal, cast
 
 from pgsieve.decoding.row_filters import collations, procedures
 from pgsieve.decoding.row_filters.constants import RefusedError
+from pgsieve.decoding.row_filters.letter_case import CaseFunction, CaseMappings, only_ascii
 from pgsieve.decoding.row_filters.nodes import (
     BOOL,
     INT4,
     INTERVAL,
     NUMERIC,
+    TEXT,
     UNKNOWN,
     Array,
     Case,
+    CaseChange,
     Coalesce,
     Comparison,
     Constant,
@@ -77,15 +80,23 @@ def row_comparison(operator: Operator, left: tuple[Node, ...], right: tuple[Node
 # --- functions and operators of the catalog ----------------------------------------------
 
 
-def call(name: str, operands: Sequence[Node]) -> FunctionCall:
+def call(name: str, operands: Sequence[Node], mappings: CaseMappings = only_ascii) -> Node:
     """Return the call of a built-in function or operator by its SQL name."""
     procedure = procedures.resolve(name, [operand.type_oid for operand in operands])
     converted = tuple(map(coerce, operands, procedure.arguments))
+    if procedure.name in ("lower", "upper", "initcap"):
+        return case_change(cast("CaseFunction", procedure.name), converted[0], mappings)
     require = _REQUIREMENTS.get(procedure.name)
     if require is not None:
         require(converted)
     digits = _digits(procedure.name, converted) if procedure.result == NUMERIC else None
     return FunctionCall(procedure.name, converted, procedure.fails, type_oid=procedure.result, digits=digits)
+
+
+def case_change(function: CaseFunction, operand: Node, mappings: CaseMappings) -> CaseChange:
+    """Return the change of an operand's case, under the operand's collation."""
+    mapping = collations.case_mapping((operand,), function, mappings)
+    return CaseChange(function, operand, mapping, type_oid=TEXT)
 
 
 def operation(operator: Literal["+", "-", "*", "/", "%"], left: Node, right: Node) -> Node:
@@ -137,10 +148,6 @@ def _of_fields(*several: frozenset[str]) -> Callable[[tuple[Node, ...]], None]:
     return require
 
 
-def _ascii_case(operands: tuple[Node, ...]) -> None:
-    collations.require_ascii_case(operands[0])
-
-
 def _same_bytes(operands: tuple[Node, ...]) -> None:
     collations.require_collation(
         [operand for operand in operands if operand.type_oid != INT4], ordering=False
@@ -165,7 +172,6 @@ def _constant_interval(operands: tuple[Node, ...]) -> None:
 
 _REQUIREMENTS: Final = MappingProxyType(
     {
-        **dict.fromkeys(("lower", "upper", "initcap"), _ascii_case),
         **dict.fromkeys(("textpos", "replace_text", "split_part", "text_starts_with"), _same_bytes),
         **dict.fromkeys(("repeat", "lpad", "rpad"), _small_count),
         **dict.fromkeys(
@@ -258,11 +264,11 @@ FUNCTIONS: Final[dict[str, tuple[int, int, Callable[[list[Node]], Node]]]] = {
 """What is no plain function of the catalog: the least and the most arguments, and how it is made."""
 
 
-def function(name: str, operands: list[Node]) -> Node:
+def function(name: str, operands: list[Node], mappings: CaseMappings = only_ascii) -> Node:
     """Return the call of anything that is written like a function, or of a binary operator of arrays."""
     rule = FUNCTIONS.get(name)
     if rule is None:
-        return call(name, operands)
+        return call(name, operands, mappings)
     least, most, build = rule
     if not least <= len(operands) <= most:
         raise RefusedError(f"{name} does not take {len(operands)} arguments")

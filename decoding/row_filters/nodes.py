@@ -13,6 +13,8 @@ from datetime import date, datetime
 from decimal import Decimal
 from typing import Literal, TypeAlias
 
+from pgsieve.decoding.row_filters.letter_case import CaseFunction, CaseMapping
+
 # pg_type.dat; a filter may use no other types, except in IS NULL.
 BOOL, BYTEA, INT8, INT2, INT4, TEXT = 16, 17, 20, 21, 23, 25
 FLOAT4, FLOAT8, UNKNOWN, BPCHAR, VARCHAR = 700, 701, 705, 1042, 1043
@@ -209,12 +211,21 @@ class Arithmetic(Node):
 class FunctionCall(Node):
     """A function of PostgreSQL's by its name in pg_proc (`prosrc`), NULL when an operand is.
 
-    `fails` says that it raises an error for some values; `lower` and the like are those of collation C.
+    `fails` says that it raises an error for some values.
     """
 
     name: str
     operands: tuple[Node, ...]
     fails: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CaseChange(Node):
+    """lower, upper or initcap, under the collation that `mapping` is of."""
+
+    function: CaseFunction
+    operand: Node
+    mapping: CaseMapping
 
 
 @dataclass(frozen=True, slots=True)

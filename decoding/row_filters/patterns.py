@@ -10,13 +10,14 @@ from collections.abc import Iterator
 from pgsieve.decoding.row_filters import collations
 from pgsieve.decoding.row_filters import regex as filter_regex
 from pgsieve.decoding.row_filters.constants import InvalidConstantError, RefusedError
-from pgsieve.decoding.row_filters.functions import call
+from pgsieve.decoding.row_filters.letter_case import CaseMappings
 from pgsieve.decoding.row_filters.nodes import (
     BOOL,
     STRINGS,
     TEXT,
     UNKNOWN,
     VARCHAR,
+    CaseChange,
     Constant,
     FunctionCall,
     Like,
@@ -35,35 +36,42 @@ def _operands(name: str, operand: Node, pattern: Node) -> tuple[Node, Node]:
     return coerce(operand, TEXT) if operand.type_oid == VARCHAR else operand, pattern
 
 
-def like(operand: Node, pattern: Node, escape: str = "\\", *, ignore_case: bool = False) -> Node:
-    """`operand LIKE pattern ESCAPE escape`, or ILIKE, which PostgreSQL does on both sides in lower case."""
+def like(
+    operand: Node, pattern: Node, escape: str = "\\", *, ignore_case: CaseMappings | None = None
+) -> Node:
+    """`operand LIKE pattern ESCAPE escape`, or ILIKE, which PostgreSQL does on both sides in lower case.
+
+    It does so in every encoding of several bytes; in others one character after the other, which comes to the same
+    (Generic_Text_IC_like() in src/backend/utils/adt/like.c).
+    """
     operand, pattern = _operands("LIKE", operand, pattern)
-    if ignore_case:
-        # No call of lower(): that takes text, and of character(n) the padding counts (bpchariclike).
-        operand = FunctionCall("lower", (operand,), type_oid=TEXT)
-        collations.require_ascii_case(operand)
+    mapping = None
+    if ignore_case is not None:
+        mapping = collations.case_mapping((operand, pattern), "lower", ignore_case)
+        # Not as lower() is called: that takes text, and of character(n) the padding counts (bpchariclike).
+        operand = CaseChange("lower", operand, mapping, type_oid=TEXT)
     if not isinstance(pattern, Constant):
         if escape != "\\":
             raise RefusedError("ESCAPE is supported on a constant pattern only")
-        return _computed(operand, call("lower", (pattern,)) if ignore_case else pattern)
+        if mapping is not None:
+            pattern = CaseChange("lower", pattern, mapping, type_oid=TEXT)
+        return _computed(operand, pattern)
     if pattern.value is None:
         return Constant(None, type_oid=BOOL)
     text = str(pattern.value)
     if len(escape) > 1:
         raise InvalidConstantError("invalid escape string", "22025")
-    canonical = _canonical(_lowered(text) if ignore_case else text, escape)
-    if canonical is None:
-        return _computed(operand, Constant("".join(_rewritten(text, escape)), type_oid=TEXT))
-    return Like(operand, canonical)
+    canonical = _canonical(text, escape)
+    # The escape is replaced before the case is changed (like_escape).
+    final = "".join(_rewritten(text, escape)) if canonical is None else canonical
+    if mapping is not None:
+        final = mapping.changed("lower", final)
+    return _computed(operand, Constant(final, type_oid=TEXT)) if canonical is None else Like(operand, final)
 
 
 def _computed(operand: Node, pattern: Node) -> FunctionCall:
     """Match a pattern that differs from row to row, or whose end fails once a row's value reaches it."""
     return FunctionCall("textlike", (operand, pattern), fails=True, type_oid=BOOL)
-
-
-def _lowered(text: str) -> str:
-    return "".join(character.lower() if character.isascii() else character for character in text)
 
 
 def _rewritten(pattern: str, escape: str) -> Iterator[str]:
@@ -90,15 +98,19 @@ def _canonical(pattern: str, escape: str) -> str | None:
     return "".join(parts)
 
 
-def regex(operand: Node, pattern: Node, *, ignore_case: bool = False) -> Node:
+def regex(operand: Node, pattern: Node, *, ignore_case: CaseMappings | None = None) -> Node:
     """`operand ~ pattern`, or ~*."""
     operand, pattern = _operands("~", operand, pattern)
     ascii_letters = collations.has_ascii_letters((operand, pattern))
-    if ignore_case and not ascii_letters:
-        raise RefusedError("the case of letters depends on the collation")
+    mapping = None
+    if ignore_case is not None:
+        mapping = collations.case_mapping((operand, pattern), "lower", ignore_case)
+        if not mapping.is_plain_in_ascii():
+            # Regular expressions force C's behavior on ASCII, under some collations (regc_pg_locale.c).
+            raise RefusedError("its collation has another case of ASCII letters than English")
     if not isinstance(pattern, Constant):
         raise RefusedError("only a constant regular expression is supported")
     if pattern.value is None:
         return Constant(None, type_oid=BOOL)
     text = str(pattern.value)
-    return Regex(operand, filter_regex.translated(text, ignore_case=ignore_case, ascii_classes=ascii_letters))
+    return Regex(operand, filter_regex.translated(text, mapping, ascii_classes=ascii_letters))

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from pgsieve.decoding.row_filters.constants import InvalidConstantError, RefusedError
+from pgsieve.decoding.row_filters.letter_case import CaseMapping
 
 _MOST_REPETITIONS: Final = 255  # DUPMAX in regex/regguts.h
 _QUANTIFIER: Final = re.compile(r"[*+?]|\{(\d{1,3})(,(\d{1,3})?)?\}", re.ASCII)
@@ -34,10 +35,10 @@ def _literal(character: str) -> str:
 class _Translation:
     """One pass over a pattern."""
 
-    def __init__(self, pattern: str, *, ignore_case: bool, ascii_classes: bool) -> None:
+    def __init__(self, pattern: str, mapping: CaseMapping | None, *, ascii_classes: bool) -> None:
         self._pattern = pattern
         self._place = 0
-        self._ignore_case = ignore_case
+        self._mapping = mapping
         self._ascii_classes = ascii_classes
 
     def whole(self) -> str:
@@ -47,7 +48,18 @@ class _Translation:
         body = "".join(self._alternatives())
         if self._place < len(self._pattern):
             raise RefusedError("its parentheses are not balanced")
-        return f"(?s{'i' if self._ignore_case else ''}){body}"
+        return f"(?s){body}"
+
+    def _variants(self, character: str) -> str:
+        """Return the characters that a character matches, as members of a set."""
+        return "".join(
+            map(_literal, character if self._mapping is None else self._mapping.variants(character))
+        )
+
+    def _alone(self, character: str) -> str:
+        """Return a character outside of a set."""
+        variants = self._variants(character)
+        return variants if variants == _literal(character) else f"[{variants}]"
 
     def _next(self) -> str:
         """Return the next character, '' at the end."""
@@ -92,9 +104,10 @@ class _Translation:
             case ".":
                 return "."
             case "\\":
-                return self._escape(in_set=False)
+                meant = self._escape(in_set=False)
+                return meant if _is_class(meant) else self._alone(meant)
             case _:
-                return _literal(start)
+                return self._alone(start)
 
     def _group(self) -> str:
         if self._next() == "?":
@@ -128,15 +141,16 @@ class _Translation:
         return text
 
     def _escape(self, *, in_set: bool) -> str:
+        """Return the character that is escaped, or the class, with its backslash."""
         character = self._take()
         if character in _CONTROLS:
-            return _literal(_CONTROLS[character])
+            return _CONTROLS[character]
         if character in "dws" or (character in "DWS" and not in_set):
             self._need_ascii_classes(f"\\{character}")
             return f"\\{character}"
         if character.isalnum():
             raise RefusedError(f"\\{character} in a regular expression is not supported")
-        return _literal(character)
+        return character
 
     def _need_ascii_classes(self, construct: str) -> None:
         if not self._ascii_classes:
@@ -159,16 +173,17 @@ class _Translation:
             raise RefusedError("a set with [. or [= or an unknown [: is not supported")
         first = self._endpoint()
         if self._next() != "-" or self._pattern[self._place + 1 : self._place + 2] == "]":
-            return first
+            return first if _is_class(first) else self._variants(first)
         self._place += 1
         last = self._endpoint()
-        if first[1:2] in ("d", "w", "s") or last[1:2] in ("d", "w", "s") or _order(first) > _order(last):
+        if _is_class(first) or _is_class(last) or first > last:
             raise RefusedError("a range of a set is not valid")
-        return f"{first}-{last}"
+        beyond = "" if self._mapping is None else self._mapping.variants_of_range(first, last)
+        return f"{_literal(first)}-{_literal(last)}{''.join(map(_literal, beyond))}"
 
     def _named_class(self, match: re.Match[str]) -> str:
         name = match[1]
-        if name not in _CLASSES or (self._ignore_case and name in ("lower", "upper")):
+        if name not in _CLASSES or (self._mapping is not None and name in ("lower", "upper")):
             raise RefusedError(f"[:{name}:] is not supported here")
         self._need_ascii_classes(f"[:{name}:]")
         self._place = match.end()
@@ -176,16 +191,20 @@ class _Translation:
 
     def _endpoint(self) -> str:
         character = self._take()
-        return self._escape(in_set=True) if character == "\\" else _literal(character)
+        return self._escape(in_set=True) if character == "\\" else character
 
 
-def _order(literal: str) -> int:
-    return int(literal[3:-1], 16) if literal.startswith("\\x") else ord(literal)
+def _is_class(meant: str) -> bool:
+    return len(meant) > 1
 
 
-def translated(pattern: str, *, ignore_case: bool, ascii_classes: bool) -> str:
-    """Return the pattern for java.util.regex; `ascii_classes` where the collation has letters of ASCII only."""
-    return _Translation(pattern, ignore_case=ignore_case, ascii_classes=ascii_classes).whole()
+def translated(pattern: str, mapping: CaseMapping | None, *, ascii_classes: bool) -> str:
+    """Return the pattern for java.util.regex.
+
+    `mapping` is given where the case of letters does not count, `ascii_classes` where the collation has letters of
+    ASCII only. What a character matches stands there in full: Java's own rules of case are others.
+    """
+    return _Translation(pattern, mapping, ascii_classes=ascii_classes).whole()
 
 
 def similar_to_escape(pattern: str, escape: str) -> str:

@@ -20,6 +20,7 @@ from pgsieve.decoding.row_filters.nodes import (
     Arithmetic,
     Array,
     Case,
+    CaseChange,
     Cast,
     Coalesce,
     Collate,
@@ -42,7 +43,7 @@ from pgsieve.decoding.row_filters.nodes import (
     children,
 )
 
-_STRICT: Final = (Arithmetic, Cast, Collate, Comparison, FunctionCall, Like, Not, Regex)
+_STRICT: Final = (Arithmetic, CaseChange, Cast, Collate, Comparison, FunctionCall, Like, Not, Regex)
 _CALLED_ON_NULL: Final = frozenset(("array_position",))
 # Functions that are NULL of operands that are not.
 _NULL_OF_VALUES: Final = frozenset((

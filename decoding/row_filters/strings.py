@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from enum import Enum
-from itertools import groupby
 from math import gcd
 from types import MappingProxyType
 from typing import Final
@@ -95,12 +94,6 @@ def _chr(code: int) -> str:
     return chr(code)
 
 
-def _initcap(text: str) -> str:
-    """Collation C: words are of ASCII letters and digits, and no other letter changes."""
-    words = groupby(text, lambda character: character.isascii() and character.isalnum())
-    return "".join("".join(word).capitalize() if is_word else "".join(word) for is_word, word in words)
-
-
 # --- integers ----------------------------------------------------------------------------
 
 
@@ -140,5 +133,5 @@ def _interval_cmp_value(text: str) -> str:
 
 
 STRING_FUNCTIONS: Final[Mapping[str, Callable[..., object]]] = MappingProxyType(
-    {"chr": _chr, "initcap": _initcap, "textlike": _like, "interval_cmp_value": _interval_cmp_value}
+    {"chr": _chr, "textlike": _like, "interval_cmp_value": _interval_cmp_value}
 )

@@ -1,8 +1,8 @@
 """Whether anything was altered that decides what publications send: one query, cheap enough for every slice.
 
 In: a connection to the publisher, and the names of publications. Out: a digest that changes with each alteration
-of them, of the tables they publish, of the partition trees these are in, and of their columns, names and
-identities; and the catalog as of a digest (`digested_catalog`). pgoutput decides by the catalog as of a change
+of them, of the tables they publish, of the partition trees these are in, of their columns, names and identities, and
+of the library by which their row filters know the case of letters; and the catalog as of a digest (`digested_catalog`). pgoutput decides by the catalog as of a change
 (get_rel_sync_entry() in src/backend/replication/pgoutput/pgoutput.c): between two equal digests that is one catalog.
 
 A row's xmin tells of an alteration that was undone, too. Of pg_class only columns are taken: TRUNCATE and VACUUM
@@ -15,6 +15,7 @@ from typing import Any
 import psycopg
 
 from pgsieve.decoding.publications.catalog import Catalog
+from pgsieve.resources.postgres.case_mappings import with_case_mappings
 from pgsieve.resources.postgres.source import read_catalog
 
 _DIGEST = """
@@ -51,6 +52,7 @@ with recursive published as (
   union all
   select concat_ws(' ', 'index', indexrelid, indkey, indisprimary, indisreplident, indimmediate)
     from tree join pg_index on indrelid = relid where indisprimary or indisreplident
+  {letters}
 )
 select count(*) || ' ' || sum(hashtextextended(entry, 0)) from entries e(entry)
 """
@@ -58,13 +60,26 @@ select count(*) || ' ' || sum(hashtextextended(entry, 0)) from entries e(entry)
 _SCHEMAS = """schemas as (
   select s.oid, s.xmin, s.pnnspid as nspid from pg_publication_namespace s join published p on p.oid = s.pnpubid
 )"""
+#: Of row filters that go by the case of letters, and generated columns that they may read: the server and library that
+#: know letters. The functions are lower, upper, initcap and those of ~*, !~*, ~~* and !~~* (pg_proc.dat).
+_LETTERS = r"""union all
+  select concat_ws(' ', 'letters', current_setting('server_version_num'), pg_database_collation_actual_version(d.oid),
+                   (select max(pg_collation_actual_version(oid)) from pg_collation where collprovider = 'c'))
+    from pg_database d
+   where datname = current_database()
+     and (exists (select from listed join pg_publication_rel r using (oid) where r.prqual::text ~ {case})
+          or exists (select from tree join pg_attrdef on adrelid = relid where adbin::text ~ {case}))
+""".format(case=r"'funcid (870|871|872|1238|1239|1633|1634|1656|1657|1660|1661)\M'")
 _NO_SCHEMAS = "schemas as (select null::oid as oid, null::xid as xmin, null::oid as nspid where false)"
 
 
 def catalog_digest(connection: psycopg.Connection[Any], publications: Sequence[str]) -> str:
     """A digest of all that decides what these publications send; as text."""
-    schemas = _SCHEMAS if connection.info.server_version >= 150000 else _NO_SCHEMAS
-    row = connection.execute(_DIGEST.format(schemas=schemas), [list(publications)]).fetchone()
+    has_filters = connection.info.server_version >= 150000
+    query = _DIGEST.format(
+        schemas=_SCHEMAS if has_filters else _NO_SCHEMAS, letters=_LETTERS if has_filters else ""
+    )
+    row = connection.execute(query, [list(publications)]).fetchone()
     assert row is not None
     return str(row[0])
 
@@ -73,7 +88,7 @@ def digested_catalog(connection: psycopg.Connection[Any], publications: Sequence
     """The catalog, and the digest of just this catalog."""
     before = catalog_digest(connection, publications)
     while True:
-        catalog = read_catalog(connection)
+        catalog = with_case_mappings(connection, read_catalog(connection), publications)
         after = catalog_digest(connection, publications)
         if after == before:
             return after, catalog

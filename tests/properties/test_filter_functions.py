@@ -96,7 +96,6 @@ FUNCTIONS: list[tuple[str, str, tuple[Draw, ...]]] = [
     ("int8gcd", "gcd({}::bigint, {}::bigint)", (integer, integer)),
     ("int8lcm", "lcm({}::bigint, {}::bigint)", (integer, integer)),
     ("chr", "chr({}::int)", (integer,)),
-    ("initcap", 'initcap({}::text COLLATE "C")', (pieces,)),
     ("textlike", "{}::text LIKE {}::text", (pieces, pieces)),
     ("interval_cmp_value", "", (interval,)),
 ]  # fmt: skip

@@ -24,8 +24,10 @@ from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable, publ
 from pgsieve.decoding.publications.filters import table_filter
 from pgsieve.decoding.publications.routing import changed_relations
 from pgsieve.decoding.row_filters.analysis import RowFilter
+from pgsieve.decoding.row_filters.letter_case import CaseMappings, NeededMappings
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.records import quoted
+from pgsieve.resources.postgres.case_mappings import with_case_mappings
 from pgsieve.resources.postgres.source import read_catalog
 
 #: Keys that are told of rows which fail.
@@ -67,14 +69,19 @@ def applicable_filters(subscription: Subscription, replicated: ReplicatedTable, 
 def is_checkable(subscription: Subscription, replicated: ReplicatedTable) -> bool:
     """Whether there is a row filter, and Spark can evaluate it over the columns of the replica."""
     try:
-        return bool(_parsed(subscription, replicated, replicated.row_filters or ()))
+        return bool(_parsed(subscription, replicated, replicated.row_filters or (), NeededMappings()))
     except PgsieveError:
         return False
 
 
-def _parsed(subscription: Subscription, replicated: ReplicatedTable, texts: Sequence[str]) -> list[RowFilter]:
+def _parsed(
+    subscription: Subscription,
+    replicated: ReplicatedTable,
+    texts: Sequence[str],
+    mappings: CaseMappings | None = None,
+) -> list[RowFilter]:
     table = replicated.table
-    filters = [table_filter(table, text) for text in texts]
+    filters = [table_filter(table, text, mappings) for text in texts]
     known = {name for name in replicated.columns if subscription.override(table, name) is None}
     for lacking in (f.columns - known for f in filters):
         if lacking:
@@ -91,6 +98,7 @@ def check_conformity(subscription: Subscription, lake: Lake, name: Name) -> Tabl
     feed = subscription.feed
     with feed.source.connect() as connection:
         catalog = feed.with_defined(read_catalog(connection))
+        catalog = with_case_mappings(connection, catalog, feed.subscriptions[subscription.name])
     state, replicated = (
         TableStates(lake, subscription.name).newest().get(name),
         subscription.tables(catalog).get(name),

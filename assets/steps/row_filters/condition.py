@@ -19,7 +19,7 @@ from pyspark.sql.types import ArrayType, StringType
 
 from pgsieve.assets.steps.row_filters import datetimes, numbers
 from pgsieve.assets.steps.row_filters.expressions import bound, chosen
-from pgsieve.assets.steps.row_filters.functions import FUNCTIONS, in_python
+from pgsieve.assets.steps.row_filters.functions import FUNCTIONS, in_python, initcap
 from pgsieve.assets.steps.row_filters.numbers import numeric_function, numeric_order
 from pgsieve.assets.steps.row_filters.python import PythonFunction, value_of
 from pgsieve.assets.steps.row_filters.values import (
@@ -150,6 +150,8 @@ class _Compiler:
                 return self._strict(self._arithmetic(node), (left, right))
             case nodes.FunctionCall(operands=operands):
                 return self._strict(self._call(node), operands)
+            case nodes.CaseChange():
+                return self._change_case(node)
             case nodes.Coalesce(operands=operands):
                 return self._coalesce(operands, node)
             case nodes.Extreme(function=function, operands=operands):
@@ -387,6 +389,13 @@ class _Compiler:
         return (F.greatest if function == "GREATEST" else F.least)(*several)
 
     # Functions and arrays.
+
+    def _change_case(self, node: nodes.CaseChange) -> Column:
+        value, mapping = self.compile(node.operand), node.mapping
+        if node.function == "initcap":
+            return self._python(initcap(mapping), node, [(node.operand, value)])
+        # Spark's translate maps character by character, as the server does; its lower and upper know contexts.
+        return F.translate(value, *(mapping.lower if node.function == "lower" else mapping.upper))
 
     def _call(self, node: nodes.FunctionCall) -> Column:
         name, operands = node.name, node.operands

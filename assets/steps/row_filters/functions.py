@@ -6,8 +6,7 @@ nothing.
 """
 
 from collections.abc import Callable, Mapping
-from functools import partial
-from string import ascii_lowercase, ascii_uppercase
+from functools import cache, partial
 from types import MappingProxyType
 from typing import Final
 
@@ -18,18 +17,11 @@ from pyspark.sql.types import BinaryType, BooleanType, DataType, IntegerType, Lo
 from pgsieve.assets.steps.row_filters import datetimes, numbers
 from pgsieve.assets.steps.row_filters.expressions import bound, failure
 from pgsieve.assets.steps.row_filters.python import PythonFunction
+from pgsieve.decoding.row_filters.letter_case import CaseMapping
 from pgsieve.decoding.row_filters.nodes import DATE
 from pgsieve.decoding.row_filters.strings import INTEGER_FUNCTIONS, STRING_FUNCTIONS
 
 _GREATEST_LENGTH: Final = (1 << 31) - 1
-
-
-def _lower(value: Column) -> Column:
-    return F.translate(value, ascii_uppercase, ascii_lowercase)
-
-
-def _upper(value: Column) -> Column:
-    return F.translate(value, ascii_lowercase, ascii_uppercase)
 
 
 def _identity(value: Column) -> Column:
@@ -154,6 +146,12 @@ _PYTHON_TYPES: Final[Mapping[str, DataType]] = MappingProxyType(
 )
 
 
+@cache
+def initcap(mapping: CaseMapping) -> PythonFunction:
+    """Return initcap, where the case of a character depends on the one before."""
+    return PythonFunction(partial(mapping.changed, "initcap"), StringType())
+
+
 def in_python(name: str) -> PythonFunction | None:
     """Return the function where the executors' Python has to compute it, None where Spark does."""
     function = {**INTEGER_FUNCTIONS, **STRING_FUNCTIONS}.get(name)
@@ -182,8 +180,6 @@ FUNCTIONS: Final[Mapping[str, Callable[..., Column]]] = MappingProxyType(
         "bpcharlen": lambda text: F.length(F.rtrim(text)),
         **dict.fromkeys(("textoctetlen", "bpcharoctetlen"), F.octet_length),
         **dict.fromkeys(("textbitlen", "byteabitlen"), _bits),
-        "lower": _lower,
-        "upper": _upper,
         **dict.fromkeys(("text_substr", "bytea_substr"), _substring),
         "text_left": _left,
         "text_right": _right,

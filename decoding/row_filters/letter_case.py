@@ -1,0 +1,146 @@
+"""What lower, upper and initcap make of text under one collation, character by character (section 9.4).
+
+In: what the server says of each character. Out: a `CaseMapping`, by which row filters change the case of letters as the
+server does. Raises nothing.
+
+libc's collations and the builtin ones map each character by itself (formatting.c, pg_locale_libc.c,
+pg_locale_builtin.c); for initcap it counts whether the character before belongs to a word. Where the server does more,
+the mapping says so in `refusal`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from string import ascii_lowercase, ascii_uppercase
+from types import MappingProxyType
+from typing import Final, Literal, TypeAlias
+
+CaseFunction: TypeAlias = Literal["lower", "upper", "initcap"]
+#: Characters that change, and what each becomes, in the same place.
+Changes: TypeAlias = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """What initcap does: `first` to a character that no word character precedes, `rest` to others.
+
+    `members` are the word characters, as ranges: the first and the last of each.
+    """
+
+    first: Changes
+    rest: Changes
+    members: str
+
+
+@dataclass(frozen=True, slots=True)
+class CaseMapping:
+    """The case of letters under one collation: characters that do not change are in none of it.
+
+    `words` is None where nobody has asked for initcap. `refusal` says why there is no such mapping; '' where there is.
+    """
+
+    lower: Changes = ("", "")
+    upper: Changes = ("", "")
+    words: Words | None = None
+    refusal: str = ""
+
+    def changed(self, function: CaseFunction, text: str) -> str:
+        """Return what the function makes of the text."""
+        if function == "initcap":
+            return _capitalized(self.words, text) if self.words is not None else text
+        return text.translate(_table(self.lower if function == "lower" else self.upper))
+
+    def variants(self, character: str) -> str:
+        """Return what a character of a regular expression matches without regard to case.
+
+        A character that is neither, as a title case letter, does not match itself (allcases() in
+        src/backend/regex/regc_locale.c).
+        """
+        return "".join(dict.fromkeys((self.changed("lower", character), self.changed("upper", character))))
+
+    def variants_of_range(self, first: str, last: str) -> str:
+        """Return what a range matches beyond itself (range() in the same file)."""
+        both = (dict(zip(*changes, strict=True)) for changes in (self.lower, self.upper))
+        found = {
+            changed for each in both for character, changed in each.items() if first <= character <= last
+        }
+        return "".join(sorted(variant for variant in found if not first <= variant <= last))
+
+    def is_plain_in_ascii(self) -> bool:
+        """Whether ASCII letters have the case that they have in English; not so in Turkish."""
+        text = "".join(map(chr, range(1, 128)))
+        return (self.changed("lower", text), self.changed("upper", text)) == (text.lower(), text.upper())
+
+
+ASCII: Final = CaseMapping(
+    (ascii_uppercase, ascii_lowercase),
+    (ascii_lowercase, ascii_uppercase),
+    Words((ascii_lowercase, ascii_uppercase), (ascii_uppercase, ascii_lowercase), "09AZaz"),
+)
+"""The mapping of the collations C and POSIX, which know letters of ASCII only."""
+
+#: The mapping of a collation of pg_catalog for a function; None for one that nobody has asked the server for.
+CaseMappings: TypeAlias = Callable[[str, CaseFunction], CaseMapping | None]
+
+
+def only_ascii(collation: str, _function: CaseFunction) -> CaseMapping | None:
+    """Return the mappings that need no server."""
+    return ASCII if collation in ("C", "POSIX") else None
+
+
+def of_server(recorded: Mapping[str, CaseMapping]) -> CaseMappings:
+    """Return the mappings that the server was asked for, by collation, and those that need none."""
+
+    def mapping(collation: str, function: CaseFunction) -> CaseMapping | None:
+        found = recorded.get(collation)
+        if found is not None and (found.words is not None or found.refusal or function != "initcap"):
+            return found
+        return only_ascii(collation, function)
+
+    return mapping
+
+
+class NeededMappings:
+    """Mappings that only note what was asked for: whether initcap is, by collation."""
+
+    def __init__(self) -> None:
+        self.collations: dict[str, bool] = {}
+
+    def __call__(self, collation: str, function: CaseFunction) -> CaseMapping:
+        """Note it, and return one that stands for any."""
+        if only_ascii(collation, function) is None:
+            self.collations[collation] = self.collations.get(collation, False) or function == "initcap"
+        return ASCII
+
+
+def ranges(characters: str) -> str:
+    """Return ascending characters as ranges, the first and the last of each."""
+    found: list[str] = []
+    for character in characters:
+        if found and ord(found[-1]) == ord(character) - 1:
+            found[-1] = character
+        else:
+            found += (character, character)
+    return "".join(found)
+
+
+@cache
+def _table(changes: Changes) -> Mapping[int, str]:
+    return MappingProxyType({ord(before): after for before, after in zip(*changes, strict=True)})
+
+
+def _capitalized(words: Words, text: str) -> str:
+    first, rest = _table(words.first), _table(words.rest)
+    changed, inside = [], False
+    for character in text:
+        changed.append((rest if inside else first).get(ord(character), character))
+        inside = _is_within(words.members, character)
+    return "".join(changed)
+
+
+def _is_within(ranges_: str, character: str) -> bool:
+    place = bisect_left(ranges_, character)
+    return place % 2 == 1 or ranges_[place : place + 1] == character

@@ -1,0 +1,169 @@
+"""How the publisher changes the case of letters: asked once for every character, for the row filters that need it.
+
+In: a connection, a catalog, and the names of publications. Out: the catalog, its tables with a `CaseMapping` for each
+collation under which one of their row filters changes case or disregards it (`with_case_mappings`). A mapping that
+cannot be had says why; whoever parses the filter refuses it. Raises what psycopg raises where the connection fails.
+
+Collations of libc and of the builtin provider map each character by itself (pg_locale_libc.c, pg_locale_builtin.c), but
+for the builtin PG_UNICODE_FAST. That is verified: blocks of characters have to become what their characters become,
+and a character the same between letters, before and after them. ICU's go by language and context, and are refused.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import psycopg
+
+from pgsieve.decoding.publications.catalog import Catalog
+from pgsieve.decoding.publications.filters import needed_mappings
+from pgsieve.decoding.row_filters.letter_case import CaseMapping, Changes, Words, ranges
+from pgsieve.resources.postgres.source import is_passing, quote
+
+#: Whose a collation is. A database has libc's before version 15.
+_PROVIDER: Final = """
+select coalesce(nullif(l.collprovider, 'd'), {database})::text
+  from pg_database d left join pg_collation l
+    on l.collname = %s and l.collnamespace = 'pg_catalog'::regnamespace and l.collencoding in (-1, d.encoding)
+ where d.datname = current_database()
+"""
+_PROVIDERS: Final = ("c", "b")
+#: Every character of UTF-8 in blocks; those blocks in which one changes.
+_BLOCKS: Final = """
+select block, characters, lower(characters {collate}), upper(characters {collate}), initcap(characters {collate})
+  from (select n / 4096 as block, string_agg(chr(n), '' order by n) as characters
+          from generate_series(1, 1114111) n where n not between 55296 and 57343 group by 1 offset 0) blocks
+ where lower(characters {collate}) <> characters or upper(characters {collate}) <> characters
+"""
+#: The characters of such blocks that change, alone and beside letters.
+_CHARACTERS: Final = """
+select *
+  from (select c, array[lower(c {collate}), lower('a' || c || 'a' {collate}), lower('a' || c || ' ' {collate}),
+                        lower(' ' || c || 'a' {collate})] as lowered,
+               array[upper(c {collate}), upper('A' || c || 'A' {collate}), upper('A' || c || ' ' {collate}),
+                     upper(' ' || c || 'A' {collate})] as uppered
+          from (select chr(n) as c
+                  from unnest(%s::int[]) block, generate_series(greatest(block * 4096, 1), block * 4096 + 4095) n
+                 where n not between 55296 and 57343) each) changed
+ where lowered <> array[c, 'a' || c || 'a', 'a' || c || ' ', ' ' || c || 'a']
+    or uppered <> array[c, 'A' || c || 'A', 'A' || c || ' ', ' ' || c || 'A']
+"""
+#: The characters after which initcap goes on with a word; how many are treated in yet another way; those that change.
+_WORDS: Final = """
+select string_agg(c, '' order by n) filter (where right(outside, 1) = 'a'),
+       count(*) filter (where right(outside, 1) <> right(inside, 1) or left(outside, -1) <> ' ' || alone),
+       array_agg(array[c, alone, substr(inside, 2, length(inside) - 2)])
+         filter (where alone <> c or left(inside, -1) <> 'A' || c)
+  from (select n, chr(n) as c, initcap(chr(n) {collate}) as alone, initcap(' ' || chr(n) || 'a' {collate}) as outside,
+               initcap('a' || chr(n) || 'a' {collate}) as inside
+          from generate_series(1, 1114111) n where n not between 55296 and 57343 offset 0) each
+"""
+_IN_CONTEXT: Final = "it goes by what is around a character"
+
+#: What was asked in this process. A server that was started anew may have another library.
+_ASKED: dict[tuple[Any, ...], CaseMapping] = {}
+
+
+def with_case_mappings(
+    connection: psycopg.Connection[Any], catalog: Catalog, publications: Collection[str]
+) -> Catalog:
+    """The catalog with what Spark needs for the row filters of these publications, as far as they are in it."""
+    needed: dict[int, dict[str, bool]] = {}
+    for publication in (catalog.publications[n] for n in publications if n in catalog.publications):
+        for entry in publication.tables:
+            if entry.where is not None and entry.oid in catalog.tables:
+                for collation, words in needed_mappings(catalog.tables[entry.oid], entry.where).items():
+                    of_table = needed.setdefault(entry.oid, {})
+                    of_table[collation] = of_table.get(collation, False) or words
+    if not needed:
+        return catalog
+    tables = dict(catalog.tables)
+    for oid, collations in needed.items():
+        mappings = [(name, case_mapping(connection, name, words=w)) for name, w in sorted(collations.items())]
+        tables[oid] = replace(tables[oid], case_mappings=tuple(mappings))
+    return replace(catalog, tables=tables)
+
+
+def case_mapping(connection: psycopg.Connection[Any], collation: str, *, words: bool) -> CaseMapping:
+    """The mapping of a collation of pg_catalog, with `words` also for initcap; asked once in a process.
+
+    That takes the server about a second.
+    """
+    version = connection.info.server_version
+    row = connection.execute(
+        "select pg_postmaster_start_time(), oid, datname from pg_database where datname = current_database()"
+    ).fetchone()
+    assert row is not None
+    key = (connection.info.host, connection.info.port, *row, collation, words)
+    if key not in _ASKED:
+        try:
+            with connection.transaction():
+                _ASKED[key] = _asked(connection, collation, words=words, version=version)
+        except psycopg.Error as error:
+            if error.sqlstate is None or is_passing(error):
+                raise
+            return CaseMapping(refusal=f"the server does not say how (SQLSTATE {error.sqlstate})")
+    return _ASKED[key]
+
+
+def _asked(connection: psycopg.Connection[Any], collation: str, *, words: bool, version: int) -> CaseMapping:
+    encoding = connection.info.parameter_status("server_encoding")
+    if encoding != "UTF8":
+        return CaseMapping(refusal=f"the database's encoding is {encoding}, not UTF8")
+    query = _PROVIDER.format(database="d.datlocprovider" if version >= 150000 else "'c'")
+    row = connection.execute(query, [collation]).fetchone()
+    assert row is not None
+    if row[0] not in _PROVIDERS:
+        return CaseMapping(refusal="that is ICU's, which goes by languages and contexts")
+    collate = f"collate {quote('pg_catalog', collation)}"
+    blocks = connection.execute(_BLOCKS.format(collate=collate)).fetchall()
+    rows = connection.execute(_CHARACTERS.format(collate=collate), [[row[0] for row in blocks]]).fetchall()
+    lowered = {c: low[0] for c, low, _ in rows if low[0] != c}
+    uppered = {c: up[0] for c, _, up in rows if up[0] != c}
+    if any(len(changed) != 1 for changed in (*lowered.values(), *uppered.values())):
+        return CaseMapping(refusal="it makes several characters of one")
+    mapping = CaseMapping(_changes(lowered), _changes(uppered))
+    for _, low, up in rows:
+        if list(low) != list(_beside(low[0], "a")) or list(up) != list(_beside(up[0], "A")):
+            return CaseMapping(refusal=_IN_CONTEXT)
+    if words:
+        asked = _words(connection, collate)
+        if asked is None:
+            return CaseMapping(refusal=_IN_CONTEXT)
+        mapping = replace(mapping, words=asked)
+    return mapping if _holds(mapping, blocks) else CaseMapping(refusal=_IN_CONTEXT)
+
+
+def _beside(character: str, letter: str) -> Iterator[str]:
+    """A character alone and beside letters, as `_CHARACTERS` asks for it."""
+    yield character
+    yield f"{letter}{character}{letter}"
+    yield f"{letter}{character} "
+    yield f" {character}{letter}"
+
+
+def _holds(mapping: CaseMapping, blocks: Sequence[tuple[Any, ...]]) -> bool:
+    """Whether blocks of characters become what the mapping says."""
+    for _, characters, lowered, uppered, capitalized in blocks:
+        if (mapping.changed("lower", characters), mapping.changed("upper", characters)) != (lowered, uppered):
+            return False
+        if mapping.words is not None and mapping.changed("initcap", characters) != capitalized:
+            return False
+    return True
+
+
+def _words(connection: psycopg.Connection[Any], collate: str) -> Words | None:
+    """What initcap does, None where it is more than `Words` can say."""
+    row = connection.execute(_WORDS.format(collate=collate)).fetchone()
+    assert row is not None
+    members, others, changes = row
+    if others or any(len(part) != 1 for change in changes for part in change):
+        return None
+    first = {c: alone for c, alone, _ in changes if alone != c}
+    rest = {c: inside for c, _, inside in changes if inside != c}
+    return Words(_changes(first), _changes(rest), ranges(members))
+
+
+def _changes(changes: dict[str, str]) -> Changes:
+    characters = sorted(changes)
+    return "".join(characters), "".join(changes[c] for c in characters)
