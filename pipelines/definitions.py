@@ -41,7 +41,8 @@ from pgsieve.pipelines.automation import (
 )
 from pgsieve.pipelines.config.model import Config, ConfigError, load_config
 from pgsieve.pipelines.project import Project, project
-from pgsieve.resources.postgres.source import SourceUnreachableError, read_catalog
+from pgsieve.resources.postgres.present_catalog import present_catalog
+from pgsieve.resources.postgres.source import SourceUnreachableError
 
 Tables = Mapping[tuple[str, str], ReplicatedTable]
 
@@ -168,7 +169,7 @@ def register_tables(config: Config, dagster: dg.DagsterInstance) -> None:
 def _catalog(feed: Feed) -> Catalog | None:
     try:
         with feed.source.connect() as connection:
-            return read_catalog(connection)
+            return present_catalog(connection)
     except SourceUnreachableError as error:
         get_dagster_logger().warning(str(error))
         return None

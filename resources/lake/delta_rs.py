@@ -303,6 +303,17 @@ class LocalRecords:
                 raise
             return table  # Another writer was faster.
 
+    def stamp(self, path: str) -> tuple[str, int] | None:
+        """The table's identifier, which a table that is made anew does not share, and its newest version.
+
+        And when that was written: a folder that was put back gets other commits of the same number.
+        """
+        if (table := self._opened(path)) is None:
+            return None
+        newest = Path(path, "_delta_log", f"{table.version():020d}.json")
+        written = newest.stat().st_mtime_ns if newest.exists() else None
+        return f"{table.metadata().id} {written}", table.version()
+
     def version(self, path: str) -> int:
         """The newest version of a table."""
         return DeltaTable(path).version()

@@ -69,6 +69,11 @@ class NamedRecords:
         with self._refusing(path):
             return self._records.standing(path)
 
+    def stamp(self, path: str) -> tuple[str, int] | None:
+        """What tells the newest version of a table from every other; None where that is not cheap."""
+        with self._refusing(path):
+            return self._records.stamp(path)
+
     def version(self, path: str) -> int:
         """The newest version of a table."""
         with self._refusing(path):

@@ -97,6 +97,12 @@ class Records(Protocol):
     def standing(self, path: str) -> Standing:
         """The newest version and the position of it, of one moment."""
 
+    def stamp(self, path: str) -> tuple[str, int] | None:
+        """What tells the newest version of a table from every other of it and of the tables that were there before it.
+
+        None where there is no table, or where reading it costs no more.
+        """
+
     def version(self, path: str) -> int:
         """The newest version of a table."""
 

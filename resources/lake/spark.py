@@ -129,6 +129,10 @@ class SparkRecords:
                         return Standing(newest.version, position)
         return Standing(newest.version, position or None)
 
+    def stamp(self, path: str) -> tuple[str, int] | None:  # noqa: ARG002 - as the protocol has it
+        """None: a query each, as reading a small table is."""
+        return None
+
     def version(self, path: str) -> int:
         """The newest version of a table."""
         row = self._session().sql(f"describe history delta.{quoted(path)} limit 1").first()

@@ -16,7 +16,7 @@ import psycopg
 
 from pgsieve.decoding.publications.catalog import Catalog
 from pgsieve.resources.postgres.case_mappings import with_case_mappings
-from pgsieve.resources.postgres.source import read_catalog
+from pgsieve.resources.postgres.present_catalog import present_catalog
 
 _DIGEST = """
 with recursive published as (
@@ -88,7 +88,7 @@ def digested_catalog(connection: psycopg.Connection[Any], publications: Sequence
     """The catalog, and the digest of just this catalog."""
     before = catalog_digest(connection, publications)
     while True:
-        catalog = with_case_mappings(connection, read_catalog(connection), publications)
+        catalog = with_case_mappings(connection, present_catalog(connection), publications)
         after = catalog_digest(connection, publications)
         if after == before:
             return after, catalog

@@ -38,15 +38,21 @@ def _damage(
 ) -> str | None:
     """What is wrong with a replica that was ready; None where nothing is."""
     path = lake.replica(subscription.name, *state.name)
+    # A cut from before the copy says nothing of what was copied.
+    known = cut.tables.get(state.name) if cut and cut.is_after(state) else None
     try:
-        if not lake.records.exists(path):
-            return f'its replica "{path}" is gone'
-        if read:
-            lake.records.version(path)
-        # A cut from before the copy says nothing of what was copied.
-        known = cut.tables.get(state.name) if cut and cut.is_after(state) else None
+        # Where nobody has written to it since, this is two looks at its folder, and all that there is to do.
         if known is not None and lake.records.is_restored(path, known):
             return f'somebody has put its replica "{path}" back to an earlier version'
+        if (read or known is None) and not lake.records.exists(path):
+            return _gone(path)
+        if read:
+            lake.records.version(path)
     except LakeError as error:
-        return reason(lake, error)
+        problem = reason(lake, error)
+        return problem if lake.records.exists(path) else _gone(path)
     return None
+
+
+def _gone(path: str) -> str:
+    return f'its replica "{path}" is gone'

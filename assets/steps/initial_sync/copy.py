@@ -48,6 +48,7 @@ from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.errors import LakeError
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.origins import subscribed_tables
+from pgsieve.resources.postgres.present_catalog import present_catalog
 from pgsieve.resources.postgres.snapshot import (
     Snapshot,
     chunk_queries,
@@ -68,7 +69,7 @@ def tables_to_copy(subscription: Subscription, lake: Lake) -> list[Name]:
     cannot be replicated as they are published now wait. Raises what stands in the way of all of them.
     """
     with subscription.feed.source.connect() as connection:
-        catalog = sound_catalog(connection, subscription, read_catalog(connection))
+        catalog = sound_catalog(connection, subscription, present_catalog(connection))
     tables = subscription.tables(catalog)
     states = TableStates(lake, subscription.name).newest()
     gone = [s for name, s in states.items() if name not in tables and s.state != SyncState.REMOVED]

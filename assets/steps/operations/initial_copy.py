@@ -18,9 +18,9 @@ from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.assets.steps.validation import sound_catalog
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.postgres.present_catalog import present_catalog
 from pgsieve.resources.postgres.slot import SlotInUseError, slot_state
 from pgsieve.resources.postgres.snapshot import table_bytes
-from pgsieve.resources.postgres.source import read_catalog
 
 Log = Callable[[str], None]
 
@@ -40,7 +40,7 @@ def copy_tables(
     feed.source.check_ready()
     lake.check_writable()
     with feed.exclusively(), feed.source.connect() as connection:
-        sound_catalog(connection, subscription, read_catalog(connection))
+        sound_catalog(connection, subscription, present_catalog(connection))
         ready_slot(connection, feed, lake)
         sizes = table_bytes(connection, names)
 

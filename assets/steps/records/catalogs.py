@@ -23,7 +23,7 @@ from pgsieve.decoding.publications.recorded_catalog import catalog_from_json, ca
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.records import version_of
 from pgsieve.resources.postgres.alterations import catalog_digest, digested_catalog
-from pgsieve.resources.postgres.source import read_catalog
+from pgsieve.resources.postgres.present_catalog import present_catalog
 
 #: What decided what the publications send, from an LSN on, and the subscriptions that the slot was read for.
 CATALOGS = pa.schema(
@@ -45,7 +45,7 @@ def read_digested(connection: psycopg.Connection[Any], feed: Feed) -> tuple[str,
     Where the publisher filters nobody needs a digest: it is empty.
     """
     if feed.filtered:
-        return "", read_catalog(connection)
+        return "", present_catalog(connection)
     digest, catalog = digested_catalog(connection, _publications(feed))
     return _with_configuration(feed, digest), catalog
 

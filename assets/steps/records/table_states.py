@@ -101,6 +101,10 @@ class TableState:
         return self.schema, self.table
 
 
+#: The states of a subscription's tables as they were last read, and the version that they were read from.
+_read: dict[str, tuple[tuple[str, int], dict[Name, TableState]]] = {}
+
+
 def newest_version(states: Iterable[TableState]) -> int:
     """The version of the newest of some states: others that come later have later ones."""
     return max((state.version for state in states), default=-1)
@@ -119,7 +123,20 @@ class TableStates:
         return self.lake.table_states(self.subscription)
 
     def newest(self) -> dict[Name, TableState]:
-        """The newest state of each table of the subscription."""
+        """The newest state of each table of the subscription.
+
+        They are read again only where the table has another version: a step asks several times, and rarely has one changed.
+        """
+        # Asked first: what is written meanwhile has a later version, and is read again.
+        stamp = self.lake.records.stamp(self.path)
+        if stamp is None:
+            return self._states()
+        read = _read.get(self.path)
+        if read is None or read[0] != stamp:
+            read = _read[self.path] = stamp, self._states()
+        return dict(read[1])
+
+    def _states(self) -> dict[Name, TableState]:
         states: dict[Name, Mapping[str, Any]] = {}
         for row in in_order(self.lake.records.rows(self.path)):
             name = (row["schema"], row["table"])

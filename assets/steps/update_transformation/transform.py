@@ -51,8 +51,8 @@ from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.errors import OverrunError, again_after_conflict
 from pgsieve.resources.lake.lake import Lake, column_mapping
+from pgsieve.resources.postgres.present_catalog import present_catalog
 from pgsieve.resources.postgres.slot import current_lsn
-from pgsieve.resources.postgres.source import read_catalog
 
 #: Statistics of the slice, the order key and the time; those of every value would cost as much as writing.
 _CHANGES_PROPERTIES = {"delta.dataSkippingNumIndexedCols": "4"}
@@ -81,7 +81,7 @@ def _transform(subscription: Subscription, lake: Lake, log: Log, results: list[T
     begin, base = standing.position or 0, standing.version
     _set_aside_what_is_behind(subscription, lake, begin, log)
     with subscription.feed.source.connect() as connection:
-        present = sound_catalog(connection, subscription, read_catalog(connection))
+        present = sound_catalog(connection, subscription, present_catalog(connection))
         lsn = current_lsn(connection)
     if hold_back(subscription, lake, present) and subscription.disable_on_error:
         return

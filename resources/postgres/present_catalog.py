@@ -1,0 +1,77 @@
+"""The publisher's catalog as it is now, read again only where something in it is another row than before.
+
+In: a connection. Out: what `read_catalog` would read. A slice of a continuous run asks for it several times, and a run
+in each of its steps; the rows of all system catalogs that it comes from have one sum, by the transactions that wrote
+them, which is one query and no row for each table.
+"""
+
+import threading
+from collections import OrderedDict
+from typing import Any
+
+import psycopg
+
+from pgsieve.decoding.publications.catalog import Catalog
+from pgsieve.resources.postgres.source import read_catalog
+
+#: Catalogs that are kept: of several sources, and before and after an alteration.
+_KEPT = 8
+
+#: Which server this is since when, and the sum of what `read_catalog` reads. A row that is written anew has another
+#: xmin (section 5.6). Names of functions, operators, types and collations are in the text of expressions.
+_STAMP = """
+with relations as (
+  select oid, xmin from pg_class where relkind in ('r', 'p') and relpersistence = 'p' and oid >= 16384
+), written as (
+  select concat_ws(' ', 'class', oid, xmin) from relations
+  union all select concat_ws(' ', 'attribute', attrelid, attnum, a.xmin)
+    from pg_attribute a join relations r on r.oid = attrelid where attnum > 0
+  union all select concat_ws(' ', 'default', d.oid, d.xmin) from pg_attrdef d join relations r on r.oid = adrelid
+  union all select concat_ws(' ', 'index', indexrelid, i.xmin) from pg_index i join relations r on r.oid = indrelid
+    where indisprimary or indisreplident
+  union all select concat_ws(' ', 'parent', inhrelid, inhparent, xmin) from pg_inherits
+  union all select concat_ws(' ', 'schema', oid, xmin) from pg_namespace where nspname !~ '^pg_'
+  union all select concat_ws(' ', 'publication', oid, xmin, pg_get_userbyid(pubowner)) from pg_publication
+  union all select concat_ws(' ', 'table', oid, xmin) from pg_publication_rel
+  {schemas}
+  union all select concat_ws(' ', 'type', t.oid, t.xmin) from pg_type t join pg_namespace n on n.oid = typnamespace
+    where t.oid >= 16384 and nspname !~ '^pg_'
+  union all select concat_ws(' ', 'range', rngtypid, xmin) from pg_range where rngtypid >= 16384
+  union all select concat_ws(' ', 'collation', oid, xmin) from pg_collation where oid >= 16384
+  union all select concat_ws(' ', 'function', oid, xmin) from pg_proc where oid >= 16384
+  union all select concat_ws(' ', 'operator', oid, xmin) from pg_operator where oid >= 16384
+)
+select concat_ws(' ', pg_postmaster_start_time(), inet_server_addr(), inet_server_port(), pg_is_in_recovery(),
+       (select oid from pg_database where datname = current_database()), count(*), sum(hashtextextended(entry, 0)))
+  from written w(entry)
+"""
+_SCHEMAS = "union all select concat_ws(' ', 'schema', oid, xmin) from pg_publication_namespace"
+
+_catalogs: OrderedDict[str, Catalog] = OrderedDict()
+_lock = threading.Lock()
+
+
+def present_catalog(connection: psycopg.Connection[Any]) -> Catalog:
+    """All user tables, publications and types of the database, as `read_catalog` has them."""
+    stamp = _stamp(connection)
+    while True:
+        with _lock:
+            if (known := _catalogs.get(stamp)) is not None:
+                _catalogs.move_to_end(stamp)
+                return known
+        catalog = read_catalog(connection)
+        before, stamp = stamp, _stamp(connection)
+        if stamp == before:
+            with _lock:
+                _catalogs[stamp] = catalog
+                while len(_catalogs) > _KEPT:
+                    _catalogs.popitem(last=False)
+            return catalog
+
+
+def _stamp(connection: psycopg.Connection[Any]) -> str:
+    """A text that is another one after each alteration of what `read_catalog` reads, and on each server."""
+    schemas = _SCHEMAS if connection.info.server_version >= 150000 else ""
+    row = connection.execute(_STAMP.format(schemas=schemas)).fetchone()
+    assert row is not None
+    return str(row[0])
