@@ -6,6 +6,7 @@ lakes at a URI, where Spark does. Each commit is whole or not there, and a file 
 younger than the hours given needs it: killed anywhere, all of this can be repeated.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -27,6 +28,8 @@ _LAST_SLICE = (
     "select coalesce(max(slice), 0) as slice from {0} where commit_time < {1} and slice <"
     " (select coalesce(min(slice), 9223372036854775807) from {0} where commit_time >= {1})"
 )
+#: `last_before`, of a table and a moment.
+_LAST_BEFORE = "select coalesce(max(lsn), 0) as lsn from {0} where at < {1}"
 #: A time in SQL, by its microseconds.
 _DELTA_RS, _SPARK = "arrow_cast({}, 'Timestamp(Microsecond, Some(\"UTC\"))')", "timestamp_micros({})"
 #: How many tasks list a table's files in a vacuum: 10,000 if nothing is said, most of them for nothing.
@@ -37,6 +40,8 @@ _RETENTION_CHECK = "spark.databricks.delta.retentionDurationCheck.enabled"
 #: How long Delta keeps removed files and its log if nothing is said.
 _FILES_PROPERTY, _FILES_HOURS = "delta.deletedFileRetentionDuration", 7 * 24
 _LOG_PROPERTY, _LOG_HOURS = "delta.logRetentionDuration", 30 * 24
+#: How pgsieve says so many hours; what says it in another way is the user's.
+_HOURS = re.compile(r"interval \d+ hours")
 
 
 class TableMaintenance(Protocol):
@@ -44,6 +49,9 @@ class TableMaintenance(Protocol):
 
     def last_slice_before(self, time: datetime) -> int:
         """The last slice before the first that holds a commit of this time or later; 0 where there is none."""
+
+    def last_before(self, time: datetime) -> int:
+        """The greatest LSN of a row that is older; 0 where there is none."""
 
     def delete(self, condition: str, since: datetime | None = None) -> int:
         """Delete the rows for which a condition holds; how many there were.
@@ -66,9 +74,17 @@ def maintenance(lake: Lake, path: str) -> TableMaintenance:
 
 
 def _lacking(properties: Mapping[str, str], hours: int) -> dict[str, str]:
-    """The table properties without which a version of so many hours ago could not be read."""
+    """The table properties without which a version of so many hours ago could not be read, or the log be kept for longer.
+
+    What nobody set, or pgsieve: a log that somebody wants for longer than Delta keeps it stays so long.
+    """
     needed = {_FILES_PROPERTY: _FILES_HOURS, _LOG_PROPERTY: _LOG_HOURS}
-    wanted = {name: f"interval {hours} hours" for name, default in needed.items() if hours > default}
+    wanted = {
+        name: f"interval {hours} hours"
+        for name, default in needed.items()
+        if hours > default
+        or (name == _LOG_PROPERTY and _HOURS.fullmatch(properties.get(name, "interval 0 hours")))
+    }
     return dict(wanted.items() - properties.items())
 
 
@@ -86,6 +102,11 @@ class _ByDeltaRs:
         query = _LAST_SLICE.format("t", _moment(_DELTA_RS, time))
         found = QueryBuilder().register("t", DeltaTable(self.path)).execute(query)
         return int(pa.table(found.read_all())["slice"][0].as_py())
+
+    def last_before(self, time: datetime) -> int:
+        query = _LAST_BEFORE.format("t", _moment(_DELTA_RS, time))
+        found = QueryBuilder().register("t", DeltaTable(self.path)).execute(query)
+        return int(pa.table(found.read_all())["lsn"][0].as_py())
 
     def delete(self, condition: str, since: datetime | None = None) -> int:
         condition = condition.format(since=_moment(_DELTA_RS, since))
@@ -130,6 +151,9 @@ class _BySpark:
 
     def last_slice_before(self, time: datetime) -> int:
         return int(self._sql(_LAST_SLICE.format(self._table, _moment(_SPARK, time)))["slice"])
+
+    def last_before(self, time: datetime) -> int:
+        return int(self._sql(_LAST_BEFORE.format(self._table, _moment(_SPARK, time)))["lsn"])
 
     def delete(self, condition: str, since: datetime | None = None) -> int:
         condition = condition.format(since=_moment(_SPARK, since))

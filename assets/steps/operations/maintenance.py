@@ -7,7 +7,7 @@ killed anywhere, it is just done again. It may run beside a run: of two writers 
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -15,6 +15,7 @@ from pgsieve.assets.steps.apply.replica_tables import applied_up_to
 from pgsieve.assets.steps.records.catalogs import as_published
 from pgsieve.assets.steps.records.cuts import Cut, Cuts
 from pgsieve.assets.steps.records.feed import FeedRecord
+from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import Name, TableState, TableStates, newest_version
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.decoding.lsn import format_lsn
@@ -24,6 +25,8 @@ from pgsieve.resources.lake.maintenance import TableMaintenance, maintenance
 
 #: Grace period: a reader that has just looked up a cut has this long to read its versions.
 READING = timedelta(hours=1)
+#: For how long old versions of pgsieve's own tables are kept, which nobody reads but who has just opened one.
+RECORD_VERSIONS = timedelta(hours=2)
 
 Log = Callable[[str], None]
 
@@ -67,8 +70,8 @@ def maintain_feed(
     # The newest catalog of then is that of the slices which follow.
     catalogs = [row["lsn"] for row in lake.records.rows(lake.catalogs(feed.name)) if row["lsn"] <= upto]
     maintainer.maintain(lake.catalogs(feed.name), f"lsn < {max(catalogs):d}" if catalogs else None)
-    for path in (lake.prepared(feed.name), lake.feed(feed.name)):
-        maintainer.maintain(path)
+    maintainer.maintain(lake.prepared(feed.name))
+    maintainer.maintain(lake.feed(feed.name), superseded(FeedRecord(lake, feed).counting_versions()))
     return maintainer.done
 
 
@@ -81,21 +84,25 @@ def maintain_subscription(
     applied, cut = applied_up_to(lake, subscription), Cuts(lake, subscription.name).last()
     for path in _histories(lake, name, tables):
         upto = maintainer.expired(path, applied, retention.changes)
-        maintainer.maintain(path, f"slice <= {upto:d}" if upto else None)
+        maintainer.maintain(path, f"slice <= {upto:d}" if upto else None, record=False)
     # A change after the newest cut tells the next one of its table; a slice without any tells how far this is.
     told = f"slice <= {cut.lsn if cut else 0:d} or (slice < {applied:d} and inserts is null)"
     maintainer.maintain(lake.transformed(name), told)
-    maintainer.maintain(lake.table_states(name))
-    maintainer.maintain(lake.subscription(name))
+    maintainer.maintain(lake.table_states(name), superseded(TableStates(lake, name).counting_versions()))
+    maintainer.maintain(
+        lake.subscription(name), superseded({SubscriptionRecord(lake, name).newest_version()})
+    )
     replicas = [lake.replica(name, *table) for table in tables]
     for path in replicas:
         maintainer.compact(path)
     since = datetime.now(UTC) - max(retention.versions - READING, timedelta())
     if _renew_cut(lake, subscription, since, newest_version(tables.values())):
         # First nobody finds a cut any more, then its files go.
-        maintainer.maintain(lake.cuts(name), _expired_cuts(lake, name, since), since=since)
+        maintainer.maintain(lake.cuts(name), maintainer.expired_cuts(lake.cuts(name), since), since=since)
         for path in replicas:
             maintainer.vacuum(path)
+        # What that committed is behind it, too: a run looks for nothing in a replica that is as its cut has it.
+        _renew_cut(lake, subscription, since, newest_version(tables.values()))
     else:
         log(f"{name}: a replica is ahead of the cuts, old versions stay until a run has written the next cut")
     return maintainer.done
@@ -108,10 +115,16 @@ def _histories(lake: Lake, subscription: str, tables: Mapping[Name, TableState])
         yield from (lake.changes(subscription, *name, generation) for generation in range(newest + 1))
 
 
-def _expired_cuts(lake: Lake, subscription: str, since: datetime) -> str:
-    """What holds for the cuts from before `since`, and for those before them, whatever the clock said that wrote them."""
-    before = [cut.lsn for cut in Cuts(lake, subscription).kept() if cut.at < since]
-    return f"at < {{since}} or lsn < {max(before, default=0):d}"
+def superseded(counting: Collection[int]) -> str | None:
+    """What holds for the rows of records that came with versions of which none counts; None where nothing is to go.
+
+    Rows are only ever added with later versions: what is superseded stays so, whoever writes meanwhile. Rows beside one
+    that counts stay with it, so there are never more than so many commits of rows. Those of before the column stay.
+    """
+    kept = sorted(version for version in counting if version >= 0)
+    if not kept:
+        return None
+    return f"version < {kept[-1]:d} and version not in ({', '.join(str(version) for version in kept)})"
 
 
 def _renew_cut(lake: Lake, subscription: Subscription, since: datetime, states: int) -> bool:
@@ -143,6 +156,7 @@ class _Maintainer:
     def __init__(self, lake: Lake, retention: Retention) -> None:
         self._lake = lake
         self._hours = math.ceil(retention.versions / timedelta(hours=1))
+        self._record_hours = math.ceil(min(retention.versions, RECORD_VERSIONS) / timedelta(hours=1))
         self._now = datetime.now(UTC)
         self.done: list[MaintainedTable] = []
 
@@ -153,12 +167,25 @@ class _Maintainer:
         since = self._now - kept
         return min(applied, maintenance(self._lake, path).last_slice_before(since)) if kept else applied
 
-    def maintain(self, path: str, condition: str | None = None, *, since: datetime | None = None) -> None:
+    def expired_cuts(self, path: str, since: datetime) -> str | None:
+        """What holds for the cuts from before `since`, and for those before them, whatever the clock said that wrote them."""
+        if not self._lake.records.exists(path):
+            return None
+        return f"at < {{since}} or lsn < {maintenance(self._lake, path).last_before(since):d}"
+
+    def maintain(
+        self,
+        path: str,
+        condition: str | None = None,
+        *,
+        since: datetime | None = None,
+        record: bool = True,
+    ) -> None:
         """Delete the rows for which a condition holds (see `TableMaintenance`), compact what is left, vacuum."""
         if self._lake.records.exists(path):
             rows = self._again(path, lambda table: table.delete(condition, since)) if condition else 0
             self.compact(path, rows)
-            self.vacuum(path)
+            self.vacuum(path, record=record)
 
     def compact(self, path: str, rows: int = 0) -> None:
         """Compact a table from which so many rows have been deleted."""
@@ -166,10 +193,11 @@ class _Maintainer:
             files = self._again(path, lambda table: table.compact())
             self.done.append(MaintainedTable(path, rows, files))
 
-    def vacuum(self, path: str) -> None:
-        """Remove the files of versions that are old enough."""
+    def vacuum(self, path: str, *, record: bool = False) -> None:
+        """Remove the files of versions that are old enough, of pgsieve's own records sooner."""
         if self._lake.records.exists(path):
-            self._again(path, lambda table: table.vacuum(self._hours))
+            hours = self._record_hours if record else self._hours
+            self._again(path, lambda table: table.vacuum(hours))
 
     def _again(self, path: str, work: Callable[[TableMaintenance], int]) -> int:
         def attempt() -> int:

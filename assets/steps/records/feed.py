@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from pgsieve.assets.steps.subscription import Feed
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.records import in_order
+from pgsieve.resources.lake.records import in_order, version_of
 
 #: The cluster and timeline that a feed's LSNs are of, and whether its slot was given up; the newest row counts.
 FEED = pa.schema(
@@ -63,6 +63,12 @@ class FeedRecord:
         """The row that counts; an empty one where there is none."""
         rows = [row for row in self.lake.records.rows(self.path) if row["given_up"] is not None]
         return next(reversed(in_order(rows)), {})
+
+    def counting_versions(self) -> set[int]:
+        """The versions of the rows that count: the newest of the cluster, and the one that says up to where slices are deleted."""
+        rows = self.lake.records.rows(self.path)
+        deleted = max(rows, key=lambda row: (row.get("deleted_up_to") or 0, version_of(row)), default={})
+        return {version_of(row) for row in (self.newest(), deleted)}
 
     def note_cluster(self, identifier: str | None, timeline: int | None, *, given_up: bool) -> None:
         """Record the cluster and timeline that LSNs are of from now on, and whether the slot was given up."""

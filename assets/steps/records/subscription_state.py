@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.records import in_order
+from pgsieve.resources.lake.records import in_order, version_of
 
 #: The state of a subscription as a whole; the newest row counts. `version`, which orders them, comes when written.
 SUBSCRIPTION = pa.schema(
@@ -68,6 +68,10 @@ class SubscriptionRecord:
             return SubscriptionState()
         newest = in_order(rows)[-1]
         return SubscriptionState(newest["enabled"], newest["reason"], newest["skip_lsn"], newest["notice"])
+
+    def newest_version(self) -> int:
+        """The version of the row that counts; -1 where there is none."""
+        return max((version_of(row) for row in self.lake.records.rows(self.path)), default=-1)
 
     def set(self, state: SubscriptionState) -> None:
         """Record the state, unless it is the one that stands there already."""

@@ -156,6 +156,17 @@ class TableStates:
             for name, row in states.items()
         }
 
+    def counting_versions(self) -> set[int]:
+        """The versions of the rows that count: of each table the newest, and the newest with a definition."""
+        newest: dict[Name, int] = {}
+        defined: dict[Name, int] = {}
+        for row in in_order(self.lake.records.rows(self.path)):
+            name, version = (row["schema"], row["table"]), version_of(row)
+            newest[name] = version
+            if row["definition"]:
+                defined[name] = version
+        return {*newest.values(), *defined.values()}
+
     def append(self, states: Iterable[TableState], base: int | None = None) -> None:
         """Append states, all in one commit; the last one that is given of a table counts.
 

@@ -22,12 +22,14 @@ from pgsieve.assets.steps.operations.maintenance import Retention, maintain_feed
 from pgsieve.assets.steps.records.catalogs import ALTERED, CATALOGS, as_published
 from pgsieve.assets.steps.records.change_log import CHANGE_LOG
 from pgsieve.assets.steps.records.cuts import Cut, Cuts
+from pgsieve.assets.steps.records.feed import FeedRecord
 from pgsieve.assets.steps.records.slices import SLICES
+from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import SyncState, TableState, TableStates
 from pgsieve.assets.steps.records.transformed import TRANSFORMED, TableChanges
 from pgsieve.assets.steps.subscription import Definition, Feed, Subscription
 from pgsieve.decoding.publications.evolution import Layout
-from pgsieve.resources.lake.errors import again_after_conflict
+from pgsieve.resources.lake.errors import OverrunError, again_after_conflict
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.source import Source
 
@@ -222,14 +224,15 @@ def test_filtered_out_changes_do_not_hold_the_change_log_back(shop: Shop) -> Non
     assert shop.slices(shop.lake.transformed("second")) == {30}
 
 
-@pytest.mark.parametrize(("versions", "kept"), [(timedelta(), [40]), (timedelta(days=7), [30, 40, 40])])
+@pytest.mark.parametrize(("versions", "kept"), [(timedelta(), [40]), (timedelta(days=7), [30, 40])])
 def test_every_cut_that_is_kept_can_be_read(shop: Shop, versions: timedelta, kept: list[int]) -> None:
     for end, days in ((10, 9), (20, 8), (30, 2), (40, 0)):
         shop.all(end, timedelta(days=days))
     files = shop.files()
     shop.maintain(replace(AT_ONCE, versions=versions))
-    assert [c.lsn for c in Cuts(shop.lake, "first").kept()] == kept, "the newest cut is renewed by compaction"
-    for cut in Cuts(shop.lake, "first").kept():
+    recorded = Cuts(shop.lake, "first").kept()
+    assert list(dict.fromkeys(c.lsn for c in recorded)) == kept, "the newest cut is renewed by compaction"
+    for cut in recorded:
         for name, version in cut.tables.items():
             assert shop.ids("first", name[1], version) == {0, *range(10, cut.lsn + 1, 10)}
     assert (shop.files() < files) == (not versions)
@@ -244,6 +247,88 @@ def test_versions_of_a_replica_stay_while_a_run_has_not_written_its_cut(shop: Sh
     shop.maintain(replace(AT_ONCE, versions=timedelta(hours=2)))
     assert Cuts(shop.lake, "first").kept() == [cut]
     assert shop.ids("first", "a", cut.tables["public", "a"]) == {0, 10}
+
+
+def test_the_cut_is_of_the_newest_versions_afterwards(shop: Shop) -> None:
+    """Else each run would look for what has been done to a replica since."""
+    for end in (10, 20, 30):
+        shop.all(end)
+    shop.maintain()
+    for name in NAMES:
+        newest = Cuts(shop.lake, name).kept()[-1].tables
+        assert newest == {("public", t): shop.local.version(shop.replica(name, t)) for t in TABLES}
+
+
+def test_superseded_states_go_and_those_that_count_stay(shop: Shop) -> None:
+    definition = Definition((("id", "bigint"),), ("id",), Layout(1, (), 1, ()))
+    for lsn in range(10):
+        for state in (SyncState.DATA_SYNC, SyncState.READY):
+            TableStates(shop.lake, "first").append([TableState("public", "a", state, lsn, definition)])
+    TableStates(shop.lake, "first").append([TableState("public", "a", SyncState.SET_ASIDE, 9, reason="why")])
+    TableStates(shop.lake, "first").append([TableState("public", "c", SyncState.INITIALIZE)])
+    path, before = shop.lake.table_states("first"), TableStates(shop.lake, "first").newest()
+    assert len(shop.local.rows(path)) > 20
+    for _ in range(2):
+        shop.maintain()
+        # Of "b" the commit that it came with, beside "a"; of "a" the newest, and the last with a definition.
+        assert len(shop.local.rows(path)) == 5
+        assert TableStates(shop.lake, "first").newest() == before
+    assert before["public", "a"].definition == definition
+    TableStates(shop.lake, "first").append([TableState("public", "c", SyncState.READY, 1, definition)])
+    assert TableStates(shop.lake, "first").newest()["public", "c"].version > before["public", "c"].version
+
+
+def test_superseded_rows_of_the_feed_and_the_subscription_go(shop: Shop) -> None:
+    for number in range(5):
+        FeedRecord(shop.lake, FEED).note_deleted(100 + number)
+        FeedRecord(shop.lake, FEED).note_cluster("cluster", number, given_up=False)
+        SubscriptionRecord(shop.lake, "first").disable(f"reason {number}")
+        SubscriptionRecord(shop.lake, "first").enable()
+    FeedRecord(shop.lake, FEED).note_deleted(200)
+    SubscriptionRecord(shop.lake, "first").disable("the last one")
+    row, state = FeedRecord(shop.lake, FEED).newest(), SubscriptionRecord(shop.lake, "first").state()
+    for _ in range(2):
+        shop.maintain()
+        assert len(shop.local.rows(shop.lake.feed("shop"))) == 2
+        assert len(shop.local.rows(shop.lake.subscription("first"))) == 1
+        assert FeedRecord(shop.lake, FEED).newest() == row
+        assert FeedRecord(shop.lake, FEED).deleted_up_to() == 200
+        assert SubscriptionRecord(shop.lake, "first").state() == state
+
+
+def test_a_state_that_is_written_meanwhile_stays(shop: Shop, monkeypatch) -> None:
+    """Between the look at what counts and the deletion another process writes, with what was newest as its base."""
+    superseded = maintenance.superseded
+    base = shop.local.version(shop.lake.table_states("first"))
+
+    def writing(counting: set[int]) -> str | None:
+        condition = superseded(counting)
+        TableStates(shop.lake, "first").append(
+            [TableState("public", "a", SyncState.SET_ASIDE, 1, reason="why")]
+        )
+        return condition
+
+    monkeypatch.setattr(maintenance, "superseded", writing)
+    maintain_subscription(shop.subscriptions[0], shop.lake, AT_ONCE, print)
+    states = TableStates(shop.lake, "first").newest()
+    assert [states["public", t].state for t in TABLES] == [SyncState.SET_ASIDE, SyncState.READY]
+    with pytest.raises(OverrunError):
+        TableStates(shop.lake, "first").append([TableState("public", "a", SyncState.READY, 1)], base)
+
+
+def test_logs_of_records_are_kept_for_hours_and_those_of_tables_as_long_as_their_versions(shop: Shop) -> None:
+    shop.all(10)
+    name = "delta.logRetentionDuration"
+    DeltaTable(shop.replica("first", "b")).alter.set_table_properties({name: "interval 90 days"})
+    shop.maintain(Retention(None, None, timedelta(days=3)))
+    kept = {path: DeltaTable(path).metadata().configuration.get(name) for path in shop.paths()}
+    records = [shop.lake.change_log("shop"), shop.lake.transformed("first"), shop.lake.cuts("second")]
+    assert {kept[path] for path in records} == {"interval 2 hours"}
+    tables = [shop.replica("first", "a"), shop.lake.changes("first", "public", "a")]
+    assert {kept[path] for path in tables} == {"interval 72 hours"}
+    assert kept[shop.replica("first", "b")] == "interval 90 days"
+    shop.maintain(Retention(None, None, timedelta(days=4)))
+    assert DeltaTable(tables[0]).metadata().configuration[name] == "interval 96 hours"
 
 
 class Died(BaseException):
