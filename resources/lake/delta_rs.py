@@ -155,12 +155,12 @@ class LocalRecords:
         given = pa.struct(pa.schema(Schema.from_arrow(schema).to_arrow()))
         return bool(held == given) if overwrite else self.is_unmapped(path) and _has_fields(held, given)
 
-    def permutes(self, path: str, schema: pa.Schema) -> bool:
+    def permutes(self, path: str, columns: Sequence[str]) -> bool:
         """Whether a table has these columns in another order, which delta-rs would leave when overwriting."""
         if not self.exists(path):
             return False
         names = [field.name for field in DeltaTable(path).schema().fields]
-        return names != schema.names and sorted(names) == sorted(schema.names)
+        return names != list(columns) and sorted(names) == sorted(columns)
 
     def commit(
         self,

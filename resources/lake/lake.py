@@ -12,6 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ from pgsieve.resources.lake.parquet_files import WRITTEN_DDL, write_files
 from pgsieve.resources.lake.records import APPLICATION, Records, commit_metadata, quoted
 from pgsieve.resources.lake.session import SparkEngine
 from pgsieve.resources.lake.spark import SparkRecords
+from pgsieve.resources.lake.way import Way, is_exact
 
 _TXN_APP = "spark.databricks.delta.write.txnAppId"
 _TXN_VERSION = "spark.databricks.delta.write.txnVersion"
@@ -98,21 +100,53 @@ class Lake:
     ) -> None:
         self.uri = uri.rstrip("/")
         self._session = session
-        #: Writes of small batches without Spark; None for a lake at a URI.
+        #: delta-rs, where it can reach the lake; None for a lake at a URI.
         self.local: LocalRecords | None = None if "://" in self.uri else LocalRecords()
         self.records: Records = NamedRecords(self.local or SparkRecords(session), self.refusing)
         self._small_bytes = small_bytes
 
-    def writes_small(self, size: int) -> LocalRecords | None:
-        """What writes a batch of so many bytes without Spark; None where Spark has to."""
-        return self.local if size <= self._small_bytes else None
+    def is_small(self, size: int | None) -> bool:
+        """Whether so many bytes may pass through this process; where they are not counted (None) they may not."""
+        return self.local is not None and size is not None and size <= self._small_bytes
 
-    def plain(self, path: str, columns: Iterable[str]) -> LocalRecords | None:
-        """What writes a table of these columns without Spark; only Spark writes names that are mapped, or were once."""
+    def is_reached(self, path: str, columns: Iterable[str]) -> bool:
+        """Whether delta-rs can write a table of these columns: names that are mapped, or were once, only Spark writes."""
         if self.local is None or column_mapping(columns):
-            return None
+            return False
         with self.refusing(path):
-            return self.local if not self.local.exists(path) or self.local.is_unmapped(path) else None
+            return not self.local.exists(path) or self.local.is_unmapped(path)
+
+    def way(
+        self,
+        path: str,
+        columns: Sequence[str],
+        size: int | None,
+        schema: Callable[[], pa.Schema] | None = None,
+        *,
+        overwrite: bool = False,
+        key: Iterable[str] = (),
+    ) -> Way:
+        """Who writes about `size` bytes (None: many) of rows with these columns into a table.
+
+        Without the `schema` of files there is no way by files. `overwrite`: the rows replace the table's. `key` are the
+        types of columns that rows are found by.
+        """
+        if self.local is None or not self.is_reached(path, columns):
+            return Way.SPARK
+        with self.refusing(path):
+            reorders = overwrite and self.local.permutes(path, columns)
+            if self.is_small(size) and is_exact(key) and not reorders:
+                return Way.IN_PROCESS
+            if schema is not None and self.local.takes_files(path, schema(), overwrite=overwrite):
+                return Way.FILES
+        return Way.SPARK
+
+    def way_to_read(self, path: str, size: int | None = None) -> Way:
+        """Who reads so many bytes of a table, or its rows as they come (None): this process only what is plain Parquet."""
+        if self.local is None or not (size is None or self.is_small(size)):
+            return Way.SPARK
+        with self.refusing(path):
+            return Way.IN_PROCESS if self.local.is_plain(path) else Way.SPARK
 
     @property
     def spark(self) -> SparkSession:
@@ -190,10 +224,10 @@ class Lake:
         `every` says that each has rows: then DamagedTableError is raised in a local lake where one has none.
         """
         with self.refusing(path):
-            found = self.local.slice_files(path, ends, every=every) if self.local else None
-        if found is None:
+            readable = self.local.slice_files(path, ends, every=every) if self.local else None
+        if readable is None:
             return self.current(path).where(F.col("slice").isin(sorted(ends)))
-        schema, files = found
+        schema, files = readable
         reader = self.spark.read.schema(StructType.fromJson(json.loads(schema)))
         rows = reader.parquet(*files) if files else reader.parquet(path).limit(0)
         return rows.where(F.col("slice").isin(sorted(ends)))
@@ -211,7 +245,7 @@ class Lake:
 
     def check_writable(self) -> None:
         """Raise LakeUnavailableError now rather than after the copy; only a local lake can be tried cheaply."""
-        if "://" in self.uri:
+        if self.local is None:
             return
         try:
             folder = Path(self.uri)
@@ -264,41 +298,65 @@ class Lake:
             if (standing.position or 0) != after:
                 raise OverrunError(path)
             base = standing.version if base is None else base
-        local = self.plain(path, frame.columns)
-        if local and size is not None and self.writes_small(size):
-            with self.refusing(path):
-                rows = writable(frame.toArrow())
-                local.write(
+
+        @cache
+        def schema() -> pa.Schema:
+            return writable(self.spark.createDataFrame([], frame.schema).toArrow()).schema
+
+        match self.way(path, frame.columns, size, schema, overwrite=overwrite):
+            case Way.IN_PROCESS:
+                assert self.local is not None
+                with self.refusing(path):
+                    rows = writable(frame.toArrow())
+                    self.local.write(
+                        path,
+                        rows,
+                        position,
+                        overwrite=overwrite,
+                        metadata=metadata,
+                        properties=properties,
+                        base=base,
+                    )
+            case Way.FILES:
+                given = schema()
+                self.commit_files(
+                    frame.mapInArrow(lambda batches: write_files(path, given, batches), WRITTEN_DDL),
                     path,
-                    rows,
+                    given,
                     position,
                     overwrite=overwrite,
                     metadata=metadata,
                     properties=properties,
                     base=base,
                 )
-            return
-        schema = writable(self.spark.createDataFrame([], frame.schema).toArrow()).schema
-        if local and local.takes_files(path, schema, overwrite=overwrite):
-            written = frame.mapInArrow(lambda batches: write_files(path, schema, batches), WRITTEN_DDL)
-            self.commit_files(
-                written,
-                path,
-                schema,
-                position,
-                overwrite=overwrite,
-                metadata=metadata,
-                properties=properties,
-                base=base,
-            )
-            return
+            case Way.SPARK:
+                self._write_by_spark(
+                    guarded(frame, path, base),
+                    path,
+                    position,
+                    overwrite=overwrite,
+                    metadata=metadata,
+                    properties=properties,
+                    options=options or {},
+                )
+
+    def _write_by_spark(
+        self,
+        frame: DataFrame,
+        path: str,
+        position: int | None,
+        *,
+        overwrite: bool,
+        metadata: Mapping[str, Any] | None,
+        properties: Mapping[str, str],
+        options: Mapping[str, str],
+    ) -> None:
         writer = (
-            guarded(frame, path, base)
-            .write.format("delta")
+            frame.write.format("delta")
             .mode("overwrite" if overwrite else "append")
             .options(**({} if position is None else {"txnAppId": APPLICATION, "txnVersion": str(position)}))
             .option("userMetadata", commit_metadata(position, metadata))
-            .options(**properties, **(options or {}))
+            .options(**properties, **options)
         )
         writer = (
             writer.option("overwriteSchema", "true") if overwrite else writer.option("mergeSchema", "true")
@@ -349,10 +407,10 @@ class Lake:
         `base` as in `write`.
         """
         with self.refusing(path):
-            if local := self.plain(path, schema.names):
-                local.append(path, schema.empty_table(), base=base)
-                return
-            self.write(self.spark.createDataFrame([], ddl), path, position=None, base=base)
+            if self.local and self.is_reached(path, schema.names):
+                self.local.append(path, schema.empty_table(), base=base)
+            else:
+                self.write(self.spark.createDataFrame([], ddl), path, position=None, base=base)
 
     def rewrite(
         self,
@@ -367,12 +425,13 @@ class Lake:
 
         `columns` are read, `schema` is what is written, `ddl` the same in Spark's types; `base` as in `write`.
         """
-        local = self.plain(path, schema.names)
-        if local and self.writes_small(self.records.size(path)) and local.is_plain(path):
+        size = self.records.size(path)
+        if (self.way(path, schema.names, size), self.way_to_read(path, size)) == (Way.IN_PROCESS,) * 2:
+            assert self.local is not None
             with self.refusing(path):
-                batches = local.table(path).select(columns).to_batches()
+                batches = self.local.table(path).select(columns).to_batches()
                 changed = writable(pa.Table.from_batches(map(change, batches), schema))
-                local.write(path, changed, None, overwrite=True, base=base)
+                self.local.write(path, changed, None, overwrite=True, base=base)
             return
         rows = numbered(self.current(path).select(*(quoted(name) for name in columns)))
         changed_rows = rows.mapInArrow(

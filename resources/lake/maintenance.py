@@ -20,6 +20,7 @@ from pyspark.sql import Row
 from pgsieve.resources.lake.delta_rs import ROW_GROUP
 from pgsieve.resources.lake.lake import METADATA, Lake
 from pgsieve.resources.lake.records import commit_metadata, quoted
+from pgsieve.resources.lake.way import Way
 
 #: Files up to this size are compacted.
 FILE_BYTES = 128 * 1024 * 1024
@@ -68,7 +69,7 @@ class TableMaintenance(Protocol):
 
 def maintenance(lake: Lake, path: str) -> TableMaintenance:
     """Who maintains the table at a path."""
-    if lake.local and lake.local.is_plain(path) and not any(Path(path).glob("**/deletion_vector_*.bin")):
+    if lake.way_to_read(path) is Way.IN_PROCESS and not any(Path(path).glob("**/deletion_vector_*.bin")):
         return _ByDeltaRs(lake, path)
     return _BySpark(lake, path)
 

@@ -29,14 +29,13 @@ from pgsieve.resources.lake.delta_rs import LocalRecords
 from pgsieve.resources.lake.key_lookup import Key, bounds_of, files_within, key_values, present_keys
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.records import quoted
+from pgsieve.resources.lake.way import Way
 
 INSERT_EXISTS, UPDATE_EXISTS = "insert_exists", "update_exists"
 
 #: Types whose bounds Spark can be asked for by literals, and those with bounds in Delta's statistics besides.
 _LITERAL = {"tinyint", "smallint", "int", "bigint", "string"}
 _BOUNDED = {*_LITERAL, "date", "timestamp", "timestamp_ntz"}
-#: Types of which Arrow tells values apart that PostgreSQL does not, and those that are no key of a dict.
-_INEXACT = ("float", "double", "array<")
 _CHANGE = ["commit_lsn", "ordinal", "operation", "old", "new"]
 
 
@@ -163,16 +162,13 @@ class _Search:
     def _small(self) -> pa.Table | None:
         """The changes, where they are few and their keys are equal in Arrow just where they are in PostgreSQL."""
         lake, types = self.lake, dict(self.definition.columns)
-        inexact = any(types[name].startswith(_INEXACT) for name in self.definition.key)
-        names = self.definition.names
-        if inexact or not lake.writes_small(self.pending.size) or lake.plain(self.path, names) is None:
+        key = self.definition.key
+        way = lake.way(self.path, self.definition.names, self.pending.size, key=[types[name] for name in key])
+        if way is not Way.IN_PROCESS:
             return None
+        assert lake.local is not None
         with lake.refusing(self.log):
-            return (
-                None
-                if lake.local is None
-                else _changes(lake.local, self.log, self._slices, self.definition.key)
-            )
+            return _changes(lake.local, self.log, self._slices, key)
 
     def _locally(self, changes: pa.Table) -> None:
         """Look one change after the other, after those keys of the replica that matter."""
@@ -251,8 +247,8 @@ class _Search:
             columns[n]: pa.chunked_array([*seen[f"min_{n}"].chunks, *seen[f"max_{n}"].chunks])
             for n in bounded
         }
-        local = self.lake.plain(self.path, self.definition.names)
-        if local and not files_within(DeltaTable(self.path), bounds_of(pa.table(bounds))):
+        reached = self.lake.is_reached(self.path, self.definition.names)
+        if reached and not files_within(DeltaTable(self.path), bounds_of(pa.table(bounds))):
             return False
         near = base.select(*(F.col(quoted(k)).alias(n) for n, k in columns.items()))
         for name in bounded:

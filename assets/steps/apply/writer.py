@@ -32,10 +32,11 @@ from pgsieve.assets.steps.records.columns import field as struct_field
 from pgsieve.assets.steps.records.table_states import Name
 from pgsieve.assets.steps.records.transformed import TableChanges
 from pgsieve.assets.steps.subscription import Definition
-from pgsieve.resources.lake.delta_rs import LocalRecords, writable
+from pgsieve.resources.lake.delta_rs import writable
 from pgsieve.resources.lake.lake import Lake, column_mapping
 from pgsieve.resources.lake.overrun import guarded
 from pgsieve.resources.lake.records import Standing, quoted
+from pgsieve.resources.lake.way import Way
 
 #: Up to so many changes in a batch, what becomes of their keys is sent to every executor.
 BROADCAST_ROWS = 4_000_000
@@ -172,14 +173,6 @@ class Merge:
             f" when not matched and s.action = 'upsert' then insert ({listed}) values ({values})"
         )
 
-    def is_exact_outside_spark(self, definition: Definition) -> bool:
-        """Whether key equality is the same in Arrow: it tells 0.0 from -0.0, PostgreSQL and Spark do not.
-
-        An array is a key of Spark's only.
-        """
-        types = dict(definition.columns)
-        return not any(types[name].startswith(("float", "double", "array<")) for name in self.key)
-
 
 @dataclass(frozen=True)
 class ReplicaWriter:
@@ -198,12 +191,8 @@ class ReplicaWriter:
         if not pending.sent("update", "delete"):
             return self._append(rows.select("new.*"), pending.sent("insert"))
         merge = Merge(key, columns, pending.unchanged)
-        local = self.lake.writes_small(self.size)
-        here = (
-            local
-            if local and self.lake.plain(self.path, columns) and merge.is_exact_outside_spark(self.definition)
-            else None
-        )
+        types = dict(self.definition.columns)
+        way = self.lake.way(self.path, columns, self.size, key=[types[name] for name in key])
         slices = [c.slice for c in pending.slices]
         if pending.key_changes:
             replica = self.lake.current(self.path)
@@ -211,23 +200,25 @@ class ReplicaWriter:
             decided = net_changes_with_moves(rows, base, key, columns, pending.unchanged)
         else:
             decided = decided_changes(rows, key, pending.unchanged, slices)
-        found: Mapping[str, int] = {}
-        if not here:
-            decided, found = checkpointed_and_observed(decided, _counts())
+        totals: Mapping[str, int] = {}
+        if way is Way.SPARK:
+            decided, totals = checkpointed_and_observed(decided, _counts())
         net = decided
         if not pending.key_changes:
             few = pending.sent("insert", "update", "delete") <= BROADCAST_ROWS
             net = changed_rows(decided, rows, key, columns, pending.unchanged, slices, few=few)
-        if here:
-            return self._keyed_locally(here, merge, writable(merge.flat(net).toArrow()))
-        expected = found["expected"] or 0
+        if way is Way.IN_PROCESS:
+            return self._keyed_locally(merge, writable(merge.flat(net).toArrow()))
+        expected = totals["expected"] or 0
         if not expected or pending.truncated_at:
             upserts = net.where(F.col("action") == "upsert").select("row.*")
-            return self._append(upserts, found["upserts"] or 0)
+            return self._append(upserts, totals["upserts"] or 0)
         return self._merged(self._execute(merge.flat(net), merge.statement), expected)
 
-    def _keyed_locally(self, local: LocalRecords, merge: Merge, net: pa.Table) -> Applied:
+    def _keyed_locally(self, merge: Merge, net: pa.Table) -> Applied:
         """The same for few rows, which pass through this process."""
+        local = self.lake.local
+        assert local is not None
         expected = pc.sum(net["expected"]).as_py() or 0
         if expected and not self.pending.truncated_at:
             counts = local.merge(

@@ -31,6 +31,7 @@ from pgsieve.decoding.checksums.segments import (
 from pgsieve.resources.lake.delta_rs import LocalRecords
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.records import quoted
+from pgsieve.resources.lake.way import Way
 from pgsieve.resources.postgres.sessions import Conninfo
 from pgsieve.resources.postgres.snapshot import Chunks, Snapshot, read_chunk
 
@@ -117,15 +118,14 @@ class Sides:
 
     def _local(self, size: int) -> LocalRecords | None:
         """What reads so many bytes of the replica in this process."""
-        local = self.lake.writes_small(size)
-        return local if local is not None and local.is_plain(self.path) else None
+        return self.lake.local if self.lake.way_to_read(self.path, size) is Way.IN_PROCESS else None
 
     def _asked(self, query: str) -> list[pa.RecordBatch]:
         return list(read_chunk(self.conninfo, self.snapshot.name, query))
 
     def _replica_checksums(self, row_hash: RowHash) -> Checksums:
         local = self.lake.local
-        if local is None or not local.is_plain(self.path):
+        if local is None or self.lake.way_to_read(self.path) is Way.SPARK:
             return replica_checksums(self._replica(), row_hash)
         counted = Checksums()
         for batch in self._batches(local):

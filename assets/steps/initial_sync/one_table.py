@@ -35,6 +35,7 @@ from pgsieve.decoding.values.types import copy_expression
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.errors import LakeError, OverrunError
 from pgsieve.resources.lake.lake import Lake, column_mapping
+from pgsieve.resources.lake.way import Way
 from pgsieve.resources.postgres.sessions import Conninfo
 from pgsieve.resources.postgres.slot import current_lsn
 from pgsieve.resources.postgres.snapshot import (
@@ -180,25 +181,37 @@ def _write_copy(
 ) -> int:
     """Replace the replica by the rows at the snapshot; how many there are."""
     _check_names(columns)
-    properties = column_mapping(c.name for c in columns)
-    local = lake.plain(path, (c.name for c in columns)) if columns else None
     schema = replica_schema(columns)
-    if local and lake.writes_small(chunks.bytes) and not local.permutes(path, schema):
-        batches = [
-            batch
-            for query in chunks.queries
-            for batch in read_again(partial(copied_batches, conninfo, snapshot.name, query, columns))
-        ]
-        copied = pa.Table.from_batches(batches, schema)
-        with lake.refusing(path):
-            local.write(path, copied, snapshot.lsn, overwrite=True, metadata={"copied": True})
-        return int(copied.num_rows)
-    if local and local.takes_files(path, schema, overwrite=True):
-        written = copied_files(lake.spark, conninfo, snapshot.name, chunks.queries, columns, path)
-        files = lake.commit_files(
-            written, path, schema, snapshot.lsn, overwrite=True, metadata={"copied": True}
-        )
-        return sum(json.loads(file["stats"])["numRecords"] for file in files)
+    match lake.way(path, schema.names, chunks.bytes, lambda: schema, overwrite=True):
+        case Way.IN_PROCESS:
+            assert lake.local is not None
+            batches = [
+                batch
+                for query in chunks.queries
+                for batch in read_again(partial(copied_batches, conninfo, snapshot.name, query, columns))
+            ]
+            copied = pa.Table.from_batches(batches, schema)
+            with lake.refusing(path):
+                lake.local.write(path, copied, snapshot.lsn, overwrite=True, metadata={"copied": True})
+            return int(copied.num_rows)
+        case Way.FILES:
+            written = copied_files(lake.spark, conninfo, snapshot.name, chunks.queries, columns, path)
+            files = lake.commit_files(
+                written, path, schema, snapshot.lsn, overwrite=True, metadata={"copied": True}
+            )
+            return sum(json.loads(file["stats"])["numRecords"] for file in files)
+        case Way.SPARK:
+            return _copy_by_spark(lake, path, chunks, conninfo, snapshot, columns)
+
+
+def _copy_by_spark(
+    lake: Lake,
+    path: str,
+    chunks: Chunks,
+    conninfo: Conninfo,
+    snapshot: Snapshot,
+    columns: Sequence[ReplicaColumn],
+) -> int:
     frame = copied_rows(lake.spark, conninfo, snapshot.name, chunks.queries, columns)
     counted, rows = Observation(), [F.count(F.lit(1)).alias("rows")]
     lake.write(
@@ -207,6 +220,6 @@ def _write_copy(
         position=snapshot.lsn,
         overwrite=True,
         metadata={"copied": True},
-        properties=properties,
+        properties=column_mapping(c.name for c in columns),
     )
     return int(observed(counted, rows, lambda: lake.current(path))["rows"])

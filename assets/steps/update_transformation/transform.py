@@ -51,6 +51,7 @@ from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.errors import OverrunError, again_after_conflict
 from pgsieve.resources.lake.lake import Lake, column_mapping
+from pgsieve.resources.lake.way import Way
 from pgsieve.resources.postgres.present_catalog import present_catalog
 from pgsieve.resources.postgres.slot import current_lsn
 
@@ -144,7 +145,7 @@ def _transform_slice(
     if not work.tables:
         return []
     contents, messages = work.contents, work.messages
-    shared = len(work.tables) > 1 and not lake.writes_small(contents.size)
+    shared = len(work.tables) > 1 and not lake.is_small(contents.size)
     if shared:
         messages = messages.persist()
 
@@ -225,14 +226,12 @@ def _transform_table(
             f"changes up to {format_lsn(position)} only were written by a run that ended amid a slice"
         )
     schema = changes_schema(readings[0].types(definition)) if readings else None
-    local = None if lake.writes_small(contents.size) else lake.plain(path, definition.names)
     if (
-        local
-        and schema
+        schema
         and not truncates
         and not written
         and all(r.is_unfiltered(definition) for r in readings)
-        and local.takes_files(path, schema)
+        and lake.way(path, definition.names, contents.size, lambda: schema) is Way.FILES
     ):
         return _write_unfiltered(lake, path, result, readings, definition, schema, position)
     received = [Observation() for _ in readings]
