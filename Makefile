@@ -9,7 +9,7 @@ BIN := .venv/bin
 PIP_ENVIRONMENT := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1
 
 .DEFAULT_GOAL := help
-.PHONY: help prerequisites setup demo test test-fast test-versions test-oldest test-long soak soak-filters soak-kills check audit benchmarks log-store clean
+.PHONY: help prerequisites setup demo test test-fast test-versions test-oldest test-long soak soak-filters soak-hard-day check audit benchmarks log-store clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -56,9 +56,8 @@ soak: setup ## random workloads beside CREATE SUBSCRIPTION, for an hour or PGSIE
 soak-filters: setup ## random row filters beside the server's verdicts, for an hour or PGSIEVE_BUDGET_SECONDS
 	@$(BUDGET) $(PYTEST) --timeout 0 -s tests/properties/test_row_filters.py -k random_filters $(ARGS)
 
-soak-kills: setup ## runs killed at random while the source is written to, 300 times or PGSIEVE_KILLS
-	@PGSIEVE_KILLS=$${PGSIEVE_KILLS:-300} \
-	    $(PYTEST) --timeout 0 -s tests/faults/test_kills.py -k random $(ARGS)
+soak-hard-day: setup ## kills, crashes, timeouts, ALTERs, full disks beside random writes, for an hour or PGSIEVE_BUDGET_SECONDS
+	@$(BUDGET) $(PYTEST) --timeout 0 -s tests/faults/test_hard_day.py $(ARGS)
 
 check: setup ## formatting, lint, types, layers, and Dagster's definitions
 	$(BIN)/ruff format --check .

@@ -13,9 +13,12 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
+from typing import Self
 
 import psycopg
 import pyarrow as pa
@@ -141,12 +144,7 @@ class Site:
 
     def start(self, *arguments: str, failpoint: str | None = None) -> multiprocessing.process.BaseProcess:
         """Start a command of pgsieve in a process that can be killed."""
-        process = _processes.Process(
-            target=_pgsieve,
-            args=(["--verbose", *arguments, "-c", str(self._file)], str(self._log), failpoint),
-        )
-        process.start()
-        return process
+        return start_pgsieve(arguments, self._file, self._log, failpoint)
 
     def run(self, failpoint: str | None = None) -> int:
         """Run `pgsieve run` to its end, or up to a failpoint; its exit code."""
@@ -233,6 +231,21 @@ class Site:
         return list(zip(*(column.to_pylist() for column in table.columns), strict=True))
 
 
+def start_pgsieve(
+    arguments: Sequence[str],
+    file: Path,
+    log: Path,
+    failpoint: str | None = None,
+    ahead: timedelta | None = None,
+) -> multiprocessing.process.BaseProcess:
+    """Start a command of pgsieve in a process that can be killed; `ahead` is by how much its clock is wrong."""
+    process = _processes.Process(
+        target=_pgsieve, args=(["--verbose", *arguments, "-c", str(file)], str(log), failpoint, ahead)
+    )
+    process.start()
+    return process
+
+
 def settled(pgsieve: Site, database: psycopg.Connection) -> None:
     """The next run makes good whatever happened."""
     assert pgsieve.run() == 0, pgsieve.log
@@ -246,7 +259,7 @@ def told(pgsieve: Site, *arguments: str, ends: int) -> str:
     return pgsieve.log[printed:]
 
 
-def _pgsieve(arguments: list[str], log: str, failpoint: str | None) -> None:
+def _pgsieve(arguments: list[str], log: str, failpoint: str | None, ahead: timedelta | None) -> None:
     """The command line in this process."""
     descriptor = os.open(log, os.O_CREAT | os.O_APPEND | os.O_WRONLY)
     os.dup2(descriptor, sys.stdout.fileno())
@@ -255,9 +268,31 @@ def _pgsieve(arguments: list[str], log: str, failpoint: str | None) -> None:
     faulthandler.register(signal.SIGUSR1)
     if failpoint is not None:
         os.environ[VARIABLE] = failpoint
+    if ahead is not None:
+        _set_clock(ahead)
     from pgsieve.pipelines.command_line.cli import app
 
     app(arguments, prog_name="pgsieve")
+
+
+def _set_clock(ahead: timedelta) -> None:
+    """What this process's Python takes for the time of day is another one; libraries in Rust and C see the real one."""
+
+    class Clock(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> Self:
+            # A real datetime: what is pickled for an executor must not name this class.
+            return datetime.now(tz) + ahead  # type: ignore[return-value]
+
+    # Loaded before they are looked through: a module takes the name once.
+    from pgsieve.pipelines.command_line import cli  # noqa: F401
+    from pgsieve.pipelines.commands import check, follow, maintain, resync, run  # noqa: F401
+
+    for name, module in list(sys.modules.items()):
+        if name.startswith("pgsieve.") and getattr(module, "datetime", None) is datetime:
+            module.datetime = Clock  # type: ignore[attr-defined]
+    real = time.time
+    time.time = lambda: real() + ahead.total_seconds()
 
 
 @contextlib.contextmanager

@@ -33,6 +33,8 @@ FIRST = (
 )
 #: What every run comes to; of several replicas also the second.
 LATER = (*(point for point in Failpoint if point not in FIRST), f"{Failpoint.REPLICA_COMMITTED}:2")
+#: `make soak-hard-day` kills many more.
+KILLS = 12
 
 
 def test_a_first_run_killed_at_each_failpoint_in_turn_is_made_good_by_the_next(
@@ -68,18 +70,17 @@ def test_a_run_killed_at_a_failpoint_is_made_good_by_the_next(
 def test_runs_killed_at_random_while_the_source_is_written_to_lose_and_repeat_nothing(
     publisher_server: EmbeddedServer, tmp_path: Path, master: str
 ) -> None:
-    kills = int(os.environ.get("PGSIEVE_KILLS", "12"))
     seed = int(os.environ.get("PGSIEVE_SEED") or random.SystemRandom().randrange(2**32))
-    print(f"reproduce: PGSIEVE_SEED={seed} PGSIEVE_KILLS={kills}")
+    print(f"reproduce: PGSIEVE_SEED={seed}")
     chosen = random.Random(seed)
     with site("killed_at_random", publisher_server, tmp_path, master) as (pgsieve, database):
-        for number in range(1, kills + 1):
+        for number in range(1, KILLS + 1):
             with pgsieve.writing():
                 process = pgsieve.start("run", *chosen.choice([[], ["--follow"]]))
                 process.join(chosen.uniform(0, 8))
                 process.kill()
                 process.join()
-            if number % 6 == 0 or number == kills:
+            if number % 6 == 0 or number == KILLS:
                 assert pgsieve.run() == 0, pgsieve.log
                 pgsieve.verify(database)
-    print(f"{kills} kills, {pgsieve.transfers} transactions")
+    print(f"{KILLS} kills, {pgsieve.transfers} transactions")

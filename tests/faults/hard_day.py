@@ -1,0 +1,445 @@
+"""A hard day: pgsieve's processes overlap and are killed amid all kinds of trouble, and the rows are the oracle's.
+
+In: a seed and how long the day is. Out: a `Report` of what was done and what was found: rows that differ, processes
+that ended as none may, threads that failed. The day consists of rounds; after each the world is calm, one run brings
+everything up to date, and the replicas are compared with built-in subscriptions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import multiprocessing.process
+import os
+import re
+import shutil
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from random import Random
+
+import psycopg
+import pyarrow as pa
+import yaml
+from deltalake import DeltaTable, QueryBuilder
+
+from pgsieve.resources.failpoints import Failpoint
+from pgsieve.resources.lake.lake import escape
+from pgsieve.resources.postgres.embedded import EmbeddedServer
+from tests.faults.alterations import Alterations
+from tests.faults.busy_publisher import HEAVY, LIGHT, ROWS, TABLES, TOTAL, Worker, Writer, working
+from tests.faults.killable import start_pgsieve
+from tests.faults.oracles import Oracle
+from tests.faults.proxy import Proxy
+from tests.faults.troubles import ROLE, Troubles
+from tests.fixtures.oracle import wait_until
+
+#: The subscriptions with their publication and mode; the built-in ones have the same names.
+SUBSCRIPTIONS = {"everything": "pipeline", "chosen": "publisher"}
+DATABASE = "hard_day"
+#: Commands of the lanes, and how often each is drawn.
+COMMANDS = {
+    ("run",): 8.0,
+    ("run", "--follow"): 4.0,
+    ("run", "everything"): 1.0,
+    ("run", "chosen"): 1.0,
+    ("check",): 0.7,
+    ("check", "--repair"): 0.7,
+    ("resync", "everything", "public.journal"): 0.5,
+    ("resync", "everything", "public.evolving"): 0.5,
+    ("resync", "chosen", "public.orders", "public.readings"): 0.5,
+    ("maintain",): 0.5,
+    ("status", "--json"): 0.3,
+}
+#: How a process may end by itself: done, refused with the way out.
+_ALLOWED = (0, 2)
+_LANES = 3
+_PATIENCE = 600
+_MOST_FINDINGS = 8
+
+
+@dataclass
+class Report:
+    """What a day did, and what it found."""
+
+    seed: int
+    did: Counter[str] = field(default_factory=Counter)
+    #: Processes by command and how they ended.
+    ended: Counter[str] = field(default_factory=Counter)
+    #: What was said by those that were refused.
+    refusals: Counter[str] = field(default_factory=Counter)
+    findings: list[str] = field(default_factory=list)
+    seconds: float = 0
+
+    @property
+    def kills(self) -> int:
+        return self.did["killed at a random moment"] + self.did["killed at a failpoint"]
+
+    def __str__(self) -> str:
+        lines = [f"seed {self.seed}, {self.seconds:.0f} seconds, {self.kills} kills"]
+        for title, counted in (("did", self.did), ("processes", self.ended), ("refusals", self.refusals)):
+            lines.append(f"{title}:")
+            lines += [f"  {number:6} {what}" for what, number in sorted(counted.items(), key=lambda i: -i[1])]
+        lines.append("differences and other findings:" if self.findings else "no difference")
+        return "\n".join([*lines, *self.findings])
+
+
+class Day:
+    """The world: publisher, network, lake, oracles."""
+
+    def __init__(
+        self,
+        seed: int,
+        folder: Path,
+        lake: Path,
+        server: EmbeddedServer,
+        oracles: EmbeddedServer,
+        master: str,
+    ) -> None:
+        self.random, self.folder, self.lake, self.server = Random(seed), folder, lake, server
+        self.mounted = os.path.ismount(lake)
+        self.report = Report(seed)
+        self.kept = folder / "logs"
+        self.kept.mkdir(parents=True)
+        self._numbers = itertools.count(1)
+        self.proxy = Proxy(server.port)
+        self.extra: dict[str, list[str]] = {}
+        self._unprepared = threading.Lock()
+        with psycopg.connect(server.conninfo(), autocommit=True) as admin:
+            admin.execute(f"CREATE ROLE {ROLE} SUPERUSER REPLICATION LOGIN")
+            admin.execute(f"CREATE DATABASE {DATABASE}")
+        self.publisher = server.conninfo(dbname=DATABASE)
+        with self.connect() as connection:
+            connection.execute(TABLES)
+            connection.execute(ROWS)
+        self.oracles = {
+            name: Oracle(name, name, oracles, self.publisher, two_phase=name == "chosen")
+            for name in SUBSCRIPTIONS
+        }
+        self.file = folder / "pgsieve.yaml"
+        conninfo = server.conninfo(dbname=DATABASE, port=str(self.proxy.port), user=ROLE)
+        subscriptions = {
+            name: {"source": "day", "publications": [name], "row_filter": mode, "two_phase": name == "chosen"}
+            for name, mode in SUBSCRIPTIONS.items()
+        }
+        configuration = {
+            "lake": str(lake / "lake"),
+            "spark": {"master": master},
+            "sources": {"day": {"conninfo": conninfo}},
+            "retention": {"change_log": "1 hours", "changes": "1 hours", "versions": "7 days"},
+            "subscriptions": subscriptions,
+        }
+        self.file.write_text(yaml.safe_dump(configuration))
+
+    def connect(self) -> psycopg.Connection:
+        """A session of the publisher that nobody disturbs."""
+        return psycopg.connect(self.publisher, autocommit=True)
+
+    # Processes.
+
+    def start(
+        self, *command: str, failpoint: str | None = None, ahead: timedelta | None = None
+    ) -> tuple[multiprocessing.process.BaseProcess, Path]:
+        log = self.kept / f"{next(self._numbers):05}-{'-'.join(command)[:40]}.log"
+        return start_pgsieve(command, self.file, log, failpoint, ahead), log
+
+    def end(self, process: multiprocessing.process.BaseProcess, log: Path, *command: str) -> int:
+        """Wait for a process, count how it ended, and keep its log where that is of interest."""
+        process.join(_PATIENCE)
+        if process.exitcode is None:
+            assert process.pid is not None
+            os.kill(process.pid, signal.SIGUSR1)
+            process.join(5)
+            process.kill()
+            process.join()
+            self.find(f"`{' '.join(command)}` did not end in {_PATIENCE} seconds: {log}")
+        code = process.exitcode
+        assert code is not None
+        self.report.ended[f"{' '.join(command[:2])}: {code}"] += 1
+        text = log.read_text(errors="replace") if log.exists() else ""
+        if code == 2:
+            self.report.refusals[_said(text)] += 1
+        elif code in (0, -signal.SIGKILL):
+            log.unlink(missing_ok=True)
+        return code
+
+    def find(self, what: str) -> None:
+        """Something that must not be."""
+        self.report.findings.append(what)
+        print(f"FOUND: {what}", flush=True)
+
+    # Rounds.
+
+    def live(self, seconds: float, length: float) -> None:
+        """Rounds until the time is over."""
+        self._settle()
+        begun = time.monotonic()
+        while time.monotonic() < begun + seconds and len(self.report.findings) < _MOST_FINDINGS:
+            self._round(min(length, begun + seconds - time.monotonic()))
+            self._settle()
+            self.report.did["rounds"] += 1
+            self.report.seconds = time.monotonic() - begun
+            print(
+                f"{self.report.seconds:6.0f} s: {self.report.kills} kills, {self.report.did['transactions']}"
+                f" transactions, {self.report.did['rows compared']} rows compared,"
+                f" {len(self.report.findings)} findings",
+                flush=True,
+            )
+
+    def _drawn(self) -> Random:
+        """A generator of its own, so that what one thread draws does not depend on the others."""
+        return Random(self.random.getrandbits(64))
+
+    def _round(self, seconds: float) -> None:
+        heavy = self.random.choice([*HEAVY, None, None, None])
+        self.alterations = Alterations(
+            self.publisher,
+            self._drawn(),
+            (1, 8),
+            [*self.oracles.values()],
+            self.extra,
+            self._unprepared,
+            filters=heavy == "filtered",
+        )
+        lake = self.lake if self.mounted else None
+        workers: list[Worker] = [
+            *(
+                Writer(self.publisher, self._drawn(), pause, kinds, self.extra, self._unprepared)
+                for pause, kinds in (((0.0, 0.3), LIGHT), ((0.0, 0.6), LIGHT), ((2, 12), {heavy: 1.0}))
+                if None not in kinds
+            ),
+            self.alterations,
+            Troubles(self.server, self.publisher, self._drawn(), (0.5, 4), self.proxy, lake),
+        ]
+        done = threading.Event()
+        lanes = [
+            threading.Thread(target=self._lane, args=(self._drawn(), done), daemon=True)
+            for _ in range(_LANES)
+        ]
+        with working(workers):
+            for lane in lanes:
+                lane.start()
+            done.wait(seconds)
+            done.set()
+        for lane in lanes:
+            lane.join()
+        for worker in workers:
+            self.report.did.update(worker.did)
+            if worker.failure:
+                self.find(worker.failure)
+
+    def _lane(self, random: Random, done: threading.Event) -> None:
+        """One process after the other, most of them killed."""
+        while not done.is_set():
+            command = random.choices(list(COMMANDS), list(COMMANDS.values()))[0]
+            fate = random.choices(["failpoint", "killed", "ends"], [4, 6, 2])[0]
+            point = (
+                f"{random.choice(list(Failpoint))}:{random.choice([1, 1, 2])}"
+                if fate == "failpoint"
+                else None
+            )
+            ahead = timedelta(days=1) if random.random() < 0.15 else None
+            self.report.did["clock a day ahead"] += ahead is not None
+            process, log = self.start(*command, failpoint=point, ahead=ahead)
+            if fate == "killed":
+                self._kill_at_work(process, random.uniform(0.2, 4))
+            elif "--follow" in command:
+                process.join(random.uniform(3, 20))
+                with contextlib.suppress(ProcessLookupError, TypeError):
+                    os.kill(process.pid, signal.SIGTERM)  # type: ignore[arg-type]
+            code = self.end(process, log, *command)
+            if code == -signal.SIGKILL:
+                self.report.did[
+                    "killed at a failpoint" if fate == "failpoint" else "killed at a random moment"
+                ] += 1
+            elif code not in _ALLOWED and not self._is_manual(log):
+                self.find(f"`{' '.join(command)}` ended with {code}: {log}\n{_said(log.read_text())}")
+
+    def _kill_at_work(self, process: multiprocessing.process.BaseProcess, seconds: float) -> None:
+        """Kill a process when it has worked for so long: not by a clock, which a busy machine outruns."""
+        last = time.monotonic() + 20 * seconds
+        while process.exitcode is None and _worked(process.pid) < seconds and time.monotonic() < last:
+            process.join(0.05)
+        process.kill()
+
+    def _is_manual(self, log: Path) -> bool:
+        """Whether a table is set aside that left its publication and came back: a subscriber needs a REFRESH then."""
+        aside = set(re.findall(r"public\.(\S+) is set aside", log.read_text(errors="replace")))
+        manual = {name.strip('"') for name in self.alterations.touched | self.alterations.left}
+        return bool(aside) and {name.strip('"') for name in aside} <= manual
+
+    def _settle(self) -> None:
+        """Bring everything up to date, and compare it with the oracles."""
+        touched: set[str] = set()
+        if hasattr(self, "alterations"):
+            with self.connect() as connection:
+                self.alterations.come_back(connection)
+            touched = self.alterations.touched
+            self.report.did.update(self.alterations.did - self.report.did)
+        for oracle in self.oracles.values():
+            oracle.catch_up()
+        if touched:
+            self._calmly("resync", "everything", *(f"public.{table}" for table in sorted(touched)))
+        self._calmly("run")
+        self._compare()
+
+    def _calmly(self, *command: str) -> None:
+        """A command that nothing disturbs has to succeed at once."""
+        for _ in range(3):
+            process, log = self.start(*command)
+            code = self.end(process, log, *command)
+            if code == 0:
+                return
+            self.find(
+                f"`{' '.join(command)}` ended with {code} in a calm world: {log}\n{_said(log.read_text())}"
+            )
+
+    # Comparison.
+
+    def _compare(self) -> None:
+        differing: set[str] = set()
+        for name, oracle in self.oracles.items():
+            with self.connect() as connection:
+                published = connection.execute(
+                    "SELECT schemaname, tablename, attnames::text[] FROM pg_publication_tables WHERE pubname = %s",
+                    [name],
+                ).fetchall()
+            for schema, table, columns in published:
+                named = ", ".join(f'"{column}"' for column in columns)
+                held = Counter(oracle.execute(f'SELECT {named} FROM {schema}."{table}"'))
+                path = self.lake / "lake" / name / schema / escape(table)
+                replica = Counter(rows(path, named))
+                self.report.did["rows compared"] += held.total()
+                if held != replica:
+                    differing.add(f"{name} {schema}.{table}")
+                    missing, more = held - replica, replica - held
+                    self.find(
+                        f"{name}/{schema}.{table}: {missing.total()} rows missing, {more.total()} too many, such as"
+                        f" {_shown(missing)} and {_shown(more)}"
+                    )
+            self._compare_history(name)
+        self._compare_cuts()
+        self._compare_server()
+        if differing:
+            copy = self.folder / f"finding_{len(self.report.findings)}"
+            shutil.copytree(self.lake / "lake", copy)
+            self.find(f"the lake as it was found: {copy}")
+            for name in SUBSCRIPTIONS:
+                self._calmly("resync", name, *sorted({d.split()[1] for d in differing if d.startswith(name)}))
+
+    def _compare_history(self, name: str) -> None:
+        """No change is twice in a history."""
+        for history in (self.lake / "lake" / name / "_changes").glob("*/*"):
+            if DeltaTable.is_deltatable(str(history)):
+                keys = Counter(rows(history, "commit_lsn, ordinal"))
+                if keys and keys.most_common(1)[0][1] > 1:
+                    self.find(f"{history}: a change twice in its history: {keys.most_common(1)}")
+
+    def _compare_cuts(self) -> None:
+        """At the newest cuts, and at some of the others, no money is on its way."""
+        cuts = rows(self.lake / "lake" / "everything" / "_cuts", "tables")
+        accounts = [f'"public"."{table}"' for table in ("checking", "savings")]
+        for (cut,) in cuts[:2] + self.random.sample(cuts, min(6, len(cuts))):
+            versions = dict(cut)
+            if not set(accounts) <= set(versions):
+                continue
+            total = sum(
+                amount
+                for account, table in zip(accounts, ("checking", "savings"), strict=True)
+                for (amount,) in rows(
+                    self.lake / "lake" / "everything" / "public" / table, "amount", versions[account]
+                )
+            )
+            self.report.did["cuts read"] += 1
+            if total != TOTAL:
+                self.find(f"a cut in the middle of a transfer: {total} at {versions}")
+
+    def _compare_server(self) -> None:
+        """Nothing was left behind on the server."""
+        with self.connect() as connection:
+
+            def slots() -> list[str]:
+                found = connection.execute(
+                    "SELECT slot_name FROM pg_replication_slots WHERE slot_name LIKE 'pg%'"
+                )
+                return sorted(name for (name,) in found if not name.startswith("pg_"))
+
+            expected = ["pgsieve_day", "pgsieve_day_chosen"]
+            try:
+                wait_until(lambda: slots() == expected, lambda: f"slots {slots()}", 60)
+            except AssertionError as error:
+                self.find(str(error))
+            publications = {n for (n,) in connection.execute("SELECT pubname FROM pg_publication").fetchall()}
+            if unexpected := {
+                p for p in publications - set(SUBSCRIPTIONS) if not p.startswith("pgsieve_day")
+            }:
+                self.find(f"publications {unexpected}")
+
+
+def rows(path: Path, columns: str, version: int | None = None) -> list[tuple]:
+    """The rows of a Delta table, now or at a version, by another reader than the one that wrote."""
+    query = QueryBuilder().register("t", DeltaTable(str(path), version=version))
+    found = pa.table(query.execute(f"SELECT {columns} FROM t").read_all())
+    return list(zip(*(column.to_pylist() for column in found.columns), strict=True))
+
+
+def _worked(pid: int | None) -> float:
+    """The processor time of a process."""
+    try:
+        # After the name in parentheses; utime and stime are the fields 14 and 15 (proc(5)).
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _shown(found: Counter[tuple]) -> str:
+    return "; ".join(str(tuple(str(value)[:60] for value in row)) for row in list(found)[:5])
+
+
+def _said(text: str) -> str:
+    """The kind of error that a log ends with: no numbers, one line."""
+    errors = [line for line in text.splitlines() if line.startswith(("error: ", "unexpected", "problem: "))]
+    last = (errors or text.strip().splitlines() or ["nothing"])[-1]
+    return re.sub(r"[0-9A-F]+/[0-9A-F]+|\d+", "N", last)[:300]
+
+
+@contextlib.contextmanager
+def day(
+    seed: int, folder: Path, lake: Path, server: EmbeddedServer, oracles: EmbeddedServer, master: str
+) -> Iterator[Day]:
+    """A day, and its end: oracles dropped, so that their server can go on."""
+    made = Day(seed, folder, lake, server, oracles, master)
+    with made.proxy:
+        try:
+            yield made
+        finally:
+            for name, oracle in made.oracles.items():
+                oracle.execute(f"ALTER SUBSCRIPTION {name} DISABLE")
+                oracle.execute(f"ALTER SUBSCRIPTION {name} SET (slot_name = NONE)")
+                oracle.execute(f"DROP SUBSCRIPTION {name}")
+                with psycopg.connect(oracles.conninfo(), autocommit=True) as admin:
+                    admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+def accumulate(report: Report, file: Path) -> str:
+    """Add a report to those of earlier days; what they come to together."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    entry = {
+        "seed": report.seed,
+        "seconds": round(report.seconds),
+        "kills": report.kills,
+        "found": report.findings,
+    }
+    with file.open("a") as log:
+        log.write(json.dumps(entry) + "\n")
+    days = [json.loads(line) for line in file.read_text().splitlines()]
+    kills, seconds = (sum(one[what] for one in days) for what in ("kills", "seconds"))
+    found = sum(len(one["found"]) for one in days)
+    return f"{len(days)} days so far in {file}: {seconds} seconds, {kills} kills, {found} findings"

@@ -1,0 +1,69 @@
+"""Built-in subscriptions that hold what replicas must hold, on a server that nobody mistreats."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psycopg
+from psycopg import sql
+
+from pgsieve.resources.postgres.embedded import EmbeddedServer
+from tests.faults.busy_publisher import TABLES
+from tests.fixtures.oracle import wait_until
+
+
+class Oracle:
+    """A built-in subscription, with a database of its own."""
+
+    def __init__(
+        self, name: str, publication: str, server: EmbeddedServer, publisher: str, *, two_phase: bool
+    ) -> None:
+        self.name, self.publication, self._publisher = name, publication, publisher
+        self._conninfo = server.conninfo(dbname=name)
+        self._log: Path = server.log
+        with psycopg.connect(server.conninfo(), autocommit=True) as admin:
+            admin.execute(f"CREATE DATABASE {name}")
+        self.execute(TABLES)
+        connection = sql.Literal(publisher).as_string(None)
+        self.execute(
+            f"CREATE SUBSCRIPTION {name} CONNECTION {connection} PUBLICATION {publication}"
+            f" WITH (streaming = on, two_phase = {str(two_phase).lower()})"
+        )
+
+    def execute(self, statement: str) -> list[tuple]:
+        """Run a statement in a session of its own; its rows."""
+        with psycopg.connect(self._conninfo, autocommit=True) as connection:
+            cursor = connection.execute(statement)
+            return cursor.fetchall() if cursor.description else []
+
+    def catch_up(self) -> None:
+        """Wait until its tables are copied, and all that is committed on the publisher is applied."""
+        target: list[str] = []
+
+        def applied() -> bool:
+            try:
+                with psycopg.connect(self._publisher, autocommit=True) as connection:
+                    if not target:
+                        row = connection.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()
+                        assert row is not None
+                        target.append(row[0])
+                    at = connection.execute(
+                        "SELECT coalesce(bool_or(replay_lsn >= %s::pg_lsn), false) FROM pg_stat_replication"
+                        " WHERE application_name = %s",
+                        [target[0], self.name],
+                    ).fetchone()
+            except psycopg.OperationalError:
+                return False
+            return at == (True,) and not self.execute(
+                "SELECT 1 FROM pg_subscription_rel WHERE srsubstate NOT IN ('r', 's')"
+            )
+
+        wait_until(applied, self._stuck, 240)
+
+    def _stuck(self) -> str:
+        lines = self._log.read_text(errors="replace").splitlines()[-20:]
+        return "\n".join([f"the built-in subscription {self.name} does not go on", *lines])
+
+    def refresh(self) -> None:
+        """ALTER SUBSCRIPTION … REFRESH PUBLICATION."""
+        self.execute(f"ALTER SUBSCRIPTION {self.name} REFRESH PUBLICATION")
