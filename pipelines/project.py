@@ -14,7 +14,8 @@ from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.publications.definition import DefinedPublication, DefinedTable
 from pgsieve.pipelines.config.model import Config, SourceConfig, SubscriptionConfig
 from pgsieve.resources.lake.lake import LakeResource
-from pgsieve.resources.lake.session import SparkEngine
+from pgsieve.resources.lake.session import SparkEngine, refuse_other_log_store
+from pgsieve.resources.lake.storage import Storage, declare, is_uri
 from pgsieve.resources.postgres.plugin_options import PgoutputOptions
 from pgsieve.resources.postgres.source import Source
 
@@ -65,10 +66,13 @@ def project(config: Config) -> Project:
             freshness=subscription.freshness,
             types=subscription.type_overrides,
         )
-    engine = SparkEngine(master=config.spark.master, spark_config=config.spark.conf)
+    storage = config.storage.of(config.lake)
+    _refuse_unsafe(storage, config.spark.conf)
+    declare(storage)
+    engine = SparkEngine(master=config.spark.master, spark_config=config.spark.conf, lake=storage.address)
     kept = config.retention
     retention = Retention(kept.change_log, kept.changes, kept.versions)
-    return Project(feeds, subscriptions, LakeResource(uri=config.lake, engine=engine), retention)
+    return Project(feeds, subscriptions, LakeResource(uri=storage.address, engine=engine), retention)
 
 
 def _feed(
@@ -127,11 +131,26 @@ def _options(source: str, sharing: Sequence[SubscriptionConfig]) -> PgoutputOpti
     return PgoutputOptions((), first.binary, first.streaming, first.two_phase, first.origin)
 
 
+def _refuse_unsafe(storage: Storage, conf: Mapping[str, str]) -> None:
+    """Refuse a lake whose store may lose a commit, unless one Spark is the only one that writes there."""
+    if storage.only_spark:
+        return
+    if not storage.is_safe:
+        raise PgsieveError(
+            f'the lake is at "{storage.scheme}://", of which it is not certain that of two commits of one version the store'
+            " keeps the first: one could be lost",
+            hint="move the lake to s3://, abfss://, gs://, hdfs:// or a folder; or, where one Spark session or Spark Connect"
+            " server is the only one that ever writes there, say so: `storage: {only_writer: spark}`",
+            sqlstate="0A000",
+        )
+    refuse_other_log_store(storage, conf)
+
+
 def _refuse_unbuilt(subscription: SubscriptionConfig, lake: str) -> None:
     """Refuse an option rather than take it and do nothing."""
     unbuilt = {
         "two_phase: true": (
-            subscription.two_phase and "://" in lake,
+            subscription.two_phase and is_uri(lake),
             "in a lake at a URI transactions arrive at their commit, and the replica's rows are the same",
         ),
     }

@@ -41,6 +41,7 @@ from pgsieve.resources.postgres.source import read_catalog
 def validate(config: Config) -> ValidationReport:
     """Look at every source and subscription; creates and changes nothing."""
     declared = project(config)
+    declared.lake.engine.check_store()
     pictures: dict[tuple[str, str], PublicationPicture] = {}
     received, problems, statements = [], [], []
     for feed in declared.feeds.values():

@@ -42,6 +42,7 @@ from pgsieve.pipelines.config.file import (
 )
 from pgsieve.pipelines.config.identifiers import parse_qualified
 from pgsieve.pipelines.config.retention import RetentionConfig, Wait
+from pgsieve.pipelines.config.storage import StorageConfig
 from pgsieve.pipelines.config.values import (
     CAPTURE_BYTES,
     CaptureName,
@@ -62,6 +63,7 @@ from pgsieve.pipelines.config.values import (
     slot_name,
     streaming_mode,
 )
+from pgsieve.resources.lake.storage import is_uri
 
 __all__ = [
     "Config",
@@ -81,8 +83,6 @@ FILE_VARIABLE = "PGSIEVE_CONFIG"
 
 Operation = Literal["insert", "update", "delete", "truncate"]
 OPERATIONS: tuple[Operation, ...] = get_args(Operation)
-
-_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # two letters at least
 
 
 class _Section(BaseModel):
@@ -238,6 +238,7 @@ class Config(_Section):
 
     path: Path
     lake: Filled
+    storage: StorageConfig = StorageConfig()
     spark: SparkConfig = SparkConfig()
     retention: RetentionConfig = RetentionConfig()
     sources: Annotated[dict[FolderName, SourceConfig], AfterValidator(not_empty)]
@@ -256,7 +257,7 @@ class Config(_Section):
     @field_validator("lake")
     @classmethod
     def _lake_is_absolute(cls, lake: str, info: ValidationInfo) -> str:
-        if _URI.match(lake):
+        if is_uri(lake):
             return lake.rstrip("/") or lake
         folder = info.data["path"].parent if "path" in info.data else Path.cwd()
         return os.path.normpath(os.path.join(folder, os.path.expanduser(lake)))  # noqa: PTH111, PTH118
@@ -301,6 +302,8 @@ class _BrokenReferencesError(PgsieveError):
 
 def _broken_references(config: Config) -> Iterator[tuple[Location, str, str]]:
     """Yield what is wrong between sections that are right by themselves: place, message, hint."""
+    for name, message, hint in config.storage.misplaced(config.lake):
+        yield ("storage", name), message, hint
     yield from _same_but_for_case("sources", config.sources)
     yield from _same_but_for_case("subscriptions", config.subscriptions)
     logs = {name.lower(): f"source {name}" for name in config.sources}
@@ -355,6 +358,7 @@ def _same_but_for_case(section: str, names: Iterable[str]) -> Iterator[tuple[Loc
 _MODELS: dict[tuple[str, ...], type[BaseModel]] = {
     (): Config,
     ("spark",): SparkConfig,
+    ("storage",): StorageConfig,
     ("retention",): RetentionConfig,
     ("sources", "*"): SourceConfig,
     ("sources", "*", "publications", "*"): PublicationConfig,

@@ -48,6 +48,7 @@ from pgsieve.resources.lake.parquet_files import WRITTEN_DDL, write_files
 from pgsieve.resources.lake.records import APPLICATION, Records, commit_metadata, quoted
 from pgsieve.resources.lake.session import SparkEngine
 from pgsieve.resources.lake.spark import SparkRecords
+from pgsieve.resources.lake.storage import is_uri
 from pgsieve.resources.lake.way import Way, is_exact
 
 _TXN_APP = "spark.databricks.delta.write.txnAppId"
@@ -101,7 +102,7 @@ class Lake:
         self.uri = uri.rstrip("/")
         self._session = session
         #: delta-rs, where it can reach the lake; None for a lake at a URI.
-        self.local: LocalRecords | None = None if "://" in self.uri else LocalRecords()
+        self.local: LocalRecords | None = None if is_uri(self.uri) else LocalRecords()
         self.records: Records = NamedRecords(self.local or SparkRecords(session), self.refusing)
         self._small_bytes = small_bytes
 
@@ -245,7 +246,7 @@ class Lake:
 
     def check_writable(self) -> None:
         """Raise LakeUnavailableError now rather than after the copy; only a local lake can be tried cheaply."""
-        if self.local is None:
+        if is_uri(self.uri):
             return
         try:
             folder = Path(self.uri)

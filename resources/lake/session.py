@@ -59,6 +59,23 @@ LOCAL_SETTINGS: dict[str, str] = {
 SHIPPED = ("pgsieve.decoding", "pgsieve.resources", "pgsieve.assets")
 
 
+#: Delta's setting for all schemes at once.
+_ANY_LOG_STORE = "spark.delta.logStore.class"
+
+
+class UnsafeLogStoreError(PgsieveError):
+    """Spark would commit on S3 in a way that loses commits of others."""
+
+    def __init__(self, setting: str, needed: str) -> None:
+        super().__init__(
+            f"Spark's setting {setting} does not choose {needed}: with another log store Spark may overwrite what others"
+            " commit on S3, or they what it commits",
+            hint="leave the setting out of `spark.conf`; start a Spark Connect server with it, and with pgsieve-log-store.jar on"
+            " its class path; or say that this Spark is the only one that ever writes there: `storage: {only_writer: spark}`",
+            sqlstate="0A000",
+        )
+
+
 class SparkUnavailableError(PgsieveError):
     """No Spark session: Java is missing, or the master does not answer."""
 
@@ -75,6 +92,16 @@ def session_config(master: str, conf: Mapping[str, str], storage: Storage) -> di
         needed.append(s3_packages())
         jars.append(str(log_store.JAR))
     return {**settings, **conf, **class_path(needed, jars, conf)}
+
+
+def refuse_other_log_store(storage: Storage, conf: Mapping[str, str]) -> None:
+    """Raise UnsafeLogStoreError where a session with these settings may lose commits on the lake's store."""
+    if storage.only_spark:
+        return
+    for name, needed in storage.log_store_settings().items():
+        for each in (name, _ANY_LOG_STORE):
+            if conf.get(each, needed) != needed:
+                raise UnsafeLogStoreError(each, needed)
 
 
 def storage_settings(storage: Storage, conf: Mapping[str, str]) -> dict[str, str]:
@@ -105,6 +132,11 @@ class SparkEngine(LazyPySparkResource):
             for package in SHIPPED:
                 cloudpickle.register_pickle_by_value(import_module(package))  # type: ignore[no-untyped-call]
         return self._remote() if self.master.startswith("sc://") else self._started()
+
+    def check_store(self) -> None:
+        """Raise UnsafeLogStoreError where a Spark Connect server may lose commits; sessions that are started here do not."""
+        if self.master.startswith("sc://") and storage_of(self.lake).log_store_settings():
+            assert self.session
 
     def _started(self) -> SparkSession:
         if self._spark_session is None:
@@ -145,6 +177,13 @@ class SparkEngine(LazyPySparkResource):
                     f'no Spark Connect session at "{self.master}": {str(error).splitlines()[0]}',
                     hint="start the server, or choose another `spark.master` in pgsieve.yaml",
                 ) from error
+            # With what a server commits was decided as it started; where nothing was, with Delta's own.
+            chosen = {name: session.conf.get(name, "") or "" for name in storage.log_store_settings()}
+            try:
+                refuse_other_log_store(storage, chosen)
+            except UnsafeLogStoreError:
+                session.stop()
+                raise
             # Left to the garbage collector, the channel is closed as Python ends, which may never return.
             atexit.register(session.stop)
             self._connect = session

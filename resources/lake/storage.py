@@ -36,6 +36,13 @@ _KEYS = "org.apache.hadoop.fs.s3a.{}AWSCredentialsProvider"
 _TOKENS = "org.apache.hadoop.fs.azurebfs.oauth2.{}TokenProvider"
 _DEFAULT_REGION = "us-east-1"
 
+_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # two letters at least
+
+
+def is_uri(lake: str) -> bool:
+    """Whether a lake is at a URI, and not in a folder."""
+    return bool(_URI.match(lake))
+
 
 @dataclass(frozen=True)
 class Storage:
@@ -57,7 +64,7 @@ class Storage:
     @property
     def scheme(self) -> str:
         """The scheme of the address; `file` where it is a path."""
-        return urlsplit(self.address).scheme.lower() if "://" in self.address else "file"
+        return urlsplit(self.address).scheme.lower() if is_uri(self.address) else "file"
 
     @property
     def platform(self) -> str | None:
@@ -67,7 +74,7 @@ class Storage:
     @property
     def folder(self) -> str | None:
         """The folder of this machine; None where it is elsewhere."""
-        return None if "://" in self.address else self.address
+        return None if is_uri(self.address) else self.address
 
     @property
     def is_safe(self) -> bool:

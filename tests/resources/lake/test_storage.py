@@ -5,7 +5,12 @@ from __future__ import annotations
 import pytest
 
 from pgsieve.resources.lake import log_store
-from pgsieve.resources.lake.session import session_config, storage_settings
+from pgsieve.resources.lake.session import (
+    UnsafeLogStoreError,
+    refuse_other_log_store,
+    session_config,
+    storage_settings,
+)
 from pgsieve.resources.lake.storage import Storage, declare, storage_of
 from pgsieve.resources.passwords import concealed
 
@@ -32,7 +37,8 @@ def test_s3_has_one_address_for_both_engines(written: str) -> None:
         (ABFSS, True),
         ("gs://bucket/lake", True),
         ("hdfs://name:8020/lake", True),
-        ("dbfs://lake", False),
+        ("dbfs:/lake", False),
+        ("hdfs:/lake", True),
         ("wasb://lake@shop.blob.core.windows.net", False),
         ("oss://bucket/lake", False),
     ],
@@ -125,3 +131,13 @@ def test_what_the_user_says_of_the_file_system_is_left_as_it_is() -> None:
     storage = Storage.of("s3://bucket/lake", MINIO)
     own = {"spark.hadoop.fs.s3a.endpoint": "https://other"}
     assert storage.spark_settings({}).keys() - storage_settings(storage, own).keys() == {"fs.s3a.endpoint"}
+
+
+@pytest.mark.parametrize("setting", [log_store.SETTING, "spark.delta.logStore.class"])
+def test_another_log_store_on_s3_is_refused_unless_spark_alone_writes(setting: str) -> None:
+    conf = {setting: "io.delta.storage.S3SingleDriverLogStore"}
+    with pytest.raises(UnsafeLogStoreError, match=setting):
+        refuse_other_log_store(Storage.of("s3://bucket/lake"), conf)
+    refuse_other_log_store(Storage.of("s3://bucket/lake", only_spark=True), conf)
+    refuse_other_log_store(Storage.of("/lakes/shop"), conf)
+    refuse_other_log_store(Storage.of("s3://bucket/lake"), {setting: log_store.CLASS})

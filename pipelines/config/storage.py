@@ -1,0 +1,65 @@
+"""`storage` of pgsieve.yaml: how the lake's store is reached, and who writes there.
+
+In: the options as the file has them. Out: a `Storage` of the lake. Options that are another platform's are refused, and no
+secret is in a repr or a message.
+"""
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, SecretStr
+
+from pgsieve.pipelines.config.values import Filled, filled_secret, lower
+from pgsieve.resources.lake.storage import OPTIONS, Storage, is_uri
+
+_Secret = Annotated[SecretStr, AfterValidator(filled_secret)]
+
+
+class StorageConfig(BaseModel):
+    """How the lake's store is reached; what is left out comes from the environment, a profile or the machine's role."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    endpoint: Filled | None = None
+    region: Filled | None = None
+    access_key_id: Filled | None = None
+    secret_access_key: _Secret | None = None
+    session_token: _Secret | None = None
+    path_style: bool | None = None
+    account_key: _Secret | None = None
+    sas_token: _Secret | None = None
+    tenant_id: Filled | None = None
+    client_id: Filled | None = None
+    client_secret: _Secret | None = None
+    service_account: Filled | None = None
+    only_writer: Annotated[Literal["spark"] | None, BeforeValidator(lower)] = None
+
+    @property
+    def options(self) -> dict[str, str]:
+        """The options that are given, as text."""
+        given = {name: getattr(self, name) for names in OPTIONS.values() for name in names}
+        return {name: _text(value) for name, value in given.items() if value is not None}
+
+    def of(self, lake: str) -> Storage:
+        """The storage of a lake."""
+        return Storage.of(lake, self.options, only_spark=self.only_writer == "spark")
+
+    def misplaced(self, lake: str) -> Iterator[tuple[str, str, str]]:
+        """Options that the lake's platform does not have: name, message, hint."""
+        storage = Storage.of(lake)
+        allowed = OPTIONS.get(storage.platform or "", ())
+        where = f"a lake at {storage.scheme}://" if is_uri(lake) else "a lake in a folder"
+        for name in self.options:
+            if name not in allowed:
+                hint = f"allowed there: {', '.join((*allowed, 'only_writer'))}"
+                yield name, f"is not an option of {where}", hint
+        for one, other in (("access_key_id", "secret_access_key"), ("client_id", "client_secret")):
+            if (one in self.options) != (other in self.options):
+                lacking, given = (one, other) if other in self.options else (other, one)
+                yield given, f"needs {lacking}", "give both or neither"
+
+
+def _text(value: object) -> str:
+    if isinstance(value, SecretStr):
+        return value.get_secret_value()
+    return str(value).lower() if isinstance(value, bool) else str(value)

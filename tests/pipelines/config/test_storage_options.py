@@ -1,0 +1,88 @@
+"""`storage` in pgsieve.yaml: what is taken, what is refused, and that its secrets are shown nowhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pgsieve.decoding.errors import PgsieveError
+from pgsieve.pipelines.config.model import Config, ConfigError, parse_config
+from pgsieve.pipelines.project import project
+from pgsieve.resources.lake import log_store
+from pgsieve.resources.lake.storage import storage_of
+from pgsieve.resources.passwords import concealed
+
+SECRET = "w9Kq+3zP/x7Lm2Vt"
+
+
+def read(lake: str, storage: str, spark: str = "", **environ: str) -> Config:
+    text = (
+        f"lake: {lake}\nstorage: {storage}\n{spark}"
+        "sources: {shop: {conninfo: dbname=shop}}\n"
+        "subscriptions: {sales: {source: shop, publications: [p1]}}\n"
+    )
+    return parse_config(text, Path("/etc/pgsieve/pgsieve.yaml"), environ)
+
+
+def test_options_come_from_the_environment_and_reach_both_engines() -> None:
+    options = "{endpoint: 'http://minio:9000', access_key_id: AKIA7, secret_access_key: '${KEY}', path_style: false}"
+    config = read("s3://bucket/lake", options, KEY=SECRET)
+    lake = project(config).lake
+    assert lake.uri == lake.engine.lake == "s3a://bucket/lake"
+    storage = storage_of(lake.uri)
+    assert storage.delta_rs_options()["aws_secret_access_key"] == SECRET
+    assert storage.spark_settings({})["fs.s3a.secret.key"] == SECRET
+    assert storage.spark_settings({})["fs.s3a.path.style.access"] == "false"
+
+
+def test_secrets_are_in_no_repr_and_no_text() -> None:
+    config = read("s3://bucket/lake", f"{{access_key_id: AKIA7, secret_access_key: '{SECRET}'}}")
+    lake = project(config).lake
+    assert SECRET not in repr(config) + repr(lake) + repr(storage_of(lake.uri)) + config.model_dump_json()
+    # What Dagster shows and records of a resource.
+    assert SECRET not in str(lake.get_resource_definition().config_schema.default_value)
+    assert SECRET not in concealed(f"403 Forbidden: {SECRET}")
+
+
+@pytest.mark.parametrize(
+    ("lake", "storage", "says"),
+    [
+        ("./lake", "{region: eu-1}", "storage.region: is not an option of a lake in a folder"),
+        ("s3://b/l", "{account_key: k}", "storage.account_key: is not an option of a lake at s3a://"),
+        ("s3://b/l", "{access_key_id: k}", "storage.access_key_id: needs secret_access_key"),
+        ("s3://b/l", "{secret_access_key: ''}", "storage.secret_access_key: is empty"),
+        ("s3://b/l", "{bucket: k}", "storage.bucket: unknown key"),
+        ("s3://b/l", "{only_writer: delta-rs}", "storage.only_writer: should be one of spark"),
+        ("abfss://l@a.dfs.core.windows.net", "{client_id: c}", "storage.client_id: needs client_secret"),
+        ("gs://b/l", "{endpoint: e}", "storage.endpoint: is not an option of a lake at gs://"),
+    ],
+)
+def test_what_is_refused_says_where_and_why(lake: str, storage: str, says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read(lake, storage)
+    assert f"pgsieve.yaml:2: {says}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "lake", ["wasb://lake@shop.blob.core.windows.net", "oss://bucket/lake", "dbfs:/lake"]
+)
+def test_a_store_that_may_lose_commits_is_refused_unless_spark_alone_writes(lake: str) -> None:
+    with pytest.raises(PgsieveError, match="one could be lost") as caught:
+        project(read(lake, "{}"))
+    assert "storage: {only_writer: spark}" in str(caught.value.hint)
+    assert project(read(lake, "{only_writer: spark}")).lake.uri == lake
+
+
+@pytest.mark.parametrize(
+    "lake", ["hdfs://name:8020/lake", "gs://b/l", "abfss://l@a.dfs.core.windows.net", "file:///lakes/shop"]
+)
+def test_a_store_that_keeps_the_first_of_two_commits_is_taken(lake: str) -> None:
+    assert project(read(lake, "{}")).lake.uri == lake
+
+
+def test_another_log_store_on_s3_is_refused_unless_spark_alone_writes() -> None:
+    spark = f"spark: {{conf: {{{log_store.SETTING}: io.delta.storage.S3SingleDriverLogStore}}}}\n"
+    with pytest.raises(PgsieveError, match=log_store.SETTING):
+        project(read("s3://bucket/lake", "{}", spark))
+    assert project(read("s3://bucket/lake", "{only_writer: spark}", spark))
