@@ -715,7 +715,14 @@ def test_what_is_refused_says_where_and_why(case):
 
 
 def test_the_allowed_names_can_be_read_by_a_program():
-    assert refusal(LEAST + "x: 1\n").allowed == ("lake", "storage", "spark", "retention", "sources", "subscriptions")
+    assert refusal(LEAST + "x: 1\n").allowed == (
+        "lake",
+        "storage",
+        "spark",
+        "retention",
+        "sources",
+        "subscriptions",
+    )
     assert refusal(with_subscription("origin: x")).allowed == ("any", "none")
 
 

@@ -12,15 +12,8 @@ from deltalake import DeltaTable
 
 from pgsieve.assets.steps.apply.damaged import set_damaged_aside
 from pgsieve.assets.steps.apply.replica_tables import applied_up_to, tables_beyond_cut
-from pgsieve.assets.steps.records.cuts import Cut, append_cut, last_cut
-from pgsieve.assets.steps.records.table_states import (
-    READY,
-    SET_ASIDE,
-    TableState,
-    newest_version,
-    set_states,
-    table_states,
-)
+from pgsieve.assets.steps.records.cuts import Cut, Cuts
+from pgsieve.assets.steps.records.table_states import SyncState, TableState, TableStates, newest_version
 from pgsieve.assets.steps.subscription import Definition, Feed, Subscription
 from pgsieve.decoding.publications.evolution import Layout
 from pgsieve.resources.lake import delta_rs
@@ -40,13 +33,13 @@ def lake_of(folder: Path, tables: int) -> Lake:
     lake = Lake(str(folder), no_session)
     assert lake.local is not None
     names = [("public", f"t{number}") for number in range(tables)]
-    set_states(lake, "sub", [TableState(*name, READY, 1, DEFINITION) for name in names])
+    TableStates(lake, "sub").append([TableState(*name, SyncState.READY, 1, DEFINITION) for name in names])
     for name in names:
         for position in (None, 1):
             lake.local.write(lake.replica("sub", *name), pa.table({"id": [0]}), position)
     versions = {name: lake.local.version(lake.replica("sub", *name)) for name in names}
-    states = newest_version(table_states(lake, "sub").values())
-    append_cut(lake, "sub", Cut(1, versions, datetime.now(UTC), states))
+    states = newest_version(TableStates(lake, "sub").newest().values())
+    Cuts(lake, "sub").append(Cut(1, versions, datetime.now(UTC), states))
     return lake
 
 
@@ -61,7 +54,7 @@ def opened(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> int:
 
     with monkeypatch.context() as patch:
         patch.setattr(delta_rs, "DeltaTable", Counted)
-        set_damaged_aside(SUBSCRIPTION, lake, last_cut(lake, SUBSCRIPTION), set())
+        set_damaged_aside(SUBSCRIPTION, lake, Cuts(lake, SUBSCRIPTION.name).last(), set())
         assert tables_beyond_cut(SUBSCRIPTION, lake) == set()
         assert applied_up_to(lake, SUBSCRIPTION) == 1
     return len(paths)
@@ -76,9 +69,13 @@ def test_a_replica_that_is_gone_is_noticed_all_the_same(tmp_path: Path) -> None:
     lake = lake_of(tmp_path, 3)
     shutil.rmtree(lake.replica("sub", "public", "t1"))
     DeltaTable(lake.replica("sub", "public", "t2")).restore(0)
-    set_damaged_aside(SUBSCRIPTION, lake, last_cut(lake, SUBSCRIPTION), set())
-    states = table_states(lake, "sub")
-    assert [states["public", f"t{n}"].state for n in range(3)] == [READY, SET_ASIDE, SET_ASIDE]
+    set_damaged_aside(SUBSCRIPTION, lake, Cuts(lake, SUBSCRIPTION.name).last(), set())
+    states = TableStates(lake, "sub").newest()
+    assert [states["public", f"t{n}"].state for n in range(3)] == [
+        SyncState.READY,
+        SyncState.SET_ASIDE,
+        SyncState.SET_ASIDE,
+    ]
     assert "is gone" in (states["public", "t1"].reason or "")
     assert "earlier version" in (states["public", "t2"].reason or "")
 
@@ -87,20 +84,20 @@ def test_states_are_read_once_for_each_version(tmp_path: Path, monkeypatch) -> N
     lake, read = lake_of(tmp_path, 1), []
     rows = lake.records.rows
     monkeypatch.setattr(lake.records, "rows", lambda *given: read.append(given) or rows(*given))
-    known = table_states(lake, "sub")
-    known.clear()  # It is the caller's own.
-    assert table_states(lake, "sub").keys() == {("public", "t0")}
+    states = TableStates(lake, "sub").newest()
+    states.clear()  # It is the caller's own.
+    assert TableStates(lake, "sub").newest().keys() == {("public", "t0")}
     assert read == []
     other = Lake(str(tmp_path), no_session)  # as another process
-    set_states(other, "sub", [TableState("public", "t0", SET_ASIDE, 1, DEFINITION, "why")])
-    assert table_states(lake, "sub")["public", "t0"].state == SET_ASIDE
+    TableStates(other, "sub").append([TableState("public", "t0", SyncState.SET_ASIDE, 1, DEFINITION, "why")])
+    assert TableStates(lake, "sub").newest()["public", "t0"].state == SyncState.SET_ASIDE
 
 
 def test_states_of_a_table_that_was_made_anew_are_its_own(tmp_path: Path) -> None:
     lake = lake_of(tmp_path, 1)
-    before = table_states(lake, "sub")
+    before = TableStates(lake, "sub").newest()
     version = lake.records.version(lake.table_states("sub"))
     shutil.rmtree(lake.table_states("sub"))
-    set_states(lake, "sub", [TableState("public", "other", READY, 1, DEFINITION)])
+    TableStates(lake, "sub").append([TableState("public", "other", SyncState.READY, 1, DEFINITION)])
     assert lake.records.version(lake.table_states("sub")) == version
-    assert table_states(lake, "sub").keys() != before.keys()
+    assert TableStates(lake, "sub").newest().keys() != before.keys()
