@@ -28,6 +28,7 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.resources.lake.errors import DamagedTableError, OverrunError, commit_again
+from pgsieve.resources.lake.merge import Merge
 from pgsieve.resources.lake.records import APPLICATION, VERSIONED, Standing, commit_metadata, versioned
 
 #: Several row groups a file, so that decoding one is shared among the cores.
@@ -241,45 +242,33 @@ class LocalRecords:
         self,
         path: str,
         source: pa.Table,
-        key: Mapping[str, str],
-        values: Mapping[str, str],
-        unknown: Mapping[str, str],
+        merge: Merge,
         position: int,
         base: int,
     ) -> Mapping[str, int]:
         """Merge a net change into a keyed table in one commit, once per position; rows by kind of change.
 
-        `source` has a column `action` (delete, update or upsert); `key` and `values` map columns of the table
-        to its columns, `unknown` to those that say whether a row keeps its value. `base` as in `write`.
+        `base` as in `write`.
         """
         metrics: dict[str, Any] = {}
-
-        def new(column: str, value: str) -> str:
-            if column not in unknown:
-                return f"s.{value}"
-            return f"case when s.{unknown[column]} then t.{_quoted(column)} else s.{value} end"
-
-        on = " and ".join(f"t.{_quoted(column)} = s.{value}" for column, value in key.items())
+        clauses = merge.clauses(_quoted)
 
         def attempt(table: DeltaTable | None) -> None:
             assert table is not None
-            merge = table.merge(
+            merger = table.merge(
                 source,
-                on,
+                clauses.on,
                 source_alias="s",
                 target_alias="t",
                 writer_properties=WriterProperties(max_row_group_size=ROW_GROUP, compression="SNAPPY"),
                 commit_properties=_commit(position, alone=True),
             )
-            done = (
-                merge.when_matched_delete("s.action = 'delete'")
-                .when_matched_update({_quoted(c): new(c, v) for c, v in values.items()})
-                .when_not_matched_insert(
-                    {_quoted(c): f"s.{v}" for c, v in values.items()}, "s.action = 'upsert'"
-                )
+            metrics.update(
+                merger.when_matched_delete(clauses.deletes)
+                .when_matched_update(dict(clauses.update))
+                .when_not_matched_insert(dict(clauses.insert), clauses.inserts)
                 .execute()
             )
-            metrics.update(done)
 
         self._committed(path, attempt, base=base)
         return {kind: int(metrics[f"num_target_rows_{kind}"]) for kind in ("inserted", "updated", "deleted")}

@@ -3,9 +3,8 @@
 Few rows of a local lake are merged in this process, the others by Spark; both run the same MERGE.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,8 +18,8 @@ from pgsieve.assets.steps.apply.equal_rows import (
     replayed,
     row_changes,
     same_row,
-    same_row_sql,
 )
+from pgsieve.assets.steps.apply.merging import FlatChanges, keyless_merge, merge_by_spark
 from pgsieve.assets.steps.apply.net_change import (
     changed_rows,
     decided_changes,
@@ -28,13 +27,12 @@ from pgsieve.assets.steps.apply.net_change import (
 )
 from pgsieve.assets.steps.checkpoint import checkpointed
 from pgsieve.assets.steps.observed import aggregated, checkpointed_and_observed
-from pgsieve.assets.steps.records.columns import field as struct_field
 from pgsieve.assets.steps.records.table_states import Name
 from pgsieve.assets.steps.records.transformed import TableChanges
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.resources.lake.delta_rs import writable
 from pgsieve.resources.lake.lake import Lake, column_mapping
-from pgsieve.resources.lake.overrun import guarded
+from pgsieve.resources.lake.merge import Clauses
 from pgsieve.resources.lake.records import Standing, quoted
 from pgsieve.resources.lake.way import Way
 
@@ -114,67 +112,6 @@ class Pending:
 
 
 @dataclass(frozen=True)
-class Merge:
-    """A MERGE of net changes with their fields side by side: key columns k0, k1, ..., the row's v0, v1, ...
-
-    u0, u1, ... say whether a row keeps the value of a column that some change left out.
-    """
-
-    key: Sequence[str]
-    columns: Sequence[str]
-    unsent: Collection[str]
-
-    @property
-    def key_columns(self) -> dict[str, str]:
-        """The source column of each key column."""
-        return {name: f"k{i}" for i, name in enumerate(self.key)}
-
-    @property
-    def value_columns(self) -> dict[str, str]:
-        """The source column of each column."""
-        return {name: f"v{i}" for i, name in enumerate(self.columns)}
-
-    @property
-    def unknown_columns(self) -> dict[str, str]:
-        """The source column that says whether a column keeps its value, for those that some change left out."""
-        return {name: f"u{i}" for i, name in enumerate(self.columns) if name in self.unsent}
-
-    def flat(self, net: DataFrame) -> DataFrame:
-        """Net changes (`pgsieve.assets.steps.apply.net_change`) with their fields side by side."""
-        return net.select(
-            *(struct_field("key", name).alias(k) for name, k in self.key_columns.items()),
-            *(struct_field("row", name).alias(v) for name, v in self.value_columns.items()),
-            *(
-                F.coalesce(F.array_contains("unknown", name), F.lit(False)).alias(u)
-                for name, u in self.unknown_columns.items()
-            ),
-            "action",
-            "expected",
-        )
-
-    @property
-    def statement(self) -> str:
-        """The MERGE as Spark's SQL."""
-        unknown = self.unknown_columns
-
-        def new(name: str, value: str) -> str:
-            if name not in unknown:
-                return f"s.{value}"
-            return f"case when s.{unknown[name]} then t.{quoted(name)} else s.{value} end"
-
-        on = " and ".join(f"t.{quoted(name)} = s.{k}" for name, k in self.key_columns.items())
-        assigned = ", ".join(f"t.{quoted(name)} = {new(name, v)}" for name, v in self.value_columns.items())
-        listed = ", ".join(quoted(name) for name in self.columns)
-        values = ", ".join(f"s.{v}" for v in self.value_columns.values())
-        return (
-            f"merge into {{target}} t using {{source}} s on {on}"
-            " when matched and s.action = 'delete' then delete"
-            f" when matched then update set {assigned}"
-            f" when not matched and s.action = 'upsert' then insert ({listed}) values ({values})"
-        )
-
-
-@dataclass(frozen=True)
 class ReplicaWriter:
     """Brings the net change of a batch into one replica table, in one commit."""
 
@@ -190,7 +127,7 @@ class ReplicaWriter:
         pending, key, columns = self.pending, self.definition.key, self.definition.names
         if not pending.sent("update", "delete"):
             return self._append(rows.select("new.*"), pending.sent("insert"))
-        merge = Merge(key, columns, pending.unchanged)
+        flat = FlatChanges(key, columns, pending.unchanged)
         types = dict(self.definition.columns)
         way = self.lake.way(self.path, columns, self.size, key=[types[name] for name in key])
         slices = [c.slice for c in pending.slices]
@@ -208,46 +145,30 @@ class ReplicaWriter:
             few = pending.sent("insert", "update", "delete") <= BROADCAST_ROWS
             net = changed_rows(decided, rows, key, columns, pending.unchanged, slices, few=few)
         if way is Way.IN_PROCESS:
-            return self._keyed_locally(merge, writable(merge.flat(net).toArrow()))
+            return self._keyed_locally(flat, writable(flat.of(net).toArrow()))
         expected = totals["expected"] or 0
         if not expected or pending.truncated_at:
             upserts = net.where(F.col("action") == "upsert").select("row.*")
             return self._append(upserts, totals["upserts"] or 0)
-        return self._merged(self._execute(merge.flat(net), merge.statement), expected)
+        return self._merged(self._execute(flat.of(net), flat.merge.clauses(quoted)), expected)
 
-    def _keyed_locally(self, merge: Merge, net: pa.Table) -> Applied:
+    def _keyed_locally(self, flat: FlatChanges, net: pa.Table) -> Applied:
         """The same for few rows, which pass through this process."""
         local = self.lake.local
         assert local is not None
         expected = pc.sum(net["expected"]).as_py() or 0
         if expected and not self.pending.truncated_at:
-            counts = local.merge(
-                self.path,
-                net,
-                merge.key_columns,
-                merge.value_columns,
-                merge.unknown_columns,
-                self.end,
-                self._base,
-            )
+            counts = local.merge(self.path, net, flat.merge, self.end, self._base)
             return self._merged(counts, expected)
         upserts = net.filter(pc.equal(net["action"], "upsert"))
-        rows = pa.table({name: upserts[value] for name, value in merge.value_columns.items()})
+        rows = pa.table({name: upserts[value] for name, value in flat.merge.values.items()})
         truncated = self.pending.truncated_at is not None
         if rows.num_rows or truncated:
             local.write(self.path, rows, self.end, overwrite=truncated, base=self._base)
         return self._applied(inserted=rows.num_rows)
 
-    def _execute(self, source: DataFrame, statement: str) -> Mapping[str, int]:
-        """Run a MERGE from a source, `{source}` into `{target}`; rows by kind of change."""
-        view = f"pgsieve_{uuid4().hex}"
-        guarded(source, self.path, self._base).createOrReplaceTempView(view)
-        result = self.lake.spark.sql(
-            statement.replace("{source}", view).replace("{target}", f"delta.{quoted(self.path)}")
-        ).collect()
-        self.lake.spark.catalog.dropTempView(view)
-        counts = result[0].asDict() if result else {}
-        return {kind: counts[f"num_{kind}_rows"] for kind in ("inserted", "updated", "deleted") if counts}
+    def _execute(self, source: DataFrame, clauses: Clauses) -> Mapping[str, int]:
+        return merge_by_spark(self.lake, self.path, source, clauses, self._base)
 
     def _merged(self, counts: Mapping[str, int], expected: int) -> Applied:
         matched = counts.get("updated", 0) + counts.get("deleted", 0)
@@ -325,16 +246,8 @@ class ReplicaWriter:
             .unionByName(stay.select(F.lit("insert").alias("action"), "row"))
             .unionByName(come.select(F.lit("insert").alias("action"), "row"))
         )
-        on = same_row_sql(source, "row", "t", "s.row")
-        listed = ", ".join(quoted(c) for c in columns)
-        values = ", ".join(f"s.row.{quoted(c)}" for c in columns)
-        counts = self._execute(
-            # Rows that stay are read from the replica itself: read them before the MERGE begins.
-            checkpointed(source),
-            f"merge into {{target}} t using {{source}} s on s.action = 'delete' and {on}"
-            " when matched then delete"
-            f" when not matched and s.action = 'insert' then insert ({listed}) values ({values})",
-        )
+        # Rows that stay are read from the replica itself: read them before the MERGE begins.
+        counts = self._execute(checkpointed(source), keyless_merge(source, columns))
         put_back = counts.get("inserted", 0) - came
         return self._applied(inserted=came, deleted=counts.get("deleted", 0) - put_back)
 

@@ -8,11 +8,10 @@ that is applied before or after is left out. The newest cut gets the new version
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from uuid import uuid4
 
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
-from pgsieve.assets.steps.apply.equal_rows import same_row_sql
+from pgsieve.assets.steps.apply.merging import keyless_merge, merge_by_spark
 from pgsieve.assets.steps.apply.replica_tables import renew_cut
 from pgsieve.assets.steps.checkpoint import checkpointed
 from pgsieve.assets.steps.checks.comparison import Sides
@@ -22,8 +21,6 @@ from pgsieve.assets.steps.observed import aggregated
 from pgsieve.assets.steps.records.table_states import Name
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.overrun import guarded
-from pgsieve.resources.lake.records import quoted
 
 Log = Callable[[str], None]
 
@@ -73,7 +70,7 @@ def _repair(sides: Sides, lsn: int) -> tuple[int, int]:
     chosen = sides.differing()
     if chosen is not None and not chosen.segments.any():
         return 0, 0
-    spark, columns = sides.lake.spark, [c.name for c in sides.columns]
+    columns = [c.name for c in sides.columns]
     net = checkpointed(differing_row_counts(*sides.frames(chosen), columns))
     totals = aggregated(net, [F.sum("expected").alias("expected"), F.sum("held").alias("held")])
     if totals["expected"] is None:
@@ -83,17 +80,7 @@ def _repair(sides: Sides, lsn: int) -> tuple[int, int]:
         F.lit("insert").alias("action"), "row", F.explode(F.sequence(F.lit(1), F.col("expected").cast("int")))
     )
     source = gone.unionByName(come.select("action", "row"))
-    view = f"pgsieve_{uuid4().hex}"
-    guarded(source, sides.path, sides.version).createOrReplaceTempView(view)
-    listed = ", ".join(quoted(c) for c in columns)
-    values = ", ".join(f"s.row.{quoted(c)}" for c in columns)
     vectors = sides.lake.records.has_deletion_vectors(sides.path)
     with sides.lake.committing(None, vectors=vectors, metadata={"repaired": lsn}):
-        spark.sql(
-            f"merge into delta.{quoted(sides.path)} t using {view} s"
-            f" on s.action = 'delete' and {same_row_sql(source, 'row', 't', 's.row')}"
-            " when matched then delete"
-            f" when not matched and s.action = 'insert' then insert ({listed}) values ({values})"
-        ).collect()
-    spark.catalog.dropTempView(view)
+        merge_by_spark(sides.lake, sides.path, source, keyless_merge(source, columns), sides.version)
     return int(totals["expected"]), int(totals["held"])

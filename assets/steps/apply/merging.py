@@ -1,0 +1,71 @@
+"""What a MERGE into a replica is given, with a key and without: net changes as a flat source, rows that go and come.
+
+In: net changes. Out: the source and the clauses, which both engines read (`pgsieve.resources.lake.merge`), and the MERGE by
+Spark. delta-rs merges in `LocalRecords.merge`.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from uuid import uuid4
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
+
+from pgsieve.assets.steps.apply.equal_rows import same_row_sql
+from pgsieve.assets.steps.records.columns import field as struct_field
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.merge import Clauses, Merge, keyless_clauses
+from pgsieve.resources.lake.overrun import guarded
+from pgsieve.resources.lake.records import quoted
+
+
+@dataclass(frozen=True)
+class FlatChanges:
+    """Net changes with their fields side by side: key columns k0, k1, ..., the row's v0, v1, ...
+
+    u0, u1, ... say whether a row keeps the value of a column that some change left out.
+    """
+
+    key: Sequence[str]
+    columns: Sequence[str]
+    unsent: Collection[str]
+
+    @property
+    def merge(self) -> Merge:
+        """The MERGE of them: columns of the replica by those of the source."""
+        return Merge(
+            key={name: f"k{i}" for i, name in enumerate(self.key)},
+            values={name: f"v{i}" for i, name in enumerate(self.columns)},
+            unknown={name: f"u{i}" for i, name in enumerate(self.columns) if name in self.unsent},
+        )
+
+    def of(self, net: DataFrame) -> DataFrame:
+        """Net changes (`pgsieve.assets.steps.apply.net_change`) with their fields side by side."""
+        merge = self.merge
+        return net.select(
+            *(struct_field("key", name).alias(k) for name, k in merge.key.items()),
+            *(struct_field("row", name).alias(v) for name, v in merge.values.items()),
+            *(
+                F.coalesce(F.array_contains("unknown", name), F.lit(False)).alias(u)
+                for name, u in merge.unknown.items()
+            ),
+            "action",
+            "expected",
+        )
+
+
+def keyless_merge(source: DataFrame, columns: Sequence[str]) -> Clauses:
+    """The MERGE of rows that go and come (`action` is delete or insert, `row` the row) into a table without a key."""
+    return keyless_clauses(same_row_sql(source, "row", "t", "s.row"), columns)
+
+
+def merge_by_spark(
+    lake: Lake, path: str, source: DataFrame, clauses: Clauses, base: int
+) -> Mapping[str, int]:
+    """Run a MERGE into the version `base` of a table; rows by kind of change, none where its position is reached."""
+    view = f"pgsieve_{uuid4().hex}"
+    guarded(source, path, base).createOrReplaceTempView(view)
+    result = lake.spark.sql(clauses.statement(f"delta.{quoted(path)}", view)).collect()
+    lake.spark.catalog.dropTempView(view)
+    counts = result[0].asDict() if result else {}
+    return {kind: counts[f"num_{kind}_rows"] for kind in ("inserted", "updated", "deleted") if counts}

@@ -1,0 +1,74 @@
+"""MERGE, described once for both engines: what finds a row of a table `t`, and what becomes of it by a source `s`.
+
+In: columns of the table and of the source. Out: clauses, in which each engine quotes names its own way. The source has a
+column `action`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pgsieve.resources.lake.records import quoted
+
+#: An engine's way to quote a column's name.
+Quote = Callable[[str], str]
+
+
+@dataclass(frozen=True)
+class Clauses:
+    """The clauses of a MERGE: rows that match `on` are deleted or updated, others inserted; columns are quoted."""
+
+    on: str
+    inserts: str
+    insert: Mapping[str, str]
+    #: Which matched rows are deleted; all, where none is updated.
+    deletes: str | None = None
+    update: Mapping[str, str] = field(default_factory=dict)
+
+    def statement(self, target: str, source: str) -> str:
+        """The MERGE as Spark's SQL."""
+        deleted = f" and {self.deletes}" if self.deletes else ""
+        assigned = ", ".join(f"t.{column} = {value}" for column, value in self.update.items())
+        updated = f" when matched then update set {assigned}" if assigned else ""
+        return (
+            f"merge into {target} t using {source} s on {self.on}"
+            f" when matched{deleted} then delete{updated}"
+            f" when not matched and {self.inserts} then insert ({', '.join(self.insert)})"
+            f" values ({', '.join(self.insert.values())})"
+        )
+
+
+@dataclass(frozen=True)
+class Merge:
+    """A net change by key: `action` is delete, update or upsert.
+
+    `key` and `values` map columns of the table to the source's, `unknown` to those that say whether a row keeps its value.
+    """
+
+    key: Mapping[str, str]
+    values: Mapping[str, str]
+    unknown: Mapping[str, str]
+
+    def clauses(self, quote: Quote) -> Clauses:
+        """The clauses, as an engine quotes names."""
+
+        def new(column: str, value: str) -> str:
+            if column not in self.unknown:
+                return f"s.{value}"
+            return f"case when s.{self.unknown[column]} then t.{quote(column)} else s.{value} end"
+
+        return Clauses(
+            on=" and ".join(f"t.{quote(column)} = s.{value}" for column, value in self.key.items()),
+            deletes="s.action = 'delete'",
+            update={quote(column): new(column, value) for column, value in self.values.items()},
+            inserts="s.action = 'upsert'",
+            insert={quote(column): f"s.{value}" for column, value in self.values.items()},
+        )
+
+
+def keyless_clauses(same_row: str, columns: Sequence[str]) -> Clauses:
+    """Every row equal to one that is deleted goes, and each one that is inserted comes; `same_row` is Spark's SQL."""
+    return Clauses(
+        on=f"s.action = 'delete' and {same_row}",
+        inserts="s.action = 'insert'",
+        insert={quoted(column): f"s.row.{quoted(column)}" for column in columns},
+    )

@@ -1,0 +1,49 @@
+"""One description of a MERGE, which Spark reads as SQL and delta-rs as clauses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+
+from pgsieve.resources.lake.delta_rs import LocalRecords
+from pgsieve.resources.lake.merge import Merge, keyless_clauses
+from pgsieve.resources.lake.records import quoted
+
+MERGE = Merge({"id": "k0"}, {"id": "v0", "a`b": "v1"}, {"a`b": "u1"})
+
+
+def test_spark_gets_the_clauses_as_sql() -> None:
+    assert MERGE.clauses(quoted).statement("x", "y") == (
+        "merge into x t using y s on t.`id` = s.k0"
+        " when matched and s.action = 'delete' then delete"
+        " when matched then update set t.`id` = s.v0, t.`a``b` = case when s.u1 then t.`a``b` else s.v1 end"
+        " when not matched and s.action = 'upsert' then insert (`id`, `a``b`) values (s.v0, s.v1)"
+    )
+
+
+def test_without_a_key_every_matched_row_goes() -> None:
+    assert keyless_clauses("t.`a` <=> s.row.`a`", ["a"]).statement("x", "y") == (
+        "merge into x t using y s on s.action = 'delete' and t.`a` <=> s.row.`a`"
+        " when matched then delete"
+        " when not matched and s.action = 'insert' then insert (`a`) values (s.row.`a`)"
+    )
+
+
+def test_delta_rs_merges_by_the_same_clauses(tmp_path: Path) -> None:
+    path, local = str(tmp_path / "t"), LocalRecords()
+    local.write(path, pa.table({"id": [1, 2, 3, 4], "a`b": ["w", "x", "y", "z"]}), 10)
+    source = pa.table(
+        {
+            "k0": [1, 2, 3, 5, 6],
+            "v0": [None, 2, 7, 5, 6],
+            "v1": [None, None, "new", "come", "missing"],
+            "u1": [False, True, False, False, False],
+            "action": ["delete", "update", "upsert", "upsert", "update"],
+        }
+    )
+    counts = local.merge(path, source, MERGE, 20, local.version(path))
+    assert counts == {"inserted": 1, "updated": 2, "deleted": 1}
+    rows = sorted((row["id"], row["a`b"]) for row in local.rows(path))
+    assert rows == [(2, "x"), (4, "z"), (5, "come"), (7, "new")]
+    assert local.position(path) == 20
