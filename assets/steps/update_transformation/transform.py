@@ -42,10 +42,17 @@ from pgsieve.assets.steps.update_transformation.slice_contents import (
     SliceContents,
     slices_to_read,
 )
-from pgsieve.assets.steps.update_transformation.windows import Work, next_window, work_of
+from pgsieve.assets.steps.update_transformation.windows import (
+    LostMessagesError,
+    Window,
+    Work,
+    next_window,
+    work_of,
+)
 from pgsieve.assets.steps.validation import hold_back, sound_catalog, waiting_for
 from pgsieve.decoding.errors import UnsupportedFilterError, UnsupportedTypeError
 from pgsieve.decoding.lsn import format_lsn
+from pgsieve.decoding.publications.catalog import Catalog
 from pgsieve.decoding.publications.evolution import SchemaChangedError
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.resources.failpoints import Failpoint, reach
@@ -93,7 +100,7 @@ def _transform(subscription: Subscription, lake: Lake, log: Log, results: list[T
             begin, base = end, base + 1
         while reader is not None and begin < end:
             window = next_window(skip, begin, end)
-            work = work_of(reader, lake, window, catalog)
+            work = _work_without_lost(reader, lake, window, catalog)
             failure = first_failure(reader, lake, work) if subscription.disable_on_error else None
             if failure is not None:
                 at, problem = failure
@@ -102,7 +109,7 @@ def _transform(subscription: Subscription, lake: Lake, log: Log, results: list[T
                 if at <= begin or is_begun(lake, subscription.name, begin):
                     return
                 window = replace(window, end=at)
-                work = work_of(reader, lake, window, catalog)
+                work = _work_without_lost(reader, lake, window, catalog)
             try:
                 changes = _transform_slice(reader, lake, work, begin, base)
             except TABLE_ERRORS as error:
@@ -118,6 +125,19 @@ def _transform(subscription: Subscription, lake: Lake, log: Log, results: list[T
                 return
             skip = clear_skip(lake, subscription, skip, window, any(c.changed for c in changes), log)
             begin, base = window.end, base + 1
+
+
+def _work_without_lost(subscription: Subscription, lake: Lake, window: Window, catalog: Catalog) -> Work:
+    """What is to be transformed of a window; tables of whose changes the change log has lost files are set aside."""
+    while True:
+        try:
+            return work_of(subscription, lake, window, catalog)
+        except LostMessagesError as lost:
+            problem = lost.damage.message
+            TableStates(lake, subscription.name).append(
+                replace(s, state=SyncState.SET_ASIDE, reason=copy_again(subscription.name, n, problem))
+                for n, s in lost.tables.items()
+            )
 
 
 def _set_aside_what_is_behind(subscription: Subscription, lake: Lake, begin: int, log: Log) -> None:

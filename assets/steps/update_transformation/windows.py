@@ -12,8 +12,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from pgsieve.assets.steps.records.columns import Order
-from pgsieve.assets.steps.records.failures import copy_again
-from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
+from pgsieve.assets.steps.records.table_states import Name, TableState, TableStates
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.assets.steps.update_transformation.slice_contents import (
     Part,
@@ -39,10 +38,10 @@ class Window:
     def rows(self, messages: DataFrame) -> DataFrame:
         """The messages of these transactions."""
         lsn = F.col("commit_lsn")
-        found = messages.where(lsn >= self.begin)
+        rows = messages.where(lsn >= self.begin)
         if self.end < self.slice:
-            found = found.where(lsn < self.end)
-        return found if self.skipped is None else found.where(lsn != self.skipped)
+            rows = rows.where(lsn < self.end)
+        return rows if self.skipped is None else rows.where(lsn != self.skipped)
 
     def holds(self, commit_lsn: int) -> bool:
         """Whether a transaction is one of these."""
@@ -69,8 +68,16 @@ class Work:
     messages: DataFrame
 
 
+class LostMessagesError(Exception):
+    """The change log has lost files with changes of these tables; whoever transforms sets them aside."""
+
+    def __init__(self, tables: Mapping[Name, TableState], damage: DamagedTableError) -> None:
+        super().__init__(damage.message)
+        self.tables, self.damage = tables, damage
+
+
 def work_of(subscription: Subscription, lake: Lake, window: Window, catalog: Catalog) -> Work:
-    """What a subscription gets of a window, for the tables whose changes are applied."""
+    """What a subscription gets of a window, for the tables whose changes are applied; raises LostMessagesError."""
     contents = summarized_slice(lake, subscription.feed, window.slice)
     truncates = [(at, truncate) for at, truncate in contents.truncates if window.holds(at[0])]
     contents = replace(contents, end=window.end, truncates=truncates)
@@ -84,10 +91,5 @@ def work_of(subscription: Subscription, lake: Lake, window: Window, catalog: Cat
     try:
         messages = window.rows(lake.slices_of(lake.change_log(subscription.feed.name), ends, every=True))
     except DamagedTableError as error:
-        aside = [
-            replace(s, state=SyncState.SET_ASIDE, reason=copy_again(subscription.name, n, error.message))
-            for n, s in tables.items()
-        ]
-        TableStates(lake, subscription.name).append(aside)
-        return work_of(subscription, lake, window, catalog)
+        raise LostMessagesError(tables, error) from error
     return Work(contents, tables, parts, emptied, messages)
