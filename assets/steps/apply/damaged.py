@@ -15,22 +15,25 @@ from pgsieve.resources.lake.errors import LakeError
 from pgsieve.resources.lake.lake import Lake
 
 
-def set_damaged_aside(
+def states_without_damaged(
     subscription: Subscription, lake: Lake, cut: Cut | None, changed: Collection[Name]
-) -> None:
-    """Set aside the tables whose replica is damaged; one that is gone and not published any more is left so.
+) -> dict[Name, TableState]:
+    """Set aside the tables whose replica is damaged, and return the states; one not published any more is left so.
 
     Of the `changed` ones, which are about to be written, the whole log is read.
     """
-    states = [s for s in TableStates(lake, subscription.name).newest().values() if s.applies]
+    record = TableStates(lake, subscription.name)
+    states = record.newest()
     aside = [
         replace(state, state=SyncState.SET_ASIDE, reason=copy_again(subscription.name, state.name, problem))
         if state.state == SyncState.READY
         else replace(state, state=SyncState.REMOVED, lsn=0)
-        for state in states
-        if (problem := _damage(subscription, lake, state, cut, read=state.name in changed)) is not None
+        for state in states.values()
+        if state.applies
+        and (problem := _damage(subscription, lake, state, cut, read=state.name in changed)) is not None
     ]
-    TableStates(lake, subscription.name).append(aside)
+    record.append(aside)
+    return record.newest() if aside else states
 
 
 def _damage(
@@ -39,12 +42,12 @@ def _damage(
     """What is wrong with a replica that was ready; None where nothing is."""
     path = lake.replica(subscription.name, *state.name)
     # A cut from before the copy says nothing of what was copied.
-    known = cut.tables.get(state.name) if cut and cut.is_after(state) else None
+    version = cut.tables.get(state.name) if cut and cut.is_after(state) else None
     try:
         # Where nobody has written to it since, this is two looks at its folder, and all that there is to do.
-        if known is not None and lake.records.is_restored(path, known):
+        if version is not None and lake.records.is_restored(path, version):
             return f'somebody has put its replica "{path}" back to an earlier version'
-        if (read or known is None) and not lake.records.exists(path):
+        if (read or version is None) and not lake.records.exists(path):
             return _gone(path)
         if read:
             lake.records.version(path)

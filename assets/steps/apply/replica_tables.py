@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
-from pgsieve.assets.steps.apply.damaged import set_damaged_aside
+from pgsieve.assets.steps.apply.damaged import states_without_damaged
 from pgsieve.assets.steps.apply.key_conflicts import INSERT_EXISTS, KeyConflictError, refuse_conflicts
 from pgsieve.assets.steps.apply.net_change import after_truncate
 from pgsieve.assets.steps.apply.writer import Applied, Pending, ReplicaWriter
@@ -79,15 +79,14 @@ def _apply(
     cut_into: Callable[[Sequence[int]], Iterable[Sequence[int]]],
 ) -> ApplyResult:
     result = ApplyResult(cut=Cuts(lake, subscription.name).last())
-    known, transformed = result.cut, Transformed(lake, subscription.name).position()
-    slices = Transformed(lake, subscription.name).slices(known.lsn if known else 0)
+    cut, record = result.cut, Transformed(lake, subscription.name)
+    transformed, slices = record.position(), record.slices(cut.lsn if cut else 0)
     changed = {c.name for changes in slices.values() for c in changes if c.changed}
-    set_damaged_aside(subscription, lake, known, changed)
-    states = TableStates(lake, subscription.name).newest()
+    states = states_without_damaged(subscription, lake, cut, changed)
     # A table that another process makes ready meanwhile would lack the batches before.
     begun = {n for n, s in states.items() if s.applies}
     alone = only is None and not _is_copied_by_others(states, begun)
-    versions: dict[Name, int] = dict(known.tables) if known else {}
+    versions: dict[Name, int] = dict(cut.tables) if cut else {}
     reached = 0
     batches = deque(cut_into(list(slices)))
     while batches:
@@ -100,7 +99,8 @@ def _apply(
         for name, standing in ahead.items():
             versions[name] = standing.version
             reached = max(reached, standing.position or 0)
-        if subscription.disable_on_error and (failed := batch.first_conflict(todo)):
+        todo, failed = batch.examined(todo) if subscription.disable_on_error else (todo, None)
+        if failed is not None:
             conflict, failing = failed
             if earlier := [e for e in ends if e <= conflict.commit_lsn]:
                 batches.extendleft([[e for e in ends if e not in earlier], earlier])
@@ -127,14 +127,14 @@ def _apply(
         log(f"applied everything up to {format_lsn(end)} to {len(todo)} tables of {subscription.name}")
         copied = max((s.lsn for s in states.values() if s.state == SyncState.READY), default=0)
         if alone and max(copied, reached) <= end:
-            current = _versions(lake, subscription, end, states, versions, known)
+            current = _versions(lake, subscription, end, states, versions, cut)
             _record(lake, subscription, result, end, current, newest_version(states.values()))
-            known = result.cut
+            cut = result.cut
     if alone:
         position = complete_up_to(lake, subscription, max(transformed, *slices, 0))
         copied = max((s.lsn for s in states.values() if s.state == SyncState.READY), default=0)
         if max(copied, reached) <= position:
-            current = _versions(lake, subscription, position, states, versions, known)
+            current = _versions(lake, subscription, position, states, versions, cut)
             _record(lake, subscription, result, position, current, newest_version(states.values()))
     return result
 
@@ -153,10 +153,11 @@ def tables_beyond_cut(subscription: Subscription, lake: Lake) -> set[Name]:
     waiting = Transformed(lake, subscription.name).slices(cut.lsn if cut else 0)
     names = {c.name for changes in waiting.values() for c in changes if c.changed}
     for name, state in TableStates(lake, subscription.name).newest().items():
-        known = cut.tables.get(name) if cut else None
+        version = cut.tables.get(name) if cut else None
         newer = cut is None or not cut.is_after(state)
         if state.state == SyncState.READY and (
-            known is None or (newer and lake.records.version(lake.replica(subscription.name, *name)) != known)
+            version is None
+            or (newer and lake.records.version(lake.replica(subscription.name, *name)) != version)
         ):
             names.add(name)
     return names
@@ -213,20 +214,20 @@ def _versions(
     lsn: int,
     states: Mapping[Name, TableState],
     versions: dict[Name, int],
-    known: Cut | None,
+    cut: Cut | None,
 ) -> dict[Name, int]:
-    """The Delta version of each ready table; `versions` has what cuts and applies told, and is brought up to date.
+    """The Delta version of each ready table; `versions` has those of the cut and of applies, and is brought up to date.
 
-    A table that was copied, or followed its definition, since the known cut has a version that neither of them told.
+    A table that was copied, or followed its definition, since the cut has a version that is in neither.
     Nothing where such a table is beyond the LSN already.
     """
     current = {}
     for name, state in states.items():
         if state.state != SyncState.READY:
             continue
-        told = known.tables.get(name) if known else None
-        newer = known is None or not known.is_after(state)
-        if name not in versions or (newer and versions[name] == told):
+        of_cut = cut.tables.get(name) if cut else None
+        newer = cut is None or not cut.is_after(state)
+        if name not in versions or (newer and versions[name] == of_cut):
             standing = lake.records.standing(lake.replica(subscription.name, *name))
             if (standing.position or 0) > lsn:
                 return {}
@@ -254,8 +255,8 @@ def _record(
 def renew_cut(lake: Lake, subscription: Subscription, versions: Mapping[Name, int]) -> None:
     """Write the newest cut again where some tables hold its LSN in another Delta version."""
     if (cut := Cuts(lake, subscription.name).last()) is not None:
-        held = {name: versions.get(name, version) for name, version in cut.tables.items()}
-        _record(lake, subscription, ApplyResult(cut=cut), cut.lsn, held, cut.states)
+        renewed = {name: versions.get(name, version) for name, version in cut.tables.items()}
+        _record(lake, subscription, ApplyResult(cut=cut), cut.lsn, renewed, cut.states)
 
 
 def total(before: ApplyResult, now: ApplyResult) -> ApplyResult:
@@ -287,10 +288,11 @@ def _sum(before: Applied | None, now: Applied) -> Applied:
 
 @dataclass(frozen=True)
 class _Plan:
-    """What a replica lacks of a batch, and the state of its table."""
+    """What a replica lacks of a batch, and the state of its table; `examined`: no change of it meets a row of its key."""
 
     pending: Pending
     state: TableState
+    examined: bool = False
 
 
 @dataclass(frozen=True)
@@ -357,26 +359,28 @@ class _Batch:
                 earlier += batch.applied(batch.planned([name])[0])
         return earlier
 
-    def first_conflict(self, todo: Sequence[_Plan]) -> tuple[KeyConflictError, Applied] | None:
-        """The first conflict, whatever the table, before anything is applied; and how it counts."""
+    def examined(self, todo: Sequence[_Plan]) -> tuple[list[_Plan], tuple[KeyConflictError, Applied] | None]:
+        """The plans, looked through; the first conflict, whatever the table, before anything is applied, and how it counts."""
 
-        def one(plan: _Plan) -> KeyConflictError | None:
+        def one(plan: _Plan) -> tuple[_Plan, KeyConflictError | None]:
             try:
                 _refuse_conflicts(self.subscription, self.lake, plan)
             except KeyConflictError as conflict:
                 # The row may be another process's, which has applied the same change.
                 path = self.lake.replica(self.subscription.name, *plan.pending.name)
-                return None if is_overrun(self.lake, path, plan.pending.standing) else conflict
+                return plan, None if is_overrun(self.lake, path, plan.pending.standing) else conflict
             except TABLE_ERRORS:
-                pass  # What fails here fails in the apply, too, and is told there.
-            return None
+                return plan, None  # What fails here fails in the apply, too, and is told there.
+            return replace(plan, examined=True), None
 
         with ThreadPoolExecutor(PARALLEL_TABLES) as pool:
-            conflicts = [(error, p) for error, p in zip(pool.map(one, todo), todo, strict=True) if error]
+            looked_through = list(pool.map(one, todo))
+        plans = [plan for plan, _ in looked_through]
+        conflicts = [(error, plan) for plan, error in looked_through if error]
         if not conflicts:
-            return None
+            return plans, None
         error, plan = min(conflicts, key=lambda failed: failed[0].commit_lsn)
-        return error, _conflicting(plan.pending.name, error)
+        return plans, (error, _conflicting(plan.pending.name, error))
 
     def _applied_to(self, plan: _Plan) -> Applied:
         """Apply a plan to its table, or where another process was faster what is lacking then."""
@@ -441,7 +445,8 @@ def _apply_table(subscription: Subscription, lake: Lake, plan: _Plan, end: int) 
     assert definition is not None
     path = lake.replica(subscription.name, *pending.name)
     log = lake.changes(subscription.name, *pending.name, definition.history.generation)
-    _refuse_conflicts(subscription, lake, plan)
+    if not plan.examined:
+        _refuse_conflicts(subscription, lake, plan)
     rows = lake.slices_of(log, [c.slice for c in pending.slices], every=True).where(
         F.col("operation") != "truncate"
     )
