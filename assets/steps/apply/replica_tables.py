@@ -8,35 +8,27 @@ its end and their Delta versions are written to `_cuts`.
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
-from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
-
+from pgsieve.assets.steps.apply.batch import Batch, lacking_changes
 from pgsieve.assets.steps.apply.damaged import states_without_damaged
-from pgsieve.assets.steps.apply.key_conflicts import INSERT_EXISTS, KeyConflictError, refuse_conflicts
-from pgsieve.assets.steps.apply.net_change import after_truncate
-from pgsieve.assets.steps.apply.writer import Applied, Pending, ReplicaWriter
+from pgsieve.assets.steps.apply.writer import Applied
 from pgsieve.assets.steps.records.catalogs import AlteredSlices
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.cuts import Cut, Cuts
-from pgsieve.assets.steps.records.failures import TABLE_ERRORS, copy_again, is_damage, reason
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates, newest_version
-from pgsieve.assets.steps.records.transformed import TableChanges, Transformed
-from pgsieve.assets.steps.subscription import PARALLEL_TABLES, Subscription
+from pgsieve.assets.steps.records.transformed import Transformed
+from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.resources.failpoints import Failpoint, reach
-from pgsieve.resources.lake.errors import LakeError, OverrunError, again_after_conflict
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.records import Standing
 
 #: Slices whose net change is applied at once.
 BATCH_SLICES = 8
 
-#: From this size on a MERGE marks rows in deletion vectors; smaller tables are rewritten sooner than marked.
-LARGE_BYTES = 64 * 1024 * 1024
 
 Log = Callable[[str], None]
 
@@ -93,7 +85,7 @@ def _apply(
         ends = batches.popleft()
         end = ends[-1]
         changes = [c for e in ends for c in slices[e] if c.changed and c.name in begun]
-        batch = _Batch(subscription, lake, end, changes)
+        batch = Batch(subscription, lake, end, changes)
         todo, ahead, states = batch.planned(only)
         alone = alone and not _is_copied_by_others(states, begun)
         for name, standing in ahead.items():
@@ -180,12 +172,6 @@ def complete_up_to(lake: Lake, subscription: Subscription, transformed: int) -> 
     return transformed if waiting or overtaken else durable
 
 
-def _lacking(changes: Sequence[TableChanges], state: TableState, standing: Standing) -> list[TableChanges]:
-    """The changes of a table that its replica lacks, as it stands."""
-    since = max(state.lsn, standing.position or 0)
-    return [c for c in changes if c.slice > since]
-
-
 def applied_up_to(lake: Lake, subscription: Subscription) -> int:
     """The LSN before which no slice has anything that a replica lacks, as the Delta tables tell.
 
@@ -202,7 +188,7 @@ def applied_up_to(lake: Lake, subscription: Subscription) -> int:
                 continue
             if name not in standings:
                 standings[name] = lake.records.standing(lake.replica(subscription.name, *name))
-            if _lacking([change], states[name], standings[name]):
+            if lacking_changes([change], states[name], standings[name]):
                 return upto
         upto = end
     return upto
@@ -284,179 +270,3 @@ def _sum(before: Applied | None, now: Applied) -> Applied:
         problem=now.problem or before.problem,
         damaged=now.damaged or before.damaged,
     )
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """What a replica lacks of a batch, and the state of its table; `examined`: no change of it meets a row of its key."""
-
-    pending: Pending
-    state: TableState
-    examined: bool = False
-
-
-@dataclass(frozen=True)
-class _Batch:
-    """Some slices that follow one another, up to `end`, as the changes of tables that are in them, oldest first."""
-
-    subscription: Subscription
-    lake: Lake
-    end: int
-    changes: Sequence[TableChanges]
-
-    def planned(
-        self, only: Collection[Name] | None
-    ) -> tuple[list[_Plan], dict[Name, Standing], dict[Name, TableState]]:
-        """What the tables lack, where those stand that have some of it already, and all states.
-
-        A run that died, was restricted to some tables, or works at the same time leaves tables ahead: no cut tells of
-        their versions.
-        """
-        lake, name = self.lake, self.subscription.name
-        tables: dict[Name, list[TableChanges]] = {}
-        for change in self.changes:
-            tables.setdefault(change.name, []).append(change)
-        # In this order: who changes a state writes to the replica afterwards, and this plan is for no later version.
-        standings = {n: lake.records.standing(lake.replica(name, *n)) for n in tables}
-        states = TableStates(lake, name).newest()
-        todo, ahead = [], {}
-        for table, changes in tables.items():
-            state, standing = states.get(table), standings[table]
-            if state is None or not state.applies or changes[-1].slice <= state.lsn:
-                continue
-            lacking = _lacking(changes, state, standing)
-            if len(lacking) < len([c for c in changes if c.slice > state.lsn]):
-                ahead[table] = standing
-            if lacking and (only is None or table in only):
-                todo.append(_Plan(Pending(lacking, standing), state))
-        return todo, ahead, states
-
-    def applied(self, todo: Sequence[_Plan]) -> list[Applied]:
-        """Apply what tables lack; a table that fails is told of, with the problem."""
-        if not todo:
-            return []
-        lake, applied = self.lake, list[Applied]()
-        paths = {p.pending.name: lake.replica(self.subscription.name, *p.pending.name) for p in todo}
-        sizes = {name: lake.records.size(path) for name, path in paths.items()}
-        for large in (False, True):
-            chosen = [p for p in todo if (sizes[p.pending.name] >= LARGE_BYTES) == large]
-            if large:
-                for plan in chosen:
-                    lake.enable_deletion_vectors(paths[plan.pending.name])
-                chosen, _, _ = self.planned([p.pending.name for p in chosen]) if chosen else ([], {}, {})
-            if chosen:
-                with lake.committing(self.end, vectors=large), ThreadPoolExecutor(PARALLEL_TABLES) as pool:
-                    applied += list(pool.map(self._applied_to, chosen))
-        return [*self._applied_before_conflicts(applied), *applied]
-
-    def _applied_before_conflicts(self, applied: Sequence[Applied]) -> list[Applied]:
-        """Wherever batches end: what comes before the slice with a conflict is applied, nothing of that slice or later."""
-        earlier: list[Applied] = []
-        for name, at in ((a.name, a.conflict_lsn) for a in applied):
-            changes = [c for c in self.changes if at is not None and c.name == name and c.slice <= at]
-            if changes:
-                batch = replace(self, end=changes[-1].slice, changes=changes)
-                earlier += batch.applied(batch.planned([name])[0])
-        return earlier
-
-    def examined(self, todo: Sequence[_Plan]) -> tuple[list[_Plan], tuple[KeyConflictError, Applied] | None]:
-        """The plans, looked through; the first conflict, whatever the table, before anything is applied, and how it counts."""
-
-        def one(plan: _Plan) -> tuple[_Plan, KeyConflictError | None]:
-            try:
-                _refuse_conflicts(self.subscription, self.lake, plan)
-            except KeyConflictError as conflict:
-                # The row may be another process's, which has applied the same change.
-                path = self.lake.replica(self.subscription.name, *plan.pending.name)
-                return plan, None if is_overrun(self.lake, path, plan.pending.standing) else conflict
-            except TABLE_ERRORS:
-                return plan, None  # What fails here fails in the apply, too, and is told there.
-            return replace(plan, examined=True), None
-
-        with ThreadPoolExecutor(PARALLEL_TABLES) as pool:
-            looked_through = list(pool.map(one, todo))
-        plans = [plan for plan, _ in looked_through]
-        conflicts = [(error, plan) for plan, error in looked_through if error]
-        if not conflicts:
-            return plans, None
-        error, plan = min(conflicts, key=lambda failed: failed[0].commit_lsn)
-        return plans, (error, _conflicting(plan.pending.name, error))
-
-    def _applied_to(self, plan: _Plan) -> Applied:
-        """Apply a plan to its table, or where another process was faster what is lacking then."""
-        name, path = plan.pending.name, self.lake.replica(self.subscription.name, *plan.pending.name)
-        plans = [plan]
-
-        def attempt() -> Applied:
-            if not plans:
-                plans.extend(self.planned([name])[0])
-            if not plans:
-                # Another process has applied it, or is about to copy the table.
-                standing = self.lake.records.standing(path)
-                return Applied(*name, standing=standing, overrun=(standing.position or 0) < self.end)
-            current = plans.pop()
-            try:
-                return _apply_table(self.subscription, self.lake, current, self.end)
-            except TABLE_ERRORS as error:
-                if is_overrun(self.lake, path, current.pending.standing):
-                    raise OverrunError(path) from error
-                raise
-
-        try:
-            return again_after_conflict(attempt)()
-        except KeyConflictError as error:
-            return _conflicting(name, error)
-        except TABLE_ERRORS as error:
-            problem, lost = reason(self.lake, error), is_damage(error)
-            if lost:
-                problem = copy_again(self.subscription.name, name, problem)
-            return Applied(*name, problem=problem, damaged=lost)
-
-
-def _conflicting(name: Name, error: KeyConflictError) -> Applied:
-    inserted = error.conflict == INSERT_EXISTS
-    return Applied(
-        *name,
-        problem=error.message,
-        insert_exists=int(inserted),
-        update_exists=int(not inserted),
-        conflict_lsn=error.commit_lsn,
-    )
-
-
-def _refuse_conflicts(subscription: Subscription, lake: Lake, plan: _Plan) -> None:
-    pending, definition = plan.pending, plan.state.definition
-    assert definition is not None
-    path = lake.replica(subscription.name, *pending.name)
-    log = lake.changes(subscription.name, *pending.name, definition.history.generation)
-    refuse_conflicts(lake, path, log, definition, pending)
-
-
-def is_overrun(lake: Lake, path: str, standing: Standing) -> bool:
-    """Whether another process has written to a table since it stood so; what fails then may not be its fault."""
-    try:
-        return lake.records.standing(path).version != standing.version
-    except LakeError:
-        return False
-
-
-def _apply_table(subscription: Subscription, lake: Lake, plan: _Plan, end: int) -> Applied:
-    pending, definition = plan.pending, plan.state.definition
-    assert definition is not None
-    path = lake.replica(subscription.name, *pending.name)
-    log = lake.changes(subscription.name, *pending.name, definition.history.generation)
-    if not plan.examined:
-        _refuse_conflicts(subscription, lake, plan)
-    rows = lake.slices_of(log, [c.slice for c in pending.slices], every=True).where(
-        F.col("operation") != "truncate"
-    )
-    # A slice may have been transformed for an older copy: it has changes that a later one, amid it, has copied.
-    rows = rows.where(F.col("commit_lsn") >= (pending.standing.position or 0))
-    if pending.truncated_at:
-        rows = after_truncate(rows, *pending.truncated_at)
-    size = lake.records.size(path) + pending.size
-    writer = ReplicaWriter(lake, path, definition, pending, end, size)
-    with lake.refusing(path):
-        applied = writer.keyed(rows) if definition.key else writer.keyless(rows)
-        reach(Failpoint.REPLICA_COMMITTED)
-    return applied

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 
-from pgsieve.assets.steps.apply import replica_tables
+from pgsieve.assets.steps.apply.batch import Batch
 from pgsieve.assets.steps.apply.replica_tables import apply
 from pgsieve.assets.steps.checks import consistency
 from pgsieve.assets.steps.checks.consistency import check_consistency
@@ -205,7 +205,7 @@ def test_of_a_batch_only_what_another_process_has_not_applied_meanwhile_is_appli
         overlap.write()
         overlap.first.receive()
     if moment == "planned":
-        owner, function = replica_tables._Batch, "applied"
+        owner, function = Batch, "applied"
     else:
         # After the look at the version: the commit itself is refused.
         owner, function = (delta_rs, "_commit") if overlap.first.lake.local else (delta, "guarded")
@@ -224,7 +224,7 @@ def test_what_another_process_has_applied_and_more_is_not_applied_again(
 
     overlap.write()
     overlap.first.receive()
-    calls = _meanwhile(monkeypatch, replica_tables._Batch, "applied", another)
+    calls = _meanwhile(monkeypatch, Batch, "applied", another)
     apply(overlap.first.subscription, overlap.first.lake, _quiet)
     assert len(calls) > 1
     overlap.verify()
