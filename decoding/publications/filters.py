@@ -4,7 +4,10 @@ In: a table as the catalog has it, with what the server was asked about the case
 such questions a filter needs. Raises what `parse_row_filter` does.
 """
 
+from collections.abc import Mapping
 from contextlib import suppress
+from functools import lru_cache
+from types import MappingProxyType
 
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.publications.catalog import PublishedRelation, Table
@@ -30,9 +33,10 @@ def table_filter(table: Table, text: str, mappings: CaseMappings | None = None) 
     return parse_row_filter(expanded(text, table), columns, table.qualified, chosen)
 
 
-def needed_mappings(table: Table, text: str) -> dict[str, bool]:
+@lru_cache(maxsize=4096)  # A continuous run asks for each slice.
+def needed_mappings(table: Table, text: str) -> Mapping[str, bool]:
     """The collations under which a row filter changes the case of letters or disregards it, and whether by initcap."""
     needed = NeededMappings()
     with suppress(PgsieveError):  # Whoever evaluates the filter hears of what is wrong with it.
         table_filter(table, text, needed)
-    return needed.collations
+    return MappingProxyType(needed.collations)

@@ -407,3 +407,17 @@ def test_where_the_publisher_cannot_be_asked_that_is_said_and_the_run_goes_on(da
     finally:
         database.connection.execute("GRANT TEMPORARY ON DATABASE definitions TO PUBLIC")
         database.connection.execute("DROP ROLE limited")
+
+
+def test_the_server_says_how_letters_change_for_a_filter_of_the_file(database: Database) -> None:
+    def problems(where: str) -> list[str]:
+        defined = replace(own(DefinedTable("public", "plain", where)), operations=frozenset(("insert",)))
+        return [problem.message for problem in database.examined(defined).problems("s")]
+
+    assert not problems("lower(c) = 'x' OR c ILIKE 'y%' OR c ~* '^z'")
+    (refused,) = problems(
+        "upper(c COLLATE unicode) = 'X'"
+        if database.version >= 160000
+        else "upper(c COLLATE \"de-x-icu\") = 'X'"
+    )
+    assert "ICU's, which goes by languages and contexts" in refused

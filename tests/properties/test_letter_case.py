@@ -1,0 +1,91 @@
+"""The case of letters in Spark, with PostgreSQL as the oracle: all characters that have one, and random text.
+
+PGSIEVE_SEED repeats a run.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+
+import psycopg
+import pyarrow as pa
+import pytest
+from pyspark.sql import functions as F  # noqa: N812
+
+from pgsieve.assets.steps.row_filters.condition import condition
+from pgsieve.decoding.row_filters.analysis import FilterColumn, parse_row_filter
+from pgsieve.decoding.row_filters.letter_case import CaseMapping, of_server
+from pgsieve.resources.postgres.case_mappings import case_mapping
+from pgsieve.resources.postgres.embedded import EmbeddedServer
+from tests.fixtures.locales import locales
+from tests.fixtures.pgsieve_replica import engine
+
+pytestmark = pytest.mark.spark
+
+SEED = int(os.environ.get("PGSIEVE_SEED") or random.SystemRandom().randrange(1 << 32))
+#: What the server makes of a row's text stands beside it, so that a filter compares all of it.
+TABLE = """CREATE TABLE sample (id int PRIMARY KEY, t text, l text, u text, i text, p char(6));
+INSERT INTO sample SELECT n, t, lower(t), upper(t), initcap(t), left(t, 6) FROM unnest(%s::text[]) WITH ORDINALITY AS e (t, n)"""
+FILTERS = [
+    "lower(t) = l", "upper(t) = u", "initcap(t) = i", "initcap('x' || t || ' y') = i", "upper(lower(t)) = u",
+    "lower(upper(t)) = l", "t ILIKE l", "t ILIKE u", "l ILIKE t", "t ILIKE 'a%' OR t ILIKE '%Σ'", "t ILIKE '_Ä%'",
+    "t ILIKE '%ÉaAa' ESCAPE 'a'", "t ILIKE '%ÉAaA' ESCAPE 'A'", "p ILIKE 'ä%'", "p ILIKE '%  '", "t NOT ILIKE '%k%'",
+    "t ~* 'ß|ẞ'", "t !~* '^[^à-þ]+$'", "t ~* '[Ǆ-ǌ]'", "t ~* '^ǅ'", "t ~* '[ǅ]$'", "t ~* '\\.σ|ς'", "lower(p) = 'ä'",
+    "t ~* '[K-k]$'", "t ~* '(ı|i){2}'", "t ~* '[İ]'", "initcap(t) ILIKE t AND upper(t) <> lower(t)",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def server(publisher_server: EmbeddedServer) -> Iterator[psycopg.Connection]:
+    with psycopg.connect(publisher_server.conninfo(), autocommit=True) as admin:
+        locale = next(iter(locales(admin).values()))
+        admin.execute("DROP DATABASE IF EXISTS cases WITH (FORCE)")
+        admin.execute(f"CREATE DATABASE cases TEMPLATE template0 {locale}".encode())
+    with psycopg.connect(publisher_server.conninfo(dbname="cases"), autocommit=True) as connection:
+        yield connection
+
+
+def texts(rng: random.Random, letters: str) -> list[str]:
+    """Each letter alone, and random text of letters and what stands between words."""
+    around = [*letters, *"aAzZ09 -_.'%ÄÉéßΣσςK", "e\u0301", "日", "😀", "\u00ad", "٣"]
+    return [*letters, *("".join(rng.choices(around, k=rng.randint(0, 6))) for _ in range(2000))]
+
+
+def patterns(rng: random.Random, letters: str) -> list[str]:
+    """Conditions in which each letter is sought once, without regard to case, and ranges of letters."""
+    shuffled = rng.sample(letters, len(letters))
+    sets = ["".join(shuffled[start : start + 200]) for start in range(0, len(shuffled), 200)]
+    ranges = ["-".join(sorted(rng.sample(letters, 2))) for _ in range(8)]
+    return [f"t ~* '^[{members}]'" for members in (*sets, *ranges)] + [f"t ~* '{'|'.join(sets[0])}'"]
+
+
+def test_spark_changes_case_as_the_server_does(server: psycopg.Connection) -> None:
+    rng, mapping = random.Random(SEED), case_mapping(server, "default", words=True)
+    letters = "".join(sorted({*mapping.lower[0], *mapping.upper[0]}))
+    with psycopg.ClientCursor(server) as cursor:
+        cursor.execute(TABLE, [texts(rng, letters)])
+    filters = [*FILTERS, *patterns(rng, letters)]
+    expected = server.execute(f"SELECT {', '.join(filters)} FROM sample ORDER BY id".encode()).fetchall()
+    found = in_spark(server, filters, mapping)
+    for place, text in enumerate(filters):
+        wrong = [n for n, row in enumerate(expected) if row[place] is not found[n][place]]
+        assert not wrong, f"seed {SEED}: {text}: rows {wrong[:10]}"
+        assert {row[place] for row in expected} <= {True, False}
+    assert sum(row[0] for row in expected) == len(expected)
+
+
+def in_spark(server: psycopg.Connection, filters: list[str], mapping: CaseMapping) -> list[tuple[bool, ...]]:
+    session = engine().session
+    names = {"t": 25, "l": 25, "u": 25, "i": 25, "p": 1042}
+    columns = {
+        name: FilterColumn(name, oid, 10 if name == "p" else -1, "default") for name, oid in names.items()
+    }
+    mappings = of_server({"default": mapping})
+    rows = server.execute("SELECT id, t, l, u, i, p FROM sample").fetchall()
+    table = pa.table([list(column) for column in zip(*rows, strict=True)], names=["id", *names])
+    parsed = [parse_row_filter(text, columns, "public.sample", mappings) for text in filters]
+    asked = [condition(each, F.col).alias(f"c{number}") for number, each in enumerate(parsed)]
+    collected = session.createDataFrame(table).select("id", *asked).collect()
+    return [tuple(row[1:]) for row in sorted(collected, key=lambda row: row["id"])]
