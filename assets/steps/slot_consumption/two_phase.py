@@ -10,7 +10,7 @@ from pgsieve.assets.steps.slot_consumption.appending import at_once
 from pgsieve.assets.steps.subscription import Feed
 from pgsieve.decoding.protocol.transactions import TransactionAssembler
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.postgres.slot import (
+from pgsieve.resources.postgres.slot import (, refusing_slot
     SlotState,
     peek_query,
     read_messages,
@@ -28,7 +28,7 @@ def recover_prepared(feed: Feed, lake: Lake, publications: Sequence[str], versio
     if Prepared(lake, feed).position() == durable:
         return
     query = peek_query(feed.slot, durable, at_once(feed, publications), version)
-    with FileSpool() as spool:
+    with refusing_slot(feed.source.name, feed.slot, "read"), FileSpool() as spool:
         assembler = TransactionAssembler(spool)
         waiting = Prepared(lake, feed).restore(assembler)
         for messages in read_messages(feed.source.executor_conninfo(), query):

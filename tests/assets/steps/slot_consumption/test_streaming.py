@@ -22,11 +22,12 @@ from pgsieve.decoding.protocol.messages import Relation, decode
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.plugin_options import PgoutputOptions
-from pgsieve.resources.postgres.slot import SlotError
+from pgsieve.resources.postgres.slot import SlotError, SlotInUseError, wait_until_free
 from pgsieve.resources.postgres.source import Source
 from tests.fixtures.concurrent_sessions import SETTINGS, STEPS, TABLES, Workload, connect, flushed_lsn
 from tests.fixtures.servers import new_server
 from tests.fixtures.streamed import consume_stream
+from tests.fixtures.walsender import Walsender
 
 OPTIONS = {
     "sql": PgoutputOptions(),
@@ -142,6 +143,35 @@ def test_what_is_prepared_survives_a_run_that_dies(server, tmp_path, monkeypatch
             inserted = [message.new[0].content for *_, kind, message, _ in consumer.changes() if kind == "I"]
             assert inserted == [b"3", b"1", b"5", b"2", b"4"]
         finally:
+            connection.execute("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots")
+            connection.execute("TRUNCATE a")
+
+
+def test_a_slot_that_cannot_be_read_again_for_what_is_prepared_is_refused(
+    server, tmp_path, monkeypatch
+) -> None:
+    name = "sql_two_phase"
+
+    def die(*_: object) -> None:
+        raise Died
+
+    with connect(server) as connection:
+        consumer = Consumer(name, server, tmp_path)
+        try:
+            connection.execute("INSERT INTO a VALUES (1)")
+            with monkeypatch.context() as dying:
+                dying.setattr("pgsieve.assets.steps.slot_consumption.drain.save_prepared", die)
+                with pytest.raises(Died):
+                    consumer.consume(flushed_lsn(connection))
+            replication = server.conninfo(replication="database")
+            options = {"proto_version": "1", "publication_names": "pub"}
+            with Walsender(replication, name, options), pytest.raises(SlotInUseError):
+                consumer.consume(flushed_lsn(connection))
+            wait_until_free(connection, name)
+            consumer.consume(flushed_lsn(connection))
+            assert [kind for *_, kind, _, _ in consumer.changes()].count("I") == 1
+        finally:
+            wait_until_free(connection, name)
             connection.execute("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots")
             connection.execute("TRUNCATE a")
 
