@@ -253,7 +253,7 @@ class Writer(Worker):
         self.did["large transactions"] += 1
 
     def _truncate(self, connection: psycopg.Connection) -> None:
-        tables = ['"User"', "readings", "evolving", "journal", "documents", "readings_rest"]
+        tables = ['"User"', "readings", "evolving", "journal", "documents"]
         with connection.transaction():
             connection.execute(f"TRUNCATE {', '.join(self.random.sample(tables, self.random.randint(1, 2)))}")
             for _ in range(self.random.randint(0, 3)):

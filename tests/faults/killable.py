@@ -41,7 +41,9 @@ _processes.set_forkserver_preload(
             "pgsieve.assets.steps.slot_consumption.drain",
         ),
         *(
-            "dagster._core.storage.base_storage",
+            "dagster._core.execution.execute_in_process",
+            "dagster._core.storage.local_compute_log_manager",
+            "dagster._core.storage.sqlite_storage",
             "pyspark.sql.connect.session",
             "adbc_driver_postgresql.dbapi",
         ),

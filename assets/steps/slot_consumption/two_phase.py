@@ -10,10 +10,11 @@ from pgsieve.assets.steps.slot_consumption.appending import at_once
 from pgsieve.assets.steps.subscription import Feed
 from pgsieve.decoding.protocol.transactions import TransactionAssembler
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.postgres.slot import (, refusing_slot
+from pgsieve.resources.postgres.slot import (
     SlotState,
     peek_query,
     read_messages,
+    refusing_slot,
 )
 from pgsieve.resources.spool import FileSpool
 
