@@ -1,4 +1,4 @@
-"""Bytes: reading them within bounds, writing them, and looking at many at once.
+"""Bytes: reading them within bounds, writing them, and reading many values at once.
 
-What PostgreSQL's functions of pqformat.c do with a buffer; no message and no type is known to these modules.
+These modules do what the functions of PostgreSQL's pqformat.c do with a buffer. They know no message and no type.
 """

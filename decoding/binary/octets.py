@@ -1,7 +1,7 @@
-"""Many messages or values as one run of bytes: an Arrow binary array in, numpy reads at many positions at once out.
+"""Many messages or values as one run of bytes: an Arrow binary array in, what numpy reads at many positions at once out.
 
-Nothing runs per value. Raises ProtocolError for a message that is NULL and for values that have not the width of
-their type, ValueError for more than 2 GiB, which 32-bit offsets cannot address.
+Nothing runs per value. Raises ProtocolError for a message that is NULL and for a value that is not as wide as its type,
+ValueError for more than 2 GiB, which 32-bit offsets cannot address.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Rows of a replica as record_send would return them: Arrow columns in, one byte string a row out.
+"""Rows of a replica as record_send would return them: Arrow columns in, one byte string per row out.
 
-The publisher computes the same of its rows by `row_expression`, so that both sides can hash them. Two rows have the
-same bytes only if all their values are the same; equal values may have other bytes where PostgreSQL itself has
-several for one (-0.0 and 0.0, NaN), and where an array's elements were given another type than they have.
+The publisher computes the same for its rows by `row_expression`, so that both sides can hash them. Two rows have the same
+bytes only if all their values are the same. Equal values may have different bytes where PostgreSQL itself has several for
+one value (-0.0 and 0.0, NaN), and where `types` gives an array's elements another type.
 
-A row is the number of its columns, and for each the oid of its type, the length of the value, -1 for NULL, and what
-the type's send function returns: record_send in src/backend/utils/adt/rowtypes.c.
+A row is the number of its columns, and for each column the oid of its type, the length of the value (-1 for NULL), and
+what the type's send function returns: record_send in src/backend/utils/adt/rowtypes.c.
 """
 
 from __future__ import annotations

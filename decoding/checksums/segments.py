@@ -1,11 +1,11 @@
-"""Segments of a table: its rows by their hash, and for each segment how many there are and what their hashes sum up to.
+"""Segments of a table: its rows by their hash, and for each segment the number of its rows and the sum of their hashes.
 
-In: the columns of a table and a seed. Out: SQL by which a publisher computes the hash of each row and the checksums
-of each segment, and the same of a replica's rows as Arrow columns. The order of the rows does not matter, and equal
-rows count as often as they are there. A segment is the low bits of the hash, so that a row which differs is in one
-segment at the publisher and mostly in another one in the replica: each of them then differs.
+In: the columns of a table and a seed. Out: SQL by which a publisher computes the hash of each row and the checksums of
+each segment, and the same for a replica's rows as Arrow columns. The order of the rows does not matter; equal rows count
+as often as they occur. A segment is the low bits of the hash. So a row that differs is in one segment at the publisher,
+and mostly in another one in the replica: then both segments differ.
 
-Two tables that differ have the same checksums once in 2⁶⁴ cases, others with every seed.
+Two tables that differ have the same checksums once in 2⁶⁴ cases, and other cases with each seed.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ log has them. They become the calls that `pgsieve.decoding.plugins.interface` li
   COMMIT PREPARED as any other, or not at all after ROLLBACK PREPARED;
 - nothing of a transaction whose origin filter_by_origin refuses.
 
-pgoutput says less than the WAL, so filter_by_origin is asked once a transaction, not once a change, and not for
-messages that are not transactional; a streamed transaction has no origin yet.
+pgoutput's messages contain less than the WAL. So filter_by_origin is called once per transaction, not once per change, and
+not for messages that are not transactional. A streamed transaction has no origin yet.
 
 Raises ProtocolError for messages in an order in which no server sends them, OutputPluginError for what the plugin
 lacks, and whatever the plugin raises.

@@ -1,8 +1,8 @@
 """A transaction held back until it commits or is prepared: its changes in, in their order out.
 
-For an output plugin that does not stream, or does not decode prepares, as the server's own reorder buffer keeps
-them (src/backend/replication/logical/reorderbuffer.c). Held are the messages' bytes, each with the relations as
-they were described when it came, in memory. Raises nothing but what decoding raises.
+It serves output plugins that do not stream, or do not decode prepared transactions, as the server's own reorder buffer
+does (src/backend/replication/logical/reorderbuffer.c). It keeps the bytes of each message in memory, with the relations as
+they were described when the message came. Raises only what decoding raises.
 """
 
 from __future__ import annotations

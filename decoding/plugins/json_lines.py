@@ -1,4 +1,4 @@
-r"""The output plugin `json`: one JSON object a line for each callback, every value exact.
+r"""The output plugin `json`: one line with a JSON object per callback, every value exact.
 
 =====================  ==============================================================================
 `action`               the callback: begin, insert, update, delete, truncate, message, commit,

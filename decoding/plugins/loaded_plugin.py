@@ -1,6 +1,6 @@
-"""An output plugin with its callbacks, called by their names: the rules of which have to be there, and when.
+"""An output plugin with its callbacks, which are called by name: the rules on which of them are required, and when.
 
-Arguments in, what the callback writes out. Raises MissingCallbackError, worded and coded as the wrappers in
+In: arguments. Out: what the callback writes. Raises MissingCallbackError, worded and coded as the wrappers in
 src/backend/replication/logical/logical.c, and whatever the plugin raises.
 """
 

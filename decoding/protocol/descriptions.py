@@ -1,9 +1,9 @@
 """Relation messages where they are missing: messages of one session in, messages that describe themselves out.
 
-A publisher sends a relation's description once a session (section 54.5.2). Whoever cuts a session into slices
-that are read apart, or puts a streamed or prepared transaction where it committed, has to repeat descriptions:
-`RelationDescriptions` puts a Relation message, with the Type messages of its columns, before the first change that
-would otherwise be read by none or by another one. Raises ProtocolError.
+A publisher sends a relation's description once per session (section 54.5.2). But pgsieve cuts a session into slices that
+are read separately, and moves streamed and prepared transactions to the place where they committed. So descriptions have
+to be repeated. `RelationDescriptions` inserts a Relation message, with the Type messages of its columns, before the first
+change that would otherwise be read with no description or with a wrong one. Raises ProtocolError.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Description:
 
 @dataclass(slots=True)
 class RelationDescriptions:
-    """What the publisher has described, and whether that is what stands in the messages passed on.
+    """What the publisher has described, and whether the messages that were passed on say the same.
 
     A relation is stale as long as its description may not be the last one passed on.
     """
@@ -82,7 +82,7 @@ class RelationDescriptions:
         self._stale.update(relations)
 
     def described(self, data: pa.Array) -> Iterator[pa.Array]:
-        """Pass on messages of transactions sent at their commit; descriptions are put in where they lack."""
+        """Pass on messages of transactions that are sent at their commit; insert the descriptions that they lack."""
         octets = Octets(data)
         kind = octets.kinds()
         describing = (kind == _RELATION) | (kind == _TYPE)

@@ -1,9 +1,9 @@
 """The order that the messages of one session have to come in: messages in, nothing out.
 
-Raises ProtocolError, with both kinds of message named, for one that has no place where it comes: a change outside
-of a transaction, a transaction within another, an end that is not the open transaction's, a block of a stream that
-has not begun. PostgreSQL documentation 54.5, Logical Streaming Replication Protocol; what is checked by the
-server's own subscriber in src/backend/replication/logical/worker.c, and what pgoutput never sends.
+Raises ProtocolError for a message that may not come at its place: a change outside of a transaction, a transaction within
+another, an end that is not the open transaction's, a block of a stream that has not begun. The error names the message and
+says where it may come. PostgreSQL documentation 54.5, Logical Streaming Replication Protocol. The rules are those that the
+server's own subscriber checks in src/backend/replication/logical/worker.c, and what pgoutput never sends.
 """
 
 from __future__ import annotations

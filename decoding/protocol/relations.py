@@ -1,7 +1,7 @@
-"""What Relation and Type messages have said so far: relation ids in, relations with the names of their types out.
+"""What Relation and Type messages have described so far: relation ids in, relations with the names of their types out.
 
-A schema that is sent within a streamed transaction is that transaction's alone until it commits, and is
-forgotten when it aborts (PostgreSQL documentation 54.5). Raises ProtocolError for a relation that no message
+A description that is sent within a streamed transaction is valid only for that transaction until it commits, and is
+forgotten if it aborts (PostgreSQL documentation 54.5). Raises ProtocolError for a relation that no message
 has described.
 
 A type that is not built in is named by its Type message, in quotes where needed and with its schema unless that is
@@ -9,11 +9,10 @@ pg_catalog: as format_type does under the empty search_path of pg_recvlogical. T
 catalog, so two kinds of names are not exact:
 
 - a domain's message has the name of its base type, and `int4` there, not integer;
-- an array's message has the name of the array type, `_mood` for mood[]. A leading underscore is taken for that,
-  which is wrong for a type that was given such a name, and for an array type whose name had to be cut or made
-  unique.
+- an array's message has the name of the array type, `_mood` for mood[]. So a leading underscore is read as an array.
+  That is wrong for a type whose own name begins so, and for an array type whose name had to be cut or made unique.
 
-Who can ask the server gives the names that it has (`type_names`); they come first.
+A caller that can ask the server passes the server's names (`type_names`), which come first.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ class Table:
 class PublicationTable:
     """A table listed in a publication, with its row filter and column list.
 
-    `filter_columns` are the columns that the row filter reads, None where nobody has analysed it.
+    `filter_columns` are the columns that the row filter reads, None where it has not been analysed.
     """
 
     oid: int
@@ -306,7 +306,7 @@ class ReplicatedTable:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The key columns of the replica; empty where rows are told apart only as a whole."""
+        """The key columns of the replica; empty where rows can be distinguished only as a whole."""
         key = self.table.key
         return key if set(key) <= set(self.columns) else ()
 

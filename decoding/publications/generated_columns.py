@@ -23,7 +23,7 @@ _CUT: Final = frozenset({BPCHAR, VARCHAR})
 
 
 def expanded(where: str, table: Table) -> str:
-    """The row filter over columns that changes carry; a text that nobody can read stays for the parser to refuse."""
+    """The row filter over columns that changes carry; a text that cannot be read is left for the parser to refuse."""
     unsent = {a.name: a for a in table.attributes if not a.is_sent}
     if not unsent:
         return where

@@ -1,8 +1,9 @@
 """Which relations a source's slot captures, and which replica a captured change belongs to.
 
 In: what each subscription of a source sends of each relation (`pgsieve.decoding.publications.catalog`). Out: the capture
-publications that together deliver just those tables and operations, unfiltered (`plan_capture`), the
-relations a message's relation id stands for (`routes`), and what a TRUNCATE reaches (`truncated_tables`).
+publications that together deliver exactly those tables and operations, unfiltered (`plan_capture`); for each relation id
+of a message the table that it is published as, which resolves publish_via_partition_root (`routes`); and the tables that a
+TRUNCATE empties (`truncated_tables`).
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ def plan_capture(catalog: Catalog, subscriptions: Subscriptions) -> tuple[Captur
     """The capture publications for the subscriptions of one source.
 
     A partition tree that every subscription publishes as the same root, alike for all its leaves, is
-    captured as that root: the publisher then routes by its historic catalog, and a TRUNCATE of a leaf is
-    told from one of the root. Other trees that somebody wants as a root are captured as leaves (the root
+    captured as that root: the publisher then routes by its historic catalog, and distinguishes a TRUNCATE of a
+    leaf from one of the root. Other trees that somebody wants as a root are captured as leaves (the root
     listed without publish_via_partition_root, so that new leaves are captured too) and routed here. A table gets
     no operation that no subscription publishes: a publication that publishes updates makes UPDATE fail
     on a table without replica identity (CREATE PUBLICATION, notes).
@@ -157,7 +158,7 @@ def truncated_tables(
     """The replica tables that a captured TRUNCATE empties (pgoutput_truncate()).
 
     Via the root only a TRUNCATE of that root counts, not one of a partition. Where leaves are captured, one that
-    lists all of them is taken for the root's: who can ask the publisher does not come here (`leaves_captured`).
+    lists all of them counts as the root's; where the publisher can tell, it is asked instead (`leaves_captured`).
     """
     truncated = set(relation_ids)
     emptied: dict[int, Table] = {}

@@ -52,7 +52,7 @@ def _special(value: float) -> str:
 
 
 def _between(shortest: Decimal, value: float, below: float, above: float, most: int) -> Decimal:
-    """Return the shortest decimal nearer to the value than to its neighbours; the one given may lie between two."""
+    """Return the shortest decimal nearer to the value than to its neighbours; `shortest` may lie between two."""
     exact = Fraction(value)
     least = (exact + Fraction(below)) / 2
     # After the greatest number comes one as far away as the one before it.
