@@ -1,4 +1,4 @@
-"""Failpoints: a name for each step whose effect is durable, at which a test ends the process or lets it fail.
+"""Failpoints: one name per durable step, where a test ends the process or makes it fail.
 
 `PGSIEVE_FAILPOINT=slot_created` ends a process with SIGKILL when it reaches that point for the first time,
 `slot_created:3` at the third; without the variable a point costs one comparison. `slot_created!` raises an OSError

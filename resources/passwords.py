@@ -1,9 +1,9 @@
-"""Passwords that no message shows: which there are, and texts of others without a piece of them.
+"""Passwords that no message may show: which ones there are, and other programs' messages without any piece of them.
 
-In: connection strings and passwords as they are used (`remember`), and texts that libpq, ADBC, Spark or a server
-wrote. Out: the texts without what stands in a password (`concealed`). Raises nothing.
+In: connection strings and passwords as they are used (`remember`), and texts that libpq, ADBC, Spark or a server wrote.
+Out: the texts without fragments of passwords (`concealed`). Raises nothing.
 
-libpq reads a conninfo that is not meant as it stands as something else: of `postgresql://me:pass@word@db/shop` it
+libpq may read a conninfo differently from what its author meant: of `postgresql://me:pass@word@db/shop` it
 takes `word@db` for the host, and says that there is no such host. So what counts as secret in a URI is all between
 the user's name and the last @.
 """

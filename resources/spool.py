@@ -1,6 +1,6 @@
 """Messages that have to wait, on disk once they are many: Arrow batches in, the same batches out.
 
-What has a number of its own, a transaction for example, has a temporary file of its own, in memory up to
+Each number, that of a transaction for example, has a temporary file of its own, which is in memory up to
 `MEMORY_BYTES`. PostgreSQL's apply worker does the same with streamed transactions
 (src/backend/replication/logical/worker.c).
 """

@@ -1,12 +1,12 @@
-"""Whether anything was altered that decides what publications send: one query, cheap enough for every slice.
+"""Whether anything was altered that decides what publications send: one query, fast enough for every slice.
 
 In: a connection to the publisher, and the names of publications. Out: a digest that changes with each alteration
 of them, of the tables they publish, of the partition trees these are in, of their columns, names and identities, and
 of the library by which their row filters know the case of letters; and the catalog as of a digest (`digested_catalog`). pgoutput decides by the catalog as of a change
 (get_rel_sync_entry() in src/backend/replication/pgoutput/pgoutput.c): between two equal digests that is one catalog.
 
-A row's xmin tells of an alteration that was undone, too. Of pg_class only columns are taken: TRUNCATE and VACUUM
-FULL write its rows anew, and alter nothing. Nothing of tables that no publication has counts.
+The xmin of a row also shows an alteration that was undone. Of pg_class only columns are used, not xmin: TRUNCATE and VACUUM
+FULL write its rows anew, and alter nothing. Tables that are in no publication do not count.
 """
 
 from collections.abc import Sequence

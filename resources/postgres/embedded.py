@@ -82,7 +82,7 @@ class EmbeddedServerError(PgsieveError):
 class EmbeddedServer:
     """One PostgreSQL server of this process: `with EmbeddedServer(folder) as server: ...`.
 
-    It stops when it is told to, and at the latest when this process ends, in whatever way.
+    It stops at `stop`, and at the latest when this process ends, in whatever way.
     A server that was stopped can be started again, on the same port. `programs` is the folder of initdb and
     postgres of another installation of that version than the wheel's.
     """

@@ -1,7 +1,7 @@
-"""Origins: whether what is copied may have come to the source by replication.
+"""Origins: whether rows that are copied may have reached the source by replication.
 
-The changes of a subscription with `origin: none` leave out what other subscriptions of the source applied; a copy
-cannot. In: published tables. Out: those of them that subscriptions of the source write to. PostgreSQL: CREATE
+With `origin: none`, the stream leaves out the changes that other subscriptions of the source applied. A copy cannot leave
+them out. In: published tables. Out: those of them that subscriptions of the source write to. PostgreSQL: CREATE
 SUBSCRIPTION, notes on `origin`; check_publications_origin() in src/backend/commands/subscriptioncmds.c.
 """
 

@@ -1,4 +1,4 @@
-"""One connection in streaming replication: read ahead by a thread of its own, which also answers the server.
+"""One connection in streaming replication: a thread of its own reads ahead, and answers the server.
 
 In: a connection on which START_REPLICATION succeeded. Out: `Received` items, Arrow batches of the messages as
 they came. The thread goes on reporting while the consumer is busy; once `buffer_bytes` wait it reads no more,
@@ -248,7 +248,7 @@ class Receiver:
             self._answer_wanted |= envelope.reply_requested
 
     def _hand_over(self) -> None:
-        """Make a batch of what is pending: headers and bodies are told apart in Arrow, not one by one."""
+        """Make a batch of what is pending: Arrow separates headers and bodies, not one by one."""
         if not self._octets and self._position <= self._handed_position:
             return
         lsns, data = xlog_data_columns(self._octets, np.asarray(self._lengths, np.int32))

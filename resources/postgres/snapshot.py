@@ -1,7 +1,7 @@
 """An exported snapshot whose LSN is known, and the queries that copy tables at it in parallel.
 
 In: a `Source`, the tables to copy. Out: a snapshot's name and LSN while it is held (`exported_snapshot`),
-one query a chunk (`chunk_queries`), and a chunk's rows as Arrow batches (`read_chunk`, for executors).
+one query per chunk (`chunk_queries`), and a chunk's rows as Arrow batches (`read_chunk`, for executors).
 CREATE_REPLICATION_SLOT ... (SNAPSHOT 'export') is the only way to a snapshot that is exact at an LSN (section
 54.4): it holds all that committed before the LSN, and nothing after.
 """

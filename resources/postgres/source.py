@@ -1,7 +1,7 @@
 """The publisher: connections, its catalog, and the SQL identifiers composed for it.
 
 In: a libpq conninfo. Out: connections, and the `Catalog` of tables and publications at one moment.
-Raises `SourceError` subclasses for what a user can mend: unreachable server, wrong settings, rights.
+Raises `SourceError` subclasses for what a user can correct: unreachable server, wrong settings, missing rights.
 """
 
 import logging
@@ -159,7 +159,7 @@ class Source:
         """Hold the database's advisory lock of a name (section 13.3.5) in the block; again inside of it at no cost.
 
         Waits for other processes, and after a second logs a warning that names them. What is done in the block must
-        be right without the lock: it ends with its session, which nobody tells.
+        be right without the lock: the lock ends silently with its session.
         """
         lock, key = (
             sql.SQL("select pg_advisory_lock({})").format(_LOCK.format(f"pgsieve {what}")),

@@ -1,11 +1,11 @@
 """Continuous consumption of a replication slot: the streaming replication protocol, across reconnections.
 
-In: a `Source`, its slot, what is asked of pgoutput, and the LSN up to which the consumer holds everything.
-Out: `Started` and `Received` items, in order. Raises SourceError and its subclasses for what no repetition
-mends, and for what repetition did not mend in time.
+In: a `Source`, its slot, options for pgoutput, and the LSN up to which the consumer has everything. Out: `Started` and
+`Received` items, in order. Raises SourceError and its subclasses for what trying again cannot cure, or did not cure in
+time.
 
-A consumer keeps what it received of transactions that it has not made durable only until the next `Started`:
-from there on everything is sent again that commits at or after its LSN, the last that was confirmed
+At each `Started` a consumer drops what it received of transactions that it has not made durable: from there on the server
+sends again everything that commits at or after its LSN, which is the last that was confirmed
 (section 54.4, START_REPLICATION; section 49.2.2, Replication Slots).
 """
 

@@ -1,8 +1,8 @@
-"""Timelines: whether the server that answers has all that was read of it, or of the one that it was a standby of.
+"""Timelines: whether the server that answers has all that was read from it, or from its former primary.
 
-A promoted standby has its primary's system identifier, but a timeline of its own (section 25.3.6): what the primary
-committed after the point where it left the primary's is not there. In: the timeline and LSN up to which changes were
-read. Out: TimelineError where the server's history has less of it.
+A promoted standby has its primary's system identifier, but a timeline of its own (section 25.3.6). It lacks what the
+primary committed after the standby left the primary's timeline. In: the timeline and LSN up to which changes were read.
+Out: TimelineError if that timeline ends earlier in the server's history, or is not in it.
 """
 
 import re
