@@ -1,7 +1,7 @@
 """Dagster's table of contents: the assets, checks, jobs, schedules and sensors of one configuration file.
 
 The file is the one that PGSIEVE_CONFIG names, or ./pgsieve.yaml; without one there are no definitions. The
-published tables are asked of the sources; where one cannot tell them, the tables that have replicas are shown.
+sources say which tables are published; for a source that does not answer, the tables that have replicas are shown.
 """
 
 from collections.abc import Iterable, Mapping
@@ -138,7 +138,7 @@ def _maintenance(declared: Project, feed: Feed) -> dg.AssetSelection:
 def published_tables(declared: Project, subscriptions: Iterable[Subscription]) -> dict[str, Tables]:
     """The tables each subscription replicates, as its source's catalog says now.
 
-    Where that cannot be told (the source does not answer, a publication is missing), those that have replicas: what
+    Where that is unknown (the source does not answer, a publication is missing), those that have replicas: what
     a run does says what is wrong, and the other subscriptions have theirs.
     """
     catalogs: dict[str, Catalog | None] = {}

@@ -1,7 +1,7 @@
-"""The configuration as what the steps work on: sources, feeds, subscriptions, and the lake.
+"""From the configuration to what the steps work on: sources, feeds, subscriptions, and the lake.
 
 A source's subscriptions with `row_filter: pipeline` share its slot; each with `row_filter: publisher` has its
-own. Raises PgsieveError for options whose behaviour is not built.
+own. Raises PgsieveError for options that are not supported.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

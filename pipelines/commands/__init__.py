@@ -1,4 +1,4 @@
-"""What each command of `pgsieve` does, a module each; without an output of its own.
+"""What each command of `pgsieve` does, one module per command. No command prints.
 
-`results` holds what they return, `failures` the errors by the subscriptions that they end.
+`results` has the dataclasses that they return, `failures` the errors with the subscriptions that they end.
 """

@@ -1,7 +1,7 @@
-"""`pgsieve decode`: what a source's slot holds, or its change log, through an output plugin.
+"""`pgsieve decode`: the messages of a source's slot, or of its change log, through an output plugin.
 
 In: the configuration, a plugin and its options. Out: what the plugin writes, as bytes. The slot is peeked at:
-nothing is confirmed. Raises PgsieveError for a source, slot, plugin or option that there is not.
+nothing is confirmed. Raises PgsieveError for a source, slot, plugin or option that does not exist.
 """
 
 from collections.abc import Iterator, Sequence
@@ -39,7 +39,7 @@ def decode(
     *,
     from_change_log: bool = False,
 ) -> Iterator[bytes]:
-    """What the plugin writes, one item a write; `options` are NAME or NAME=VALUE."""
+    """What the plugin writes, one item per write; `options` are NAME or NAME=VALUE."""
     init = plugin_of(plugin)
     plugin_options = [_option(text) for text in options]
     declared = project(config)

@@ -1,9 +1,9 @@
-"""`pgsieve run --follow`: do what a run does again and again, as changes arrive, until stopped.
+"""`pgsieve run --follow`: repeat what a run does, as changes arrive, until it is stopped.
 
-Each feed is read by a thread of its own through the streaming replication protocol; what a slice changes is
-applied before the next one is appended. SIGTERM and SIGINT end it at a commit boundary. A subscription that fails is
-left out until it is followed anew; the others go on, and with the last one of a feed its reading ends. Copies are runs
-of Dagster's; slices are told to it a few minutes' worth at a time (`pipelines/commands/follow_report.py`).
+Each feed has a thread, which reads it through the streaming replication protocol. The changes of a slice are applied
+before the next slice is appended. SIGTERM and SIGINT end it at a commit boundary. A subscription that fails is
+left out until the command is started again. The others go on; after the last one of a feed, the feed is not read any more.
+Copies are Dagster runs. Slices are reported to Dagster every few minutes (`pipelines/commands/follow_report.py`).
 """
 
 import signal
@@ -114,7 +114,7 @@ class _Follower:
         return any(s.name not in self._failures for s in self._subscriptions)
 
     def _read(self) -> None:
-        """Append and apply slices until a table has to be copied, or nobody is left to apply them for."""
+        """Append and apply slices until a table has to be copied, or no subscription is left."""
         with StreamedFeed(self._feed, self._declared.lake.open(), _quiet) as streamed:
             self._streamed = streamed
             if self._stopped.is_set():

@@ -1,7 +1,7 @@
-"""What a continuous run has done, told to Dagster: a run every few minutes, however many slices there were.
+"""Reports to Dagster what a continuous run has done: one Dagster run every few minutes, however many slices there were.
 
-In: what each slice did. Out: materializations of the assets that a run would have materialised, of what they got
-since the last report. A report that fails is written to the log, and nothing else: the tables have it all.
+In: what each slice did. Out: materializations of the assets that a run would have materialised, with what they got since
+the last report. A report that fails is only logged: the tables have everything.
 """
 
 import logging
@@ -25,14 +25,14 @@ from pgsieve.pipelines.commands.run import materialize
 from pgsieve.pipelines.definitions import published_tables
 from pgsieve.pipelines.project import Project
 
-#: So long after the first slice that Dagster has not heard of it is told.
+#: Dagster gets a report so long after the first slice that no report has.
 REPORT_SECONDS = 300.0
 
 _logger = logging.getLogger(__name__)
 
 
 class FollowReport:
-    """Gathers what the slices of a feed did, and tells Dagster of it all at once; used by one thread at a time."""
+    """Gathers what the slices of a feed did, and reports it to Dagster at once; used by one thread at a time."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class FollowReport:
         self._timer: threading.Timer | None = None
 
     def appended(self, drained: Drained, tell: Callable[[], None]) -> None:
-        """A slice was appended; `tell` is called, in a thread of its own, when it is time to tell Dagster."""
+        """A slice was appended; `tell` is called, in a thread of its own, when the report is due."""
         before = self._drained
         self._drained = drained
         if before:

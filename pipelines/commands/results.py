@@ -1,4 +1,4 @@
-"""What the commands give back: frozen dataclasses of plain values, for the terminal, JSON and tests alike.
+"""What the commands return: frozen dataclasses of plain values, for the terminal, JSON and tests alike.
 
 LSNs are text as PostgreSQL writes them (`16/B374D848`). No field holds a cell value, except keys of rows that
 differ. Errors are kept as they were raised. Nothing here raises.

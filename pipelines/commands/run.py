@@ -1,4 +1,4 @@
-"""`pgsieve run`: materialise a subscription's assets up to the source's current LSN, and tell what was done.
+"""`pgsieve run`: materialise a subscription's assets up to the source's current LSN, and return what was done.
 
 The same assets that the UI materialises, through Dagster, in this process: first the initial sync of the tables
 that need one, then change log, transformation and replicas. Runs are recorded where `pgsieve ui` shows them. An
@@ -54,7 +54,7 @@ _ROUNDS = 3
 def run(config: Config, selected: Sequence[SubscriptionConfig], progress: Progress) -> RunSummary:
     """Run the selected subscriptions; everything durable is kept, whatever failed.
 
-    Disabled ones are left out, and told of; where there is no other, SubscriptionDisabledError is raised.
+    Disabled ones are left out, and named; where there is no other, SubscriptionDisabledError is raised.
     """
     declared = project(config)
     subscriptions, failures = [declared.subscriptions[s.name] for s in selected], Failures()

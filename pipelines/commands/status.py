@@ -1,4 +1,4 @@
-"""`pgsieve status`: the slots and replica tables as they stand. In: the configuration. Out: a `StatusReport`."""
+"""`pgsieve status`: the present state of slots and replica tables. In: the configuration. Out: a `StatusReport`."""
 
 from dataclasses import replace
 

@@ -1,6 +1,6 @@
 """The configuration: `pgsieve.yaml` in, a frozen `Config` out.
 
-Raises ConfigError with file, line, key and what may stand there. Values never appear in a message, and a
+Raises ConfigError with file, line, key and the allowed values. Values never appear in a message, and a
 conninfo never in a repr: they hold passwords. Options of publications and subscriptions keep the names, values
 and defaults of CREATE PUBLICATION and CREATE SUBSCRIPTION (PostgreSQL documentation, SQL commands).
 

@@ -1,4 +1,4 @@
-"""Times, as pgsieve.yaml says them: for how long things are kept (`7 days`, `off`, `forever`), or wait. Text in, times out."""
+"""Times of pgsieve.yaml: how long something is kept (`7 days`, `off`, `forever`), or may wait. Text in, times out."""
 
 import re
 from datetime import timedelta

@@ -1,7 +1,7 @@
-"""What the values of the configuration's keys may be: names, connection strings, options as PostgreSQL reads them.
+"""Allowed values of the configuration's keys: names, connection strings, options as PostgreSQL reads them.
 
-In: a value as YAML has it. Out: the value as a `Config` has it; what may not stand there is refused with a hint,
-and without the value, which may hold a password.
+In: a value as YAML has it. Out: the value as a `Config` has it; any other value is refused with a hint,
+and without showing it, since it may hold a password.
 """
 
 import hashlib
