@@ -2,7 +2,7 @@
 
     python scripts/type_table.py > docs/types.md
 
-Reads no server. tests/decoding/values/test_type_table.py holds the file to what this prints.
+Reads no server. tests/decoding/values/test_type_table.py compares the file with what this prints.
 """
 
 import sys
@@ -18,7 +18,7 @@ _MODIFIER = (12 << 16 | 2) + 4  # of numeric(12,2), which stands for all that a 
 _HEAD = """\
 # Types
 
-What a column is in a replica, by its PostgreSQL type. Made by `python scripts/type_table.py > docs/types.md`.
+The type of a replica's column, by its PostgreSQL type. `python scripts/type_table.py > docs/types.md` makes this file.
 
 In short:
 
@@ -69,8 +69,9 @@ _NOTES = """
 | char(n) | with its padding blanks |
 | text that is not UTF-8 (a database in encoding SQL_ASCII) | sets the table aside |
 
-A table set aside has an error that names the column, the key and the `types` override to choose: `string` is PostgreSQL's text
-for any type, an array's `{{1,2},{3,4}}` or `[0:1]={1,2}` included. Then [copy it again](operations.md#copy-tables-again).
+The error of a table that is set aside names the column, the key and the `types` override to choose. `string` is
+PostgreSQL's text for any type, including an array's `{{1,2},{3,4}}` or `[0:1]={1,2}`. Then
+[copy the table again](operations.md#copy-tables-again).
 
 ## Infinity
 
@@ -83,8 +84,8 @@ for any type, an array's `{{1,2},{3,4}}` or `[0:1]={1,2}` included. Then [copy i
 
 ## In binary format
 
-`money` depends on the server's lc_monetary, and `regclass` and its like on the server's catalog: their bytes do not
-tell their text. PostgreSQL itself refuses to send `aclitem[]` in binary format, and sends `aclitem` as text.
+The text of `money` depends on the server's lc_monetary, and that of `regclass` and similar types on the server's catalog:
+their bytes are not enough. PostgreSQL itself refuses to send `aclitem[]` in binary format, and sends `aclitem` as text.
 
 ## Other Spark types
 

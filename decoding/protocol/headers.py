@@ -1,8 +1,8 @@
-"""The headers of a slot's messages: batches of raw messages in, what orders and sorts them out.
+"""The headers of a slot's messages: batches of raw messages in; out, the columns by which they are ordered and grouped.
 
 Only type byte, relation and transaction are read, for all messages of a batch at once; tuples are decoded
 later (`pgsieve.decoding.protocol.tuples`). Raises ProtocolError for messages outside of Begin ... Commit and for those of
-streamed and prepared transactions, which this way of reading a slot does not ask for.
+streamed and prepared transactions: `transactions` has assembled them before.
 PostgreSQL documentation 54.5 and 54.9.
 """
 

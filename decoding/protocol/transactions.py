@@ -1,12 +1,12 @@
 """Whole transactions in commit order: the messages of any session in, those of a session without streaming out.
 
-A session of protocol version 2 and later sends a transaction in progress in blocks between which others come
-(streaming), and one that is prepared before it is known to commit (two_phase). `TransactionAssembler` keeps such a
-transaction in a spool until its commit, leaves out what was rolled back, and passes it on as protocol version 1
-has it: Begin, changes without a transaction id, Commit. Everything else passes through untouched. Whatever
-options a slot is read with, the same transactions come out in the same order.
+With streaming, from protocol version 2 on, a session sends a transaction in progress in blocks, with other transactions
+between them. With two_phase it sends a prepared transaction before it is known to commit. `TransactionAssembler` keeps
+such a transaction in a spool until its commit, leaves out what was rolled back, and passes it on as in protocol version 1:
+Begin, changes without a transaction id, Commit. Everything else passes through untouched. So the same transactions come
+out in the same order, whatever options a slot is read with.
 
-Works on arrays of messages; a Python step is one block of a stream or one prepared transaction, never one
+It works on arrays of messages: one step in Python is one block of a stream or one prepared transaction, never one
 change. Raises ProtocolError for messages that PostgreSQL does not send in this order.
 PostgreSQL documentation 54.5.1 and 54.9; src/backend/replication/logical/worker.c.
 """
@@ -98,7 +98,7 @@ class TransactionAssembler:
         return self._spool.read(self._prepared[prepare.xid, prepare.gid][1].number)
 
     def restore(self, prepare: Prepare, messages: Iterable[pa.RecordBatch]) -> None:
-        """Let a transaction wait that an earlier session received, with its `messages_of` then."""
+        """Keep a prepared transaction that an earlier session received, with the messages that `messages_of` gave then."""
         kept = self._new()
         for batch in messages:
             self._spool.append(kept.number, batch)
@@ -110,7 +110,7 @@ class TransactionAssembler:
         return self._block is not None or self._preparing is not None
 
     def begin_slice(self) -> None:
-        """Describe relations again: what is passed on from here on is read apart from what was before."""
+        """Describe relations again: what is passed on from here on is read without what came before."""
         self._relations.begin_slice()
 
     def assemble(self, data: pa.Array) -> Iterator[pa.Array]:
@@ -238,7 +238,7 @@ class TransactionAssembler:
             self._spool.drop(kept.number)
 
     def _compact(self, kept: _Kept) -> _Kept:
-        """Leave out for good what was rolled back, so that the spool alone says what was prepared."""
+        """Drop from the spool what was rolled back, so that it holds exactly what was prepared."""
         if not kept.aborted:
             return kept
         compacted = self._new()

@@ -1,12 +1,12 @@
 """Many changes of one relation as columns: Insert, Update and Delete messages in, typed Arrow columns out.
 
-A vector of positions, one per message, walks over all tuples at once, column by column; each column's
-values are then gathered and converted as a whole, whether they came as text or in binary format: types without a
-send function come as text where the slot is read with the option binary. Nothing runs per row or per value in Python.
+A vector of positions, one per message, walks over all tuples at once, column by column. Then the values of each column
+are gathered and converted as a whole. They may be in text or in binary format: with the option binary, types without a
+send function still come as text. Python runs nothing per row or per value.
 
 Every byte is accounted for: anything that is not the messages of one relation raises ProtocolError. A value
-that its column's Spark type cannot hold raises ValueNotRepresentableError, one in binary format that cannot be
-made text where the replica has text UnsupportedBinaryError.
+that its column's Spark type cannot hold raises ValueNotRepresentableError. A value in binary format whose text cannot be
+computed raises UnsupportedBinaryError where the replica has text.
 PostgreSQL documentation 54.9; logicalrep_write_tuple in src/backend/replication/logical/proto.c.
 """
 
@@ -189,7 +189,7 @@ def _walk(
 
 
 def _marked(seen: Marks | int | None, mark: Marks | int, batch: slice | Positions, count: int) -> Marks | int:
-    """Add how some rows' values of a column came to what is known; one mark stays one."""
+    """Add the marks of a batch of rows to those of the rows before; where all marks are the same, one stands for all."""
     if seen is None and isinstance(mark, int):
         return mark
     if isinstance(seen, int) and isinstance(mark, int) and seen == mark:

@@ -1,8 +1,8 @@
 """Publications: which of them apply to a relation, and what they send of it.
 
-In: the publisher's tables and publications as its catalog (or pgsieve.yaml) has them. Out: for a changed
-relation, what the subscribed publications together send of it (`published_relation`), and which tables a
-subscription copies at first (`replicated_tables`). Raises `PublicationError` where PostgreSQL refuses the
+In: the publisher's tables and publications as its catalog (or pgsieve.yaml) has them. Out: for a changed relation, what
+the subscribed publications together send of it (`published_relation`), and as which relation: `published_as` resolves
+publish_via_partition_root. Also the tables that a subscription copies at first (`replicated_tables`). Raises `PublicationError` where PostgreSQL refuses the
 combination. Defined by get_rel_sync_entry() in src/backend/replication/pgoutput/pgoutput.c, by
 pg_get_publication_tables() in src/backend/catalog/pg_publication.c, and by section 29.4 and 29.5.
 """

@@ -1,10 +1,10 @@
-"""Publications that pgsieve.yaml defines, held to the rules of CREATE PUBLICATION.
+"""Publications that pgsieve.yaml defines, checked by the rules of CREATE PUBLICATION.
 
 In: tables, WHERE, column lists and parameters as a user wrote them, and the publisher's catalog. Out: a
-`Publication` like the server's own, or each reason why CREATE PUBLICATION refuses it, in the order in which it
-looks (CreatePublication() in src/backend/commands/publicationcmds.c, pub_collist_validate() in
-src/backend/catalog/pg_publication.c). Whether a WHERE is one that PostgreSQL takes, only a server knows: the
-caller has asked it.
+`Publication` like the server's own, or each reason why CREATE PUBLICATION refuses it, in the order in which the server
+checks (CreatePublication() in src/backend/commands/publicationcmds.c, pub_collist_validate() in
+src/backend/catalog/pg_publication.c). Only a server knows whether a WHERE is allowed: the caller asks it, and passes its
+verdict.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Schema changes of a published table: whether its replica can follow in place, and how.
 
-The stream describes a table only where a row changes, by names; defaults that PostgreSQL fills in and values that
+The stream describes a table only where a row changes, and by names only. Defaults that PostgreSQL fills in and values that
 ALTER TABLE rewrites are in no message. So two states of the catalog are compared: the one that the replica follows
-(`Layout`) and the present one. Columns are told by their numbers, which are never given twice; an altered column by
-the transaction in its row of pg_attribute; a rewritten table by its file. Out: where each column of the replica gets
+(`Layout`) and the present one. A column is identified by its number, which is never used twice; an altered column by the
+transaction in its row of pg_attribute; a rewritten table by its file. Out: where each column of the replica gets
 its values from (`sources`), and what the columns of a Relation message of the time between are called now
-(`present_names`). Raises SchemaChangedError where rows may have changed in a way that neither tells.
+(`present_names`). Raises SchemaChangedError where rows may have changed in a way that neither state shows.
 
 PostgreSQL documentation, ALTER TABLE, notes; ATExecAddColumn() in src/backend/commands/tablecmds.c.
 """

@@ -1,4 +1,4 @@
-"""A catalog as text, to be kept with the changes that were written under it.
+"""A catalog as text, which is kept with the changes that were written under it.
 
 In: a `Catalog`, and the publications that matter. Out: JSON of these publications, the tables that they publish
 and the partition trees of those; and the catalog again. Raises nothing but what JSON raises for text that this
@@ -20,7 +20,7 @@ _NESTED = {"tables", "publications", "types"}
 
 
 def catalog_to_json(catalog: Catalog, publications: Collection[str]) -> str:
-    """What decides what the publications send; those that do not exist are left out."""
+    """The part of the catalog that decides what these publications send; publications that do not exist are left out."""
     chosen = [catalog.publications[name] for name in publications if name in catalog.publications]
     published = {t.oid for t in catalog.tables.values() if any(p.contains(t) for p in chosen)}
     trees = published | {a for oid in published for a in catalog.tables[oid].ancestors}

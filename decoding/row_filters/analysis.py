@@ -1,9 +1,9 @@
 """Row filters: the text of a publication's WHERE to a typed tree.
 
 In: an expression as `pg_get_expr(prqual, prrelid)` prints it or as a user types it, and the relation's columns.
-Out: a `RowFilter`, whose tree (`pgsieve.decoding.row_filters.nodes`) says in full what PostgreSQL would evaluate. Raises
+Out: a `RowFilter`, whose tree (`pgsieve.decoding.row_filters.nodes`) has everything that PostgreSQL would evaluate. Raises
 UnsupportedFilterError for what Spark could not evaluate exactly as PostgreSQL does, RowFilterSyntaxError for what
-PostgreSQL would not accept either, UndefinedColumnError for a column that the relation does not have.
+PostgreSQL would refuse too, UndefinedColumnError for a column that the relation does not have.
 
 PostgreSQL documentation: sections 29.4 (row filters), 4.1.6 (operator precedence), 9.24, 9.25 (comparisons).
 """

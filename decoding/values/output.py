@@ -1,7 +1,7 @@
-"""PostgreSQL's output functions over values in binary format: what a type's send function returns in, its text out.
+"""PostgreSQL's output functions over values in binary format: the bytes of a type's send function in, its text out.
 
-One table says which function prints which type; what is not in it is made of other types, or a user's. As a session
-prints with DateStyle ISO, IntervalStyle postgres, TimeZone UTC, extra_float_digits 3, bytea_output hex and client
+One table says which function prints which type. A type that is not in it is made of other types, or is a user's. The text
+is that of a session with DateStyle ISO, IntervalStyle postgres, TimeZone UTC, extra_float_digits 3, bytea_output hex and client
 encoding UTF8. The common types are printed as columns, the rarer ones once per distinct value.
 
 Raises NoOutputError for a type whose text does not follow from its bytes alone (money depends on the server's

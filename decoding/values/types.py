@@ -1,14 +1,14 @@
 """PostgreSQL types as columns of a replica: a type's oid and modifier in, its Arrow and Spark type out.
 
-One table says what each type becomes, how its values in text and in binary format are converted, and which SQL
-expression the initial copy selects so that all ways lead to the same Arrow values. An array of a built-in type is an
-array of what that type becomes. A type that is not in the table, or a user's, is PostgreSQL's own text.
-docs/types.md is the table in words.
+One table (`_TYPES`) says what each type becomes, how its values in text and in binary format are converted, and which SQL
+expression the initial copy selects. All three ways lead to the same Arrow values. An array of a built-in type is an array
+of what that type becomes. A type that is not in the table, or a user's type, is PostgreSQL's own text. docs/types.md is
+the table in words.
 
 Both the slot's session and the copy's must print values with DateStyle ISO, IntervalStyle postgres, TimeZone
 UTC, extra_float_digits 3, bytea_output hex and client encoding UTF8. Raises UnsupportedTypeError for an override
 that is not offered, ValueNotRepresentableError for a value that its column cannot hold, UnsupportedBinaryError for
-one in binary format whose text does not follow from that. PostgreSQL documentation chapter 8.
+a value in binary format whose text does not follow from its bytes. PostgreSQL documentation chapter 8.
 """
 
 from __future__ import annotations
