@@ -27,14 +27,14 @@ Part = TypeVar("Part", bound=_Named)
 Given = TypeVar("Given")
 
 
-def _untold(_: Failure) -> None:
-    """Who asked is told at the end."""
+def _ignore(_: Failure) -> None:
+    """The caller reads `listed` at the end."""
 
 
 class Failures:
     """The first error of each subscription that has failed; `tell` hears of one when it happens."""
 
-    def __init__(self, tell: Callable[[Failure], None] = _untold) -> None:
+    def __init__(self, tell: Callable[[Failure], None] = _ignore) -> None:
         self._errors: dict[str, Exception] = {}
         self._tell = tell
 

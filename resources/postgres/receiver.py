@@ -152,7 +152,7 @@ class Receiver:
         self._connection.close()
 
     def items(self) -> Iterator[Received]:
-        """What arrives, in order, until the end; raises what cut the connection."""
+        """The items that arrive, in order, until the end; raises the error that ended the connection."""
         latest = Received(pa.RecordBatch.from_pylist([], MESSAGES), self._confirmed)
         while True:
             try:

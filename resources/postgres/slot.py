@@ -78,7 +78,7 @@ class SlotState:
 def current_lsn(connection: psycopg.Connection[Any]) -> int:
     """The publisher's current WAL flush position: what begins before it, a peek delivers.
 
-    Of what was inserted later a commit may not be flushed: a peek would miss what an advance would confirm.
+    Beyond it a commit may be inserted and not yet flushed: a peek would miss it, and an advance would confirm it.
     """
     row = connection.execute("select pg_current_wal_flush_lsn()::text").fetchone()
     assert row is not None
@@ -280,7 +280,7 @@ def peek_query(
 ) -> str:
     """The query that reads a slot up to `upto` without confirming anything.
 
-    It delivers whole transactions: those whose commit record begins before `upto`, which are just those
+    It delivers whole transactions: those whose commit record begins before `upto`, which are exactly those
     that pg_replication_slot_advance(slot, upto) confirms. `limit` ends it at the first commit after so
     many messages.
     """
@@ -344,10 +344,10 @@ def ensure_capture(
     planned: Sequence[CapturePublication],
     catalog: Catalog,
 ) -> tuple[str, ...]:
-    """Create or alter the capture publications to hold just what is planned; their names.
+    """Create or alter the capture publications to hold exactly what is planned; return their names.
 
-    A publication that already publishes what is planned is left untouched where somebody else owns it. Tables are
-    added before they are taken out elsewhere: there is no place in the WAL at which one is not captured.
+    A publication of another owner is left untouched if it already publishes what is planned. Tables are added
+    before they are taken out of another one: so there is no place in the WAL at which a table is not captured.
     """
     # Changes are read under the new publications as soon as the slot is past this commit.
     connection.execute("set synchronous_commit = local")

@@ -232,7 +232,7 @@ def _without_values(error: Exception) -> str:
 
 
 def _cause(error: Exception) -> Exception | None:
-    """The error as it may stand below ours: whoever shows that shows what it was raised from, too."""
+    """The error that ours is raised from, without values: a traceback shows both."""
     shown = _without_values(error)
     if isinstance(error, psycopg.Error):
         return type(error)(shown, info=error.pgresult)
