@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from pgsieve.assets.maintenance import feed_maintenance_asset, subscription_maintenance_asset
+from pgsieve.pipelines.commands.dagster_runs import delete_old_runs
 from pgsieve.pipelines.commands.results import MaintainedFolder, Progress
 from pgsieve.pipelines.commands.run import instance, materialize
 from pgsieve.pipelines.config.model import Config, SubscriptionConfig
@@ -32,4 +33,6 @@ def maintain(
                 for key in ("rows deleted", "files compacted")
             )
             results.append(MaintainedFolder("/".join(asset.key.path), rows, files))
+        kept = declared.retention
+        delete_old_runs(dagster, None if kept.changes is None else max(kept.changes, kept.versions))
     return tuple(results)

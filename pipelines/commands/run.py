@@ -30,6 +30,7 @@ from pgsieve.assets.update_transformation import table_changes_asset
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.values.quoting import quote_qualified
+from pgsieve.pipelines.commands.dagster_runs import keep_one_idle, tagged
 from pgsieve.pipelines.commands.failures import Failures
 from pgsieve.pipelines.commands.results import (
     AppliedTable,
@@ -133,8 +134,12 @@ def materialize(
     """Materialise assets in this process; raises PgsieveError for whatever fails."""
     progress.start(task)
     try:
-        return dg.materialize(
-            list(assets), instance=dagster, resources={"lake": declared.lake}, run_config=_QUIET, tags=tags
+        result = dg.materialize(
+            list(assets),
+            instance=dagster,
+            resources={"lake": declared.lake},
+            run_config=_QUIET,
+            tags=tagged(task, tags),
         )
     except PgsieveError:
         raise
@@ -142,6 +147,8 @@ def materialize(
         raise PgsieveError(failure.description or str(failure)) from failure
     finally:
         progress.finish(task)
+    keep_one_idle(dagster, result)
+    return result
 
 
 class Materializer:

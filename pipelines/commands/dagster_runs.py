@@ -1,0 +1,65 @@
+"""What runs leave in Dagster's records: of those that found nothing to do the last one, of the others those that are young.
+
+In: Dagster's instance, and runs that commands of pgsieve made in it; no others are touched. Out: fewer of them. What
+the records show as an asset's last materialization, and every copy, is kept.
+"""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+
+import dagster as dg
+
+#: Tag of a command's runs: what it materialises.
+COMMAND = "pgsieve/command"
+#: Tag of those that found nothing to do.
+IDLE = "pgsieve/idle"
+#: Dagster's tags of a run that copies tables: one, or several.
+_COPY = {"dagster/partition", "dagster/asset_partition_range_start"}
+#: Runs that are read at once.
+_PAGE = 100
+
+
+def tagged(task: str, tags: Mapping[str, str] | None) -> dict[str, str]:
+    """The tags of a command's run."""
+    return {COMMAND: task, **(tags or {})}
+
+
+def keep_one_idle(dagster: dg.DagsterInstance, result: dg.ExecuteInProcessResult) -> None:
+    """Where a run found nothing to do, delete those of the same task before it that did not either."""
+    events = [event.materialization.metadata for event in result.get_asset_materialization_events()]
+    if not result.success or not all(map(_is_idle, events)):
+        return
+    task = result.dagster_run.tags.get(COMMAND)
+    if task is None:
+        return
+    same = dg.RunsFilter(tags={COMMAND: task, IDLE: "true"})
+    for before in dagster.get_runs(same, limit=_PAGE):
+        dagster.delete_run(before.run_id)
+    dagster.add_run_tags(result.run_id, {IDLE: "true"})
+
+
+def _is_idle(metadata: Mapping[str, dg.MetadataValue]) -> bool:
+    """Whether a materialization tells of nothing: of the change log, or of a transformation."""
+    slices, tables = metadata.get("slices"), metadata.get("tables")
+    return (slices is not None and slices.value == 0) or (tables is not None and tables.value == "no changes")
+
+
+def delete_old_runs(dagster: dg.DagsterInstance, kept: timedelta | None) -> int:
+    """Delete the commands' runs that ended longer ago; how many. None keeps them all."""
+    if kept is None:
+        return 0
+    finished = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
+    old = dg.RunsFilter(statuses=finished, updated_before=datetime.now(UTC) - kept)
+    latest = dagster.get_latest_materialization_events(dagster.all_asset_keys())
+    newest = {event.run_id for event in latest.values() if event is not None}
+    gone, cursor = list[str](), None
+    while runs := dagster.get_runs(old, cursor=cursor, limit=_PAGE):
+        cursor = runs[-1].run_id
+        gone += [
+            r.run_id
+            for r in runs
+            if COMMAND in r.tags and not _COPY & r.tags.keys() and r.run_id not in newest
+        ]
+    for run_id in gone:
+        dagster.delete_run(run_id)
+    return len(gone)

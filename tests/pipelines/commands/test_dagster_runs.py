@@ -1,0 +1,57 @@
+"""Dagster's records do not grow with runs that find nothing to do, nor with tables that nobody changes. No JVM."""
+
+from datetime import timedelta
+
+import dagster as dg
+
+from pgsieve.pipelines.commands.dagster_runs import IDLE, delete_old_runs, keep_one_idle, tagged
+from pgsieve.pipelines.commands.run import instance
+from pgsieve.pipelines.config.model import load_config
+from tests.fixtures.shop import Shop
+
+
+def _events(shop: Shop) -> tuple[int, int]:
+    """How many runs there are, and how many events those have that found nothing to do."""
+    with instance(load_config(shop.path)) as dagster:
+        idle = dagster.get_runs(dg.RunsFilter(tags={IDLE: "true"}))
+        return dagster.get_runs_count(), sum(len(dagster.all_logs(run.run_id)) for run in idle)
+
+
+def test_an_idle_run_leaves_as_many_events_whatever_is_published(shop: Shop) -> None:
+    counted = []
+    for tables in (0, 8):
+        for number in range(tables):
+            shop.database.execute(f"create table idle_{number} (id int primary key)")
+            shop.database.execute(f"alter publication q add table idle_{number}")
+        shop.run()
+        shop.run()
+        before = _events(shop)
+        assert not any(subscription.changed for subscription in shop.run().subscriptions)
+        assert _events(shop) == before, "the run before, which found nothing either, is gone"
+        counted.append(before[1])
+    assert counted[0] == counted[1] > 0
+
+
+@dg.asset
+def change_log(context: dg.AssetExecutionContext) -> dg.MaterializeResult[None]:
+    return dg.MaterializeResult(metadata={"slices": int(context.run.tags["slices"])})
+
+
+def _run(dagster: dg.DagsterInstance, slices: int, tags: dict[str, str]) -> str:
+    result = dg.materialize([change_log], instance=dagster, tags={"slices": str(slices), **tags})
+    keep_one_idle(dagster, result)
+    return result.run_id
+
+
+def test_runs_that_did_something_stay_as_long_as_they_are_young() -> None:
+    with dg.DagsterInstance.ephemeral() as dagster:
+        copy = _run(dagster, 1, tagged("copy", {"dagster/partition": "public.t"}))
+        foreign = _run(dagster, 0, {})
+        runs = [_run(dagster, slices, tagged("drain", None)) for slices in (0, 2, 0, 0, 3, 0)]
+        other = _run(dagster, 0, tagged("another drain", None))
+        kept = {copy, foreign, runs[1], runs[4], runs[5], other}
+        assert {run.run_id for run in dagster.get_runs()} == kept
+        assert delete_old_runs(dagster, None) == delete_old_runs(dagster, timedelta(days=1)) == 0
+        assert delete_old_runs(dagster, timedelta()) == 3
+        # The newest materialization of the asset is the last run's.
+        assert {run.run_id for run in dagster.get_runs()} == {copy, foreign, other}
