@@ -45,6 +45,7 @@ from pgsieve.resources.lake.errors import (
 from pgsieve.resources.lake.named_records import NamedRecords
 from pgsieve.resources.lake.overrun import NewerVersionError, guarded
 from pgsieve.resources.lake.parquet_files import WRITTEN_DDL, write_files
+from pgsieve.resources.lake.paths import LakePaths
 from pgsieve.resources.lake.records import APPLICATION, Records, commit_metadata, quoted
 from pgsieve.resources.lake.session import SparkEngine
 from pgsieve.resources.lake.spark import SparkRecords
@@ -76,30 +77,13 @@ def column_mapping(columns: Iterable[str]) -> dict[str, str]:
     return {}
 
 
-def escape(identifier: str) -> str:
-    """An identifier as a folder name, reversibly: all but [a-z0-9_] becomes ~XX (UTF-8, hexadecimal).
-
-    Upper case is escaped too, for file systems that fold it, and a leading underscore, which Spark hides.
-    """
-    escaped = re.sub(
-        r"[^a-z0-9_]", lambda found: "".join(f"~{byte:02X}" for byte in found.group().encode()), identifier
-    )
-    return "~5F" + escaped[1:] if escaped.startswith("_") else escaped
-
-
-def unescape(folder: str) -> str:
-    """The identifier that `escape` made a folder name of."""
-    raw = re.sub(rb"~([0-9A-F]{2})", lambda found: bytes([int(found.group(1), 16)]), folder.encode())
-    return raw.decode()
-
-
-class Lake:
+class Lake(LakePaths):
     """The Delta tables of one lake."""
 
     def __init__(
         self, uri: str, session: Callable[[], SparkSession], small_bytes: int = SMALL_BYTES_DEFAULT
     ) -> None:
-        self.uri = uri.rstrip("/")
+        super().__init__(uri.rstrip("/"))
         self._session = session
         #: delta-rs, where it can reach the lake; None for a lake at a URI.
         self.local: LocalRecords | None = None if is_uri(self.uri) else LocalRecords()
@@ -153,61 +137,6 @@ class Lake:
     def spark(self) -> SparkSession:
         """The session, made at first use: a run with nothing to do in a local lake needs none."""
         return self._session()
-
-    # paths
-
-    def _of_feed(self, slot_owner: str) -> str:
-        """A feed's folder; what belongs to a part of it has a name with slashes, and a folder below."""
-        return "/".join([self.uri, "_pgsieve", *map(escape, slot_owner.split("/"))])
-
-    def change_log(self, slot_owner: str) -> str:
-        """The raw messages of a source's slot (of a subscription's, where it has one of its own)."""
-        return f"{self._of_feed(slot_owner)}/change_log"
-
-    def slices(self, slot_owner: str) -> str:
-        """What each slice of the change log holds besides row changes; made again where it is missing."""
-        return f"{self._of_feed(slot_owner)}/slices"
-
-    def prepared(self, slot_owner: str) -> str:
-        """The prepared transactions that waited for their second phase when the change log was last written."""
-        return f"{self._of_feed(slot_owner)}/prepared"
-
-    def catalogs(self, slot_owner: str) -> str:
-        """The publisher's catalog as it was found each time that it had been altered."""
-        return f"{self._of_feed(slot_owner)}/catalogs"
-
-    def altered(self, slot_owner: str) -> str:
-        """The slices in which the catalog may have been altered, by subscription that has them as published."""
-        return f"{self._of_feed(slot_owner)}/altered"
-
-    def replica(self, subscription: str, schema: str, table: str) -> str:
-        """The replica of a table: the published columns, current rows only."""
-        return f"{self.uri}/{subscription}/{escape(schema)}/{escape(table)}"
-
-    def changes(self, subscription: str, schema: str, table: str, generation: int = 0) -> str:
-        """The transformed changes of a table; a history begun anew (`~g1`, ...) has a name that no table's is."""
-        suffix = f"~g{generation}" if generation else ""
-        return f"{self.uri}/{subscription}/_changes/{escape(schema)}/{escape(table)}{suffix}"
-
-    def transformed(self, subscription: str) -> str:
-        """One row a slice and table: what the slice changed, and that it has been transformed."""
-        return f"{self.uri}/{subscription}/_transformed"
-
-    def table_states(self, subscription: str) -> str:
-        """The table sync states, the newest row of a table counts."""
-        return f"{self.uri}/{subscription}/_table_states"
-
-    def subscription(self, name: str) -> str:
-        """The state of a subscription as a whole, the newest row counts."""
-        return f"{self.uri}/{name}/_subscription"
-
-    def feed(self, slot_owner: str) -> str:
-        """The cluster that a slot's LSNs are of, the newest row counts."""
-        return f"{self.uri}/_pgsieve/{escape(slot_owner)}/feed"
-
-    def cuts(self, subscription: str) -> str:
-        """The LSNs at which all replica tables agree, with their Delta versions."""
-        return f"{self.uri}/{subscription}/_cuts"
 
     # reading
 

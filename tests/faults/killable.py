@@ -26,7 +26,7 @@ import yaml
 from deltalake import DeltaTable, QueryBuilder
 
 from pgsieve.resources.failpoints import VARIABLE
-from pgsieve.resources.lake.lake import escape
+from pgsieve.resources.lake.paths import escape
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.fixtures.oracle import wait_until
 

@@ -12,7 +12,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pgsieve.pipelines.config.values import slot_name
-from pgsieve.resources.lake.lake import Lake, escape, unescape
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.paths import escape, unescape
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.source import literal, quote
 from tests.fixtures.names import WORST

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pgsieve.resources.lake.lake import Lake, escape, unescape
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.paths import escape, unescape
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.source import literal, quote
 
