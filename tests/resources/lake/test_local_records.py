@@ -17,6 +17,7 @@ from deltalake.exceptions import DeltaError
 from pgsieve.resources.lake.delta_rs import LocalRecords
 from pgsieve.resources.lake.errors import OverrunError, missing_file
 from pgsieve.resources.lake.parquet_files import write_files
+from pgsieve.resources.lake.merge import Merge
 from pgsieve.resources.lake.records import Standing
 
 Write = Callable[..., None]
@@ -161,7 +162,7 @@ def test_a_merge_follows_no_later_version_than_that_of_its_plan(tmp_path: Path) 
     write(path, rows(1), 1, False)
     write(path, rows(2), 2, False)
     source = pa.table({"action": ["upsert"], "k": pa.array([2], pa.int64())})
-    merge = partial(LocalRecords().merge, path, source, {"slice": "k"}, {"slice": "k"}, {})
+    merge = partial(LocalRecords().merge, path, source, Merge({"slice": "k"}, {"slice": "k"}, {}))
     with pytest.raises(OverrunError):
         merge(3, base=0)
     assert merge(3, base=1) == {"inserted": 0, "updated": 1, "deleted": 0}
