@@ -16,8 +16,8 @@ from deltalake.exceptions import DeltaError
 
 from pgsieve.resources.lake.delta_rs import LocalRecords
 from pgsieve.resources.lake.errors import OverrunError, missing_file
-from pgsieve.resources.lake.parquet_files import write_files
 from pgsieve.resources.lake.merge import Merge
+from pgsieve.resources.lake.parquet_files import write_files
 from pgsieve.resources.lake.records import Standing
 
 Write = Callable[..., None]
