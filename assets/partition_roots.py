@@ -81,8 +81,8 @@ def replica_tables_asset(
 
 def is_changed(name: Name, result: ApplyResult, before: Cut | None) -> bool:
     """Whether a table got changes, or has another version than before: it was copied, or followed its definition."""
-    known = before.tables.get(name) if before else None
-    return name in result.tables or (result.cut is not None and result.cut.tables.get(name) != known)
+    version = before.tables.get(name) if before else None
+    return name in result.tables or (result.cut is not None and result.cut.tables.get(name) != version)
 
 
 def _meaning(state: TableState | None) -> str:

@@ -187,9 +187,9 @@ class History:
     def with_columns(self, columns: Iterable[tuple[str, str]]) -> "History":
         """The history that takes these columns; names that Spark takes for one must be one column of one type."""
         columns = tuple(columns)
-        known = {name.lower(): (name, spark) for name, spark in self.columns}
+        by_name = {name.lower(): (name, spark) for name, spark in self.columns}
         mapped = bool(column_mapping(name for name, _ in columns))
-        fits = all(known.get(name.lower(), (name, spark)) == (name, spark) for name, spark in columns)
+        fits = all(by_name.get(name.lower(), (name, spark)) == (name, spark) for name, spark in columns)
         if self.columns and not (fits and mapped == bool(column_mapping(name for name, _ in self.columns))):
             return History(self.generation + 1, columns)
         return History(self.generation, (*self.columns, *(c for c in columns if c not in self.columns)))

@@ -104,9 +104,9 @@ def row_changes(changes: DataFrame, numbered: DataFrame) -> DataFrame:
     """Each change by the numbers of its rows: `old` and `new`, NULL where it has none, in order."""
     sides = changes.select("commit_lsn", "ordinal", "old", "new")
     for side in ("old", "new"):
-        found = numbered.select(F.col("row").alias(f"{side}_row"), F.col("number").alias(f"{side}_number"))
-        is_same = same_row(found, f"{side}_row", side)
-        sides = sides.join(found, F.col(side).isNotNull() & is_same, "left")
+        equal = numbered.select(F.col("row").alias(f"{side}_row"), F.col("number").alias(f"{side}_number"))
+        is_same = same_row(equal, f"{side}_row", side)
+        sides = sides.join(equal, F.col(side).isNotNull() & is_same, "left")
     return sides.orderBy("commit_lsn", "ordinal").select(
         F.col("old_number").alias("old"), F.col("new_number").alias("new")
     )

@@ -261,11 +261,11 @@ class _Search:
 
 def _changes(local: LocalRecords, log: str, slices: Sequence[int], key: Sequence[str]) -> pa.Table | None:
     """The changes in their order; None where the files lack a column of the key, or are not what Delta would read."""
-    listed = local.slice_files(log, slices, every=True)
-    if listed is None:
+    readable = local.slice_files(log, slices, every=True)
+    if readable is None:
         return None
     tables = []
-    for file in listed[1]:
+    for file in readable[1]:
         table = pq.read_table(file, columns=_CHANGE, filters=pc.field("slice").isin(slices))
         if any(table.schema.field(side).type.get_field_index(k) < 0 for side in ("old", "new") for k in key):
             return None
@@ -285,7 +285,7 @@ def _events(changes: pa.Table, key: Sequence[str]) -> Iterator[Event]:
     """Where rows begin and end; an UPDATE that stays with its key does neither."""
     old, new = (key_values(_keys(changes, side, key).columns) for side in ("old", "new"))
     operations, has_old = changes["operation"].to_pylist(), changes["old"].to_pylist()
-    for change, (operation, known, before, after) in enumerate(
+    for change, (operation, is_sent, before, after) in enumerate(
         zip(operations, has_old, old, new, strict=True)
     ):
         if operation == "insert":
@@ -294,7 +294,7 @@ def _events(changes: pa.Table, key: Sequence[str]) -> Iterator[Event]:
             yield Event(change, old=before)
         elif operation == "truncate":
             yield Event(change)
-        elif known and before != after:
+        elif is_sent and before != after:
             yield Event(change, before, after)
 
 

@@ -217,17 +217,17 @@ class ReplicaWriter:
     def _replayed(self, rows: DataFrame, net: DataFrame, base: DataFrame) -> tuple[DataFrame, int]:
         """The net change where some change finds no row: one change after the other, by numbers of rows."""
         numbered = checkpointed(numbered_rows(net))
-        found = self._held(numbered, base).select("number", "held").orderBy("number").toArrow()
-        held: list[int] = found["held"].to_pylist()
+        counted = self._held(numbered, base).select("number", "held").orderBy("number").toArrow()
+        before_counts: list[int] = counted["held"].to_pylist()
         changes = row_changes(rows, numbered).toArrow()
         counts, missing = replayed(
-            list(zip(changes["old"].to_pylist(), changes["new"].to_pylist(), strict=True)), held
+            list(zip(changes["old"].to_pylist(), changes["new"].to_pylist(), strict=True)), before_counts
         )
         became = pa.table(
             {
-                "number": found["number"],
+                "number": counted["number"],
                 "count": pa.array(
-                    [now - before for now, before in zip(counts, held, strict=True)], pa.int64()
+                    [now - before for now, before in zip(counts, before_counts, strict=True)], pa.int64()
                 ),
             }
         )
@@ -239,8 +239,8 @@ class ReplicaWriter:
         """Delete all rows equal to one that goes, and put back those that stay, in one MERGE."""
         columns = self.definition.names
         going = net.where(F.col("count") < 0)
-        held = self._held(going.select("row", "count"), replica)
-        stay = _repeated(held.where(F.col("held") + F.col("count") > 0), F.col("held") + F.col("count"))
+        counted = self._held(going.select("row", "count"), replica)
+        stay = _repeated(counted.where(F.col("held") + F.col("count") > 0), F.col("held") + F.col("count"))
         source = (
             going.select(F.lit("delete").alias("action"), "row")
             .unionByName(stay.select(F.lit("insert").alias("action"), "row"))

@@ -83,8 +83,8 @@ class Sides:
             return Difference(*rows)
         share = max(int(side.rows[differing].sum()) for side in (publisher, replica)) / max(rows)
         local, chosen = self._local(int(size * share)), Chosen(self.row_hash, differing)
-        found = self._difference(chosen) if local is None else self._few(local, chosen)
-        return Difference(*rows, found.rows, found.sample)
+        within = self._difference(chosen) if local is None else self._few(local, chosen)
+        return Difference(*rows, within.rows, within.sample)
 
     def differing(self) -> Chosen | None:
         """The segments that differ; None where they cannot be told apart."""
@@ -148,15 +148,15 @@ class Sides:
         """The rows that differ, by Spark."""
         expected, replica = self.frames(chosen)
         differences = differing_rows(expected, replica, [c.name for c in self.columns])
-        found = differences.agg(
+        counts = differences.agg(
             F.coalesce(F.sum(F.abs("count")), F.lit(0)).alias("rows"),
             # Both counts come with the difference, so that the publisher is read once.
             F.coalesce(F.sum("count"), F.lit(0)).alias("surplus"),
         ).first()
-        assert found is not None
-        sample = differences.limit(SAMPLE).toArrow().to_pylist() if found["rows"] else []
-        held = replica.count()
-        return Difference(held + int(found["surplus"]), held, int(found["rows"]), sample)
+        assert counts is not None
+        sample = differences.limit(SAMPLE).toArrow().to_pylist() if counts["rows"] else []
+        replica_rows = replica.count()
+        return Difference(replica_rows + int(counts["surplus"]), replica_rows, int(counts["rows"]), sample)
 
     def _few(self, local: LocalRecords, chosen: Chosen | None) -> Difference:
         """The same of few rows, which are compared in this process."""
@@ -166,10 +166,10 @@ class Sides:
             for query in self._queries(chosen)
             for batch in copied_batches(self.conninfo, self.snapshot.name, query, self.columns)
         ]
-        held = self._batches(local)
+        replica_batches = self._batches(local)
         if chosen is not None:
-            held = map(chosen.of, held)
-        expected, replica = (pa.Table.from_batches(b, schema) for b in (batches, held))
+            replica_batches = map(chosen.of, replica_batches)
+        expected, replica = (pa.Table.from_batches(b, schema) for b in (batches, replica_batches))
         differences = few_differing_rows(expected, replica)
         rows = pc.sum(pc.abs(differences["count"])).as_py() or 0
         sample = differences.slice(0, SAMPLE).to_pylist()

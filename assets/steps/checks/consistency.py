@@ -68,12 +68,12 @@ def check_consistency(
             log(f"comparing {table.table.qualified} of {subscription.name}")
             try:
                 with moment.refusing(name, "compare"):
-                    found = moment.sides(name).difference()
+                    difference = moment.sides(name).difference()
             except LakeError as error:
                 problem = copy_again(subscription.name, name, reason(lake, error))
                 results.append(TableConsistency(*name, moment.snapshot.lsn, problem=problem))
                 continue
-            results.append(_result(table, moment.snapshot.lsn, found))
+            results.append(_result(table, moment.snapshot.lsn, difference))
     return results
 
 
@@ -173,17 +173,17 @@ def at_one_lsn(subscription: Subscription, lake: Lake, log: Log) -> Iterator[Mom
         )
 
 
-def _result(replicated: ReplicatedTable, lsn: int, found: Difference) -> TableConsistency:
+def _result(replicated: ReplicatedTable, lsn: int, difference: Difference) -> TableConsistency:
     shown = [i for i, c in enumerate(replicated.columns) if c in replicated.key]
     return TableConsistency(
         schema=replicated.table.schema,
         table=replicated.table.name,
         lsn=lsn,
-        publisher_rows=found.publisher_rows,
-        replica_rows=found.replica_rows,
-        differing=found.rows,
+        publisher_rows=difference.publisher_rows,
+        replica_rows=difference.replica_rows,
+        differing=difference.rows,
         keys=tuple(
-            _key_text(replicated, [row[f"c{i}"] for i in shown], row["count"]) for row in found.sample
+            _key_text(replicated, [row[f"c{i}"] for i in shown], row["count"]) for row in difference.sample
         ),
     )
 

@@ -38,13 +38,13 @@ def replica_checksums(replica: DataFrame, row_hash: RowHash) -> Checksums:
         .groupBy("segment")
         .agg(*(F.sum(name).alias(name) for name in ("rows", "high", "low")))
     )
-    found = {
+    sums = {
         name: np.asarray(column)
         for name, column in zip(summed.columns, summed.toArrow().columns, strict=True)
     }
-    whole = (found["high"].astype(np.uint64) << np.uint64(32)) + found["low"].astype(np.uint64)
+    whole = (sums["high"].astype(np.uint64) << np.uint64(32)) + sums["low"].astype(np.uint64)
     counted = Checksums()
-    counted.include(found["segment"], found["rows"], whole)
+    counted.include(sums["segment"], sums["rows"], whole)
     return counted
 
 

@@ -45,12 +45,12 @@ def copied_rows(
     schema = ddl((c.name, c.type.spark) for c in columns)
     if not queries:
         return spark.createDataFrame([], schema)
-    listed = list(queries)
+    statements = list(queries)
 
     def copy(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in numbers:
             for number in batch.column(0).to_pylist():
-                yield from copied_batches(conninfo, snapshot, listed[number], columns)
+                yield from copied_batches(conninfo, snapshot, statements[number], columns)
 
     return spark.range(0, len(queries), 1, len(queries)).mapInArrow(copy, schema)
 
@@ -64,7 +64,7 @@ def copied_files(
     folder: str,
 ) -> DataFrame:
     """The same rows written into files of the replica's folder by the executors; one row (`WRITTEN`) a file."""
-    listed, schema = list(queries), replica_schema(columns)
+    statements, schema = list(queries), replica_schema(columns)
 
     def written(query: str) -> Iterator[pa.RecordBatch]:
         return write_files(folder, schema, copied_batches(conninfo, snapshot, query, columns))
@@ -73,7 +73,7 @@ def copied_files(
         for batch in numbers:
             for number in batch.column(0).to_pylist():
                 # What an interrupted reading has written is in no commit.
-                yield from read_again(partial(written, listed[number]))
+                yield from read_again(partial(written, statements[number]))
 
     return spark.range(0, len(queries), 1, len(queries)).mapInArrow(copy, WRITTEN_DDL)
 

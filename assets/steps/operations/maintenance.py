@@ -86,8 +86,8 @@ def maintain_subscription(
         upto = maintainer.expired(path, applied, retention.changes)
         maintainer.maintain(path, f"slice <= {upto:d}" if upto else None, record=False)
     # A change after the newest cut tells the next one of its table; a slice without any tells how far this is.
-    told = f"slice <= {cut.lsn if cut else 0:d} or (slice < {applied:d} and inserts is null)"
-    maintainer.maintain(lake.transformed(name), told)
+    applied_rows = f"slice <= {cut.lsn if cut else 0:d} or (slice < {applied:d} and inserts is null)"
+    maintainer.maintain(lake.transformed(name), applied_rows)
     maintainer.maintain(lake.table_states(name), superseded(TableStates(lake, name).counting_versions()))
     maintainer.maintain(
         lake.subscription(name), superseded({SubscriptionRecord(lake, name).newest_version()})

@@ -34,18 +34,17 @@ def tables_to_resync(subscription: Subscription, lake: Lake, names: Sequence[Nam
         if name not in tables:
             raise PgsieveError(
                 f'subscription "{subscription.name}" has no table {quote(*name)}',
-                hint="its publications publish "
-                + (", ".join(quote(*known) for known in tables) or "no table"),
+                hint="its publications publish " + (", ".join(quote(*name) for name in tables) or "no table"),
                 sqlstate="42P01",
             )
-    found = []
+    outdated = []
     for name, table in tables.items():
         state = states.get(name)
         changes = present_changes(subscription, state, table, catalog)
         needed = state is None or state.state != SyncState.READY or bool(changes)
         if name in names if names else needed:
-            found.append(Outdated(name, _described(state), changes))
-    return found
+            outdated.append(Outdated(name, _described(state), changes))
+    return outdated
 
 
 def _described(state: TableState | None) -> str:
@@ -89,16 +88,16 @@ def _filter(texts: Sequence[str] | None) -> str:
 
 def _columns(then: Definition, now: Definition) -> str:
     before, after = dict(then.columns), dict(now.columns)
-    told = [f"without {name}" for name in before if name not in after]
-    told += [f"{name} added" for name in after if name not in before]
-    told += [f"{n} {t} → {after[n]}" for n, t in before.items() if n in after and after[n] != t]
-    return ", ".join(told) or "another order"
+    differences = [f"without {name}" for name in before if name not in after]
+    differences += [f"{name} added" for name in after if name not in before]
+    differences += [f"{n} {t} → {after[n]}" for n, t in before.items() if n in after and after[n] != t]
+    return ", ".join(differences) or "another order"
 
 
 def leave_to_next_copy(subscription: Subscription, lake: Lake, names: Sequence[Name]) -> None:
     """Have whoever reads the slot copy these tables, after the next slice."""
     states = TableStates(lake, subscription.name).newest()
-    known = {name: states[name].definition if name in states else None for name in names}
+    definitions = {name: states[name].definition if name in states else None for name in names}
     TableStates(lake, subscription.name).append(
-        [TableState(*n, SyncState.INITIALIZE, definition=d) for n, d in known.items()],
+        [TableState(*n, SyncState.INITIALIZE, definition=d) for n, d in definitions.items()],
     )

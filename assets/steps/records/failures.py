@@ -72,8 +72,8 @@ def copy_again(subscription: str, name: Name, problem: str) -> str:
 
 def first_failing(commits: Sequence[int], fails: Callable[[int], bool]) -> int | None:
     """The first transaction with which the transformation fails; `fails` tells whether it does up to one of them."""
-    found = bisect_left(commits, True, key=fails)
-    return commits[found] if found < len(commits) else None
+    first = bisect_left(commits, True, key=fails)
+    return commits[first] if first < len(commits) else None
 
 
 def in_transaction(problem: str, commit_lsn: int | None) -> str:

@@ -45,13 +45,13 @@ def take_slot(connection: psycopg.Connection[tuple[object, ...]], feed: Feed, la
     """
     newest = refuse_other_cluster(connection, feed, lake)
     state, durable = slot_state(connection, feed.slot), _known_position(lake, feed)
-    timeline, known = current_timeline(connection), newest.get("timeline")
+    timeline, recorded = current_timeline(connection), newest.get("timeline")
     if state is None and newest.get("given_up"):
         return None
     if durable is None and state is not None and _has_copies(lake, feed):
         raise _lost(lake, feed, f"is gone, and the slot is confirmed up to {format_lsn(state.confirmed_lsn)}")
-    if durable is not None and known not in {None, timeline}:
-        refuse_divergence(feed.source, known, durable, timeline, feed.subscriptions)
+    if durable is not None and recorded not in {None, timeline}:
+        refuse_divergence(feed.source, recorded, durable, timeline, feed.subscriptions)
     verify_slot(state, feed.source.name, feed.slot, durable, feed.subscriptions)
     if state is None:
         return None
@@ -64,7 +64,7 @@ def take_slot(connection: psycopg.Connection[tuple[object, ...]], feed: Feed, la
         )
     if feed.failover and not state.failover:
         enable_failover(feed.source, feed.slot)
-    if not newest or newest["given_up"] or known != timeline:
+    if not newest or newest["given_up"] or recorded != timeline:
         FeedRecord(lake, feed).note_cluster(system_identifier(connection), timeline, given_up=False)
     return state
 
@@ -106,14 +106,14 @@ def refuse_other_cluster(
     connection: psycopg.Connection[tuple[object, ...]], feed: Feed, lake: Lake
 ) -> Mapping[str, Any]:
     """What is recorded of the feed's cluster; raises OtherClusterError where the server is another one."""
-    newest, found = FeedRecord(lake, feed).newest(), system_identifier(connection)
-    known = newest.get("system_identifier") or found
-    if known == found:
+    newest, present = FeedRecord(lake, feed).newest(), system_identifier(connection)
+    recorded = newest.get("system_identifier") or present
+    if recorded == present:
         return newest
     again = " and ".join(f"`pgsieve drop {s} --leave-slot --delete-tables`" for s in feed.subscriptions)
     raise OtherClusterError(
-        f'source "{feed.source.name}": the server is the cluster with system identifier {found}, but Delta holds changes'
-        f" up to {format_lsn(ChangeLog(lake, feed).position() or 0)} of the cluster {known}: their LSNs do not compare",
+        f'source "{feed.source.name}": the server is the cluster with system identifier {present}, but Delta holds changes'
+        f" up to {format_lsn(ChangeLog(lake, feed).position() or 0)} of the cluster {recorded}: their LSNs do not compare",
         hint=f"replicate it into another `lake`, or begin from scratch: {again}, then `pgsieve run`",
         sqlstate="55000",
     )

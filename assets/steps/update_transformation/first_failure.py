@@ -39,7 +39,7 @@ def first_failure(subscription: Subscription, lake: Lake, work: Work) -> tuple[i
         return None
 
     with ThreadPoolExecutor(PARALLEL_TABLES) as pool:
-        return min((found for found in pool.map(one, work.tables) if found), default=None)
+        return min((failure for failure in pool.map(one, work.tables) if failure), default=None)
 
 
 def first_failing_transaction(subscription: Subscription, lake: Lake, work: Work, name: Name) -> int | None:

@@ -62,11 +62,11 @@ def follow_schema_changes(
         log(f"{replicated.table.qualified} of {subscription.name} follows its table's definition")
 
 
-def former_definition(held: Definition, present: Definition, transformed: int, lsn: int) -> Former:
+def former_definition(followed: Definition, present: Definition, transformed: int, lsn: int) -> Former:
     """What changes before `lsn` may be of: the definition so far, or one before it of which changes may still come."""
-    former = held.former
+    former = followed.former
     if former is None or former.until <= transformed:
-        return Former(held.layout, held.key_numbers, lsn)
+        return Former(followed.layout, followed.key_numbers, lsn)
     refuse_ambiguity(former.layout, present.layout)
     return replace(former, until=lsn)
 
@@ -78,8 +78,8 @@ def _unchanged(definition: Definition) -> tuple[Source, ...]:
 def _refuse_unapplied(subscription: Subscription, lake: Lake, state: TableState) -> None:
     """Raise where changes have been transformed that the replica may lack: they have the former columns and key."""
     path = lake.replica(subscription.name, *state.name)
-    held = max(state.lsn, lake.records.position(path) or 0)
-    rows = lake.records.rows(lake.transformed(subscription.name), f"slice > {held:d}")
+    position = max(state.lsn, lake.records.position(path) or 0)
+    rows = lake.records.rows(lake.transformed(subscription.name), f"slice > {position:d}")
     if any((row["schema"], row["table"]) == state.name and _changes(row) for row in rows):
         raise SchemaChangedError("changes of the time before are still to be applied")
 
@@ -107,15 +107,17 @@ def _evolve(
 ) -> None:
     """Change the replica, between two states: what dies in between is copied again."""
     assert state.definition is not None
-    held, planned = _unchanged(state.definition), projection.sources
+    unchanged, planned = _unchanged(state.definition), projection.sources
     path, schema = lake.replica(subscription.name, *state.name), ddl(evolved.columns)
     base = lake.records.version(path)
     # Asked last: the replica is changed as it was when its table still had the former definition, or not at all.
     if TableStates(lake, subscription.name).newest().get(state.name) != state:
         raise OverrunError(path)
-    if planned != held:
+    if planned != unchanged:
         TableStates(lake, subscription.name).append([replace(state, state=SyncState.INITIALIZE)])
-        if planned[: len(held)] == held and all(value.null_count for value in projection.values.values()):
+        if planned[: len(unchanged)] == unchanged and all(
+            value.null_count for value in projection.values.values()
+        ):
             lake.add_columns(path, projection.schema, schema, base)
         else:
             lake.rewrite(path, projection.read, projection, projection.schema, schema, base)

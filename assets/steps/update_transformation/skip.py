@@ -80,6 +80,8 @@ def set_skip(subscription: Subscription, lake: Lake, lsn: int | None) -> None:
 
 def is_begun(lake: Lake, subscription: str, done: int) -> bool:
     """Whether a run died after it had transformed some tables beyond `done`: then that slice cannot be cut."""
-    known = ((n, s.definition) for n, s in TableStates(lake, subscription).newest().items() if s.definition)
-    paths = (lake.changes(subscription, *name, d.history.generation) for name, d in known)
+    definitions = (
+        (n, s.definition) for n, s in TableStates(lake, subscription).newest().items() if s.definition
+    )
+    paths = (lake.changes(subscription, *name, d.history.generation) for name, d in definitions)
     return any((lake.records.position(path) or 0) > done for path in paths)
