@@ -224,7 +224,11 @@ def _without_values(error: Exception) -> str:
     Only the first line: DETAIL and CONTEXT show rows. In it, data exceptions (SQLSTATE class 22) show the value at the
     end, quoted or a number, or as `value "..."`.
     """
-    line = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    text = str(error)
+    if isinstance(error, adbc_driver_manager.Error):
+        # The driver quotes its own queries, which have several lines.
+        text = re.sub(r"\[libpq\] Failed to execute query '.*?': \w+: +", "", text, flags=re.DOTALL)
+    line = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
     if isinstance(error, adbc_driver_manager.Error):
         line = line.removeprefix(f"{error.status_code.name}: ")
         line = re.sub(r"^\[libpq\] Execution error \[\w+\]: \w+: +", "", line)
