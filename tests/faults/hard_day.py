@@ -220,7 +220,7 @@ class Day:
                 if None not in kinds
             ),
             self.alterations,
-            Troubles(self.server, self.publisher, self._drawn(), (0.5, 4), self.proxy, lake),
+            Troubles(self.server, self.publisher, self._drawn(), (3, 15), self.proxy, lake),
         ]
         done = threading.Event()
         lanes = [

@@ -83,8 +83,8 @@ class Troubles(Worker):
 
     def _cut(self, _: psycopg.Connection) -> None:
         cuts = self.proxy.cuts
-        self.proxy.cut_after = self.random.choice([1_000, 7_777, 60_000, 400_000])
-        self.done.wait(self.random.uniform(0.5, 4))
+        self.proxy.cut_after = self.random.choice([7_777, 60_000, 200_000, 400_000])
+        self.done.wait(self.random.uniform(0.5, 3))
         self.proxy.heal()
         self.did["connections cut"] += self.proxy.cuts - cuts
 
