@@ -43,14 +43,14 @@ class RelationDescriptions:
     A relation is stale as long as its description may not be the last one passed on.
     """
 
-    _known: dict[int, Description] = field(default_factory=dict)
+    _descriptions: dict[int, Description] = field(default_factory=dict)
     _types: dict[int, bytes] = field(default_factory=dict)
     _stale: set[int] = field(default_factory=set)
     _arrivals: int = 0
 
     def begin_slice(self) -> None:
         """Describe every relation again from here on, before its first change."""
-        self._stale = set(self._known)
+        self._stale = set(self._descriptions)
 
     def note(self, data: pa.Array) -> dict[int, Description]:
         """Take note of Type messages (binary array), and return the relations that are described here."""
@@ -76,9 +76,9 @@ class RelationDescriptions:
         The description of a relation is the one that arrived last, whatever was passed on last.
         """
         for relation_id, description in relations.items():
-            former = self._known.get(relation_id)
+            former = self._descriptions.get(relation_id)
             if former is None or former.arrival < description.arrival:
-                self._known[relation_id] = description
+                self._descriptions[relation_id] = description
         self._stale.update(relations)
 
     def described(self, data: pa.Array) -> Iterator[pa.Array]:
@@ -93,12 +93,12 @@ class RelationDescriptions:
             if missing:
                 yield data.slice(passed, at - passed)
                 passed = at
-                yield pa.array([m for i in missing for m in self._known[i].messages], data.type)
+                yield pa.array([m for i in missing for m in self._descriptions[i].messages], data.type)
                 self._stale.difference_update(missing)
             if describing[at]:
                 descriptions: dict[int, Description] = {}
                 self._note(data[at].as_py(), descriptions)
-                self._known.update(descriptions)
+                self._descriptions.update(descriptions)
                 self._stale.difference_update(descriptions)
         yield data.slice(passed) if passed else data
 

@@ -58,7 +58,7 @@ class PublishedRelation:
 
 
 @dataclass(slots=True)
-class _Known:
+class _Scope:
     """The relations and types of the session, or of one streamed transaction."""
 
     relations: dict[int, PublishedRelation] = field(default_factory=dict)
@@ -70,12 +70,12 @@ class RelationCache:
 
     def __init__(self, type_names: Mapping[int, str] = MappingProxyType({})) -> None:
         self._type_names = type_names
-        self._session = _Known()
-        self._streams: dict[int, _Known] = {}
+        self._session = _Scope()
+        self._streams: dict[int, _Scope] = {}
 
     def add(self, message: Relation | Type, xid: int | None = None) -> None:
         """Take a description; it replaces what was known under its id."""
-        scope = self._session if xid is None else self._streams.setdefault(xid, _Known())
+        scope = self._session if xid is None else self._streams.setdefault(xid, _Scope())
         if isinstance(message, Type):
             scope.types[message.type_oid] = message
             return

@@ -201,5 +201,5 @@ KEYWORDS = frozenset(
     system_user table tablesample then time timestamp to trailing treat trim true union unique user using
     values varchar variadic verbose when where window with xmlattributes xmlconcat xmlelement xmlexists
     xmlforest xmlnamespaces xmlparse xmlpi xmlroot xmlserialize xmltable
-    """.split()  # noqa: SIM905 - a list would be a line a word
+    """.split()  # noqa: SIM905 - a list would be one line per word
 )
