@@ -20,8 +20,8 @@ from pgsieve.decoding.lsn import format_lsn
 from pgsieve.resources.lake.lake import LakeResource
 from pgsieve.resources.postgres.slot import SlotError, slot_state
 
-#: A copy that was asked for is waited for so long: of a run that was killed Dagster may never hear. Whoever is asked
-#: once too often finds nothing to copy.
+#: So long the sensor waits for a copy that it requested: Dagster may never hear of a run that was killed. A request too
+#: many finds nothing to copy.
 _WAITING = timedelta(hours=1)
 
 

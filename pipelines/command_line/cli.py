@@ -269,8 +269,8 @@ def status(
 ) -> None:
     """Show slots, their lag, and the state of every replica table.
 
-    Exits with 2 where a source cannot be asked, or a subscription cannot be replicated; what the lake has of it is
-    shown.
+    Exits with 2 if a source does not answer, or a subscription cannot be replicated. What the lake has of it is
+    still shown.
     """
     settings = _load(ctx, config)
     from pgsieve.pipelines.commands.status import status as read_status

@@ -211,7 +211,7 @@ def print_json(report: StatusReport | ValidationReport) -> None:
 
 
 def print_run(summary: RunSummary, *, verbose: bool = False) -> None:
-    """Print what a run copied and applied, a subscription at a time, and what failed."""
+    """Print what a run copied and applied, per subscription, and what failed."""
     for run in summary.subscriptions:
         if not run.changed:
             _print(Text(f"{run.name}: nothing new: everything up to LSN {run.to_lsn} is already applied"))

@@ -24,7 +24,7 @@ class _Named(Protocol):
 
 
 Part = TypeVar("Part", bound=_Named)
-Given = TypeVar("Given")
+Result = TypeVar("Result")
 
 
 def _ignore(_: Failure) -> None:
@@ -53,7 +53,7 @@ class Failures:
             if concerned:
                 self._tell(Failure(concerned, reported))
 
-    def each(self, parts: Iterable[Part], step: Callable[[Part], Given]) -> list[Given]:
+    def each(self, parts: Iterable[Part], step: Callable[[Part], Result]) -> list[Result]:
         """What a step gives for each subscription that has not failed; one that fails does not stop the others."""
         results = []
         for part in parts:

@@ -35,7 +35,7 @@ def follow(
 ) -> tuple[Failure, ...]:
     """Follow the selected subscriptions until stopped, or until all have failed; which ones failed.
 
-    `tell` gets what was done, a slice at a time, and each failure when it happens. Raises SubscriptionDisabledError
+    `tell` gets what was done, one slice at a time, and each failure when it happens. Raises SubscriptionDisabledError
     where every subscription is disabled.
     """
     declared = project(config)
@@ -69,7 +69,7 @@ def _stopped_by_signals(followers: Sequence["_Follower"]) -> Iterator[None]:
 class _Follower:
     """One feed, and the subscriptions that read it."""
 
-    #: One slice is worked on at a time, whatever feed it is of: writes of a session are told apart by settings.
+    #: Only one slice is processed at a time, of whatever feed: a session's settings say whose writes they are.
     _turn = threading.Lock()
 
     def __init__(

@@ -163,9 +163,9 @@ class SlotStatus:
 
 @dataclass(frozen=True, slots=True)
 class TableStatus:
-    """A replica table: its sync state, its row filter and where it stands; `problem` says why it is set aside.
+    """A replica table: its sync state, its row filter and its position; `problem` says why it is set aside.
 
-    `since_copy` is what was published otherwise when it was copied; `pgsieve resync` copies it again.
+    `since_copy` is what changed in its publications since it was copied; `pgsieve resync` copies it again.
     """
 
     schema: str
@@ -264,7 +264,7 @@ class PublicationPicture:
 
 @dataclass(frozen=True, slots=True)
 class ReceivedChanges:
-    """What comes of some relations: the operations, each with its effective row filter, and the old rows' columns.
+    """What is replicated of some relations: the operations, each with its effective row filter, and the old rows' columns.
 
     `relations` are the table itself or its partitions; a filter of None lets every row pass.
     """

@@ -80,8 +80,8 @@ def _rejected(
 def _parse(connection: psycopg.Connection[Any], where: str) -> None:
     """Have the grammar see one expression between parentheses, as CREATE PUBLICATION has it.
 
-    Only parsed, never executed: CREATE POLICY is the statement that all versions have with the same rule. What ends
-    the parentheses to go on in a SELECT is refused here.
+    Only parsed, never executed: CREATE POLICY is the statement that all versions have with the same rule. A text
+    that closes the parentheses, to go on as a SELECT, is refused here.
     """
     statement = f"create policy p on t using ({where}\n)"
     result = connection.pgconn.prepare(b"", statement.encode())

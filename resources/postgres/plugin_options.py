@@ -22,7 +22,7 @@ def protocol_version(server_version: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PgoutputOptions:
-    """What is asked of pgoutput, by the names of CREATE SUBSCRIPTION; `messages` is pgoutput's own.
+    """The options for pgoutput, by the names of CREATE SUBSCRIPTION; `messages` is pgoutput's own.
 
     On servers before 16 `streaming` is at most "on", and changes of every `origin` are sent.
     """

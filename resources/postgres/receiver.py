@@ -56,7 +56,7 @@ _POSTGRES_EPOCH_MICROS = 946_684_800_000_000  # 2000-01-01 UTC in Unix time
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """Messages (lsn, data) in order, and where the server is after them.
+    """Messages (lsn, data) in order, and the server's position after them.
 
     What commits before `position` is in this item or an earlier one, if the server sends it at all.
     """

@@ -41,7 +41,7 @@ OUTPUT_SETTINGS: Mapping[str, str] = {
 #: Temporary tables last: left out, they would come before pg_catalog (section 19.11.1).
 _SEARCH_PATH = "pg_catalog,pg_temp"
 
-#: What nobody's options may change. The encoding is a parameter of its own.
+#: Settings that no user's options may change. The encoding is a parameter of its own.
 _PINNED = {k: v for k, v in OUTPUT_SETTINGS.items() if k != "client_encoding"} | {"search_path": _SEARCH_PATH}
 
 #: Settings that end statements and sessions, and the first version that has each.
@@ -53,7 +53,7 @@ _TIMEOUTS: Mapping[str, int] = {
     "transaction_timeout": 170000,
 }
 
-#: A peer that is gone is noticed after two minutes: a firewall that forgets a connection tells nobody.
+#: A lost peer is noticed after two minutes: a firewall that forgets a connection sends nothing.
 _KEEPALIVES: Mapping[str, str] = {
     "keepalives": "1",
     "keepalives_idle": "60",
@@ -128,7 +128,7 @@ class Conninfo:
         """The same where the environment (PGPASSWORD, service files) is another; the session is one of this conninfo."""
         parameters: dict[str, Any] = dict(connection.info.get_parameters())
         version = connection.info.server_version
-        options = parameters.get("options") if self._has_service else self._given_options
+        options = parameters.get("options") if self._has_service else self._user_options
         parameters["options"] = _options(
             options, [name for name, least in _TIMEOUTS.items() if least <= version]
         )
@@ -148,7 +148,7 @@ class Conninfo:
         return bool(_read(self.text).get("service") or os.environ.get("PGSERVICE"))
 
     @property
-    def _given_options(self) -> str | None:
+    def _user_options(self) -> str | None:
         """The user's own."""
         options = _read(self.text).get("options")
         return str(options) if options else os.environ.get("PGOPTIONS")
@@ -163,7 +163,7 @@ class Conninfo:
         parameters = {k: v for k, v in defaults.items() if k not in own}
         if not self._has_service:
             everywhere = [name for name, least in _TIMEOUTS.items() if not least]
-            parameters["options"] = _options(self._given_options, everywhere)
+            parameters["options"] = _options(self._user_options, everywhere)
         if (password := self._password()) is not None:
             parameters["password"] = password
         return parameters

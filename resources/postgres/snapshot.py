@@ -101,7 +101,7 @@ def chunk_queries(
     expressions: Sequence[str],
     catalog: Catalog,
 ) -> "Chunks":
-    """The queries that together select a table's published rows, one a ctid range of each of its leaves.
+    """The queries that together select a table's published rows, one per ctid range of each of its leaves.
 
     `expressions` are the select list. Row filters are ORed and run on the server (section 29.4.5).
     """

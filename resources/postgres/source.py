@@ -219,7 +219,7 @@ def _one_line(error: Exception) -> str:
 
 
 def _without_values(error: Exception) -> str:
-    """What the server says of a query, without the cells that it shows.
+    """The server's message about a query, without the cells that it shows.
 
     Only the first line: DETAIL and CONTEXT show rows. In it, data exceptions (SQLSTATE class 22) show the value at the
     end, quoted or a number, or as `value "..."`.

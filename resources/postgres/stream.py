@@ -55,8 +55,8 @@ class Started:
 class ReplicationStream:
     """The messages of a slot from `start_lsn` on, of a `timeline` where that is known: `with ReplicationStream(...) as s: for item in s.items(): ...`.
 
-    `confirm` moves the slot. A consumer that has nothing outstanding confirms the position of the newest item,
-    also of one without messages: otherwise an idle database retains its WAL, and the server's shutdown waits.
+    `confirm` moves the slot. A consumer that has made everything durable confirms the position of the newest
+    item, even of one without messages: otherwise an idle database retains its WAL, and the server's shutdown waits.
     """
 
     def __init__(
