@@ -31,7 +31,7 @@ import yaml
 from deltalake import DeltaTable, QueryBuilder
 
 from pgsieve.resources.failpoints import Failpoint
-from pgsieve.resources.lake.lake import escape
+from pgsieve.resources.lake.paths import escape
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.faults.alterations import Alterations
 from tests.faults.busy_publisher import HEAVY, LIGHT, ROWS, TABLES, TOTAL, Worker, Writer, working

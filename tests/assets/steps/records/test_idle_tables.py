@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from pgsieve.assets.steps.apply.damaged import set_damaged_aside
+from pgsieve.assets.steps.apply.damaged import states_without_damaged
 from pgsieve.assets.steps.apply.replica_tables import applied_up_to, tables_beyond_cut
 from pgsieve.assets.steps.records.cuts import Cut, Cuts
 from pgsieve.assets.steps.records.table_states import SyncState, TableState, TableStates, newest_version
@@ -54,7 +54,7 @@ def opened(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> int:
 
     with monkeypatch.context() as patch:
         patch.setattr(delta_rs, "DeltaTable", Counted)
-        set_damaged_aside(SUBSCRIPTION, lake, Cuts(lake, SUBSCRIPTION.name).last(), set())
+        states_without_damaged(SUBSCRIPTION, lake, Cuts(lake, SUBSCRIPTION.name).last(), set())
         assert tables_beyond_cut(SUBSCRIPTION, lake) == set()
         assert applied_up_to(lake, SUBSCRIPTION) == 1
     return len(paths)
@@ -69,7 +69,7 @@ def test_a_replica_that_is_gone_is_noticed_all_the_same(tmp_path: Path) -> None:
     lake = lake_of(tmp_path, 3)
     shutil.rmtree(lake.replica("sub", "public", "t1"))
     DeltaTable(lake.replica("sub", "public", "t2")).restore(0)
-    set_damaged_aside(SUBSCRIPTION, lake, Cuts(lake, SUBSCRIPTION.name).last(), set())
+    states_without_damaged(SUBSCRIPTION, lake, Cuts(lake, SUBSCRIPTION.name).last(), set())
     states = TableStates(lake, "sub").newest()
     assert [states["public", f"t{n}"].state for n in range(3)] == [
         SyncState.READY,
