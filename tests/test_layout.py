@@ -9,10 +9,12 @@ import subprocess
 import tomllib
 from collections.abc import Iterator
 from functools import cache
+from graphlib import TopologicalSorter
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
+import grimp
 import pytest
 import yaml
 from packaging.requirements import Requirement
@@ -254,3 +256,17 @@ def test_sessions_are_opened_in_one_place() -> None:
 )
 def test_what_opens_a_session_is_recognized(program: str) -> None:
     assert connecting(ast.parse(program)) == [1]
+
+
+@pytest.mark.parametrize("depth", ["modules", "folders"])
+def test_imports_have_no_circle(depth: str) -> None:
+    graph = grimp.build_graph("pgsieve")
+
+    def place(module: str) -> str:
+        return module if depth == "modules" or graph.find_children(module) else module.rpartition(".")[0]
+
+    imports: dict[str, set[str]] = {}
+    for module in graph.modules - {"pgsieve"}:  # It is the door: it names what is public, of all folders.
+        others = {place(other) for other in graph.find_modules_directly_imported_by(module)}
+        imports.setdefault(place(module), set()).update(others - {place(module), "pgsieve"})
+    TopologicalSorter(imports).prepare()  # Raises CycleError, which names the circle.

@@ -9,7 +9,7 @@ from pgsieve.assets.steps.records.failures import copy_again, reason
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableStates
 from pgsieve.assets.steps.subscription import Feed, Subscription
-from pgsieve.assets.steps.validation import Examination
+from pgsieve.assets.steps.validation.examination import Examination
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.publications.catalog import Catalog
 from pgsieve.pipelines.commands.results import SlotStatus, StatusReport, SubscriptionStatus, TableStatus

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pgsieve.assets.steps.operations.resync import changes_since_copy
 from pgsieve.assets.steps.records.table_states import TableStates
 from pgsieve.assets.steps.subscription import Feed, Subscription
-from pgsieve.assets.steps.validation import Examination
+from pgsieve.assets.steps.validation.examination import Examination
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.publications.catalog import (
     OPERATIONS,

@@ -21,7 +21,8 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from pgsieve.assets.steps.subscription import Feed, Subscription
-from pgsieve.assets.steps.validation import Examination, sound_part, table_problems
+from pgsieve.assets.steps.validation.examination import Examination
+from pgsieve.assets.steps.validation.waiting import sound_part, table_problems
 from pgsieve.decoding.errors import PgsieveError, UnsupportedFilterError
 from pgsieve.decoding.publications.catalog import OPERATIONS, Catalog, PublicationError, published_relation
 from pgsieve.decoding.publications.definition import DefinedPublication, DefinedTable

@@ -33,12 +33,7 @@ from pgsieve.assets.steps.subscription import (
     Subscription,
     planned_sources,
 )
-from pgsieve.assets.steps.validation import (
-    hold_back,
-    sound_catalog,
-    table_problems,
-    waiting_for,
-)
+from pgsieve.assets.steps.validation.waiting import hold_back, sound_catalog, table_problems, waiting_for
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.publications.catalog import Table

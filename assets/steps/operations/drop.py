@@ -16,7 +16,7 @@ from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord, 
 from pgsieve.assets.steps.records.table_states import SyncState, TableState, TableStates
 from pgsieve.assets.steps.slot_consumption.slot import give_up, refuse_other_cluster
 from pgsieve.assets.steps.subscription import Feed, Subscription
-from pgsieve.assets.steps.validation import sound_part
+from pgsieve.assets.steps.validation.waiting import sound_part
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.publications.catalog import Catalog
 from pgsieve.decoding.publications.routing import CapturePublication

@@ -16,7 +16,7 @@ from pgsieve.assets.steps.slot_consumption.reading import UNDEFINED, drain_to
 from pgsieve.assets.steps.slot_consumption.slot import begin_slot, forget_copies, take_slot
 from pgsieve.assets.steps.slot_consumption.two_phase import keeps_prepared, recover_prepared
 from pgsieve.assets.steps.subscription import Feed
-from pgsieve.assets.steps.validation import sound_part
+from pgsieve.assets.steps.validation.waiting import sound_part
 from pgsieve.decoding.publications.catalog import Catalog
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.lake import Lake

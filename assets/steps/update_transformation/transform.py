@@ -49,7 +49,7 @@ from pgsieve.assets.steps.update_transformation.windows import (
     next_window,
     work_of,
 )
-from pgsieve.assets.steps.validation import hold_back, sound_catalog, waiting_for
+from pgsieve.assets.steps.validation.waiting import hold_back, sound_catalog, waiting_for
 from pgsieve.decoding.errors import UnsupportedFilterError, UnsupportedTypeError
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.publications.catalog import Catalog

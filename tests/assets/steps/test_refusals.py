@@ -18,7 +18,7 @@ from pgsieve.assets.steps.records.table_states import SyncState, TableState, Tab
 from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.assets.steps.slot_consumption.ready import ready_slot
 from pgsieve.assets.steps.subscription import Feed, Subscription
-from pgsieve.assets.steps.validation import table_problems, waiting_for
+from pgsieve.assets.steps.validation.waiting import table_problems, waiting_for
 from pgsieve.decoding.errors import PgsieveError, UnsupportedFilterError
 from pgsieve.decoding.lsn import parse_lsn
 from pgsieve.decoding.publications.catalog import OPERATIONS, PublicationError

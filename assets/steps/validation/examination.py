@@ -1,9 +1,8 @@
-"""What PostgreSQL or pgsieve would refuse, found before anything is created.
+"""One look at what PostgreSQL or pgsieve would refuse, before anything is created.
 
 In: a feed's subscriptions and its publisher. Out: errors, each of a subscription: definitions in pgsieve.yaml that
 CREATE PUBLICATION would refuse, publications that are missing or disagree, changes that the publisher would refuse for
-the sake of the replica identity; or of one of its tables: row filters that Spark cannot evaluate exactly, types that
-cannot be had. Who has one waits, and nobody else of the feed does.
+the sake of the replica identity; or of one of its tables: row filters that Spark cannot evaluate exactly.
 """
 
 from collections.abc import Iterator
@@ -14,9 +13,7 @@ from typing import Any
 
 import psycopg
 
-from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
-from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
-from pgsieve.assets.steps.subscription import Feed, Subscription
+from pgsieve.assets.steps.subscription import Feed
 from pgsieve.decoding.errors import PgsieveError, UnsupportedFilterError
 from pgsieve.decoding.publications.catalog import (
     Catalog,
@@ -34,7 +31,6 @@ from pgsieve.decoding.publications.generated_columns import expanded
 from pgsieve.decoding.publications.replica_identity import refused_changes
 from pgsieve.decoding.publications.routing import changed_relations
 from pgsieve.decoding.row_filters.letter_case import NeededMappings
-from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.case_mappings import with_case_mappings
 from pgsieve.resources.postgres.filter_analysis import (
     RejectedFilterError,
@@ -149,7 +145,7 @@ class Examination:
     def filter_problems(self, subscription: str) -> Iterator[PgsieveError]:
         """The row filters that Spark cannot evaluate, of a subscription whose publications are sound."""
         with suppress(PublicationError):
-            for _, error in _filters_beyond_spark(self._feed, subscription, self.catalog):
+            for _, error in filters_beyond_spark(self._feed, subscription, self.catalog):
                 yield error
 
     def refused_changes(self, subscription: str) -> Iterator[tuple[Publication, PgsieveError]]:
@@ -173,72 +169,7 @@ class Examination:
         yield from {str(error): error for error in found}.values()
 
 
-def sound_part(connection: psycopg.Connection[Any], feed: Feed, server: Catalog) -> tuple[Feed, Catalog]:
-    """The feed of the subscriptions that nothing stands in the way of, and the catalog with all sound publications.
-
-    Those that are left out are to the feed as if pgsieve.yaml did not have them: once they are sound their tables are
-    copied again. Raises the first problem where nobody is left.
-    """
-    examined = Examination(connection, feed, server)
-    obstacles = {name: examined.obstacle(name) for name in feed.subscriptions}
-    sound = {name: feed.subscriptions[name] for name, obstacle in obstacles.items() if obstacle is None}
-    for obstacle in obstacles.values():
-        if obstacle is not None and not sound:
-            raise obstacle
-    return replace(feed, subscriptions=sound), examined.catalog
-
-
-def sound_catalog(
-    connection: psycopg.Connection[Any], subscription: Subscription, server: Catalog
-) -> Catalog:
-    """The catalog with the publications that pgsieve.yaml defines for a subscription; raises what stands in its way."""
-    feed = subscription.feed
-    names = feed.subscriptions[subscription.name]
-    defined = {name: feed.defined[name] for name in names if name in feed.defined}
-    own = replace(feed, subscriptions={subscription.name: names}, defined=defined)
-    return sound_part(connection, own, server)[1]
-
-
-def table_problems(subscription: Subscription, catalog: Catalog) -> dict[Name, PgsieveError]:
-    """Why tables of a sound subscription cannot be replicated, each for itself."""
-    problems: dict[Name, PgsieveError] = {}
-    for name, replicated in subscription.tables(catalog).items():
-        try:
-            subscription.definition(replicated, catalog)
-        except PgsieveError as error:
-            problems[name] = error
-    for table, problem in _filters_beyond_spark(subscription.feed, subscription.name, catalog):
-        problems.setdefault((table.schema, table.name), problem)
-    return problems
-
-
-def hold_back(subscription: Subscription, lake: Lake, catalog: Catalog) -> dict[Name, PgsieveError]:
-    """Let the tables wait that cannot be replicated as they are published now; which ones, and why.
-
-    They are copied once they can be, as changes go by meanwhile. With `disable_on_error` the subscription is disabled.
-    """
-    problems, states = table_problems(subscription, catalog), TableStates(lake, subscription.name).newest()
-    waiting = []
-    for name, error in problems.items():
-        state = states.get(name, TableState(*name, SyncState.REMOVED))
-        reason = waiting_for(error)
-        if state.state != SyncState.SET_ASIDE and (state.state, state.reason) != (
-            SyncState.INITIALIZE,
-            reason,
-        ):
-            waiting.append(replace(state, state=SyncState.INITIALIZE, reason=reason))
-    TableStates(lake, subscription.name).append(waiting)
-    if problems and subscription.disable_on_error:
-        SubscriptionRecord(lake, subscription.name).disable(next(iter(problems.values())).message)
-    return problems
-
-
-def waiting_for(error: PgsieveError) -> str:
-    """The reason of a table that waits."""
-    return f"{error.message}; it is copied by the first run after that is mended"
-
-
-def _filters_beyond_spark(
+def filters_beyond_spark(
     feed: Feed, subscription: str, catalog: Catalog
 ) -> Iterator[tuple[Table, PgsieveError]]:
     """The tables of a subscription with row filters that Spark cannot evaluate; none where the publisher does it."""

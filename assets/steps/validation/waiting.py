@@ -1,0 +1,83 @@
+"""Who waits while something is refused: only that subscription, or only that table of it, and nobody else of the feed.
+
+In: a feed or a subscription, and its publisher's catalog. Out: the part of a feed that is sound, a subscription's
+catalog, the problems of its tables, which wait in state `i` with the reason. Raises what stands in the way of all.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import psycopg
+
+from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
+from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
+from pgsieve.assets.steps.subscription import Feed, Subscription
+from pgsieve.assets.steps.validation.examination import Examination, filters_beyond_spark
+from pgsieve.decoding.errors import PgsieveError
+from pgsieve.decoding.publications.catalog import Catalog
+from pgsieve.resources.lake.lake import Lake
+
+
+def sound_part(connection: psycopg.Connection[Any], feed: Feed, server: Catalog) -> tuple[Feed, Catalog]:
+    """The feed of the subscriptions that nothing stands in the way of, and the catalog with all sound publications.
+
+    Those that are left out are to the feed as if pgsieve.yaml did not have them: once they are sound their tables are
+    copied again. Raises the first problem where nobody is left.
+    """
+    examined = Examination(connection, feed, server)
+    obstacles = {name: examined.obstacle(name) for name in feed.subscriptions}
+    sound = {name: feed.subscriptions[name] for name, obstacle in obstacles.items() if obstacle is None}
+    for obstacle in obstacles.values():
+        if obstacle is not None and not sound:
+            raise obstacle
+    return replace(feed, subscriptions=sound), examined.catalog
+
+
+def sound_catalog(
+    connection: psycopg.Connection[Any], subscription: Subscription, server: Catalog
+) -> Catalog:
+    """The catalog with the publications that pgsieve.yaml defines for a subscription; raises what stands in its way."""
+    feed = subscription.feed
+    names = feed.subscriptions[subscription.name]
+    defined = {name: feed.defined[name] for name in names if name in feed.defined}
+    own = replace(feed, subscriptions={subscription.name: names}, defined=defined)
+    return sound_part(connection, own, server)[1]
+
+
+def table_problems(subscription: Subscription, catalog: Catalog) -> dict[Name, PgsieveError]:
+    """Why tables of a sound subscription cannot be replicated, each for itself."""
+    problems: dict[Name, PgsieveError] = {}
+    for name, replicated in subscription.tables(catalog).items():
+        try:
+            subscription.definition(replicated, catalog)
+        except PgsieveError as error:
+            problems[name] = error
+    for table, problem in filters_beyond_spark(subscription.feed, subscription.name, catalog):
+        problems.setdefault((table.schema, table.name), problem)
+    return problems
+
+
+def hold_back(subscription: Subscription, lake: Lake, catalog: Catalog) -> dict[Name, PgsieveError]:
+    """Let the tables wait that cannot be replicated as they are published now; which ones, and why.
+
+    They are copied once they can be, as changes go by meanwhile. With `disable_on_error` the subscription is disabled.
+    """
+    problems, states = table_problems(subscription, catalog), TableStates(lake, subscription.name).newest()
+    waiting = []
+    for name, error in problems.items():
+        state = states.get(name, TableState(*name, SyncState.REMOVED))
+        reason = waiting_for(error)
+        if state.state != SyncState.SET_ASIDE and (state.state, state.reason) != (
+            SyncState.INITIALIZE,
+            reason,
+        ):
+            waiting.append(replace(state, state=SyncState.INITIALIZE, reason=reason))
+    TableStates(lake, subscription.name).append(waiting)
+    if problems and subscription.disable_on_error:
+        SubscriptionRecord(lake, subscription.name).disable(next(iter(problems.values())).message)
+    return problems
+
+
+def waiting_for(error: PgsieveError) -> str:
+    """The reason of a table that waits."""
+    return f"{error.message}; it is copied by the first run after that is mended"
