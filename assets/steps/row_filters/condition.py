@@ -395,7 +395,13 @@ class _Compiler:
         if node.function == "initcap":
             return self._python(initcap(mapping), node, [(node.operand, value)])
         # Spark's translate maps character by character, as the server does; its lower and upper know contexts.
-        return F.translate(value, *(mapping.lower if node.function == "lower" else mapping.upper))
+        is_lower = node.function == "lower"
+        changed = F.translate(value, *(mapping.lower if is_lower else mapping.upper))
+        if not (_is_column(node.operand) and mapping.is_plain_in_ascii()):
+            return changed
+        # In ASCII they know none, and are much faster. Of a value that is computed there would be three copies.
+        in_ascii = F.length(value) == F.octet_length(value)
+        return F.when(in_ascii, (F.lower if is_lower else F.upper)(value)).otherwise(changed)
 
     def _call(self, node: nodes.FunctionCall) -> Column:
         name, operands = node.name, node.operands
@@ -450,6 +456,13 @@ class _Compiler:
 
         values = [self._subject(subject) for subject in subjects]
         return self._strict(bound(build, self.compile(node.array), *values), (node.subject, node.array))
+
+
+def _is_column(node: Node) -> bool:
+    """Whether it is a column, perhaps as another type of strings or under another collation."""
+    while isinstance(node, nodes.Cast | nodes.Collate):
+        node = node.operand
+    return isinstance(node, nodes.ColumnValue)
 
 
 def _compares(node: Node, operator: str, subject: Node) -> TypeGuard[nodes.Comparison]:
