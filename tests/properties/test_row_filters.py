@@ -28,10 +28,13 @@ from pgsieve.assets.steps.row_filters.condition import condition
 from pgsieve.assets.steps.row_filters.python import udf
 from pgsieve.decoding.errors import PgsieveError, UnsupportedFilterError
 from pgsieve.decoding.row_filters.analysis import FilterColumn, RowFilter, parse_row_filter
+from pgsieve.decoding.row_filters.letter_case import CaseMappings, of_server
 from pgsieve.decoding.values.types import column_type, from_text
 from pgsieve.resources.lake.lake import SPARK_ERRORS
+from pgsieve.resources.postgres.case_mappings import case_mapping
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.fixtures.filter_traps import FAILING, TRAPS
+from tests.fixtures.locales import locales
 from tests.fixtures.pgsieve_replica import engine
 from tests.fixtures.random_filters import POOLS, RELATION, TABLE, Expressions, quoted
 
@@ -62,7 +65,8 @@ END $$"""
 def server(publisher_server: EmbeddedServer) -> Iterator[psycopg.Connection]:
     with psycopg.connect(publisher_server.conninfo(), autocommit=True) as admin:
         admin.execute("DROP DATABASE IF EXISTS row_filters WITH (FORCE)")
-        admin.execute("CREATE DATABASE row_filters TEMPLATE template0 ENCODING 'UTF8' LOCALE 'C'")
+        locale = next(iter(locales(admin).values()))
+        admin.execute(f"CREATE DATABASE row_filters TEMPLATE template0 ENCODING 'UTF8' {locale}".encode())
     with psycopg.connect(publisher_server.conninfo(dbname="row_filters"), autocommit=True) as connection:
         connection.execute("SET timezone = 'UTC'; SET client_min_messages = error")
         connection.execute(TABLE)
@@ -165,13 +169,15 @@ class Sample:
     server: psycopg.Connection
     columns: dict[str, FilterColumn]
     frame: DataFrame
+    mappings: CaseMappings
 
 
 @pytest.fixture(scope="module")
 def sample(server: psycopg.Connection, spark: SparkSession) -> Iterator[Sample]:
     insert_rows(server, random.Random(SEED))
     frame = replica(spark, server)
-    yield Sample(server, filter_columns(server, "sample"), frame)
+    mapping = case_mapping(server, "default", words=True)
+    yield Sample(server, filter_columns(server, "sample"), frame, of_server({"default": mapping}))
     frame.unpersist()
 
 
@@ -209,19 +215,17 @@ class Candidate:
     filters: list[RowFilter]
 
 
-def candidate(
-    connection: psycopg.Connection, columns: dict[str, FilterColumn], text: str, tally: Tally
-) -> Candidate | None:
+def candidate(sample: Sample, text: str, tally: Tally) -> Candidate | None:
     tally.generated += 1
     try:
-        stored = printed(connection, text)
+        stored = printed(sample.server, text)
     except psycopg.Error:
         tally.by_server += 1
         return None
     filters, reason = [], ""
     for form in (stored, text):
         try:
-            filters.append(parse_row_filter(form, columns, RELATION))
+            filters.append(parse_row_filter(form, sample.columns, RELATION, sample.mappings))
         except UnsupportedFilterError as error:
             reason = error.message.rsplit(": ", 1)[1]
         except PgsieveError as error:
@@ -321,9 +325,7 @@ def test_random_filters_are_what_the_server_evaluates(sample: Sample, spark: Spa
     while time.monotonic() < deadline:
         batch: list[Candidate] = []
         while len(batch) < BATCH:
-            sampled = candidate(
-                sample.server, sample.columns, expressions.condition(rng.randint(1, 3)), tally
-            )
+            sampled = candidate(sample, expressions.condition(rng.randint(1, 3)), tally)
             if sampled is not None:
                 batch.append(sampled)
         # Compiling generated code takes most of the time; both ways of evaluating are Spark's.
