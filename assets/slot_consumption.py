@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import dagster as dg
 
 from pgsieve.assets.metadata import KINDS, change_log_key, initial_sync_key, standard
+from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.assets.steps.slot_consumption.reading import Drained
 from pgsieve.assets.steps.subscription import Feed, Subscription
@@ -39,7 +40,7 @@ def change_log_asset(
                 "slices": drained.slices,
                 "lag in bytes": drained.lag,
                 "slot": feed.slot,
-                **standard(uri=opened.change_log(feed.name), table=f"{feed.name}.change_log"),
+                **standard(uri=ChangeLog(opened, feed).path, table=f"{feed.name}.change_log"),
             }
         )
 

@@ -6,6 +6,7 @@ nothing is confirmed. Raises PgsieveError for a source, slot, plugin or option t
 
 from collections.abc import Iterator, Sequence
 
+from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.subscription import Feed
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.plugins import plugin as plugin_of
@@ -82,7 +83,7 @@ def _feed(declared: Project, source: str, slot: str | None) -> Feed:
 def _recorded(declared: Project, feed: Feed) -> Iterator[bytes]:
     """The messages of the change log, a slice at a time."""
     lake = declared.lake.open()
-    path = lake.change_log(feed.name)
+    path = ChangeLog(lake, feed).path
     if lake.local is None:
         raise PgsieveError(
             f'lake "{lake.uri}" is not a folder of this machine, and decode starts no Spark',

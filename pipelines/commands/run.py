@@ -276,7 +276,9 @@ class Materializer:
             tables=tuple(self.applied.values()),
             from_lsn=format_lsn(self.before.lsn if self.before else 0),
             to_lsn=format_lsn(max(position, cut.lsn if cut else 0)),
-            cut_version=self.lake.records.version(self.lake.cuts(self.subscription.name)) if cut else None,
+            cut_version=self.lake.records.version(Cuts(self.lake, self.subscription.name).path)
+            if cut
+            else None,
             changed=bool(self.copied or self.applied),
             problems=problems,
             notice=state.notice if state.notice != self.noticed else None,

@@ -164,7 +164,7 @@ def complete_up_to(lake: Lake, subscription: Subscription, transformed: int) -> 
     durable = ChangeLog(lake, feed).position() or 0
     if durable <= transformed:
         return durable
-    waiting = lake.records.slices(lake.change_log(feed.name), transformed) or any(
+    waiting = lake.records.slices(ChangeLog(lake, feed).path, transformed) or any(
         end > transformed for end in AlteredSlices(lake, feed).ends(subscription.name, durable)
     )
     # Asked last: what nobody had transformed was in the change log, if it was there at all.

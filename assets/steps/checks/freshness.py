@@ -71,8 +71,8 @@ def _applied(subscription: Subscription, lake: Lake) -> int:
 
 def _first_commit(lake: Lake, feed: Feed, applied: int) -> datetime | None:
     """The time of the first commit in the change log after an LSN."""
-    slices = lake.records.slices(lake.change_log(feed.name), applied)
-    row = lake.slices_of(lake.change_log(feed.name), slices[:1]).agg(F.min("commit_time")).first()
+    slices = lake.records.slices(ChangeLog(lake, feed).path, applied)
+    row = lake.slices_of(ChangeLog(lake, feed).path, slices[:1]).agg(F.min("commit_time")).first()
     return None if row is None or row[0] is None else row[0].astimezone(UTC)
 
 
@@ -102,4 +102,4 @@ def _read(connection: psycopg.Connection[Any], lake: Lake, feed: Feed, durable: 
     """Since when what another process reads may wait, at most: it commits all that has come within ten seconds."""
     if current_lsn(connection) <= durable or lake.local is None:
         return None
-    return lake.local.written_at(lake.change_log(feed.name))
+    return lake.local.written_at(ChangeLog(lake, feed).path)

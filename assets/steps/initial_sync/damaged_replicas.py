@@ -19,7 +19,7 @@ def make_room(subscription: str, lake: Lake, name: Name, generation: int) -> Non
     version, of_history = (_version(lake, each) for each in (path, history))
     newest = -1 if version is None else version
     if any(cut.tables.get(name, -1) > newest for cut in Cuts(lake, subscription).kept()):
-        kept = lake.cuts(subscription)
+        kept = Cuts(lake, subscription).path
         with lake.refusing(kept):
             again_after_conflict(lambda: maintenance(lake, kept).delete("true"))()
     for each, readable_version in ((path, version), (history, of_history)):

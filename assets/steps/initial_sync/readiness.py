@@ -116,7 +116,7 @@ def declare(subscription: Subscription, lake: Lake, states: Sequence[TableState]
     name, overrun = subscription.name, list[Name]()
 
     def finish() -> None:
-        base = max(lake.records.standing(lake.table_states(name)).version, 0)
+        base = max(lake.records.standing(TableStates(lake, name).path).version, 0)
         paths = {s.name: lake.replica(name, *s.name) for s in states}
         overrun[:] = [
             s.name for s in states if s.state == SyncState.READY and is_beyond(lake, paths[s.name], s.lsn)

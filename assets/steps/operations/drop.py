@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psycopg
 
+from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord, SubscriptionState
 from pgsieve.assets.steps.records.table_states import SyncState, TableState, TableStates
 from pgsieve.assets.steps.slot_consumption.slot import give_up, refuse_other_cluster
@@ -67,12 +68,12 @@ def drop_subscription(
     TableStates(lake, name).append(
         [TableState(*s.name, SyncState.REMOVED) for s in states if s.state != SyncState.REMOVED]
     )
-    if lake.records.exists(lake.subscription(name)):
+    if lake.records.exists(SubscriptionRecord(lake, name).path):
         SubscriptionRecord(lake, name).set(SubscriptionState())
-    if not others and lake.records.exists(lake.change_log(feed.name)):
+    if not others and lake.records.exists(ChangeLog(lake, feed).path):
         give_up(lake, feed)
     if delete_tables:
-        folders = [f"{lake.uri}/{name}", *([] if others else [str(Path(lake.change_log(feed.name)).parent)])]
+        folders = [f"{lake.uri}/{name}", *([] if others else [str(Path(ChangeLog(lake, feed).path).parent)])]
         done = replace(done, folders=tuple(f for f in folders if _removed(f)))
     return done
 

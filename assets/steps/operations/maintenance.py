@@ -12,11 +12,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from pgsieve.assets.steps.apply.replica_tables import applied_up_to
-from pgsieve.assets.steps.records.catalogs import as_published
+from pgsieve.assets.steps.records.catalogs import AlteredSlices, Catalogs, as_published
+from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.cuts import Cut, Cuts
 from pgsieve.assets.steps.records.feed import FeedRecord
+from pgsieve.assets.steps.records.prepared import Prepared
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import Name, TableState, TableStates, newest_version
+from pgsieve.assets.steps.records.transformed import Transformed
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.resources.lake.errors import again_after_conflict
@@ -56,7 +59,7 @@ def maintain_feed(
     feed: Feed, lake: Lake, subscriptions: Iterable[Subscription], retention: Retention, log: Log
 ) -> list[MaintainedTable]:
     """Maintain the change log and what belongs to it; `subscriptions` are all that read the feed."""
-    maintainer, change_log = _Maintainer(lake, retention), lake.change_log(feed.name)
+    maintainer, change_log = _Maintainer(lake, retention), ChangeLog(lake, feed).path
     applied = min((applied_up_to(lake, s) for s in subscriptions), default=0)
     upto = maintainer.expired(change_log, applied, retention.change_log)
     log(f"change log of {feed.name}: applied up to {format_lsn(applied)}, deleted up to {format_lsn(upto)}")
@@ -66,12 +69,14 @@ def maintain_feed(
     for owner in owners:
         for path in (lake.change_log(owner), lake.slices(owner)):
             maintainer.maintain(path, f"slice <= {upto:d}" if upto else None)
-    maintainer.maintain(lake.altered(feed.name), f"slice <= {upto:d}" if upto else None)
+    maintainer.maintain(AlteredSlices(lake, feed).path, f"slice <= {upto:d}" if upto else None)
     # The newest catalog of then is that of the slices which follow.
-    catalogs = [row["lsn"] for row in lake.records.rows(lake.catalogs(feed.name)) if row["lsn"] <= upto]
-    maintainer.maintain(lake.catalogs(feed.name), f"lsn < {max(catalogs):d}" if catalogs else None)
-    maintainer.maintain(lake.prepared(feed.name))
-    maintainer.maintain(lake.feed(feed.name), superseded(FeedRecord(lake, feed).counting_versions()))
+    record = Catalogs(lake, feed).path
+    catalogs = [row["lsn"] for row in lake.records.rows(record) if row["lsn"] <= upto]
+    maintainer.maintain(record, f"lsn < {max(catalogs):d}" if catalogs else None)
+    maintainer.maintain(Prepared(lake, feed).path)
+    feed_record = FeedRecord(lake, feed)
+    maintainer.maintain(feed_record.path, superseded(feed_record.counting_versions()))
     return maintainer.done
 
 
@@ -87,18 +92,18 @@ def maintain_subscription(
         maintainer.maintain(path, f"slice <= {upto:d}" if upto else None, record=False)
     # A change after the newest cut tells the next one of its table; a slice without any tells how far this is.
     applied_rows = f"slice <= {cut.lsn if cut else 0:d} or (slice < {applied:d} and inserts is null)"
-    maintainer.maintain(lake.transformed(name), applied_rows)
-    maintainer.maintain(lake.table_states(name), superseded(TableStates(lake, name).counting_versions()))
-    maintainer.maintain(
-        lake.subscription(name), superseded({SubscriptionRecord(lake, name).newest_version()})
-    )
+    maintainer.maintain(Transformed(lake, name).path, applied_rows)
+    states, record = TableStates(lake, name), SubscriptionRecord(lake, name)
+    maintainer.maintain(states.path, superseded(states.counting_versions()))
+    maintainer.maintain(record.path, superseded({record.newest_version()}))
     replicas = [lake.replica(name, *table) for table in tables]
     for path in replicas:
         maintainer.compact(path)
     since = datetime.now(UTC) - max(retention.versions - READING, timedelta())
     if _renew_cut(lake, subscription, since, newest_version(tables.values())):
         # First nobody finds a cut any more, then its files go.
-        maintainer.maintain(lake.cuts(name), maintainer.expired_cuts(lake.cuts(name), since), since=since)
+        cuts = Cuts(lake, name).path
+        maintainer.maintain(cuts, maintainer.expired_cuts(cuts, since), since=since)
         for path in replicas:
             maintainer.vacuum(path)
         # What that committed is behind it, too: a run looks for nothing in a replica that is as its cut has it.

@@ -11,7 +11,7 @@ from itertools import chain, islice
 import pyarrow as pa
 from pyspark.sql import Observation
 
-from pgsieve.assets.steps.records.change_log import CHANGE_LOG
+from pgsieve.assets.steps.records.change_log import CHANGE_LOG, ChangeLog
 from pgsieve.assets.steps.records.prepared import Prepared
 from pgsieve.assets.steps.records.slices import Slices, SliceSummary, slice_summary
 from pgsieve.assets.steps.slot_consumption.backlog import TransactionsInOrder
@@ -46,7 +46,7 @@ def append_slice(
     `base`, else LakeError.
     """
     assert lake.local is not None
-    passed, path = SliceSummary(), lake.change_log(feed.name)
+    passed, path = SliceSummary(), ChangeLog(lake, feed).path
     rows = passed.of(change_log_rows(messages, end))
     try:
         with lake.refusing(path):
@@ -128,7 +128,7 @@ def _append_by_executor(
     drained = drained_messages(lake.spark, conninfo, peek_query(slot, end, options, version), end)
     # After the session: which kind of observation it is depends on the kind of session.
     summary = Observation()
-    path = lake.change_log(feed.name)
+    path = ChangeLog(lake, feed).path
     observed = drained.observe(summary, *slice_summary())
     lake.write(observed, path, position=end, options=_FILE_OPTIONS, base=base, after=after)
     if summary.get:  # Else it is made of the slice, where it is read.

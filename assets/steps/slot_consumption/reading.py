@@ -14,6 +14,7 @@ import psycopg
 from pgsieve.assets.steps.records.catalogs import AlteredSlices, Catalogs, as_published, decided_by_server
 from pgsieve.assets.steps.records.change_log import CHANGE_LOG, ChangeLog
 from pgsieve.assets.steps.records.failures import passes, reason
+from pgsieve.assets.steps.records.prepared import Prepared
 from pgsieve.assets.steps.records.slices import Slices
 from pgsieve.assets.steps.records.table_states import SyncState, TableStates
 from pgsieve.assets.steps.slot_consumption.appending import append_slices, at_once
@@ -88,7 +89,7 @@ def drain_to(
     stride, confirmed = Stride(SLICE_BYTES), position
     slices = overruns = 0
     while position < target:
-        standing = lake.records.standing(lake.change_log(feed.name))
+        standing = lake.records.standing(ChangeLog(lake, feed).path)
         if (reached := standing.position or position) > position:
             # Another process reads the slot, too: this one goes on from there.
             if prepared:
@@ -176,7 +177,7 @@ def published_feeds(lake: Lake, feed: Feed) -> tuple[Feed, ...]:
 
     Nothing while a prepared transaction waits, which was received as it was captured.
     """
-    if lake.local and lake.local.exists(path := lake.prepared(feed.name)) and lake.local.count(path):
+    if lake.local and lake.local.exists(path := Prepared(lake, feed).path) and lake.local.count(path):
         return ()
     return tuple(as_published(feed, name) for name in feed.subscriptions if decided_by_server(feed, name))
 
@@ -187,7 +188,7 @@ def _alone(lake: Lake, feed: Feed, own: Sequence[Feed], standing: Standing, end:
     What they have of a slice that is not in the change log, which died or is still to come, must not be followed by it:
     a commit without rows makes its version another one. Raises OverrunError where another process was faster.
     """
-    path, position = lake.change_log(feed.name), standing.position or 0
+    path, position = ChangeLog(lake, feed).path, standing.position or 0
     reached = max(ChangeLog(lake, each).position() or 0 for each in own)
     if reached <= position:
         return standing.version

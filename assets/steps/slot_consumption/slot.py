@@ -58,7 +58,7 @@ def take_slot(connection: psycopg.Connection[tuple[object, ...]], feed: Feed, la
     if state.two_phase and durable is not None and Prepared(lake, feed).position() is None:
         raise SlotError(
             f'source "{feed.source.name}": replication slot "{feed.slot}" sends prepared transactions, but what of them'
-            f' was received is not in "{lake.prepared(feed.name)}"',
+            f' was received is not in "{Prepared(lake, feed).path}"',
             hint=f"copy every table again: `pgsieve resync {next(iter(feed.subscriptions))}`",
             sqlstate="55000",
         )
@@ -76,7 +76,7 @@ class ChangeLogLostError(SlotError):
 def _lost(lake: Lake, feed: Feed, problem: str) -> ChangeLogLostError:
     commands = " and ".join(f"`pgsieve resync {name}`" for name in feed.subscriptions)
     return ChangeLogLostError(
-        f'source "{feed.source.name}": the change log "{lake.change_log(feed.name)}" {problem}: changes that it held are'
+        f'source "{feed.source.name}": the change log "{ChangeLog(lake, feed).path}" {problem}: changes that it held are'
         " lost where no replica has them",
         hint=f"restore it from a backup, or copy every table again: {commands}",
         sqlstate="55000",
@@ -185,7 +185,7 @@ def replace_lost_slot(feed: Feed, lake: Lake) -> SlotError | None:
             take_slot(connection, feed, lake)
         except SlotError as lost:
             if isinstance(lost.__cause__, LakeError):
-                lake.remove_log(lake.change_log(feed.name))
+                lake.remove_log(ChangeLog(lake, feed).path)
             drop_slot(connection, feed.source.name, feed.slot)
             begin_slot(connection, feed, lake)
             return lost

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from pgsieve.assets.steps.records.columns import ddl
 from pgsieve.assets.steps.records.table_states import SyncState, TableState, TableStates
+from pgsieve.assets.steps.records.transformed import Transformed
 from pgsieve.assets.steps.subscription import Definition, Former, Subscription, planned_sources
 from pgsieve.assets.steps.update_transformation.projection import Projection
 from pgsieve.decoding.errors import ValueNotRepresentableError
@@ -79,7 +80,7 @@ def _refuse_unapplied(subscription: Subscription, lake: Lake, state: TableState)
     """Raise where changes have been transformed that the replica may lack: they have the former columns and key."""
     path = lake.replica(subscription.name, *state.name)
     position = max(state.lsn, lake.records.position(path) or 0)
-    rows = lake.records.rows(lake.transformed(subscription.name), f"slice > {position:d}")
+    rows = lake.records.rows(Transformed(lake, subscription.name).path, f"slice > {position:d}")
     if any((row["schema"], row["table"]) == state.name and _changes(row) for row in rows):
         raise SchemaChangedError("changes of the time before are still to be applied")
 

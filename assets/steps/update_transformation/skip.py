@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
+from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import TableStates
 from pgsieve.assets.steps.records.transformed import Transformed
@@ -44,7 +45,7 @@ def clear_skip(
 
 
 def _is_in(lake: Lake, subscription: Subscription, window: Window) -> bool:
-    messages = lake.slices_of(lake.change_log(subscription.feed.name), [window.slice])
+    messages = lake.slices_of(ChangeLog(lake, subscription.feed).path, [window.slice])
     return not messages.where(F.col("commit_lsn") == F.lit(window.skipped)).isEmpty()
 
 

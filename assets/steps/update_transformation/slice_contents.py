@@ -52,7 +52,7 @@ def slices_to_read(
     feed, name = subscription.feed, subscription.name
     altered = AlteredSlices(lake, feed).ends(name, ChangeLog(lake, feed).position() or 0)
     published = replace(subscription, feed=as_published(feed, name))
-    appended = lake.records.slices(lake.change_log(feed.name), after=after)
+    appended = lake.records.slices(ChangeLog(lake, feed).path, after=after)
     for end in sorted({*appended, *(end for end in altered if end > after)}):
         if end in altered:
             yield end, published, present
@@ -68,7 +68,7 @@ def summarized_slice(lake: Lake, feed: Feed, end: int) -> SliceContents:
     slices = Slices(lake, feed)
     row = slices.row(end)
     if row is None:
-        messages = lake.slices_of(lake.change_log(feed.name), [end])
+        messages = lake.slices_of(ChangeLog(lake, feed).path, [end])
         row = slices.append(end, aggregated(messages, slice_summary()))
     versions: dict[int, list[RelationVersion]] = {}
     truncates: list[tuple[Order, Truncate]] = []

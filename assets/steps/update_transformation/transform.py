@@ -85,7 +85,7 @@ def _transform(subscription: Subscription, lake: Lake, log: Log, results: list[T
     """Transform what is there, and add it to the results."""
     skip = SubscriptionRecord(lake, subscription.name).refuse_disabled().skip_lsn
     # Before any state: who changes one has a version of its own here, so that this plan does not outlive it.
-    standing = lake.records.standing(lake.transformed(subscription.name))
+    standing = lake.records.standing(Transformed(lake, subscription.name).path)
     begin, base = standing.position or 0, standing.version
     _set_aside_what_is_behind(subscription, lake, begin, log)
     with subscription.feed.source.connect() as connection:
@@ -207,7 +207,7 @@ def _transform_slice(
         changes = list(pool.map(one, work.tables))
     if shared:
         messages.unpersist()
-    if aside and lake.records.version(transformed := lake.transformed(subscription.name)) != base:
+    if aside and lake.records.version(transformed := Transformed(lake, subscription.name).path) != base:
         raise OverrunError(transformed)  # What fails may be what another process has changed.
     TableStates(lake, subscription.name).append(aside.values())
     return changes

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
+from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.columns import Order
 from pgsieve.assets.steps.records.table_states import Name, TableState, TableStates
 from pgsieve.assets.steps.subscription import Subscription
@@ -89,7 +90,7 @@ def work_of(subscription: Subscription, lake: Lake, window: Window, catalog: Cat
     # What is in no file any more concerns only those for whom it is.
     ends = [window.slice] if tables else []
     try:
-        messages = window.rows(lake.slices_of(lake.change_log(subscription.feed.name), ends, every=True))
+        messages = window.rows(lake.slices_of(ChangeLog(lake, subscription.feed).path, ends, every=True))
     except DamagedTableError as error:
         raise LostMessagesError(tables, error) from error
     return Work(contents, tables, parts, emptied, messages)
