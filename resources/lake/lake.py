@@ -355,7 +355,7 @@ class Lake(LakePaths):
 
         `columns` are read, `schema` is what is written, `ddl` the same in Spark's types; `base` as in `write`.
         """
-        size = self.records.size(path)
+        size = self.records.size(path) if self.local else None
         if (self.way(path, schema.names, size), self.way_to_read(path, size)) == (Way.IN_PROCESS,) * 2:
             assert self.local is not None
             with self.refusing(path):
