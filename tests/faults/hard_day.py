@@ -60,7 +60,7 @@ COMMANDS = {
 }
 #: How a process may end by itself: done, refused with the way out.
 _ALLOWED = (0, 2)
-_LANES = 3
+_LANES = 4
 _PATIENCE = 600
 _MOST_FINDINGS = 8
 
@@ -165,7 +165,7 @@ class Day:
         self.report.ended[f"{' '.join(command[:2])}: {code}"] += 1
         if code == 2:
             self.report.refusals[_said(_read(log))] += 1
-        elif code in (0, -signal.SIGKILL):
+        elif code in (0, -signal.SIGKILL, -signal.SIGTERM):
             log.unlink(missing_ok=True)
         return code
 
@@ -265,6 +265,8 @@ class Day:
                 self.report.did[
                     "killed at a failpoint" if fate == "failpoint" else "killed at a random moment"
                 ] += 1
+            elif "--follow" in command and code == -signal.SIGTERM:
+                self.report.did["ended before it followed"] += 1
             elif code not in _ALLOWED and not self._is_manual(log):
                 self.find(f"`{' '.join(command)}` ended with {code}: {log}\n{_said(_read(log))}")
 
