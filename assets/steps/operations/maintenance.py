@@ -81,13 +81,21 @@ def maintain_feed(
 
 
 def maintain_subscription(
-    subscription: Subscription, lake: Lake, retention: Retention, log: Log
+    subscription: Subscription,
+    lake: Lake,
+    retention: Retention,
+    log: Log,
+    only: Collection[Name] | None = None,
 ) -> list[MaintainedTable]:
-    """Maintain the change history, the replicas with their cuts, and the records of a subscription."""
+    """Maintain the change history, the replicas with their cuts, and the records of a subscription.
+
+    `only` leaves out the history and the replicas of other tables: nothing was written to them.
+    """
     maintainer, name = _Maintainer(lake, retention), subscription.name
     tables = TableStates(lake, name).newest()
     applied, cut = applied_up_to(lake, subscription), Cuts(lake, subscription.name).last()
-    for path in _histories(lake, name, tables):
+    written = {table: state for table, state in tables.items() if only is None or table in only}
+    for path in _histories(lake, name, written):
         upto = maintainer.expired(path, applied, retention.changes)
         maintainer.maintain(path, f"slice <= {upto:d}" if upto else None, record=False)
     # A change after the newest cut tells the next one of its table; a slice without any tells how far this is.
@@ -96,7 +104,7 @@ def maintain_subscription(
     states, record = TableStates(lake, name), SubscriptionRecord(lake, name)
     maintainer.maintain(states.path, superseded(states.counting_versions()))
     maintainer.maintain(record.path, superseded({record.newest_version()}))
-    replicas = [lake.replica(name, *table) for table in tables]
+    replicas = [lake.replica(name, *table) for table in written]
     for path in replicas:
         maintainer.compact(path)
     since = datetime.now(UTC) - max(retention.versions - READING, timedelta())
@@ -169,8 +177,10 @@ class _Maintainer:
         """The last slice of a table that is applied and old enough to go."""
         if kept is None or not self._lake.records.exists(path):
             return 0
-        since = self._now - kept
-        return min(applied, maintenance(self._lake, path).last_slice_before(since)) if kept else applied
+        if kept:
+            return min(applied, maintenance(self._lake, path).last_slice_before(self._now - kept))
+        # Where no slice is, none is deleted: a position without one is no gap for who has transformed nothing yet.
+        return max((end for end in self._lake.records.slices(path, 0) if end <= applied), default=0)
 
     def expired_cuts(self, path: str, since: datetime) -> str | None:
         """What holds for the cuts from before `since`, and for those before them, whatever the clock said that wrote them."""

@@ -331,6 +331,26 @@ def test_logs_of_records_are_kept_for_hours_and_those_of_tables_as_long_as_their
     assert DeltaTable(tables[0]).metadata().configuration[name] == "interval 96 hours"
 
 
+def test_tables_that_nobody_wrote_to_may_be_left_out(shop: Shop) -> None:
+    for end in (10, 20, 30):
+        shop.all(end)
+    done = maintain_subscription(shop.subscriptions[0], shop.lake, AT_ONCE, print, {("public", "a")})
+    paths = {table.path for table in done}
+    assert {shop.replica("first", "a"), shop.lake.transformed("first")} <= paths
+    assert not {shop.replica("first", "b"), shop.lake.changes("first", "public", "b")} & paths
+    (newest,) = {frozenset(cut.tables.items()) for cut in cuts(shop.lake, "first")[-1:]}
+    assert newest == {(("public", t), shop.local.version(shop.replica("first", t))) for t in TABLES}
+
+
+def test_nothing_is_said_to_be_deleted_where_there_was_nothing(shop: Shop) -> None:
+    """A cut may be beyond the copies, with no slice so far: who has transformed none lacks none."""
+    for name in NAMES:
+        shop.apply(name, 50)
+    shop.local.append(shop.lake.change_log("shop"), CHANGE_LOG.empty_table(), 50)
+    shop.maintain()
+    assert deleted_up_to(shop.lake, FEED) == 0
+
+
 class Died(BaseException):
     """The process ended here."""
 
