@@ -4,8 +4,10 @@ Each feed has a thread, which reads it through the streaming replication protoco
 before the next slice is appended. SIGTERM and SIGINT end it at a commit boundary. A subscription that fails is
 left out until the command is started again. The others go on; after the last one of a feed, the feed is not read any more.
 Copies are Dagster runs. Slices are reported to Dagster every few minutes (`pipelines/commands/follow_report.py`).
+Every few hundred slices the follower maintains what they wrote, as each slice leaves a few more files and commits.
 """
 
+import logging
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +17,8 @@ from types import FrameType
 
 import dagster as dg
 
+from pgsieve.assets.dagster_names import Name
+from pgsieve.assets.steps.operations.maintenance import maintain_feed, maintain_subscription
 from pgsieve.assets.steps.slot_consumption.follow import StreamedFeed
 from pgsieve.assets.steps.subscription import Feed
 from pgsieve.pipelines.commands.failures import Failures
@@ -28,6 +32,11 @@ Tell = Callable[[RunSummary], None]
 
 #: The system may give a signal to any thread; Python's handler runs in the main one, once that is awake.
 _AWAKE_SECONDS = 1.0
+
+#: After so many slices the tables that they wrote are maintained.
+MAINTAIN_SLICES = 500
+
+_logger = logging.getLogger(__name__)
 
 
 def follow(
@@ -88,6 +97,7 @@ class _Follower:
         self._stopped = threading.Event()
         self._streamed: StreamedFeed | None = None
         self._report = FollowReport(declared, feed, self._subscriptions, dagster, progress)
+        self._slices, self._written = 0, {s.name: set[Name]() for s in self._subscriptions}
 
     def stop(self) -> None:
         """End at the next commit boundary."""
@@ -123,6 +133,9 @@ class _Follower:
                 with self._turn:
                     if self._apply(streamed) or not self._going_on():
                         return
+                    self._slices += 1
+                    if self._slices >= MAINTAIN_SLICES:
+                        self._maintain()
 
     def _apply(self, streamed: StreamedFeed) -> bool:
         """Append and apply the slice that is due; return whether a table has to be copied."""
@@ -140,6 +153,20 @@ class _Follower:
     def _apply_slice(self, materializer: Materializer) -> None:
         if (done := materializer.apply_slice()) is not None:
             self._report.applied(materializer.name, *done)
+            self._written[materializer.name] |= done[1].tables.keys()
+
+    def _maintain(self) -> None:
+        """Maintain what the slices since the last time wrote; what fails is tried again after as many."""
+        lake, retention = self._declared.lake.open(), self._declared.retention
+        self._slices = 0
+        try:
+            for subscription in self._subscriptions:
+                written = self._written[subscription.name]
+                maintain_subscription(subscription, lake, retention, _quiet, written)
+                written.clear()
+            maintain_feed(self._feed, lake, self._declared.reading(self._feed), retention, _quiet)
+        except Exception:
+            _logger.exception("what was followed is not maintained yet")
 
     def _tell_dagster(self) -> None:
         with self._turn:

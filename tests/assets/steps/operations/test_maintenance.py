@@ -338,7 +338,7 @@ def test_tables_that_nobody_wrote_to_may_be_left_out(shop: Shop) -> None:
     paths = {table.path for table in done}
     assert {shop.replica("first", "a"), shop.lake.transformed("first")} <= paths
     assert not {shop.replica("first", "b"), shop.lake.changes("first", "public", "b")} & paths
-    (newest,) = {frozenset(cut.tables.items()) for cut in cuts(shop.lake, "first")[-1:]}
+    (newest,) = {frozenset(cut.tables.items()) for cut in Cuts(shop.lake, "first").kept()[-1:]}
     assert newest == {(("public", t), shop.local.version(shop.replica("first", t))) for t in TABLES}
 
 
@@ -348,7 +348,7 @@ def test_nothing_is_said_to_be_deleted_where_there_was_nothing(shop: Shop) -> No
         shop.apply(name, 50)
     shop.local.append(shop.lake.change_log("shop"), CHANGE_LOG.empty_table(), 50)
     shop.maintain()
-    assert deleted_up_to(shop.lake, FEED) == 0
+    assert FeedRecord(shop.lake, FEED).deleted_up_to() == 0
 
 
 class Died(BaseException):

@@ -1,0 +1,125 @@
+"""What a followed slice costs after many others, and what they leave: `python benchmarks/follow_long.py 1000 100`.
+
+In: how many slices, and after how many the follower maintains its tables. Out: the time of a slice, from the commit to
+the replica, and files and bytes of pgsieve's records, a tenth of the slices at a time. Time is compressed: a slice
+ends at once, the next change comes when it is applied, and what waits for hours (old versions, logs, applied changes)
+goes at once. So a day of a slice a second is 86400 slices with 500, and each tenth should look like the one before.
+"""
+
+import os
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import psycopg
+import yaml
+
+from pgsieve.assets.steps.operations import maintenance
+from pgsieve.assets.steps.operations.maintenance import Retention
+from pgsieve.assets.steps.slot_consumption import follow as consumption
+from pgsieve.pipelines.commands import follow as command
+from pgsieve.pipelines.commands.results import RunSummary
+from pgsieve.pipelines.commands.run import run
+from pgsieve.pipelines.config.model import Config, load_config
+from pgsieve.pipelines.project import Project, project
+from pgsieve.resources.postgres.embedded import EmbeddedServer
+
+TENTHS = 10
+
+
+class _Quiet:
+    def start(self, task: str) -> None: ...
+
+    def tell(self, line: str) -> None: ...
+
+    def finish(self, task: str) -> None: ...
+
+
+def main(slices: int, maintained: int) -> None:
+    """Follow so many slices."""
+    _compress(maintained)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        EmbeddedServer(Path(folder) / "data", settings={"fsync": "off"}) as server,
+        psycopg.connect(server.conninfo(), autocommit=True) as database,
+    ):
+        database.execute("create table t (id int primary key, n int)")
+        database.execute("create publication p for table t")
+        config = _config(Path(folder), server.conninfo())
+        run(config, config.selected([]), _Quiet())
+        seconds = _follow(config, database, Path(folder) / "lake", slices)
+    first, last = (statistics.median(part) for part in (seconds[0], seconds[-1]))
+    print(
+        f"the last tenth took {last / first:.2f} times as long as the first, load average {os.getloadavg()[0]:.1f}"
+    )
+
+
+def _compress(maintained: int) -> None:
+    """Let nothing wait."""
+    consumption.SLICE_SECONDS = 0.0
+    command.MAINTAIN_SLICES = maintained
+    maintenance.RECORD_VERSIONS = timedelta()
+
+    def compressed(config: Config) -> Project:
+        return replace(project(config), retention=Retention(timedelta(), timedelta(), timedelta()))
+
+    vars(command)["project"] = compressed
+
+
+def _config(folder: Path, conninfo: str) -> Config:
+    written = {
+        "lake": "./lake",
+        "sources": {"shop": {"conninfo": conninfo}},
+        "subscriptions": {"sub": {"source": "shop", "publications": ["p"]}},
+    }
+    path = folder / "pgsieve.yaml"
+    path.write_text(yaml.safe_dump(written))
+    return load_config(path)
+
+
+def _follow(
+    config: Config, database: psycopg.Connection[tuple[object, ...]], lake: Path, slices: int
+) -> list[list[float]]:
+    """The seconds of each slice, in tenths; each tenth is told when it is over."""
+    tenths: list[list[float]] = [[]]
+    began = [0.0]
+
+    def change() -> None:
+        began[0] = time.perf_counter()
+        number = sum(map(len, tenths))
+        database.execute(
+            "insert into t values (%s, 0) on conflict (id) do update set n = t.n + 1", [number % 1000]
+        )
+
+    def tell(_: RunSummary) -> None:
+        tenths[-1].append(time.perf_counter() - began[0])
+        if len(tenths[-1]) == slices // TENTHS:
+            _tell_of(tenths, lake)
+            if len(tenths) == TENTHS:
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
+            tenths.append([])
+        change()
+
+    change()
+    command.follow(config, config.selected([]), _Quiet(), tell)
+    return tenths
+
+
+def _tell_of(tenths: Sequence[Sequence[float]], lake: Path) -> None:
+    files = [file for file in lake.rglob("*") if file.is_file()]
+    print(
+        f"{sum(map(len, tenths)):6d} slices: median {statistics.median(tenths[-1]):5.2f} s,"
+        f" worst {max(tenths[-1]):5.2f} s; {len(files):5d} files, {sum(f.stat().st_size for f in files) / 1024:7.0f} KiB",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    main(*([int(number) for number in sys.argv[1:]] or [1000, 100]))
