@@ -15,7 +15,7 @@ from pgsieve.decoding.publications.definition import DefinedPublication, Defined
 from pgsieve.pipelines.config.model import Config, SourceConfig, SubscriptionConfig
 from pgsieve.resources.lake.lake import LakeResource
 from pgsieve.resources.lake.session import SparkEngine, refuse_other_log_store
-from pgsieve.resources.lake.storage import Storage, declare, is_uri
+from pgsieve.resources.lake.storage import Storage, declare
 from pgsieve.resources.postgres.plugin_options import PgoutputOptions
 from pgsieve.resources.postgres.source import Source
 
@@ -40,6 +40,9 @@ class Project:
 
 def project(config: Config) -> Project:
     """The feeds and subscriptions of a configuration."""
+    storage = config.storage.of(config.lake)
+    _refuse_unsafe(storage, config.spark.conf)
+    declare(storage)
     feeds: dict[str, Feed] = {}
     for name, source in config.sources.items():
         sharing = {
@@ -51,7 +54,7 @@ def project(config: Config) -> Project:
             feeds[name] = _feed(name, name, source, source.slot, sharing)
     subscriptions = {}
     for subscription in config.subscriptions.values():
-        _refuse_unbuilt(subscription, config.lake)
+        _refuse_unbuilt(subscription, storage)
         owner = subscription.source
         if subscription.row_filter == "publisher":
             owner = subscription.slot
@@ -66,9 +69,6 @@ def project(config: Config) -> Project:
             freshness=subscription.freshness,
             types=subscription.type_overrides,
         )
-    storage = config.storage.of(config.lake)
-    _refuse_unsafe(storage, config.spark.conf)
-    declare(storage)
     engine = SparkEngine(master=config.spark.master, spark_config=config.spark.conf, lake=storage.address)
     kept = config.retention
     retention = Retention(kept.change_log, kept.changes, kept.versions)
@@ -146,12 +146,12 @@ def _refuse_unsafe(storage: Storage, conf: Mapping[str, str]) -> None:
     refuse_other_log_store(storage, conf)
 
 
-def _refuse_unbuilt(subscription: SubscriptionConfig, lake: str) -> None:
+def _refuse_unbuilt(subscription: SubscriptionConfig, storage: Storage) -> None:
     """Refuse an option rather than take it and do nothing."""
     unbuilt = {
         "two_phase: true": (
-            subscription.two_phase and is_uri(lake),
-            "in a lake at a URI transactions arrive at their commit, and the replica's rows are the same",
+            subscription.two_phase and not storage.by_delta_rs,
+            "in a lake that only Spark reaches transactions arrive at their commit, and the replica's rows are the same",
         ),
     }
     for option, (requested, instead) in unbuilt.items():

@@ -1,19 +1,17 @@
-"""Delta tables in a folder of this machine, by delta-rs: `Records`, and small writes without a JVM.
+"""Delta tables that delta-rs reaches, in a folder or on an object store: `Records`, and small writes without a JVM.
 
-A write that Spark would need a second for takes milliseconds here, so small batches of a local lake are written
-and merged by delta-rs in this process; large ones, and everything in a lake at a URI, by Spark.
+A write that Spark would need a second for takes milliseconds here, so small batches are written and merged by delta-rs
+in this process; large ones, and everything in a lake that delta-rs does not reach, by Spark.
 """
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from deltalake import (
     CommitProperties,
     DeltaTable,
@@ -28,8 +26,11 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.resources.lake.errors import DamagedTableError, OverrunError, commit_again
+from pgsieve.resources.lake.key_lookup import Key, present_keys
 from pgsieve.resources.lake.merge import Merge
 from pgsieve.resources.lake.records import APPLICATION, VERSIONED, Standing, commit_metadata, versioned
+from pgsieve.resources.lake.store import Store, joined
+from pgsieve.resources.lake.tables import Tables
 
 #: Several row groups a file, so that decoding one is shared among the cores.
 ROW_GROUP = 128 * 1024
@@ -39,41 +40,62 @@ _VECTORS = "delta.enableDeletionVectors"
 
 
 class LocalRecords:
-    """Delta tables in a folder of this machine."""
+    """Delta tables that delta-rs reaches."""
+
+    def __init__(self, store: Store | None = None) -> None:
+        self.store = store or Store()
+        self._tables = Tables(self.store)
 
     def exists(self, path: str) -> bool:
         """Whether there is a Delta table."""
-        return Path(path, "_delta_log").is_dir() and DeltaTable.is_deltatable(path)
+        return self._tables.exists(path)
+
+    def table_at(self, path: str) -> DeltaTable:
+        """The newest version of a table."""
+        return self._tables.open(path)
+
+    def present_keys(self, path: str, keys: pa.Table) -> set[Key]:
+        """Those of some keys that a table has; the columns of `keys` have the table's names."""
+        return present_keys(self.table_at(path), path, self.store, keys)
+
+    def remove(self, folder: str) -> bool:
+        """Remove a folder with all tables in it; False where there is none."""
+        self._tables.forget()
+        return self.store.remove(folder)
 
     def rows(self, path: str, where: str = "true") -> list[dict[str, Any]]:
         """The rows of a small table for which an SQL condition holds; none where there is no table."""
-        return _queried(path, f"select * from t where {where}").to_pylist() if self.exists(path) else []
+        return (
+            _queried(self.table_at(path), f"select * from t where {where}").to_pylist()
+            if self.exists(path)
+            else []
+        )
 
     def newest(self, path: str, column: str) -> list[dict[str, Any]]:
         """The rows with the greatest number in a column; none where there is no table."""
         if not self.exists(path):
             return []
         # The statistics of the files tell the number; then only the file that has it is read.
-        files = pa.table(DeltaTable(path).get_add_actions(flatten=True))
+        files = pa.table(self.table_at(path).get_add_actions(flatten=True))
         greatest = files[f"max.{column}"] if f"max.{column}" in files.column_names else pa.nulls(1)
         if len(greatest) == 0:
             return []
         if greatest.null_count:
-            greatest = _queried(path, f"select {_quoted(column)} from t")[column]
+            greatest = _queried(self.table_at(path), f"select {_quoted(column)} from t")[column]
         return self.rows(path, f"{_quoted(column)} = {pc.max(greatest).as_py():d}")
 
     def table(self, path: str) -> pa.Table:
         """All rows of a table that is known to be small."""
-        return _queried(path, "select * from t")
+        return _queried(self.table_at(path), "select * from t")
 
     def batches(self, path: str, version: int) -> Iterator[pa.RecordBatch]:
         """The rows of one version of a table, a batch at a time."""
-        query = QueryBuilder().register("t", DeltaTable(path, version=version)).execute("select * from t")
+        query = QueryBuilder().register("t", self._tables.as_of(path, version)).execute("select * from t")
         yield from pa.RecordBatchReader.from_stream(query)
 
     def messages(self, path: str, end: int) -> list[bytes]:
         """The raw messages of one slice of a change log, in their order."""
-        rows = _queried(path, f"select data from t where slice = {end:d} order by number")
+        rows = _queried(self.table_at(path), f"select data from t where slice = {end:d} order by number")
         messages: list[bytes] = rows["data"].to_pylist()
         return messages
 
@@ -136,6 +158,7 @@ class LocalRecords:
                 mode="error" if table is None else "overwrite" if overwrite else "append",
                 schema_mode=("overwrite" if overwrite else "merge") if table else None,
                 configuration=None if table else properties,
+                storage_options=self._tables.options if table is None else None,
                 target_file_size=_FILE_BYTES,
                 writer_properties=WriterProperties(max_row_group_size=ROW_GROUP, compression="SNAPPY"),
                 commit_properties=_commit(
@@ -152,7 +175,7 @@ class LocalRecords:
         """
         if not self.exists(path):
             return True
-        held = pa.struct(pa.schema(DeltaTable(path).schema().to_arrow()))
+        held = pa.struct(pa.schema(self.table_at(path).schema().to_arrow()))
         given = pa.struct(pa.schema(Schema.from_arrow(schema).to_arrow()))
         return bool(held == given) if overwrite else self.is_unmapped(path) and _has_fields(held, given)
 
@@ -160,7 +183,7 @@ class LocalRecords:
         """Whether a table has these columns in another order, which delta-rs would leave when overwriting."""
         if not self.exists(path):
             return False
-        names = [field.name for field in DeltaTable(path).schema().fields]
+        names = [field.name for field in self.table_at(path).schema().fields]
         return names != list(columns) and sorted(names) == sorted(columns)
 
     def commit(
@@ -193,6 +216,7 @@ class LocalRecords:
                     path,
                     Schema.from_arrow(schema),
                     configuration=properties,
+                    storage_options=self._tables.options,
                     commit_properties=CommitProperties(max_commit_retries=0),
                 )
                 if table.version():  # It is opened after it is made: with what others have written meanwhile.
@@ -282,11 +306,11 @@ class LocalRecords:
         return _standing(self._opened(path))
 
     def _opened(self, path: str) -> DeltaTable | None:
-        return DeltaTable(path) if self.exists(path) else None
+        return self._tables.open_if_any(path)
 
     def _created(self, path: str, schema: pa.Schema) -> DeltaTable:
         try:
-            return DeltaTable.create(path, Schema.from_arrow(schema))
+            return DeltaTable.create(path, Schema.from_arrow(schema), storage_options=self._tables.options)
         except DeltaError:
             if (table := self._opened(path)) is None:
                 raise
@@ -299,34 +323,33 @@ class LocalRecords:
         """
         if (table := self._opened(path)) is None:
             return None
-        newest = Path(path, "_delta_log", f"{table.version():020d}.json")
-        written = newest.stat().st_mtime_ns if newest.exists() else None
+        written = self.store.written_at(joined(path, f"_delta_log/{table.version():020d}.json"))
         return f"{table.metadata().id} {written}", table.version()
 
     def version(self, path: str) -> int:
         """The newest version of a table."""
-        return DeltaTable(path).version()
+        return self.table_at(path).version()
 
     def is_restored(self, path: str, since: int) -> bool:
         """Whether somebody has gone back in a table that had this version; two looks at its folder where it still has."""
-        entries = [Path(path, "_delta_log", f"{version:020d}.json") for version in (since, since + 1)]
-        if entries[0].exists() and not entries[1].exists():
+        entries = [joined(path, f"_delta_log/{version:020d}.json") for version in (since, since + 1)]
+        if self.store.has(entries[0]) and not self.store.has(entries[1]):
             return False
-        table = DeltaTable(path)
+        table = self.table_at(path)
         later = table.version() - since
         return later < 0 or any(c.get("operation") == "RESTORE" for c in table.history(later) if later)
 
     def size(self, path: str) -> int:
         """The bytes of a table's files."""
-        return sum(pa.table(DeltaTable(path).get_add_actions())["size_bytes"].to_pylist())
+        return sum(pa.table(self.table_at(path).get_add_actions())["size_bytes"].to_pylist())
 
     def count(self, path: str) -> int:
         """How many rows a table has."""
-        return int(_queried(path, "select count(*) as rows from t")["rows"][0].as_py())
+        return int(_queried(self.table_at(path), "select count(*) as rows from t")["rows"][0].as_py())
 
     def written_at(self, path: str) -> datetime:
         """When the newest commit was made."""
-        (newest,) = DeltaTable(path).history(1)
+        (newest,) = self.table_at(path).history(1)
         return datetime.fromtimestamp(newest["timestamp"] / 1000, UTC)
 
     def slices(self, path: str, after: int) -> Sequence[int]:
@@ -338,7 +361,8 @@ class LocalRecords:
             if bounds and (bounds[1] <= after or bounds[0] == bounds[1]):
                 ends.add(bounds[1])
             else:
-                ends.update(pc.unique(pq.read_table(file, columns=["slice"])["slice"]).to_pylist())
+                rows = self.store.read(file, columns=["slice"])
+                ends.update(pc.unique(rows["slice"]).to_pylist())
         return sorted(end for end in ends if end > after)
 
     def slice_files(
@@ -355,38 +379,39 @@ class LocalRecords:
             if bounds is None:
                 return None
             if held := {end for end in ends if bounds[0] <= end <= bounds[1]}:
-                if not Path(file).exists():
+                if not self.store.has(file):
                     raise DamagedTableError(f'Delta table "{path}": its file "{file}" is missing')
                 chosen.append(file)
                 lacking -= held
         if every and lacking:
             listed = ", ".join(map(format_lsn, sorted(lacking)))
             raise DamagedTableError(f'Delta table "{path}": it has lost the slices that end at {listed}')
-        return (DeltaTable(path).schema().to_json(), chosen) if self.is_plain(path) else None
+        return (self.table_at(path).schema().to_json(), chosen) if self.is_plain(path) else None
 
     def is_plain(self, path: str) -> bool:
         """Whether the rows of a table are those of its Parquet files, without mapped columns or deleted rows."""
         return (
-            self.is_unmapped(path) and not pa.table(DeltaTable(path).deletion_vectors().read_all()).num_rows
+            self.is_unmapped(path)
+            and not pa.table(self.table_at(path).deletion_vectors().read_all()).num_rows
         )
 
     def is_unmapped(self, path: str) -> bool:
         """Whether the columns of a table have their own names in its files."""
-        return DeltaTable(path).metadata().configuration.get(COLUMN_MAPPING, "none") == "none"
+        return self.table_at(path).metadata().configuration.get(COLUMN_MAPPING, "none") == "none"
 
     def _files(self, path: str) -> dict[str, tuple[int, int] | None]:
         """Each Parquet file with the first and the last slice that it holds; None where statistics are missing."""
-        table = pa.table(DeltaTable(path).get_add_actions(flatten=True))
+        table = pa.table(self.table_at(path).get_add_actions(flatten=True))
         files: dict[str, tuple[int, int] | None] = {}
         for row in table.to_pylist():
             least, greatest = row.get("min.slice"), row.get("max.slice")
             known = least is not None and greatest is not None
-            files[str(Path(path, unquote(row["path"])))] = (least, greatest) if known else None
+            files[joined(path, unquote(row["path"]))] = (least, greatest) if known else None
         return files
 
     def has_deletion_vectors(self, path: str) -> bool:
         """Whether writers of the table may mark rows in deletion vectors."""
-        return DeltaTable(path).metadata().configuration.get(_VECTORS) == "true"
+        return self.table_at(path).metadata().configuration.get(_VECTORS) == "true"
 
 
 def writable(rows: pa.Table) -> pa.Table:
@@ -422,9 +447,9 @@ def _quoted(column: str) -> str:
     return '"' + column.replace('"', '""') + '"'
 
 
-def _queried(path: str, query: str) -> pa.Table:
+def _queried(table: DeltaTable, query: str) -> pa.Table:
     """What SQL says of a table `t`; raises DeltaError where a file is missing, which delta-rs gives no class."""
-    result = QueryBuilder().register("t", DeltaTable(path)).execute(query)
+    result = QueryBuilder().register("t", table).execute(query)
     try:
         return pa.table(result.read_all())
     except Exception as error:

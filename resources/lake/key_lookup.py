@@ -1,17 +1,18 @@
-"""Which keys a Delta table of a local lake has, read from as few of its files as their statistics allow.
+"""Which keys a Delta table has, read from as few of its files as their statistics allow.
 
-In: a table's folder, and keys as Arrow columns. Out: those of them that the table has. Nothing is read for keys beyond
+In: a table, and keys as Arrow columns. Out: those of them that the table has. Nothing is read for keys beyond
 the bounds of every file, as those of an append of growing keys are. Raises what delta-rs and Arrow do.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from deltalake import DeltaTable, QueryBuilder
+
+from pgsieve.resources.lake.store import Store, joined
 
 #: The least and the greatest value of a column.
 Bounds = tuple[pa.Scalar, pa.Scalar]
@@ -36,14 +37,15 @@ def bounds_of(keys: pa.Table) -> Mapping[str, Bounds]:
     return bounds
 
 
-def present_keys(path: str, keys: pa.Table) -> set[Key]:
+def present_keys(table: DeltaTable, path: str, store: Store, keys: pa.Table) -> set[Key]:
     """Those of some keys that a table has; the columns of `keys` have the table's names."""
-    table = DeltaTable(path)
     if not keys.num_rows or not (files := files_within(table, bounds_of(keys))):
         return set()
     wanted, first = set(key_values(keys.columns)), keys.column_names[0]
     present: set[Key] = set()
-    for batch in _batches(table, files, keys.column_names, bounds_of(keys)):
+    for batch in _batches(
+        table, store, [joined(path, file) for file in files], keys.column_names, bounds_of(keys)
+    ):
         rows = pa.Table.from_batches([batch]).select(keys.column_names).cast(keys.schema)
         rows = rows.filter(pc.is_in(rows[first], keys[first]))
         present.update(wanted.intersection(key_values(rows.columns)))
@@ -51,7 +53,7 @@ def present_keys(path: str, keys: pa.Table) -> set[Key]:
 
 
 def files_within(table: DeltaTable, bounds: Mapping[str, Bounds]) -> list[str]:
-    """The files of a table that may have a key within all of the bounds."""
+    """The files of a table, named from its folder, that may have a key within all of the bounds."""
     files = pa.table(table.get_add_actions(flatten=True))
     may: pa.ChunkedArray = pc.is_valid(files["path"])
     for name, (least, greatest) in bounds.items():
@@ -66,11 +68,11 @@ def files_within(table: DeltaTable, bounds: Mapping[str, Bounds]) -> list[str]:
             may = pc.and_kleene(may, within)
     # Without statistics a file may have anything.
     chosen = files["path"].filter(pc.fill_null(may, True))
-    return [str(Path(table.table_uri.removeprefix("file://"), unquote(path))) for path in chosen.to_pylist()]
+    return [unquote(path) for path in chosen.to_pylist()]
 
 
 def _batches(
-    table: DeltaTable, files: Sequence[str], names: Sequence[str], bounds: Mapping[str, Bounds]
+    table: DeltaTable, store: Store, files: Sequence[str], names: Sequence[str], bounds: Mapping[str, Bounds]
 ) -> Iterator[pa.RecordBatch]:
     """Key columns of these files; of all files where some of their rows are deleted."""
     if pa.table(table.deletion_vectors().read_all()).num_rows:
@@ -83,7 +85,9 @@ def _batches(
     condition = chosen[0] if chosen else None
     for more in chosen[1:]:
         condition = condition & more
-    yield from ds.dataset(list(files), format="parquet").to_batches(columns=list(names), filter=condition)
+    systems, places = zip(*map(store.system, files), strict=True)
+    dataset = ds.dataset(list(places), format="parquet", filesystem=systems[0])
+    yield from dataset.to_batches(columns=list(names), filter=condition)
 
 
 def _has_bounds(kind: pa.DataType) -> bool:

@@ -49,7 +49,8 @@ from pgsieve.resources.lake.paths import LakePaths
 from pgsieve.resources.lake.records import APPLICATION, Records, commit_metadata, quoted
 from pgsieve.resources.lake.session import SparkEngine
 from pgsieve.resources.lake.spark import SparkRecords
-from pgsieve.resources.lake.storage import is_uri
+from pgsieve.resources.lake.storage import Storage, is_uri, storage_of
+from pgsieve.resources.lake.store import Store
 from pgsieve.resources.lake.way import Way, is_exact
 
 _TXN_APP = "spark.databricks.delta.write.txnAppId"
@@ -81,12 +82,19 @@ class Lake(LakePaths):
     """The Delta tables of one lake."""
 
     def __init__(
-        self, uri: str, session: Callable[[], SparkSession], small_bytes: int = SMALL_BYTES_DEFAULT
+        self,
+        uri: str,
+        session: Callable[[], SparkSession],
+        small_bytes: int = SMALL_BYTES_DEFAULT,
+        storage: Storage | None = None,
     ) -> None:
-        super().__init__(uri.rstrip("/"))
+        storage = storage or storage_of(uri)
+        super().__init__(storage.address)
+        #: The files of the lake, for this process and for executors.
+        self.store = Store.of(storage)
         self._session = session
-        #: delta-rs, where it can reach the lake; None for a lake at a URI.
-        self.local: LocalRecords | None = None if is_uri(self.uri) else LocalRecords()
+        #: delta-rs, where it reaches the lake and may write there.
+        self.local: LocalRecords | None = LocalRecords(self.store) if storage.by_delta_rs else None
         self.records: Records = NamedRecords(self.local or SparkRecords(session), self.refusing)
         self._small_bytes = small_bytes
 
@@ -171,7 +179,7 @@ class Lake(LakePaths):
                 f'Delta table "{path}" is damaged', hint="remove its folder, then run the command again"
             )
         with self.refusing(path):
-            shutil.rmtree(Path(path, "_delta_log"))
+            self.local.remove(f"{path}/_delta_log")
 
     def check_writable(self) -> None:
         """Raise LakeUnavailableError now rather than after the copy; only a local lake can be tried cheaply."""
@@ -248,9 +256,11 @@ class Lake(LakePaths):
                         base=base,
                     )
             case Way.FILES:
-                given = schema()
+                given, store = schema(), self.store
                 self.commit_files(
-                    frame.mapInArrow(lambda batches: write_files(path, given, batches), WRITTEN_DDL),
+                    frame.mapInArrow(
+                        lambda batches: write_files(path, given, batches, store=store), WRITTEN_DDL
+                    ),
                     path,
                     given,
                     position,
@@ -261,7 +271,7 @@ class Lake(LakePaths):
                 )
             case Way.SPARK:
                 self._write_by_spark(
-                    guarded(frame, path, base),
+                    guarded(frame, path, base, self.store),
                     path,
                     position,
                     overwrite=overwrite,

@@ -1,8 +1,8 @@
 """What keeps a Delta table small: rows deleted, small files made one, files that no version needs removed.
 
-In: a lake and a table's path. Out: commits that leave the table's position as it is, and figures. In a lake on a
-local path delta-rs does it, except for tables that it does not write (mapped columns, deletion vectors, also of old versions) and in
-lakes at a URI, where Spark does. Each commit is whole or not there, and a file is removed only when no version
+In: a lake and a table's path. Out: commits that leave the table's position as it is, and figures. delta-rs does
+it, except for tables that it does not write (mapped columns, deletion vectors, also of old versions) and in lakes that
+it does not reach, where Spark does. Each commit is whole or not there, and a file is removed only when no version
 younger than the hours given needs it: killed anywhere, all of this can be repeated.
 """
 
@@ -10,14 +10,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import Protocol
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, QueryBuilder, WriterProperties
+from deltalake import CommitProperties, QueryBuilder, WriterProperties
 from pyspark.sql import Row
 
-from pgsieve.resources.lake.delta_rs import ROW_GROUP
+from pgsieve.resources.lake.delta_rs import ROW_GROUP, LocalRecords
 from pgsieve.resources.lake.lake import METADATA, Lake
 from pgsieve.resources.lake.records import commit_metadata, quoted
 from pgsieve.resources.lake.way import Way
@@ -69,9 +68,18 @@ class TableMaintenance(Protocol):
 
 def maintenance(lake: Lake, path: str) -> TableMaintenance:
     """Who maintains the table at a path."""
-    if lake.way_to_read(path) is Way.IN_PROCESS and not any(Path(path).glob("**/deletion_vector_*.bin")):
-        return _ByDeltaRs(lake, path)
+    local = lake.local
+    if (
+        local
+        and lake.way_to_read(path) is Way.IN_PROCESS
+        and not any(map(_is_vector, local.store.names(path)))
+    ):
+        return _ByDeltaRs(lake, local, path)
     return _BySpark(lake, path)
+
+
+def _is_vector(name: str) -> bool:
+    return name.startswith("deletion_vector_") and name.endswith(".bin")
 
 
 def _lacking(properties: Mapping[str, str], hours: int) -> dict[str, str]:
@@ -97,26 +105,27 @@ def _moment(written: str, time: datetime | None) -> str:
 @dataclass(frozen=True)
 class _ByDeltaRs:
     lake: Lake
+    local: LocalRecords
     path: str
 
     def last_slice_before(self, time: datetime) -> int:
         query = _LAST_SLICE.format("t", _moment(_DELTA_RS, time))
-        found = QueryBuilder().register("t", DeltaTable(self.path)).execute(query)
+        found = QueryBuilder().register("t", self.local.table_at(self.path)).execute(query)
         return int(pa.table(found.read_all())["slice"][0].as_py())
 
     def last_before(self, time: datetime) -> int:
         query = _LAST_BEFORE.format("t", _moment(_DELTA_RS, time))
-        found = QueryBuilder().register("t", DeltaTable(self.path)).execute(query)
+        found = QueryBuilder().register("t", self.local.table_at(self.path)).execute(query)
         return int(pa.table(found.read_all())["lsn"][0].as_py())
 
     def delete(self, condition: str, since: datetime | None = None) -> int:
         condition = condition.format(since=_moment(_DELTA_RS, since))
-        deleted = DeltaTable(self.path).delete(condition, commit_properties=self._commit())
+        deleted = self.local.table_at(self.path).delete(condition, commit_properties=self._commit())
         return int(deleted["num_deleted_rows"])
 
     def compact(self) -> int:
         # One task: each holds the rows of its files in memory.
-        done = DeltaTable(self.path).optimize.compact(
+        done = self.local.table_at(self.path).optimize.compact(
             target_size=FILE_BYTES,
             max_concurrent_tasks=1,
             writer_properties=WriterProperties(max_row_group_size=ROW_GROUP, compression="SNAPPY"),
@@ -125,7 +134,7 @@ class _ByDeltaRs:
         return int(done["numFilesRemoved"]) - int(done["numFilesAdded"])
 
     def vacuum(self, hours: int) -> int:
-        table = DeltaTable(self.path)
+        table = self.local.table_at(self.path)
         if lacking := _lacking(table.metadata().configuration, hours):
             table.alter.set_table_properties(lacking, commit_properties=self._commit())
         unneeded = table.vacuum(hours, enforce_retention_duration=False, full=True)

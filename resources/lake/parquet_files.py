@@ -1,6 +1,6 @@
-"""Parquet files of a local lake written where the rows are: Arrow batches -> files of a Delta table.
+"""Parquet files of a lake written where the rows are: Arrow batches -> files of a Delta table.
 
-In a local lake rows that no Spark expression has to see need not become JVM rows: the executor that made them
+Where delta-rs reaches the lake, rows that no Spark expression has to see need not become JVM rows: the executor that made them
 writes them, and the driver commits the files (`LocalRecords.commit`). What an executor writes and then fails
 is never committed; VACUUM removes it. For executors: nothing here needs pgsieve's configuration.
 """
@@ -9,16 +9,18 @@ import json
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pgsieve.resources.lake.store import Store, joined
+
 #: What is known of a written file, as Arrow and as Spark's DDL.
 WRITTEN = pa.schema({"path": pa.string(), "size": pa.int64(), "stats": pa.string(), "tally": pa.string()})
 WRITTEN_DDL = "path string, size bigint, stats string, tally string"
 
+_FOLDER = Store()
 _ROW_GROUP = 128 * 1024
 _FILE_BYTES = 256 * 1024 * 1024
 
@@ -36,6 +38,7 @@ def write_files(
     schema: pa.Schema,
     batches: Iterable[pa.RecordBatch],
     count: Callable[[pa.RecordBatch, Tally], None] | None = None,
+    store: Store = _FOLDER,
 ) -> Iterator[pa.RecordBatch]:
     """Write batches into new files of a table's folder; yields one row (`WRITTEN`) a file.
 
@@ -45,9 +48,14 @@ def write_files(
     first = next(remaining, None)
     while first is not None:
         name = f"part-{uuid.uuid4()}.parquet"
-        path, tally, written = Path(folder, name), Tally(), 0
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with pq.ParquetWriter(path, schema, compression="snappy") as writer:
+        files, path = store.system(joined(folder, name))
+        files.create_dir(path.rpartition("/")[0])
+        tally, written = Tally(), 0
+        footer: list[pq.FileMetaData] = []
+        with (
+            files.open_output_stream(path) as stream,
+            pq.ParquetWriter(stream, schema, compression="snappy", metadata_collector=footer) as writer,
+        ):
             while first is not None and written < _FILE_BYTES:
                 if count:
                     count(first, tally)
@@ -57,8 +65,8 @@ def write_files(
                 first = next(remaining, None)
         row = {
             "path": name,
-            "size": path.stat().st_size,
-            "stats": json.dumps(_statistics(pq.read_metadata(path))),
+            "size": files.get_file_info(path).size,
+            "stats": json.dumps(_statistics(footer[0])),
             "tally": json.dumps(tally),
         }
         yield pa.RecordBatch.from_pylist([row], WRITTEN)

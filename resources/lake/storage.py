@@ -77,6 +77,11 @@ class Storage:
         return None if is_uri(self.address) else self.address
 
     @property
+    def by_delta_rs(self) -> bool:
+        """Whether delta-rs reads and writes there, beside Spark; at `file://` Spark alone does, as ever."""
+        return not self.only_spark and (self.folder is not None or self.platform is not None)
+
+    @property
     def is_safe(self) -> bool:
         """Whether of two commits of one version the store keeps the first, whoever makes them."""
         return self.platform is not None or self.scheme in _ATOMIC

@@ -13,6 +13,7 @@ from deltalake import DeltaTable, QueryBuilder, write_deltalake
 from pgsieve.resources.lake.delta_rs import LocalRecords
 from pgsieve.resources.lake.key_lookup import bounds_of, files_within, key_values, present_keys
 from pgsieve.resources.lake.parquet_files import write_files
+from pgsieve.resources.lake.store import Store
 
 _DAY = dt.date(2000, 1, 1)
 _TIME = dt.datetime(2000, 1, 1, 12, 0, 0, 1)  # noqa: DTZ001 - of a type without a zone
@@ -64,7 +65,7 @@ def test_keys_are_looked_up_in_the_files_that_may_have_them(kind: str, write: ob
     for n, is_present in enumerate([True, True, False]):
         keys = pa.table({"k": column[n : n + 1]})
         expected = set(key_values(keys.columns)) if is_present else set()
-        assert present_keys(str(tmp_path), keys) == expected
+        assert present_keys(DeltaTable(tmp_path), str(tmp_path), Store(), keys) == expected
         files = files_within(DeltaTable(tmp_path), bounds_of(keys))
         if write is _by_executors:
             assert len(files) == (2 if kind in READ_ALWAYS else int(is_present)), (n, files)
@@ -86,7 +87,7 @@ def test_keys_of_several_columns_are_looked_up_as_a_whole(tmp_path: Path) -> Non
     rows = pa.table({"b": ["x", "y"], "a": [1, 2], "c": [0, 0]})
     _by_executors(tmp_path, rows)
     keys = pa.table({"a": [1, 2, 1], "b": ["y", "y", "z"]})
-    assert present_keys(str(tmp_path), keys) == {(2, "y")}
+    assert present_keys(DeltaTable(tmp_path), str(tmp_path), Store(), keys) == {(2, "y")}
     assert files_within(DeltaTable(tmp_path), bounds_of(pa.table({"a": [1], "b": ["z"]}))) == []
 
 
@@ -103,4 +104,4 @@ def test_a_bound_that_is_cut_still_is_one(tmp_path: Path) -> None:
             line["add"]["stats"] = json.dumps(cut | {"maxValues": cut["minValues"]})
     entry.write_text("\n".join(map(json.dumps, lines)))
     keys = pa.table({"k": pa.array([at], pa.timestamp("us", "UTC"))})
-    assert len(present_keys(str(tmp_path), keys)) == 1
+    assert len(present_keys(DeltaTable(tmp_path), str(tmp_path), Store(), keys)) == 1

@@ -16,6 +16,7 @@ from pgsieve.resources.lake.errors import ConcurrentWriteError, OverrunError
 from pgsieve.resources.lake.lake import Lake, numbered
 from pgsieve.resources.lake.overrun import guarded
 from pgsieve.resources.lake.records import quoted
+from pgsieve.resources.lake.store import Store
 from tests.fixtures.pgsieve_replica import engine
 
 pytestmark = pytest.mark.spark
@@ -32,7 +33,7 @@ def overwrite(lake: Lake, rows: DataFrame, path: str, base: int) -> None:
 
 
 def merge(lake: Lake, rows: DataFrame, path: str, base: int) -> None:
-    delta.guarded(checkpointed(rows), path, base).createOrReplaceTempView("merged")
+    delta.guarded(checkpointed(rows), path, base, Store()).createOrReplaceTempView("merged")
     with lake.committing(20, vectors=False), lake.refusing(path):
         lake.spark.sql(
             f"merge into delta.{quoted(path)} t using merged s on t.`a.b` = s.`a.b`"
@@ -89,7 +90,7 @@ def _committing_afterwards(folder: Path, position: int | None) -> Callable[[Data
             _by_another(folder, position)
 
     def guarded_before(frame: DataFrame, path: str, base: int) -> DataFrame:
-        rows = numbered(guarded(frame, path, base).coalesce(1))
+        rows = numbered(guarded(frame, path, base, Store()).coalesce(1))
         return rows.mapInArrow(commit, rows.schema).toDF(*frame.columns)
 
     return guarded_before

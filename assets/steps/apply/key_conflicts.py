@@ -13,8 +13,6 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
-from deltalake import DeltaTable
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
@@ -26,7 +24,7 @@ from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.resources.lake.delta_rs import LocalRecords
-from pgsieve.resources.lake.key_lookup import Key, bounds_of, files_within, key_values, present_keys
+from pgsieve.resources.lake.key_lookup import Key, bounds_of, files_within, key_values
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.records import quoted
 from pgsieve.resources.lake.way import Way
@@ -187,7 +185,9 @@ class _Search:
             }
             asked = pa.concat_tables(_keys(changes, side, key).take(at) for side, at in sides.items())
         with self.lake.refusing(self.path):
-            present = present_keys(self.path, asked)
+            local = self.lake.local
+            assert local is not None
+            present = local.present_keys(self.path, asked)
         if asked is new and not present:
             return
         event = first_conflict(_events(changes, key), present)
@@ -247,8 +247,8 @@ class _Search:
             columns[n]: pa.chunked_array([*seen[f"min_{n}"].chunks, *seen[f"max_{n}"].chunks])
             for n in bounded
         }
-        reached = self.lake.is_reached(self.path, self.definition.names)
-        if reached and not files_within(DeltaTable(self.path), bounds_of(pa.table(bounds))):
+        local = self.lake.local if self.lake.is_reached(self.path, self.definition.names) else None
+        if local and not files_within(local.table_at(self.path), bounds_of(pa.table(bounds))):
             return False
         near = base.select(*(F.col(quoted(k)).alias(n) for n, k in columns.items()))
         for name in bounded:
@@ -266,7 +266,7 @@ def _changes(local: LocalRecords, log: str, slices: Sequence[int], key: Sequence
         return None
     tables = []
     for file in readable[1]:
-        table = pq.read_table(file, columns=_CHANGE, filters=pc.field("slice").isin(slices))
+        table = local.store.read(file, columns=_CHANGE, filters=pc.field("slice").isin(slices))
         if any(table.schema.field(side).type.get_field_index(k) < 0 for side in ("old", "new") for k in key):
             return None
         flat = {name: table[name] for name in _CHANGE[:3]}

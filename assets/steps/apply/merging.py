@@ -64,7 +64,7 @@ def merge_by_spark(
 ) -> Mapping[str, int]:
     """Run a MERGE into the version `base` of a table; rows by kind of change, none where its position is reached."""
     view = f"pgsieve_{uuid4().hex}"
-    guarded(source, path, base).createOrReplaceTempView(view)
+    guarded(source, path, base, lake.store).createOrReplaceTempView(view)
     result = lake.spark.sql(clauses.statement(f"delta.{quoted(path)}", view)).collect()
     lake.spark.catalog.dropTempView(view)
     counts = result[0].asDict() if result else {}

@@ -195,7 +195,9 @@ def _write_copy(
                 lake.local.write(path, copied, snapshot.lsn, overwrite=True, metadata={"copied": True})
             return int(copied.num_rows)
         case Way.FILES:
-            written = copied_files(lake.spark, conninfo, snapshot.name, chunks.queries, columns, path)
+            written = copied_files(
+                lake.spark, conninfo, snapshot.name, chunks.queries, columns, path, lake.store
+            )
             files = lake.commit_files(
                 written, path, schema, snapshot.lsn, overwrite=True, metadata={"copied": True}
             )

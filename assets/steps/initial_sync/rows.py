@@ -18,6 +18,7 @@ from pgsieve.decoding.errors import ValueNotRepresentableError
 from pgsieve.decoding.values.types import ColumnType, from_copy
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.parquet_files import WRITTEN_DDL, write_files
+from pgsieve.resources.lake.store import Store
 from pgsieve.resources.postgres.sessions import Conninfo
 from pgsieve.resources.postgres.snapshot import SnapshotLostError, read_chunk
 from pgsieve.resources.postgres.source import PassingFaultError
@@ -62,12 +63,13 @@ def copied_files(
     queries: Sequence[str],
     columns: Sequence[ReplicaColumn],
     folder: str,
+    store: Store,
 ) -> DataFrame:
     """The same rows written into files of the replica's folder by the executors; one row (`WRITTEN`) a file."""
     statements, schema = list(queries), replica_schema(columns)
 
     def written(query: str) -> Iterator[pa.RecordBatch]:
-        return write_files(folder, schema, copied_batches(conninfo, snapshot, query, columns))
+        return write_files(folder, schema, copied_batches(conninfo, snapshot, query, columns), store=store)
 
     def copy(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in numbers:

@@ -5,10 +5,8 @@ tables in the lake stay unless asked. The server comes first: killed in between,
 SourceError where the server is gone or refuses, OtherClusterError where it is another one.
 """
 
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import psycopg
 
@@ -52,9 +50,10 @@ def drop_subscription(
     `leave_slot` does not ask the server (ALTER SUBSCRIPTION ... SET (slot_name = NONE)).
     """
     feed, name = subscription.feed, subscription.name
-    if delete_tables and lake.local is None:
+    local = lake.local
+    if delete_tables and local is None:
         raise PgsieveError(
-            f'subscription "{name}": a lake at a URI cannot be deleted from here',
+            f'subscription "{name}": a lake that only Spark reaches cannot be deleted from here',
             hint=f"drop it without --delete-tables, then remove {lake.uri}/{name} with the store's own tools",
             sqlstate="0A000",
         )
@@ -72,9 +71,9 @@ def drop_subscription(
         SubscriptionRecord(lake, name).set(SubscriptionState())
     if not others and lake.records.exists(ChangeLog(lake, feed).path):
         give_up(lake, feed)
-    if delete_tables:
-        folders = [f"{lake.uri}/{name}", *([] if others else [str(Path(ChangeLog(lake, feed).path).parent)])]
-        done = replace(done, folders=tuple(f for f in folders if _removed(f)))
+    if delete_tables and local:
+        folders = [f"{lake.uri}/{name}", *([] if others else [ChangeLog(lake, feed).path.rpartition("/")[0]])]
+        done = replace(done, folders=tuple(f for f in folders if local.remove(f)))
     return done
 
 
@@ -114,11 +113,3 @@ def _shrink(
         return (), ()
     altered, dropped = shrink_capture(connection, feed.source.name, feed.capture, planned, catalog)
     return tuple(altered), tuple(dropped)
-
-
-def _removed(folder: str) -> bool:
-    """Remove a folder with everything in it; False where there is none."""
-    if not Path(folder).exists():
-        return False
-    shutil.rmtree(folder)
-    return True

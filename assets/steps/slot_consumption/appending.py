@@ -51,7 +51,11 @@ def append_slice(
     try:
         with lake.refusing(path):
             # Not as one stream through delta-rs, which needs more memory than one process should for its slices.
-            written = [file for batch in write_files(path, CHANGE_LOG, rows) for file in batch.to_pylist()]
+            written = [
+                file
+                for batch in write_files(path, CHANGE_LOG, rows, store=lake.store)
+                for file in batch.to_pylist()
+            ]
             reach(Failpoint.SLICE_WRITTEN)
             lake.local.commit(path, CHANGE_LOG, written, end, base=base, after=after)
             reach(Failpoint.SLICE_COMMITTED)

@@ -24,6 +24,7 @@ from pgsieve.decoding.protocol.tuples import RelationColumns, decode_changes
 from pgsieve.decoding.publications.update_transformation import UPDATE_TRANSFORMATION
 from pgsieve.decoding.row_filters.analysis import RowFilter
 from pgsieve.resources.lake.parquet_files import WRITTEN_DDL, Tally, write_files
+from pgsieve.resources.lake.store import Store
 
 _COLUMNS = ["commit_lsn", "ordinal", "number", "commit_time", "operation", "unchanged", "old", "new"]
 _SIDES = ["old", "new"]
@@ -163,6 +164,7 @@ def unfiltered_files(
     key: Sequence[str],
     schema: pa.Schema,
     folder: str,
+    store: Store,
 ) -> DataFrame:
     """Decoded changes as they are, written into files by the executors; one row (`WRITTEN`) a file.
 
@@ -180,7 +182,7 @@ def unfiltered_files(
         _count_changes(batch, key, tally)
 
     def write(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return write_files(folder, schema, rows(batches), count)
+        return write_files(folder, schema, rows(batches), count, store)
 
     return messages.select(*_COLUMNS[:4], "data").mapInArrow(write, WRITTEN_DDL)
 

@@ -283,7 +283,8 @@ def _write_unfiltered(
 ) -> TableChanges:
     """Many changes that no row filter has to see: the executors write them as they decode them."""
     frames = [
-        unfiltered_files(r.messages, r.columns, result.slice, definition.key, schema, path) for r in readings
+        unfiltered_files(r.messages, r.columns, result.slice, definition.key, schema, path, lake.store)
+        for r in readings
     ]
     written = reduce(DataFrame.unionByName, frames)
     files = lake.commit_files(

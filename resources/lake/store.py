@@ -1,0 +1,93 @@
+"""The files of a lake, in a folder of this machine or on an object store, as pyarrow reads and writes them.
+
+In: full paths, as Delta and Spark have them. Out: what pyarrow needs to reach them. An object store is reached as delta-rs
+reaches it, with the same options, so that there is one way to give credentials. Travels to executors, which need
+`deltalake` for a lake on an object store. Raises OSError.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+
+from pgsieve.resources.lake.storage import Storage, is_uri
+
+
+@dataclass(frozen=True)
+class Store:
+    """Where the files of a lake are; `options` are delta-rs' for it."""
+
+    options: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    #: By root: each has connections of its own.
+    _systems: dict[str, pafs.FileSystem] = field(default_factory=dict, repr=False, compare=False)
+
+    def __reduce__(self) -> tuple[type["Store"], tuple[tuple[tuple[str, str], ...]]]:
+        """Connections do not travel to executors."""
+        return Store, (self.options,)
+
+    @classmethod
+    def of(cls, storage: Storage) -> "Store":
+        """The store of a lake."""
+        return cls(tuple(storage.delta_rs_options().items()))
+
+    def system(self, path: str) -> tuple[pafs.FileSystem, str]:
+        """The file system of a path, and the path within it."""
+        if not is_uri(path):
+            return pafs.LocalFileSystem(), path
+        parts = urlsplit(path)
+        if parts.scheme == "file":
+            return pafs.LocalFileSystem(), unquote(parts.path)
+        root = f"{parts.scheme}://{parts.netloc}"
+        if root not in self._systems:
+            from deltalake.fs import DeltaStorageHandler
+
+            self._systems[root] = pafs.PyFileSystem(DeltaStorageHandler(root, dict(self.options)))
+        return self._systems[root], parts.path.lstrip("/")
+
+    def reaches(self, path: str) -> bool:
+        """Whether the files of a path can be read and written so; elsewhere only Spark does."""
+        storage = Storage.of(path)
+        return storage.scheme == "file" or storage.platform is not None
+
+    def has(self, path: str) -> bool:
+        """Whether there is a file."""
+        if not is_uri(path):
+            return Path(path).exists()
+        files, inner = self.system(path)
+        return bool(files.get_file_info(inner).type == pafs.FileType.File)
+
+    def written_at(self, path: str) -> int | None:
+        """When a file was written, in nanoseconds; None where there is none, or the store does not say."""
+        files, inner = self.system(path)
+        written: int | None = files.get_file_info(inner).mtime_ns
+        return written
+
+    def read(self, path: str, **how: Any) -> pa.Table:
+        """The rows of a Parquet file, as `pyarrow.parquet.read_table` reads them."""
+        files, inner = self.system(path)
+        return pq.read_table(inner, filesystem=files, **how)
+
+    def names(self, folder: str) -> list[str]:
+        """The names of all files below a folder; none where there is no folder."""
+        files, inner = self.system(folder)
+        entries = files.get_file_info(pafs.FileSelector(inner, allow_not_found=True, recursive=True))
+        # Some servers keep an empty object for a folder, also for one whose files are gone.
+        folders = {entry.path for entry in entries if entry.type == pafs.FileType.Directory}
+        return [e.base_name for e in entries if e.type == pafs.FileType.File and e.path not in folders]
+
+    def remove(self, folder: str) -> bool:
+        """Remove a folder with everything in it; False where there is none."""
+        if not (self.names(folder) if is_uri(folder) else Path(folder).exists()):
+            return False
+        files, inner = self.system(folder)
+        files.delete_dir(inner)
+        return True
+
+
+def joined(folder: str, name: str) -> str:
+    """The path of a file that is named from its folder."""
+    return f"{folder}/{name}" if is_uri(folder) else str(Path(folder, name))

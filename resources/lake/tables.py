@@ -1,0 +1,66 @@
+"""Delta tables as delta-rs opens them: anew in a folder, held open and brought up to date on an object store.
+
+In: paths, and the store with its options. Out: tables at their newest version. On an object store opening a table takes
+several requests, one after the other, and bringing it up to date one or two. Each thread has tables of its own: delta-rs
+changes the one that it commits with. Raises what delta-rs does.
+"""
+
+import threading
+from pathlib import Path
+
+from deltalake import DeltaTable
+from deltalake.exceptions import TableNotFoundError
+
+from pgsieve.resources.lake.storage import is_uri
+from pgsieve.resources.lake.store import Store
+
+
+class Tables:
+    """The tables of a lake."""
+
+    def __init__(self, store: Store) -> None:
+        self.options = dict(store.options) or None
+        self._open = threading.local()
+        #: Counts what was removed: a table that was opened before may be another one.
+        self._removals = 0
+
+    def exists(self, path: str) -> bool:
+        """Whether there is a Delta table."""
+        if is_uri(path):
+            return self.open_if_any(path) is not None
+        return Path(path, "_delta_log").is_dir() and DeltaTable.is_deltatable(path)
+
+    def open_if_any(self, path: str) -> DeltaTable | None:
+        """The newest version of a table; None where there is none."""
+        if not is_uri(path):
+            return DeltaTable(path) if self.exists(path) else None
+        try:
+            return self.open(path)
+        except TableNotFoundError:
+            return None
+
+    def open(self, path: str) -> DeltaTable:
+        """The newest version of a table."""
+        if not is_uri(path):
+            return DeltaTable(path)
+        tables = self._mine()
+        if (table := tables.get(path)) is None:
+            tables[path] = table = DeltaTable(path, storage_options=self.options)
+        else:
+            table.update_incremental()
+        return table
+
+    def as_of(self, path: str, version: int) -> DeltaTable:
+        """One version of a table, which stays at it."""
+        return DeltaTable(path, version=version, storage_options=self.options)
+
+    def forget(self) -> None:
+        """Open all tables anew: some have been removed."""
+        self._removals += 1
+
+    def _mine(self) -> dict[str, DeltaTable]:
+        """The tables that this thread holds open."""
+        if getattr(self._open, "removals", None) != self._removals:
+            self._open.tables, self._open.removals = {}, self._removals
+        tables: dict[str, DeltaTable] = self._open.tables
+        return tables

@@ -1,0 +1,126 @@
+"""What pgsieve asks of Delta tables, on an object store as in a folder, without a JVM."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark import cloudpickle
+
+from pgsieve.resources.lake.delta_rs import LocalRecords
+from pgsieve.resources.lake.errors import OverrunError
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.maintenance import maintenance
+from pgsieve.resources.lake.parquet_files import write_files
+from pgsieve.resources.lake.records import Standing
+from pgsieve.resources.lake.storage import Storage
+from pgsieve.resources.lake.store import Store
+from tests.fixtures.s3_server import S3Server
+
+SCHEMA = pa.schema({"slice": pa.int64(), "id": pa.int64()})
+
+
+@pytest.fixture(params=["folder", "s3"])
+def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Lake:
+    """A lake without a Spark, in a folder with a blank in its name or on S3."""
+
+    def no_session() -> None:
+        raise AssertionError("Spark was asked for")
+
+    storage = Storage.of(str(tmp_path / "a lake"))
+    if request.param == "s3":
+        server: S3Server = request.getfixturevalue("s3_server")
+        storage = Storage.of(request.getfixturevalue("s3_folder"), server.storage)
+    return Lake(storage.address, no_session, storage=storage)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def records(lake: Lake) -> LocalRecords:
+    assert lake.local is not None
+    return lake.local
+
+
+def rows(end: int, *ids: int) -> pa.Table:
+    return pa.table({"slice": [end] * len(ids), "id": list(ids)}, SCHEMA)
+
+
+def by_another(lake: Lake) -> LocalRecords:
+    """Another process' view of the same lake: it holds no table open."""
+    return LocalRecords(lake.store)
+
+
+def test_a_table_that_is_not_there_has_no_rows_and_no_position(lake: Lake, records: LocalRecords) -> None:
+    path = f"{lake.uri}/none"
+    assert not records.exists(path)
+    assert records.rows(path) == []
+    assert records.standing(path) == Standing()
+
+
+def test_what_another_process_commits_is_seen_and_is_no_base_of_a_later_write(
+    lake: Lake, records: LocalRecords
+) -> None:
+    path = f"{lake.uri}/sub/t~41"
+    records.append(path, rows(10, 1), 10)
+    assert records.standing(path) == Standing(0, 10)
+    by_another(lake).append(path, rows(20, 2), 20)
+    assert records.standing(path) == Standing(1, 20)
+    with pytest.raises(OverrunError):
+        records.append(path, rows(30, 3), 30, base=0)
+    with pytest.raises(OverrunError):
+        records.append(path, rows(30, 3), 30, after=10)
+    records.append(path, rows(20, 2), 20)  # a position is written once
+    assert records.count(path) == 2
+    assert not records.is_restored(path, 1)
+    assert records.newest(path, "slice") == [{"slice": 20, "id": 2}]
+
+
+def test_rows_say_which_version_they_came_with(lake: Lake, records: LocalRecords) -> None:
+    path = f"{lake.uri}/states"
+    for writer in (records, by_another(lake), records):
+        writer.append_versioned(path, pa.table({"name": ["a"]}))
+    assert sorted(row["version"] for row in records.rows(path)) == [1, 2, 3]
+
+
+def test_files_that_executors_wrote_are_committed_and_read_by_slice(
+    lake: Lake, records: LocalRecords
+) -> None:
+    path, store = f"{lake.uri}/log", cloudpickle.loads(cloudpickle.dumps(lake.store))
+    assert isinstance(store, Store)
+    for end, ids in ((10, (1, 2)), (20, (3, 4))):
+        batches = rows(end, *ids).to_batches()
+        (written,) = [batch.to_pylist() for batch in write_files(path, SCHEMA, batches, store=store)]
+        records.commit(path, SCHEMA, written, end)
+    assert records.slices(path, 0) == [10, 20]
+    listed = records.slice_files(path, [20], every=True)
+    assert listed is not None
+    (file,) = listed[1]
+    assert file.startswith(path)
+    assert records.store.read(file).to_pylist() == rows(20, 3, 4).to_pylist()
+    assert records.present_keys(path, pa.table({"id": [3, 7]})) == {(3,)}
+    assert records.size(path) > 0
+
+
+def test_a_table_is_maintained(lake: Lake, records: LocalRecords) -> None:
+    path = f"{lake.uri}/t"
+    for number in range(5):
+        records.append(path, rows(number + 1, number), number + 1)
+    tended = maintenance(lake, path)
+    assert tended.delete("id = 0") == 1
+    assert tended.compact() >= 1
+    assert tended.vacuum(0) >= 4
+    assert records.count(path) == 4
+    assert records.position(path) == 5
+    assert abs(records.written_at(path) - datetime.now(UTC)) < timedelta(hours=1)
+
+
+def test_a_removed_folder_is_gone_and_made_anew(lake: Lake, records: LocalRecords) -> None:
+    path = f"{lake.uri}/sub/t"
+    records.append(path, rows(10, 1, 2), 10)
+    assert records.remove(f"{lake.uri}/sub")
+    assert not records.remove(f"{lake.uri}/sub")
+    assert not records.exists(path)
+    records.append(path, rows(20, 3), 20)
+    assert records.standing(path) == Standing(0, 20)
+    assert records.rows(path) == rows(20, 3).to_pylist()
