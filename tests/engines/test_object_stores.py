@@ -1,0 +1,157 @@
+"""A lake on S3, by the command line: from the first copy to following and dropping."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import psycopg
+import pyarrow as pa
+import pytest
+import yaml
+from deltalake import DeltaTable, QueryBuilder
+
+from pgsieve.pipelines.commands.demo import SMALL_DATA
+from pgsieve.resources.postgres.embedded import EmbeddedServer
+from tests.fixtures.s3_server import KEY, REGION, SECRET, S3Server
+from tests.fixtures.servers import drop_slots
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def database(publisher_server: EmbeddedServer) -> Iterator[psycopg.Connection]:
+    with psycopg.connect(publisher_server.conninfo(), autocommit=True) as admin:
+        admin.execute("create database on_s3")
+        with psycopg.connect(publisher_server.conninfo(dbname="on_s3"), autocommit=True) as connection:
+            connection.execute("create table items (id int primary key, region text)")
+            connection.execute("insert into items select i, 'EMEA' from generate_series(1, 10) i")
+            connection.execute("insert into items values (11, 'APAC')")
+            connection.execute("create table log (line text)")
+            connection.execute("insert into log values ('a'), ('a'), (null)")
+            connection.execute("create publication p for table items where (region <> 'APAC'), log")
+            connection.execute("alter table items replica identity full")
+            connection.execute("alter table log replica identity full")
+            connection.execute("create table plain (id int primary key, line text)")
+            connection.execute("insert into plain values (1, 'a'), (2, 'b')")
+            connection.execute("create publication q for table plain")
+            yield connection
+            drop_slots(connection)
+        admin.execute("drop database on_s3 with (force)")
+
+
+class Pgsieve:
+    """Commands on a lake on S3, and all that they and their processes show."""
+
+    def __init__(self, folder: Path, lake: str, store: S3Server, source: str, publication: str) -> None:
+        self.folder, self.path, self.seen = folder, folder / "pgsieve.yaml", ""
+        events = folder / "events"
+        events.mkdir()
+        written = {
+            "lake": lake,
+            "storage": {
+                "endpoint": store.url,
+                "region": REGION,
+                "access_key_id": KEY,
+                "secret_access_key": "${STORE_SECRET}",
+            },
+            "spark": {
+                "master": "local[2]",
+                "conf": {
+                    **SMALL_DATA,
+                    "spark.eventLog.enabled": "true",
+                    "spark.eventLog.dir": events.as_uri(),
+                    "spark.eventLog.compress": "false",
+                },
+            },
+            "sources": {"shop": {"conninfo": source}},
+            "subscriptions": {"sales": {"source": "shop", "publications": [publication]}},
+        }
+        self.path.write_text(yaml.safe_dump(written))
+
+    def start(self, *command: str, **environment: str) -> subprocess.Popen[str]:
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(("PYSPARK", "SPARK", "AWS_"))}
+        return subprocess.Popen(
+            [sys.executable, "-m", "pgsieve", "--verbose", *command, "-c", str(self.path)],
+            cwd=CHECKOUT,
+            env={**clean, "STORE_SECRET": SECRET, **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def __call__(self, *command: str, **environment: str) -> str:
+        started = self.start(*command, **environment)
+        watch = threading.Thread(target=self._watch, args=(started,))
+        watch.start()
+        printed, _ = started.communicate(timeout=600)
+        watch.join()
+        self.seen += printed
+        assert started.returncode == 0, printed
+        return printed
+
+    def _watch(self, started: subprocess.Popen[str]) -> None:
+        """Take down how the processes were started: every user of a machine can read that."""
+        titles = set()
+        while started.poll() is None:
+            try:
+                parent = psutil.Process(started.pid)
+                for each in (parent, *parent.children(recursive=True)):
+                    titles.add(" ".join(each.cmdline()))
+            except psutil.Error:
+                continue
+            time.sleep(0.05)
+        self.seen += "\n".join(titles)
+
+
+@pytest.fixture
+def pgsieve(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    s3_server: S3Server,
+    s3_folder: str,
+    publisher_server: EmbeddedServer,
+    database: object,
+) -> Pgsieve:
+    source = publisher_server.conninfo(dbname="on_s3")
+    return Pgsieve(tmp_path, s3_folder, s3_server, source, request.param)
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("pgsieve", ["q"], indirect=True)
+def test_a_lake_on_s3_is_followed_and_dropped(
+    pgsieve: Pgsieve, database: psycopg.Connection, s3_server: S3Server, s3_folder: str
+) -> None:
+    pgsieve("run", JAVA_HOME="/none")  # a small copy needs no JVM
+    path = f"{s3_folder}/sales/public/plain"
+    assert ids_in(path, s3_server) == [1, 2]
+    following = pgsieve.start("run", "--follow")
+    try:
+        database.execute("insert into plain values (3, 'c')")
+        database.execute("delete from plain where id = 2")
+        deadline = time.monotonic() + 300
+        while ids_in(path, s3_server) != [1, 3]:
+            assert time.monotonic() < deadline
+            assert following.poll() is None, following.communicate()[0]
+            time.sleep(0.2)
+    finally:
+        following.send_signal(signal.SIGTERM)
+        printed, _ = following.communicate(timeout=300)
+    assert following.returncode == 0, printed
+    pgsieve("drop", "sales", "--delete-tables", JAVA_HOME="/none")
+    assert not DeltaTable.is_deltatable(path, s3_server.delta_rs)
+
+
+def ids_in(path: str, server: S3Server) -> list[int]:
+    table = DeltaTable(path, storage_options=server.delta_rs)
+    rows = pa.table(QueryBuilder().register("t", table).execute("select id from t order by id").read_all())
+    ids: list[int] = rows["id"].to_pylist()
+    return ids
