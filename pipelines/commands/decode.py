@@ -86,16 +86,16 @@ def _recorded(declared: Project, feed: Feed) -> Iterator[bytes]:
     path = ChangeLog(lake, feed).path
     if lake.local is None:
         raise PgsieveError(
-            f'lake "{lake.uri}" is not a folder of this machine, and decode starts no Spark',
+            f'lake "{lake.uri}" can be read by Spark alone, and decode starts none',
             hint="leave out --from-change-log to read what waits in the slot",
             sqlstate="0A000",
         )
-    if not lake.local.exists(path):
-        raise PgsieveError(
-            f'source "{feed.source.name}": nothing has been recorded of slot "{feed.slot}"',
-            hint="`pgsieve run` records it",
-        )
     with lake.refusing(path):
+        if not lake.local.exists(path):
+            raise PgsieveError(
+                f'source "{feed.source.name}": nothing has been recorded of slot "{feed.slot}"',
+                hint="`pgsieve run` records it",
+            )
         for end in lake.local.slices(path, 0):
             yield from lake.local.messages(path, end)
 

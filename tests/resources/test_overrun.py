@@ -81,7 +81,7 @@ def test_what_was_planned_from_a_version_follows_no_later_one(
     assert (newest.version(), newest.transaction_version("pgsieve")) == (3, 20)
 
 
-def _committing_afterwards(folder: Path, position: int | None) -> Callable[[DataFrame, str, int], DataFrame]:
+def _committing_afterwards(folder: Path, position: int | None) -> Callable[[DataFrame, str, int, Store], DataFrame]:
     """What guards a frame, and has another process commit once the log has been looked into and all rows are read."""
 
     def commit(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -89,8 +89,8 @@ def _committing_afterwards(folder: Path, position: int | None) -> Callable[[Data
         if DeltaTable(folder / "t").version() == 1:
             _by_another(folder, position)
 
-    def guarded_before(frame: DataFrame, path: str, base: int) -> DataFrame:
-        rows = numbered(guarded(frame, path, base, Store()).coalesce(1))
+    def guarded_before(frame: DataFrame, path: str, base: int, store: Store) -> DataFrame:
+        rows = numbered(guarded(frame, path, base, store).coalesce(1))
         return rows.mapInArrow(commit, rows.schema).toDF(*frame.columns)
 
     return guarded_before

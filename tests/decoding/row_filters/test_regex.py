@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pgsieve.decoding.row_filters.constants import InvalidConstantError, RefusedError
+from pgsieve.decoding.row_filters.letter_case import ASCII
 from pgsieve.decoding.row_filters.nodes import BOOL, TEXT, ColumnValue, Constant, FunctionCall, Like
 from pgsieve.decoding.row_filters.patterns import like
 from pgsieve.decoding.row_filters.regex import similar_to_escape, translated
@@ -27,11 +28,11 @@ COLUMN = ColumnValue("c", "C", type_oid=TEXT)
     ],
 )
 def test_a_pattern_that_java_matches_alike(pattern: str, java: str) -> None:
-    assert translated(pattern, ignore_case=False, ascii_classes=True) == java
+    assert translated(pattern, None, ascii_classes=True) == java
 
 
-def test_case_is_ignored_by_a_flag() -> None:
-    assert translated("a", ignore_case=True, ascii_classes=True) == "(?si)a"
+def test_where_case_does_not_count_each_letter_stands_with_its_variants() -> None:
+    assert translated("a[b-d]1", ASCII, ascii_classes=True) == "(?s)[aA][b-dBCD]1"
 
 
 @pytest.mark.parametrize(
@@ -56,13 +57,13 @@ def test_case_is_ignored_by_a_flag() -> None:
 )
 def test_a_pattern_that_is_refused(pattern: str, reason: str) -> None:
     with pytest.raises(RefusedError, match=reason):
-        translated(pattern, ignore_case=False, ascii_classes=True)
+        translated(pattern, None, ascii_classes=True)
 
 
 @pytest.mark.parametrize("pattern", [r"\w", "[[:alpha:]]"])
 def test_classes_of_letters_depend_on_the_collation(pattern: str) -> None:
     with pytest.raises(RefusedError, match="depends on the collation"):
-        translated(pattern, ignore_case=False, ascii_classes=False)
+        translated(pattern, None, ascii_classes=False)
 
 
 @pytest.mark.parametrize(

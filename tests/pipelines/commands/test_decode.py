@@ -233,10 +233,10 @@ def test_what_there_is_not_is_refused(
 
 
 def test_a_change_log_that_needs_spark_is_refused(config: Path, decode: Decode) -> None:
-    config.write_text(config.read_text().replace("./lake", "s3://bucket/lake"))
+    config.write_text(config.read_text().replace("./lake", "hdfs://name/lake"))
     result = decode("--from-change-log")
     assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr.startswith('error: lake "s3://bucket/lake" is not a folder of this machine')
+    assert result.stderr.startswith('error: lake "hdfs://name/lake" can be read by Spark alone')
 
 
 @pytest.mark.usefixtures("worked")

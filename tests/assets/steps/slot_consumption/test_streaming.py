@@ -160,7 +160,7 @@ def test_a_slot_that_cannot_be_read_again_for_what_is_prepared_is_refused(
         try:
             connection.execute("INSERT INTO a VALUES (1)")
             with monkeypatch.context() as dying:
-                dying.setattr("pgsieve.assets.steps.slot_consumption.drain.save_prepared", die)
+                dying.setattr(Prepared, "save", die)
                 with pytest.raises(Died):
                     consumer.consume(flushed_lsn(connection))
             replication = server.conninfo(replication="database")
