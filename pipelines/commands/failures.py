@@ -31,6 +31,11 @@ def _ignore(_: Failure) -> None:
     """The caller reads `listed` at the end."""
 
 
+def _never(_: Exception) -> bool:
+    """Every error ends its part."""
+    return False
+
+
 class Failures:
     """The first error of each subscription that has failed; `tell` hears of one when it happens."""
 
@@ -42,25 +47,40 @@ class Failures:
         return subscription in self._errors
 
     @contextmanager
-    def of(self, *subscriptions: str) -> Iterator[None]:
-        """End the block at an error, which is that of the subscriptions; those that failed before keep theirs."""
+    def of(self, *subscriptions: str, unless: Callable[[Exception], bool] = _never) -> Iterator[None]:
+        """End the block at an error, which is that of the subscriptions; those that failed before keep theirs.
+
+        An error for which `unless` holds is nobody's, and raised.
+        """
         try:
             yield
-        except Exception as error:  # noqa: BLE001 (a fault of pgsieve's own is no other subscription's either)
+        except Exception as error:
+            # Any other: a fault of pgsieve's own is no other subscription's either.
+            if unless(error):
+                raise
             reported = storage_refusal(error) or error
             concerned = tuple(name for name in subscriptions if name not in self)
             self._errors |= dict.fromkeys(concerned, reported)
             if concerned:
                 self._tell(Failure(concerned, reported))
 
-    def each(self, parts: Iterable[Part], step: Callable[[Part], Result]) -> list[Result]:
-        """What a step gives for each subscription that has not failed; one that fails does not stop the others."""
-        results = []
+    def each(
+        self,
+        parts: Iterable[Part],
+        step: Callable[[Part], Result],
+        *,
+        unless: Callable[[Exception], bool] = _never,
+    ) -> list[Result]:
+        """What a step gives for each subscription that has not failed; one that fails does not stop the others.
+
+        Raises an error for which `unless` holds.
+        """
+        given = []
         for part in parts:
             if part.name not in self:
-                with self.of(part.name):
-                    results.append(step(part))
-        return results
+                with self.of(part.name, unless=unless):
+                    given.append(step(part))
+        return given
 
     def listed(self) -> tuple[Failure, ...]:
         """What failed; an error that several subscriptions met is one failure of them all."""

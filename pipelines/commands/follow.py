@@ -3,6 +3,8 @@
 Each feed has a thread, which reads it through the streaming replication protocol. The changes of a slice are applied
 before the next slice is appended. SIGTERM and SIGINT end it at a commit boundary. A subscription that fails is
 left out until the command is started again. The others go on; after the last one of a feed, the feed is not read any more.
+A
+fault of the server or the network that passes is no failure: once a feed has been followed, it is followed again.
 Copies are Dagster runs. Slices are reported to Dagster every few minutes (`pipelines/commands/follow_report.py`).
 Every few hundred slices the follower maintains what they wrote, as each slice leaves a few more files and commits.
 """
@@ -19,19 +21,24 @@ import dagster as dg
 
 from pgsieve.assets.dagster_names import Name
 from pgsieve.assets.steps.operations.maintenance import maintain_feed, maintain_subscription
+from pgsieve.assets.steps.records.failures import passes
 from pgsieve.assets.steps.slot_consumption.follow import StreamedFeed
 from pgsieve.assets.steps.subscription import Feed
-from pgsieve.pipelines.commands.failures import Failures
+from pgsieve.decoding.errors import PgsieveError
+from pgsieve.pipelines.commands.failures import Failures, Part, Result
 from pgsieve.pipelines.commands.follow_report import FollowReport
 from pgsieve.pipelines.commands.results import Failure, Progress, RunSummary
 from pgsieve.pipelines.commands.run import Materializer, enabled_ones, instance, summaries
 from pgsieve.pipelines.config.model import Config, SubscriptionConfig
 from pgsieve.pipelines.project import Project, project
+from pgsieve.resources.lake.errors import SparkLostError
 
 Tell = Callable[[RunSummary], None]
 
 #: The system may give a signal to any thread; Python's handler runs in the main one, once that is awake.
 _AWAKE_SECONDS = 1.0
+#: Between a fault that passes and the next attempt; doubled each time, until a slice is applied.
+_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 30.0
 
 #: After so many slices the tables that they wrote are maintained.
 MAINTAIN_SLICES = 500
@@ -98,6 +105,7 @@ class _Follower:
         self._streamed: StreamedFeed | None = None
         self._report = FollowReport(declared, feed, self._subscriptions, dagster, progress)
         self._slices, self._written = 0, {s.name: set[Name]() for s in self._subscriptions}
+        self._has_followed, self._pause = False, _PAUSE_SECONDS
 
     def stop(self) -> None:
         """End at the next commit boundary."""
@@ -106,19 +114,38 @@ class _Follower:
             streamed.stop()
 
     def follow(self) -> None:
-        """Copy what needs a copy, then apply slice by slice until a table needs one again."""
+        """Follow until stopped, or until all subscriptions have failed."""
         with self._failures.of(*(s.name for s in self._subscriptions)):
             while not self._stopped.is_set() and self._going_on():
-                with self._turn:
-                    started = self._materializers()
-                    self._failures.each(started, Materializer.copy)
-                    self._failures.each(started, Materializer.apply)
-                    self._tell_of(started)
-                if self._going_on():
-                    try:
-                        self._read()
-                    finally:
-                        self._tell_dagster()
+                try:
+                    self._follow()
+                except PgsieveError as fault:
+                    if not self._tries_again(fault):
+                        raise
+                    self._progress.tell(f"{fault.message}; tried again in {self._pause:g} s")
+                    self._stopped.wait(self._pause)
+                    self._pause = min(2 * self._pause, _LONGEST_PAUSE_SECONDS)
+
+    def _follow(self) -> None:
+        """Copy what needs a copy, then apply slice by slice until a table needs one again."""
+        with self._turn:
+            started = self._materializers()
+            self._each(started, Materializer.copy)
+            self._each(started, Materializer.apply)
+            self._tell_of(started)
+        if self._going_on():
+            try:
+                self._read()
+            finally:
+                self._tell_dagster()
+
+    def _tries_again(self, error: Exception) -> bool:
+        """Whether the same may succeed later: what never worked may be wrong, and a Spark that is lost stays so."""
+        return self._has_followed and passes(error) and not isinstance(error, SparkLostError)
+
+    def _each(self, parts: Sequence[Part], step: Callable[[Part], Result]) -> list[Result]:
+        """As of Failures; raises a fault that passes."""
+        return self._failures.each(parts, step, unless=self._tries_again)
 
     def _going_on(self) -> bool:
         return any(s.name not in self._failures for s in self._subscriptions)
@@ -127,6 +154,7 @@ class _Follower:
         """Append and apply slices until a table has to be copied, or no subscription is left."""
         with StreamedFeed(self._feed, self._declared.lake.open(), _quiet) as streamed:
             self._streamed = streamed
+            self._has_followed = True
             if self._stopped.is_set():
                 return
             for _ in streamed.slices():
@@ -144,11 +172,12 @@ class _Follower:
         try:
             self._report.appended(streamed.append(), self._tell_dagster)
             applied = self._materializers()
-            self._failures.each(applied, self._apply_slice)
+            self._each(applied, self._apply_slice)
+            self._pause = _PAUSE_SECONDS
         finally:
             self._progress.finish(task)
         self._tell_of(applied)
-        return any(self._failures.each(applied, Materializer.has_to_copy))
+        return any(self._each(applied, Materializer.has_to_copy))
 
     def _apply_slice(self, materializer: Materializer) -> None:
         if (done := materializer.apply_slice()) is not None:
@@ -173,7 +202,7 @@ class _Follower:
             self._report.tell()
 
     def _materializers(self) -> list[Materializer]:
-        return self._failures.each(
+        return self._each(
             self._subscriptions, lambda s: Materializer(self._declared, s, self._dagster, self._progress)
         )
 

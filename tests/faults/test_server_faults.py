@@ -95,6 +95,28 @@ def test_following_survives_a_restart_and_an_immediate_shutdown_of_the_server(
             settled(pgsieve, again)
 
 
+def test_following_goes_on_however_often_its_sessions_are_terminated(
+    server: EmbeddedServer, tmp_path: Path, master: str
+) -> None:
+    end = (
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+        " WHERE application_name = 'pgsieve' AND backend_type = 'client backend'"
+    )
+    with site("terminated", server, tmp_path, master) as (pgsieve, database):
+        assert pgsieve.run() == 0, pgsieve.log
+        process = pgsieve.start("run", "--follow")
+        pgsieve.wait_for_walsenders(database, 2)
+        printed, terminated = len(pgsieve.log), 0
+        while "; tried again in " not in pgsieve.log[printed:]:
+            assert process.is_alive(), pgsieve.log[printed:]
+            pgsieve.write(database)
+            terminated += len(database.execute(end).fetchall())
+        assert terminated
+        pgsieve.wait_until_applied()
+        assert ended(process) == 0, pgsieve.log
+        settled(pgsieve, database)
+
+
 def test_a_run_during_an_immediate_shutdown_is_refused_and_the_next_one_goes_on(
     server: EmbeddedServer, tmp_path: Path, master: str
 ) -> None:

@@ -81,7 +81,9 @@ def test_what_was_planned_from_a_version_follows_no_later_one(
     assert (newest.version(), newest.transaction_version("pgsieve")) == (3, 20)
 
 
-def _committing_afterwards(folder: Path, position: int | None) -> Callable[[DataFrame, str, int, Store], DataFrame]:
+def _committing_afterwards(
+    folder: Path, position: int | None
+) -> Callable[[DataFrame, str, int, Store], DataFrame]:
     """What guards a frame, and has another process commit once the log has been looked into and all rows are read."""
 
     def commit(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
