@@ -29,6 +29,8 @@ _TYPES = (
     ("numeric(10,2)", "numeric(10,2)", "1.50"),
     ("text", "text", None),
 )
+#: What each added column may be widened to.
+_WIDER: dict[str, str] = {}
 _ALTERED = ("evolving", "documents", '"User"', "readings")
 
 
@@ -52,7 +54,6 @@ class Alterations(Worker):
         self.oracles, self.extra, self.unprepared = oracles, extra, unprepared
         self.left: set[str] = set()
         self.touched: set[str] = set()
-        self._wider: dict[str, str] = {}
 
     def act(self, connection: psycopg.Connection) -> None:
         kinds = {
@@ -78,7 +79,7 @@ class Alterations(Worker):
             oracle.execute(statement)
         connection.execute(statement)
         self.extra.setdefault(table, []).append(name)
-        self._wider[name] = wide
+        _WIDER[name] = wide
         self.did["ADD COLUMN"] += 1
 
     def _chosen(self) -> tuple[str, str] | None:
@@ -114,7 +115,7 @@ class Alterations(Worker):
             self._agree(renamed, table, name, new)
             return
         self.extra[table].append(new)
-        self._wider[new] = self._wider[name]
+        _WIDER[new] = _WIDER[name]
         self.did["RENAME COLUMN"] += 1
 
     def _agree(self, renamed: Sequence[Oracle], table: str, name: str, new: str) -> None:
@@ -134,7 +135,7 @@ class Alterations(Worker):
     def _widen(self, connection: psycopg.Connection) -> None:
         if chosen := self._chosen():
             table, name = chosen
-            statement = f"ALTER TABLE {table} ALTER COLUMN {name} TYPE {self._wider[name]}"
+            statement = f"ALTER TABLE {table} ALTER COLUMN {name} TYPE {_WIDER[name]}"
             for oracle in self.oracles:
                 oracle.execute(statement)
             connection.execute(statement)
