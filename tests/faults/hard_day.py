@@ -269,6 +269,8 @@ class Day:
                 self.report.did["ended before it followed"] += 1
             elif code not in _ALLOWED and not self._is_manual(log):
                 self.find(f"`{' '.join(command)}` ended with {code}: {log}\n{_said(_read(log))}")
+            if code == 2:
+                done.wait(1)  # as whoever starts it again would
 
     @staticmethod
     def _kill_at_work(

@@ -102,7 +102,7 @@ class Troubles(Worker):
         used = shutil.disk_usage(self.lake).used // 1024
         _resize(self.lake, f"{used + room}k")
         self.done.wait(self.random.uniform(0.5, 3))
-        self.did["full disk"] += shutil.disk_usage(self.lake).free < 16 * 1024
+        self.did["disk nearly or wholly full"] += 1
         _resize(self.lake, LAKE_SIZE)
 
     def _calm(self) -> None:
