@@ -24,7 +24,7 @@ demo: setup ## replicate from a PostgreSQL server of its own into Delta tables, 
 
 # In the order of the folders: the long tests of faults are not left for the end.
 PYTEST := $(BIN)/python -m pytest
-SHARED := --numprocesses 2 --dist loadfile --no-loadscope-reorder
+SHARED := --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 test: setup ## the tests: PostgreSQL is the oracle, Spark and Delta are real
 	@$(PYTEST) $(SHARED) -m 'not long' $(ARGS)
