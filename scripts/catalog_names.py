@@ -39,7 +39,7 @@ def module(connection: psycopg.Connection[tuple[object, ...]]) -> str:
     return (
         HEADER.format(version=connection.info.server_version // 10000)
         + f"TYPE_NAMES = MappingProxyType(\n    {{\n{''.join(types)}    }}\n)\n\n"
-        + f'KEYWORDS = frozenset(\n    """\n{textwrap.indent(words, "    ")}\n    """.split()  # noqa: SIM905 - a list would be a line a word\n)\n'
+        + f'KEYWORDS = frozenset(\n    """\n{textwrap.indent(words, "    ")}\n    """.split()  # noqa: SIM905 - a list would be one line per word\n)\n'
     )
 
 
