@@ -125,15 +125,15 @@ _ALTERED = (
 )
 
 
-def _conformity(key: dg.AssetKey, found: TableConformity) -> dg.AssetCheckResult:
-    uncertain = found.altered or found.problem is not None
+def _conformity(key: dg.AssetKey, conformity: TableConformity) -> dg.AssetCheckResult:
+    uncertain = conformity.altered or conformity.problem is not None
     return dg.AssetCheckResult(
         check_name="row_filter_conformity",
         asset_key=key,
-        passed=found.failing == 0 and found.problem is None,
+        passed=conformity.failing == 0 and conformity.problem is None,
         severity=dg.AssetCheckSeverity.WARN if uncertain else dg.AssetCheckSeverity.ERROR,
-        description=found.problem or (_ALTERED if found.failing and found.altered else None),
-        metadata={"rows": found.rows, "failing rows": found.failing, "keys": list(found.keys)},
+        description=conformity.problem or (_ALTERED if conformity.failing and conformity.altered else None),
+        metadata={"rows": conformity.rows, "failing rows": conformity.failing, "keys": list(conformity.keys)},
     )
 
 
@@ -158,15 +158,15 @@ def freshness_checks(
         def freshness(
             context: dg.AssetCheckExecutionContext, lake: LakeResource
         ) -> Iterator[dg.AssetCheckResult]:
-            found = check_freshness(subscription, lake.open())
+            freshness = check_freshness(subscription, lake.open())
             for key in _selected(context):
                 yield dg.AssetCheckResult(
                     check_name="freshness",
                     asset_key=key,
-                    passed=found.problem is None and found.seconds <= limit,
+                    passed=freshness.problem is None and freshness.seconds <= limit,
                     severity=dg.AssetCheckSeverity.WARN,
-                    description=found.problem,
-                    metadata={"seconds behind": found.seconds, "LSN": format_lsn(found.lsn)},
+                    description=freshness.problem,
+                    metadata={"seconds behind": freshness.seconds, "LSN": format_lsn(freshness.lsn)},
                 )
 
         return freshness

@@ -30,7 +30,7 @@ def _untold(_: str) -> None:
 
 def stretches(order: Sequence[str], keys: Collection[str]) -> list[list[str]]:
     """The Dagster partitions to copy, as they stand one after the other in the order of all: a run each."""
-    return [list(listed) for wanted, listed in groupby(order, key=set(keys).__contains__) if wanted]
+    return [list(stretch) for wanted, stretch in groupby(order, key=set(keys).__contains__) if wanted]
 
 
 def range_tags(stretch: Sequence[str]) -> dict[str, str]:

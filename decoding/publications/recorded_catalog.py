@@ -59,8 +59,8 @@ def _written(table: Table) -> dict[str, Any]:
 
 
 def _mapping(lower: list[str], upper: list[str], words: dict[str, Any] | None, refusal: str) -> CaseMapping:
-    given = words and Words(_changes(words["first"]), _changes(words["rest"]), words["members"])
-    return CaseMapping(_changes(lower), _changes(upper), given or None, refusal)
+    initials = words and Words(_changes(words["first"]), _changes(words["rest"]), words["members"])
+    return CaseMapping(_changes(lower), _changes(upper), initials or None, refusal)
 
 
 def _changes(read: list[str]) -> Changes:

@@ -64,10 +64,10 @@ class CaseMapping:
     def variants_of_range(self, first: str, last: str) -> str:
         """Return what a range matches beyond itself (range() in the same file)."""
         both = (dict(zip(*changes, strict=True)) for changes in (self.lower, self.upper))
-        found = {
+        variants = {
             changed for each in both for character, changed in each.items() if first <= character <= last
         }
-        return "".join(sorted(variant for variant in found if not first <= variant <= last))
+        return "".join(sorted(variant for variant in variants if not first <= variant <= last))
 
     def is_plain_in_ascii(self) -> bool:
         """Whether ASCII letters have the case that they have in English; not so in Turkish."""
@@ -95,9 +95,11 @@ def of_server(recorded: Mapping[str, CaseMapping]) -> CaseMappings:
     """Return the mappings that the server was asked for, by collation, and those that need none."""
 
     def mapping(collation: str, function: CaseFunction) -> CaseMapping | None:
-        found = recorded.get(collation)
-        if found is not None and (found.words is not None or found.refusal or function != "initcap"):
-            return found
+        asked_for = recorded.get(collation)
+        if asked_for is not None and (
+            asked_for.words is not None or asked_for.refusal or function != "initcap"
+        ):
+            return asked_for
         return only_ascii(collation, function)
 
     return mapping
@@ -118,13 +120,13 @@ class NeededMappings:
 
 def ranges(characters: str) -> str:
     """Return ascending characters as ranges, the first and the last of each."""
-    found: list[str] = []
+    ends: list[str] = []
     for character in characters:
-        if found and ord(found[-1]) == ord(character) - 1:
-            found[-1] = character
+        if ends and ord(ends[-1]) == ord(character) - 1:
+            ends[-1] = character
         else:
-            found += (character, character)
-    return "".join(found)
+            ends += (character, character)
+    return "".join(ends)
 
 
 @cache

@@ -75,12 +75,12 @@ class Failures:
 
         Raises an error for which `unless` holds.
         """
-        given = []
+        results = []
         for part in parts:
             if part.name not in self:
                 with self.of(part.name, unless=unless):
-                    given.append(step(part))
-        return given
+                    results.append(step(part))
+        return results
 
     def listed(self) -> tuple[Failure, ...]:
         """What failed; an error that several subscriptions met is one failure of them all."""

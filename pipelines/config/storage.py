@@ -37,8 +37,8 @@ class StorageConfig(BaseModel):
     @property
     def options(self) -> dict[str, str]:
         """The options that are given, as text."""
-        given = {name: getattr(self, name) for names in OPTIONS.values() for name in names}
-        return {name: _text(value) for name, value in given.items() if value is not None}
+        values = {name: getattr(self, name) for names in OPTIONS.values() for name in names}
+        return {name: _text(value) for name, value in values.items() if value is not None}
 
     def of(self, lake: str) -> Storage:
         """The storage of a lake."""
@@ -55,8 +55,8 @@ class StorageConfig(BaseModel):
                 yield name, f"is not an option of {where}", hint
         for one, other in (("access_key_id", "secret_access_key"), ("client_id", "client_secret")):
             if (one in self.options) != (other in self.options):
-                lacking, given = (one, other) if other in self.options else (other, one)
-                yield given, f"needs {lacking}", "give both or neither"
+                lacking, present = (one, other) if other in self.options else (other, one)
+                yield present, f"needs {lacking}", "give both or neither"
 
 
 def _text(value: object) -> str:

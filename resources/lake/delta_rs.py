@@ -378,14 +378,16 @@ class LocalRecords:
         for file, bounds in self._files(path).items():
             if bounds is None:
                 return None
-            if held := {end for end in ends if bounds[0] <= end <= bounds[1]}:
+            if present := {end for end in ends if bounds[0] <= end <= bounds[1]}:
                 if not self.store.has(file):
                     raise DamagedTableError(f'Delta table "{path}": its file "{file}" is missing')
                 chosen.append(file)
-                lacking -= held
+                lacking -= present
         if every and lacking:
-            listed = ", ".join(map(format_lsn, sorted(lacking)))
-            raise DamagedTableError(f'Delta table "{path}": it has lost the slices that end at {listed}')
+            ends_lacking = ", ".join(map(format_lsn, sorted(lacking)))
+            raise DamagedTableError(
+                f'Delta table "{path}": it has lost the slices that end at {ends_lacking}'
+            )
         return (self.table_at(path).schema().to_json(), chosen) if self.is_plain(path) else None
 
     def is_plain(self, path: str) -> bool:
@@ -405,8 +407,8 @@ class LocalRecords:
         files: dict[str, tuple[int, int] | None] = {}
         for row in table.to_pylist():
             least, greatest = row.get("min.slice"), row.get("max.slice")
-            known = least is not None and greatest is not None
-            files[joined(path, unquote(row["path"]))] = (least, greatest) if known else None
+            bounded = least is not None and greatest is not None
+            files[joined(path, unquote(row["path"]))] = (least, greatest) if bounded else None
         return files
 
     def has_deletion_vectors(self, path: str) -> bool:
@@ -467,12 +469,12 @@ def _holds(path: str, table: DeltaTable | None, position: int | None, *, overwri
 
     What is written is based on the same version, so that of two writers of a position the slower is refused.
     """
-    held = None if table is None or position is None else table.transaction_version(APPLICATION)
-    if held is None or position is None:
+    recorded = None if table is None or position is None else table.transaction_version(APPLICATION)
+    if recorded is None or position is None:
         return False
-    if overwrite and held > position:
+    if overwrite and recorded > position:
         raise OverrunError(path)
-    return held >= position
+    return recorded >= position
 
 
 def _commit(

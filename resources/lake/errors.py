@@ -112,9 +112,9 @@ def refusal(error: BaseException) -> int | None:
         text = str(each)
         if "SQLSTATE: 22" in text:  # a data exception shows a cell
             continue
-        for found in _QUOTED.finditer(text):
-            number = found["rust"] or found["python"]
-            code = int(number) if number else {**_REFUSALS, **_SQLITE}[found["words"]]
+        for match in _QUOTED.finditer(text):
+            number = match["rust"] or match["python"]
+            code = int(number) if number else {**_REFUSALS, **_SQLITE}[match["words"]]
             if code in _REFUSALS.values():
                 return code
     return None
@@ -139,8 +139,8 @@ def missing_file(error: BaseException) -> str | None:
         text = str(each)
         if isinstance(each, FileNotFoundError) and (named := re.search(r"/[^'\"]*\.parquet", text)):
             return named[0]
-        if any(words in text for words in _NOT_THERE) and (found := _MISSING_FILE.search(text)):
-            return found[1]
+        if any(words in text for words in _NOT_THERE) and (match := _MISSING_FILE.search(text)):
+            return match[1]
     return None
 
 
@@ -169,13 +169,13 @@ def told(error: BaseException) -> str:
     ours = _OURS.search(str(error))
     if ours:
         return concealed(ours.group(1))
-    found = re.search(r"\[([A-Z][A-Z0-9_.]*_[A-Z0-9_.]*)\] ", str(error))
-    return f"Spark's error {found.group(1)}" if found else f"Spark's {type(error).__name__}"
+    match = re.search(r"\[([A-Z][A-Z0-9_.]*_[A-Z0-9_.]*)\] ", str(error))
+    return f"Spark's error {match.group(1)}" if match else f"Spark's {type(error).__name__}"
 
 
 def raise_ours(error: BaseException) -> None:
     """Raise the pgsieve error that an executor raised, when a Spark error carries one."""
     for line in reversed(str(error).splitlines()):
-        found = re.match(r"pgsieve\.[\w.]*\.(\w+): (.*)", line.strip())
-        if found:
-            raise ExecutorError(found.group(2), kind=found.group(1)) from error
+        match = re.match(r"pgsieve\.[\w.]*\.(\w+): (.*)", line.strip())
+        if match:
+            raise ExecutorError(match.group(2), kind=match.group(1)) from error

@@ -95,8 +95,8 @@ def class_path(
 
     Packages of which the user's name the first one are left to the user, whatever their version.
     """
-    asked = _listed(conf, _PACKAGES)
-    theirs = {_artifact(coordinate) for coordinate in asked}
+    users = _listed(conf, _PACKAGES)
+    theirs = {_artifact(coordinate) for coordinate in users}
     files = list(jars)
     packages: list[str] = []
     excluded: list[str] = []
@@ -110,7 +110,7 @@ def class_path(
             excluded += each.excluded
     settings = {
         _JARS: [*files, *_listed(conf, _JARS)],
-        _PACKAGES: [*packages, *asked],
+        _PACKAGES: [*packages, *users],
         _EXCLUDES: [*excluded, *_listed(conf, _EXCLUDES)],
     }
     return {name: ",".join(values) for name, values in settings.items() if values}

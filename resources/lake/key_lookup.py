@@ -76,8 +76,8 @@ def _batches(
 ) -> Iterator[pa.RecordBatch]:
     """Key columns of these files; of all files where some of their rows are deleted."""
     if pa.table(table.deletion_vectors().read_all()).num_rows:
-        listed = ", ".join('"' + name.replace('"', '""') + '"' for name in names)
-        rows = QueryBuilder().register("t", table).execute(f"select {listed} from t")
+        select_list = ", ".join('"' + name.replace('"', '""') + '"' for name in names)
+        rows = QueryBuilder().register("t", table).execute(f"select {select_list} from t")
         yield from pa.RecordBatchReader.from_stream(rows)
         return
     chosen = [ds.field(name) >= least for name, (least, _) in bounds.items()]

@@ -456,12 +456,12 @@ def _named(path: str, error: Exception) -> LakeError:
         )
     if file := missing_file(error):
         return DamagedTableError(f'Delta table "{path}": its file "{file}" is missing', hint=_DAMAGED)
-    said = told(error) if by_spark else first_line(error)
+    message = told(error) if by_spark else first_line(error)
     if (code := refusal(error)) is not None:
-        said = os.strerror(code)
+        message = os.strerror(code)
     seen = "see the Spark log above; " if by_spark else ""
     return LakeError(
-        f'Delta table "{path}": {said}', hint=f"{seen}`pgsieve run` goes on from the last commit"
+        f'Delta table "{path}": {message}', hint=f"{seen}`pgsieve run` goes on from the last commit"
     )
 
 

@@ -110,13 +110,13 @@ class _ByDeltaRs:
 
     def last_slice_before(self, time: datetime) -> int:
         query = _LAST_SLICE.format("t", _moment(_DELTA_RS, time))
-        found = QueryBuilder().register("t", self.local.table_at(self.path)).execute(query)
-        return int(pa.table(found.read_all())["slice"][0].as_py())
+        rows = QueryBuilder().register("t", self.local.table_at(self.path)).execute(query)
+        return int(pa.table(rows.read_all())["slice"][0].as_py())
 
     def last_before(self, time: datetime) -> int:
         query = _LAST_BEFORE.format("t", _moment(_DELTA_RS, time))
-        found = QueryBuilder().register("t", self.local.table_at(self.path)).execute(query)
-        return int(pa.table(found.read_all())["lsn"][0].as_py())
+        rows = QueryBuilder().register("t", self.local.table_at(self.path)).execute(query)
+        return int(pa.table(rows.read_all())["lsn"][0].as_py())
 
     def delete(self, condition: str, since: datetime | None = None) -> int:
         condition = condition.format(since=_moment(_DELTA_RS, since))
@@ -176,8 +176,8 @@ class _BySpark:
     def vacuum(self, hours: int) -> int:
         properties = self._sql(f"describe detail {self._table}")["properties"]
         if lacking := _lacking(properties, hours):
-            listed = ", ".join(f"'{name}' = '{value}'" for name, value in lacking.items())
-            self._sql(f"alter table {self._table} set tblproperties ({listed})")
+            assignments = ", ".join(f"'{name}' = '{value}'" for name, value in lacking.items())
+            self._sql(f"alter table {self._table} set tblproperties ({assignments})")
         self._sql(f"vacuum {self._table} retain {hours:d} hours")
         return 0
 

@@ -13,14 +13,14 @@ def escape(identifier: str) -> str:
     Upper case is escaped too, for file systems that fold it, and a leading underscore, which Spark hides.
     """
     escaped = re.sub(
-        r"[^a-z0-9_]", lambda found: "".join(f"~{byte:02X}" for byte in found.group().encode()), identifier
+        r"[^a-z0-9_]", lambda match: "".join(f"~{byte:02X}" for byte in match.group().encode()), identifier
     )
     return "~5F" + escaped[1:] if escaped.startswith("_") else escaped
 
 
 def unescape(folder: str) -> str:
     """The identifier that `escape` made a folder name of."""
-    raw = re.sub(rb"~([0-9A-F]{2})", lambda found: bytes([int(found.group(1), 16)]), folder.encode())
+    raw = re.sub(rb"~([0-9A-F]{2})", lambda match: bytes([int(match.group(1), 16)]), folder.encode())
     return raw.decode()
 
 

@@ -88,30 +88,30 @@ class Storage:
 
     def delta_rs_options(self) -> dict[str, str]:
         """What delta-rs is told; it takes the rest from the environment and the machine by itself."""
-        given = self.options.get
+        option = self.options.get
         if self.platform == "s3":
             options = {
-                "aws_endpoint_url": given("endpoint"),
-                "aws_region": given("region"),
-                "aws_access_key_id": given("access_key_id"),
-                "aws_secret_access_key": given("secret_access_key"),
-                "aws_session_token": given("session_token"),
+                "aws_endpoint_url": option("endpoint"),
+                "aws_region": option("region"),
+                "aws_access_key_id": option("access_key_id"),
+                "aws_secret_access_key": option("secret_access_key"),
+                "aws_session_token": option("session_token"),
                 "aws_conditional_put": "etag",
             }
-            if (given("endpoint") or "").startswith("http://"):
+            if (option("endpoint") or "").startswith("http://"):
                 options["aws_allow_http"] = "true"
-            if given("path_style") == "false":
+            if option("path_style") == "false":
                 options["aws_virtual_hosted_style_request"] = "true"
         elif self.platform == "azure":
             options = {
-                "azure_storage_account_key": given("account_key"),
-                "azure_storage_sas_key": given("sas_token"),
-                "azure_storage_tenant_id": given("tenant_id"),
-                "azure_storage_client_id": given("client_id"),
-                "azure_storage_client_secret": given("client_secret"),
+                "azure_storage_account_key": option("account_key"),
+                "azure_storage_sas_key": option("sas_token"),
+                "azure_storage_tenant_id": option("tenant_id"),
+                "azure_storage_client_id": option("client_id"),
+                "azure_storage_client_secret": option("client_secret"),
             }
         else:
-            options = {"google_service_account": given("service_account")}
+            options = {"google_service_account": option("service_account")}
         return {name: value for name, value in options.items() if value is not None}
 
     def spark_settings(self, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -130,40 +130,40 @@ class Storage:
         return {name: value for name, value in settings.items() if value is not None}
 
     def _s3a(self, environ: Mapping[str, str]) -> dict[str, str | None]:
-        given = self.options.get
-        endpoint = given("endpoint") or environ.get("AWS_ENDPOINT_URL")
-        region = given("region") or environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION")
+        option = self.options.get
+        endpoint = option("endpoint") or environ.get("AWS_ENDPOINT_URL")
+        region = option("region") or environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION")
         provider = _SDK_CHAIN
-        if given("access_key_id"):
-            provider = _KEYS.format("Temporary" if given("session_token") else "Simple")
+        if option("access_key_id"):
+            provider = _KEYS.format("Temporary" if option("session_token") else "Simple")
         return {
             "fs.s3a.endpoint": endpoint,
             "fs.s3a.endpoint.region": region or (_DEFAULT_REGION if endpoint else None),
-            "fs.s3a.path.style.access": given("path_style") or ("true" if endpoint else None),
+            "fs.s3a.path.style.access": option("path_style") or ("true" if endpoint else None),
             "fs.s3a.aws.credentials.provider": provider,
-            "fs.s3a.access.key": given("access_key_id"),
-            "fs.s3a.secret.key": given("secret_access_key"),
-            "fs.s3a.session.token": given("session_token"),
+            "fs.s3a.access.key": option("access_key_id"),
+            "fs.s3a.secret.key": option("secret_access_key"),
+            "fs.s3a.session.token": option("session_token"),
         }
 
     def _abfs(self) -> dict[str, str | None]:
-        given, account = self.options.get, urlsplit(self.address).hostname
-        if given("account_key"):
-            return {f"fs.azure.account.key.{account}": given("account_key")}
-        if given("sas_token"):
+        option, account = self.options.get, urlsplit(self.address).hostname
+        if option("account_key"):
+            return {f"fs.azure.account.key.{account}": option("account_key")}
+        if option("sas_token"):
             return {
                 f"fs.azure.account.auth.type.{account}": "SAS",
-                f"fs.azure.sas.fixed.token.{account}": given("sas_token"),
+                f"fs.azure.sas.fixed.token.{account}": option("sas_token"),
             }
         kind = f"fs.azure.account.oauth.provider.type.{account}"
-        if not given("client_secret"):
+        if not option("client_secret"):
             return {f"fs.azure.account.auth.type.{account}": "OAuth", kind: _TOKENS.format("Msi")}
-        tokens = f"https://login.microsoftonline.com/{given('tenant_id')}/oauth2/token"
+        tokens = f"https://login.microsoftonline.com/{option('tenant_id')}/oauth2/token"
         return {
             f"fs.azure.account.auth.type.{account}": "OAuth",
             kind: _TOKENS.format("ClientCreds"),
-            f"fs.azure.account.oauth2.client.id.{account}": given("client_id"),
-            f"fs.azure.account.oauth2.client.secret.{account}": given("client_secret"),
+            f"fs.azure.account.oauth2.client.id.{account}": option("client_id"),
+            f"fs.azure.account.oauth2.client.secret.{account}": option("client_secret"),
             f"fs.azure.account.oauth2.client.endpoint.{account}": tokens,
         }
 

@@ -127,10 +127,10 @@ def _asked(connection: psycopg.Connection[Any], collation: str, *, words: bool, 
         if list(low) != list(_beside(low[0], "a")) or list(up) != list(_beside(up[0], "A")):
             return CaseMapping(refusal=_IN_CONTEXT)
     if words:
-        asked = _words(connection, collate)
-        if asked is None:
+        in_words = _words(connection, collate)
+        if in_words is None:
             return CaseMapping(refusal=_IN_CONTEXT)
-        mapping = replace(mapping, words=asked)
+        mapping = replace(mapping, words=in_words)
     return mapping if _holds(mapping, blocks) else CaseMapping(refusal=_IN_CONTEXT)
 
 

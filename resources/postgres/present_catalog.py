@@ -56,9 +56,9 @@ def present_catalog(connection: psycopg.Connection[Any]) -> Catalog:
     stamp = _stamp(connection)
     while True:
         with _lock:
-            if (known := _catalogs.get(stamp)) is not None:
+            if (kept := _catalogs.get(stamp)) is not None:
                 _catalogs.move_to_end(stamp)
-                return known
+                return kept
         catalog = read_catalog(connection)
         before, stamp = stamp, _stamp(connection)
         if stamp == before:

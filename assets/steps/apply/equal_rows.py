@@ -112,12 +112,12 @@ def row_changes(changes: DataFrame, numbered: DataFrame) -> DataFrame:
     )
 
 
-def replayed(changes: Sequence[tuple[int | None, int | None]], held: list[int]) -> tuple[list[int], int]:
+def replayed(changes: Sequence[tuple[int | None, int | None]], copies: list[int]) -> tuple[list[int], int]:
     """What each row's count becomes by changes (old, new) one after the other, and how many found no row.
 
     A change whose old row is not there has no effect (section 29.8, update_missing and delete_missing).
     """
-    counts, missing = list(held), 0
+    counts, missing = list(copies), 0
     for old, new in changes:
         if old is not None:
             if not counts[old]:

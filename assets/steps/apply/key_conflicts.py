@@ -176,19 +176,19 @@ class _Search:
         inserted = pc.all(pc.equal(changes["operation"], "insert")).as_py()
         new = _keys(changes, "new", key)
         if inserted and new.group_by(key).aggregate([]).num_rows == new.num_rows:
-            asked = new
+            wanted = new
         else:
             places = list(looked_up(_events(changes, key)))
             sides = {
                 side: pa.array([at for at, named in places if named == side], pa.int64())
                 for side in ("old", "new")
             }
-            asked = pa.concat_tables(_keys(changes, side, key).take(at) for side, at in sides.items())
+            wanted = pa.concat_tables(_keys(changes, side, key).take(at) for side, at in sides.items())
         with self.lake.refusing(self.path):
             local = self.lake.local
             assert local is not None
-            present = local.present_keys(self.path, asked)
-        if asked is new and not present:
+            present = local.present_keys(self.path, wanted)
+        if wanted is new and not present:
             return
         event = first_conflict(_events(changes, key), present)
         if event is not None:

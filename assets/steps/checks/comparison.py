@@ -98,9 +98,9 @@ class Sides:
         queries = [checksums_query(q) for q in self.chunks([_hash_column(row_hash)]).queries]
         publisher = Checksums()
         with ThreadPoolExecutor(_CONNECTIONS) as pool:
-            asked = [pool.submit(self._asked, query) for query in queries]
+            answers = [pool.submit(self._asked, query) for query in queries]
             replica = self._replica_checksums(row_hash)
-            for answer in asked:
+            for answer in answers:
                 for batch in answer.result():
                     include_queried(publisher, batch)
         return publisher, replica

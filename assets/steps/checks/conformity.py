@@ -53,7 +53,7 @@ class TableConformity:
 def applicable_filters(subscription: Subscription, replicated: ReplicatedTable, catalog: Catalog) -> Filters:
     """The row filters of which each row of a replica passes one; None where any row may be there."""
     publications = subscription.feed.publications(catalog, subscription.name)
-    found: dict[str, None] = {}
+    filters: dict[str, None] = {}
     sources = [replicated.row_filters]
     for relation in changed_relations(catalog):
         sent = published_relation(relation, publications, catalog)
@@ -62,8 +62,8 @@ def applicable_filters(subscription: Subscription, replicated: ReplicatedTable, 
     for texts in sources:
         if texts is None:
             return None
-        found |= dict.fromkeys(texts)
-    return tuple(found)
+        filters |= dict.fromkeys(texts)
+    return tuple(filters)
 
 
 def is_checkable(subscription: Subscription, replicated: ReplicatedTable) -> bool:
@@ -82,8 +82,8 @@ def _parsed(
 ) -> list[RowFilter]:
     table = replicated.table
     filters = [table_filter(table, text, mappings) for text in texts]
-    known = {name for name in replicated.columns if subscription.override(table, name) is None}
-    for lacking in (f.columns - known for f in filters):
+    plain = {name for name in replicated.columns if subscription.override(table, name) is None}
+    for lacking in (f.columns - plain for f in filters):
         if lacking:
             raise PgsieveError(
                 f"the row filter of {table.qualified} uses columns that the replica lacks, or has in another type:"

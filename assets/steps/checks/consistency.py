@@ -150,13 +150,13 @@ def at_one_lsn(subscription: Subscription, lake: Lake, log: Log) -> Iterator[Mom
     feed.source.check_ready()
     # Another seed each time: a difference that one check could overlook is none for the next.
     seed = secrets.randbits(64)
-    with feed.source.connect() as connection, ExitStack() as held:
+    with feed.source.connect() as connection, ExitStack() as stack:
         catalog = feed.with_defined(read_catalog(connection))
         tables = subscription.tables(catalog)
         # Nobody reads the slot beyond the snapshot before the subscription is there, nor applies more afterwards.
         with feed.exclusively():
-            snapshot = held.enter_context(exported_snapshot(feed.source))
-            held.enter_context(feed.source.exclusively(subscription.name))
+            snapshot = stack.enter_context(exported_snapshot(feed.source))
+            stack.enter_context(feed.source.exclusively(subscription.name))
             drain(feed, lake, [subscription], log, upto=snapshot.lsn)
             transform(subscription, lake, log)
             apply(subscription, lake, log)

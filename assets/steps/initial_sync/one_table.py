@@ -105,10 +105,10 @@ def copy_table(
         if not kept:
             make_room(subscription.name, lake, (table.schema, table.name), planned.generation)
             _refuse_later(subscription, lake, path, table, snapshot)
-            given = planned.chunks if subscription.copy_data else Chunks([], 0)
+            chunks = planned.chunks if subscription.copy_data else Chunks([], 0)
             columns = [ReplicaColumn(name, t, name in replicated.key) for name, t in types.items()]
             with refusing(subscription.feed.source.name, f'copy table "{table.qualified}"'):
-                rows = _write_copy(lake, path, given, conninfo, snapshot, columns)
+                rows = _write_copy(lake, path, chunks, conninfo, snapshot, columns)
             reach(Failpoint.TABLE_COPIED)
             overrun = is_beyond(lake, path, snapshot.lsn)
         version = lake.records.version(path)

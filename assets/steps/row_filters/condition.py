@@ -174,9 +174,9 @@ class _Compiler:
     # Evaluation order.
 
     def _logical(self, connective: str, operands: Sequence[Node]) -> Column:
-        listed = self._listed(connective, operands)
-        if listed is not None:
-            return listed
+        membership = self._listed(connective, operands)
+        if membership is not None:
+            return membership
         decided = F.lit(connective == "OR")
         columns: list[Column] = []
         for operand in operands:
@@ -200,9 +200,9 @@ class _Compiler:
         branches: list[tuple[Column, Column]] = []
         before: tuple[Column, ...] = ()
         for test, result in zip(node.conditions, node.results, strict=True):
-            here = self.where(partial(_none_is, before, F.lit(True))) if before else self
-            tested = here.compile(test)
-            branches.append((tested, here.where(partial(_same, tested)).in_digits(result, node.digits)))
+            reached = self.where(partial(_none_is, before, F.lit(True))) if before else self
+            tested = reached.compile(test)
+            branches.append((tested, reached.where(partial(_same, tested)).in_digits(result, node.digits)))
             before = (*before, tested)
         if not branches:  # its constants have chosen the default
             return self.in_digits(node.default, node.digits)
@@ -264,20 +264,20 @@ class _Compiler:
     ) -> Column:
         """Return a Python function of operands; nothing fails for rows that PostgreSQL does not evaluate it for."""
         in_python = self._compiled.in_python
-        given: list[Column] = []
+        arguments: list[Column] = []
         for operand, value in operands:
             if id(value) in in_python:
-                given.append(in_python[id(value)][1])
+                arguments.append(in_python[id(value)][1])
             elif self._evaluated is not None and nodes.can_fail(operand):
                 # What Spark computes for Python, it computes for every row.
-                given.append(F.when(self._evaluated(), value))
+                arguments.append(F.when(self._evaluated(), value))
             else:
-                given.append(value)
+                arguments.append(value)
         if nodes.can_fail(node):
-            handed = function.outcomes(*given, *constants)
+            handed = function.outcomes(*arguments, *constants)
             result = value_of(handed)
         else:
-            result = handed = function.values(*given, *constants)
+            result = handed = function.values(*arguments, *constants)
         in_python[id(result)] = result, handed
         return result
 
@@ -348,8 +348,8 @@ class _Compiler:
                 return None
         if len(values) < len(operands) or not all(isinstance(value, nodes.Constant) for value in values):
             return None
-        found = self._trimmed(subject).isin([self._trimmed(value) for value in values])
-        return found if connective == "OR" else ~found
+        membership = self._trimmed(subject).isin([self._trimmed(value) for value in values])
+        return membership if connective == "OR" else ~membership
 
     def _trimmed(self, node: Node) -> Column:
         """Return a value to compare: the padding of character(n) has no meaning (section 8.3)."""
@@ -445,10 +445,10 @@ class _Compiler:
         quantify = F.forall if node.every else F.exists
 
         def build(array: Column, *values: Column) -> Column:
-            known: dict[Node, Column] = dict(zip(subjects, values, strict=True))
+            values_of: dict[Node, Column] = dict(zip(subjects, values, strict=True))
 
             def test(element: Column) -> Column:
-                return _Compiler(self._column, self._evaluated, {**known, node.element: element}).compile(
+                return _Compiler(self._column, self._evaluated, {**values_of, node.element: element}).compile(
                     node.test
                 )
 

@@ -117,8 +117,8 @@ def days_between(left: Column, right: Column) -> Column:
     """Date - date."""
 
     def build(later: Column, earlier: Column) -> Column:
-        known = later.isNotNull() & earlier.isNotNull()
-        infinite = known & (_is_infinite(later, DATE) | _is_infinite(earlier, DATE))
+        present = later.isNotNull() & earlier.isNotNull()
+        infinite = present & (_is_infinite(later, DATE) | _is_infinite(earlier, DATE))
         error = failure("22008", "cannot subtract infinite dates")
         return F.when(infinite, error).otherwise(F.date_diff(later, earlier))
 
@@ -224,8 +224,8 @@ def time_between(left: Column, right: Column, type_oid: int) -> Column:
     """Timestamp - timestamp, as intervals are compared; fails for infinities, as it does before PostgreSQL 17."""
 
     def build(later: Column, earlier: Column) -> Column:
-        known = later.isNotNull() & earlier.isNotNull()
-        infinite = known & (_is_infinite(later, type_oid) | _is_infinite(earlier, type_oid))
+        present = later.isNotNull() & earlier.isNotNull()
+        infinite = present & (_is_infinite(later, type_oid) | _is_infinite(earlier, type_oid))
         exact = DecimalType(20, 0)
         difference = _number(later, type_oid).cast(exact) - _number(earlier, type_oid).cast(exact)
         too_long = F.abs(difference) >= F.lit(str(1 << 63)).cast(exact)

@@ -53,8 +53,8 @@ class PythonFunction:
         failed = pc.coalesce(
             pa.nulls(len(operands[0]), pa.string()), *(o.field(_ERROR) for o in operands if _is_outcome(o))
         ).to_pylist()
-        given = [operand.field(_VALUE) if _is_outcome(operand) else operand for operand in operands]
-        rows = zip(*(operand.to_pylist() for operand in given), strict=True)
+        operand_values = [operand.field(_VALUE) if _is_outcome(operand) else operand for operand in operands]
+        rows = zip(*(operand.to_pylist() for operand in operand_values), strict=True)
         outcomes = [self._attempt(row, error) for row, error in zip(rows, failed, strict=True)]
         values = pa.array([value for value, _ in outcomes], to_arrow_type(self.returns))
         errors = pa.array([error for _, error in outcomes], pa.string())

@@ -95,8 +95,8 @@ def _drain_before_created(
             break
         except SourceError as error:
             refused = error.__cause__
-            said = refused.diag.message_primary or "" if isinstance(refused, psycopg.Error) else ""
-            missing = [name for name in there if f'"{name}"' in said]
+            message = refused.diag.message_primary or "" if isinstance(refused, psycopg.Error) else ""
+            missing = [name for name in there if f'"{name}"' in message]
             if error.sqlstate != UNDEFINED or not missing:
                 raise
             there = [name for name in there if name not in missing]

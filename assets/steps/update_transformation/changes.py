@@ -79,9 +79,9 @@ def decoded_changes(
 
     def decode(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            asked = _decoded([batch], columns, names, key, added)
+            decoded = _decoded([batch], columns, names, key, added)
             filtered = _decoded([batch], read.columns, read.names, key, read.added)
-            for row, by in zip(asked, filtered, strict=True):
+            for row, by in zip(decoded, filtered, strict=True):
                 sides = [by.column(side) for side in _SIDES]
                 yield pa.RecordBatch.from_arrays([*row.columns, *sides], names=[*_COLUMNS, *_FILTERED])
 
@@ -191,8 +191,8 @@ def _count_changes(batch: pa.RecordBatch, key: Sequence[str], tally: Tally) -> N
     def add(name: str, count: int) -> None:
         tally[name] = tally.get(name, 0) + count
 
-    for found in pc.value_counts(batch.column("operation")).to_pylist():
-        add(found["values"], found["counts"])
+    for counted in pc.value_counts(batch.column("operation")).to_pylist():
+        add(counted["values"], counted["counts"])
     moved = pa.array(np.zeros(batch.num_rows, np.bool_))
     for name in key:
         sides = comparable(pa.chunked_array([pc.struct_field(batch.column(s), name) for s in ("old", "new")]))

@@ -160,13 +160,13 @@ class Examination:
         """Everything that stands in the way of a subscription, each problem once."""
         named = self._feed.subscriptions[subscription]
         missing = self.catalog.missing(n for n in named if n not in self._feed.defined)
-        found = [
+        problems = [
             *([missing] if missing else []),
             *self.publication_problems(subscription),
             *self.filter_problems(subscription),
             *(e for _, e in self.refused_changes(subscription)),
         ]
-        yield from {str(error): error for error in found}.values()
+        yield from {str(error): error for error in problems}.values()
 
 
 def filters_beyond_spark(
