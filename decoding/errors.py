@@ -1,6 +1,62 @@
 """The base of every error pgsieve raises on purpose, and the errors of this package.
 
 A message names the object, what is wrong and what to do; it never holds a cell value or a password.
+
+    PgsieveError
+        ConfigError                   pipelines.config.file
+        EmbeddedServerError           resources.postgres.embedded
+        ExecutorError                 resources.lake.errors
+        FilterValueError              decoding.row_filters.strings
+        InvalidLsnError               decoding.lsn
+        KeyConflictError              assets.steps.apply.key_conflicts
+        LakeError                     resources.lake.errors
+            ConcurrentWriteError      resources.lake.errors
+                OverrunError          resources.lake.errors
+            DamagedTableError         resources.lake.errors
+            LakeUnavailableError      resources.lake.errors
+            SparkLostError            resources.lake.errors
+        MissingExtraError             pipelines.command_line.extras
+        NewerVersionError             resources.lake.overrun
+        NumericError                  decoding.row_filters.numeric
+        OtherClusterError             assets.steps.slot_consumption.slot
+        OutputPluginError             decoding.plugins.interface
+            MissingCallbackError      decoding.plugins.interface
+            OutputNotAcceptedError    decoding.plugins.interface
+            OutputPluginOptionError   decoding.plugins.interface
+            OutputTypeError           decoding.plugins.interface
+        PasswordCommandError          resources.postgres.sessions
+        ProtocolError
+        PublicationError              decoding.publications.catalog
+            RejectedFilterError       resources.postgres.filter_analysis
+        ReplicaIdentityError          decoding.publications.replica_identity
+        RowFilterSyntaxError
+        SchemaChangedError            decoding.publications.evolution
+        SourceError                   resources.postgres.source
+            PassingFaultError         resources.postgres.source
+                SnapshotLostError     resources.postgres.snapshot
+            SlotError                 resources.postgres.slot
+                ChangeLogLostError    assets.steps.slot_consumption.slot
+                SlotAheadError        resources.postgres.slot
+                SlotInUseError        resources.postgres.slot
+                SlotInvalidatedError  resources.postgres.slot
+                SlotMissingError      resources.postgres.slot
+                TimelineError         resources.postgres.timeline
+            SourcePermissionError     resources.postgres.source
+            SourceSettingError        resources.postgres.source
+            SourceUnreachableError    resources.postgres.source
+        SparkUnavailableError         resources.lake.session
+        SubscriptionDisabledError     assets.steps.records.subscription_state
+        UncheckedFilterError          resources.postgres.filter_analysis
+        UndefinedColumnError
+        UnreadableConninfoError       resources.postgres.sessions
+        UnsafeLogStoreError           resources.lake.session
+        UnsupportedBinaryError
+        UnsupportedFilterError
+        UnsupportedTypeError
+        ValueNotRepresentableError
+
+Outside of the tree are signals that never reach a user: `RefusedError`, `InvalidConstantError`, `InvalidSyntaxError`
+(a row filter that is refused becomes UnsupportedFilterError), `NoOutputError`, `LostMessagesError`.
 """
 
 from __future__ import annotations

@@ -21,6 +21,9 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from pgsieve.decoding import errors
+from pgsieve.decoding.errors import PgsieveError
+
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("pipelines", "assets", "resources", "decoding")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -270,3 +273,17 @@ def test_imports_have_no_circle(depth: str) -> None:
         others = {place(other) for other in graph.find_modules_directly_imported_by(module)}
         imports.setdefault(place(module), set()).update(others - {place(module), "pgsieve"})
     TopologicalSorter(imports).prepare()  # Raises CycleError, which names the circle.
+
+
+def test_the_tree_of_errors_is_drawn_as_it_is() -> None:
+    for module in grimp.build_graph("pgsieve").modules - {"pgsieve.__main__"}:
+        import_module(module)
+
+    def drawn(error: type[PgsieveError], depth: int) -> Iterator[str]:
+        module = error.__module__.removeprefix("pgsieve.").replace("decoding.errors", "")
+        yield f"{'    ' * depth + error.__name__:<38}{module}".rstrip()
+        for subclass in sorted(error.__subclasses__(), key=lambda each: each.__name__):
+            if subclass.__module__.startswith("pgsieve.") and not subclass.__name__.startswith("_"):
+                yield from drawn(subclass, depth + 1)
+
+    assert "\n".join(drawn(PgsieveError, 1)) in (errors.__doc__ or "")
