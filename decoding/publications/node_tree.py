@@ -54,7 +54,7 @@ def _nodes(value: Value) -> Iterator[TreeNode]:
 
 
 def parse_node_tree(text: str) -> Value:
-    """The node, or the list of nodes, that the text stands for; however deeply nested."""
+    """The node, or the list of nodes, that the text stands for, however deeply nested; ValueError where it is no tree."""
     top: list[Value] = []
     enclosing: list[list[Value]] = []
     values = top
@@ -64,7 +64,7 @@ def parse_node_tree(text: str) -> Value:
             values = []
         elif part in ("}", ")"):
             if not enclosing:
-                break
+                raise ValueError("not the text of a node tree")
             closed = _node(values) if part == "}" else tuple(values)
             values = enclosing.pop()
             values.append(closed)
