@@ -8,6 +8,7 @@ from typing import Any
 
 import dagster as dg
 import pytest
+from deltalake import DeltaTable
 
 from pgsieve.pipelines.commands.follow import follow
 from pgsieve.pipelines.commands.results import RunSummary
@@ -19,7 +20,11 @@ SLICES = 4
 
 
 @pytest.mark.spark
-def test_dagster_hears_of_all_slices_in_one_run(shop: Shop) -> None:
+def test_dagster_hears_of_all_slices_in_one_run_and_what_they_wrote_is_maintained(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pgsieve.pipelines.commands.follow.MAINTAIN_SLICES", SLICES - 1)
+    shop.configure(retention={"change_log": "off"})
     shop.run()
     config, slices = load_config(shop.path), []
     stock, log = dg.AssetKey(["two", "public", "stock"]), dg.AssetKey(["shop", "change_log"])
@@ -42,6 +47,8 @@ def test_dagster_hears_of_all_slices_in_one_run(shop: Shop) -> None:
     assert [metadata["inserted"] for metadata in new[stock]] == [SLICES]
     assert [metadata["slices"] for metadata in new[log]] == [SLICES]
     assert [metadata["dagster/row_count"] for metadata in new[stock]] == [4 + SLICES]
+    kept = DeltaTable(shop.lake.change_log("shop")).to_pyarrow_table()["slice"]
+    assert len(kept.unique()) == 1, "of what was applied when three slices were maintained nothing is kept"
 
 
 def _materializations(dagster: dg.DagsterInstance, key: dg.AssetKey) -> list[dict[str, Any]]:
