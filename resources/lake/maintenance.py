@@ -85,15 +85,17 @@ def _is_vector(name: str) -> bool:
 def _lacking(properties: Mapping[str, str], hours: int) -> dict[str, str]:
     """The table properties without which a version of so many hours ago could not be read, or the log be kept for longer.
 
-    What nobody set, or pgsieve: a log that somebody wants for longer than Delta keeps it stays so long.
+    What nobody set, or pgsieve: who wants files or a log for longer than pgsieve does keeps them. Delta keeps no log for a
+    shorter time than removed files, so the two are set together.
     """
     needed = {_FILES_PROPERTY: _FILES_HOURS, _LOG_PROPERTY: _LOG_HOURS}
     wanted = {
         name: f"interval {hours} hours"
         for name, default in needed.items()
-        if hours > default
-        or (name == _LOG_PROPERTY and _HOURS.fullmatch(properties.get(name, "interval 0 hours")))
+        if hours > default or _HOURS.fullmatch(properties.get(name, "interval 0 hours"))
     }
+    if _FILES_PROPERTY not in wanted:
+        wanted.pop(_LOG_PROPERTY, None)
     return dict(wanted.items() - properties.items())
 
 
