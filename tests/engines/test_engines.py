@@ -160,6 +160,7 @@ def _lose_executors(ended: threading.Event) -> None:
                     lost.add(path.name)
 
 
+@pytest.mark.long
 def test_a_standalone_cluster_replicates_also_where_executors_are_lost(
     server_folder: Path, publisher_server: EmbeddedServer, database: psycopg.Connection, tmp_path: Path
 ) -> None:

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -107,10 +108,12 @@ while not select.select([sys.stdin], [], [], 0)[0]:
     write_deltalake(path, pa.table({"id": [number]}), mode="append", storage_options=options)
     print(number, flush=True)
     number += 1
+    time.sleep(0.3)  # A writer without a pause lets no slower one commit.
 """
 
 
-@pytest.mark.parametrize("rounds", [4, pytest.param(30, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("rounds", [4, 30])
 def test_of_three_writers_at_once_every_commit_is_kept(
     s3_server: S3Server, path: str, spark: SparkWriter, rounds: int
 ) -> None:
@@ -119,7 +122,7 @@ def test_of_three_writers_at_once_every_commit_is_kept(
     first = pa.table({"id": pa.array([0], pa.int64())})
     write_deltalake(path, first, storage_options=options, configuration=often)
     third = subprocess.Popen(
-        [sys.executable, "-c", f"import select\n{_THIRD}", path, json.dumps(options), "1000000"],
+        [sys.executable, "-c", f"import select\nimport time\n{_THIRD}", path, json.dumps(options), "1000000"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -130,6 +133,7 @@ def test_of_three_writers_at_once_every_commit_is_kept(
         while not ended.is_set():
             _append(path, options, len(written))
             written.append(len(written))
+            time.sleep(0.3)  # A writer without a pause lets no slower one commit.
 
     with ThreadPoolExecutor(1) as pool:
         here = pool.submit(write_here)

@@ -145,7 +145,8 @@ def _process(folder: Path, conninfo: str, name: str, writer: str, *, filtered: b
 
 
 @pytest.fixture(
-    scope="module", params=["process", "executors", pytest.param("spark", marks=pytest.mark.long)]
+    scope="module",
+    params=["process", *(pytest.param(writer, marks=pytest.mark.long) for writer in ("executors", "spark"))],
 )
 def overlap(
     publisher_server: EmbeddedServer, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
