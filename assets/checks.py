@@ -158,15 +158,15 @@ def freshness_checks(
         def freshness(
             context: dg.AssetCheckExecutionContext, lake: LakeResource
         ) -> Iterator[dg.AssetCheckResult]:
-            freshness = check_freshness(subscription, lake.open())
+            measured = check_freshness(subscription, lake.open())
             for key in _selected(context):
                 yield dg.AssetCheckResult(
                     check_name="freshness",
                     asset_key=key,
-                    passed=freshness.problem is None and freshness.seconds <= limit,
+                    passed=measured.problem is None and measured.seconds <= limit,
                     severity=dg.AssetCheckSeverity.WARN,
-                    description=freshness.problem,
-                    metadata={"seconds behind": freshness.seconds, "LSN": format_lsn(freshness.lsn)},
+                    description=measured.problem,
+                    metadata={"seconds behind": measured.seconds, "LSN": format_lsn(measured.lsn)},
                 )
 
         return freshness

@@ -9,6 +9,7 @@ import dagster as dg
 from pgsieve.assets.dagster_names import partition_table
 from pgsieve.assets.metadata import KINDS, column_schema, initial_sync_key
 from pgsieve.assets.steps.initial_sync.one_table import Copied
+from pgsieve.assets.steps.log import quiet
 from pgsieve.assets.steps.operations.initial_copy import copy_tables
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.decoding.lsn import format_lsn
@@ -22,10 +23,6 @@ LACKING = "pgsieve/lacking"
 def tables_partitions(subscription: Subscription) -> dg.DynamicPartitionsDefinition:
     """The Dagster partitions of a subscription's initial sync: one a published table."""
     return dg.DynamicPartitionsDefinition(name=f"{subscription.name}_tables")
-
-
-def _untold(_: str) -> None:
-    """The run's log has it."""
 
 
 def stretches(order: Sequence[str], keys: Collection[str]) -> list[list[str]]:
@@ -43,7 +40,7 @@ def range_tags(stretch: Sequence[str]) -> dict[str, str]:
 
 def initial_sync_asset(
     subscription: Subscription,
-    tell: Callable[[str], None] = _untold,
+    tell: Callable[[str], None] = quiet,
     report: Callable[[Sequence[Copied]], None] | None = None,
 ) -> dg.AssetsDefinition:
     """The asset `<subscription>/initial_sync`: materialising a partition copies that table anew.

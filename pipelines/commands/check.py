@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 
-from pgsieve.assets.steps.checks.consistency import Log, check_consistency
+from pgsieve.assets.steps.checks.consistency import check_consistency
 from pgsieve.assets.steps.checks.repair import repair
+from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.pipelines.commands.failures import Failures

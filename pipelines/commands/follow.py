@@ -20,6 +20,7 @@ from types import FrameType
 import dagster as dg
 
 from pgsieve.assets.dagster_names import Name
+from pgsieve.assets.steps.log import quiet
 from pgsieve.assets.steps.operations.maintenance import maintain_feed, maintain_subscription
 from pgsieve.assets.steps.records.failures import passes
 from pgsieve.assets.steps.slot_consumption.follow import StreamedFeed
@@ -152,7 +153,7 @@ class _Follower:
 
     def _read(self) -> None:
         """Append and apply slices until a table has to be copied, or no subscription is left."""
-        with StreamedFeed(self._feed, self._declared.lake.open(), _quiet) as streamed:
+        with StreamedFeed(self._feed, self._declared.lake.open(), quiet) as streamed:
             self._streamed = streamed
             self._has_followed = True
             if self._stopped.is_set():
@@ -191,9 +192,9 @@ class _Follower:
         try:
             for subscription in self._subscriptions:
                 written = self._written[subscription.name]
-                maintain_subscription(subscription, lake, retention, _quiet, written)
+                maintain_subscription(subscription, lake, retention, quiet, written)
                 written.clear()
-            maintain_feed(self._feed, lake, self._declared.reading(self._feed), retention, _quiet)
+            maintain_feed(self._feed, lake, self._declared.reading(self._feed), retention, quiet)
         except Exception:
             _logger.exception("what was followed is not maintained yet")
 
@@ -210,7 +211,3 @@ class _Follower:
         done = summaries(materializers, self._failures)
         if changed := tuple(each for each in done if each.changed or each.problems):
             self._tell(RunSummary(changed))
-
-
-def _quiet(_: str) -> None:
-    """Dagster's log has it."""

@@ -11,6 +11,7 @@ import itertools
 import threading
 import time
 import traceback
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -115,7 +116,7 @@ WRITTEN = (
 ORDERS = Table("orders", {"region": _regions, "note": _texts, "amount": _numbers})
 
 
-class Worker(threading.Thread):
+class Worker(threading.Thread, ABC):
     """Does something again and again, in a session of its own, until it is told to stop.
 
     What it raises besides a lost session is kept in `failure`.
@@ -140,8 +141,9 @@ class Worker(threading.Thread):
                 self.failure = traceback.format_exc()
                 return
 
+    @abstractmethod
     def act(self, connection: psycopg.Connection) -> None:
-        raise NotImplementedError
+        """What it does once in each pause."""
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pgsieve.assets.steps.apply.batch import Batch, lacking_changes
 from pgsieve.assets.steps.apply.damaged import states_without_damaged
 from pgsieve.assets.steps.apply.writer import Applied
+from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.records.catalogs import AlteredSlices
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.cuts import Cut, Cuts
@@ -28,9 +29,6 @@ from pgsieve.resources.lake.records import Standing
 
 #: Slices whose net change is applied at once.
 BATCH_SLICES = 8
-
-
-Log = Callable[[str], None]
 
 
 @dataclass

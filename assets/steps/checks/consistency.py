@@ -6,7 +6,7 @@ differing rows are told, other values are not.
 """
 
 import secrets
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +17,7 @@ from pgsieve.assets.steps.apply.replica_tables import apply
 from pgsieve.assets.steps.checks.comparison import Difference, Sides, hashes_alike
 from pgsieve.assets.steps.initial_sync.one_table import select_list
 from pgsieve.assets.steps.initial_sync.rows import ReplicaColumn
+from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.records.failures import copy_again, reason
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
 from pgsieve.assets.steps.slot_consumption.drain import drain
@@ -30,8 +31,6 @@ from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.sessions import Conninfo
 from pgsieve.resources.postgres.snapshot import Chunks, Snapshot, chunk_queries, exported_snapshot
 from pgsieve.resources.postgres.source import quote, read_catalog, refusing
-
-Log = Callable[[str], None]
 
 
 @dataclass(frozen=True)

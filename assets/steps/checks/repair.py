@@ -6,7 +6,7 @@ repair moves no position, as the rows are those of the LSN that the replica hold
 that is applied before or after is left out. The newest cut gets the new versions.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
@@ -17,12 +17,11 @@ from pgsieve.assets.steps.checkpoint import checkpointed
 from pgsieve.assets.steps.checks.comparison import Sides
 from pgsieve.assets.steps.checks.consistency import at_one_lsn
 from pgsieve.assets.steps.checks.difference import differing_row_counts
+from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.observed import aggregated
 from pgsieve.assets.steps.records.table_states import Name
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.resources.lake.lake import Lake
-
-Log = Callable[[str], None]
 
 
 @dataclass(frozen=True)

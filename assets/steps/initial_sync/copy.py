@@ -16,14 +16,8 @@ from typing import Any
 import psycopg
 
 from pgsieve.assets.steps.initial_sync.one_table import Copied, PlannedTable, copy_table, select_list
-from pgsieve.assets.steps.initial_sync.readiness import (
-    Log,
-    announced,
-    declare,
-    is_announced,
-    settle,
-    state_after,
-)
+from pgsieve.assets.steps.initial_sync.readiness import announced, declare, is_announced, settle, state_after
+from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.records.failures import passes
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates, newest_version

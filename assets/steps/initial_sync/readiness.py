@@ -4,10 +4,11 @@ In: the tables of a batch and what became of their copies. Out: rows of `_table_
 snapshot which its state announced is complete, whoever finds it.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pgsieve.assets.steps.initial_sync.one_table import Copied, is_beyond
+from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.records.failures import reason
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
 from pgsieve.assets.steps.records.transformed import Transformed
@@ -26,8 +27,6 @@ from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.snapshot import (
     Snapshot,
 )
-
-Log = Callable[[str], None]
 
 
 @dataclass(frozen=True)

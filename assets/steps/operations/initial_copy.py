@@ -4,10 +4,11 @@ In: the tables to copy. Out: what became of each. The slot is there before the f
 the two is missing; what it retains meanwhile is bounded.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 from pgsieve.assets.steps.initial_sync.copy import copy_batches
 from pgsieve.assets.steps.initial_sync.one_table import Copied
+from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.records.failures import passes
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import Name
@@ -21,8 +22,6 @@ from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.present_catalog import present_catalog
 from pgsieve.resources.postgres.slot import SlotInUseError, slot_state
 from pgsieve.resources.postgres.snapshot import table_bytes
-
-Log = Callable[[str], None]
 
 
 def copy_tables(

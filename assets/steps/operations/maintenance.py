@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from pgsieve.assets.steps.apply.replica_tables import applied_up_to
+from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.records.catalogs import AlteredSlices, Catalogs, as_published
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.cuts import Cut, Cuts
@@ -30,8 +31,6 @@ from pgsieve.resources.lake.maintenance import TableMaintenance, maintenance
 READING = timedelta(hours=1)
 #: For how long old versions of pgsieve's own tables are kept, which nobody reads but who has just opened one.
 RECORD_VERSIONS = timedelta(hours=2)
-
-Log = Callable[[str], None]
 
 
 @dataclass(frozen=True)

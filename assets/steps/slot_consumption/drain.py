@@ -9,7 +9,8 @@ pg_replication_slot_advance(end) confirms: a run repeated from any point reads t
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pgsieve.assets.steps.slot_consumption.reading import IDLE_BYTES, Drained, Log, drain_to
+from pgsieve.assets.steps.log import Log
+from pgsieve.assets.steps.slot_consumption.reading import IDLE_BYTES, Drained, drain_to
 from pgsieve.assets.steps.slot_consumption.ready import ready_slot
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.decoding.publications.catalog import Catalog

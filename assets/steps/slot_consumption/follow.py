@@ -15,13 +15,14 @@ from typing import Self
 import numpy as np
 import pyarrow as pa
 
+from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.records.catalogs import Catalogs
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.feed import FeedRecord
 from pgsieve.assets.steps.records.prepared import Prepared
 from pgsieve.assets.steps.slot_consumption.appending import append_slice
 from pgsieve.assets.steps.slot_consumption.drain import drain, warn_of_missing
-from pgsieve.assets.steps.slot_consumption.reading import IDLE_BYTES, Drained, Log
+from pgsieve.assets.steps.slot_consumption.reading import IDLE_BYTES, Drained
 from pgsieve.assets.steps.slot_consumption.ready import ready_slot
 from pgsieve.assets.steps.slot_consumption.two_phase import keeps_prepared
 from pgsieve.assets.steps.subscription import Feed

@@ -6,11 +6,12 @@ server's ends is repeated in smaller parts, and where another process reads the 
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import psycopg
 
+from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.records.catalogs import AlteredSlices, Catalogs, as_published, decided_by_server
 from pgsieve.assets.steps.records.change_log import CHANGE_LOG, ChangeLog
 from pgsieve.assets.steps.records.failures import passes, reason
@@ -46,8 +47,6 @@ _OVERRUNS = 6
 
 #: undefined_object: a publication that does not exist.
 UNDEFINED = "42704"
-
-Log = Callable[[str], None]
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import psycopg
 
+from pgsieve.assets.steps.log import quiet
 from pgsieve.assets.steps.records.catalogs import Catalogs, read_digested
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.prepared import Prepared
@@ -101,8 +102,4 @@ def _drain_before_created(
                 raise
             there = [name for name in there if name not in missing]
     if len(there) < len(publications):
-        drain_to(connection, feed, lake, there, target, _unsaid, recording=True)
-
-
-def _unsaid(_: str) -> None:
-    """The drain that follows says it."""
+        drain_to(connection, feed, lake, there, target, quiet, recording=True)

@@ -6,12 +6,13 @@ column less) rewrites the replica from itself. A table that cannot follow is mar
 not touched: the rows are those of the same LSN.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 
+from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.records.columns import ddl
 from pgsieve.assets.steps.records.table_states import SyncState, TableState, TableStates
 from pgsieve.assets.steps.records.transformed import Transformed
@@ -23,8 +24,6 @@ from pgsieve.decoding.publications.evolution import SchemaChangedError, Source, 
 from pgsieve.decoding.values.types import ColumnType, from_text
 from pgsieve.resources.lake.errors import OverrunError
 from pgsieve.resources.lake.lake import Lake
-
-Log = Callable[[str], None]
 
 
 def follow_schema_changes(

@@ -5,11 +5,11 @@ PostgreSQL clears it at the next transaction that is not empty, whether it was t
 that is passed already.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
+from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import TableStates
@@ -19,8 +19,6 @@ from pgsieve.assets.steps.update_transformation.windows import Window
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.resources.lake.lake import Lake
-
-Log = Callable[[str], None]
 
 
 def clear_skip(

@@ -6,7 +6,7 @@ Repeating a slice after a crash repeats the same commits, which Delta leaves out
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import reduce
@@ -16,6 +16,7 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame, Observation
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
+from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.observed import aggregated, observed
 from pgsieve.assets.steps.records.columns import ROW_OPERATIONS, Order, struct_ddl
 from pgsieve.assets.steps.records.columns import field as struct_field
@@ -64,8 +65,6 @@ from pgsieve.resources.postgres.slot import current_lsn
 
 #: Statistics of the slice, the order key and the time; those of every value would cost as much as writing.
 _CHANGES_PROPERTIES = {"delta.dataSkippingNumIndexedCols": "4"}
-
-Log = Callable[[str], None]
 
 
 def transform(subscription: Subscription, lake: Lake, log: Log) -> list[TableChanges]:

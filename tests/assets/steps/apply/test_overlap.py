@@ -106,6 +106,11 @@ class Overlap:
             self.database.execute("truncate emptied")
             self.database.execute("insert into emptied values (%s, 'new')", [n])
 
+    def overtake(self) -> None:
+        """One more transaction, and the second process replicates all there is."""
+        self.write()
+        self.second.run()
+
     def verify(self) -> None:
         """The replicas are what the publisher has, no change is in a history twice, and cuts are what they say."""
         for name in TABLES:
@@ -219,13 +224,9 @@ def test_of_a_batch_only_what_another_process_has_not_applied_meanwhile_is_appli
 def test_what_another_process_has_applied_and_more_is_not_applied_again(
     overlap: Overlap, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def another() -> None:
-        overlap.write()
-        overlap.second.run()
-
     overlap.write()
     overlap.first.receive()
-    calls = _meanwhile(monkeypatch, Batch, "applied", another)
+    calls = _meanwhile(monkeypatch, Batch, "applied", overlap.overtake)
     apply(overlap.first.subscription, overlap.first.lake, _quiet)
     assert len(calls) > 1
     overlap.verify()
@@ -253,12 +254,8 @@ def test_two_drains_of_a_slot_append_each_transaction_once(
 def test_a_slice_that_another_process_has_transformed_meanwhile_is_recorded_once(
     overlap: Overlap, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def another() -> None:
-        overlap.write()
-        overlap.second.run()
-
     overlap.write()
-    _meanwhile(monkeypatch, Transformed, "append", another)
+    _meanwhile(monkeypatch, Transformed, "append", overlap.overtake)
     overlap.first.run()
     overlap.verify()
 
@@ -314,12 +311,8 @@ def test_of_two_copies_at_once_the_later_one_counts(
 def test_a_check_does_not_compare_with_what_another_process_has_applied_since(
     overlap: Overlap, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def another() -> None:
-        overlap.write()
-        overlap.second.run()
-
     overlap.write()
-    _meanwhile(monkeypatch, consistency, "apply", another)
+    _meanwhile(monkeypatch, consistency, "apply", overlap.overtake)
     with pytest.raises(OverrunError):
         check_consistency(overlap.first.subscription, overlap.first.lake, _quiet)
     checked = check_consistency(overlap.first.subscription, overlap.first.lake, _quiet)
