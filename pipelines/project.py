@@ -69,10 +69,22 @@ def project(config: Config) -> Project:
             freshness=subscription.freshness,
             types=subscription.type_overrides,
         )
-    engine = SparkEngine(master=config.spark.master, spark_config=config.spark.conf, lake=storage.address)
+    engine = engine_of(config)
     kept = config.retention
     retention = Retention(kept.change_log, kept.changes, kept.versions)
     return Project(feeds, subscriptions, LakeResource(uri=storage.address, engine=engine), retention)
+
+
+def engine_of(config: Config) -> SparkEngine:
+    """Where the Spark session of a configuration is had; its storage is declared first."""
+    return SparkEngine(
+        master=config.spark.master,
+        spark_config=config.spark.conf,
+        lake=config.storage.of(config.lake).address,
+        engine=config.spark.engine,
+        engine_folder=str(config.state_folder / "engine"),
+        engine_idle=config.spark.engine_idle.total_seconds(),
+    )
 
 
 def _feed(

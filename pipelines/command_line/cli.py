@@ -390,17 +390,70 @@ def ui(
 ) -> None:
     """Start Dagster's web interface on this configuration, until interrupted.
 
-    Dagster keeps its records in $DAGSTER_HOME, or in .pgsieve/dagster beside the configuration file.
+    Dagster keeps its records in $DAGSTER_HOME, or in .pgsieve/dagster beside the configuration file. A Spark is kept
+    warm for the runs meanwhile, unless `spark.engine` is off.
     """
     require_extra("ui")
     settings = _load(ctx, config)
+    from pgsieve.pipelines.commands.engine import keep_for_this_process
     from pgsieve.pipelines.commands.run import instance
     from pgsieve.pipelines.commands.ui import serve
     from pgsieve.pipelines.definitions import register_tables
 
     with instance(settings) as dagster:
         register_tables(settings, dagster)
+    keep_for_this_process(settings)
     serve(settings, host, port)
+
+
+engine = typer.Typer(
+    help="Keep a Spark warm on this machine, which the runs of this configuration share.",
+    epilog="Example: pgsieve engine start",
+    no_args_is_help=True,
+)
+app.add_typer(engine, name="engine")
+
+
+@engine.command("start", cls=_Command, epilog="Example: pgsieve engine start")
+def start_engine(ctx: typer.Context, config: ConfigFile = None) -> None:
+    """Start the engine unless it serves already; one of other settings or another version ends before.
+
+    It ends when no run has used it for `spark.engine_idle` (15 minutes).
+    """
+    settings = _load(ctx, config)
+    from pgsieve.pipelines.commands.engine import start
+
+    with console.progress() as progress:
+        report = start(settings, progress)
+    console.print_engine(report)
+
+
+@engine.command("status", cls=_Command, epilog="Example: pgsieve engine status --json")
+def print_engine_status(
+    ctx: typer.Context,
+    config: ConfigFile = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+) -> None:
+    """Say whether the engine serves, since when, for whom, and in how much memory. Exits with 1 when it does not."""
+    settings = _load(ctx, config)
+    from pgsieve.pipelines.commands.engine import status as engine_status
+
+    report = engine_status(settings)
+    if as_json:
+        console.print_json(report)
+    else:
+        console.print_engine(report)
+    if not report.serving:
+        raise typer.Exit(FOUND)
+
+
+@engine.command("stop", cls=_Command, epilog="Example: pgsieve engine stop")
+def stop_engine(ctx: typer.Context, config: ConfigFile = None) -> None:
+    """End the engine, also where runs use it: they end with an error, and the next ones go on."""
+    settings = _load(ctx, config)
+    from pgsieve.pipelines.commands.engine import stop
+
+    console.print_engine_stopped(stop(settings))
 
 
 def main() -> None:

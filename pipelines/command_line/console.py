@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from datetime import timedelta
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
@@ -27,6 +28,7 @@ from pgsieve.pipelines.commands.results import (
     ComparedTable,
     DemoReport,
     DropReport,
+    EngineReport,
     Failure,
     MaintainedFolder,
     Progress,
@@ -200,12 +202,12 @@ def progress() -> Iterator[Progress]:
 # Results
 
 
-def as_json(report: StatusReport | ValidationReport) -> str:
+def as_json(report: StatusReport | ValidationReport | EngineReport) -> str:
     """Write the report as JSON, the fields under their names in `pgsieve.pipelines.commands.results`."""
     return json.dumps(asdict(report), indent=2, ensure_ascii=False)
 
 
-def print_json(report: StatusReport | ValidationReport) -> None:
+def print_json(report: StatusReport | ValidationReport | EngineReport) -> None:
     """Print the report as JSON."""
     sys.stdout.write(as_json(report) + "\n")
 
@@ -489,3 +491,24 @@ def print_demo(report: DemoReport) -> None:
         Text(f"Delta tables: {report.lake}"),
         Text(f"The graph:    pgsieve ui -c {report.config}"),
     )
+
+
+def print_engine(report: EngineReport) -> None:
+    """Print whether the engine serves."""
+    if not report.serving:
+        _print("the engine does not run; start it: pgsieve engine start")
+        return
+    use = "in use" if report.used else "not in use"
+    _print(
+        f"the engine serves at {report.address} (process {report.pid}, {_size(report.resident_bytes)}) since"
+        f" {timedelta(seconds=report.seconds)}, {use}"
+    )
+    if not report.current:
+        _print(
+            "runs do not use it: it was started with other settings or another version; pgsieve engine start"
+        )
+
+
+def print_engine_stopped(stopped: bool) -> None:
+    """Print whether there was an engine to end."""
+    _print("the engine has ended" if stopped else "no engine ran")

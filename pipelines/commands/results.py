@@ -347,3 +347,20 @@ class DemoReport:
     def equal(self) -> bool:
         """Whether every replica held the rows of the built-in subscriber."""
         return all(table.equal for table in self.tables)
+
+
+@dataclass(frozen=True)
+class EngineReport:
+    """The warm engine: whether it serves, where, since how many seconds, its memory, and whether a run uses it.
+
+    `current` says whether it serves this configuration and this version: runs use no other.
+    """
+
+    serving: bool
+    address: str | None = None
+    pid: int | None = None
+    version: str | None = None
+    current: bool = False
+    used: bool = False
+    seconds: int = 0
+    resident_bytes: int = 0

@@ -62,6 +62,7 @@ from pgsieve.pipelines.config.values import (
     runnable,
     slot_name,
     streaming_mode,
+    switch,
 )
 from pgsieve.resources.lake.storage import is_uri
 
@@ -90,10 +91,16 @@ class _Section(BaseModel):
 
 
 class SparkConfig(_Section):
-    """Where Spark runs: `master` is any Spark master URL or a Spark Connect address; `conf` is passed on."""
+    """Where Spark runs: `master` is any Spark master URL or a Spark Connect address; `conf` is passed on.
+
+    Where the master is local, runs take their sessions of the warm engine if `engine` says so: `use` takes the one that
+    serves, `start` starts it where none does, `off` knows none. It ends when nobody has used it for `engine_idle`.
+    """
 
     master: Filled = "local[*]"
     conf: dict[str, str] = {}
+    engine: Annotated[Literal["off", "use", "start"], BeforeValidator(switch)] = "use"
+    engine_idle: Wait = timedelta(minutes=15)
 
     @field_validator("conf", mode="before")
     @classmethod

@@ -142,6 +142,11 @@ def streaming_mode(value: object) -> object:
     return booleans.get(text, text) if isinstance(text, str) else text
 
 
+def switch(value: object) -> object:
+    """YAML reads `off` as a boolean."""
+    return "off" if value is False else value
+
+
 def named_by_key(entries: object) -> object:
     """Give every entry of a mapping its key as its name."""
     if not isinstance(entries, Mapping):

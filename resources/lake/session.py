@@ -1,4 +1,4 @@
-"""The Spark session: local, a cluster's, or a warm Spark Connect server's.
+"""The Spark session: local, the warm engine's, a cluster's, or a Spark Connect server's.
 
 In: a master and any configuration (pgsieve.yaml's `spark`). Out: a session with Delta, made at first use.
 Only what Spark Connect offers is used of it: no sparkContext, no RDD, no JVM object. The functions that run
@@ -11,7 +11,10 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
+from datetime import timedelta
 from importlib import import_module
+from pathlib import Path
 
 from dagster_pyspark import LazyPySparkResource
 from pydantic import Field, PrivateAttr
@@ -21,6 +24,8 @@ from pyspark.sql import SparkSession
 
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.resources.lake import log_store
+from pgsieve.resources.lake.engine import control
+from pgsieve.resources.lake.engine.record import EngineFolder
 from pgsieve.resources.lake.jars import class_path, delta_packages, s3_packages
 from pgsieve.resources.lake.storage import Storage, storage_of
 
@@ -116,6 +121,10 @@ def storage_settings(storage: Storage, conf: Mapping[str, str]) -> dict[str, str
     }
 
 
+#: The variable from which Spark's client takes the token of a server; the address may be printed.
+_TOKEN_VARIABLE = "SPARK_CONNECT_AUTHENTICATE_TOKEN"  # noqa: S105
+
+
 class SparkEngine(LazyPySparkResource):
     """Dagster's lazy PySpark resource, for every kind of master."""
 
@@ -123,7 +132,13 @@ class SparkEngine(LazyPySparkResource):
     spark_config: dict[str, str] = Field(default={})
     #: The lake's address, by which its storage is declared.
     lake: str = ""
+    #: Whether a session on this machine is had of the warm engine: `off`, `use` where one serves, or `start` one.
+    engine: str = "off"
+    engine_folder: str = ""
+    #: Seconds after which an engine that nobody uses ends.
+    engine_idle: float = 0.0
     _connect: SparkSession | None = PrivateAttr(default=None)
+    _use: control.Use | None = PrivateAttr(default=None)
 
     @property
     def session(self) -> SparkSession:
@@ -131,7 +146,54 @@ class SparkEngine(LazyPySparkResource):
         if not self.master.startswith("local"):
             for package in SHIPPED:
                 cloudpickle.register_pickle_by_value(import_module(package))  # type: ignore[no-untyped-call]
-        return self._remote() if self.master.startswith("sc://") else self._started()
+        if self.master.startswith("sc://"):
+            # Without options the server's own way to the store is the right one.
+            storage = storage_of(self.lake)
+            reached = storage_settings(storage, self.spark_config) if storage.options else {}
+            return self._remote(self.master, {**reached, **self.spark_config})
+        if self._spark_session is None and self._warm() is not None:
+            return self._of_engine()
+        return self._started()
+
+    @property
+    def is_warmed(self) -> bool:
+        """Whether the configuration lets an engine answer for the session."""
+        return self.master.startswith("local") and self.engine != "off" and bool(self.engine_folder)
+
+    @property
+    def folder(self) -> EngineFolder:
+        """Where the warm engine tells of itself."""
+        return EngineFolder(Path(self.engine_folder))
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """What a session that is started here is made of, and what a warm engine is known by."""
+        return session_config(self.master, self.spark_config, storage_of(self.lake))
+
+    def launch(self, owner: int | None = None) -> None:
+        """Start the engine without waiting for it; with an `owner`, as long as that process lives."""
+        control.launch(self.folder, self.settings, timedelta(seconds=self.engine_idle), owner)
+
+    def _warm(self) -> control.Use | None:
+        """The engine, used until this process ends; None where the session is one's own."""
+        if self._use is None and self.is_warmed:
+            settings = self.settings
+            if self.engine == "start":
+                with suppress(control.EngineError):
+                    control.start(self.folder, settings, timedelta(seconds=self.engine_idle))
+            self._use = control.use(self.folder, settings)
+        return self._use
+
+    def _of_engine(self) -> SparkSession:
+        """A session of the warm engine's."""
+        assert self._use is not None
+        record = self._use.record
+        if self._connect is None:
+            os.environ[_TOKEN_VARIABLE] = record.token
+            for package in SHIPPED:
+                cloudpickle.register_pickle_by_value(import_module(package))  # type: ignore[no-untyped-call]
+        # All else it was started with; what opens the store is in no file of its folder.
+        return self._remote(record.address, storage_settings(storage_of(self.lake), self.spark_config))
 
     def check_store(self) -> None:
         """Raise UnsafeLogStoreError where a Spark Connect server may lose commits; sessions that are started here do not."""
@@ -141,7 +203,7 @@ class SparkEngine(LazyPySparkResource):
     def _started(self) -> SparkSession:
         if self._spark_session is None:
             storage = storage_of(self.lake)
-            config = session_config(self.master, self.spark_config, storage)
+            config = self.settings
             if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
                 raise SparkUnavailableError(
                     "Spark needs Java, and no `java` is on the PATH",
@@ -163,21 +225,19 @@ class SparkEngine(LazyPySparkResource):
         session: SparkSession = self._spark_session
         return session
 
-    def _remote(self) -> SparkSession:
+    def _remote(self, address: str, conf: Mapping[str, str]) -> SparkSession:
         if self._connect is None:
             try:
-                session = SparkSession.builder.remote(self.master).create()
-                storage = storage_of(self.lake)
-                # Without options the server's own way to the store is the right one.
-                reached = storage_settings(storage, self.spark_config) if storage.options else {}
-                for key, value in {**SESSION_SETTINGS, **reached, **self.spark_config}.items():
+                session = SparkSession.builder.remote(address).create()
+                for key, value in {**SESSION_SETTINGS, **conf}.items():
                     session.conf.set(key, value)
             except PySparkException as error:
                 raise SparkUnavailableError(
-                    f'no Spark Connect session at "{self.master}": {str(error).splitlines()[0]}',
+                    f'no Spark Connect session at "{address}": {str(error).splitlines()[0]}',
                     hint="start the server, or choose another `spark.master` in pgsieve.yaml",
                 ) from error
             # With what a server commits was decided as it started; where nothing was, with Delta's own.
+            storage = storage_of(self.lake)
             chosen = {name: session.conf.get(name, "") or "" for name in storage.log_store_settings()}
             try:
                 refuse_other_log_store(storage, chosen)

@@ -324,7 +324,7 @@ REFUSED = {
     "unknown in spark": (
         LEAST + "spark:\n  confs: {}\n",
         (7, "spark.confs", "unknown key"),
-        "did you mean 'conf'? allowed here: master, conf",
+        "did you mean 'conf'? allowed here: master, conf, engine, engine_idle",
     ),
     "unknown in a source": (
         with_source("slots: x"),

@@ -1,0 +1,80 @@
+"""`pgsieve engine`: the Spark that is kept warm for the runs of a configuration.
+
+In: the configuration. Out: an `EngineReport`. Raises PgsieveError where the configuration knows no engine, or it does not
+come to serve.
+"""
+
+import os
+import time
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+
+from pgsieve.decoding.errors import PgsieveError
+from pgsieve.pipelines.commands.results import EngineReport, Progress
+from pgsieve.pipelines.config.model import Config
+from pgsieve.pipelines.project import project
+from pgsieve.resources.lake.engine import control
+from pgsieve.resources.lake.engine.record import EngineFolder
+from pgsieve.resources.lake.session import SparkEngine
+
+
+def start(config: Config, progress: Progress) -> EngineReport:
+    """Start the engine, and wait until it serves."""
+    engine = _engine(config)
+    task = "start the engine"
+    progress.start(task)
+    control.start(engine.folder, engine.settings, timedelta(seconds=engine.engine_idle))
+    progress.finish(task)
+    return status(config)
+
+
+def status(config: Config) -> EngineReport:
+    """Whether the engine serves, and how."""
+    engine = _engine(config)
+    record = engine.folder.read()
+    if record is None:
+        return EngineReport(False)
+    return EngineReport(
+        serving=True,
+        address=record.address,
+        pid=record.pid,
+        version=record.version,
+        current=record.fingerprint == control.fingerprint(engine.settings),
+        used=control.is_used(engine.folder),
+        seconds=int(time.time() - record.since),
+        resident_bytes=sum(map(_resident_bytes, (record.pid, record.spark_pid))),
+    )
+
+
+def stop(config: Config) -> bool:
+    """End the engine; whether there was one. An engine that the configuration knows no more ends, too."""
+    return control.stop(EngineFolder(config.state_folder / "engine"))
+
+
+def keep_for_this_process(config: Config) -> None:
+    """Start the engine, and keep it as long as this process lives; without a word where that cannot be."""
+    engine = project(config).lake.engine
+    if engine.is_warmed:
+        with suppress(PgsieveError, OSError):
+            engine.launch(owner=os.getpid())
+
+
+def _engine(config: Config) -> SparkEngine:
+    engine = project(config).lake.engine
+    if not engine.is_warmed:
+        master = config.spark.master
+        problem = f"`spark.master` is {master}" if not master.startswith("local") else "`spark.engine` is off"
+        raise PgsieveError(
+            f"{config.path.name} has no warm engine: {problem}",
+            hint="the engine is for a local master: leave `spark.master` out, and set `spark.engine` to `use` or `start`",
+        )
+    return engine
+
+
+def _resident_bytes(pid: int) -> int:
+    """The memory of a process; 0 where the system does not tell."""
+    with suppress(OSError, ValueError, IndexError):
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+    return 0

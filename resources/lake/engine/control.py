@@ -1,0 +1,213 @@
+"""Starts the engine of a folder, finds it, and ends it.
+
+In: the folder, and the settings of the session that the engine stands for. Out: the record of a running engine, and a use
+of it that lasts as long as this process holds it. Raises EngineError where an engine does not come to serve, or does not end.
+"""
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from importlib.metadata import version
+from typing import IO
+
+from pgsieve import __version__
+from pgsieve.decoding.errors import PgsieveError
+from pgsieve.resources.lake.engine import server
+from pgsieve.resources.lake.engine.record import EngineFolder, EngineRecord
+
+#: Of an engine, not of each session: it listens to this machine only, and gives memory back that it does not use.
+SERVER_SETTINGS = {
+    "spark.connect.grpc.binding.address": "127.0.0.1",
+    # Sessions that were left without an end, as a killed run leaves its own.
+    "spark.connect.session.manager.defaultSessionTimeout": "10m",
+}
+_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+_GIVES_BACK = "-XX:+UseG1GC -XX:G1PeriodicGCInterval=60000"
+_WAIT_SECONDS = 0.1
+_START_SECONDS = 150.0
+_END_SECONDS = 30.0
+
+
+class EngineError(PgsieveError):
+    """The engine does not come to serve, does not end, or serves another configuration."""
+
+
+@dataclass(frozen=True)
+class Use:
+    """An engine that this process works with: it does not end before `lock` is closed, or this process ends."""
+
+    record: EngineRecord
+    lock: IO[bytes]
+
+
+def fingerprint(settings: Mapping[str, str]) -> str:
+    """What distinguishes engines: the settings of their sessions, and the versions of what serves them."""
+    versions = {name: version(name) for name in ("pyspark", "delta-spark")}
+    told = [__version__, sys.executable, os.environ.get("JAVA_HOME", ""), versions, dict(settings)]
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+
+
+def use(folder: EngineFolder, settings: Mapping[str, str]) -> Use | None:
+    """Use the engine that serves these settings; None where none does."""
+    if not folder.path.is_dir():
+        return None
+    lock = _used(folder)
+    record = folder.read()
+    if record is None or record.fingerprint != fingerprint(settings):
+        lock.close()
+        return None
+    return Use(record, lock)
+
+
+def _used(folder: EngineFolder) -> IO[bytes]:
+    """The lock of a use; the engine itself holds it for moments, to see whether it is used."""
+    while True:
+        lock = folder.lock("used", shared=True)
+        if lock is not None:
+            return lock
+        time.sleep(_WAIT_SECONDS / 10)
+
+
+def start(
+    folder: EngineFolder, settings: Mapping[str, str], idle: timedelta, owner: int | None = None
+) -> EngineRecord:
+    """Return the engine of these settings, started unless it serves already; one of other settings ends before.
+
+    Raises EngineError where it ends while it starts, or another one is in use.
+    """
+    launched = False
+    deadline = time.monotonic() + _START_SECONDS
+    while time.monotonic() < deadline and not (launched and not folder.is_serving()):
+        record = folder.read()
+        if record is not None and record.fingerprint == fingerprint(settings):
+            return record
+        launched = launch(folder, settings, idle, owner) or launched
+        time.sleep(_WAIT_SECONDS)
+    raise EngineError(
+        f"the engine does not come to serve: {_last_line(folder)}",
+        hint=f"read {folder.log}; runs start a Spark of their own meanwhile",
+    )
+
+
+def launch(
+    folder: EngineFolder, settings: Mapping[str, str], idle: timedelta, owner: int | None = None
+) -> bool:
+    """Start an engine unless one serves these settings or is about to, and do not wait for it; whether it did. See `start`."""
+    folder.make()
+    with _starting(folder) as is_free:
+        record = folder.read()
+        if not is_free or (record is None and folder.is_serving()):
+            return False
+        if record is not None:
+            if record.fingerprint == fingerprint(settings):
+                return False
+            _replace(folder, record)
+        folder.write_private(folder.settings, _properties({**settings, **SERVER_SETTINGS, **_java(settings)}))
+        with folder.log.open("wb") as log:
+            folder.log.chmod(0o600)
+            process = subprocess.Popen(  # noqa: S603 - our own interpreter, no shell
+                [sys.executable, "-m", server.__name__, str(folder.path)],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        plan = server.Plan(fingerprint(settings), idle.total_seconds(), owner)
+        assert process.stdin is not None
+        with process.stdin:
+            process.stdin.write(json.dumps(asdict(plan)).encode())
+        while process.poll() is None and not folder.is_serving():
+            time.sleep(_WAIT_SECONDS / 10)
+    return True
+
+
+@contextmanager
+def _starting(folder: EngineFolder) -> Iterator[bool]:
+    """Whether nobody else is about to start an engine; nobody does within the block."""
+    lock = folder.lock("starting")
+    try:
+        yield lock is not None
+    finally:
+        if lock is not None:
+            lock.close()
+
+
+def _replace(folder: EngineFolder, serving: EngineRecord) -> None:
+    """End an engine of other settings, unless somebody uses it."""
+    unused = folder.lock("used")
+    if unused is None:
+        raise EngineError(
+            f"the engine of {folder.path} serves version {serving.version} of pgsieve or other settings of Spark, and is in use",
+            hint="wait for the runs that use it, or end it: pgsieve engine stop",
+            sqlstate="55006",
+        )
+    with unused:
+        stop(folder)
+
+
+def stop(folder: EngineFolder) -> bool:
+    """End the engine, whoever uses it; whether there was one. Raises EngineError where it does not end."""
+    record = folder.read()
+    if record is None:
+        return False
+    with suppress(ProcessLookupError):
+        os.kill(record.pid, signal.SIGTERM)
+    deadline = time.monotonic() + _END_SECONDS
+    while folder.is_serving():
+        if time.monotonic() > deadline:
+            raise EngineError(f"the engine does not end (process {record.pid})", hint=f"read {folder.log}")
+        time.sleep(_WAIT_SECONDS)
+    return True
+
+
+def is_used(folder: EngineFolder) -> bool:
+    """Whether a process works with the engine at this moment."""
+    lock = folder.lock("used")
+    if lock is None:
+        return True
+    lock.close()
+    return False
+
+
+def _java(settings: Mapping[str, str]) -> dict[str, str]:
+    return {_JAVA_OPTIONS: f"{_GIVES_BACK} {settings.get(_JAVA_OPTIONS, '')}".strip()}
+
+
+def _properties(settings: Mapping[str, str]) -> str:
+    """A properties file as Java reads it."""
+
+    def escaped(text: str) -> str:
+        special = {
+            "\\": r"\\",
+            "\n": r"\n",
+            "\r": r"\r",
+            "\t": r"\t",
+            " ": r"\ ",
+            "=": r"\=",
+            ":": r"\:",
+            "#": r"\#",
+            "!": r"\!",
+        }
+        return "".join(special.get(c, c if c.isascii() else _utf16(c)) for c in text)
+
+    return "".join(f"{escaped(name)}={escaped(value)}\n" for name, value in settings.items())
+
+
+def _utf16(character: str) -> str:
+    units = character.encode("utf-16-be")
+    return "".join(f"\\u{units[i]:02x}{units[i + 1]:02x}" for i in range(0, len(units), 2))
+
+
+def _last_line(folder: EngineFolder) -> str:
+    with suppress(OSError):
+        lines = folder.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        return lines[-1][:200] if lines else "it printed nothing"
+    return "it printed nothing"

@@ -1,0 +1,150 @@
+"""The engine's own process: starts Spark Connect, tells where it is, and ends it.
+
+In: a folder with Spark's settings, and a plan as JSON on standard input. Out: the folder's record as long as Spark
+serves. It ends when Spark does, on SIGTERM, when its folder is gone, and when nobody has used it for some time; that
+time does not pass while the process lives that it was started for, and is over when that one has ended.
+
+    python -m pgsieve.resources.lake.engine.server FOLDER < plan.json
+"""
+
+import ctypes
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from pgsieve import __version__
+from pgsieve.resources.lake.engine.record import EngineFolder, EngineRecord
+
+_PR_SET_PDEATHSIG = 1
+_LOOK_SECONDS = 0.5
+_STARTED_SECONDS = 120.0
+_ENDED_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What an engine is started with: its fingerprint, the seconds that nobody may use it, the process it is for."""
+
+    fingerprint: str
+    idle_seconds: float
+    owner: int | None = None
+
+
+def serve(folder: EngineFolder, plan: Plan) -> int:
+    """Serve until there is a reason to end; the exit status."""
+    serving = folder.lock("serving")
+    if serving is None:
+        return 0  # Another one was faster, and serves both.
+    with serving:
+        folder.forget()
+        token, port = secrets.token_urlsafe(32), _free_port()
+        signal.signal(signal.SIGTERM, _end)
+        signal.signal(signal.SIGINT, _end)
+        spark = subprocess.Popen(  # noqa: S603 - Spark's own script; this process has one thread
+            _command(folder, port),
+            cwd=folder.path,
+            env={**os.environ, "SPARK_CONNECT_AUTHENTICATE_TOKEN": token, "PYSPARK_PYTHON": sys.executable},
+            stdin=subprocess.DEVNULL,
+            preexec_fn=_end_with_parent,  # noqa: PLW1509 - this process has one thread
+        )
+        try:
+            if not _answers(spark, port):
+                return 1
+            folder.write(
+                EngineRecord(os.getpid(), spark.pid, port, token, plan.fingerprint, __version__, time.time())
+            )
+            _wait(folder, plan, spark)
+        finally:
+            folder.forget()
+            _stop(spark)
+    return 0
+
+
+def _command(folder: EngineFolder, port: int) -> list[str]:
+    import pyspark
+
+    submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
+    return [
+        *(str(submit), "--properties-file", str(folder.settings)),
+        *("--conf", f"spark.connect.grpc.binding.port={port}"),
+        *("--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "spark-internal"),
+    ]
+
+
+def _end_with_parent() -> None:
+    """Have the system end this process when its parent does, also where that one is killed (Linux: prctl(2))."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def _answers(spark: subprocess.Popen[bytes], port: int) -> bool:
+    """Wait until Spark listens; False where it ended, or does not come to it."""
+    deadline = time.monotonic() + _STARTED_SECONDS
+    while spark.poll() is None and time.monotonic() < deadline:
+        with socket.socket() as connection:
+            connection.settimeout(_LOOK_SECONDS)
+            if connection.connect_ex(("127.0.0.1", port)) == 0:
+                return True
+        time.sleep(_LOOK_SECONDS / 5)
+    return False
+
+
+def _wait(folder: EngineFolder, plan: Plan, spark: subprocess.Popen[bytes]) -> None:
+    """Return when there is a reason to end; nobody begins to use the engine then."""
+    last_use = time.monotonic()
+    while spark.poll() is None and folder.path.is_dir():
+        unused = folder.lock("used")
+        if unused is None:
+            last_use = time.monotonic()
+        else:
+            with unused:
+                if _is_over(plan, time.monotonic() - last_use):
+                    folder.forget()
+                    return
+        time.sleep(_LOOK_SECONDS)
+
+
+def _is_over(plan: Plan, unused_seconds: float) -> bool:
+    if plan.owner is not None:
+        return not _lives(plan.owner)
+    return unused_seconds > plan.idle_seconds
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def _end(_signal: int, _frame: object) -> None:
+    raise SystemExit(0)
+
+
+def _stop(spark: subprocess.Popen[bytes]) -> None:
+    spark.terminate()
+    try:
+        spark.wait(_ENDED_SECONDS)
+    except subprocess.TimeoutExpired:
+        spark.kill()
+        spark.wait()
+
+
+if __name__ == "__main__":
+    sys.exit(serve(EngineFolder(Path(sys.argv[1])), Plan(**json.load(sys.stdin))))

@@ -1,0 +1,141 @@
+"""The warm engine is found, shared, replaced and ended: by the command line, and by its own files."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pgsieve.resources.lake.engine import control
+from pgsieve.resources.lake.engine.record import EngineFolder, EngineRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.fixtures.shop import Shop
+
+SETTINGS = {"spark.master": "local[1]", "spark.secret.word": "a b=c:ü\n#!\\"}
+
+
+def _until(holds: Callable[[], object], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def _lives(pid: int) -> bool:
+    with suppress(FileNotFoundError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> EngineFolder:
+    folder = EngineFolder(tmp_path / "engine")
+    folder.make()
+    return folder
+
+
+def test_a_record_counts_as_long_as_its_process_lives(folder: EngineFolder) -> None:
+    record = EngineRecord(1, 2, 3, "token", control.fingerprint(SETTINGS), "0", 0.0)
+    folder.write(record)
+    assert folder.read() is None, "nobody serves"
+    serving = folder.lock("serving")
+    assert serving is not None
+    with serving:
+        # A process's own second lock of a file waits for the first, as another process's does.
+        assert folder.read() == record
+        used = control.use(folder, SETTINGS)
+        assert used is not None
+        assert control.is_used(folder)
+        used.lock.close()
+        assert not control.is_used(folder)
+        assert control.use(folder, {**SETTINGS, "spark.master": "local[2]"}) is None
+    assert control.use(folder, SETTINGS) is None
+
+
+def test_only_the_owner_can_read_what_an_engine_writes(folder: EngineFolder) -> None:
+    folder.write(EngineRecord(1, 2, 3, "token", "", "0", 0.0))
+    files = [folder.path, *folder.path.iterdir()]
+    assert [stat.S_IMODE(file.stat().st_mode) & 0o077 for file in files] == [0] * len(files)
+
+
+def test_settings_are_written_as_java_reads_them() -> None:
+    (line,) = control._properties({"a b": "c=d:ü\n#!\\𝄞"}).splitlines()
+    assert line == r"a\ b=c\=d\:\u00fc\n\#\!\\\ud834\udd1e"
+
+
+def test_an_engine_that_does_not_start_says_why(
+    folder: EngineFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAVA_HOME", "/none")
+    with pytest.raises(control.EngineError, match="does not come to serve") as caught:
+        control.start(folder, SETTINGS, timedelta(minutes=1))
+    assert "a b=c" not in caught.value.message
+    assert not folder.is_serving()
+
+
+def _cli(shop: Shop, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pgsieve.pipelines.command_line.cli", "-c", str(shop.path), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=180)
+
+
+@pytest.fixture
+def ended(shop: Shop) -> Iterator[None]:
+    yield
+    _cli(shop, "engine", "stop")
+
+
+def _status(shop: Shop) -> dict[str, Any]:
+    status: dict[str, Any] = json.loads(_cli(shop, "engine", "status", "--json").stdout)
+    return status
+
+
+@pytest.mark.spark
+@pytest.mark.usefixtures("ended")
+def test_runs_share_an_engine_which_ends_when_nobody_needs_it(shop: Shop) -> None:
+    shop.configure(spark={"conf": {"spark.pgsieve.smallBytes": "0"}})
+    assert _cli(shop, "engine", "status").returncode == 1
+    started = _cli(shop, "engine", "start")
+    assert started.returncode == 0, started.stderr
+    first = _status(shop)
+    assert first["current"]
+    assert not first["used"]
+
+    # Two runs at once, both with work for Spark, and neither with a JVM of its own.
+    shop.database.execute("update stock set n = n + 1")
+    with ThreadPoolExecutor() as pool:
+        runs = list(pool.map(lambda name: _cli(shop, "run", name), ("one", "two")))
+    assert [run.returncode for run in runs] == [0, 0], runs
+    assert _cli(shop, "check").returncode == 0
+    assert _status(shop)["pid"] == first["pid"]
+
+    # Other settings are another engine's; `run` has a session of its own then.
+    shop.configure(spark={"conf": {"spark.pgsieve.smallBytes": "0", "spark.sql.shuffle.partitions": "1"}})
+    assert not _status(shop)["current"]
+    assert _cli(shop, "engine", "start").returncode == 0
+    second = _status(shop)
+    assert second["current"]
+    assert second["pid"] != first["pid"]
+    assert not _lives(first["pid"])
+
+    # Whoever looks after it may be killed: its Spark ends, and nobody takes it for an engine.
+    record = EngineFolder(shop.path.parent / ".pgsieve" / "engine").read()
+    assert record is not None
+    os.kill(record.pid, signal.SIGKILL)
+    _until(lambda: not _lives(record.spark_pid))
+    assert not _status(shop)["serving"]
+    shop.database.execute("update stock set n = n + 1")
+    assert _cli(shop, "run").returncode == 0
