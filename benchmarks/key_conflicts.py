@@ -22,7 +22,8 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from pgsieve.assets.steps.apply import replica_tables
+from pgsieve.assets.steps.apply import batch as application
+from pgsieve.assets.steps.apply.replica_tables import apply
 from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
 from pgsieve.assets.steps.operations.initial_copy import copy_tables
 from pgsieve.assets.steps.slot_consumption.drain import drain
@@ -68,8 +69,8 @@ def seconds(subscription: Subscription, lake: Lake, *, look: bool) -> float:
     shutil.copytree(lake.uri, copy)
     copied = Lake(str(copy), lambda: lake.spark)
     started = time.monotonic()
-    with nullcontext() if look else mock.patch.object(replica_tables, "refuse_conflicts"):
-        result = replica_tables.apply(subscription, copied, quiet)
+    with nullcontext() if look else mock.patch.object(application, "refuse_conflicts"):
+        result = apply(subscription, copied, quiet)
     taken = time.monotonic() - started
     assert not any(applied.problem for applied in result.tables.values()), result
     shutil.rmtree(copy)
@@ -119,7 +120,7 @@ def main() -> None:
                         for _ in range(options.times):
                             for look in (False, True):
                                 taken[look].append(seconds(subscription, lake, look=look))
-                        replica_tables.apply(subscription, lake, quiet)
+                        apply(subscription, lake, quiet)
                         without, looked = (statistics.median(taken[look]) for look in (False, True))
                         shown.add_row(
                             table,

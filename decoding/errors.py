@@ -5,6 +5,7 @@ A message names the object, what is wrong and what to do; it never holds a cell 
     PgsieveError
         ConfigError                   pipelines.config.file
         EmbeddedServerError           resources.postgres.embedded
+        EngineError                   resources.lake.engine.control
         ExecutorError                 resources.lake.errors
         FilterValueError              decoding.row_filters.strings
         InvalidLsnError               decoding.lsn
