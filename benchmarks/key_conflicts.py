@@ -102,8 +102,8 @@ def main() -> None:
             copy_tables(subscription, lake, tables_to_copy(subscription, lake), quiet)
             end = options.rows * 10
             for table, key in KEYS.items():
-                for batch, rows in BATCHES.items():
-                    between = f"(random() * {options.rows - 1})::bigint * 10 + {len(batch)} + 1"
+                for digit, (batch, rows) in enumerate(BATCHES.items(), start=1):
+                    between = f"(random() * {options.rows - 1})::bigint * 10 + {digit}"
                     for where, numbers in (
                         ("growing", f"generate_series({end} + 1, {end} + {rows}) n"),
                         (
