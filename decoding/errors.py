@@ -35,6 +35,7 @@ A message names the object, what is wrong and what to do; it never holds a cell 
         SourceError                   resources.postgres.source
             PassingFaultError         resources.postgres.source
                 SnapshotLostError     resources.postgres.snapshot
+                    AlteredTableError resources.postgres.snapshot
             SlotError                 resources.postgres.slot
                 ChangeLogLostError    assets.steps.slot_consumption.slot
                 SlotAheadError        resources.postgres.slot

@@ -39,6 +39,14 @@ class SnapshotLostError(PassingFaultError):
     """The session that exported the snapshot has ended; at a new one the table can be copied."""
 
 
+class AlteredTableError(SnapshotLostError):
+    """The table was altered, renamed or dropped since its definition was read: queries see the catalog as it is now."""
+
+
+#: SQLSTATEs of a query whose column, table or schema is gone (appendix A): the catalog named them a moment before.
+_ALTERED = ("42703", "42P01", "3F000")
+
+
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """An exported snapshot and the LSN from which changes follow it."""
@@ -125,6 +133,10 @@ def chunk_queries(
         ).fetchone()
         assert row is not None
         size, whole, block = row
+        if whole is None:
+            raise AlteredTableError(
+                f'table "{part.qualified}" was dropped before it was copied', sqlstate="42P01"
+            )
         total += whole
         chunks = max(1, round(size / CHUNK_BYTES)) if ranges_work else 1
         pages = -(-size // block)
@@ -149,5 +161,12 @@ def read_chunk(conninfo: Conninfo, snapshot: str, query: str) -> Iterator[pa.Rec
             if is_passing(error):
                 raise
             raise SnapshotLostError("the exported snapshot is gone", sqlstate=error.sqlstate) from None
-        cursor.execute(query)
+        try:
+            with without_values():
+                cursor.execute(query)
+        except SourceError as error:
+            if error.sqlstate not in _ALTERED:
+                raise
+            message = f"the table was altered while it was copied: {error.message}"
+            raise AlteredTableError(message, sqlstate=error.sqlstate) from None
         yield from fetched(cursor)

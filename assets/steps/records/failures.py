@@ -23,11 +23,11 @@ from pgsieve.resources.lake.errors import (
     told,
 )
 from pgsieve.resources.lake.lake import SPARK_ERRORS, Lake
-from pgsieve.resources.postgres.snapshot import SnapshotLostError
+from pgsieve.resources.postgres.snapshot import AlteredTableError, SnapshotLostError
 from pgsieve.resources.postgres.source import PassingFaultError, SourceUnreachableError
 
 #: How an executor names them.
-_PASSING = (PassingFaultError, SourceUnreachableError, SnapshotLostError)
+_PASSING = (PassingFaultError, SourceUnreachableError, SnapshotLostError, AlteredTableError)
 
 #: What a table's own data or definition can cause; anything else is a fault, and stops the run.
 TABLE_ERRORS = (PgsieveError, *SPARK_ERRORS)

@@ -1,0 +1,45 @@
+"""A table that is altered between the reading of its definition and its rows is copied again, as it is then. No JVM."""
+
+from __future__ import annotations
+
+import pytest
+from deltalake import DeltaTable
+
+from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
+from pgsieve.assets.steps.operations.initial_copy import copy_tables
+from pgsieve.assets.steps.records.table_states import SyncState, TableStates
+from pgsieve.pipelines.config.model import load_config
+from pgsieve.pipelines.project import project
+from tests.fixtures.shop import Shop
+
+ALTERATIONS = {
+    "a column is dropped": ("alter table stock drop column n", ["id"], 4),
+    "a column is renamed": ("alter table stock rename column n to pieces", ["id", "pieces"], 4),
+    "the table is dropped and made again": (
+        "drop table stock; create table stock as select 9 id; alter publication q add table stock",
+        ["id"],
+        1,
+    ),
+}
+
+
+@pytest.mark.parametrize("alteration", ALTERATIONS)
+def test_a_table_is_copied_as_it_is_after_it_was_altered(shop: Shop, alteration: str) -> None:
+    statements, columns, rows = ALTERATIONS[alteration]
+    lines: list[str] = []
+
+    def altering(line: str) -> None:
+        # The definitions of the snapshot are read, the rows are not.
+        if line.startswith("copying ") and not any(before.startswith("copying ") for before in lines):
+            shop.database.execute(statements)
+        lines.append(line)
+
+    declared = project(load_config(shop.path))
+    two, lake = declared.subscriptions["two"], declared.lake.open()
+    (copied,) = copy_tables(two, lake, tables_to_copy(two, lake), altering)
+    assert copied.problem is None
+    assert any(line.endswith("1 tables are copied again") for line in lines), lines
+    assert TableStates(lake, "two").newest()["public", "stock"].state == SyncState.READY
+    replica = DeltaTable(lake.replica("two", "public", "stock"))
+    assert [field.name for field in replica.schema().fields] == columns
+    assert replica.to_pyarrow_table().num_rows == rows
