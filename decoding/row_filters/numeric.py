@@ -1,7 +1,7 @@
 """Arithmetic on numeric as PostgreSQL prints it: any number of digits, NaN, infinities, and display scales.
 
-In: texts of numerics. Out: the text that numeric_out prints of the result. Raises NumericError, with PostgreSQL's
-words and SQLSTATE, where the server raises one. The rules are those of utils/adt/numeric.c: a sum has the
+In: numerics, as decimals whose exponent is the display scale, or as texts. Out: the result, as a decimal or as the text
+that numeric_out prints. Raises NumericError, with PostgreSQL's words and SQLSTATE, where the server raises one. The rules are those of utils/adt/numeric.c: a sum has the
 greater scale of its operands, a product the sum of both, a quotient what `_quotient_scale` says; results round
 half away from zero.
 """
@@ -51,13 +51,25 @@ def parsed(text: str) -> Decimal:
     return Decimal(text)
 
 
+def written_out(value: Decimal) -> Decimal:
+    """Return a decimal whose exponent is no greater than zero, as that of all numerics here is."""
+    return _to_scale(value, _scale(value)) if value.is_finite() else value
+
+
 def printed(value: Decimal) -> str:
     """Return what numeric_out prints; zero has no sign."""
     if not value.is_finite():
         return "NaN" if value.is_nan() else "Infinity" if value > 0 else "-Infinity"
-    if value.adjusted() >= _GREATEST_WEIGHT and value:
+    return format(_fitting(value), "f")
+
+
+def _fitting(value: Decimal) -> Decimal:
+    """Return a result as a numeric has it: not too great, and zero has no sign."""
+    if not value:
+        return value.copy_abs()
+    if value.is_finite() and value.adjusted() >= _GREATEST_WEIGHT:
         raise _overflow()
-    return format(value or abs(value), "f")
+    return value
 
 
 def _scale(value: Decimal) -> int:
@@ -224,7 +236,7 @@ def _trimmed(value: Decimal) -> Decimal:
     return _to_scale(normal, _scale(normal))
 
 
-def _rank(value: Decimal) -> tuple[bool, Decimal]:
+def rank(value: Decimal) -> tuple[bool, Decimal]:
     """Return what numerics order by: NaN is equal to itself and the greatest."""
     return value.is_nan(), Decimal(0) if value.is_nan() else value
 
@@ -233,34 +245,44 @@ def extreme(texts: Sequence[str | None], *, greatest: bool) -> str | None:
     """GREATEST or LEAST: the first of equal ones, whose scale may differ; NULL when all are."""
     values = [text for text in texts if text is not None]
     choose = max if greatest else min
-    return choose(values, key=lambda text: _rank(parsed(text))) if values else None
+    return choose(values, key=lambda text: rank(parsed(text))) if values else None
 
 
-def _strip_nan(function: Callable[..., Decimal]) -> Callable[..., str]:
-    """Make a function of decimals one of texts; NaN goes through all of them."""
+def _passing_nan(function: Callable[..., Decimal]) -> Callable[..., Decimal]:
+    """Have NaN go through a function, and its results be numerics."""
 
-    def of_texts(*operands: str | int) -> str:
+    def of_decimals(*operands: Decimal | int) -> Decimal:
+        if any(isinstance(operand, Decimal) and operand.is_nan() for operand in operands):
+            return Decimal("NaN")
+        return _fitting(function(*operands))
+
+    return of_decimals
+
+
+def _of_texts(function: Callable[..., Decimal]) -> Callable[..., str]:
+    """Make a function of decimals one of texts."""
+
+    def of_texts(*operands: str | float) -> str:
         values = [parsed(operand) if isinstance(operand, str) else operand for operand in operands]
-        if any(isinstance(value, Decimal) and value.is_nan() for value in values):
-            return "NaN"
         return printed(function(*values))
 
     return of_texts
 
 
-def _scale_of(text: str) -> int | None:
-    value = parsed(text)
+def _of_text(function: Callable[[Decimal], int | None]) -> Callable[[str], int | None]:
+    return lambda text: function(parsed(text))
+
+
+def _scale_of(value: Decimal) -> int | None:
     return _scale(value) if value.is_finite() else None
 
 
-def _least_scale_of(text: str) -> int | None:
-    value = parsed(text)
+def _least_scale_of(value: Decimal) -> int | None:
     return _scale(_trimmed(value)) if value.is_finite() else None
 
 
-def _integer(bits: int, name: str) -> Callable[[str], int]:
-    def convert(text: str) -> int:
-        value = parsed(text)
+def _integer(bits: int, name: str) -> Callable[[Decimal], int]:
+    def convert(value: Decimal) -> int:
         if not value.is_finite():
             kind = "NaN" if value.is_nan() else "infinity"
             raise NumericError(f"cannot convert {kind} to {name}", sqlstate="0A000")
@@ -272,55 +294,57 @@ def _integer(bits: int, name: str) -> Callable[[str], int]:
     return convert
 
 
-def with_modifier(text: str, precision: int, scale: int) -> str:
+def _with_modifier(value: Decimal, precision: int, scale: int) -> Decimal:
     """Return the numeric under `numeric(precision, scale)`; raises NumericError when it does not fit."""
-    value = parsed(text)
-    if value.is_nan():
-        return text
     rounded = value if value.is_infinite() else _at_scale(ROUND_HALF_UP)(value, scale)
     if value.is_infinite() or (rounded and rounded.adjusted() >= precision - scale):
         raise NumericError("numeric field overflow", sqlstate="22003")
-    return printed(rounded)
+    return rounded
 
 
-def from_float(significant: int) -> Callable[[float], str]:
+def _from_float(significant: int) -> Callable[[float], Decimal]:
     """Return the conversion of real (6 significant digits) or double precision (15) to numeric."""
 
-    def convert(value: float) -> str:
+    def convert(value: float) -> Decimal:
         # float8_numeric prints with %.15g, and reads that.
-        return printed(parsed(f"{value:.{significant}g}"))
+        return _fitting(written_out(parsed(f"{value:.{significant}g}")))
 
     return convert
 
 
-TO_NUMERIC: Final[Mapping[str, Callable[..., str | None]]] = MappingProxyType(
+DECIMAL_FUNCTIONS: Final[Mapping[str, Callable[..., Decimal]]] = MappingProxyType(
     {
-        "numeric_add": _strip_nan(_add),
-        "numeric_sub": _strip_nan(_subtract),
-        "numeric_mul": _strip_nan(_multiply),
-        "numeric_div": _strip_nan(_divide),
-        "numeric_mod": _strip_nan(_modulo),
-        "numeric_div_trunc": _strip_nan(_divide_truncated),
-        "numeric_gcd": _strip_nan(_greatest_common_divisor),
-        "numeric_lcm": _strip_nan(_least_common_multiple),
-        "numeric_sqrt": _strip_nan(_square_root),
-        "numeric_abs": _strip_nan(Decimal.copy_abs),
-        "numeric_uminus": _strip_nan(Decimal.copy_negate),
-        "numeric_uplus": _strip_nan(Decimal.__copy__),
-        "numeric_sign": _strip_nan(_sign),
-        "numeric_ceil": _strip_nan(_whole(ROUND_CEILING)),
-        "numeric_floor": _strip_nan(_whole(ROUND_FLOOR)),
-        "numeric_round": _strip_nan(lambda value, scale=0: _at_scale(ROUND_HALF_UP)(value, scale)),
-        "numeric_trunc": _strip_nan(lambda value, scale=0: _at_scale(ROUND_DOWN)(value, scale)),
-        "numeric_trim_scale": _strip_nan(_trimmed),
-        "numeric": with_modifier,
-        "float4_numeric": from_float(6),
-        "float8_numeric": from_float(15),
+        "numeric_add": _passing_nan(_add),
+        "numeric_sub": _passing_nan(_subtract),
+        "numeric_mul": _passing_nan(_multiply),
+        "numeric_div": _passing_nan(_divide),
+        "numeric_mod": _passing_nan(_modulo),
+        "numeric_div_trunc": _passing_nan(_divide_truncated),
+        "numeric_gcd": _passing_nan(_greatest_common_divisor),
+        "numeric_lcm": _passing_nan(_least_common_multiple),
+        "numeric_sqrt": _passing_nan(_square_root),
+        "numeric_abs": _passing_nan(Decimal.copy_abs),
+        "numeric_uminus": _passing_nan(Decimal.copy_negate),
+        "numeric_uplus": _passing_nan(Decimal.__copy__),
+        "numeric_sign": _passing_nan(_sign),
+        "numeric_ceil": _passing_nan(_whole(ROUND_CEILING)),
+        "numeric_floor": _passing_nan(_whole(ROUND_FLOOR)),
+        "numeric_round": _passing_nan(lambda value, scale=0: _at_scale(ROUND_HALF_UP)(value, scale)),
+        "numeric_trunc": _passing_nan(lambda value, scale=0: _at_scale(ROUND_DOWN)(value, scale)),
+        "numeric_trim_scale": _passing_nan(_trimmed),
+        "numeric": _passing_nan(_with_modifier),
+        "float4_numeric": _from_float(6),
+        "float8_numeric": _from_float(15),
     }
 )
-"""Functions whose result is numeric, as text, by `prosrc`."""
+"""Functions whose result is numeric, as a decimal, by `prosrc`."""
 
-FROM_NUMERIC: Final = MappingProxyType(
+TO_NUMERIC: Final = MappingProxyType(
+    {name: _of_texts(function) for name, function in DECIMAL_FUNCTIONS.items()}
+)
+"""The same, of texts and as text."""
+
+OF_DECIMAL: Final[Mapping[str, Callable[[Decimal], int | None]]] = MappingProxyType(
     {
         "numeric_scale": _scale_of,
         "numeric_min_scale": _least_scale_of,
@@ -329,4 +353,7 @@ FROM_NUMERIC: Final = MappingProxyType(
         "numeric_int8": _integer(64, "bigint"),
     }
 )
-"""Functions of a numeric whose result is an integer, by `prosrc`."""
+"""Functions of a numeric, as a decimal, whose result is an integer, by `prosrc`."""
+
+FROM_NUMERIC: Final = MappingProxyType({name: _of_text(function) for name, function in OF_DECIMAL.items()})
+"""The same, of a text."""

@@ -31,6 +31,17 @@ def days_since_epoch(year: int, month: int, day: int) -> int:
     return 365 * year + leap_days + (153 * month + 2) // 5 + day - 719_469
 
 
+def calendar_date(days: int) -> tuple[int, int, int]:
+    """Year, month and day of the proleptic Gregorian calendar, from days since 1970-01-01; the year before 1 is 0."""
+    # The inverse of the above: from 0000-03-01 on, in cycles of 400 years, and of these in years.
+    cycle, day = divmod(days + 719_468, 146_097)
+    year = (day - day // 1460 + day // 36_524 - day // 146_096) // 365
+    day -= 365 * year + year // 4 - year // 100
+    month = (5 * day + 2) // 153
+    day -= (153 * month + 2) // 5
+    return 400 * cycle + year + (month > 9), month - 9 if month > 9 else month + 3, day + 1
+
+
 DATE_INFINITY = 2**31 - 1
 """Days since 1970-01-01 that stand for 'infinity': 5881580-07-11; PostgreSQL's dates end in 5874897."""
 DATE_MINUS_INFINITY = days_since_epoch(-5_877_000, 1, 1)

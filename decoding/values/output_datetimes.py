@@ -8,7 +8,7 @@ src/backend/utils/adt/datetime.c; src/include/datatype/timestamp.h.
 from __future__ import annotations
 
 from pgsieve.decoding.binary.cursor import Cursor
-from pgsieve.decoding.values.datetimes import POSTGRES_EPOCH_DAYS, days_since_epoch
+from pgsieve.decoding.values.datetimes import POSTGRES_EPOCH_DAYS, calendar_date
 
 _SECOND = 1_000_000
 _DAY = 86_400 * _SECOND
@@ -22,14 +22,7 @@ _INTERVAL_LIMITS = {
 
 def _date(days: int) -> tuple[str, str]:
     """Return a day, counted from 2000-01-01, and its era."""
-    days += POSTGRES_EPOCH_DAYS
-    year = 1970 + days * 400 // 146_097
-    year -= days < days_since_epoch(year, 1, 1)
-    year += days >= days_since_epoch(year + 1, 1, 1)
-    month = 12
-    while days < days_since_epoch(year, month, 1):
-        month -= 1
-    day = days - days_since_epoch(year, month, 1) + 1
+    year, month, day = calendar_date(days + POSTGRES_EPOCH_DAYS)
     shown, era = (year, "") if year > 0 else (1 - year, " BC")
     return f"{shown:04}-{month:02}-{day:02}", era
 

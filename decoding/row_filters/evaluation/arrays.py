@@ -1,0 +1,56 @@
+"""Functions of arrays of one dimension in row filters.
+
+In: lists; elements that are compared come as their ranks, of which None is NULL. Out: PostgreSQL's value (arrayfuncs.c,
+array_userfuncs.c). Raises nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final
+
+Ranks = Sequence[Any]
+
+
+def _length(items: Sequence[Any]) -> int | None:
+    return len(items) or None
+
+
+def _of_first_dimension(items: Sequence[Any]) -> int | None:
+    return 1 if items else None
+
+
+def _contains(whole: Ranks, part: Ranks) -> bool:
+    """`whole @> part`; NULL is found nowhere."""
+    return all(item is not None and item in whole for item in part)
+
+
+def _overlap(left: Ranks, right: Ranks) -> bool:
+    """`left && right`."""
+    return any(item is not None and item in left for item in right)
+
+
+def position(items: Ranks, sought: Any) -> int | None:
+    """Return the place of the first element that is `sought`, which may be NULL."""
+    return next((place for place, item in enumerate(items, 1) if item == sought), None)
+
+
+FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(
+    {
+        "array_cardinality": len,
+        "array_length": _length,
+        "array_lower": _of_first_dimension,
+        "array_ndims": _of_first_dimension,
+    }
+)
+"""Functions of an array, by the name that `pgsieve.decoding.row_filters.functions` gives them."""
+
+COMPARING: Final[Mapping[str, Callable[[Ranks, Ranks], bool]]] = MappingProxyType(
+    {
+        "arraycontains": _contains,
+        "arraycontained": lambda part, whole: _contains(whole, part),
+        "arrayoverlap": _overlap,
+    }
+)
+"""Operators of two arrays, of the ranks of their elements."""

@@ -1,0 +1,286 @@
+"""Dates, timestamps and intervals in row filters.
+
+In: days and microseconds since 1970-01-01, or infinities, none of them NULL. Out: the same, PostgreSQL's value. Raises
+FilterValueError where the server raises an error (date.c, timestamp.c).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from decimal import Decimal
+from functools import partial
+from math import isinf
+from types import MappingProxyType
+from typing import Any, Final
+
+from pgsieve.decoding.row_filters.evaluation.values import DAY, midnight
+from pgsieve.decoding.row_filters.nodes import (
+    DATE,
+    FLOAT8,
+    INTERVAL,
+    NUMERIC,
+    TIMESTAMP,
+    Constant,
+    FunctionCall,
+    Interval,
+    Node,
+)
+from pgsieve.decoding.row_filters.strings import FilterValueError
+from pgsieve.decoding.values.datetimes import calendar_date, days_since_epoch
+
+_SECOND: Final = 1_000_000
+_JULIAN_EPOCH: Final = 2_440_588  # 1970-01-01 as a Julian day; PostgreSQL's dates begin with day 0
+_DATE_END: Final = 2_147_483_494 - _JULIAN_EPOCH  # DATE_END_JULIAN
+_TIMESTAMP_END: Final = 109_203_528 - _JULIAN_EPOCH  # TIMESTAMP_END_JULIAN
+
+
+def _checked_date(days: int) -> int:
+    if -_JULIAN_EPOCH <= days < _DATE_END:
+        return days
+    raise FilterValueError("date out of range", sqlstate="22008")
+
+
+def _checked_timestamp(micros: int) -> int:
+    if -_JULIAN_EPOCH * DAY <= micros < _TIMESTAMP_END * DAY:
+        return micros
+    raise FilterValueError("timestamp out of range", sqlstate="22008")
+
+
+# --- dates -------------------------------------------------------------------------------
+
+
+def _add_days(day: float, days: int) -> float:
+    return day if isinf(day) else _checked_date(int(day) + days)
+
+
+def _days_between(left: float, right: float) -> int:
+    if isinf(left) or isinf(right):
+        raise FilterValueError("cannot subtract infinite dates", sqlstate="22008")
+    return int(left) - int(right)
+
+
+def _month_length(year: int, month: int) -> int:
+    if month == 2:
+        return 29 if year % 4 == 0 and (year % 100 != 0 or year % 400 == 0) else 28
+    return 30 if month in (4, 6, 9, 11) else 31
+
+
+def _make_date(year: int, month: int, day: int) -> int:
+    """Return the date of its fields: a year below zero is BC, and there is no year 0."""
+    astronomical = year + 1 if year < 0 else year
+    if year == 0 or not 1 <= month <= 12 or not 1 <= day <= _month_length(astronomical, month):
+        raise FilterValueError("date field value out of range", sqlstate="22008")
+    return _checked_date(days_since_epoch(astronomical, month, day))
+
+
+def _is_finite(value: float) -> bool:
+    return not isinf(value)
+
+
+# --- timestamps --------------------------------------------------------------------------
+
+
+def _timestamp_from_date(day: float) -> float:
+    if isinf(day) or day < _TIMESTAMP_END:
+        return midnight(day)
+    raise FilterValueError("date out of range for timestamp", sqlstate="22008")
+
+
+def _date_from_timestamp(micros: float) -> float:
+    return micros if isinf(micros) else micros // DAY
+
+
+def _add_months(micros: int, months: int) -> int:
+    """Go to the same day of another month, or to its last where it is shorter."""
+    days, clock = divmod(micros, DAY)
+    year, month, day = calendar_date(days)
+    years, place = divmod(month - 1 + months, 12)
+    year, month = year + years, place + 1
+    return days_since_epoch(year, month, min(day, _month_length(year, month))) * DAY + clock
+
+
+def _add_interval(interval: Interval, micros: float, sign: int = 1) -> float:
+    """Add the months, then the days, then the rest; each sum has to be a timestamp."""
+    if isinf(micros):
+        return micros
+    sum_ = int(micros)
+    if interval.months:
+        sum_ = _checked_timestamp(_add_months(sum_, sign * interval.months))
+    if interval.days:
+        sum_ = _checked_timestamp(sum_ + sign * interval.days * DAY)
+    return _checked_timestamp(sum_ + sign * interval.microseconds)
+
+
+def _add_time(day: float, time: str) -> float:
+    """Date + time, whose text is HH:MM:SS[.ffffff]."""
+    start = _timestamp_from_date(day)
+    if isinf(start):
+        return start
+    hours, minutes, seconds = time.split(":")
+    clock = (int(hours) * 60 + int(minutes)) * 60 * _SECOND + int(Decimal(seconds).scaleb(6))
+    return _checked_timestamp(int(start) + clock)
+
+
+def _time_between(left: float, right: float) -> int:
+    """Timestamp - timestamp, as intervals are compared; fails for infinities, as it does before PostgreSQL 17."""
+    if isinf(left) or isinf(right):
+        raise FilterValueError("cannot subtract infinite timestamps", sqlstate="22008")
+    difference = int(left) - int(right)
+    if not -(1 << 63) <= difference < 1 << 63:
+        raise FilterValueError("interval out of range", sqlstate="22008")
+    return difference
+
+
+# --- fields ------------------------------------------------------------------------------
+
+
+def _weekday(days: int) -> int:
+    return (days + 3) % 7  # from Monday, 0; 1970-01-01 was a Thursday
+
+
+def _day_of_year(days: int) -> int:
+    return days - days_since_epoch(calendar_date(days)[0], 1, 1) + 1
+
+
+def _week(days: int) -> int:
+    """A week belongs to the year of its Thursday (ISO 8601)."""
+    return (_day_of_year(days - _weekday(days) + 3) + 6) // 7
+
+
+def _year(days: int) -> int:
+    year, _, _ = calendar_date(days)
+    return year if year > 0 else year - 1  # there is no year 0: before 1 comes 1 BC
+
+
+_OF_DAY: Final[Mapping[str, Callable[[int], int]]] = MappingProxyType(
+    {
+        "year": _year,
+        "quarter": lambda days: (calendar_date(days)[1] + 2) // 3,
+        "month": lambda days: calendar_date(days)[1],
+        "week": _week,
+        "day": lambda days: calendar_date(days)[2],
+        "dow": lambda days: (days + 4) % 7,
+        "isodow": lambda days: _weekday(days) + 1,
+        "doy": _day_of_year,
+    }
+)
+_OF_CLOCK: Final[Mapping[str, Callable[[int], int]]] = MappingProxyType(
+    {
+        "hour": lambda micros: micros // (3600 * _SECOND),
+        "minute": lambda micros: micros // (60 * _SECOND) % 60,
+    }
+)
+
+
+def _field_of_date(field: str, day: float) -> float | None:
+    """Return a field: of an infinity the year is infinite, and other fields are NULL."""
+    if isinf(day):
+        return day if field == "year" else None
+    return _OF_DAY[field](int(day))
+
+
+def _field_of_timestamp(field: str, micros: float) -> float | None:
+    if field in _OF_CLOCK:
+        return None if isinf(micros) else _OF_CLOCK[field](int(micros) % DAY)
+    return _field_of_date(field, _date_from_timestamp(micros))
+
+
+def _field_of_midnight(field: str, day: float) -> float | None:
+    return _field_of_timestamp(field, _timestamp_from_date(day))
+
+
+_UNITS: Final = MappingProxyType(
+    {
+        "microseconds": 1, "milliseconds": 1000, "second": _SECOND, "minute": 60 * _SECOND,
+        "hour": 3600 * _SECOND, "day": DAY,
+    }
+)  # fmt: skip
+
+
+def _truncated(field: str, micros: float) -> float:
+    """Set the fields below this one to their least values."""
+    if isinf(micros):
+        return micros
+    if field in _UNITS:
+        return int(micros) // _UNITS[field] * _UNITS[field]
+    days = int(micros) // DAY
+    year, month, _ = calendar_date(days)
+    if field == "week":
+        return _checked_timestamp((days - _weekday(days)) * DAY)
+    first = {"year": 1, "quarter": (month - 1) // 3 * 3 + 1}.get(field, month)
+    return _checked_timestamp(days_since_epoch(year, first, 1) * DAY)
+
+
+# --- functions ---------------------------------------------------------------------------
+
+_OF_FIELD: Final[Mapping[str, Callable[[str, float], float | None]]] = MappingProxyType(
+    {
+        "extract_date": _field_of_date,
+        "extract_timestamp": _field_of_timestamp,
+        "timestamp_part": _field_of_timestamp,
+        "date_part_date": _field_of_midnight,
+        "timestamp_trunc": _truncated,
+    }
+)
+_RESULTS: Final[Mapping[int, Callable[[float], Any]]] = MappingProxyType({NUMERIC: Decimal, FLOAT8: float})
+
+_WITH_INTERVAL: Final[Mapping[str, Callable[[Interval, float], float]]] = MappingProxyType(
+    {
+        "timestamp_pl_interval": _add_interval,
+        "timestamp_mi_interval": partial(_add_interval, sign=-1),
+        "date_pl_interval": lambda interval, day: _add_interval(interval, _timestamp_from_date(day)),
+        "date_mi_interval": lambda interval, day: _add_interval(interval, _timestamp_from_date(day), -1),
+    }
+)
+
+
+def function_of(node: FunctionCall) -> tuple[Callable[..., Any], tuple[Node, ...]] | None:
+    """Return a function that is made for a constant, the name of a field or an interval, and its other operands.
+
+    None for a function that is not.
+    """
+    if node.name in _OF_FIELD:
+        field, value = node.operands
+        assert isinstance(field, Constant)
+        compute = partial(_OF_FIELD[node.name], str(field.value).lower())
+        convert = _RESULTS.get(node.type_oid)
+        return (compute if convert is None else _converted(compute, convert)), (value,)
+    if node.name in _WITH_INTERVAL:
+        interval, other = sorted(node.operands, key=lambda operand: operand.type_oid != INTERVAL)
+        assert isinstance(interval, Constant)
+        assert isinstance(interval.value, Interval)
+        return partial(_WITH_INTERVAL[node.name], interval.value), (other,)
+    return None
+
+
+def _converted(
+    compute: Callable[[float], float | None], convert: Callable[[float], Any]
+) -> Callable[[float], Any]:
+    def of(value: float) -> Any:
+        result = compute(value)
+        return None if result is None else convert(result)
+
+    return of
+
+
+CONVERSIONS: Final = MappingProxyType(
+    {(DATE, TIMESTAMP): _timestamp_from_date, (TIMESTAMP, DATE): _date_from_timestamp}
+)
+"""Casts, by source and target."""
+
+FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(
+    {
+        "date_pli": _add_days,
+        "integer_pl_date": lambda days, day: _add_days(day, days),
+        "date_mii": lambda day, days: _add_days(day, -days),
+        "date_mi": _days_between,
+        "date_finite": _is_finite,
+        "timestamp_finite": _is_finite,
+        "make_date": _make_date,
+        "timestamp_date": _date_from_timestamp,
+        "datetime_pl": _add_time,
+        "timedate_pl": lambda time, day: _add_time(day, time),
+        "timestamp_mi": _time_between,
+    }
+)
+"""Functions of dates and times, by `prosrc`, but those that `function_of` makes."""

@@ -1,0 +1,213 @@
+"""Strings and bytes in row filters.
+
+In: Python values, none of them NULL. Out: PostgreSQL's value. Raises FilterValueError where the server raises an error
+(varlena.c, oracle_compat.c, like_match.c).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from hashlib import md5, sha256, sha512
+from types import MappingProxyType
+from typing import Any, Final, TypeVar
+
+from pgsieve.decoding.row_filters.nodes import BPCHAR, STRINGS, VARCHAR
+from pgsieve.decoding.row_filters.strings import STRING_FUNCTIONS, FilterValueError
+
+_Sequence = TypeVar("_Sequence", str, bytes)
+
+# --- parts -------------------------------------------------------------------------------
+
+
+def _substring(value: _Sequence, start: int, length: int | None = None) -> _Sequence:
+    """Take `length` characters or bytes from `start` on, which may lie before the first (text_substring)."""
+    first = max(start, 1) - 1
+    if length is None:
+        return value[first:]
+    if length < 0:
+        raise FilterValueError("negative substring length not allowed", sqlstate="22011")
+    return value[first : max(start + length - 1, 0)]
+
+
+def _left(text: str, count: int) -> str:
+    """Take the first characters, or all but the last ones where the count is negative."""
+    return text[:count]
+
+
+def _right(text: str, count: int) -> str:
+    """Take the last characters, or all but the first ones where the count is negative."""
+    return text[max(len(text) - count, 0) :] if count >= 0 else text[-count:]
+
+
+def _split_part(text: str, delimiter: str, place: int) -> str:
+    if place == 0:
+        raise FilterValueError("field position must not be zero", sqlstate="22023")
+    fields = text.split(delimiter) if delimiter else [text]
+    index = place - 1 if place > 0 else len(fields) + place
+    return fields[index] if 0 <= index < len(fields) else ""
+
+
+def _position(text: str, sought: str) -> int:
+    return text.find(sought) + 1
+
+
+# --- changes -----------------------------------------------------------------------------
+
+
+def _replaced(text: str, old: str, new: str) -> str:
+    return text.replace(old, new) if old else text
+
+
+def _translated(text: str, characters: str, replacements: str) -> str:
+    """Replace each character by the one in the same place; one beyond the replacements is removed."""
+    table: dict[int, str] = {}
+    for place, character in enumerate(characters):
+        table.setdefault(ord(character), replacements[place : place + 1])
+    return text.translate(table)
+
+
+def _padding(text: str, length: int, fill: str) -> str:
+    room = length - len(text)
+    return (fill * (room // len(fill) + 1))[:room] if fill and room > 0 else ""
+
+
+def _padded_left(text: str, length: int, fill: str = " ") -> str:
+    return _padding(text, length, fill) + text[: max(length, 0)]
+
+
+def _padded_right(text: str, length: int, fill: str = " ") -> str:
+    return text[: max(length, 0)] + _padding(text, length, fill)
+
+
+def _concatenated(left: _Sequence, right: _Sequence) -> _Sequence:
+    return left + right
+
+
+def _repeated(text: str, count: int) -> str:
+    return text * count
+
+
+def _reversed(text: str) -> str:
+    return text[::-1]
+
+
+# --- numbers of a string -----------------------------------------------------------------
+
+
+def _octet_length(text: str) -> int:
+    return len(text.encode())
+
+
+def _unpadded_length(text: str) -> int:
+    return len(text.rstrip(" "))
+
+
+def _ascii(text: str) -> int:
+    return ord(text[0]) if text else 0
+
+
+def _md5(value: bytes) -> str:
+    return md5(value, usedforsecurity=False).hexdigest()
+
+
+# --- conversions -------------------------------------------------------------------------
+
+
+def conversion(source: int, target: int) -> Callable[[str], str] | None:
+    """Return the cast between two types of strings, None where nothing changes."""
+    if not {source, target} <= set(STRINGS):
+        return None
+    return (lambda text: text.rstrip(" ")) if source == BPCHAR != target else None
+
+
+def modified(type_oid: int, length: int) -> Callable[[str], str]:
+    """Return the explicit cast to `varchar(n)` or `character(n)`: a string is cut, or padded, to its length."""
+    if type_oid == VARCHAR:
+        return lambda text: text[:length]
+    return lambda text: text[:length].ljust(length)
+
+
+# --- patterns ----------------------------------------------------------------------------
+
+
+def _like_parts(pattern: str) -> Iterator[str]:
+    """Return the pattern in pieces between percent signs, each as a regular expression."""
+    part: list[str] = []
+    characters = iter(pattern)
+    for character in characters:
+        if character == "%":
+            yield "".join(part)
+            part = []
+        else:
+            part.append(
+                "." if character == "_" else re.escape(next(characters) if character == "\\" else character)
+            )
+    yield "".join(part)
+
+
+def like(pattern: str) -> Callable[[str], bool]:
+    r"""Return the match of a pattern in which a backslash stands before %, _ and \ where they mean themselves."""
+    first, *rest = _like_parts(pattern)
+    if rest:
+        *middle, last = rest
+        # What stands between two percent signs is taken where it comes first, and never looked for again.
+        first += "".join(f"(?>.*?{part})" for part in middle) + f".*{last}"
+    matches = re.compile(first, re.DOTALL).fullmatch
+    return lambda text: matches(text) is not None
+
+
+_CLASSES: Final = MappingProxyType(
+    {
+        "Alnum": "0-9A-Za-z", "Alpha": "A-Za-z", "Blank": r" \t", "Cntrl": r"\x00-\x1f\x7f", "Digit": "0-9",
+        "Graph": "!-~", "Lower": "a-z", "Print": " -~", "Punct": r"!-/:-@\[-`{-~", "Space": r"\t-\r ",
+        "Upper": "A-Z", "XDigit": "0-9A-Fa-f",
+    }
+)  # fmt: skip
+_JAVA: Final = re.compile(r"\\x\{([0-9a-f]+)\}|\\p\{(\w+)\}|\\z")
+
+
+def _python_form(match: re.Match[str]) -> str:
+    if match[1]:
+        return f"\\U{int(match[1], 16):08x}"
+    return _CLASSES[match[2]] if match[2] else r"\Z"
+
+
+def regex(pattern: str) -> Callable[[str], bool]:
+    """Return the search for a regular expression as `pgsieve.decoding.row_filters.regex` writes it for Java."""
+    found = re.compile(_JAVA.sub(_python_form, pattern), re.ASCII).search
+    return lambda text: found(text) is not None
+
+
+FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(
+    {
+        **STRING_FUNCTIONS,
+        **dict.fromkeys(("textcat", "byteacat"), _concatenated),
+        **dict.fromkeys(("textlen", "byteaoctetlen"), len),
+        "bpcharlen": _unpadded_length,
+        **dict.fromkeys(("textoctetlen", "bpcharoctetlen"), _octet_length),
+        "textbitlen": lambda text: 8 * _octet_length(text),
+        "byteabitlen": lambda value: 8 * len(value),
+        **dict.fromkeys(("text_substr", "bytea_substr"), _substring),
+        "text_left": _left,
+        "text_right": _right,
+        "textpos": _position,
+        "text_starts_with": str.startswith,
+        **dict.fromkeys(("btrim", "btrim1"), lambda text, characters=" ": text.strip(characters)),
+        **dict.fromkeys(("ltrim", "ltrim1"), lambda text, characters=" ": text.lstrip(characters)),
+        **dict.fromkeys(("rtrim", "rtrim1"), lambda text, characters=" ": text.rstrip(characters)),
+        "replace_text": _replaced,
+        "translate": _translated,
+        "repeat": _repeated,
+        "text_reverse": _reversed,
+        "split_part": _split_part,
+        "lpad": _padded_left,
+        "rpad": _padded_right,
+        "ascii": _ascii,
+        "md5_text": lambda text: _md5(text.encode()),
+        "md5_bytea": _md5,
+        "sha256_bytea": lambda value: sha256(value).digest(),
+        "sha512_bytea": lambda value: sha512(value).digest(),
+    }
+)
+"""Functions of strings and bytes, by `prosrc`."""

@@ -1,0 +1,160 @@
+"""Values of a row filter as Python values: from Arrow, from constants, and as they are compared.
+
+| PostgreSQL                        | Python |
+|-----------------------------------|--------|
+| numeric                           | Decimal, whose exponent is the display scale |
+| real                              | a float that a single precision number equals |
+| date                              | days since 1970-01-01, or an infinity |
+| timestamp, timestamptz            | microseconds since 1970-01-01, or an infinity |
+| interval                          | the microseconds by which it is compared (interval_cmp_value) |
+| time, uuid                        | text, which orders as these do |
+| arrays                            | a list |
+| a type that no operator here has  | True: it is only asked whether it is NULL |
+
+Raises nothing for values that `pgsieve.decoding.values.types` makes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from math import inf
+from types import MappingProxyType
+from typing import Any, Final
+
+import pyarrow as pa
+
+from pgsieve.decoding.row_filters import nodes, numeric
+from pgsieve.decoding.row_filters.strings import STRING_FUNCTIONS
+from pgsieve.decoding.values.builtin_types import ELEMENTS
+from pgsieve.decoding.values.datetimes import (
+    DATE_INFINITY,
+    DATE_MINUS_INFINITY,
+    TIMESTAMP_INFINITY,
+    TIMESTAMP_MINUS_INFINITY,
+)
+
+DAY: Final = 86_400_000_000
+
+_DATES: Final = MappingProxyType({DATE_INFINITY: inf, DATE_MINUS_INFINITY: -inf})
+_TIMESTAMPS: Final = MappingProxyType({TIMESTAMP_INFINITY: inf, TIMESTAMP_MINUS_INFINITY: -inf})
+_MICROSECOND: Final = timedelta(microseconds=1)
+
+# --- from Arrow --------------------------------------------------------------------------
+
+
+def _identity(value: Any) -> Any:
+    return value
+
+
+def _finite_or_not(days: int) -> float:
+    return _DATES.get(days, days)
+
+
+def _instant(micros: int) -> float:
+    return _TIMESTAMPS.get(micros, micros)
+
+
+def _numeric(value: Decimal | str) -> Decimal:
+    return numeric.parsed(value) if isinstance(value, str) else value
+
+
+def _interval(text: str) -> int:
+    return int(str(STRING_FUNCTIONS["interval_cmp_value"](text)))
+
+
+#: What Arrow's values are cast to, None for as they are, and what a Python value of that becomes.
+_FROM_ARROW: Final[dict[int, tuple[pa.DataType | None, Callable[[Any], Any]]]] = {
+    **dict.fromkeys(
+        (nodes.BOOL, nodes.BYTEA, nodes.TIME, nodes.UUID, *nodes.INTEGERS, *nodes.FLOATS, *nodes.STRINGS),
+        (None, _identity),
+    ),
+    nodes.NUMERIC: (None, _numeric),
+    nodes.DATE: (pa.int32(), _finite_or_not),
+    nodes.TIMESTAMP: (pa.int64(), _instant),
+    nodes.TIMESTAMPTZ: (pa.int64(), _instant),
+    nodes.INTERVAL: (None, _interval),
+}
+
+
+def python_values(column: pa.Array, type_oid: int) -> list[Any]:
+    """Return the values of a column of this PostgreSQL type."""
+    element_oid = ELEMENTS.get(type_oid, type_oid)
+    if element_oid not in _FROM_ARROW:
+        return [True if valid else None for valid in column.is_valid().to_pylist()]
+    arrow, convert = _FROM_ARROW[element_oid]
+    if arrow is not None:
+        column = column.cast(arrow if element_oid == type_oid else pa.list_(arrow))
+    values: list[Any] = column.to_pylist()
+    if convert is _identity:
+        return values
+    if element_oid == type_oid:
+        return [None if value is None else convert(value) for value in values]
+    return [
+        None if items is None else [None if item is None else convert(item) for item in items]
+        for items in values
+    ]
+
+
+# --- constants ---------------------------------------------------------------------------
+
+
+def constant_value(value: nodes.ConstantValue) -> Any:
+    """Return a constant's value."""
+    match value:
+        case Decimal():
+            return numeric.written_out(value)
+        case nodes.Infinity(sign=sign):
+            return sign * inf
+        case nodes.Interval():
+            return nodes.compared_microseconds(value)
+        case datetime():
+            since = value if value.tzinfo is not None else value.replace(tzinfo=UTC)
+            return (since - datetime(1970, 1, 1, tzinfo=UTC)) // _MICROSECOND
+        case date():
+            return (value - date(1970, 1, 1)).days
+        case _:
+            return value
+
+
+# --- comparisons -------------------------------------------------------------------------
+
+
+def _float_rank(value: float) -> tuple[bool, float]:
+    """Return what floats order by: NaN is equal to itself and the greatest."""
+    return (False, value) if value == value else (True, 0.0)  # noqa: PLR0124
+
+
+def _unpadded(text: str) -> str:
+    """The padding of character(n) has no meaning (section 8.3)."""
+    return text.rstrip(" ")
+
+
+_RANKS: Final[dict[int, Callable[[Any], Any]]] = {
+    nodes.NUMERIC: numeric.rank,
+    nodes.FLOAT4: _float_rank,
+    nodes.FLOAT8: _float_rank,
+    nodes.BPCHAR: _unpadded,
+}
+
+
+def midnight(days: float) -> float:
+    """Return a date as a timestamp, whether or not timestamps reach as far."""
+    return days * DAY
+
+
+def rank(type_oid: int) -> Callable[[Any], Any] | None:
+    """Return the function to what values of a type are equal, ordered and hashed by; None where it is the value itself.
+
+    Strings are under a collation that orders by bytes where that matters, and so do Python's code points.
+    """
+    if type_oid not in ELEMENTS:
+        return _RANKS.get(type_oid)
+    of_element = rank(ELEMENTS[type_oid]) or _identity
+
+    def of_array(items: list[Any]) -> tuple[tuple[bool, Any], ...]:
+        """NULL is equal to itself and the greatest; of two arrays that begin alike the shorter is the less."""
+        return tuple((True, 0) if item is None else (False, of_element(item)) for item in items)
+
+    return of_array

@@ -1,0 +1,77 @@
+"""What is asked of a batch, and what is raised for it; that verdicts are PostgreSQL's is said by tests/properties."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from functools import reduce
+
+import pyarrow as pa
+import pytest
+
+from pgsieve.decoding.row_filters.analysis import FilterColumn, parse_row_filter
+from pgsieve.decoding.row_filters.evaluation.compiler import NotEvaluableError
+from pgsieve.decoding.row_filters.evaluation.verdicts import condition, verdicts
+from pgsieve.decoding.row_filters.nodes import BOOL, INT4, TEXT, ColumnValue, FunctionCall, Node, Not
+from pgsieve.decoding.row_filters.strings import FilterValueError
+
+COLUMNS = {
+    "a": FilterColumn("a", INT4, -1, ""),
+    "t": FilterColumn("t", TEXT, -1, "C"),
+    "l": FilterColumn("l", 1007, -1, ""),
+}
+ROWS = pa.RecordBatch.from_pydict(
+    {
+        "t": pa.array(["x", None, "xy", ""]),
+        "a": pa.array([0, 5, None, -7], pa.int32()),
+        "l": pa.array([[1, 2], None, [], [None, 5]], pa.list_(pa.int32())),
+    }
+)
+
+
+def tree(text: str) -> Node:
+    return parse_row_filter(text, COLUMNS, "public.t").tree
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a > 0 OR t = 'x'", [True, True, None, False]),
+        ("a > 0 AND t = 'x'", [False, None, False, False]),
+        ("true", [True, True, True, True]),
+        ("a <> 0 AND 10 / a > 1", [False, True, None, False]),
+        ("5 = ANY (l)", [False, None, False, True]),
+        ("a < ALL (l)", [True, None, True, None]),
+        ("t LIKE 'x%' OR t IS NULL", [True, True, True, False]),
+    ],
+)
+def test_a_verdict_is_true_false_or_null(text: str, expected: list[bool | None]) -> None:
+    found = verdicts(tree(text), ROWS)
+    assert found.type == pa.bool_()
+    assert found.to_pylist() == expected
+
+
+def test_an_empty_batch_has_no_verdicts() -> None:
+    assert verdicts(tree("10 / a > 1"), ROWS.slice(0, 0)).to_pylist() == []
+    assert verdicts(tree("NULL"), ROWS.slice(1, 2)).to_pylist() == [None, None]
+
+
+def test_an_error_has_postgresqls_words_and_no_value() -> None:
+    with pytest.raises(FilterValueError) as raised:
+        verdicts(tree("10 / a > 1"), ROWS)
+    assert (str(raised.value), raised.value.sqlstate) == ("division by zero [22012]", "22012")
+
+
+def test_what_has_no_counterpart_is_refused_before_a_row_is_read() -> None:
+    with pytest.raises(NotEvaluableError, match="the function pg_sleep"):
+        condition(FunctionCall("pg_sleep", (ColumnValue("a", type_oid=INT4),), type_oid=BOOL))
+    deep = reduce(lambda node, _: Not(node), range(20_000), tree("a > 0"))
+    with pytest.raises(NotEvaluableError, match="nested too deeply"):
+        condition(deep)
+
+
+def test_a_condition_serves_several_threads() -> None:
+    evaluate = condition(tree("a = ANY (l) IS NOT TRUE"))
+    batches = [ROWS.slice(number % 4) for number in range(40)] * 5
+    with ThreadPoolExecutor(4) as pool:
+        found = [result.to_pylist() for result in pool.map(evaluate, batches)]
+    assert found == [evaluate(batch).to_pylist() for batch in batches]
