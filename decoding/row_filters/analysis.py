@@ -316,8 +316,9 @@ class _Analysis:
             # Constants become one array, so they and the left side agree on a type, and it is searched before
             # the others are computed (transformAExprIn).
             shared = type_rules.common_type([value, *constants])
-            others = [node for node in nodes if column_names(node)]
-            nodes = [*(type_rules.coerce(node, shared) for node in constants), *others]
+            if shared not in ELEMENTS:  # there is no array of arrays
+                others = [node for node in nodes if column_names(node)]
+                nodes = [*(type_rules.coerce(node, shared) for node in constants), *others]
         return functions.logical("OR", [type_rules.comparison("=", value, node) for node in nodes])
 
     def _each_element(
@@ -328,6 +329,8 @@ class _Analysis:
         elements = self._elements(array, value.type_oid)
         if isinstance(elements, Node):
             return functions.each_element(value, elements, every=every, compare=compare)
+        if not elements and can_fail(value):
+            self._refuse(array, "PostgreSQL computes what it compares with no element, and that may fail")
         if any(can_fail(element) and column_names(element) for element in elements):
             self._refuse(array, "PostgreSQL computes all its elements, and one may fail")
         results = [compare(value, element) for element in elements]

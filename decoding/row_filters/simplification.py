@@ -38,6 +38,7 @@ from pgsieve.decoding.row_filters.nodes import (
     Node,
     Not,
     NotDistinct,
+    NullIf,
     Regex,
     can_fail,
     children,
@@ -72,6 +73,8 @@ def _simplified(node: Node) -> Node:
             return Constant(value is None, type_oid=BOOL)
         case IsTruth(operand=Constant(value=value), truth=truth):
             return Constant(value is truth, type_oid=BOOL)
+        case NullIf(left=left, right=right) if _is_null(left) or _is_null(right):
+            return left
         case _ if _is_strict(node):
             return _strict(node)
         case _:
@@ -210,10 +213,16 @@ def _may_become_constant(node: Node) -> bool:
             return _may_become_constant(operands[0])
         case IsNull(operand=operand) | IsTruth(operand=operand):
             return _may_become_constant(operand)
-        case _ if _is_strict(node):
-            return any(map(_may_become_null, children(node)))
+        case NullIf(left=left, right=right):
+            return _may_become_null(left) or all(map(_may_become_constant, (left, right)))
+        case EachElement(subject=subject, array=array):
+            return all(map(_may_become_constant, (subject, array)))
+        case ColumnValue() | Element():
+            return False
+        case _ if _is_strict(node) and any(map(_may_become_null, children(node))):
+            return True
         case _:
-            return False  # only of constants alone
+            return all(map(_may_become_constant, children(node)))
 
 
 def _never_null(node: Node) -> bool:

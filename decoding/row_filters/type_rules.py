@@ -45,6 +45,7 @@ from pgsieve.decoding.row_filters.nodes import (
     VARCHAR,
     Arithmetic,
     Array,
+    Case,
     Cast,
     Comparison,
     Constant,
@@ -230,8 +231,13 @@ def not_distinct(left: Node, right: Node) -> NotDistinct:
     return NotDistinct(*_compared(left, right, ordering=False))
 
 
-def null_if(left: Node, right: Node) -> NullIf:
-    """`NULLIF(left, right)`: of the type in which the two are compared."""
+def null_if(left: Node, right: Node) -> Node:
+    """`NULLIF(left, right)`: of the left type where an operator compares it with the right one, else of their common one."""
+    if left.type_oid != right.type_oid and any(
+        {left.type_oid, right.type_oid} <= set(kind) for kind in (INTEGERS, FLOATS)
+    ):
+        null = constant_from_text(None, left.type_oid)
+        return Case((comparison("=", left, right),), (null,), left, type_oid=left.type_oid)
     left, right = _compared(left, right, ordering=False)
     return NullIf(left, right, type_oid=left.type_oid, digits=left.digits)
 

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import BinaryType, BooleanType, DataType, IntegerType, LongType, StringType
 
 from pgsieve.assets.steps.row_filters import datetimes, numbers
-from pgsieve.assets.steps.row_filters.expressions import bound, failure
+from pgsieve.assets.steps.row_filters.expressions import bound, chosen, failure
 from pgsieve.assets.steps.row_filters.python import PythonFunction
 from pgsieve.decoding.row_filters.letter_case import CaseMapping
 from pgsieve.decoding.row_filters.nodes import DATE
@@ -65,7 +65,11 @@ def _right(value: Column, count: Column) -> Column:
 
     def build(text: Column, number: Column) -> Column:
         number = number.cast(LongType())
-        skipped = F.when(number < 0, -number).otherwise(F.length(text) - number)
+        # The least integer is its own negation there, and leaves none out.
+        skipped = chosen(
+            [(number == -_GREATEST_LENGTH - 1, F.lit(0).cast(LongType())), (number < 0, -number)],
+            F.length(text) - number,
+        )
         start = F.least(_clamped(skipped), F.lit(_GREATEST_LENGTH - 1)) + 1
         return F.when(number.isNotNull(), F.substr(text, start))
 

@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 from pgsieve.decoding.row_filters.nodes import BPCHAR, STRINGS, VARCHAR
 from pgsieve.decoding.row_filters.strings import STRING_FUNCTIONS, FilterValueError
 
+_LEAST_INTEGER: Final = -(1 << 31)
 _Sequence = TypeVar("_Sequence", str, bytes)
 
 # --- parts -------------------------------------------------------------------------------
@@ -37,6 +38,8 @@ def _left(text: str, count: int) -> str:
 
 def _right(text: str, count: int) -> str:
     """Take the last characters, or all but the first ones where the count is negative."""
+    if count == _LEAST_INTEGER:  # which is its own negation there: none is left out
+        return text
     return text[max(len(text) - count, 0) :] if count >= 0 else text[-count:]
 
 

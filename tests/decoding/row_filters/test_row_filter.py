@@ -500,3 +500,35 @@ def test_any_text_is_accepted_or_refused_with_an_error_of_ours() -> None:
     outcomes = [outcome(text) for text in texts]
     assert all("row filter of public.orders" in message for message in outcomes if message)
     assert any(not message for message in outcomes)
+
+
+def test_nullif_has_the_left_type_where_an_operator_compares_it_as_it_is() -> None:
+    assert [
+        compared(f"NULLIF({left}, {right}) = {left}").left.type_oid
+        for left, right in (("s", "b"), ("r", "f"))
+    ] == [
+        INT2,
+        FLOAT4,
+    ]
+    assert tree("NULLIF(s, 1) = 2::smallint") != tree("NULLIF(s, 1) = 2")
+    assert compared("NULLIF(a, n) = 1").left.type_oid == NUMERIC
+
+
+def test_arrays_of_a_list_are_compared_one_by_one() -> None:
+    match tree("'{0}' IN ('{1}', ARRAY[f])"):
+        case Logical(operands=(Comparison(left=first), Comparison(left=second))):
+            assert (first, second.type_oid) == (Constant("{0}", type_oid=TEXT), 1022)
+        case other:
+            pytest.fail(f"no two comparisons: {other}")
+
+
+def test_what_is_compared_with_no_element_must_not_fail() -> None:
+    with pytest.raises(UnsupportedFilterError, match="compares with no element"):
+        tree("10 / a = ANY ('{}'::int[])")
+    assert tree("a = ANY ('{}'::int[])") == Constant(False, type_oid=BOOL)
+
+
+def test_what_a_row_compares_with_null_must_not_fail() -> None:
+    with pytest.raises(UnsupportedFilterError, match="a row compares with NULL"):
+        tree("ROW(10 / a, s) < ROW(NULL, 1)")
+    assert isinstance(tree("ROW(10 / a, s) = ROW(NULL, 1)"), Logical)

@@ -9,6 +9,7 @@ from pgsieve.decoding.row_filters.nodes import (
     BOOL,
     INT4,
     Arithmetic,
+    Array,
     Case,
     Coalesce,
     ColumnValue,
@@ -18,6 +19,7 @@ from pgsieve.decoding.row_filters.nodes import (
     Logical,
     Node,
     Not,
+    NullIf,
 )
 from pgsieve.decoding.row_filters.simplification import simplified
 
@@ -28,6 +30,10 @@ TRUE, FALSE, UNKNOWN = (Constant(value, type_oid=BOOL) for value in (True, False
 DIVIDES = Comparison("=", Arithmetic("/", ONE, A, type_oid=INT4), ONE)
 #: 1 / 1 = 1, whose value only PostgreSQL computes.
 COMPUTED = Comparison("=", Arithmetic("/", ONE, ONE, type_oid=INT4), ONE)
+
+#: A constant of several parts, and what the planner makes it of: COALESCE ends at the first of its operands.
+CONSTANT_ARRAY = Array((ONE,), type_oid=1007)
+A_OR_CONSTANT = Coalesce((CONSTANT_ARRAY, Array((A,), type_oid=1007)), type_oid=1007)
 
 
 @pytest.mark.parametrize(
@@ -52,6 +58,14 @@ COMPUTED = Comparison("=", Arithmetic("/", ONE, ONE, type_oid=INT4), ONE)
             ONE,
             id="COALESCE ends at the first constant",
         ),
+        pytest.param(
+            Comparison("=", NullIf(NULL, A, type_oid=INT4), Arithmetic("/", ONE, A, type_oid=INT4)),
+            UNKNOWN,
+            id="NULLIF of NULL is NULL",
+        ),
+        pytest.param(
+            NullIf(DIVIDES, UNKNOWN, type_oid=BOOL), DIVIDES, id="nothing is equal to NULL for NULLIF"
+        ),
     ],
 )
 def test_what_constants_exclude_is_never_evaluated(filtered: Node, left: Node) -> None:
@@ -66,5 +80,7 @@ def test_a_filter_that_cannot_fail_stays_as_it_is() -> None:
 def test_whether_a_row_fails_must_not_hang_on_what_only_postgresql_computes() -> None:
     with pytest.raises(RefusedError, match="write its value instead"):
         simplified(Logical("AND", (DIVIDES, COMPUTED)))
+    with pytest.raises(RefusedError, match="write its value instead"):
+        simplified(Logical("OR", (DIVIDES, Comparison("=", CONSTANT_ARRAY, A_OR_CONSTANT))))
     kept = Logical("AND", (COMPUTED, Comparison("=", A, ONE)))
     assert simplified(kept) == kept
