@@ -25,6 +25,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
 from pgsieve.decoding.lsn import format_lsn
+from pgsieve.resources.lake.conforming import conformed
 from pgsieve.resources.lake.errors import DamagedTableError, OverrunError, commit_again
 from pgsieve.resources.lake.key_lookup import Key, present_keys
 from pgsieve.resources.lake.merge import Merge
@@ -389,6 +390,28 @@ class LocalRecords:
                 f'Delta table "{path}": it has lost the slices that end at {ends_lacking}'
             )
         return (self.table_at(path).schema().to_json(), chosen) if self.is_plain(path) else None
+
+    def slice_rows(
+        self, path: str, ends: Collection[int], *, columns: Sequence[str] | None = None, every: bool = False
+    ) -> pa.Table | None:
+        """The rows of some slices in the order of their changes; None, and DamagedTableError, as in `slice_files`."""
+        readable = self.slice_files(path, ends, every=every)
+        if readable is None:
+            return None
+        schema = pa.schema(self.table_at(path).schema().to_arrow())
+        if columns is not None:
+            schema = pa.schema([schema.field(name) for name in columns])
+        within = pc.field("slice").isin(sorted(ends))
+        rows = pa.concat_tables(
+            [
+                schema.empty_table(),
+                *(
+                    conformed(self.store.read(f, columns=columns, filters=within), schema)
+                    for f in readable[1]
+                ),
+            ]
+        )
+        return rows.sort_by([("commit_lsn", "ascending"), ("ordinal", "ascending")])
 
     def is_plain(self, path: str) -> bool:
         """Whether the rows of a table are those of its Parquet files, without mapped columns or deleted rows."""

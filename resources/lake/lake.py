@@ -170,6 +170,24 @@ class Lake(LakePaths):
         rows = reader.parquet(*files) if files else reader.parquet(path).limit(0)
         return rows.where(F.col("slice").isin(sorted(ends)))
 
+    def slice_rows(
+        self,
+        path: str,
+        ends: Collection[int],
+        size: int | None,
+        *,
+        columns: Sequence[str] | None = None,
+        every: bool = False,
+    ) -> pa.Table | None:
+        """The rows of some slices in the order of their changes, where they are few: about `size` bytes (None: many).
+
+        None where only Spark may read them. `every` as in `slices_of`.
+        """
+        if self.local is None or not self.is_small(size):
+            return None
+        with self.refusing(path):
+            return self.local.slice_rows(path, ends, columns=columns, every=every)
+
     # writing
 
     def remove_log(self, path: str) -> None:

@@ -4,10 +4,10 @@ In: a window's tables and messages. Out: the finish LSN of the first transaction
 `pgsieve skip` takes, and the reason. Raises LakeError where it is the lake that fails.
 """
 
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 from pyspark.sql import Observation
-from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from pgsieve.assets.steps.records.failures import (
     TABLE_ERRORS,
@@ -18,6 +18,8 @@ from pgsieve.assets.steps.records.failures import (
 )
 from pgsieve.assets.steps.records.table_states import Name
 from pgsieve.assets.steps.subscription import PARALLEL_TABLES, Subscription
+from pgsieve.assets.steps.update_transformation.decoded_batches import changes_schema
+from pgsieve.assets.steps.update_transformation.messages import FIRST, Choice
 from pgsieve.assets.steps.update_transformation.relation_versions import readings_of
 from pgsieve.assets.steps.update_transformation.windows import Work
 from pgsieve.decoding.publications.evolution import SchemaChangedError
@@ -54,9 +56,8 @@ def first_failing_transaction(subscription: Subscription, lake: Lake, work: Work
         return False
 
     relations = [part.version.relation.relation_id for part in work.parts.get(name, ())]
-    changes = work.messages.where(F.col("relation_id").isin(relations) & F.col("kind").isin("I", "U", "D"))
-    changes = changes.where(F.col("commit_lsn") >= work.tables[name].lsn).select("commit_lsn").distinct()
-    return first_failing(sorted(changes.toArrow()["commit_lsn"].to_pylist()), fails)
+    of_table = Choice(after=(work.tables[name].lsn, FIRST), relations=relations)
+    return first_failing(work.messages.chosen(of_table).commits(), fails)
 
 
 def _try(subscription: Subscription, work: Work, name: Name, upto: int | None = None) -> None:
@@ -65,7 +66,9 @@ def _try(subscription: Subscription, work: Work, name: Name, upto: int | None = 
     assert state.definition is not None
     if upto is not None:
         parts = [part for part in parts if part.version.begin[0] <= upto]
-        messages = messages.where(F.col("commit_lsn") <= upto)
-    for reading in readings_of(subscription, messages, parts, (state.lsn, -1), state.definition):
-        changes = reading.changes(state.definition, Observation())
-        changes.write.format("noop").mode("overwrite").save()
+        messages = messages.chosen(Choice(before=(upto + 1, FIRST)))
+    for reading in readings_of(subscription, messages, parts, (state.lsn, FIRST), state.definition):
+        schema = changes_schema(reading.types(state.definition))
+        if reading.changes_in_process(state.definition, schema, Counter()) is None:
+            changes = reading.changes(state.definition, Observation())
+            changes.write.format("noop").mode("overwrite").save()

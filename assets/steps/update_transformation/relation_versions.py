@@ -4,6 +4,7 @@ In: a Relation message of the slice, and the replica's definition, which may be 
 the replica's columns. Raises SchemaChangedError where the columns of the Relation message fit neither the present nor the former definition.
 """
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -11,28 +12,27 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame, Observation
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
-from pgsieve.assets.steps.records.columns import ROW_OPERATIONS, Order, order
+from pgsieve.assets.steps.records.columns import ROW_OPERATIONS, Order
+from pgsieve.assets.steps.records.table_states import Name
 from pgsieve.assets.steps.subscription import Definition, Subscription
-from pgsieve.assets.steps.update_transformation.changes import (
-    AddedColumn,
-    FilterColumns,
-    decoded_changes,
-    transformed_changes,
-)
+from pgsieve.assets.steps.update_transformation import in_process
+from pgsieve.assets.steps.update_transformation.changes import decoded_changes, transformed_changes
+from pgsieve.assets.steps.update_transformation.decoded_batches import AddedColumn, FilterColumns
+from pgsieve.assets.steps.update_transformation.messages import Choice, Messages
 from pgsieve.assets.steps.update_transformation.slice_contents import Part
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.protocol.tuples import RelationColumns
 from pgsieve.decoding.publications.evolution import SchemaChangedError, missing_value, present_names
 from pgsieve.decoding.publications.filters import row_filter
 from pgsieve.decoding.row_filters.analysis import RowFilter
-from pgsieve.decoding.values.types import from_text
+from pgsieve.decoding.values.types import column_type, from_text
 
 
 @dataclass(frozen=True)
 class Reading:
     """The messages of one relation version, their columns, and what the subscription gets of them."""
 
-    messages: DataFrame
+    messages: Messages
     columns: RelationColumns
     operations: frozenset[str]
     filters: Mapping[str, Sequence[RowFilter] | None]
@@ -56,18 +56,48 @@ class Reading:
 
     def changes(self, definition: Definition, received: Observation) -> DataFrame:
         """What the subscription gets, `received` counting what came."""
-        needed = {*definition.names, *_used(self.filters)}
-        added = [a for a in self.added if a.name in needed]
-        decoded = decoded_changes(self.messages, self.columns, needed, definition.key, added, self.read)
+        needed, added = self._needed(definition)
+        frame = self.messages.frame
+        decoded = decoded_changes(frame, self.columns, needed, definition.key, added, self.read)
         decoded = decoded.observe(
             received, *(count(operation).alias(operation) for operation in ROW_OPERATIONS)
         )
         return transformed_changes(decoded, self.filters, self.operations, definition.names)
 
+    def changes_in_process(
+        self, definition: Definition, schema: pa.Schema, received: Counter[str]
+    ) -> pa.Table | None:
+        """The same in this process, in the columns of `changes_schema`; None where Spark has to: many messages, a row filter."""
+        messages = self.messages.table
+        if messages is None or not in_process.can_filter(self.filters):
+            return None
+        needed, added = self._needed(definition)
+        decoded = in_process.decoded_changes(messages, self.columns, needed, definition.key, added, self.read)
+        received.update(operation for batch in decoded for operation in batch["operation"].to_pylist())
+        return in_process.transformed_changes(decoded, self.operations, schema)
+
+    def _needed(self, definition: Definition) -> tuple[set[str], Sequence[AddedColumn]]:
+        """The columns that are decoded, and those of them that the version lacks."""
+        needed = {*definition.names, *_used(self.filters)}
+        return needed, [a for a in self.added if a.name in needed]
+
+
+def defined_types(
+    subscription: Subscription, table: Name, definition: Definition
+) -> list[tuple[str, pa.DataType]]:
+    """The replica's columns with the types that they would arrive with, where nothing does."""
+    types = []
+    for name in definition.names:
+        column = definition.layout.named(name)
+        assert column is not None
+        chosen = subscription.types.get((*table, name))
+        types.append((name, column_type(column.type_oid, column.type_modifier, chosen).arrow))
+    return types
+
 
 def readings_of(
     subscription: Subscription,
-    messages: DataFrame,
+    messages: Messages,
     parts: Sequence[Part],
     since: Order,
     definition: Definition,
@@ -86,7 +116,7 @@ def _is_of(subscription: Subscription, part: Part, definition: Definition) -> bo
 
 
 def _reading(
-    subscription: Subscription, messages: DataFrame, part: Part, since: Order, definition: Definition
+    subscription: Subscription, messages: Messages, part: Part, since: Order, definition: Definition
 ) -> Reading:
     """How the changes of a relation version after `since` are read for a replica of this definition."""
     relation, sent = part.version.relation, part.sent
@@ -102,10 +132,7 @@ def _reading(
     if not used <= {*columns.names, *(a.name for a in added)}:
         raise _copied_again(part, "columns of its row filter changed")
     begin = max(part.version.begin, since)
-    mine = messages.where((F.col("relation_id") == relation.relation_id) & F.col("kind").isin("I", "U", "D"))
-    mine = mine.where(order() > _at(begin))
-    if part.version.end is not None:
-        mine = mine.where(order() < _at(part.version.end))
+    mine = messages.chosen(Choice(begin, part.version.end, relations=(relation.relation_id,)))
     read = None
     if any(subscription.override(sent.publish_as, name) for name in used):
         # PostgreSQL's filter knows nothing of the types that the user chose for the replica.
@@ -116,12 +143,6 @@ def _reading(
 
 def _used(filters: Mapping[str, Sequence[RowFilter] | None]) -> set[str]:
     return {name for fs in filters.values() for f in fs or () for name in f.columns}
-
-
-def _at(at: Order) -> Column:
-    return F.struct(
-        F.lit(at[0]).cast("bigint").alias("commit_lsn"), F.lit(at[1]).cast("bigint").alias("ordinal")
-    )
 
 
 def _refuse_lacking(qualified: str, lacking: Collection[str]) -> None:

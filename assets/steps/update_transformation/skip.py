@@ -7,14 +7,14 @@ that is passed already.
 
 from dataclasses import replace
 
-from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
-
 from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import TableStates
 from pgsieve.assets.steps.records.transformed import Transformed
 from pgsieve.assets.steps.subscription import Subscription
+from pgsieve.assets.steps.update_transformation.messages import FIRST, Choice, messages_of
+from pgsieve.assets.steps.update_transformation.slice_contents import summarized_slice
 from pgsieve.assets.steps.update_transformation.windows import Window
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn
@@ -43,8 +43,11 @@ def clear_skip(
 
 
 def _is_in(lake: Lake, subscription: Subscription, window: Window) -> bool:
-    messages = lake.slices_of(ChangeLog(lake, subscription.feed).path, [window.slice])
-    return not messages.where(F.col("commit_lsn") == F.lit(window.skipped)).isEmpty()
+    size = summarized_slice(lake, subscription.feed, window.slice).size
+    messages = messages_of(lake, ChangeLog(lake, subscription.feed).path, [window.slice], size)
+    assert window.skipped is not None
+    of_transaction = Choice(after=(window.skipped, FIRST), before=(window.skipped + 1, FIRST))
+    return bool(messages.chosen(of_transaction).commits())
 
 
 def set_skip(subscription: Subscription, lake: Lake, lsn: int | None) -> None:

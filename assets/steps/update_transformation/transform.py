@@ -6,9 +6,10 @@ Repeating a slice after a crash repeats the same commits, which Delta leaves out
 """
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
 
@@ -26,14 +27,15 @@ from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
 from pgsieve.assets.steps.records.transformed import TableChanges, Transformed
 from pgsieve.assets.steps.subscription import PARALLEL_TABLES, Definition, Subscription
-from pgsieve.assets.steps.update_transformation.changes import (
-    changes_schema,
-    unfiltered_files,
-)
+from pgsieve.assets.steps.update_transformation import in_process
+from pgsieve.assets.steps.update_transformation.changes import unfiltered_files
+from pgsieve.assets.steps.update_transformation.decoded_batches import changes_schema, count_changes
 from pgsieve.assets.steps.update_transformation.first_failure import first_failing_transaction, first_failure
+from pgsieve.assets.steps.update_transformation.messages import Messages
 from pgsieve.assets.steps.update_transformation.relation_versions import (
     Reading,
     count,
+    defined_types,
     readings_of,
 )
 from pgsieve.assets.steps.update_transformation.schema_changes import follow_schema_changes
@@ -59,6 +61,7 @@ from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.errors import OverrunError, again_after_conflict
 from pgsieve.resources.lake.lake import Lake, column_mapping
+from pgsieve.resources.lake.parquet_files import Tally
 from pgsieve.resources.lake.way import Way
 from pgsieve.resources.postgres.present_catalog import present_catalog
 from pgsieve.resources.postgres.slot import current_lsn
@@ -166,7 +169,8 @@ def _transform_slice(
     contents, messages = work.contents, work.messages
     shared = len(work.tables) > 1 and not lake.is_small(contents.size)
     if shared:
-        messages = messages.persist()
+        kept = messages.frame.persist()
+        messages = Messages(lambda: kept)
 
     aside: dict[Name, TableState] = {}
 
@@ -205,7 +209,7 @@ def _transform_slice(
     with ThreadPoolExecutor(PARALLEL_TABLES) as pool:
         changes = list(pool.map(one, work.tables))
     if shared:
-        messages.unpersist()
+        kept.unpersist()
     if aside and lake.records.version(transformed := Transformed(lake, subscription.name).path) != base:
         raise OverrunError(transformed)  # What fails may be what another process has changed.
     TableStates(lake, subscription.name).append(aside.values())
@@ -215,7 +219,7 @@ def _transform_slice(
 def _transform_table(
     subscription: Subscription,
     lake: Lake,
-    messages: DataFrame,
+    messages: Messages,
     contents: SliceContents,
     state: TableState,
     parts: Sequence[Part],
@@ -244,9 +248,12 @@ def _transform_table(
         raise SchemaChangedError(
             f"changes up to {format_lsn(position)} only were written by a run that ended amid a slice"
         )
-    schema = changes_schema(readings[0].types(definition)) if readings else None
+    schema = changes_schema(readings[0].types(definition) if readings else ())
+    few = _few_changes(subscription, lake, path, contents, state, readings, truncates)
+    if few is not None:
+        return _write_few(lake, path, result, few, definition, position)
     if (
-        schema
+        readings
         and not truncates
         and not written
         and all(r.is_unfiltered(definition) for r in readings)
@@ -271,6 +278,64 @@ def _transform_table(
     )
 
 
+@dataclass(frozen=True)
+class _FewChanges:
+    """What a subscription gets of a table in a slice, and how many changes of each operation came."""
+
+    sent: pa.Table
+    received: Mapping[str, int]
+
+
+def _few_changes(
+    subscription: Subscription,
+    lake: Lake,
+    path: str,
+    contents: SliceContents,
+    state: TableState,
+    readings: Sequence[Reading],
+    truncates: Sequence[Order],
+) -> _FewChanges | None:
+    """A table's changes, where this process may have them; None where Spark has to."""
+    definition = state.definition
+    assert definition is not None
+    if lake.way(path, definition.names, contents.size) is not Way.IN_PROCESS:
+        return None
+    schema = changes_schema(
+        readings[0].types(definition) if readings else defined_types(subscription, state.name, definition)
+    )
+    received, changes = Counter[str](), [in_process.truncates(truncates, schema)]
+    for reading in readings:
+        part = reading.changes_in_process(definition, schema, received)
+        if part is None:
+            return None
+        changes.append(part)
+    return _FewChanges(in_process.in_slice(changes, contents.end, schema), received)
+
+
+def _write_few(
+    lake: Lake, path: str, result: TableChanges, few: _FewChanges, definition: Definition, position: int
+) -> TableChanges:
+    """Append a table's changes once, and count them: those that are written, or what a run that died has written."""
+    assert lake.local is not None
+    sent, received = few.sent, few.received
+    if position >= result.slice:
+        sent, received = lake.local.slice_rows(path, [result.slice]), {}
+    else:
+        with lake.refusing(path):
+            lake.local.write(path, sent, result.slice, properties=_CHANGES_PROPERTIES, after=position)
+        reach(Failpoint.CHANGES_WRITTEN)
+    tally: Tally = {"key_changes": 0, "unchanged": []}
+    for batch in sent.to_batches():
+        count_changes(batch, definition.key, tally)
+    return replace(
+        result,
+        received={o: received.get(o, 0) for o in ROW_OPERATIONS},
+        sent={o: tally.get(o, 0) for o in ROW_OPERATIONS},
+        key_changes=tally["key_changes"],
+        unchanged=tuple(tally["unchanged"]),
+    )
+
+
 def _write_unfiltered(
     lake: Lake,
     path: str,
@@ -282,7 +347,7 @@ def _write_unfiltered(
 ) -> TableChanges:
     """Many changes that no row filter has to see: the executors write them as they decode them."""
     frames = [
-        unfiltered_files(r.messages, r.columns, result.slice, definition.key, schema, path, lake.store)
+        unfiltered_files(r.messages.frame, r.columns, result.slice, definition.key, schema, path, lake.store)
         for r in readings
     ]
     written = reduce(DataFrame.unionByName, frames)

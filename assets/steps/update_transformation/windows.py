@@ -8,13 +8,11 @@ TRUNCATEs, and the messages.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
-
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.columns import Order
 from pgsieve.assets.steps.records.table_states import Name, TableState, TableStates
 from pgsieve.assets.steps.subscription import Subscription
+from pgsieve.assets.steps.update_transformation.messages import FIRST, Choice, Messages, messages_of
 from pgsieve.assets.steps.update_transformation.slice_contents import (
     Part,
     SliceContents,
@@ -36,13 +34,11 @@ class Window:
     end: int
     skipped: int | None = None
 
-    def rows(self, messages: DataFrame) -> DataFrame:
+    @property
+    def choice(self) -> Choice:
         """The messages of these transactions."""
-        lsn = F.col("commit_lsn")
-        rows = messages.where(lsn >= self.begin)
-        if self.end < self.slice:
-            rows = rows.where(lsn < self.end)
-        return rows if self.skipped is None else rows.where(lsn != self.skipped)
+        before = (self.end, FIRST) if self.end < self.slice else None
+        return Choice(after=(self.begin, FIRST), before=before, without=self.skipped)
 
     def holds(self, commit_lsn: int) -> bool:
         """Whether a transaction is one of these."""
@@ -66,7 +62,7 @@ class Work:
     tables: Mapping[Name, TableState]
     parts: Mapping[Name, Sequence[Part]]
     emptied: Mapping[Name, Sequence[Order]]
-    messages: DataFrame
+    messages: Messages
 
 
 class LostMessagesError(Exception):
@@ -90,7 +86,7 @@ def work_of(subscription: Subscription, lake: Lake, window: Window, catalog: Cat
     # What is in no file any more concerns only those for whom it is.
     ends = [window.slice] if tables else []
     try:
-        messages = window.rows(lake.slices_of(ChangeLog(lake, subscription.feed).path, ends, every=True))
+        messages = messages_of(lake, ChangeLog(lake, subscription.feed).path, ends, contents.size)
     except DamagedTableError as error:
         raise LostMessagesError(tables, error) from error
-    return Work(contents, tables, parts, emptied, messages)
+    return Work(contents, tables, parts, emptied, messages.chosen(window.choice))

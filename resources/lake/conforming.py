@@ -1,0 +1,38 @@
+"""Rows of older files as their table has them now: Arrow arrays in, the same rows with the table's present columns out.
+
+Delta adds columns, and fields of structs, without touching a file: there they are NULL (Delta's protocol, schema evolution).
+Raises ArrowInvalid where a value does not fit, which no table of pgsieve's has.
+"""
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+
+def conformed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """The rows with the columns of a schema, by name."""
+    columns = [
+        _conformed(rows[field.name].combine_chunks(), field.type)
+        if field.name in rows.column_names
+        else pa.nulls(rows.num_rows, field.type)
+        for field in schema
+    ]
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _conformed(values: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> pa.Array:
+    if isinstance(values, pa.ChunkedArray):  # Without a chunk, combined chunks are still chunked.
+        values = pa.concat_arrays(values.chunks) if values.chunks else pa.nulls(0, values.type)
+    if values.type.equals(kind):
+        return values
+    if not pa.types.is_struct(kind):
+        return values.cast(kind)
+    children = [
+        _conformed(pc.struct_field(values, [place]), field.type)
+        if (place := values.type.get_field_index(field.name)) >= 0
+        else pa.nulls(len(values), field.type)
+        for field in kind
+    ]
+    mask = values.is_null()
+    if not children:
+        return pa.nulls(len(values), kind)
+    return pa.StructArray.from_arrays(children, fields=list(kind), mask=mask)

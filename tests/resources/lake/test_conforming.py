@@ -1,0 +1,29 @@
+"""Rows of a file from before its table got a column, or a field of a struct."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from pgsieve.resources.lake.conforming import conformed
+
+
+def test_what_a_file_lacks_is_null() -> None:
+    rows = pa.table({"n": pa.array([1, 2], pa.int32()), "row": pa.array([{"b": "x", "a": 1}, None])})
+    schema = pa.schema(
+        {
+            "row": pa.struct({"a": pa.int64(), "b": pa.string(), "c": pa.date32()}),
+            "n": pa.int64(),
+            "m": pa.bool_(),
+        }
+    )
+    conforming = conformed(rows, schema)
+    assert conforming.schema == schema
+    assert conforming.to_pylist() == [
+        {"row": {"a": 1, "b": "x", "c": None}, "n": 1, "m": None},
+        {"row": None, "n": 2, "m": None},
+    ]
+
+
+def test_a_file_without_rows_has_the_columns() -> None:
+    schema = pa.schema({"row": pa.struct({"a": pa.int64()})})
+    assert conformed(pa.table({"row": pa.array([], pa.struct({}))}), schema) == schema.empty_table()
