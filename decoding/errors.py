@@ -47,6 +47,7 @@ A message names the object, what is wrong and what to do; it never holds a cell 
             SourceSettingError        resources.postgres.source
             SourceUnreachableError    resources.postgres.source
         SparkUnavailableError         resources.lake.session
+        StalledError                  pipelines.commands.watch
         SubscriptionDisabledError     assets.steps.records.subscription_state
         UncheckedFilterError          resources.postgres.filter_analysis
         UndefinedColumnError

@@ -16,9 +16,12 @@ Dagster and Spark are imported inside the commands that need them: `--help` and 
 """
 
 import errno
+import inspect
+import os
 import sys
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from functools import partial, wraps
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,6 +34,7 @@ from pgsieve.pipelines.command_line import console
 from pgsieve.pipelines.command_line.extras import require_extra
 from pgsieve.pipelines.commands.results import Failure
 from pgsieve.pipelines.config.model import Config, load_config
+from pgsieve.resources.tracing import span
 
 FOUND = 1
 REFUSED = 2
@@ -66,7 +70,6 @@ app = typer.Typer(
     help="PostgreSQL logical replication into Delta Lake, with PostgreSQL's own row filters.",
     epilog="Example: pgsieve demo",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
@@ -85,7 +88,52 @@ Subscriptions = Annotated[
     typer.Argument(metavar="SUBSCRIPTION", help="Subscriptions, by name (default: all)."),
 ]
 
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+
+
+class _LogFormat(StrEnum):
+    """How progress and errors are written to stderr."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+LogFormat = Annotated[
+    _LogFormat | None,
+    typer.Option(
+        "--log-format",
+        help="How progress, warnings and errors are written to stderr; json: one object a line. Also PGSIEVE_LOG_FORMAT.",
+        show_choices=True,
+    ),
+]
+
 Subscription = Annotated[str, typer.Argument(metavar="SUBSCRIPTION", help="A subscription, by name.")]
+
+
+def _command(
+    epilog: str, name: str | None = None, to: typer.Typer = app
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Register a command, with the options that every one has after its name, too."""
+
+    def register(function: Callable[..., None]) -> Callable[..., None]:
+        @wraps(function)
+        def invoked(*arguments: Any, log_format: _LogFormat | None = None, **options: Any) -> None:
+            if log_format == _LogFormat.JSON:
+                console.log_as_json()
+            with span(f"pgsieve {function.__name__}"):
+                function(*arguments, **options)
+
+        declared = inspect.signature(function)
+        parameter = inspect.Parameter(
+            "log_format", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=LogFormat
+        )
+        signed: Any = invoked
+        signed.__signature__ = declared.replace(parameters=[*declared.parameters.values(), parameter])
+        signed.__annotations__ = {**function.__annotations__, "log_format": LogFormat}
+        to.command(name, cls=_Command, epilog=epilog)(invoked)
+        return function
+
+    return register
 
 
 def _print_version(wanted: bool) -> None:
@@ -105,9 +153,12 @@ def common(
         bool,
         typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
     ] = False,
+    log_format: LogFormat = None,
 ) -> None:
     """Keep the options that come before the command."""
     del verbose, version  # read from the context, and by the callback
+    if (log_format or os.environ.get("PGSIEVE_LOG_FORMAT")) == _LogFormat.JSON:
+        console.log_as_json()
     ctx.obj = config
 
 
@@ -120,6 +171,10 @@ def _verbose(ctx: Any) -> bool:
     return bool(ctx.find_root().params["verbose"])
 
 
+def _ignore(*_: object) -> None:
+    """What is shown at the end needs not be shown step by step."""
+
+
 def _end(failures: Sequence[Failure], *, found: bool = False) -> None:
     """Exit with the greatest code that there is a reason for."""
     codes = [REFUSED if isinstance(failure.error, PgsieveError) else FAULT for failure in failures]
@@ -127,7 +182,7 @@ def _end(failures: Sequence[Failure], *, found: bool = False) -> None:
         raise typer.Exit(code)
 
 
-@app.command(cls=_Command, epilog="Example: pgsieve demo --keep ./demo")
+@_command("Example: pgsieve demo --keep ./demo")
 def demo(
     keep: Annotated[
         Path | None,
@@ -135,19 +190,23 @@ def demo(
             "--keep", metavar="FOLDER", help="Make everything in this folder (default: a temporary one)."
         ),
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Replay the manual's row filter examples on an embedded PostgreSQL, beside a built-in subscription."""
     require_extra("demo")
     from pgsieve.pipelines.commands.demo import demo as run_demo
 
     with console.progress() as progress:
-        report = run_demo(keep, progress, console.print_demo_step)
-    console.print_demo(report)
+        report = run_demo(keep, progress, _ignore if as_json else console.print_demo_step)
+    if as_json:
+        console.print_json(report)
+    else:
+        console.print_demo(report)
     if not report.equal:
         raise typer.Exit(FOUND)
 
 
-@app.command(cls=_Command, epilog="Example: pgsieve run sales")
+@_command("Example: pgsieve run sales")
 def run(
     ctx: typer.Context,
     subscriptions: Subscriptions = None,
@@ -156,32 +215,82 @@ def run(
         bool,
         typer.Option("--follow", help="Go on applying changes as they arrive, until SIGTERM or Ctrl-C."),
     ] = False,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            "--metrics-port",
+            min=0,
+            max=65535,
+            metavar="PORT",
+            help="With --follow: serve Prometheus metrics at /metrics and the process's health at /healthz.",
+        ),
+    ] = None,
+    metrics_host: Annotated[
+        str,
+        typer.Option(
+            "--metrics-host",
+            metavar="ADDRESS",
+            help="Address that they are served at (0.0.0.0: at all of this machine).",
+        ),
+    ] = "127.0.0.1",
+    stall_limit: Annotated[
+        int,
+        typer.Option(
+            "--stall-limit",
+            min=0,
+            metavar="SECONDS",
+            help="With --follow: end with an error where for so long nothing moves though something waits; 0: never.",
+        ),
+    ] = 1800,
+    as_json: AsJson = False,
 ) -> None:
     """Copy what is new, apply every change up to the source's current LSN, and exit.
 
-    Prints what was copied and applied. Exits with 1 when a table had to be set aside.
+    Prints what was copied and applied; with --follow and --json an object a line. Exits with 1 when a table had to be set
+    aside.
     """
     settings = _load(ctx, config)
     selected = settings.selected(subscriptions or [])
     if follow:
         from pgsieve.pipelines.commands.follow import follow as follow_pipeline
+        from pgsieve.pipelines.commands.watch import StalledError
 
-        with console.progress() as progress:
-            failures = follow_pipeline(
-                settings, selected, progress, partial(console.print_run, verbose=_verbose(ctx))
-            )
+        try:
+            with console.progress() as progress:
+                failures = follow_pipeline(
+                    settings,
+                    selected,
+                    progress,
+                    console.print_json_line if as_json else partial(console.print_run, verbose=_verbose(ctx)),
+                    metrics_at=None if metrics_port is None else (metrics_host, metrics_port),
+                    stall_limit=stall_limit or None,
+                )
+        except StalledError as error:
+            console.print_error(error)
+            console.log_as_text()
+            sys.stdout.flush()
+            os._exit(REFUSED)  # Not sys.exit, which waits for the threads that do not move.
         console.print_failures(failures, verbose=_verbose(ctx))
         _end(failures)
         return
+    if metrics_port is not None:
+        raise PgsieveError(
+            "--metrics-port is for --follow: a process that ends cannot be scraped",
+            hint="after a run, `pgsieve status --prometheus` prints the metrics, e.g. for node_exporter's textfile collector",
+        )
     from pgsieve.pipelines.commands.run import run as run_pipeline
 
     with console.progress() as progress:
         summary = run_pipeline(settings, selected, progress)
-    console.print_run(summary, verbose=_verbose(ctx))
+    if as_json:
+        console.print_json(summary)
+        console.print_failures(summary.failures, verbose=_verbose(ctx))
+    else:
+        console.print_run(summary, verbose=_verbose(ctx))
     _end(summary.failures, found=summary.problems)
 
 
-@app.command(cls=_Command, epilog="Example: pgsieve resync sales public.orders")
+@_command("Example: pgsieve resync sales public.orders")
 def resync(
     ctx: typer.Context,
     subscription: Subscription,
@@ -190,6 +299,7 @@ def resync(
         typer.Argument(metavar="SCHEMA.TABLE", help="Tables to copy again (default: those that need it)."),
     ] = None,
     config: ConfigFile = None,
+    as_json: AsJson = False,
 ) -> None:
     """Copy tables again, and bring the subscription up to date; the other tables are left alone.
 
@@ -202,12 +312,15 @@ def resync(
 
     with console.progress() as progress:
         report = copy_again(settings, selected, tables or [], progress)
-    console.print_resync(report)
+    if as_json:
+        console.print_json(report)
+    else:
+        console.print_resync(report)
     if report.run and report.run.problems:
         raise typer.Exit(FOUND)
 
 
-@app.command(cls=_Command, epilog="Example: pgsieve skip sales 0/14C0A38")
+@_command("Example: pgsieve skip sales 0/14C0A38")
 def skip(
     ctx: typer.Context,
     subscription: Subscription,
@@ -228,7 +341,7 @@ def skip(
     console.print_skip(subscription, choose(settings, selected, lsn))
 
 
-@app.command(cls=_Command, epilog="Example: pgsieve enable sales")
+@_command("Example: pgsieve enable sales")
 def enable(ctx: typer.Context, subscription: Subscription, config: ConfigFile = None) -> None:
     """Enable a subscription that an error disabled (disable_on_error); the next run goes on where it stopped."""
     settings = _load(ctx, config)
@@ -238,7 +351,7 @@ def enable(ctx: typer.Context, subscription: Subscription, config: ConfigFile = 
     console.print_enabled(subscription, enable_again(settings, selected))
 
 
-@app.command(cls=_Command, epilog="Example: pgsieve drop sales --delete-tables")
+@_command("Example: pgsieve drop sales --delete-tables")
 def drop(
     ctx: typer.Context,
     subscription: Subscription,
@@ -249,6 +362,7 @@ def drop(
         bool, typer.Option("--leave-slot", help="Do not ask the server, which may be gone.")
     ] = False,
     config: ConfigFile = None,
+    as_json: AsJson = False,
 ) -> None:
     """Remove what pgsieve made for a subscription on the server: slot and capture publications.
 
@@ -258,14 +372,21 @@ def drop(
     from pgsieve.pipelines.commands.drop import drop as drop_subscription
 
     report = drop_subscription(settings, subscription, delete_tables=delete_tables, leave_slot=leave_slot)
-    console.print_drop(report)
+    if as_json:
+        console.print_json(report)
+    else:
+        console.print_drop(report)
 
 
-@app.command(cls=_Command, epilog="Example: pgsieve status --json")
+@_command("Example: pgsieve status --json")
 def status(
     ctx: typer.Context,
     config: ConfigFile = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    as_json: AsJson = False,
+    prometheus: Annotated[
+        bool,
+        typer.Option("--prometheus", help="Print metrics in Prometheus' text format instead of tables."),
+    ] = False,
 ) -> None:
     """Show slots, their lag, and the state of every replica table.
 
@@ -276,7 +397,11 @@ def status(
     from pgsieve.pipelines.commands.status import status as read_status
 
     report = read_status(settings)
-    if as_json:
+    if prometheus:
+        from pgsieve.pipelines.commands.metrics import status_metrics
+
+        sys.stdout.write(status_metrics(report).decode())
+    elif as_json:
         console.print_json(report)
     else:
         console.print_status(report)
@@ -284,7 +409,7 @@ def status(
         raise typer.Exit(REFUSED)
 
 
-@app.command(cls=_Command, epilog="Example: pgsieve check sales && echo consistent")
+@_command("Example: pgsieve check sales && echo consistent")
 def check(
     ctx: typer.Context,
     subscriptions: Subscriptions = None,
@@ -292,6 +417,7 @@ def check(
     repair: Annotated[
         bool, typer.Option("--repair", help="Make the rows that differ those of the publisher.")
     ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Compare replica tables with the publisher's filtered tables at the same LSN.
 
@@ -303,14 +429,21 @@ def check(
 
     with console.progress() as progress:
         report = compare(settings, selected, progress, repairing=repair)
-    if report.tables or not report.failures:
+    if as_json:
+        console.print_json(report)
+    elif report.tables or not report.failures:
         console.print_check(report)
     console.print_failures(report.failures, verbose=_verbose(ctx))
     _end(report.failures, found=not report.equal)
 
 
-@app.command(cls=_Command, epilog="Example: pgsieve maintain sales")
-def maintain(ctx: typer.Context, subscriptions: Subscriptions = None, config: ConfigFile = None) -> None:
+@_command("Example: pgsieve maintain sales")
+def maintain(
+    ctx: typer.Context,
+    subscriptions: Subscriptions = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
     """Delete what is applied and older than its retention, compact small files, remove old versions.
 
     How long things are kept is `retention` in the configuration. Runs may go on meanwhile.
@@ -321,14 +454,17 @@ def maintain(ctx: typer.Context, subscriptions: Subscriptions = None, config: Co
 
     with console.progress() as progress:
         done = maintain_tables(settings, selected, progress)
-    console.print_maintenance(done)
+    if as_json:
+        console.print_json(done)
+    else:
+        console.print_maintenance(done)
 
 
-@app.command(cls=_Command, epilog="Example: pgsieve validate -c pgsieve.yaml")
+@_command("Example: pgsieve validate -c pgsieve.yaml")
 def validate(
     ctx: typer.Context,
     config: ConfigFile = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Find what PostgreSQL would refuse, before anything is created.
 
@@ -347,7 +483,7 @@ def validate(
         raise typer.Exit(FOUND)
 
 
-@app.command(cls=_Command, epilog="Example: pgsieve decode shop --plugin test_decoding -o include-xids=false")
+@_command("Example: pgsieve decode shop --plugin test_decoding -o include-xids=false")
 def decode(
     ctx: typer.Context,
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="A source, by name.")],
@@ -381,7 +517,7 @@ def decode(
         sys.stdout.buffer.write(line + b"\n")
 
 
-@app.command(cls=_Command, epilog="Example: pgsieve ui --port 3000")
+@_command("Example: pgsieve ui --port 3000")
 def ui(
     ctx: typer.Context,
     config: ConfigFile = None,
@@ -403,7 +539,7 @@ def ui(
     with instance(settings) as dagster:
         register_tables(settings, dagster)
     keep_for_this_process(settings)
-    serve(settings, host, port)
+    serve(settings, host, port, *(["--log-format", "json"] if console.log_as_text() else []))
 
 
 engine = typer.Typer(
@@ -414,7 +550,7 @@ engine = typer.Typer(
 app.add_typer(engine, name="engine")
 
 
-@engine.command("start", cls=_Command, epilog="Example: pgsieve engine start")
+@_command("Example: pgsieve engine start", "start", engine)
 def start_engine(ctx: typer.Context, config: ConfigFile = None) -> None:
     """Start the engine unless it serves already; one of other settings or another version ends before.
 
@@ -428,11 +564,11 @@ def start_engine(ctx: typer.Context, config: ConfigFile = None) -> None:
     console.print_engine(report)
 
 
-@engine.command("status", cls=_Command, epilog="Example: pgsieve engine status --json")
+@_command("Example: pgsieve engine status --json", "status", engine)
 def print_engine_status(
     ctx: typer.Context,
     config: ConfigFile = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Say whether the engine serves, since when, for whom, and in how much memory. Exits with 1 when it does not."""
     settings = _load(ctx, config)
@@ -447,7 +583,7 @@ def print_engine_status(
         raise typer.Exit(FOUND)
 
 
-@engine.command("stop", cls=_Command, epilog="Example: pgsieve engine stop")
+@_command("Example: pgsieve engine stop", "stop", engine)
 def stop_engine(ctx: typer.Context, config: ConfigFile = None) -> None:
     """End the engine, also where runs use it: they end with an error, and the next ones go on."""
     settings = _load(ctx, config)

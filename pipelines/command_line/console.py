@@ -11,7 +11,6 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from datetime import timedelta
 
 from rich.console import Console, RenderableType
@@ -23,6 +22,7 @@ from rich.text import Text
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.publications.catalog import OPERATIONS
 from pgsieve.decoding.values.quoting import quote_identifier, quote_qualified
+from pgsieve.pipelines.command_line.json_log import JsonLog, JsonProgress, plain
 from pgsieve.pipelines.commands.results import (
     CheckReport,
     ComparedTable,
@@ -45,6 +45,25 @@ from pgsieve.pipelines.config.file import ConfigError
 from pgsieve.resources.passwords import concealed
 
 _NOTHING = "–"
+
+#: Where progress and errors go as JSON, one object a line; None: as text.
+_json: JsonLog | None = None
+
+
+def log_as_json() -> None:
+    """Write progress, warnings and errors as JSON from now on, as well as what others write to stderr."""
+    global _json  # noqa: PLW0603 - stderr is the process's, too
+    if _json is None:
+        _json = JsonLog()
+
+
+def log_as_text() -> bool:
+    """Give stderr back, before another program takes this process over, or it ends at once; whether it was JSON."""
+    global _json
+    closing, _json = _json, None
+    if closing is not None:
+        closing.close()
+    return closing is not None
 
 
 def _out() -> Console:
@@ -105,6 +124,9 @@ def _size(count: int | None) -> str | None:
 
 def print_error(error: PgsieveError, concerned: str = "") -> None:
     """One red line, and what to do about it; a configuration file's problems one by one."""
+    if _json is not None and not isinstance(error, ConfigError):
+        _json.error(error)
+        return
     if isinstance(error, ConfigError):
         for problem in error.problems:
             _error_line(error.describe(problem), problem.hint)
@@ -116,6 +138,9 @@ def print_error(error: PgsieveError, concerned: str = "") -> None:
 def print_failures(failures: Sequence[Failure], *, verbose: bool) -> None:
     """Print the errors that ended the part of some subscriptions, with their names."""
     for failure in failures:
+        if _json is not None:
+            _json.error(failure.error, subscriptions=failure.subscriptions, verbose=verbose)
+            continue
         concerned = f"{', '.join(failure.subscriptions)}: "
         if isinstance(failure.error, PgsieveError):
             print_error(failure.error, concerned)
@@ -125,7 +150,9 @@ def print_failures(failures: Sequence[Failure], *, verbose: bool) -> None:
 
 def print_unexpected(error: BaseException, concerned: str = "", *, verbose: bool) -> None:
     """Name a fault of pgsieve's own; the traceback only when asked, and without variables: they hold values."""
-    if verbose:
+    if _json is not None:
+        _json.error(error, verbose=verbose)
+    elif verbose:
         _err().print(concealed("".join(traceback.format_exception(error))), end="", soft_wrap=True)
         _error_line(f"{concerned}unexpected {type(error).__name__}", None)
     else:
@@ -135,6 +162,9 @@ def print_unexpected(error: BaseException, concerned: str = "", *, verbose: bool
 
 
 def _error_line(message: str, hint: str | None) -> None:
+    if _json is not None:
+        _json.write("error", message=message, hint=hint)
+        return
     console = _err()
     console.print(Text.assemble(("error: ", "bold red"), (message, "red")), soft_wrap=True)
     if hint:
@@ -189,7 +219,10 @@ class _LineProgress:
 
 @contextmanager
 def progress() -> Iterator[Progress]:
-    """Progress on stderr: bars on a terminal, plain lines otherwise."""
+    """Progress on stderr: bars on a terminal, plain lines otherwise, or JSON."""
+    if _json is not None:
+        yield JsonProgress(_json)
+        return
     console = _err()
     if not console.is_terminal:
         yield _LineProgress()
@@ -202,14 +235,20 @@ def progress() -> Iterator[Progress]:
 # Results
 
 
-def as_json(report: StatusReport | ValidationReport | EngineReport) -> str:
-    """Write the report as JSON, the fields under their names in `pgsieve.pipelines.commands.results`."""
-    return json.dumps(asdict(report), indent=2, ensure_ascii=False)
+def as_json(report: object, *, indent: int | None = 2) -> str:
+    """Write a result as JSON, the fields under their names in `pgsieve.pipelines.commands.results`."""
+    return json.dumps(plain(report), indent=indent, ensure_ascii=False)
 
 
-def print_json(report: StatusReport | ValidationReport | EngineReport) -> None:
-    """Print the report as JSON."""
+def print_json(report: object) -> None:
+    """Print a result as JSON."""
     sys.stdout.write(as_json(report) + "\n")
+
+
+def print_json_line(report: object) -> None:
+    """Print one of many results as JSON, on a line of its own, at once."""
+    sys.stdout.write(as_json(report, indent=None) + "\n")
+    sys.stdout.flush()
 
 
 def print_run(summary: RunSummary, *, verbose: bool = False) -> None:

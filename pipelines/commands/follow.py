@@ -3,18 +3,19 @@
 Each feed has a thread, which reads it through the streaming replication protocol. The changes of a slice are applied
 before the next slice is appended. SIGTERM and SIGINT end it at a commit boundary. A subscription that fails is
 left out until the command is started again. The others go on; after the last one of a feed, the feed is not read any more.
-A
-fault of the server or the network that passes is no failure: once a feed has been followed, it is followed again.
+A fault of the server or the network that passes is no failure: once a feed has been followed, it is followed again.
 Copies are Dagster runs. Slices are reported to Dagster every few minutes (`pipelines/commands/follow_report.py`).
 Every few hundred slices the follower maintains what they wrote, as each slice leaves a few more files and commits.
+Where nothing moves though something waits, the process ends with an error, for its supervisor to start it again
+(`pipelines/commands/watch.py`).
 """
 
 import logging
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import FrameType
 
 import dagster as dg
@@ -28,11 +29,16 @@ from pgsieve.assets.steps.subscription import Feed
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.commands.failures import Failures, Part, Result
 from pgsieve.pipelines.commands.follow_report import FollowReport
+from pgsieve.pipelines.commands.metrics import FollowMetrics
 from pgsieve.pipelines.commands.results import Failure, Progress, RunSummary
 from pgsieve.pipelines.commands.run import Materializer, enabled_ones, instance, summaries
+from pgsieve.pipelines.commands.status import brief_status
+from pgsieve.pipelines.commands.watch import Pulse, StalledError, Watch, serving
 from pgsieve.pipelines.config.model import Config, SubscriptionConfig
 from pgsieve.pipelines.project import Project, project
 from pgsieve.resources.lake.errors import SparkLostError
+from pgsieve.resources.postgres.slot import current_lsn
+from pgsieve.resources.tracing import span
 
 Tell = Callable[[RunSummary], None]
 
@@ -47,26 +53,79 @@ MAINTAIN_SLICES = 500
 _logger = logging.getLogger(__name__)
 
 
+#: So long nothing may move though something waits: the largest slice is applied in less.
+STALL_SECONDS = 1800.0
+#: So long the other feeds have to come to a commit boundary when one has stalled.
+_GRACE_SECONDS = 10.0
+
+
 def follow(
-    config: Config, selected: Sequence[SubscriptionConfig], progress: Progress, tell: Tell
+    config: Config,
+    selected: Sequence[SubscriptionConfig],
+    progress: Progress,
+    tell: Tell,
+    *,
+    metrics_at: tuple[str, int] | None = None,
+    stall_limit: float | None = STALL_SECONDS,
 ) -> tuple[Failure, ...]:
     """Follow the selected subscriptions until stopped, or until all have failed; which ones failed.
 
-    `tell` gets what was done, one slice at a time, and each failure when it happens. Raises SubscriptionDisabledError
-    where every subscription is disabled.
+    `tell` gets what was done, one slice at a time, and each failure when it happens. `metrics_at` is a host and a port for
+    metrics, `stall_limit` in seconds, None for none. Raises SubscriptionDisabledError where every subscription is disabled,
+    StalledError where a feed has stalled: its thread may still be there, so the caller has to end the process.
     """
     declared = project(config)
-    failures = Failures(lambda failure: tell(RunSummary((), (failure,))))
+    # Listened for first: what is asked for and cannot be had is refused before anything is done.
+    metrics = FollowMetrics(brief_status(config)) if metrics_at else None
+    feeds_by_slot = {(f.source.name, f.slot): f for f in declared.feeds.values()}
+    watch = Watch(stall_limit, lambda pulse: _is_behind(feeds_by_slot[pulse.source, pulse.slot], pulse))
+
+    def fail(failure: Failure) -> None:
+        if metrics is not None:
+            metrics.failed(failure.subscriptions)
+        tell(RunSummary((), (failure,)))
+
+    failures = Failures(fail)
     subscriptions = enabled_ones(declared, [declared.subscriptions[s.name] for s in selected], failures)
     feeds, names = declared.feeds_of(subscriptions), {s.name for s in subscriptions}
-    with instance(config) as dagster, ThreadPoolExecutor(max(1, len(feeds))) as pool:
-        followers = [_Follower(declared, feed, names, dagster, progress, tell, failures) for feed in feeds]
-        with _stopped_by_signals(followers):
-            # Not in the main thread: there Dagster would end a run under way on the signal.
-            working = {pool.submit(follower.follow) for follower in followers}
-            while working:
-                working = wait(working, _AWAKE_SECONDS).not_done
+    with ExitStack() as opened:
+        if metrics_at and metrics:
+            port = opened.enter_context(serving(*metrics_at, metrics.registry, watch))
+            progress.tell(f"metrics at http://{metrics_at[0]}:{port}/metrics, health at /healthz")
+        dagster = opened.enter_context(instance(config))
+        followers = [
+            _Follower(declared, feed, names, dagster, progress, tell, failures, watch, metrics)
+            for feed in feeds
+        ]
+        opened.enter_context(_stopped_by_signals(followers))
+        # Not in the main thread: there Dagster would end a run under way on the signal. Daemons: one that has stalled
+        # cannot be waited for.
+        threads = [threading.Thread(target=follower.follow, daemon=True) for follower in followers]
+        for thread in threads:
+            thread.start()
+        try:
+            while _are_working(threads, _AWAKE_SECONDS):
+                watch.check()
+        except StalledError:
+            for follower in followers:
+                follower.stop()
+            _are_working(threads, _GRACE_SECONDS)
+            raise
     return failures.listed()
+
+
+def _are_working(threads: Sequence[threading.Thread], seconds: float) -> bool:
+    """Whether some of the threads still work after so many seconds; sooner where none does."""
+    until = time.monotonic() + seconds
+    for thread in threads:
+        thread.join(max(0.0, until - time.monotonic()))
+    return any(thread.is_alive() for thread in threads)
+
+
+def _is_behind(feed: Feed, pulse: Pulse) -> bool:
+    """Whether the server has more than what the feed has received."""
+    with feed.source.connect() as connection:
+        return pulse.streamed is not None and current_lsn(connection) > pulse.streamed.position
 
 
 @contextmanager
@@ -98,6 +157,8 @@ class _Follower:
         progress: Progress,
         tell: Tell,
         failures: Failures,
+        watch: Watch,
+        metrics: FollowMetrics | None,
     ) -> None:
         self._declared, self._feed, self._dagster = declared, feed, dagster
         self._progress, self._tell, self._failures = progress, tell, failures
@@ -107,6 +168,11 @@ class _Follower:
         self._report = FollowReport(declared, feed, self._subscriptions, dagster, progress)
         self._slices, self._written = 0, {s.name: set[Name]() for s in self._subscriptions}
         self._has_followed, self._pause = False, _PAUSE_SECONDS
+        self._pulse, self._metrics = Pulse(feed.source.name, feed.slot), metrics
+        watch.add(self._pulse)
+        if metrics is not None:
+            pulse = self._pulse
+            metrics.follows(pulse.source, pulse.slot, lambda: pulse.connected, lambda: pulse.waiting_seconds)
 
     def stop(self) -> None:
         """End at the next commit boundary."""
@@ -116,6 +182,12 @@ class _Follower:
 
     def follow(self) -> None:
         """Follow until stopped, or until all subscriptions have failed."""
+        try:
+            self._follow_on()
+        finally:
+            self._pulse.ended = True
+
+    def _follow_on(self) -> None:
         with self._failures.of(*(s.name for s in self._subscriptions)):
             while not self._stopped.is_set() and self._going_on():
                 try:
@@ -153,7 +225,10 @@ class _Follower:
 
     def _read(self) -> None:
         """Append and apply slices until a table has to be copied, or no subscription is left."""
-        with StreamedFeed(self._feed, self._declared.lake.open(), quiet) as streamed:
+        with (
+            StreamedFeed(self._feed, self._declared.lake.open(), self._heard) as streamed,
+            self._pulse.watched(streamed),
+        ):
             self._streamed = streamed
             self._has_followed = True
             if self._stopped.is_set():
@@ -164,26 +239,45 @@ class _Follower:
                         return
                     self._slices += 1
                     if self._slices >= MAINTAIN_SLICES:
-                        self._maintain()
+                        with self._pulse.paused():
+                            self._maintain()
+
+    def _heard(self, _: str) -> None:
+        """A step says how far it is."""
+        self._pulse.step()
 
     def _apply(self, streamed: StreamedFeed) -> bool:
         """Append and apply the slice that is due; return whether a table has to be copied."""
         task = f"follow {self._feed.slot}"
         self._progress.start(task)
         try:
-            self._report.appended(streamed.append(), self._tell_dagster)
-            applied = self._materializers()
-            self._each(applied, self._apply_slice)
-            self._pause = _PAUSE_SECONDS
+            with self._pulse.applying(), span("slice", source=self._pulse.source, slot=self._pulse.slot):
+                with self._timed("append"), span("append"):
+                    drained = streamed.append()
+                if self._metrics is not None:
+                    self._metrics.appended(self._pulse.source, self._pulse.slot, drained.slices)
+                self._report.appended(drained, self._tell_dagster)
+                self._pulse.step()
+                applied = self._materializers()
+                self._each(applied, self._apply_slice)
+                self._pause = _PAUSE_SECONDS
         finally:
             self._progress.finish(task)
         self._tell_of(applied)
         return any(self._each(applied, Materializer.has_to_copy))
 
     def _apply_slice(self, materializer: Materializer) -> None:
-        if (done := materializer.apply_slice()) is not None:
+        with self._timed("apply"):
+            done = materializer.apply_slice()
+        self._pulse.step()
+        if done is not None:
+            if self._metrics is not None:
+                self._metrics.applied(materializer.name, *done)
             self._report.applied(materializer.name, *done)
             self._written[materializer.name] |= done[1].tables.keys()
+
+    def _timed(self, step: str) -> AbstractContextManager[None]:
+        return nullcontext() if self._metrics is None else self._metrics.timed(step)
 
     def _maintain(self) -> None:
         """Maintain what the slices since the last time wrote; what fails is tried again after as many."""

@@ -146,7 +146,9 @@ class SlotStatus:
     """A replication slot (`pg_replication_slots`) and how far the lake has read it.
 
     `subscription` is set for a slot of one subscription's own (mode `publisher`). `lag_bytes` is the WAL
-    between the confirmed LSN and the server's current one; `problem` why the source could not be asked.
+    between the confirmed LSN and the server's current one, `lag_seconds` for how long the oldest commit that the change
+    log lacks has been waiting, `retained_bytes` the WAL that the slot keeps, `safe_wal_bytes` what may still be written
+    before the slot can be lost (None: any amount). `problem` says why the source could not be asked.
     """
 
     source: str
@@ -159,6 +161,9 @@ class SlotStatus:
     lag_bytes: int | None
     change_log_lsn: str | None
     problem: str | None = None
+    lag_seconds: float | None = None
+    retained_bytes: int | None = None
+    safe_wal_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +188,9 @@ class TableStatus:
 class SubscriptionStatus:
     """A subscription and its tables; whether it is enabled and why not, and the finish LSN it will skip.
 
-    `problem` is what stands in the way of all of it.
+    `problem` is what stands in the way of all of it. `seconds_behind` says for how long the oldest commit that the
+    replicas lack has been waiting (0: none waits; None: unknown), `last_success` when everything that was there was
+    last found applied (ISO 8601, UTC).
     """
 
     name: str
@@ -195,6 +202,8 @@ class SubscriptionStatus:
     skip_lsn: str | None = None
     notice: str | None = None
     problem: str | None = None
+    seconds_behind: float | None = None
+    last_success: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,9 +44,11 @@ from pgsieve.pipelines.config.model import Config, SubscriptionConfig
 from pgsieve.pipelines.definitions import published_tables
 from pgsieve.pipelines.project import Project, project
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.tracing import finished_span, is_traced, span
 
 _logger = logging.getLogger(__name__)
 
+_STEP_ENDS = {dg.DagsterEventType.STEP_SUCCESS, dg.DagsterEventType.STEP_FAILURE}
 _QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 #: A table whose columns change while it is drained is copied again at once, so often at most.
 _ROUNDS = 3
@@ -134,13 +136,16 @@ def materialize(
     """Materialise assets in this process; raises PgsieveError for whatever fails."""
     progress.start(task)
     try:
-        result = dg.materialize(
-            list(assets),
-            instance=dagster,
-            resources={"lake": declared.lake},
-            run_config=_QUIET,
-            tags=tagged(task, tags),
-        )
+        with span(task):
+            result = dg.materialize(
+                list(assets),
+                instance=dagster,
+                resources={"lake": declared.lake},
+                run_config=_QUIET,
+                tags=tagged(task, tags),
+            )
+            if is_traced():
+                _trace_steps(dagster, result.run_id)
     except PgsieveError:
         raise
     except dg.Failure as failure:
@@ -149,6 +154,20 @@ def materialize(
         progress.finish(task)
     keep_one_idle(dagster, result)
     return result
+
+
+def _trace_steps(dagster: dg.DagsterInstance, run_id: str) -> None:
+    """A span for each of Dagster's steps, within the one that is open."""
+    began: dict[str, float] = {}
+    for entry in dagster.all_logs(run_id, {dg.DagsterEventType.STEP_START, *_STEP_ENDS}):
+        event, key = entry.get_dagster_event(), entry.step_key
+        if key is None:
+            continue
+        if event.event_type == dg.DagsterEventType.STEP_START:
+            began[key] = entry.timestamp
+        elif key in began:
+            failed = event.event_type == dg.DagsterEventType.STEP_FAILURE
+            finished_span(key, began.pop(key), entry.timestamp, failed=failed, step=key)
 
 
 class Materializer:
@@ -228,8 +247,10 @@ class Materializer:
         """Transform and apply without a run of Dagster's; what was done, None for a subscription that is disabled."""
         if not self.enabled:
             return None
-        changes = transform(self.subscription, self.lake, _logger.info)
-        result = apply(self.subscription, self.lake, _logger.info)
+        with span("transform", subscription=self.name):
+            changes = transform(self.subscription, self.lake, _logger.info)
+        with span("apply", subscription=self.name):
+            result = apply(self.subscription, self.lake, _logger.info)
         self._applied(result)
         return changes, result
 

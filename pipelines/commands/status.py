@@ -1,7 +1,14 @@
 """`pgsieve status`: the present state of slots and replica tables. In: the configuration. Out: a `StatusReport`."""
 
-from dataclasses import replace
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 
+import psycopg
+
+from pgsieve.assets.metadata import table_changes_key
+from pgsieve.assets.steps.checks.freshness import seconds_since, unapplied_since, unread_since
 from pgsieve.assets.steps.operations.resync import present_changes
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.cuts import Cuts
@@ -10,15 +17,33 @@ from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableStates
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.assets.steps.validation.examination import Examination
+from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.publications.catalog import Catalog
 from pgsieve.pipelines.commands.results import SlotStatus, StatusReport, SubscriptionStatus, TableStatus
+from pgsieve.pipelines.commands.run import instance
+from pgsieve.pipelines.commands.ui import dagster_home
 from pgsieve.pipelines.config.model import Config
-from pgsieve.pipelines.project import project
+from pgsieve.pipelines.project import Project, project
 from pgsieve.resources.lake.errors import LakeError
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.slot import SlotState, slot_state
 from pgsieve.resources.postgres.source import SourceError, read_catalog
+
+_logger = logging.getLogger(__name__)
+
+#: For so long the server may decode to say since when the first transaction has been waiting.
+_DECODING = "10s"
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What a source says: what it publishes, its slot, and for how long something has been waiting there; or why not."""
+
+    examined: Examination | None = None
+    state: SlotState | None = None
+    seconds: float | None = None
+    problem: str | None = None
 
 
 def status(config: Config) -> StatusReport:
@@ -28,10 +53,26 @@ def status(config: Config) -> StatusReport:
     """
     declared = project(config)
     lake = declared.lake.open()
+    return _report(declared, lake, _last_transformations(config, declared.subscriptions.values()))
+
+
+def brief_status(config: Config) -> Callable[[], StatusReport]:
+    """What reads the same again and again, at little cost: no table's rows are counted, and no slot is decoded.
+
+    It has a lake of its own, and so may be called beside whatever else works; by one thread at a time.
+    """
+    declared = project(config)
+    lake = declared.lake.open()
+    return lambda: _report(declared, lake, None)
+
+
+def _report(declared: Project, lake: Lake, ran: Mapping[str, datetime] | None) -> StatusReport:
+    """The report; a brief one where it is not said when subscriptions ran."""
     slots, subscriptions = [], []
+    brief, ran = ran is None, ran or {}
     for feed in declared.feeds.values():
-        examined, state, problem = _asked(feed)
-        position = ChangeLog(lake, feed).position()
+        asked, position = _asked(lake, feed, peeking=not brief), ChangeLog(lake, feed).position()
+        state = asked.state
         slots.append(
             SlotStatus(
                 source=feed.source.name,
@@ -43,21 +84,92 @@ def status(config: Config) -> StatusReport:
                 confirmed_lsn=format_lsn(state.confirmed_lsn) if state else None,
                 lag_bytes=state.lag if state else None,
                 change_log_lsn=None if position is None else format_lsn(position),
-                problem=problem,
+                problem=asked.problem,
+                lag_seconds=asked.seconds,
+                retained_bytes=state.retained if state else None,
+                safe_wal_bytes=state.safe if state else None,
             )
         )
-        subscriptions += [_shown(lake, feed, s, examined) for s in declared.reading(feed)]
+        for subscription in declared.reading(feed):
+            shown = _shown(lake, feed, subscription, asked.examined, counting=not brief)
+            progress = _progress(lake, subscription, asked, ran.get(subscription.name))
+            subscriptions.append(replace(shown, seconds_behind=progress[0], last_success=progress[1]))
     return StatusReport(tuple(slots), tuple(subscriptions))
 
 
-def _asked(feed: Feed) -> tuple[Examination | None, SlotState | None, str | None]:
-    """What the source publishes, and its slot; or why it does not say."""
+def _asked(lake: Lake, feed: Feed, *, peeking: bool) -> _Asked:
+    """What the source says."""
     try:
         with feed.source.connect() as connection:
             examined = Examination(connection, feed, read_catalog(connection))
-            return examined, slot_state(connection, feed.slot), None
+            state = slot_state(connection, feed.slot)
+            seconds = None if state is None else _seconds_unread(connection, lake, feed, state, peeking)
+            return _Asked(examined, state, seconds)
     except SourceError as error:
-        return None, None, str(error)
+        return _Asked(problem=str(error))
+
+
+def _seconds_unread(
+    connection: psycopg.Connection[tuple[object, ...]],
+    lake: Lake,
+    feed: Feed,
+    state: SlotState,
+    peeking: bool,
+) -> float | None:
+    """For how long the first transaction has been waiting in the slot; None where the server does not say in time."""
+    if ChangeLog(lake, feed).position() is None:
+        return None
+    try:
+        connection.execute(f"set statement_timeout = '{_DECODING}'")
+        return round(
+            seconds_since(connection, unread_since(connection, lake, feed, state, peeking=peeking)), 3
+        )
+    except PgsieveError:
+        # Much to decode, a lost slot, a publication that is missing: what else is shown says which.
+        return None
+    finally:
+        connection.execute("set statement_timeout = 0")
+
+
+def _progress(
+    lake: Lake, subscription: Subscription, asked: _Asked, ran: datetime | None
+) -> tuple[float | None, str | None]:
+    """For how many seconds a subscription has been behind, and when everything was last found applied."""
+    cut, durable = Cuts(lake, subscription.name).last(), ChangeLog(lake, subscription.feed).position()
+    success = cut.at if cut else None
+    if durable is None:
+        return None, None if success is None else _iso(success)
+    try:
+        applied, since = unapplied_since(subscription, lake, durable)
+    except PgsieveError:  # A lake that is damaged; what else is shown says where.
+        return None, None if success is None else _iso(success)
+    seconds = asked.seconds
+    if applied < durable:
+        now = datetime.now(UTC)
+        seconds = max(seconds or 0.0, round((now - since).total_seconds(), 3) if since else 0.0)
+    else:
+        # What a run found that had nothing to apply is in Dagster's records only.
+        follows = asked.state is not None and asked.state.active and seconds == 0
+        success = max((t for t in (success, ran, datetime.now(UTC) if follows else None) if t), default=None)
+    return seconds, None if success is None else _iso(success)
+
+
+def _iso(time: datetime) -> str:
+    return time.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def _last_transformations(config: Config, subscriptions: Iterable[Subscription]) -> Mapping[str, datetime]:
+    """When a run last transformed what had come for each subscription, as Dagster's records say; empty without records."""
+    if not dagster_home(config, make=False).exists():
+        return {}
+    names = {table_changes_key(s): s.name for s in subscriptions}
+    try:
+        with instance(config) as dagster:
+            events = dagster.get_latest_materialization_events(list(names))
+    except Exception as error:  # noqa: BLE001 - of Dagster, or of whatever database keeps its records
+        _logger.warning("Dagster's records cannot be read: %s", type(error).__name__)
+        return {}
+    return {names[key]: datetime.fromtimestamp(e.timestamp, UTC) for key, e in events.items() if e}
 
 
 def _rows(lake: Lake, subscription: Subscription, name: Name) -> tuple[int | None, str | None]:
@@ -70,17 +182,17 @@ def _rows(lake: Lake, subscription: Subscription, name: Name) -> tuple[int | Non
 
 
 def _shown(
-    lake: Lake, feed: Feed, subscription: Subscription, examined: Examination | None
+    lake: Lake, feed: Feed, subscription: Subscription, examined: Examination | None, *, counting: bool
 ) -> SubscriptionStatus:
     """A subscription as its source and the lake tell; one that cannot be replicated as the lake alone does."""
     obstacle = examined.obstacle(subscription.name) if examined else None
     catalog = examined.catalog if examined and obstacle is None else None
-    shown = _subscription(lake, feed, subscription, catalog)
+    shown = _subscription(lake, feed, subscription, catalog, counting=counting)
     return shown if obstacle is None else replace(shown, problem=str(obstacle))
 
 
 def _subscription(
-    lake: Lake, feed: Feed, subscription: Subscription, catalog: Catalog | None
+    lake: Lake, feed: Feed, subscription: Subscription, catalog: Catalog | None, *, counting: bool
 ) -> SubscriptionStatus:
     states = TableStates(lake, subscription.name).newest()
     published = subscription.tables(catalog) if catalog else {}
@@ -90,7 +202,7 @@ def _subscription(
         state, table = states.get(name), published.get(name)
         filters = table.row_filters if table else None
         ready = state is not None and state.state == SyncState.READY
-        rows, problem = _rows(lake, subscription, name)
+        rows, problem = _rows(lake, subscription, name) if counting else (None, None)
         tables.append(
             TableStatus(
                 schema=name[0],

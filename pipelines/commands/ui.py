@@ -21,15 +21,17 @@ _INSTANCE_SETTINGS = "telemetry:\n  enabled: false\nnux:\n  enabled: false\n"
 _FORMER_SETTINGS = "telemetry:\n  enabled: false\n"
 
 
-def dagster_home(config: Config, environ: Mapping[str, str] = os.environ) -> Path:
+def dagster_home(config: Config, environ: Mapping[str, str] = os.environ, *, make: bool = True) -> Path:
     """Folder of Dagster's records: DAGSTER_HOME, else `.pgsieve/dagster` beside the configuration file.
 
-    A folder of ours is made with its settings; one that DAGSTER_HOME names is left as it is.
+    A folder of ours is made with its settings, unless `make` is false; one that DAGSTER_HOME names is left as it is.
     """
     configured = environ.get("DAGSTER_HOME")
     if configured:
         return Path(configured).expanduser().absolute()
     home = config.state_folder / "dagster"
+    if not make:
+        return home
     settings = home / "dagster.yaml"
     try:
         home.mkdir(parents=True, exist_ok=True)
@@ -62,9 +64,9 @@ def environment(config: Config, environ: Mapping[str, str] = os.environ) -> dict
     return {**environ, FILE_VARIABLE: str(config.path), "DAGSTER_HOME": str(dagster_home(config, environ))}
 
 
-def serve(config: Config, host: str, port: int) -> NoReturn:
-    """Become the server, which SIGINT and SIGTERM end with all its children."""
-    arguments = command(host, port)
+def serve(config: Config, host: str, port: int, *options: str) -> NoReturn:
+    """Become the server, with more options of its own, which SIGINT and SIGTERM end with all its children."""
+    arguments = [*command(host, port), *options]
     # It hands every signal on to its children as SIGINT, which a shell without job control has its jobs ignore.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.execve(arguments[0], arguments, environment(config))  # noqa: S606 - our own interpreter, no shell

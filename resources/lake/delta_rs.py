@@ -353,6 +353,11 @@ class LocalRecords:
         (newest,) = self.table_at(path).history(1)
         return datetime.fromtimestamp(newest["timestamp"] / 1000, UTC)
 
+    def least(self, path: str, column: str, where: str) -> Any:
+        """The least value of a column in the rows for which an SQL condition holds; None where there is none."""
+        least = _queried(self.table_at(path), f"select min({_quoted(column)}) as m from t where {where}")["m"]
+        return least[0].as_py()
+
     def slices(self, path: str, after: int) -> Sequence[int]:
         """The slices, from the statistics of the files; a file of several slices (after compaction) is looked into."""
         if (self.position(path) or 0) <= after:

@@ -62,7 +62,11 @@ class SlotInUseError(SlotError):
 
 @dataclass(frozen=True, slots=True)
 class SlotState:
-    """A row of pg_replication_slots, with the distance to the current WAL position in bytes."""
+    """A row of pg_replication_slots, with distances in bytes.
+
+    `lag` is the WAL between what is confirmed and the current position, `retained` the WAL that the slot keeps, `safe`
+    what may still be written before the slot can be lost; None where nothing bounds it.
+    """
 
     name: str
     plugin: str
@@ -71,6 +75,8 @@ class SlotState:
     restart_lsn: int
     wal_status: str
     lag: int
+    retained: int
+    safe: int | None
     two_phase: bool
     failover: bool
 
@@ -104,6 +110,8 @@ def slot_state(connection: psycopg.Connection[Any], slot: str) -> SlotState | No
     row = connection.execute(
         "select slot_name, plugin, active, confirmed_flush_lsn::text, restart_lsn::text, coalesce(wal_status, ''),"
         " case when not pg_is_in_recovery() then (pg_current_wal_insert_lsn() - confirmed_flush_lsn)::bigint end,"
+        " case when not pg_is_in_recovery() then (pg_current_wal_insert_lsn() - restart_lsn)::bigint end,"
+        " safe_wal_size::bigint,"
         " coalesce((to_jsonb(s) ->> 'two_phase')::boolean, false),"  # a column from 14 on
         " coalesce((to_jsonb(s) ->> 'failover')::boolean, false)"  # from 17 on
         " from pg_replication_slots s where slot_name = %s and database = current_database()",
@@ -111,9 +119,9 @@ def slot_state(connection: psycopg.Connection[Any], slot: str) -> SlotState | No
     ).fetchone()
     if row is None:
         return None
-    name, plugin, active, confirmed, restart, wal_status, lag, *options = row
+    name, plugin, active, confirmed, restart, wal_status, lag, retained, safe, *options = row
     lsns = parse_lsn(confirmed or "0/0"), parse_lsn(restart or "0/0")
-    return SlotState(name, plugin, active, *lsns, wal_status, lag or 0, *options)
+    return SlotState(name, plugin, active, *lsns, wal_status, lag or 0, retained or 0, safe, *options)
 
 
 def create_slot(

@@ -25,7 +25,14 @@ from pgsieve.decoding.protocol.messages import (
     timestamp_to_unix_micros,
 )
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.postgres.slot import SlotInUseError, current_lsn, first_message, peek_query, slot_state
+from pgsieve.resources.postgres.slot import (
+    SlotInUseError,
+    SlotState,
+    current_lsn,
+    first_message,
+    peek_query,
+    slot_state,
+)
 from pgsieve.resources.postgres.source import read_catalog
 
 
@@ -49,16 +56,38 @@ def check_freshness(subscription: Subscription, lake: Lake) -> Freshness:
         state = slot_state(connection, feed.slot)
         if durable is None or state is None:
             return Freshness(0, durable or 0, f'replication slot "{feed.slot}" does not exist')
-        applied = _applied(subscription, lake)
-        if applied < durable:
-            since = _first_commit(lake, feed, applied)
-        elif state.active:
-            since = _read(connection, lake, feed, durable)
-        else:
-            since = _waiting(connection, lake, feed)
-        row = connection.execute("select clock_timestamp()").fetchone()
-        assert row is not None
-        return Freshness(0 if since is None else max(0.0, (row[0] - since).total_seconds()), applied)
+        applied, since = unapplied_since(subscription, lake, durable)
+        if applied >= durable:
+            since = unread_since(connection, lake, feed, state)
+        return Freshness(seconds_since(connection, since), applied)
+
+
+def seconds_since(connection: psycopg.Connection[Any], since: datetime | None) -> float:
+    """Seconds from a time to now by the publisher's clock; 0 from None."""
+    row = connection.execute("select clock_timestamp()").fetchone()
+    assert row is not None
+    return 0.0 if since is None else max(0.0, (row[0] - since).total_seconds())
+
+
+def unapplied_since(subscription: Subscription, lake: Lake, durable: int) -> tuple[int, datetime | None]:
+    """The LSN before which everything is applied, and when the first transaction after it committed.
+
+    None where the change log, which ends at `durable`, has nothing that is not applied.
+    """
+    applied = _applied(subscription, lake)
+    return applied, _first_commit(lake, subscription.feed, applied) if applied < durable else None
+
+
+def unread_since(
+    connection: psycopg.Connection[Any], lake: Lake, feed: Feed, state: SlotState, *, peeking: bool = True
+) -> datetime | None:
+    """Since when the first transaction that the change log lacks has been waiting in the slot; None where none does.
+
+    Of a slot that another process reads, and without `peeking`, this is the longest time that it may be.
+    """
+    if state.active or not peeking:
+        return _read(connection, lake, feed, ChangeLog(lake, feed).position() or 0)
+    return _waiting(connection, lake, feed)
 
 
 def _applied(subscription: Subscription, lake: Lake) -> int:
@@ -72,6 +101,9 @@ def _applied(subscription: Subscription, lake: Lake) -> int:
 def _first_commit(lake: Lake, feed: Feed, applied: int) -> datetime | None:
     """The time of the first commit in the change log after an LSN."""
     slices = lake.records.slices(ChangeLog(lake, feed).path, applied)
+    if lake.local is not None:
+        least = slices and lake.local.least(ChangeLog(lake, feed).path, "commit_time", f"slice = {slices[0]}")
+        return least.astimezone(UTC) if least else None
     row = lake.slices_of(ChangeLog(lake, feed).path, slices[:1]).agg(F.min("commit_time")).first()
     return None if row is None or row[0] is None else row[0].astimezone(UTC)
 

@@ -96,6 +96,9 @@ class StreamedFeed:
         self._held: tuple[Prepare, ...] = ()
         self._confirmed_at = time.monotonic()
         self._altered = self._ended = False
+        #: Bytes of messages that have arrived; and when the server was last heard, None while nobody is connected.
+        self.received = 0
+        self.heard: float | None = None
 
     def __enter__(self) -> Self:
         self._stream.__enter__()
@@ -114,6 +117,11 @@ class StreamedFeed:
         """Make `slices` end soon, with what is committed by then; from any thread."""
         self._stream.stop()
 
+    @property
+    def waiting_since(self) -> float | None:
+        """When (time.monotonic) the first commit arrived that no slice holds yet; None where there is none."""
+        return self._session.waiting.since
+
     def slices(self) -> Iterator[int]:
         """The end of each slice as soon as it is due; it has to be appended before the next one is asked for."""
         for item in self._stream.items():
@@ -121,6 +129,8 @@ class StreamedFeed:
                 case Started():
                     self._begin(item)
                 case Received():
+                    self.heard = time.monotonic()
+                    self.received += item.messages.nbytes
                     for messages in self._session.assembler.assemble(item.messages.column("data")):
                         self._session.waiting.add(messages)
                     self.position = item.position
@@ -182,6 +192,7 @@ class StreamedFeed:
 
     def _begin(self, started: Started) -> None:
         """A connection starts: what was not appended is sent again."""
+        self.heard = time.monotonic()
         FeedRecord(self._lake, self._feed).note_timeline(started.timeline)
         self._session.close()
         self._session = _Session(self._parallel)
@@ -243,6 +254,11 @@ class WaitingTransactions:
             self._complete, self.end = self._rows + int(commits[-1]) + 1, last.end_lsn
         self._rows += len(messages)
         self._bytes += messages.nbytes
+
+    @property
+    def since(self) -> float | None:
+        """When the first of them arrived; None before there is one."""
+        return self._since if self.end else None
 
     def is_due(self) -> bool:
         """Whether what is committed should be appended now."""

@@ -1,0 +1,157 @@
+"""stderr as JSON: one object a line, whoever writes there.
+
+In: progress, errors, Python's log records and warnings, and lines that the JVM or a C library writes to the file descriptor.
+Out: lines on what was stderr when it began. docs/monitoring.md has the keys. Raises nothing.
+"""
+
+import atexit
+import json
+import logging
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+from pgsieve.decoding.errors import PgsieveError
+from pgsieve.resources.passwords import concealed
+
+#: What makes the reading thread end; a child process may hold the pipe open for longer.
+_END = b"\0end of pgsieve's stderr\n"
+_STDERR = 2
+
+
+class JsonLog:
+    """Takes the file descriptor 2 over until `close`: what others write there is wrapped, line by line."""
+
+    def __init__(self) -> None:
+        sys.stderr.flush()
+        self._out, self._lock = os.dup(_STDERR), threading.Lock()
+        reading, writing = os.pipe()
+        self._writing: int | None = writing
+        os.dup2(writing, _STDERR)
+        self._reader = threading.Thread(target=self._wrap, args=(reading,), name="stderr", daemon=True)
+        self._reader.start()
+        self._handler = _Handler(self)
+        logging.getLogger().addHandler(self._handler)
+        logging.captureWarnings(capture=True)
+        atexit.register(self.close)
+
+    def write(self, level: str, **entries: object) -> None:
+        """Write one line; what is None is left out."""
+        now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        entries = {"time": now, "level": level, **{k: v for k, v in entries.items() if v is not None}}
+        line = json.dumps(entries, ensure_ascii=False, default=str).encode() + b"\n"
+        with self._lock:
+            while line:  # A pipe may take a part.
+                try:
+                    line = line[os.write(self._out, line) :]
+                except OSError:  # Nobody reads any more.
+                    return
+
+    def error(
+        self, error: BaseException, *, subscriptions: tuple[str, ...] = (), verbose: bool = False
+    ) -> None:
+        """Write an error; of one of pgsieve's own only the kind, and the traceback where it is asked for."""
+        concerned = list(subscriptions) or None
+        if isinstance(error, PgsieveError):
+            self.write(
+                "error",
+                message=error.message,
+                hint=error.hint,
+                sqlstate=error.sqlstate,
+                subscriptions=concerned,
+            )
+            return
+        trace = concealed("".join(traceback.format_exception(error))) if verbose else None
+        hint = None if verbose else "run `pgsieve --verbose …` for the traceback"
+        message = f"unexpected {type(error).__name__}"
+        self.write("error", message=message, hint=hint, subscriptions=concerned, traceback=trace)
+
+    def close(self) -> None:
+        """Give stderr back; every line that was written is out."""
+        atexit.unregister(self.close)
+        if self._writing is None:
+            return
+        logging.getLogger().removeHandler(self._handler)
+        logging.captureWarnings(capture=False)
+        sys.stderr.flush()
+        os.write(self._writing, _END)
+        os.dup2(self._out, _STDERR)
+        os.close(self._writing)
+        self._writing = None
+        self._reader.join(2)
+
+    def _wrap(self, reading: int) -> None:
+        with os.fdopen(reading, "rb") as lines:
+            for line in lines:
+                if line.endswith(_END):
+                    line = line[: -len(_END)]  # noqa: PLW2901 - what stood before it without a line's end
+                    if line:
+                        self._foreign(line)
+                    return
+                self._foreign(line)
+
+    def _foreign(self, line: bytes) -> None:
+        if text := concealed(line.decode(errors="replace").rstrip()):
+            self.write("info", logger="stderr", message=text)
+
+
+class _Handler(logging.Handler):
+    """Python's log records from WARNING on, as without JSON."""
+
+    def __init__(self, log: JsonLog) -> None:
+        super().__init__(logging.WARNING)
+        self._log = log
+
+    def emit(self, record: logging.LogRecord) -> None:
+        trace = "".join(traceback.format_exception(*record.exc_info)) if record.exc_info else None
+        level = "warning" if record.levelno < logging.ERROR else "error"
+        self._log.write(
+            level,
+            logger=record.name,
+            message=concealed(record.getMessage()),
+            traceback=None if trace is None else concealed(trace),
+        )
+
+
+class JsonProgress:
+    """A line when a task starts, and one with its seconds when it ends."""
+
+    def __init__(self, log: JsonLog) -> None:
+        self._log, self._lock = log, threading.Lock()
+        self._tasks: dict[str, float] = {}
+
+    def start(self, task: str) -> None:
+        """Begin a task."""
+        with self._lock:
+            self._tasks[task] = time.monotonic()
+        self._log.write("info", event="started", task=task)
+
+    def finish(self, task: str) -> None:
+        """End it."""
+        with self._lock:
+            began = self._tasks.pop(task)
+        self._log.write("info", event="ended", task=task, seconds=round(time.monotonic() - began, 3))
+
+    def tell(self, line: str) -> None:
+        """Say how far a task is."""
+        self._log.write("info", message=line)
+
+
+def plain(value: object) -> object:
+    """A result as JSON has it: dataclasses by their fields, an error by what it says."""
+    if isinstance(value, PgsieveError):
+        return {"message": value.message, "hint": value.hint, "sqlstate": value.sqlstate}
+    if isinstance(value, BaseException):
+        return {"message": f"unexpected {type(value).__name__}", "hint": None, "sqlstate": None}
+    if isinstance(value, Mapping):
+        return {str(key): plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    fields = getattr(value, "__dataclass_fields__", None)
+    if fields is not None:
+        return {name: plain(getattr(value, name)) for name in fields}
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)

@@ -1,0 +1,283 @@
+"""What Prometheus is told: the state of slots, subscriptions and tables, and what a process that follows them has done.
+
+In: a `StatusReport`, and what each slice did. Out: metrics in Prometheus' text format, by its own client library. Names and
+units follow https://prometheus.io/docs/practices/naming; docs/monitoring.md lists them. No label holds a cell value.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Summary, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.platform_collector import PlatformCollector
+from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
+
+from pgsieve import __version__
+from pgsieve.assets.steps.apply.replica_tables import ApplyResult
+from pgsieve.assets.steps.records.table_states import SyncState
+from pgsieve.assets.steps.records.transformed import TableChanges
+from pgsieve.pipelines.commands.results import SlotStatus, StatusReport, SubscriptionStatus
+
+_SLOT = ("source", "slot")
+_TABLE = ("subscription", "schema", "table")
+
+#: For so long a report that was read for one scrape serves the next.
+_FRESH_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Figure:
+    """A gauge, and how it is read from what a report says of a slot or a subscription; None is left out."""
+
+    name: str
+    help: str
+    read: Callable[..., float | None]
+
+
+_SLOT_FIGURES: Sequence[_Figure] = (
+    _Figure("pgsieve_source_up", "Whether the source answered.", lambda s: s.problem is None),
+    _Figure("pgsieve_slot_exists", "Whether the replication slot exists.", lambda s: _if_asked(s, s.exists)),
+    _Figure("pgsieve_slot_active", "Whether a process reads the slot.", lambda s: _if_asked(s, s.active)),
+    _Figure(
+        "pgsieve_slot_wal_at_risk",
+        "Whether the server may remove, or has removed, WAL that the slot needs (wal_status unreserved or lost).",
+        lambda s: _if_asked(s, s.wal_status in {"unreserved", "lost"}),
+    ),
+    _Figure(
+        "pgsieve_slot_lag_bytes",
+        "WAL between the LSN that the slot has confirmed and the server's current one.",
+        lambda s: s.lag_bytes,
+    ),
+    _Figure(
+        "pgsieve_slot_lag_seconds",
+        "For how long the oldest commit that the change log lacks has been waiting; 0 where none waits.",
+        lambda s: s.lag_seconds,
+    ),
+    _Figure("pgsieve_slot_retained_wal_bytes", "WAL that the slot retains.", lambda s: s.retained_bytes),
+    _Figure(
+        "pgsieve_slot_safe_wal_bytes",
+        "WAL that may still be written before the slot can be lost; absent where max_slot_wal_keep_size sets no limit.",
+        lambda s: s.safe_wal_bytes,
+    ),
+)
+
+_SUBSCRIPTION_FIGURES: Sequence[_Figure] = (
+    _Figure(
+        "pgsieve_subscription_up",
+        "Whether nothing stands in the way of the subscription as a whole.",
+        lambda s: s.problem is None,
+    ),
+    _Figure("pgsieve_subscription_enabled", "Whether the subscription is enabled.", lambda s: s.enabled),
+    _Figure(
+        "pgsieve_subscription_seconds_behind",
+        "For how long the oldest commit that the replicas lack has been waiting; 0 where none waits.",
+        lambda s: s.seconds_behind,
+    ),
+    _Figure(
+        "pgsieve_subscription_last_success_timestamp_seconds",
+        "When everything that was there was last found applied.",
+        lambda s: None if s.last_success is None else datetime.fromisoformat(s.last_success).timestamp(),
+    ),
+)
+
+
+def _if_asked(slot: SlotStatus, value: bool) -> bool | None:
+    return value if slot.problem is None else None
+
+
+def _gauge(figure: _Figure, labels: Sequence[str], rows: Iterable[tuple[Sequence[str], object]]) -> Metric:
+    family = GaugeMetricFamily(figure.name, figure.help, labels=labels)
+    for values, row in rows:
+        if (value := figure.read(row)) is not None:
+            family.add_metric(values, float(value))
+    return family
+
+
+class StatusCollector(Collector):
+    """Metrics of a report that is read when they are asked for; `read` must not raise what it can report."""
+
+    def __init__(self, read: Callable[[], StatusReport]) -> None:
+        self._read, self._lock = read, threading.Lock()
+        self._report: tuple[float, StatusReport] | None = None
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: what is collected is known when it is asked for."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        """One family of samples for each figure."""
+        report = self._fresh()
+        slots = [((s.source, s.slot), s) for s in report.slots]
+        subscriptions = [((s.name,), s) for s in report.subscriptions]
+        yield from (_gauge(figure, _SLOT, slots) for figure in _SLOT_FIGURES)
+        yield from (_gauge(figure, ("subscription",), subscriptions) for figure in _SUBSCRIPTION_FIGURES)
+        yield _tables_by_state(report.subscriptions)
+        yield from _table_families(report.subscriptions)
+
+    def _fresh(self) -> StatusReport:
+        with self._lock:
+            now = time.monotonic()
+            if self._report is None or now - self._report[0] > _FRESH_SECONDS:
+                self._report = (time.monotonic(), self._read())
+            return self._report[1]
+
+
+def _tables_by_state(subscriptions: Iterable[SubscriptionStatus]) -> Metric:
+    """How many tables are in each state; also those in which none is, so that an alert has something to compare."""
+    family = GaugeMetricFamily(
+        "pgsieve_tables", "Tables of the subscription in this sync state.", labels=("subscription", "state")
+    )
+    for subscription in subscriptions:
+        states = [table.state for table in subscription.tables]
+        for state in SyncState:
+            family.add_metric((subscription.name, state.meaning), states.count(state.meaning))
+    return family
+
+
+def _table_families(subscriptions: Iterable[SubscriptionStatus]) -> Iterator[Metric]:
+    state = GaugeMetricFamily(
+        "pgsieve_table_state", "1 for the table's present sync state.", labels=(*_TABLE, "state")
+    )
+    rows = GaugeMetricFamily("pgsieve_table_rows", "Rows of the replica.", labels=_TABLE)
+    for subscription in subscriptions:
+        for table in subscription.tables:
+            labels = (subscription.name, table.schema, table.name)
+            state.add_metric((*labels, table.state), 1)
+            if table.rows is not None:
+                rows.add_metric(labels, table.rows)
+    yield state
+    yield rows
+
+
+def status_metrics(report: StatusReport) -> bytes:
+    """A report in Prometheus' text format, with the version."""
+    registry = CollectorRegistry()
+    registry.register(StatusCollector(lambda: report))
+    _build_info(registry)
+    return bytes(generate_latest(registry))
+
+
+def _build_info(registry: CollectorRegistry) -> None:
+    build = Gauge("pgsieve_build_info", "1; the label is the version.", ("version",), registry=registry)
+    build.labels(__version__).set(1)
+
+
+class FollowMetrics:
+    """What a process that follows its feeds has done since it began, and the state of all of it when it is asked."""
+
+    def __init__(self, read: Callable[[], StatusReport]) -> None:
+        self.registry = CollectorRegistry()
+        self.registry.register(StatusCollector(read))
+        ProcessCollector(registry=self.registry)
+        PlatformCollector(registry=self.registry)
+        # What Spark runs in; no samples before it has been started.
+        ProcessCollector("pgsieve_jvm", pid=_java_child, registry=self.registry)
+        _build_info(self.registry)
+        self._connected = Gauge(
+            "pgsieve_follower_connected",
+            "Whether the slot is being read by this process.",
+            _SLOT,
+            registry=self.registry,
+        )
+        self._behind = Gauge(
+            "pgsieve_follower_waiting_seconds",
+            "For how long something that arrived has been waiting to be applied by this process; 0 where nothing waits.",
+            _SLOT,
+            registry=self.registry,
+        )
+        self._slices = Counter(
+            "pgsieve_slices", "Slices that were appended to the change log.", _SLOT, registry=self.registry
+        )
+        self._changes = Counter(
+            "pgsieve_changes",
+            "Rows of the replica that changes touched, by kind; each truncate of the table counts once.",
+            (*_TABLE, "kind"),
+            registry=self.registry,
+        )
+        self._received = Counter(
+            "pgsieve_received_changes",
+            "Changes that the publisher sent for the table, before row filters.",
+            (*_TABLE, "kind"),
+            registry=self.registry,
+        )
+        self._conflicts = Counter(
+            "pgsieve_conflicts",
+            "Changes that met a row of their key, or missed the row they were for, as in pg_stat_subscription_stats.",
+            (*_TABLE, "conflict"),
+            registry=self.registry,
+        )
+        self._steps = Summary(
+            "pgsieve_step_duration_seconds",
+            "How long each step took.",
+            ("step",),
+            registry=self.registry,
+        )
+        self._failures = Counter(
+            "pgsieve_failures",
+            "Errors that ended the part of a subscription.",
+            ("subscription",),
+            registry=self.registry,
+        )
+
+    def follows(
+        self, source: str, slot: str, connected: Callable[[], bool], waiting: Callable[[], float]
+    ) -> None:
+        """A feed is followed: asked at each scrape whether it is connected, and for how long something waits."""
+        self._connected.labels(source, slot).set_function(lambda: float(connected()))
+        self._behind.labels(source, slot).set_function(waiting)
+        self._slices.labels(source, slot)
+
+    def appended(self, source: str, slot: str, slices: int) -> None:
+        """Slices were appended."""
+        self._slices.labels(source, slot).inc(slices)
+
+    def applied(self, subscription: str, changes: Sequence[TableChanges], result: ApplyResult) -> None:
+        """A slice was applied to a subscription's tables."""
+        for change in changes:
+            for kind, count in change.received.items():
+                self._received.labels(subscription, *change.name, kind).inc(count)
+        for name, done in result.tables.items():
+            kinds = {
+                "insert": done.inserted,
+                "update": done.updated,
+                "delete": done.deleted,
+                "truncate": int(done.truncated),
+            }
+            for kind, count in kinds.items():
+                self._changes.labels(subscription, *name, kind).inc(count)
+            conflicts = {
+                "insert_exists": done.insert_exists,
+                "update_exists": done.update_exists,
+                "missing": done.missing,
+            }
+            for conflict, count in conflicts.items():
+                self._conflicts.labels(subscription, *name, conflict).inc(count)
+
+    def failed(self, subscriptions: Iterable[str]) -> None:
+        """An error ended the part of some subscriptions."""
+        for subscription in subscriptions:
+            self._failures.labels(subscription).inc()
+
+    @contextmanager
+    def timed(self, step: str) -> Iterator[None]:
+        """Measure a step."""
+        with self._steps.labels(step).time():
+            yield
+
+
+def _java_child() -> str:
+    """The process of this one's JVM, as /proc names it; "none" where there is none."""
+    try:
+        for entry in Path("/proc/self/task").iterdir():
+            for child in (entry / "children").read_text(encoding="ascii").split():
+                if Path(f"/proc/{child}/exe").readlink().name == "java":
+                    return child
+    except OSError:  # A child, or a thread, that has ended meanwhile; or no Linux.
+        pass
+    return "none"

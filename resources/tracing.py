@@ -1,0 +1,100 @@
+"""OpenTelemetry traces, where its SDK is installed and somebody says where they go; nothing otherwise.
+
+In: what is done, as blocks. Out: spans, sent by OpenTelemetry's own exporters as its variables say (OTEL_EXPORTER_OTLP_…,
+OTEL_TRACES_EXPORTER, OTEL_SERVICE_NAME, OTEL_SDK_DISABLED). Without these variables nothing is imported. Names of tables and
+numbers are attributes; values are not. Raises PgsieveError where traces are asked for and the package is not there.
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from typing import TYPE_CHECKING
+
+from pgsieve.decoding.errors import PgsieveError
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span, Tracer
+
+_ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+
+
+def _exporter_name(environ: Mapping[str, str] = os.environ) -> str | None:
+    """Which exporter the variables ask for; None for none."""
+    if environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
+        return None
+    default = "otlp" if any(environ.get(name) for name in _ENDPOINTS) else "none"
+    name = environ.get("OTEL_TRACES_EXPORTER") or default
+    return None if name == "none" else name
+
+
+@cache
+def _tracer() -> "Tracer | None":
+    """The tracer of this process; one that the program around pgsieve has set up is used as it is."""
+    name = _exporter_name()
+    if name is None:
+        return None
+    try:
+        from opentelemetry import trace
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter, SpanExporter
+    except ImportError as error:
+        raise PgsieveError(
+            "traces are asked for (OTEL_…), but OpenTelemetry is not installed",
+            hint="install it with `pip install 'pgsieve[tracing]'`, or set OTEL_TRACES_EXPORTER=none",
+        ) from error
+    if not isinstance(trace.get_tracer_provider(), TracerProvider):
+        exporters: dict[str, type[SpanExporter]] = {"otlp": OTLPSpanExporter, "console": ConsoleSpanExporter}
+        if name not in exporters:
+            raise PgsieveError(f'OTEL_TRACES_EXPORTER is "{name}"', hint="otlp (by HTTP), console, or none")
+        provider = TracerProvider(
+            resource=Resource.create({"service.name": os.environ.get("OTEL_SERVICE_NAME", "pgsieve")})
+        )
+        provider.add_span_processor(BatchSpanProcessor(exporters[name]()))
+        trace.set_tracer_provider(provider)
+    return trace.get_tracer("pgsieve")
+
+
+def is_traced() -> bool:
+    """Whether spans go anywhere."""
+    return _tracer() is not None
+
+
+@contextmanager
+def span(name: str, **attributes: str | float | bool) -> Iterator[None]:
+    """A block as a span within the one that is open; an error ends it as failed, named by its class alone."""
+    tracer = _tracer()
+    if tracer is None:
+        yield
+        return
+    from opentelemetry.trace import StatusCode
+
+    with tracer.start_as_current_span(
+        name, attributes=_named(attributes), record_exception=False, set_status_on_exception=False
+    ) as opened:
+        try:
+            yield
+        except BaseException as error:
+            opened.set_status(StatusCode.ERROR, type(error).__name__)
+            raise
+
+
+def finished_span(
+    name: str, started: float, ended: float, *, failed: bool = False, **attributes: str
+) -> None:
+    """A span of something that has ended, by its times as time.time gives them."""
+    tracer = _tracer()
+    if tracer is None:
+        return
+    from opentelemetry.trace import StatusCode
+
+    done: Span = tracer.start_span(name, attributes=_named(attributes), start_time=int(started * 1e9))
+    if failed:
+        done.set_status(StatusCode.ERROR)
+    done.end(int(ended * 1e9))
+
+
+def _named(attributes: Mapping[str, str | int | float | bool]) -> dict[str, str | int | float | bool]:
+    return {f"pgsieve.{name}": value for name, value in attributes.items()}
