@@ -1,4 +1,4 @@
-"""A lake on S3, by the command line: from the first copy to following and dropping."""
+"""A lake on S3, by the command line: from validation to dropping, and what is left of its secret: nothing."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from pathlib import Path
 import psutil
 import psycopg
 import pyarrow as pa
+import pyarrow.fs as pafs
 import pytest
 import yaml
 from deltalake import DeltaTable, QueryBuilder
+from deltalake.fs import DeltaStorageHandler
 
 from pgsieve.pipelines.commands.demo import SMALL_DATA
 from pgsieve.resources.postgres.embedded import EmbeddedServer
@@ -36,11 +38,11 @@ def database(publisher_server: EmbeddedServer) -> Iterator[psycopg.Connection]:
             connection.execute("insert into items values (11, 'APAC')")
             connection.execute("create table log (line text)")
             connection.execute("insert into log values ('a'), ('a'), (null)")
-            connection.execute("create publication p for table items where (region <> 'APAC'), log")
             connection.execute("alter table items replica identity full")
             connection.execute("alter table log replica identity full")
             connection.execute("create table plain (id int primary key, line text)")
             connection.execute("insert into plain values (1, 'a'), (2, 'b')")
+            connection.execute("create publication p for table items where (region <> 'APAC'), log, plain")
             connection.execute("create publication q for table plain")
             yield connection
             drop_slots(connection)
@@ -87,15 +89,20 @@ class Pgsieve:
             text=True,
         )
 
-    def __call__(self, *command: str, **environment: str) -> str:
+    def __call__(self, *command: str, ends: int = 0, **environment: str) -> str:
         started = self.start(*command, **environment)
         watch = threading.Thread(target=self._watch, args=(started,))
         watch.start()
         printed, _ = started.communicate(timeout=600)
         watch.join()
         self.seen += printed
-        assert started.returncode == 0, printed
+        assert started.returncode == ends, printed
         return printed
+
+    @property
+    def left(self) -> bytes:
+        """What is in the files that the commands have left on this machine."""
+        return b"".join(path.read_bytes() for path in self.folder.rglob("*") if path.is_file())
 
     def _watch(self, started: subprocess.Popen[str]) -> None:
         """Take down how the processes were started: every user of a machine can read that."""
@@ -150,8 +157,77 @@ def test_a_lake_on_s3_is_followed_and_dropped(
     assert not DeltaTable.is_deltatable(path, s3_server.delta_rs)
 
 
+#: The net change of each table has everything: new rows, moved keys, rows that leave and enter the filter.
+CHANGES = """
+insert into items values (12, 'EMEA'), (13, 'APAC');
+update items set region = 'APAC' where id = 1;
+update items set region = 'EMEA' where id = 13;
+update items set id = 100 where id = 2;
+delete from items where id = 3;
+insert into log values ('b'), ('b'), ('a');
+delete from log where line = 'a' and ctid = (select min(ctid) from log where line = 'a');
+update log set line = 'c' where line is null;
+truncate plain;
+insert into plain values (3, 'c')
+"""
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("pgsieve", ["p"], indirect=True)
+def test_a_lake_on_s3_is_written_checked_repaired_and_dropped_and_shows_no_secret(
+    pgsieve: Pgsieve, database: psycopg.Connection, s3_server: S3Server, s3_folder: str
+) -> None:
+    items, log, plain = (f"{s3_folder}/sales/public/{table}" for table in ("items", "log", "plain"))
+
+    def replicas() -> tuple[list[int], list[str | None], list[int]]:
+        return ids_in(items, s3_server), column_of(log, "line", s3_server), ids_in(plain, s3_server)
+
+    assert "no problems" in pgsieve("validate", JAVA_HOME="/none")
+    pgsieve("run", JAVA_HOME="/none")
+    assert replicas() == ([*range(1, 11)], ["a", "a", None], [1, 2])
+    for statement in CHANGES.split(";"):
+        database.execute(statement)
+    pgsieve("run")
+    expected = ([4, 5, 6, 7, 8, 9, 10, 12, 13, 100], ["a", "a", "b", "b", "c"], [3])
+    assert replicas() == expected
+    DeltaTable(items, storage_options=s3_server.delta_rs).delete("id = 4")
+    pgsieve("check", "--repair", ends=1)
+    pgsieve("check", JAVA_HOME="/none")
+    pgsieve("resync", "sales", "public.items", JAVA_HOME="/none")
+    assert replicas() == expected
+    commits = b"".join(objects(s3_folder, s3_server))
+    pgsieve("drop", "sales", "--delete-tables", JAVA_HOME="/none")
+    assert not DeltaTable.is_deltatable(items, s3_server.delta_rs)
+
+    seen, left = pgsieve.seen.encode(), pgsieve.left
+    # These were looked through: the command that starts the JVM, Spark's event log, Dagster's records, commits.
+    assert b"spark.sql.extensions" in seen
+    assert b"SparkListenerApplicationStart" in left
+    assert b"initial_sync" in left
+    assert b"userMetadata" in commits
+    for place in (seen, left, commits):
+        assert SECRET.encode() not in place
+        assert SECRET[:12].encode() not in place
+        assert SECRET[12:].encode() not in place
+
+
+def objects(folder: str, server: S3Server) -> Iterator[bytes]:
+    """The contents of all commits below a folder."""
+    files = pafs.PyFileSystem(DeltaStorageHandler(folder, server.delta_rs))
+    for entry in files.get_file_info(pafs.FileSelector("", recursive=True)):
+        if entry.extension == "json":
+            with files.open_input_file(entry.path) as file:
+                yield file.read()
+
+
 def ids_in(path: str, server: S3Server) -> list[int]:
+    return column_of(path, "id", server)
+
+
+def column_of(path: str, column: str, server: S3Server) -> list:
     table = DeltaTable(path, storage_options=server.delta_rs)
-    rows = pa.table(QueryBuilder().register("t", table).execute("select id from t order by id").read_all())
-    ids: list[int] = rows["id"].to_pylist()
-    return ids
+    query = f"select {column} from t order by {column} nulls last"
+    rows = pa.table(QueryBuilder().register("t", table).execute(query).read_all())
+    values: list = rows[column].to_pylist()
+    return values
