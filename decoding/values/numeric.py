@@ -24,6 +24,7 @@ _NEGATIVE, _NAN = 0x4000, 0xC000
 _SPECIAL = {_NAN: "NaN", 0xD000: "Infinity", 0xF000: "-Infinity"}
 _BASE = 10_000
 
+_MOST_DIGITS = 38  # of any decimal
 _WORD_DIGITS = 18  # decimal digits that a signed word always holds
 _POWERS = _BASE ** np.arange(5, dtype=np.int64)  # of 10000, as far as a word holds them
 _ROOM = 10**_WORD_DIGITS // _POWERS
@@ -38,8 +39,18 @@ _QUADS: Digits = (
 def decimal_from_send(values: pa.Array, target: pa.DataType) -> pa.Array:
     """Convert to a decimal; a value that it has no room for is refused, never rounded."""
     if target.precision + _padding(target) > _WORD_DIGITS:
-        return text_from_send(values).cast(target)
+        return decimal_from_text(text_from_send(values), target)
     return without_nulls(values, lambda sent: _decimals(sent, target))
+
+
+def decimal_from_text(text: pa.Array, target: pa.DataType) -> pa.Array:
+    """Convert the text of numeric_out to a decimal; a value that it has no room for is refused, never rounded."""
+    if pc.any(pc.greater(pc.binary_length(text), _MOST_DIGITS)).as_py():
+        # Arrow 26 adds digits up modulo 2**128, and only then looks whether the number fits.
+        digits = pc.ascii_ltrim(pc.replace_substring(pc.ascii_ltrim(text, "-"), ".", ""), "0")
+        if pc.max(pc.binary_length(digits)).as_py() > _MOST_DIGITS:
+            raise ValueError("a decimal has not the digits")
+    return text.cast(target)
 
 
 def _padding(target: pa.DataType) -> int:

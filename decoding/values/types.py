@@ -99,6 +99,10 @@ def _parsed(values: pa.Array, target: pa.DataType) -> pa.Array:
     return text.cast(target)
 
 
+def _parsed_decimal(values: pa.Array, target: pa.DataType) -> pa.Array:
+    return numeric.decimal_from_text(_parsed(values, pa.string()), target)
+
+
 def _widened_real(values: pa.Array, target: pa.DataType) -> pa.Array:
     """Read as the four-byte number it is: its shortest digits as a double would be another number."""
     return _parsed(values, pa.float32()).cast(target)
@@ -149,9 +153,9 @@ def _decimal(precision: int, scale: int) -> ColumnType:
     return ColumnType(
         pa.decimal128(precision, scale),
         f"decimal({precision},{scale})",
-        _parsed,
+        _parsed_decimal,
         _decoded_numeric,
-        _parsed,
+        _parsed_decimal,
         _TEXT,
     )
 

@@ -423,6 +423,22 @@ def test_decimal_in_send_format(precision, scale, data):
             assert from_binary(pa.array([sent]), kind, "c").equals(expected)
 
 
+@pytest.mark.parametrize("scale", [0, 2])
+@pytest.mark.parametrize(
+    "value",
+    [2**128, -(2**128), 10**38, 10**39, 12345678901234567890123456789012345678901, 10**45, 7 * 10**200],
+)
+def test_a_number_of_too_many_digits_is_not_taken_modulo_a_power_of_two(value, scale):
+    kind = column_type(NUMERIC, override=f"decimal(38,{scale})", type_modifier=-1)
+    for number in (Decimal(value), Decimal(value).scaleb(-scale, EXACT)):
+        with pytest.raises(ValueNotRepresentableError):
+            from_text(pa.array([f"{number:f}".encode()]), kind, "c")
+        with pytest.raises(ValueNotRepresentableError):
+            from_binary(pa.array([numeric_sent(number)]), kind, "c")
+    largest = Decimal(10**38 - 1).scaleb(-scale, EXACT)
+    assert from_text(pa.array([f"000{largest:f}".encode()]), kind, "c").to_pylist() == [largest]
+
+
 @pytest.mark.parametrize(
     ("defined", "oid", "sent", "expected"),
     [
