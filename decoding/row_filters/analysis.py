@@ -39,6 +39,7 @@ from pgsieve.decoding.row_filters.nodes import (
     Not,
     can_fail,
     column_names,
+    is_null,
 )
 from pgsieve.decoding.values.builtin_types import ELEMENTS
 
@@ -313,6 +314,7 @@ class _Analysis:
         value, nodes = self._node(left), self._nodes(items)
         constants = [node for node in nodes if not column_names(node)]
         if len(constants) > 1:
+            self._require_value(part, value, constants)
             # Constants become one array, so they and the left side agree on a type, and it is searched before
             # the others are computed (transformAExprIn).
             shared = type_rules.common_type([value, *constants])
@@ -329,12 +331,18 @@ class _Analysis:
         elements = self._elements(array, value.type_oid)
         if isinstance(elements, Node):
             return functions.each_element(value, elements, every=every, compare=compare)
-        if not elements and can_fail(value):
-            self._refuse(array, "PostgreSQL computes what it compares with no element, and that may fail")
+        self._require_value(array, value, elements)
         if any(can_fail(element) and column_names(element) for element in elements):
             self._refuse(array, "PostgreSQL computes all its elements, and one may fail")
         results = [compare(value, element) for element in elements]
         return functions.logical("AND" if every else "OR", results)
+
+    def _require_value(self, part: exp.Expr, value: Node, elements: Sequence[Node]) -> None:
+        """Refuse elements that decide without the value, which PostgreSQL computes all the same."""
+        if can_fail(value) and all(map(is_null, elements)):
+            self._refuse(
+                part, "PostgreSQL computes what it compares with no element but NULL, and that may fail"
+            )
 
     def _elements(self, array: exp.Expr, of: int) -> Sequence[Node] | Node:
         """Return the elements of an array that is written out, in their common type, and another array as it is."""

@@ -35,7 +35,9 @@ from pgsieve.decoding.row_filters.nodes import (
     Node,
     Operator,
     can_fail,
+    is_null,
 )
+from pgsieve.decoding.row_filters.simplification import simplified
 from pgsieve.decoding.row_filters.type_rules import (
     NUMBERS,
     arithmetic,
@@ -61,10 +63,6 @@ def logical(connective: Literal["AND", "OR"], operands: Sequence[Node]) -> Node:
     return flat[0] if len(flat) == 1 else Logical(connective, tuple(flat))
 
 
-def _is_null(node: Node) -> bool:
-    return isinstance(node, Constant) and node.value is None
-
-
 def row_comparison(operator: Operator, left: tuple[Node, ...], right: tuple[Node, ...]) -> Node:
     """Compare rows field by field from the left, until a pair differs or has a NULL (section 9.25.5).
 
@@ -73,7 +71,7 @@ def row_comparison(operator: Operator, left: tuple[Node, ...], right: tuple[Node
     pairs = list(zip(left, right, strict=True))
     if operator in ("=", "<>"):
         return logical("AND" if operator == "=" else "OR", [comparison(operator, *pair) for pair in pairs])
-    if any(any(map(_is_null, pair)) and any(map(can_fail, pair)) for pair in pairs):
+    if any(any(map(can_fail, pair)) and any(map(is_null, map(simplified, pair))) for pair in pairs):
         # The planner leaves such a pair alone.
         raise RefusedError("PostgreSQL computes what a row compares with NULL, and that may fail")
     strict: Operator = "<" if operator in ("<", "<=") else ">"

@@ -301,6 +301,11 @@ def column_names(node: Node) -> frozenset[str]:
     return own.union(*(column_names(child) for child in children(node)))
 
 
+def is_null(node: Node) -> bool:
+    """Tell whether it is the constant NULL."""
+    return isinstance(node, Constant) and node.value is None
+
+
 def fails(node: Node) -> bool:
     """Tell whether evaluating, once the operands are, can raise an error (overflow, division by zero)."""
     match node:

@@ -42,6 +42,7 @@ from pgsieve.decoding.row_filters.nodes import (
     Regex,
     can_fail,
     children,
+    is_null,
 )
 
 _STRICT: Final = (Arithmetic, CaseChange, Cast, Collate, Comparison, FunctionCall, Like, Not, Regex)
@@ -49,7 +50,7 @@ _CALLED_ON_NULL: Final = frozenset(("array_position",))
 # Functions that are NULL of operands that are not.
 _NULL_OF_VALUES: Final = frozenset((
     "array_length", "array_lower", "array_ndims", "date_part_date", "extract_date", "extract_timestamp",
-    "timestamp_part",
+    "numeric_min_scale", "numeric_scale", "timestamp_part",
 ))  # fmt: skip
 
 
@@ -73,7 +74,7 @@ def _simplified(node: Node) -> Node:
             return Constant(value is None, type_oid=BOOL)
         case IsTruth(operand=Constant(value=value), truth=truth):
             return Constant(value is truth, type_oid=BOOL)
-        case NullIf(left=left, right=right) if _is_null(left) or _is_null(right):
+        case NullIf(left=left, right=right) if is_null(left) or is_null(right):
             return left
         case _ if _is_strict(node):
             return _strict(node)
@@ -106,7 +107,7 @@ def _is_same(before: Any, after: Any) -> bool:
 
 def _strict(node: Node) -> Node:
     operands = tuple(children(node))
-    if any(map(_is_null, operands)):
+    if any(map(is_null, operands)):
         return _null_of(node)
     for number, operand in enumerate(operands):
         others = (*operands[:number], *operands[number + 1 :])
@@ -156,7 +157,7 @@ def _case(node: Case) -> Node:
 def _coalesce(node: Coalesce) -> Node:
     kept: list[Node] = []
     for operand in node.operands:
-        if _is_null(operand):
+        if is_null(operand):
             continue
         kept.append(operand)
         if isinstance(operand, Constant):
@@ -174,10 +175,6 @@ def _is_strict(node: Node) -> bool:
 
 def _null_of(node: Node) -> Constant:
     return Constant(None, type_oid=node.type_oid, digits=node.digits)
-
-
-def _is_null(node: Node) -> bool:
-    return isinstance(node, Constant) and node.value is None
 
 
 def _can_fail_for_a_row(node: Node) -> bool:

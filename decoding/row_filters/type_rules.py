@@ -233,9 +233,8 @@ def not_distinct(left: Node, right: Node) -> NotDistinct:
 
 def null_if(left: Node, right: Node) -> Node:
     """`NULLIF(left, right)`: of the left type where an operator compares it with the right one, else of their common one."""
-    if left.type_oid != right.type_oid and any(
-        {left.type_oid, right.type_oid} <= set(kind) for kind in (INTEGERS, FLOATS)
-    ):
+    pair = {left.type_oid, right.type_oid}
+    if len(pair) == 2 and (pair <= set(INTEGERS) or (left.type_oid == FLOAT4 and pair <= set(NUMBERS))):
         null = constant_from_text(None, left.type_oid)
         return Case((comparison("=", left, right),), (null,), left, type_oid=left.type_oid)
     left, right = _compared(left, right, ordering=False)

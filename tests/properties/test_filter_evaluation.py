@@ -24,7 +24,7 @@ from tests.fixtures.filter_traps import FAILING, TRAPS
 from tests.fixtures.random_filters import Expressions
 
 SEED = int(os.environ.get("PGSIEVE_SEED") or random.SystemRandom().randrange(1 << 32))
-BUDGET_SECONDS = float(os.environ.get("PGSIEVE_BUDGET_SECONDS", "5"))
+BUDGET_SECONDS = float(os.environ.get("PGSIEVE_BUDGET_SECONDS", "4"))
 BATCH = 50
 
 

@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from pgsieve.assets.steps.records.table_states import Name
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn
+from pgsieve.decoding.row_filters.numeric import NumericError
+from pgsieve.decoding.row_filters.strings import FilterValueError
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.resources.lake.errors import (
     NO_TABLES_FAULT,
@@ -47,6 +49,8 @@ def reason(lake: Lake, error: Exception) -> str:
     """
     if isinstance(error, NO_TABLES_FAULT) or passes(error):
         raise error
+    if isinstance(error, (FilterValueError, NumericError)):
+        return str(error)  # with its SQLSTATE, as Spark tells it
     if isinstance(error, PgsieveError):
         return error.message
     lake.refuse_unavailable(error)

@@ -15,6 +15,7 @@ from pgsieve.decoding.row_filters.nodes import (
     ColumnValue,
     Comparison,
     Constant,
+    FunctionCall,
     IsNull,
     Logical,
     Node,
@@ -26,8 +27,9 @@ from pgsieve.decoding.row_filters.simplification import simplified
 A = ColumnValue("a", type_oid=INT4)
 ONE, NULL = Constant(1, type_oid=INT4), Constant(None, type_oid=INT4)
 TRUE, FALSE, UNKNOWN = (Constant(value, type_oid=BOOL) for value in (True, False, None))
-#: 1 / a = 1, which fails where a is 0.
-DIVIDES = Comparison("=", Arithmetic("/", ONE, A, type_oid=INT4), ONE)
+#: Fail where a is 0.
+QUOTIENT = Arithmetic("/", ONE, A, type_oid=INT4)
+DIVIDES = Comparison("=", QUOTIENT, ONE)
 #: 1 / 1 = 1, whose value only PostgreSQL computes.
 COMPUTED = Comparison("=", Arithmetic("/", ONE, ONE, type_oid=INT4), ONE)
 
@@ -82,5 +84,7 @@ def test_whether_a_row_fails_must_not_hang_on_what_only_postgresql_computes() ->
         simplified(Logical("AND", (DIVIDES, COMPUTED)))
     with pytest.raises(RefusedError, match="write its value instead"):
         simplified(Logical("OR", (DIVIDES, Comparison("=", CONSTANT_ARRAY, A_OR_CONSTANT))))
+    with pytest.raises(RefusedError, match="write its value instead"):
+        simplified(Comparison("=", FunctionCall("numeric_scale", (ONE,), type_oid=INT4), QUOTIENT))
     kept = Logical("AND", (COMPUTED, Comparison("=", A, ONE)))
     assert simplified(kept) == kept

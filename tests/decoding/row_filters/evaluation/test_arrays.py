@@ -1,0 +1,24 @@
+"""What NULL is among the elements of arrays."""
+
+from __future__ import annotations
+
+from pgsieve.decoding.row_filters.evaluation.arrays import COMPARING, FUNCTIONS, position
+
+
+def test_null_is_found_nowhere() -> None:
+    assert COMPARING["arraycontains"]([1, None], [1, 1])
+    assert not COMPARING["arraycontains"]([1, None], [None])
+    assert COMPARING["arraycontains"]([], [])
+    assert COMPARING["arraycontained"]([2], [1, 2])
+    assert not COMPARING["arrayoverlap"]([None], [None])
+    assert COMPARING["arrayoverlap"]([None, 1], [1])
+
+
+def test_but_by_its_position() -> None:
+    assert (position([1, None, None], None), position([1, 2, 2], 2), position([], 1)) == (2, 2, None)
+
+
+def test_an_empty_array_has_no_dimension() -> None:
+    names = ("array_cardinality", "array_length", "array_lower", "array_ndims")
+    assert [FUNCTIONS[name]([]) for name in names] == [0, None, None, None]
+    assert [FUNCTIONS[name]([None, 5]) for name in names] == [2, 2, 1, 1]

@@ -1,0 +1,86 @@
+"""What is evaluated of a row, and in which order."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from pgsieve.decoding.row_filters.evaluation.compiler import NotEvaluableError, compiled
+from pgsieve.decoding.row_filters.nodes import (
+    INT4,
+    NUMERIC,
+    TEXT,
+    UUID,
+    Arithmetic,
+    Case,
+    Cast,
+    Coalesce,
+    ColumnValue,
+    Comparison,
+    Constant,
+    Extreme,
+    FunctionCall,
+    Logical,
+    Node,
+    NotDistinct,
+    NullIf,
+)
+from pgsieve.decoding.row_filters.strings import FilterValueError
+
+A, B = ColumnValue("a", type_oid=INT4), ColumnValue("b", type_oid=INT4)
+ONE = Constant(1, type_oid=INT4)
+#: Fails where b is 0, and is NULL where it is NULL.
+QUOTIENT = Arithmetic("/", ONE, B, type_oid=INT4)
+IS_ONE = Comparison("=", QUOTIENT, ONE)
+A_IS_ONE = Comparison("=", A, ONE)
+
+
+def value(node: Node, a: int | None, b: int | None) -> Any:
+    program = compiled(node)
+    return program.evaluate(
+        [*({"a": a, "b": b}[name] for name in program.columns), 0, *[None] * program.kept]
+    )
+
+
+@pytest.mark.parametrize(
+    ("node", "a"),
+    [
+        (Logical("AND", (A_IS_ONE, IS_ONE)), 2),
+        (Logical("OR", (A_IS_ONE, IS_ONE)), 1),
+        (Coalesce((A, QUOTIENT), type_oid=INT4), 1),
+        (Case((A_IS_ONE,), (A,), QUOTIENT, type_oid=INT4), 1),
+    ],
+)
+def test_what_is_not_come_to_does_not_fail(node: Node, a: int) -> None:
+    value(node, a, 0)
+    with pytest.raises(FilterValueError, match="division by zero"):
+        value(node, None, 0)
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        Arithmetic("+", A, QUOTIENT, type_oid=INT4),
+        Comparison("=", A, QUOTIENT),
+        NotDistinct(A, QUOTIENT),
+        NullIf(A, QUOTIENT, type_oid=INT4),
+        Extreme("LEAST", (A, QUOTIENT), type_oid=INT4),
+        FunctionCall("int4gcd", (A, QUOTIENT), type_oid=INT4),
+    ],
+)
+def test_all_operands_are_evaluated_beside_null(node: Node) -> None:
+    with pytest.raises(FilterValueError, match="division by zero"):
+        value(node, None, 0)
+
+
+def test_of_equal_numerics_the_first_has_its_scale() -> None:
+    several = tuple(Constant(Decimal(text), type_oid=NUMERIC) for text in ("1.5", "1.50"))
+    assert str(value(Extreme("GREATEST", several, type_oid=NUMERIC), 0, 0)) == "1.5"
+    assert str(value(Extreme("LEAST", several[::-1], type_oid=NUMERIC), 0, 0)) == "1.50"
+
+
+def test_a_conversion_without_a_counterpart_is_refused() -> None:
+    with pytest.raises(NotEvaluableError, match=f"converts type {TEXT} to {UUID}"):
+        compiled(Cast(ColumnValue("t", type_oid=TEXT), type_oid=UUID))
