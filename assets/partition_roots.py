@@ -14,8 +14,8 @@ import dagster as dg
 
 from pgsieve.assets.dagster_names import Name, output_names
 from pgsieve.assets.metadata import KINDS, replica_key, standard, table_changes_key
+from pgsieve.assets.steps.apply.applied import Applied
 from pgsieve.assets.steps.apply.replica_tables import ApplyResult, apply
-from pgsieve.assets.steps.apply.writer import Applied
 from pgsieve.assets.steps.records.cuts import Cut, Cuts
 from pgsieve.assets.steps.records.table_states import SyncState, TableState, TableStates
 from pgsieve.assets.steps.subscription import Subscription

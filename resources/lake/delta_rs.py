@@ -27,8 +27,9 @@ from deltalake.transaction import AddAction, RemoveAction
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.resources.lake.conforming import conformed
 from pgsieve.resources.lake.errors import DamagedTableError, OverrunError, commit_again
-from pgsieve.resources.lake.key_lookup import Key, present_keys
+from pgsieve.resources.lake.key_lookup import Key, present_keys, rows_of
 from pgsieve.resources.lake.merge import Merge
+from pgsieve.resources.lake.parquet_files import write_files
 from pgsieve.resources.lake.records import APPLICATION, VERSIONED, Standing, commit_metadata, versioned
 from pgsieve.resources.lake.store import Store, joined
 from pgsieve.resources.lake.tables import Tables
@@ -38,6 +39,8 @@ ROW_GROUP = 128 * 1024
 _FILE_BYTES = 128 * 1024 * 1024
 COLUMN_MAPPING = "delta.columnMapping.mode"
 _VECTORS = "delta.enableDeletionVectors"
+#: What tables may ask of their writers that one who replaces whole files complies with.
+_REWRITABLE = {"appendOnly", "deletionVectors", "invariants", "timestampNtz"}
 
 
 class LocalRecords:
@@ -58,6 +61,25 @@ class LocalRecords:
     def present_keys(self, path: str, keys: pa.Table) -> set[Key]:
         """Those of some keys that a table has; the columns of `keys` have the table's names."""
         return present_keys(self.table_at(path), path, self.store, keys)
+
+    def rows_of(self, path: str, keys: pa.Table, schema: pa.Schema) -> pa.Table:
+        """The rows of some keys, with the columns of a schema."""
+        return rows_of(self.table_at(path), path, self.store, keys, schema)
+
+    def takes_rewriting(self, path: str) -> bool:
+        """Whether `replace_rows` may rewrite the files of a table: it is plain, and asks no more of those who write."""
+        table = self.table_at(path)
+        asked = set(table.protocol().writer_features or ())
+        return (
+            self.is_plain(path)
+            and asked <= _REWRITABLE
+            and table.metadata().configuration.get("delta.enableChangeDataFeed", "false") != "true"
+        )
+
+    def plain_batches(self, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """The rows of a plain table, with the columns of a schema, a batch at a time."""
+        for file in self._files(path):
+            yield from self.store.batches(file, schema)
 
     def remove(self, folder: str) -> bool:
         """Remove a folder with all tables in it; False where there is none."""
@@ -199,15 +221,18 @@ class LocalRecords:
         properties: Mapping[str, str] | None = None,
         base: int | None = None,
         after: int | None = None,
+        removed: Mapping[str, int] | None = None,
     ) -> None:
         """Add files that `parquet_files` has written in one commit, once per position; a new table is made first.
 
-        Where another writer was faster it is done again; `base` and `after` as in `write`.
+        Where another writer was faster it is done again; `base` and `after` as in `write`. `removed` are files of the
+        version `base` that go, by the paths in its log, with their sizes.
         """
         now = time.time_ns() // 1_000_000
         actions: list[AddAction | RemoveAction] = [
             AddAction(f["path"], f["size"], {}, now, True, f["stats"]) for f in files
         ]
+        actions += [RemoveAction(name, True, now, size, {}) for name, size in (removed or {}).items()]
 
         def attempt(table: DeltaTable | None) -> None:
             if _holds(path, table, position, overwrite=overwrite):
@@ -297,6 +322,41 @@ class LocalRecords:
 
         self._committed(path, attempt, base=base)
         return {kind: int(metrics[f"num_target_rows_{kind}"]) for kind in ("inserted", "updated", "deleted")}
+
+    def replace_rows(
+        self,
+        path: str,
+        staying: Callable[[pa.RecordBatch], pa.Array | None],
+        rows: pa.Table,
+        position: int,
+        base: int,
+    ) -> None:
+        """Take rows out of a plain table and add others in one commit, once per position.
+
+        `staying` is asked for each batch which rows stay (None: all); files of which all rows do stay as they are. `base` as
+        in `write`.
+        """
+        table = self.table_at(path)
+        if table.version() != base:
+            raise OverrunError(path)
+        schema = rows.schema
+        removed: dict[str, int] = {}
+        added: list[dict[str, Any]] = []
+
+        def write(batches: Iterable[pa.RecordBatch]) -> None:
+            for file in write_files(path, schema, batches, store=self.store):
+                added.extend(file.to_pylist())
+
+        for action in pa.table(table.get_add_actions()).select(["path", "size_bytes"]).to_pylist():
+            file = joined(path, unquote(action["path"]))
+            masks = [staying(batch) for batch in self.store.batches(file, schema)]
+            if any(mask is not None for mask in masks):
+                removed[action["path"]] = action["size_bytes"]
+                again = zip(self.store.batches(file, schema), masks, strict=True)
+                kept = (batch if mask is None else batch.filter(mask) for batch, mask in again)
+                write(batch for batch in kept if batch.num_rows)
+        write(batch for batch in rows.to_batches() if batch.num_rows)
+        self.commit(path, schema, added, position, base=base, removed=removed)
 
     def position(self, path: str) -> int | None:
         """The position of the newest commit of pgsieve's."""

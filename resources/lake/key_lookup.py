@@ -39,17 +39,32 @@ def bounds_of(keys: pa.Table) -> Mapping[str, Bounds]:
 
 def present_keys(table: DeltaTable, path: str, store: Store, keys: pa.Table) -> set[Key]:
     """Those of some keys that a table has; the columns of `keys` have the table's names."""
-    if not keys.num_rows or not (files := files_within(table, bounds_of(keys))):
-        return set()
-    wanted, first = set(key_values(keys.columns)), keys.column_names[0]
-    present: set[Key] = set()
-    for batch in _batches(
-        table, store, [joined(path, file) for file in files], keys.column_names, bounds_of(keys)
-    ):
-        rows = pa.Table.from_batches([batch]).select(keys.column_names).cast(keys.schema)
-        rows = rows.filter(pc.is_in(rows[first], keys[first]))
+    wanted, present = set(key_values(keys.columns)), set[Key]()
+    for rows in _candidates(table, path, store, keys, keys.schema):
         present.update(wanted.intersection(key_values(rows.columns)))
     return present
+
+
+def rows_of(table: DeltaTable, path: str, store: Store, keys: pa.Table, schema: pa.Schema) -> pa.Table:
+    """The rows of some keys, with the columns of a schema."""
+    wanted, parts = set(key_values(keys.columns)), [schema.empty_table()]
+    for rows in _candidates(table, path, store, keys, schema):
+        is_wanted = [key in wanted for key in key_values([rows[name] for name in keys.column_names])]
+        parts.append(rows.filter(pa.array(is_wanted, pa.bool_())))
+    return pa.concat_tables(parts)
+
+
+def _candidates(
+    table: DeltaTable, path: str, store: Store, keys: pa.Table, schema: pa.Schema
+) -> Iterator[pa.Table]:
+    """Rows that may have one of some keys, all those that have among them, with the columns of a schema."""
+    bounds = bounds_of(keys)
+    if not keys.num_rows or not (files := files_within(table, bounds)):
+        return
+    first = keys.column_names[0]
+    for batch in _batches(table, store, [joined(path, file) for file in files], schema, bounds):
+        rows = pa.Table.from_batches([batch]).select(schema.names).cast(schema)
+        yield rows.filter(pc.is_in(rows[first], keys[first]))
 
 
 def files_within(table: DeltaTable, bounds: Mapping[str, Bounds]) -> list[str]:
@@ -72,11 +87,11 @@ def files_within(table: DeltaTable, bounds: Mapping[str, Bounds]) -> list[str]:
 
 
 def _batches(
-    table: DeltaTable, store: Store, files: Sequence[str], names: Sequence[str], bounds: Mapping[str, Bounds]
+    table: DeltaTable, store: Store, files: Sequence[str], schema: pa.Schema, bounds: Mapping[str, Bounds]
 ) -> Iterator[pa.RecordBatch]:
-    """Key columns of these files; of all files where some of their rows are deleted."""
+    """Columns of these files; of all files where some of their rows are deleted."""
     if pa.table(table.deletion_vectors().read_all()).num_rows:
-        select_list = ", ".join('"' + name.replace('"', '""') + '"' for name in names)
+        select_list = ", ".join('"' + name.replace('"', '""') + '"' for name in schema.names)
         rows = QueryBuilder().register("t", table).execute(f"select {select_list} from t")
         yield from pa.RecordBatchReader.from_stream(rows)
         return
@@ -86,8 +101,9 @@ def _batches(
     for more in chosen[1:]:
         condition = condition & more
     systems, places = zip(*map(store.system, files), strict=True)
-    dataset = ds.dataset(list(places), format="parquet", filesystem=systems[0])
-    yield from dataset.to_batches(columns=list(names), filter=condition)
+    # With the schema, as a file may be older than a column.
+    dataset = ds.dataset(list(places), schema=schema, format="parquet", filesystem=systems[0])
+    yield from dataset.to_batches(columns=schema.names, filter=condition)
 
 
 def _has_bounds(kind: pa.DataType) -> bool:

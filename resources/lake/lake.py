@@ -134,6 +134,13 @@ class Lake(LakePaths):
                 return Way.FILES
         return Way.SPARK
 
+    def takes_rewriting(self, path: str) -> bool:
+        """Whether this process may replace files of a table by others with some rows less."""
+        if self.local is None:
+            return False
+        with self.refusing(path):
+            return self.local.takes_rewriting(path)
+
     def way_to_read(self, path: str, size: int | None = None) -> Way:
         """Who reads so many bytes of a table, or its rows as they come (None): this process only what is plain Parquet."""
         if self.local is None or not (size is None or self.is_small(size)):

@@ -4,7 +4,7 @@ In: columns of the table and of the source. Out: clauses, in which each engine q
 column `action`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pgsieve.resources.lake.records import quoted
@@ -47,6 +47,15 @@ class Merge:
     key: Mapping[str, str]
     values: Mapping[str, str]
     unknown: Mapping[str, str]
+
+    @classmethod
+    def flat(cls, key: Sequence[str], columns: Sequence[str], unsent: Collection[str]) -> "Merge":
+        """That of a source with key columns k0, k1, ..., the row's v0, v1, ..., and u0, u1, ... for what was unsent."""
+        return cls(
+            key={name: f"k{i}" for i, name in enumerate(key)},
+            values={name: f"v{i}" for i, name in enumerate(columns)},
+            unknown={name: f"u{i}" for i, name in enumerate(columns) if name in unsent},
+        )
 
     def clauses(self, quote: Quote) -> Clauses:
         """The clauses, as an engine quotes names."""

@@ -5,12 +5,14 @@ reaches it, with the same options, so that there is one way to give credentials.
 `deltalake` for a lake on an object store. Raises OSError.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
@@ -70,6 +72,11 @@ class Store:
         """The rows of a Parquet file, as `pyarrow.parquet.read_table` reads them."""
         files, inner = self.system(path)
         return pq.read_table(inner, filesystem=files, **how)
+
+    def batches(self, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """The rows of a Parquet file a batch at a time, with the columns of a schema; what the file lacks is NULL."""
+        files, inner = self.system(path)
+        yield from ds.dataset(inner, schema=schema, format="parquet", filesystem=files).to_batches()
 
     def names(self, folder: str) -> list[str]:
         """The names of all files below a folder; none where there is no folder."""

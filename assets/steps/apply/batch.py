@@ -10,9 +10,11 @@ from dataclasses import dataclass, replace
 
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
+from pgsieve.assets.steps.apply.applied import Applied, Pending
+from pgsieve.assets.steps.apply.in_process import FewChangesWriter, few_changes
 from pgsieve.assets.steps.apply.key_conflicts import INSERT_EXISTS, KeyConflictError, refuse_conflicts
 from pgsieve.assets.steps.apply.net_change import after_truncate
-from pgsieve.assets.steps.apply.writer import Applied, Pending, ReplicaWriter
+from pgsieve.assets.steps.apply.writer import ReplicaWriter
 from pgsieve.assets.steps.records.failures import TABLE_ERRORS, copy_again, is_damage, reason
 from pgsieve.assets.steps.records.table_states import Name, TableState, TableStates
 from pgsieve.assets.steps.records.transformed import TableChanges
@@ -88,13 +90,17 @@ class Batch:
         sizes = {name: lake.records.size(path) for name, path in paths.items()}
         for large in (False, True):
             chosen = [p for p in todo if (sizes[p.pending.name] >= LARGE_BYTES) == large]
-            if large:
-                for plan in chosen:
+            with ThreadPoolExecutor(PARALLEL_TABLES) as pool:
+                done = list(pool.map(self._applied_in_process, chosen))
+            applied += [each for each in done if isinstance(each, Applied)]
+            left = [each for each in done if isinstance(each, Plan)]
+            if left and large:
+                for plan in left:
                     lake.enable_deletion_vectors(paths[plan.pending.name])
-                chosen, _, _ = self.planned([p.pending.name for p in chosen]) if chosen else ([], {}, {})
-            if chosen:
+                left, _, _ = self.planned([p.pending.name for p in left])
+            if left:
                 with lake.committing(self.end, vectors=large), ThreadPoolExecutor(PARALLEL_TABLES) as pool:
-                    applied += list(pool.map(self._applied_to, chosen))
+                    applied += list(pool.map(self._applied_to, left))
         return [*self._applied_before_conflicts(applied), *applied]
 
     def _applied_before_conflicts(self, applied: Sequence[Applied]) -> list[Applied]:
@@ -130,8 +136,18 @@ class Batch:
         error, plan = min(conflicts, key=lambda failed: failed[0].commit_lsn)
         return plans, (error, _conflicting(plan.pending.name, error))
 
-    def _applied_to(self, plan: Plan) -> Applied:
-        """Apply a plan to its table, or where another process was faster what is lacking then."""
+    def _applied_in_process(self, plan: Plan) -> Applied | Plan:
+        """Apply a plan to its table as `_applied_to` does, if this process can; the plan where Spark has to."""
+        try:
+            return self._applied_to(plan, by_spark=False)
+        except _LeftToSparkError as left:
+            return left.plan
+
+    def _applied_to(self, plan: Plan, *, by_spark: bool = True) -> Applied:
+        """Apply a plan to its table, or where another process was faster what is lacking then.
+
+        Raises _LeftToSparkError where only Spark can do it, and it is not to be done by Spark.
+        """
         name, path = plan.pending.name, self.lake.replica(self.subscription.name, *plan.pending.name)
         plans = [plan]
 
@@ -144,7 +160,7 @@ class Batch:
                 return Applied(*name, standing=standing, overrun=(standing.position or 0) < self.end)
             current = plans.pop()
             try:
-                return _apply_table(self.subscription, self.lake, current, self.end)
+                return _apply_table(self.subscription, self.lake, current, self.end, by_spark=by_spark)
             except TABLE_ERRORS as error:
                 if is_overrun(self.lake, path, current.pending.standing):
                     raise OverrunError(path) from error
@@ -188,13 +204,29 @@ def is_overrun(lake: Lake, path: str, standing: Standing) -> bool:
         return False
 
 
-def _apply_table(subscription: Subscription, lake: Lake, plan: Plan, end: int) -> Applied:
+class _LeftToSparkError(Exception):
+    """What this process cannot apply."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__()
+        self.plan = plan
+
+
+def _apply_table(subscription: Subscription, lake: Lake, plan: Plan, end: int, *, by_spark: bool) -> Applied:
     pending, definition = plan.pending, plan.state.definition
     assert definition is not None
     path = lake.replica(subscription.name, *pending.name)
     log = lake.changes(subscription.name, *pending.name, definition.history.generation)
+    few = few_changes(lake, path, log, definition, pending)
+    if few is None and not by_spark:
+        raise _LeftToSparkError(plan)
     if not plan.examined:
         _refuse_conflicts(subscription, lake, plan)
+    if few is not None:
+        with lake.refusing(path):
+            applied = FewChangesWriter(lake, path, definition, pending, end).apply(few)
+        reach(Failpoint.REPLICA_COMMITTED)
+        return applied
     rows = lake.slices_of(log, [c.slice for c in pending.slices], every=True).where(
         F.col("operation") != "truncate"
     )

@@ -110,20 +110,3 @@ def row_changes(changes: DataFrame, numbered: DataFrame) -> DataFrame:
     return sides.orderBy("commit_lsn", "ordinal").select(
         F.col("old_number").alias("old"), F.col("new_number").alias("new")
     )
-
-
-def replayed(changes: Sequence[tuple[int | None, int | None]], copies: list[int]) -> tuple[list[int], int]:
-    """What each row's count becomes by changes (old, new) one after the other, and how many found no row.
-
-    A change whose old row is not there has no effect (section 29.8, update_missing and delete_missing).
-    """
-    counts, missing = list(copies), 0
-    for old, new in changes:
-        if old is not None:
-            if not counts[old]:
-                missing += 1
-                continue
-            counts[old] -= 1
-        if new is not None:
-            counts[new] += 1
-    return counts, missing

@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
+from pgsieve.assets.steps.apply.applied import Pending
 from pgsieve.assets.steps.apply.conflicting_rows import conflicts, keys_of, lookups
-from pgsieve.assets.steps.apply.writer import Pending
 from pgsieve.assets.steps.records.columns import order
 from pgsieve.assets.steps.records.failures import in_transaction
 from pgsieve.assets.steps.subscription import Definition

@@ -4,8 +4,7 @@ In: net changes. Out: the source and the clauses, which both engines read (`pgsi
 Spark. delta-rs merges in `LocalRecords.merge`.
 """
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from uuid import uuid4
 
 from pyspark.sql import DataFrame
@@ -19,39 +18,18 @@ from pgsieve.resources.lake.overrun import guarded
 from pgsieve.resources.lake.records import quoted
 
 
-@dataclass(frozen=True)
-class FlatChanges:
-    """Net changes with their fields side by side: key columns k0, k1, ..., the row's v0, v1, ...
-
-    u0, u1, ... say whether a row keeps the value of a column that some change left out.
-    """
-
-    key: Sequence[str]
-    columns: Sequence[str]
-    unsent: Collection[str]
-
-    @property
-    def merge(self) -> Merge:
-        """The MERGE of them: columns of the replica by those of the source."""
-        return Merge(
-            key={name: f"k{i}" for i, name in enumerate(self.key)},
-            values={name: f"v{i}" for i, name in enumerate(self.columns)},
-            unknown={name: f"u{i}" for i, name in enumerate(self.columns) if name in self.unsent},
-        )
-
-    def of(self, net: DataFrame) -> DataFrame:
-        """Net changes (`pgsieve.assets.steps.apply.net_change`) with their fields side by side."""
-        merge = self.merge
-        return net.select(
-            *(struct_field("key", name).alias(k) for name, k in merge.key.items()),
-            *(struct_field("row", name).alias(v) for name, v in merge.values.items()),
-            *(
-                F.coalesce(F.array_contains("unknown", name), F.lit(False)).alias(u)
-                for name, u in merge.unknown.items()
-            ),
-            "action",
-            "expected",
-        )
+def flat(net: DataFrame, merge: Merge) -> DataFrame:
+    """Net changes (`pgsieve.assets.steps.apply.net_change`) as the source of a MERGE: their fields side by side."""
+    return net.select(
+        *(struct_field("key", name).alias(k) for name, k in merge.key.items()),
+        *(struct_field("row", name).alias(v) for name, v in merge.values.items()),
+        *(
+            F.coalesce(F.array_contains("unknown", name), F.lit(False)).alias(u)
+            for name, u in merge.unknown.items()
+        ),
+        "action",
+        "expected",
+    )
 
 
 def keyless_merge(source: DataFrame, columns: Sequence[str]) -> Clauses:

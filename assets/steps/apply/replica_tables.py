@@ -11,9 +11,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
+from pgsieve.assets.steps.apply.applied import Applied
 from pgsieve.assets.steps.apply.batch import Batch, lacking_changes
 from pgsieve.assets.steps.apply.damaged import states_without_damaged
-from pgsieve.assets.steps.apply.writer import Applied
 from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.records.catalogs import AlteredSlices
 from pgsieve.assets.steps.records.change_log import ChangeLog

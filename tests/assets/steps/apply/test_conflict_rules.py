@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
+from pgsieve.assets.steps.apply.applied import Pending
 from pgsieve.assets.steps.apply.key_conflicts import KeyConflictError, refuse_conflicts
-from pgsieve.assets.steps.apply.writer import Pending
 from pgsieve.assets.steps.records.transformed import TableChanges
 from pgsieve.assets.steps.subscription import Definition, Former
 from pgsieve.decoding.publications.evolution import Layout

@@ -1,0 +1,116 @@
+"""What a batch asks of one replica table (`Pending`), and what was done to it (`Applied`), whoever does it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pgsieve.assets.steps.records.table_states import Name
+from pgsieve.assets.steps.records.transformed import TableChanges
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.records import Standing
+
+
+@dataclass(frozen=True)
+class Applied:
+    """What was done to one replica table: rows by kind, its Delta version with the position, and conflicts seen.
+
+    `missing` counts rows that an UPDATE or DELETE expected and did not find (update_missing and
+    delete_missing in PostgreSQL's terms, section 29.8), `insert_exists` and `update_exists` changes that met a row of
+    their key; the first is of the transaction at `conflict_lsn`. `damaged` says that the problem is a file that is missing,
+    `overrun` that another process works on the table, which may lack the batch.
+    """
+
+    schema: str
+    table: str
+    inserted: int = 0
+    updated: int = 0
+    deleted: int = 0
+    truncated: bool = False
+    missing: int = 0
+    insert_exists: int = 0
+    update_exists: int = 0
+    conflict_lsn: int | None = None
+    standing: Standing = field(default_factory=Standing)
+    problem: str | None = None
+    damaged: bool = False
+    overrun: bool = False
+
+    @property
+    def name(self) -> Name:
+        """(schema, table)."""
+        return self.schema, self.table
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A table's changes in the slices that its replica lacks, oldest first; `standing` is where the replica was then."""
+
+    slices: Sequence[TableChanges]
+    standing: Standing
+
+    @property
+    def name(self) -> Name:
+        """(schema, table)."""
+        return self.slices[0].name
+
+    @property
+    def size(self) -> int:
+        """At most so many bytes of messages."""
+        return sum(c.size for c in self.slices)
+
+    @property
+    def truncated_at(self) -> tuple[int, int] | None:
+        """The order key of the last TRUNCATE; changes before it have no effect."""
+        since = (self.standing.position or 0, -1)
+        return max(
+            (c.truncated_at for c in self.slices if c.truncated_at and c.truncated_at > since), default=None
+        )
+
+    @property
+    def key_changes(self) -> int:
+        """How many UPDATEs move a row to another key."""
+        return sum(c.key_changes for c in self.slices)
+
+    @property
+    def unchanged(self) -> frozenset[str]:
+        """The columns that some change left out as unchanged."""
+        return frozenset(column for c in self.slices for column in c.unchanged)
+
+    def sent(self, *operations: str) -> int:
+        """How many changes of these kinds there are, also before a TRUNCATE."""
+        return sum(c.sent.get(o, 0) for c in self.slices for o in operations)
+
+
+def outcome(
+    lake: Lake,
+    path: str,
+    pending: Pending,
+    end: int,
+    *,
+    inserted: int = 0,
+    updated: int = 0,
+    deleted: int = 0,
+    missing: int = 0,
+) -> Applied:
+    """What was done to a replica by a batch that ends at `end`, and where the replica stands now."""
+    standing = lake.records.standing(path)
+    # Where there was nothing to write, what another process wrote is not the batch.
+    if (standing.position or 0) < end:
+        standing = pending.standing
+    return Applied(
+        *pending.name,
+        inserted=inserted,
+        updated=updated,
+        deleted=deleted,
+        truncated=pending.truncated_at is not None,
+        missing=missing,
+        standing=standing,
+    )
+
+
+def merged(
+    lake: Lake, path: str, pending: Pending, end: int, counts: Mapping[str, int], expected: int
+) -> Applied:
+    """The same of a MERGE: rows by kind of change (none where its position was reached), and how many were expected."""
+    matched = counts.get("updated", 0) + counts.get("deleted", 0)
+    missing = max(0, expected - matched) if counts else 0
+    return outcome(lake, path, pending, end, **counts, missing=missing)
