@@ -33,7 +33,7 @@ from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.command_line import console
 from pgsieve.pipelines.command_line.extras import require_extra
 from pgsieve.pipelines.commands.results import Failure
-from pgsieve.pipelines.config.model import Config, load_config
+from pgsieve.pipelines.config.model import DEFAULT_FILE, FILE_VARIABLE, Config, load_config
 from pgsieve.resources.tracing import span
 
 FOUND = 1
@@ -89,6 +89,12 @@ Subscriptions = Annotated[
 ]
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+
+
+UiHost = Annotated[str, typer.Option("--host", help="Address that the web interface listens on.")]
+UiPort = Annotated[
+    int, typer.Option("--port", min=1, max=65535, help="Port that the web interface listens on.")
+]
 
 
 class _LogFormat(StrEnum):
@@ -191,9 +197,28 @@ def demo(
         ),
     ] = None,
     as_json: AsJson = False,
+    with_ui: Annotated[
+        bool,
+        typer.Option(
+            "--ui", help="Instead: made-up traffic, its replicas, and Dagster's web interface, until Ctrl-C."
+        ),
+    ] = False,
+    host: UiHost = "127.0.0.1",
+    port: UiPort = 3000,
 ) -> None:
-    """Replay the manual's row filter examples on an embedded PostgreSQL, beside a built-in subscription."""
+    """Replay the manual's row filter examples on an embedded PostgreSQL, beside a built-in subscription.
+
+    With --ui it stays: a server on which something changes all the time, a run every few seconds, and Dagster's pages to
+    look at, and to click.
+    """
     require_extra("demo")
+    if with_ui:
+        require_extra("ui")
+        from pgsieve.pipelines.commands.live_demo import live_demo
+
+        with console.progress() as progress:
+            live_demo(keep, host, port, progress, console.print_live_demo, console.print_run)
+        return
     from pgsieve.pipelines.commands.demo import demo as run_demo
 
     with console.progress() as progress:
@@ -203,6 +228,68 @@ def demo(
     else:
         console.print_demo(report)
     if not report.equal:
+        raise typer.Exit(FOUND)
+
+
+@_command("Example: pgsieve init --conninfo 'host=db dbname=shop user=pgsieve' --publication sales")
+def init(
+    ctx: typer.Context,
+    conninfo: Annotated[
+        str | None,
+        typer.Option(
+            "--conninfo",
+            help="The database, as libpq writes it, or a postgresql:// URI; a password in it is not written to the file.",
+        ),
+    ] = None,
+    publications: Annotated[
+        list[str] | None,
+        typer.Option("--publication", metavar="NAME", help="A publication of the server; repeatable."),
+    ] = None,
+    tables: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--table", metavar="SCHEMA.TABLE", help="Instead: a table to publish by pgsieve.yaml; repeatable."
+        ),
+    ] = None,
+    source: Annotated[
+        str | None, typer.Option("--source", metavar="NAME", help="Its name (default: the database's).")
+    ] = None,
+    subscription: Annotated[
+        str | None,
+        typer.Option("--subscription", metavar="NAME", help="Its name (default: the first publication's)."),
+    ] = None,
+    lake: Annotated[
+        str, typer.Option("--lake", metavar="FOLDER|URI", help="Where the Delta tables go.")
+    ] = "./lake",
+    role: Annotated[
+        str | None,
+        typer.Option(
+            "--role",
+            help="The role that replicates (default: that of the conninfo, unless it may do anything).",
+        ),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace files that are there already.")] = False,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write pgsieve.yaml and the SQL for its role, from what a database publishes; then validate.
+
+    On a terminal it asks for what no option says. Nothing on the server is changed, no password is written.
+    Exits with 1 when validate finds a problem.
+    """
+    from pgsieve.pipelines.command_line.interview import chosen, connected
+    from pgsieve.pipelines.commands.init import initialise, refuse_existing
+
+    file = config or ctx.obj or Path(os.environ.get(FILE_VARIABLE) or DEFAULT_FILE)
+    refuse_existing(file, force=force)
+    connection, found = connected(conninfo)
+    choice = chosen(found, publications or [], tables or [], source, subscription, lake, role)
+    report = initialise(file, connection, found, choice, force=force)
+    if as_json:
+        console.print_json(report)
+    else:
+        console.print_init(report)
+    if report.validation.problems:
         raise typer.Exit(FOUND)
 
 
@@ -521,8 +608,8 @@ def decode(
 def ui(
     ctx: typer.Context,
     config: ConfigFile = None,
-    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Port to listen on.")] = 3000,
+    host: UiHost = "127.0.0.1",
+    port: UiPort = 3000,
 ) -> None:
     """Start Dagster's web interface on this configuration, until interrupted.
 

@@ -30,6 +30,8 @@ from pgsieve.pipelines.commands.results import (
     DropReport,
     EngineReport,
     Failure,
+    InitReport,
+    LiveDemo,
     MaintainedFolder,
     Progress,
     PublicationPicture,
@@ -38,6 +40,8 @@ from pgsieve.pipelines.commands.results import (
     RunSummary,
     StatusReport,
     SubscriptionRun,
+    SurveyedPublication,
+    SurveyedTable,
     TableStatus,
     ValidationReport,
 )
@@ -422,6 +426,72 @@ def print_check(report: CheckReport) -> None:
         if unequal
         else Text("every table equals the publisher", style="bold green")
     )
+
+
+def print_survey(listed: Sequence[SurveyedPublication], surveyed: Sequence[SurveyedTable]) -> None:
+    """Print the publications and tables that a database has, to stderr: what is asked about them follows there."""
+    publications = _table("publication", "publishes", "tables")
+    for each in listed:
+        shown = ", ".join(each.tables[:6]) + (f" and {len(each.tables) - 6} more" if each.tables[6:] else "")
+        _row(publications, each.name, ", ".join(each.operations), shown or None)
+    tables = _table("table", "replica identity")
+    for table in surveyed:
+        _row(
+            tables,
+            quote_qualified(table.schema, table.name),
+            "yes" if table.has_identity else Text("none: only INSERTs can be published", style="yellow"),
+        )
+    for each_table in (publications, tables):
+        if each_table.row_count:
+            _err().print(each_table)
+
+
+def print_init(report: InitReport) -> None:
+    """Print what was written, what validate says, and what to do next."""
+    print_validation(report.validation)
+    steps = [
+        f"1. run {report.statements} as the owner of the tables; its role is {report.role}",
+        "2. look at "
+        + str(report.config)
+        + (
+            f"; its password is expected in {report.variable}: export it, or use password_command"
+            if report.variable
+            else ""
+        ),
+        "3. pgsieve validate, then pgsieve run",
+    ]
+    _print("", Text("written; next:", style="bold"), *map(Text, steps))
+
+
+def print_live_demo(demo: LiveDemo) -> None:
+    """Print where to look, and what to click."""
+    lines = (
+        ("Look at it:", demo.url),
+        (
+            "1.",
+            "The lineage: the change log of the source, what each subscription gets of it, one asset a table.",
+        ),
+        ("", "A run every few seconds applies what was written meanwhile: the assets tell when."),
+        ("2.", "Click sales › shop › orders: its rows, and what each run inserted, updated and deleted."),
+        (
+            "3.",
+            "There, Checks › Execute: subscriber_consistency compares it with the publisher's filtered rows.",
+        ),
+        (
+            "4.",
+            "Runs: what is recorded of each run. Automation: the schedules and sensors, off until you say so.",
+        ),
+        ("5.", "Write yourself, and watch it arrive, or leave the row filter region = 'EMEA':"),
+        ("", f"psql '{demo.conninfo}' -c \"update shop.orders set region = 'EMEA' where id = 1001\""),
+        ("6.", "From another terminal:"),
+        ("", f"pgsieve -c {demo.config} status"),
+        ("Ctrl-C", f"ends it all; what it made stays in {demo.config.parent}"),
+    )
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    for mark, text in lines:
+        table.add_row(Text(mark, style="bold"), Text(text, overflow="fold"))
+    _print("", table, "")
+    sys.stdout.flush()
 
 
 def print_validation(report: ValidationReport) -> None:

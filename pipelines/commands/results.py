@@ -373,3 +373,44 @@ class EngineReport:
     used: bool = False
     seconds: int = 0
     resident_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LiveDemo:
+    """What `pgsieve demo --ui` keeps running, and where a person looks at it: a page, pgsieve.yaml, the source."""
+
+    url: str
+    config: Path
+    conninfo: str
+
+
+@dataclass(frozen=True, slots=True)
+class SurveyedPublication:
+    """A publication that a database has: its tables, and the operations that it publishes."""
+
+    name: str
+    tables: tuple[str, ...]
+    operations: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SurveyedTable:
+    """A table that may be published; without a replica identity only its INSERTs."""
+
+    schema: str
+    name: str
+    has_identity: bool
+
+
+@dataclass(frozen=True, slots=True)
+class InitReport:
+    """What `pgsieve init` wrote, for which role, and what validate says of it.
+
+    `variable` is the variable of the environment in which the password is expected; None where libpq finds it.
+    """
+
+    config: Path
+    statements: Path
+    variable: str | None
+    role: str
+    validation: ValidationReport

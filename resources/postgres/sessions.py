@@ -145,17 +145,17 @@ class Conninfo:
 
     @property
     def _has_service(self) -> bool:
-        return bool(_read(self.text).get("service") or os.environ.get("PGSERVICE"))
+        return bool(parameters_of(self.text).get("service") or os.environ.get("PGSERVICE"))
 
     @property
     def _user_options(self) -> str | None:
         """The user's own."""
-        options = _read(self.text).get("options")
+        options = parameters_of(self.text).get("options")
         return str(options) if options else os.environ.get("PGOPTIONS")
 
     def _parameters(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Those beside the conninfo's own."""
-        own = _read(self.text)
+        own = parameters_of(self.text)
         remember_those_of(self.text)
         defaults: dict[str, Any] = {"application_name": "pgsieve", "connect_timeout": "10", **options}
         if not self._has_service:  # What stands in a service file would not count any more.
@@ -174,8 +174,8 @@ class Conninfo:
         return password
 
 
-def _read(conninfo: str) -> Mapping[str, Any]:
-    """The parameters of a connection string."""
+def parameters_of(conninfo: str) -> Mapping[str, Any]:
+    """The parameters of a connection string; raises UnreadableConninfoError."""
     try:
         return conninfo_to_dict(conninfo)
     except psycopg.ProgrammingError:

@@ -21,6 +21,7 @@ from pgsieve.pipelines.commands.results import SlotStatus, StatusReport, Subscri
 ROOT = Path(__file__).parents[3]
 COMMANDS = {
     "demo": "pgsieve demo --keep ./demo",
+    "init": "pgsieve init --conninfo 'host=db dbname=shop user=pgsieve' --publication sales",
     "run": "pgsieve run sales",
     "resync": "pgsieve resync sales public.orders",
     "skip": "pgsieve skip sales 0/14C0A38",
@@ -40,7 +41,7 @@ REQUIRED = {
     "enable": ["sales"],
     "drop": ["sales"],
 }
-READING = [command for command in COMMANDS if command != "demo"]
+READING = [command for command in COMMANDS if command not in {"demo", "init"}]
 
 LEAST = """\
 lake: ./lake

@@ -147,7 +147,7 @@ def test_a_follower_counts_what_it_does(shop: Shop) -> None:
     with following(shop) as follower:
         shop.database.execute("insert into stock select i, i from generate_series(10, 14) i")
         inserted = sample("pgsieve_changes_total", *row, "insert")
-        wait_until(lambda: follower.metrics().get(inserted) == 5, follower.log.read_text, 90)
+        wait_until(lambda: follower.metrics().get(inserted) == 5, follower.log.read_text, 300)
         metrics = follower.metrics()
         assert metrics[sample("pgsieve_received_changes_total", *row, "insert")] == 5
         assert metrics[sample("pgsieve_conflicts_total", *row, "insert_exists")] == 0

@@ -1,0 +1,122 @@
+"""What `pgsieve init` asks: on a terminal for what no option says, elsewhere nothing.
+
+In: options. Out: the connection, what its database has, and what was chosen of it. Questions go to stderr. Raises
+PgsieveError where an option is missing and nobody can be asked, or names what is not there.
+"""
+
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from pgsieve.decoding.errors import PgsieveError
+from pgsieve.pipelines.command_line import console
+from pgsieve.pipelines.commands.init import (
+    Choice,
+    Connection,
+    Survey,
+    proposed_role,
+    safe_name,
+    survey,
+    unknown,
+)
+from pgsieve.pipelines.commands.results import SurveyedTable
+from pgsieve.pipelines.config.identifiers import parse_qualified
+from pgsieve.resources.postgres.source import SourceUnreachableError
+
+
+def _is_asked() -> bool:
+    return sys.stdin.isatty()
+
+
+def _answer(question: str, default: str | None = None, *, hidden: bool = False) -> str:
+    return str(typer.prompt(question, default=default, hide_input=hidden, err=True))
+
+
+def connected(conninfo: str | None) -> tuple[Connection, Survey]:
+    """The connection, and what its database has; a password is asked for where one is needed."""
+    if conninfo is None:
+        if not _is_asked():
+            raise PgsieveError(
+                "--conninfo is missing", hint="e.g. --conninfo 'host=db dbname=shop user=pgsieve'"
+            )
+        conninfo = _answer("conninfo (e.g. host=db dbname=shop user=pgsieve, or a postgresql:// URI)")
+    connection = Connection.of(conninfo)
+    try:
+        return connection, survey(connection)
+    except SourceUnreachableError as error:
+        if connection.password is not None or "password" not in error.message or not _is_asked():
+            raise
+    connection = Connection(connection.conninfo, _answer("password", hidden=True))
+    return connection, survey(connection)
+
+
+def chosen(
+    found: Survey,
+    publications: Sequence[str],
+    tables: Sequence[str],
+    source: str | None,
+    subscription: str | None,
+    lake: str,
+    role: str | None,
+) -> Choice:
+    """What to replicate, under which names."""
+    if publications and tables:
+        raise PgsieveError(
+            "--publication and --table exclude each other",
+            hint="tables get a publication in pgsieve.yaml; publications of the server have their own",
+        )
+    if not publications and not tables:
+        publications, tables = _asked_for(found)
+    names = [each.name for each in found.publications]
+    for name in publications:
+        if name not in names:
+            raise unknown("publication", name, names)
+    selected = tuple(_table(found, table) for table in tables)
+    source_name = source or safe_name(found.database)
+    proposed = safe_name(publications[0] if publications else f"{source_name}_replica")
+    return Choice(
+        source=source_name,
+        subscription=subscription or proposed,
+        lake=lake,
+        role=role or proposed_role(found),
+        publications=tuple(publications),
+        tables=selected,
+    )
+
+
+def _asked_for(found: Survey) -> tuple[list[str], list[str]]:
+    """Publications or tables: what a person says, else every publication."""
+    published = [each.name for each in found.publications if each.tables]
+    everything = [f'"{table.schema}"."{table.name}"' for table in found.tables]
+    if not _is_asked():
+        if not published:
+            raise PgsieveError(
+                f'database "{found.database}" has no publication with tables',
+                hint="name tables with --table, or create a publication",
+            )
+        return published, []
+    console.print_survey(found.publications, found.tables)
+    if published:
+        return _split(_answer("publications, separated by commas", ", ".join(published))), []
+    if not everything:
+        raise PgsieveError(f'database "{found.database}" has no tables', hint="name another database")
+    answer = _answer("no publication yet; tables to publish by pgsieve.yaml, separated by commas", "all")
+    return [], everything if answer == "all" else _split(answer)
+
+
+def _split(answer: str) -> list[str]:
+    return [part.strip() for part in answer.split(",") if part.strip()]
+
+
+def _table(found: Survey, name: str) -> SurveyedTable:
+    try:
+        schema, table = parse_qualified(name, 2)
+    except ValueError as error:
+        raise PgsieveError(
+            f"table {name}: {error}", hint="write it as in SQL, with its schema: public.orders"
+        ) from None
+    tables = {(each.schema, each.name): each for each in found.tables}
+    if (schema, table) not in tables:
+        raise unknown("table", name, [f"{s}.{t}" for s, t in list(tables)[:20]])
+    return tables[schema, table]

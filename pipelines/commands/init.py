@@ -1,0 +1,245 @@
+"""`pgsieve init`: a first pgsieve.yaml, and the SQL for its role.
+
+In: a conninfo, and what is chosen of the publications and tables that its database has. Out: a `Survey` to choose from, then
+two new files and an `InitReport`. No password is written: a literal one becomes a variable of the environment. Nothing on
+the server is changed. Raises SourceError where the database does not answer, PgsieveError where a file is there already.
+"""
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import yaml
+from psycopg.conninfo import make_conninfo
+
+from pgsieve.decoding.errors import PgsieveError
+from pgsieve.decoding.publications.catalog import (
+    OPERATIONS,
+    Catalog,
+    Publication,
+    PublicationError,
+    replicated_tables,
+)
+from pgsieve.decoding.values.quoting import quote_identifier, quote_qualified
+from pgsieve.pipelines.commands.results import InitReport, SurveyedPublication, SurveyedTable
+from pgsieve.pipelines.commands.validate import validate
+from pgsieve.pipelines.config.model import Config, parse_config
+from pgsieve.pipelines.project import project
+from pgsieve.resources.postgres.sessions import parameters_of
+from pgsieve.resources.postgres.slot import CREATED
+from pgsieve.resources.postgres.source import Source, read_catalog
+
+_HEAD = "# Written by `pgsieve init`. docs/configuration.md has every key; `pgsieve validate` looks for problems.\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """How the database is reached: the conninfo without secrets, and the password, None where libpq finds one itself."""
+
+    conninfo: str
+    password: str | None = field(default=None, repr=False)
+
+    @classmethod
+    def of(cls, conninfo: str, environ: Mapping[str, str] = os.environ) -> "Connection":
+        """A conninfo as a person writes it, with its password or with `${NAME}`; raises PgsieveError."""
+        parameters = dict(parameters_of(conninfo))
+        if parameters.get("sslpassword"):
+            raise PgsieveError(
+                "the conninfo has an sslpassword", hint="leave it out, and add it to pgsieve.yaml as ${NAME}"
+            )
+        password = parameters.pop("password", None)
+        if password and (variable := re.fullmatch(r"\$\{(\w+)\}", password)):
+            if variable[1] not in environ:
+                raise PgsieveError(f"environment variable {variable[1]} is not set", hint="export it first")
+            password = environ[variable[1]]
+        return cls(make_conninfo("", **parameters), password)
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What a database has to be replicated, and who asked: `managed` is the role with which a cloud provider grants REPLICATION."""
+
+    database: str
+    user: str
+    superuser: bool
+    replication: bool
+    managed: str | None
+    publications: tuple[SurveyedPublication, ...]
+    tables: tuple[SurveyedTable, ...]
+    catalog: Catalog
+
+
+def survey(connection: Connection) -> Survey:
+    """Look at a database; changes nothing."""
+    source = Source("init", connection.conninfo, connection.password)
+    source.check_ready()
+    with source.connect() as session:
+        catalog = read_catalog(session)
+        row = session.execute(
+            "select current_database(), current_user, rolsuper, rolreplication,"
+            " (select rolname from pg_roles where rolname = 'rds_replication')"
+            " from pg_roles where rolname = current_user"
+        ).fetchone()
+        own = session.execute(
+            "select pubname from pg_publication where obj_description(oid, 'pg_publication') = %s", [CREATED]
+        ).fetchall()
+    assert row is not None
+    captures = {name for (name,) in own}
+    publications = [
+        SurveyedPublication(
+            name,
+            tuple(quote_qualified(*table) for table in _published(publication, catalog)),
+            tuple(o for o in OPERATIONS if o in publication.operations),
+        )
+        for name, publication in sorted(catalog.publications.items())
+        if name not in captures
+    ]
+    database, user, superuser, replication, managed = row
+    return Survey(
+        database, user, superuser, replication, managed, tuple(publications), _tables(catalog), catalog
+    )
+
+
+def _published(publication: Publication, catalog: Catalog) -> list[tuple[str, str]]:
+    """The tables of a publication; none where it cannot be subscribed to, which validate explains."""
+    try:
+        return sorted(replicated_tables([publication], catalog))
+    except PublicationError:
+        return []
+
+
+def _tables(catalog: Catalog) -> tuple[SurveyedTable, ...]:
+    """The tables that may be published: those that are no partitions of another."""
+    return tuple(
+        SurveyedTable(t.schema, t.name, bool(t.identity) or t.replica_identity == "f")
+        for t in sorted(catalog.tables.values(), key=lambda t: (t.schema, t.name))
+        if not t.ancestors
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What is replicated: publications of the server, or tables for a publication that pgsieve.yaml defines."""
+
+    source: str
+    subscription: str
+    lake: str
+    role: str
+    publications: tuple[str, ...] = ()
+    tables: tuple[SurveyedTable, ...] = ()
+
+
+def safe_name(text: str) -> str:
+    """A name for a source or a subscription, made of another one."""
+    name = re.sub(r"[^a-z0-9_]", "_", text.lower()).strip("_")
+    return name[:40] or "replica"
+
+
+def proposed_role(found: Survey) -> str:
+    """The role that replicates: the one that asked, unless it may do everything."""
+    return "pgsieve" if found.superuser or found.managed == "rds_replication" else found.user
+
+
+def initialise(
+    file: Path, connection: Connection, found: Survey, choice: Choice, *, force: bool = False
+) -> InitReport:
+    """Write pgsieve.yaml and, beside it, the SQL for the role; then validate."""
+    statements = file.with_name(f"{file.stem}-role.sql")
+    for each in (file, statements):
+        refuse_existing(each, force=force)
+    variable = f"{safe_name(choice.source).upper()}_PASSWORD" if connection.password is not None else None
+    text = _configuration(connection, choice, variable)
+    environ = {**os.environ, variable: connection.password or ""} if variable else os.environ
+    config = parse_config(text, file, environ)  # Raises before anything is written.
+    validation = validate(config)
+    _write(file, text, force=force)
+    granted = role_statements(found, choice, config, validation.statements)
+    _write(statements, granted, force=force)
+    return InitReport(config.path, statements.absolute(), variable, choice.role, validation)
+
+
+def refuse_existing(file: Path, *, force: bool) -> None:
+    """Raise PgsieveError where the file is there and may not be replaced."""
+    if file.exists() and not force:
+        raise PgsieveError(
+            f"{file} exists already", hint="choose another file with -c/--config, or replace it with --force"
+        )
+
+
+def _write(file: Path, text: str, *, force: bool) -> None:
+    try:
+        # Exclusive: another init may have been faster.
+        with file.open("w" if force else "x", encoding="utf-8") as written:
+            written.write(text)
+    except FileExistsError:
+        refuse_existing(file, force=False)
+    except OSError as error:
+        raise PgsieveError(
+            f"{file} cannot be written: {error.strerror}", hint="choose another file with -c/--config"
+        ) from error
+
+
+def _configuration(connection: Connection, choice: Choice, variable: str | None) -> str:
+    """pgsieve.yaml; of what it is made, `${` stays what the user wrote."""
+    source: dict[str, object] = {"conninfo": connection.conninfo}
+    if variable:
+        source["password"] = f"${{{variable}}}"
+    publications = choice.publications
+    if choice.tables:
+        tables = [{"table": quote_qualified(t.schema, t.name)} for t in choice.tables]
+        source["publications"] = {choice.subscription: {"tables": tables}}
+        publications = (choice.subscription,)
+    subscription = {"source": choice.source, "publications": list(publications)}
+    written = {
+        "lake": choice.lake,
+        "sources": {choice.source: source},
+        "subscriptions": {choice.subscription: subscription},
+    }
+    return _HEAD + yaml.safe_dump(
+        written, sort_keys=False, allow_unicode=True, width=1000, default_flow_style=None
+    )
+
+
+def role_statements(found: Survey, choice: Choice, config: Config, capture: Sequence[str]) -> str:
+    """The SQL that gives the role what docs/operations.md says that it needs, and no more; `capture` makes publications."""
+    role, subscription = quote_identifier(choice.role), config.subscriptions[choice.subscription]
+    tables = _replicated(found, choice, config)
+    schemas = sorted({schema for schema, _ in tables})
+    lines = [
+        f"-- What the role {role} needs for pgsieve in the database {quote_identifier(found.database)}, and no more.",
+        "-- Run it as the owner of the tables, or as an administrator. It holds no password: in psql, set one with",
+        f"-- \\password {choice.role}",
+        "",
+    ]
+    exists = choice.role == found.user
+    if not exists:
+        login = "LOGIN" if found.managed else "LOGIN REPLICATION"
+        lines.append(f"CREATE ROLE {role} {login};  -- leave it out where the role is there")
+    if found.managed:
+        lines.append(f"GRANT {found.managed} TO {role};")
+    elif exists and not (found.replication or found.superuser):
+        lines.append(f"ALTER ROLE {role} REPLICATION;")
+    lines += [f"GRANT USAGE ON SCHEMA {quote_identifier(schema)} TO {role};" for schema in schemas]
+    lines += [f"GRANT SELECT ON {quote_qualified(*table)} TO {role};" for table in tables]
+    if subscription.row_filter == "pipeline":
+        lines += [
+            "",
+            "-- The publications that the slot reads. A role that owns the tables makes them itself at the first run;",
+            "-- for any other, `pgsieve validate` prints them again whenever the tables change.",
+            *capture,
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _replicated(found: Survey, choice: Choice, config: Config) -> list[tuple[str, str]]:
+    """The tables that the copy reads."""
+    subscription = project(config).subscriptions[choice.subscription]
+    return sorted(subscription.tables(subscription.feed.with_defined(found.catalog)))
+
+
+def unknown(kind: str, name: str, names: Sequence[str]) -> PgsieveError:
+    """The error of a name that the database does not have."""
+    listed = ", ".join(names) or "none"
+    return PgsieveError(f'{kind} "{name}" does not exist', hint=f"there are: {listed}", sqlstate="42704")

@@ -1,0 +1,196 @@
+"""`pgsieve demo --ui`: a server with made-up traffic, its replicas, and Dagster's web interface, until it is stopped.
+
+In: a folder, or none for a temporary one; an address for the web interface. Out: whatever `show` is given: what to open
+and to click, then what each run did. A run every few seconds applies what was written, as a schedule would; Dagster records
+it, so that its pages are alive. SIGINT and SIGTERM end it, with everything that it started. Raises PgsieveError where
+something does not start.
+"""
+
+import os
+import signal
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from http import HTTPStatus
+from pathlib import Path
+from time import monotonic
+from types import FrameType
+from urllib.error import URLError
+from urllib.request import urlopen
+
+import yaml
+
+from pgsieve.decoding.errors import PgsieveError
+from pgsieve.pipelines.commands import engine
+from pgsieve.pipelines.commands.demo import SMALL_DATA
+from pgsieve.pipelines.commands.results import LiveDemo, Progress, RunSummary
+from pgsieve.pipelines.commands.run import instance, run
+from pgsieve.pipelines.commands.traffic import make_tables, traffic
+from pgsieve.pipelines.commands.ui import command, environment
+from pgsieve.pipelines.config.model import Config, load_config
+from pgsieve.pipelines.definitions import register_tables
+from pgsieve.resources.postgres.embedded import EmbeddedServer
+from pgsieve.resources.postgres.sessions import Conninfo
+
+#: Between two runs: so that a person sees one end, and may click between them.
+RUN_SECONDS = 10.0
+#: Dagster's processes take this long to start, on a busy machine.
+_START_SECONDS = 300.0
+_STOP_SECONDS = 20.0
+
+
+class _Stop(threading.Event):
+    """Set by SIGINT and SIGTERM."""
+
+    @contextmanager
+    def by_signals(self) -> Iterator[None]:
+        def stop(_number: int, _frame: FrameType | None) -> None:
+            self.set()
+
+        before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def wait_awake(self, seconds: float) -> bool:
+        """Wait in the main thread, which has to be awake for a signal's handler; whether it was set."""
+        until = monotonic() + seconds
+        while not self.is_set() and monotonic() < until:
+            self.wait(min(0.5, max(0.0, until - monotonic())))
+        return self.is_set()
+
+
+def live_demo(
+    folder: Path | None,
+    host: str,
+    port: int,
+    progress: Progress,
+    ready: Callable[[LiveDemo], None],
+    show: Callable[[RunSummary], None],
+) -> None:
+    """Run the demo until a signal ends it; `ready` is called once a person can look, `show` after each run that changed something."""
+    home = (folder or Path(tempfile.mkdtemp(prefix="pgsieve-demo-"))).resolve()
+    if home.exists() and any(home.iterdir()):
+        raise PgsieveError(f'folder "{home}" is not empty', hint="choose a new folder for --keep")
+    home.mkdir(parents=True, exist_ok=True)
+    # The demo's records are its own, wherever else this user keeps Dagster's.
+    os.environ.pop("DAGSTER_HOME", None)
+    stop = _Stop()
+    with ExitStack() as opened:
+        opened.enter_context(stop.by_signals())
+        progress.start("start PostgreSQL")
+        server = opened.enter_context(EmbeddedServer(home / "publisher"))
+        with Conninfo(server.conninfo()).connect() as connection:
+            make_tables(connection)
+        progress.finish("start PostgreSQL")
+        config = _configuration(home, server)
+        opened.callback(engine.stop, config)
+        with instance(config) as dagster:
+            register_tables(config, dagster)
+        dagster_server = opened.enter_context(_dagster(config, host, port, home))
+        opened.enter_context(traffic(server.conninfo()))
+        runs = threading.Thread(target=_runs, args=(config, progress, show, stop), name="runs", daemon=True)
+        runs.start()
+        opened.callback(runs.join, _STOP_SECONDS)
+        url = f"http://{host}:{port}"
+        progress.start("start Dagster")
+        _wait_for(url, dagster_server, stop, home)
+        progress.finish("start Dagster")
+        if not stop.is_set():
+            ready(LiveDemo(f"{url}/asset-groups", config.path, server.conninfo()))
+        while not stop.wait_awake(1.0):
+            if dagster_server.poll() is not None:
+                raise _ended(home)
+            if not runs.is_alive():
+                raise PgsieveError(
+                    "the runs of the demo have ended", hint="the log above says why; start it again"
+                )
+
+
+def _configuration(home: Path, server: EmbeddedServer) -> Config:
+    """Write pgsieve.yaml: one subscription of filtered rows and chosen columns, one of everything."""
+    written = {
+        "lake": "./lake",
+        "spark": {
+            "master": "local[2]",
+            "engine": "start",
+            "conf": {**SMALL_DATA, "spark.driver.memory": "1g"},
+        },
+        "sources": {"shop": {"conninfo": server.conninfo()}},
+        "subscriptions": {
+            "sales": {"source": "shop", "publications": ["sales"]},
+            "warehouse": {"source": "shop", "publications": ["everything"]},
+        },
+    }
+    path = home / "pgsieve.yaml"
+    path.write_text(yaml.safe_dump(written, sort_keys=False), encoding="utf-8")
+    return load_config(path)
+
+
+def _runs(config: Config, progress: Progress, show: Callable[[RunSummary], None], stop: _Stop) -> None:
+    """A run every few seconds; one that a run of the web interface keeps from the slot is tried again."""
+    while not stop.is_set():
+        try:
+            summary = run(config, config.selected([]), progress)
+        except PgsieveError as error:
+            progress.tell(error.message)
+        else:
+            if (summary.changed or summary.failures) and not stop.is_set():
+                show(summary)
+        stop.wait(RUN_SECONDS)
+
+
+@contextmanager
+def _dagster(config: Config, host: str, port: int, home: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Dagster's web server and daemon, which end with the block; their log is a file."""
+    with (home / "dagster.log").open("wb") as log:
+        process = subprocess.Popen(  # noqa: S603 - our own interpreter, no shell
+            command(host, port),
+            env=environment(config),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # A terminal's Ctrl-C reaches this process alone, which ends them in order.
+        )
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGINT)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_STOP_SECONDS)
+        _end_group(process)
+
+
+def _end_group(process: subprocess.Popen[bytes]) -> None:
+    """End what is left of a process and its children."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+    process.wait()
+
+
+def _wait_for(url: str, process: subprocess.Popen[bytes], stop: _Stop, home: Path) -> None:
+    until = monotonic() + _START_SECONDS
+    while not stop.wait_awake(0.5):
+        if process.poll() is not None or monotonic() > until:
+            raise _ended(home)
+        try:
+            with urlopen(f"{url}/server_info", timeout=5) as answer:  # noqa: S310 - our own address
+                if answer.status == HTTPStatus.OK:
+                    return
+        except (URLError, OSError):
+            continue
+
+
+def _ended(home: Path) -> PgsieveError:
+    lines = (home / "dagster.log").read_text(encoding="utf-8", errors="replace").splitlines()
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "nothing in its log")
+    return PgsieveError(
+        f"Dagster has ended, or does not start: {last}",
+        hint=f"see {home / 'dagster.log'}; if the port is taken, choose another --port",
+    )

@@ -1,0 +1,111 @@
+"""Made-up traffic of a shop: tables, publications, and a writer that changes some rows a second.
+
+In: sessions of an empty database. Out: committed transactions of every kind: INSERT, UPDATE, DELETE, rows that move into a
+row filter and out of it, and changes of a partitioned table. The writer goes on after an error of the server.
+"""
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+
+from pgsieve.resources.postgres.sessions import Conninfo
+
+TABLES = """
+create schema shop;
+create table shop.customers (id int primary key, name text not null, region text not null, since date not null);
+create table shop.orders (
+  id bigint generated always as identity primary key, customer int not null references shop.customers,
+  region text not null, status text not null default 'new', amount numeric(10, 2) not null,
+  placed_at timestamptz not null default now());
+alter table shop.orders replica identity full;
+create table shop.order_lines (order_id bigint, line int, article text, quantity int, primary key (order_id, line));
+create table shop.events (id bigint generated always as identity, at timestamptz not null default now(), kind text,
+  customer int, primary key (id, at)) partition by range (at);
+create table shop.events_past partition of shop.events for values from (minvalue) to ('2026-01-01');
+create table shop.events_present partition of shop.events for values from ('2026-01-01') to (maxvalue);
+insert into shop.customers select i, 'Customer ' || i, (array['EMEA', 'AMER', 'APAC'])[1 + i % 3], date '2024-01-01' + i
+  from generate_series(1, 200) i;
+insert into shop.orders (customer, region, amount) select 1 + i % 200, (array['EMEA', 'AMER', 'APAC'])[1 + (i % 200 + 1) % 3],
+  (i * 37 % 50000) / 100.0 from generate_series(1, 1000) i;
+insert into shop.order_lines select o.id, l, 'article ' || (o.id + l) % 40, 1 + (o.id * l) % 5
+  from shop.orders o, generate_series(1, 2) l;
+create publication sales for table shop.orders where (region = 'EMEA'), shop.customers (id, name, region);
+create publication everything for tables in schema shop with (publish_via_partition_root = true);
+"""
+
+_REGIONS = ("EMEA", "AMER", "APAC")
+
+#: One of these is written at a time; the numbers say how often.
+_WRITES: tuple[tuple[int, str], ...] = (
+    (
+        6,
+        (
+            "with placed as (insert into shop.orders (customer, region, amount) select c.id, c.region, %(amount)s"
+            " from shop.customers c where c.id = %(customer)s returning id)"
+            " insert into shop.order_lines select id, l, 'article ' || l * 7 %% 40, l from placed, generate_series(1, 2) l"
+        ),
+    ),
+    (
+        4,
+        (
+            "update shop.orders set status = (array['paid', 'packed', 'shipped'])[1 + %(customer)s %% 3] where id in"
+            " (select id from shop.orders order by id desc limit 20) and id %% 5 = %(customer)s %% 5"
+        ),
+    ),
+    (4, "insert into shop.events (kind, customer) select 'visit', %(customer)s from generate_series(1, 3)"),
+    (2, "update shop.customers set region = %(region)s where id = %(customer)s"),
+    (
+        1,
+        "update shop.orders set region = %(region)s where id = (select max(id) from shop.orders where customer = %(customer)s)",
+    ),
+    (
+        1,
+        (
+            "with gone as (delete from shop.orders where id = (select min(id) from shop.orders) returning id)"
+            " delete from shop.order_lines where order_id in (select id from gone)"
+        ),
+    ),
+)
+
+
+def make_tables(connection: psycopg.Connection[Any]) -> None:
+    """Make the shop's tables with their first rows, and two publications of them."""
+    connection.execute(TABLES)
+
+
+@contextmanager
+def traffic(conninfo: str, seconds: float = 0.5) -> Iterator[Callable[[], int]]:
+    """Write in the block, a transaction every so many seconds; how many there were, each time it is asked."""
+    stopped, written = threading.Event(), 0
+
+    def write() -> None:
+        nonlocal written
+        choice = random.Random(0)  # noqa: S311 - made-up traffic
+        weights, statements = zip(*_WRITES, strict=True)
+        while not stopped.is_set():
+            try:
+                with Conninfo(conninfo).connect(application_name="traffic") as connection:
+                    while not stopped.wait(seconds):
+                        connection.execute(
+                            choice.choices(statements, weights)[0],
+                            {
+                                "customer": choice.randint(1, 200),
+                                "region": choice.choice(_REGIONS),
+                                "amount": choice.randint(100, 50_000) / 100,
+                            },
+                        )
+                        written += 1
+            except psycopg.Error:
+                stopped.wait(1)
+
+    writer = threading.Thread(target=write, name="traffic", daemon=True)
+    writer.start()
+    try:
+        yield lambda: written
+    finally:
+        stopped.set()
+        writer.join(10)

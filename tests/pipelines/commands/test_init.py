@@ -1,0 +1,177 @@
+"""`pgsieve init`: what it writes from a real database, what it refuses, and what it asks on a terminal."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from pgsieve.pipelines.command_line import cli
+from pgsieve.pipelines.config.model import load_config
+from pgsieve.resources.postgres.embedded import EmbeddedServer
+
+PASSWORD = "s3cret-of-the-shop"
+
+
+@pytest.fixture(scope="module")
+def database(publisher_server: EmbeddedServer) -> Iterator[str]:
+    """The conninfo of a role without rights, in a database with two publications and three tables."""
+    with psycopg.connect(publisher_server.conninfo(), autocommit=True) as admin:
+        admin.execute('create database "Shop-1"')
+        admin.execute(f"create role clerk login password '{PASSWORD}'")
+        with psycopg.connect(publisher_server.conninfo(dbname="Shop-1"), autocommit=True) as owner:
+            owner.execute("create table orders (id int primary key, region text not null)")
+            owner.execute("alter table orders replica identity full")
+            owner.execute('create schema "Odd"; create table "Odd"."Lines" (id int primary key)')
+            owner.execute("create table bare (a int)")
+            owner.execute("create publication sales for table orders where (region = 'EMEA')")
+            owner.execute('create publication lines for table "Odd"."Lines"')
+        yield publisher_server.conninfo(dbname="Shop-1", user="clerk", password=PASSWORD)
+        admin.execute('drop database "Shop-1" with (force)')
+        admin.execute("drop role clerk")
+
+
+def init(folder: Path, *arguments: str) -> tuple[int, str]:
+    file = folder / "pgsieve.yaml"
+    result = CliRunner().invoke(cli.app, ["-c", str(file), "init", *arguments], prog_name="pgsieve")
+    return result.exit_code, result.stdout + result.stderr
+
+
+def without_comments(statements: str) -> list[str]:
+    return [line for line in statements.splitlines() if line and not line.startswith("--")]
+
+
+def test_what_it_writes_is_valid_and_grants_what_is_needed(
+    database: str, publisher_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    code, text = init(tmp_path, "--conninfo", database, "--publication", "sales", "--publication", "lines")
+    assert "shop_1_PASSWORD".upper() in text
+    file, statements = tmp_path / "pgsieve.yaml", tmp_path / "pgsieve-role.sql"
+    assert PASSWORD not in file.read_text() + statements.read_text() + text
+    written = yaml.safe_load(file.read_text())
+    assert written["sources"]["shop_1"].keys() == {"conninfo", "password"}
+    assert written["sources"]["shop_1"]["password"] == "${SHOP_1_PASSWORD}"
+    assert written["subscriptions"] == {"sales": {"source": "shop_1", "publications": ["sales", "lines"]}}
+    assert without_comments(statements.read_text())[:5] == [
+        "ALTER ROLE clerk REPLICATION;",
+        'GRANT USAGE ON SCHEMA "Odd" TO clerk;',
+        "GRANT USAGE ON SCHEMA public TO clerk;",
+        'GRANT SELECT ON "Odd"."Lines" TO clerk;',
+        "GRANT SELECT ON public.orders TO clerk;",
+    ]
+    # The statements are what the role lacks: with them a run works.
+    assert code == 0, text
+    with psycopg.connect(publisher_server.conninfo(dbname="Shop-1"), autocommit=True) as owner:
+        for line in without_comments(statements.read_text()):
+            owner.execute(line)
+    environment = {**os.environ, "SHOP_1_PASSWORD": PASSWORD, "DAGSTER_HOME": str(tmp_path)}
+    run = subprocess.run(
+        [sys.executable, "-m", "pgsieve", "-c", str(file), "run"],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+        timeout=300,
+    )
+    assert run.returncode == 0, run.stderr
+    with psycopg.connect(publisher_server.conninfo(dbname="Shop-1"), autocommit=True) as owner:
+        owner.execute(
+            "select pg_drop_replication_slot(slot_name) from pg_replication_slots where database = 'Shop-1'"
+        )
+        owner.execute("drop publication if exists pgsieve_shop_1; alter role clerk noreplication")
+
+
+def test_nothing_is_overwritten_without_force(database: str, tmp_path: Path) -> None:
+    (tmp_path / "pgsieve-role.sql").write_text("mine")
+    code, text = init(tmp_path, "--conninfo", database, "--publication", "sales")
+    assert (code, "pgsieve-role.sql exists already" in text) == (2, True)
+    assert not (tmp_path / "pgsieve.yaml").exists()
+    (tmp_path / "pgsieve.yaml").write_text("mine")
+    code, text = init(tmp_path, "--conninfo", "host=127.0.0.1 port=1")
+    assert (code, "pgsieve.yaml exists already" in text) == (2, True), "before anything is asked"
+    assert init(tmp_path, "--conninfo", database, "--publication", "sales", "--force")[0] == 0
+    assert "mine" not in (tmp_path / "pgsieve.yaml").read_text() + (tmp_path / "pgsieve-role.sql").read_text()
+
+
+def test_tables_get_a_publication_in_the_file_and_an_administrator_a_role(
+    publisher_server: EmbeddedServer, database: str, tmp_path: Path
+) -> None:
+    admin = publisher_server.conninfo(dbname="Shop-1")
+    code, text = init(
+        tmp_path, "--conninfo", admin, "--table", '"Odd"."Lines"', "--table", "public.orders", "--source", "shop",
+        "--subscription", "all_of_it", "--lake", "./elsewhere",
+    )  # fmt: skip
+    assert code == 0, text
+    config = load_config(tmp_path / "pgsieve.yaml")
+    assert config.lake == str(tmp_path / "elsewhere")
+    assert [t.relation for t in config.sources["shop"].publications["all_of_it"].tables] == [
+        ("Odd", "Lines"),
+        ("public", "orders"),
+    ]
+    statements = without_comments((tmp_path / "pgsieve-role.sql").read_text())
+    assert statements[0].startswith("CREATE ROLE pgsieve LOGIN REPLICATION;")
+    assert statements[-1].startswith('create publication "pgsieve_shop" for table')
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "--conninfo is missing"),
+        (["--conninfo", "nonsense"], "its conninfo is not valid"),
+        (["--conninfo", "host=127.0.0.1 port=1 connect_timeout=2"], "no connection"),
+        (["--conninfo", "host=127.0.0.1 password=${NOT_SET}"], "environment variable NOT_SET is not set"),
+        (["--conninfo", "{database}", "--publication", "sale"], 'publication "sale" does not exist'),
+        (["--conninfo", "{database}", "--table", "public.order"], 'table "public.order" does not exist'),
+        (["--conninfo", "{database}", "--table", "orders"], "where 2 are needed"),
+        (["--conninfo", "{database}", "--table", "public.orders", "--publication", "sales"], "exclude each other"),
+        (["--conninfo", "{database}", "--source", "a b"], "cannot be a name"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused_and_nothing_is_written(
+    database: str, tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    code, text = init(tmp_path, *(a.format(database=database) if "{database}" in a else a for a in arguments))
+    assert (code, message in text) == (2, True), text
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_on_a_terminal_it_asks(database: str, tmp_path: Path) -> None:
+    controller, terminal = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pgsieve", "init"],
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        cwd=tmp_path,
+        env={**os.environ, "TERM": "dumb", "COLUMNS": "200"},
+        start_new_session=True,
+    )
+    os.close(terminal)
+    seen = ""
+
+    def answer(question: str, line: str) -> None:
+        nonlocal seen
+        while question not in seen:
+            seen += os.read(controller, 4096).decode()
+        seen = ""
+        os.write(controller, line.encode() + b"\n")
+
+    answer("conninfo (", database)
+    answer("publications, separated by commas [lines, sales]:", "sales")
+    try:
+        while block := os.read(controller, 4096):
+            seen += block.decode()
+    except OSError:  # The terminal's other end is closed.
+        pass
+    assert process.wait(60) == 0, seen
+    assert re.search(r"next:", seen)
+    assert list(load_config(tmp_path / "pgsieve.yaml", {"SHOP_1_PASSWORD": "x"}).subscriptions) == ["sales"]

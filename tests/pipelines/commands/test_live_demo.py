@@ -1,0 +1,110 @@
+"""The demo that stays: its traffic, and all that it starts and ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import psycopg
+import pytest
+from deltalake import DeltaTable
+
+from pgsieve.pipelines.commands import traffic as shop_traffic
+from pgsieve.pipelines.commands.traffic import make_tables, traffic
+from pgsieve.resources.postgres.embedded import EmbeddedServer
+from tests.fixtures.oracle import wait_until
+
+
+def test_every_kind_of_traffic_is_written(publisher_server: EmbeddedServer) -> None:
+    with psycopg.connect(publisher_server.conninfo(), autocommit=True) as admin:
+        admin.execute("create database traffic")
+        conninfo = publisher_server.conninfo(dbname="traffic")
+        try:
+            with psycopg.connect(conninfo, autocommit=True) as connection:
+                make_tables(connection)
+                values = {"customer": 7, "region": "EMEA", "amount": 12.5}
+                assert all(
+                    connection.execute(statement, values).rowcount
+                    for _, statement in shop_traffic._WRITES  # A DELETE or UPDATE without rows would show nothing.
+                )
+                before = connection.execute("select count(*) from shop.events").fetchone()
+                assert before is not None
+                with traffic(conninfo, 0.01) as written:
+                    wait_until(lambda: written() >= 30, lambda: f"{written()} transactions", 60)
+                after = connection.execute("select count(*) from shop.events").fetchone()
+                assert after is not None
+                assert after[0] > before[0]
+        finally:
+            admin.execute("drop database traffic with (force)")
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def _descendants(folder: Path) -> list[str]:
+    """The processes that name the demo's folder, or have it in their environment."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            told = (process / "cmdline").read_bytes() + (process / "environ").read_bytes()
+        except OSError:
+            continue
+        if str(folder).encode() in told and int(process.name) != os.getpid():
+            found.append((process / "cmdline").read_text().replace("\0", " "))
+    return found
+
+
+@pytest.mark.long
+@pytest.mark.spark
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
+def test_it_stays_until_a_signal_and_leaves_nothing_behind(tmp_path: Path, ending: signal.Signals) -> None:
+    folder, port, log = tmp_path / "demo", _free_port(), tmp_path / "log"
+    with log.open("wb") as out:
+        demo = subprocess.Popen(
+            [sys.executable, "-m", "pgsieve", "demo", "--ui", "--keep", str(folder), "--port", str(port)],
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+
+        def told() -> bool:
+            assert demo.poll() is None, log.read_text()
+            return "Ctrl-C" in log.read_text()
+
+        wait_until(told, log.read_text, 300)
+        assert f"http://127.0.0.1:{port}/asset-groups" in log.read_text()
+        orders = folder / "lake/warehouse/shop/orders"
+
+        def version() -> int:
+            return DeltaTable(str(orders)).version() if DeltaTable.is_deltatable(str(orders)) else -1
+
+        wait_until(lambda: version() >= 2, log.read_text, 300)
+        query = {
+            "query": "{ assetNodes { assetKey { path } assetMaterializations(limit: 1) { timestamp } } }"
+        }
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{port}/graphql",
+            json.dumps(query).encode(),
+            {"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            nodes = json.load(answer)["data"]["assetNodes"]
+        shown = {"/".join(node["assetKey"]["path"]): node["assetMaterializations"] for node in nodes}
+        assert shown["warehouse/shop/orders"]
+        assert shown["sales/shop/orders"]
+        demo.send_signal(ending)
+        assert demo.wait(120) == 0, log.read_text()
+        wait_until(lambda: not _descendants(folder), lambda: "\n".join(_descendants(folder)), 60)
+    finally:
+        demo.kill()
+        demo.wait()
