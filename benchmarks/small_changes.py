@@ -1,0 +1,87 @@
+"""What a run costs in which little changed, by the number of changed tables: `python benchmarks/small_changes.py 1 5 200`.
+
+In: numbers of tables. Out: for each of them the median of some runs as processes of their own, each with an update, a delete and
+an insert in every table, beside runs with nothing to do in turn; and the most memory that a run had, its JVM included.
+`--java` lets runs have a JVM; else one that starts it fails, as it is not for so few changes.
+"""
+
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psycopg
+import yaml
+
+from pgsieve.resources.postgres.embedded import EmbeddedServer
+
+ROUNDS = 3
+ROWS = 1000
+
+
+def main(numbers: list[int], *, java: bool) -> None:
+    """Measure with so many tables each."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        EmbeddedServer(
+            Path(folder) / "data", settings={"fsync": "off", "max_locks_per_transaction": "1024"}
+        ) as server,
+    ):
+        for number in numbers:
+            few, nothing = _measured(server, Path(folder), number, java=java)
+            peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+            print(
+                f"{number:6d} tables: {few:6.2f} s, nothing to do {nothing:5.2f} s, {few - nothing:+.2f} s;"
+                f" at most {peak:,.0f} MB so far; load {os.getloadavg()[0]:.1f}",
+                flush=True,
+            )
+
+
+def _measured(server: EmbeddedServer, folder: Path, number: int, *, java: bool) -> tuple[float, float]:
+    name = f"tables_{number}"
+    with psycopg.connect(server.conninfo(), autocommit=True) as admin:
+        admin.execute(f"create database {name}")
+    conninfo = server.conninfo(dbname=name)
+    with psycopg.connect(conninfo, autocommit=True) as database:
+        for table in range(number):
+            database.execute(f"create table t{table} (id int primary key, n int, c text)")
+            database.execute(
+                f"insert into t{table} select i, i, 'row ' || i from generate_series(1, {ROWS}) i"
+            )
+        database.execute("create publication p for all tables")
+        path = folder / name / "pgsieve.yaml"
+        path.parent.mkdir()
+        written = {
+            "lake": "./lake",
+            "sources": {name: {"conninfo": conninfo}},
+            "subscriptions": {"sub": {"source": name, "publications": ["p"]}},
+        }
+        path.write_text(yaml.safe_dump(written))
+        for _ in range(2):  # the copies, then their cut
+            _run(path, java=java)
+        few, nothing = [], []
+        for each in range(ROUNDS):
+            for table in range(number):
+                database.execute(f"update t{table} set n = n + 1 where id = {10 + each}")
+                database.execute(f"delete from t{table} where id = {20 + each}")
+                database.execute(f"insert into t{table} values ({2 * ROWS + each}, 0, 'new')")
+            few.append(_run(path, java=java))
+            nothing.append(_run(path, java=java))
+        return statistics.median(few), statistics.median(nothing)
+
+
+def _run(path: Path, *, java: bool) -> float:
+    began = time.perf_counter()
+    command = [sys.executable, "-m", "pgsieve.pipelines.command_line.cli", "-c", str(path), "run"]
+    environment = dict(os.environ) if java else {**os.environ, "JAVA_HOME": "/none"}
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment)
+    return time.perf_counter() - began
+
+
+if __name__ == "__main__":
+    tables = [int(number) for number in sys.argv[1:] if number != "--java"]
+    main(tables or [1, 5, 200], java="--java" in sys.argv)
