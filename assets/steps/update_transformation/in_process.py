@@ -7,6 +7,7 @@ the same by Spark, with any number of messages. Raises what decoding does.
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -14,18 +15,39 @@ from pgsieve.assets.steps.records.columns import Order
 from pgsieve.assets.steps.update_transformation.decoded_batches import (
     CHANGE_COLUMNS,
     ENCODED_COLUMNS,
+    FILTERED_SIDES,
     SIDES,
     AddedColumn,
     FilterColumns,
     decoded_batches,
 )
 from pgsieve.decoding.protocol.tuples import RelationColumns
+from pgsieve.decoding.publications.update_transformation import UPDATE_TRANSFORMATION
 from pgsieve.decoding.row_filters.analysis import RowFilter
+from pgsieve.decoding.row_filters.evaluation.compiler import NotEvaluableError
+from pgsieve.decoding.row_filters.evaluation.verdicts import condition
+from pgsieve.decoding.row_filters.nodes import Logical, Node
+
+Mask = npt.NDArray[np.bool_]
+#: For insert, update and delete the row filters that are ORed, None for no filter.
+Filters = Mapping[str, Sequence[RowFilter] | None]
 
 
-def can_filter(filters: Mapping[str, Sequence[RowFilter] | None]) -> bool:
-    """Whether this process can evaluate the row filters: those that are none."""
-    return all(texts is None for texts in filters.values())
+def can_filter(filters: Filters) -> bool:
+    """Whether this process can evaluate the row filters."""
+    try:
+        for each in filters.values():
+            if each:
+                condition(_any_of(each))
+    except NotEvaluableError:
+        return False
+    return True
+
+
+def _any_of(filters: Sequence[RowFilter]) -> Node:
+    """Filters as one, which tries them in order as the publisher does (pgoutput_row_filter_init() in pgoutput.c)."""
+    trees = tuple(row_filter.tree for row_filter in filters)
+    return trees[0] if len(trees) == 1 else Logical("OR", trees)
 
 
 def decoded_changes(
@@ -42,18 +64,65 @@ def decoded_changes(
 
 
 def transformed_changes(
-    changes: Iterable[pa.RecordBatch], operations: Collection[str], schema: pa.Schema
+    changes: Iterable[pa.RecordBatch], filters: Filters, operations: Collection[str], schema: pa.Schema
 ) -> pa.Table:
     """What a subscription gets of decoded changes, in the columns of `schema` (`changes_schema`) but for the slice.
 
-    An UPDATE stays one, as there is no row filter.
+    An UPDATE that is transformed is sent whatever `operations` says of insert and delete (29.4.3). Raises what PostgreSQL
+    raises for a row of which it would have to evaluate a filter.
     """
     schema = pa.schema([field for field in schema if field.name in CHANGE_COLUMNS])
-    sent = pa.array(sorted(operations), pa.string())
-    batches = [
-        _projected(batch.filter(pc.is_in(batch.column("operation"), sent)), schema) for batch in changes
-    ]
+    batches = [_projected(_transformed(batch, filters, operations), schema) for batch in changes]
     return pa.Table.from_batches(batches, schema)
+
+
+def _transformed(changes: pa.RecordBatch, filters: Filters, operations: Collection[str]) -> pa.RecordBatch:
+    """The changes as they are sent, without those that are not."""
+    operation = np.asarray(changes.column("operation").to_pylist(), np.object_)
+    old, new = FILTERED_SIDES if FILTERED_SIDES[0] in changes.schema.names else SIDES
+    has_old = np.asarray(changes.column("old").is_valid())
+
+    def matches(of: str, side: str, rows: Mask) -> Mask:
+        return _matches(filters[of], changes.column(side), rows & (operation == of))
+
+    every = np.ones(len(operation), np.bool_)
+    becomes = np.full(len(operation), None, np.object_)
+    if "delete" in operations:
+        becomes[matches("delete", old, has_old)] = "delete"
+    if "insert" in operations:
+        becomes[matches("insert", new, every)] = "insert"
+    if "update" in operations and filters["update"] is None:
+        becomes[operation == "update"] = "update"
+    elif "update" in operations:
+        before, after = matches("update", old, has_old), matches("update", new, every)
+        # Without an old tuple the new row alone decides.
+        before = np.where(has_old, before, after)
+        for (old_matches, new_matches), sent_as in UPDATE_TRANSFORMATION.items():
+            becomes[(operation == "update") & (before == old_matches) & (after == new_matches)] = sent_as
+    columns = {name: changes.column(name) for name in CHANGE_COLUMNS}
+    columns["operation"] = pa.array(becomes, pa.string())
+    for name, gone in (("old", "insert"), ("new", "delete"), ("unchanged", "delete")):
+        columns[name] = _without(columns[name], becomes == gone)
+    return pa.record_batch(columns).filter(columns["operation"].is_valid())
+
+
+def _matches(filters: Sequence[RowFilter] | None, rows: pa.StructArray, concerned: Mask) -> Mask:
+    """Which of the rows that are concerned pass any of the filters; NULL counts as no. No other row is looked at."""
+    if filters is None:
+        return concerned
+    passed = np.zeros(len(concerned), np.bool_)
+    if filters and concerned.any():
+        batch = pa.RecordBatch.from_struct_array(rows.filter(pa.array(concerned)))
+        verdicts = condition(_any_of(filters))(batch)
+        passed[concerned] = np.asarray(verdicts.fill_null(False))
+    return passed
+
+
+def _without(values: pa.Array, absent: Mask) -> pa.Array:
+    """The values; NULL where they are absent."""
+    if not absent.any():
+        return values
+    return values.take(pa.array(np.arange(len(values)), mask=absent))
 
 
 def _projected(changes: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

@@ -67,14 +67,14 @@ class Reading:
     def changes_in_process(
         self, definition: Definition, schema: pa.Schema, received: Counter[str]
     ) -> pa.Table | None:
-        """The same in this process, in the columns of `changes_schema`; None where Spark has to: many messages, a row filter."""
+        """The same in this process, in the columns of `changes_schema`; None where Spark has to."""
         messages = self.messages.table
         if messages is None or not in_process.can_filter(self.filters):
             return None
         needed, added = self._needed(definition)
         decoded = in_process.decoded_changes(messages, self.columns, needed, definition.key, added, self.read)
         received.update(operation for batch in decoded for operation in batch["operation"].to_pylist())
-        return in_process.transformed_changes(decoded, self.operations, schema)
+        return in_process.transformed_changes(decoded, self.filters, self.operations, schema)
 
     def _needed(self, definition: Definition) -> tuple[set[str], Sequence[AddedColumn]]:
         """The columns that are decoded, and those of them that the version lacks."""
