@@ -28,6 +28,9 @@ pytestmark = pytest.mark.spark
 IN_THE_WAY = (errors.UniqueViolation, errors.LockNotAvailable, errors.CheckViolation)
 #: However small a transaction is, it is streamed. PostgreSQL 16 has the setting under another name.
 STREAMED = {16: "logical_replication_mode = 'immediate'"}
+#: Small and large batches, and small ones after large ones.
+WRITERS: tuple[Writer, ...] = ("process", "executors", "either")
+
 STREAMED_SINCE_17 = "debug_logical_replication_streaming = 'immediate'"
 
 
@@ -102,7 +105,7 @@ def test_random_workloads_leave_the_rows_of_the_built_in_subscriber(
     for seed in itertools.count(first):
         print(f"-- seed {seed}")
         folder = tmp_path / str(seed)
-        writer: Writer = "executors" if seed % 2 else "process"
+        writer = WRITERS[seed % len(WRITERS)]
         try:
             with Scenario(publisher_server, subscriber_server, folder, writer=writer) as scenario:
                 compared += run_workload(scenario, random_workload(random.Random(seed)))

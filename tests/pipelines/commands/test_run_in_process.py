@@ -1,0 +1,40 @@
+"""`pgsieve run` where there is no Java: few changes need none, whatever they are."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from tests.fixtures.shop import Shop
+
+
+def run_without_java(shop: Shop) -> str:
+    """The command as a process of its own; what it says."""
+    command = [sys.executable, "-m", "pgsieve", "-c", str(shop.path), "run"]
+    environment = {**os.environ, "JAVA_HOME": "/none"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_a_run_with_few_changes_needs_no_java(shop: Shop) -> None:
+    shop.database.execute("create table log (id int, n int)")
+    shop.database.execute("alter table log replica identity full")
+    shop.database.execute("insert into log values (1, 1), (1, 1), (2, 2)")
+    shop.database.execute("alter publication p add table log")
+    run_without_java(shop)
+    assert shop.ids("one", "orders") == [2, 3, 4]
+    for changes in (
+        "insert into orders values (5, 5), (6, 6); update orders set id = 7 where id = 5",
+        "update orders set id = 0 where id = 6; update orders set id = 8 where id = 1; delete from orders where id = 4",
+        "update notes set id = id + 10 where id < 3; delete from notes where id = 3",
+        "truncate stock; insert into stock values (9, 9)",
+        "delete from log where ctid = '(0,1)'; update log set id = 3 where id = 2; insert into log values (4, 4)",
+    ):
+        shop.database.execute(changes)
+    run_without_java(shop)
+    assert shop.ids("one", "orders") == [2, 3, 7, 8]
+    assert shop.ids("one", "notes") == [4, 11, 12]
+    assert shop.ids("one", "log") == [1, 3, 4]
+    assert shop.ids("two", "stock") == [1, 2, 3, 4, 9]
