@@ -37,7 +37,7 @@ from pgsieve.decoding.row_filters.nodes import (
     can_fail,
     is_null,
 )
-from pgsieve.decoding.row_filters.simplification import simplified
+from pgsieve.decoding.row_filters.simplification import planned
 from pgsieve.decoding.row_filters.type_rules import (
     NUMBERS,
     arithmetic,
@@ -71,7 +71,7 @@ def row_comparison(operator: Operator, left: tuple[Node, ...], right: tuple[Node
     pairs = list(zip(left, right, strict=True))
     if operator in ("=", "<>"):
         return logical("AND" if operator == "=" else "OR", [comparison(operator, *pair) for pair in pairs])
-    if any(any(map(can_fail, pair)) and any(map(is_null, map(simplified, pair))) for pair in pairs):
+    if any(any(map(can_fail, pair)) and any(map(is_null, map(planned, pair))) for pair in pairs):
         # The planner leaves such a pair alone.
         raise RefusedError("PostgreSQL computes what a row compares with NULL, and that may fail")
     strict: Operator = "<" if operator in ("<", "<=") else ">"

@@ -190,7 +190,7 @@ isfinite        timestamp_finite        timestamp -> bool
 isfinite        timestamp_finite        timestamptz -> bool
 isfinite        -                       interval -> bool
 make_date       make_date!              int4 int4 int4 -> date
-date_trunc      timestamp_trunc         text timestamp -> timestamp
+date_trunc      timestamp_trunc!        text timestamp -> timestamp
 date_trunc      -                       text timestamptz -> timestamptz
 date_trunc      -                       text interval -> interval
 extract         extract_date            text date -> numeric

@@ -56,10 +56,11 @@ _NULL_OF_VALUES: Final = frozenset((
 
 def simplified(tree: Node) -> Node:
     """Return what is evaluated for a row."""
-    return _simplified(tree) if can_fail(tree) else tree
+    return planned(tree) if can_fail(tree) else tree
 
 
-def _simplified(node: Node) -> Node:
+def planned(node: Node) -> Node:
+    """Return what the planner makes of a part of a filter, whether or not the part can fail."""
     node = _with_children_simplified(node)
     match node:
         case Logical():
@@ -76,6 +77,8 @@ def _simplified(node: Node) -> Node:
             return Constant(value is truth, type_oid=BOOL)
         case NullIf(left=left, right=right) if is_null(left) or is_null(right):
             return left
+        case NullIf(left=left, right=right) if _may_become_null(left) and _can_fail_for_a_row(right):
+            raise _undecided()
         case _ if _is_strict(node):
             return _strict(node)
         case _:
@@ -87,9 +90,9 @@ def _with_children_simplified(node: Node) -> Node:
     for field in fields(node):
         value = getattr(node, field.name)
         if isinstance(value, Node):
-            changed[field.name] = _simplified(value)
+            changed[field.name] = planned(value)
         elif isinstance(value, tuple) and value and isinstance(value[0], Node):
-            changed[field.name] = tuple(map(_simplified, value))
+            changed[field.name] = tuple(map(planned, value))
     return _with(node, **changed)
 
 

@@ -123,7 +123,7 @@ def evaluated(name: str, procedure: procedures.Procedure, operands: list[str], c
             row += python_values(column, oid)
     program = compiled(call(name, arguments))
     try:
-        return program.evaluate([row[int(column[1:])] for column in program.columns] + [0])
+        return program.evaluate([row[int(column[1:])] for column in program.columns])
     except PgsieveError as error:
         return f"error {error.sqlstate}"
 

@@ -283,7 +283,7 @@ def truncate(field: str, value: Column) -> Column:
 
     def build(timestamp: Column) -> Column:
         shorter = F.date_trunc(field.removesuffix("s"), timestamp.cast("timestamp")).cast("timestamp_ntz")
-        return F.when(_is_infinite(timestamp, TIMESTAMP), timestamp).otherwise(shorter)
+        return F.when(_is_infinite(timestamp, TIMESTAMP), timestamp).otherwise(_checked_timestamp(shorter))
 
     return bound(build, value)
 

@@ -34,41 +34,51 @@ class NotEvaluableError(Exception):
 class Program:
     """A compiled tree.
 
-    `evaluate` takes a row: the values of `columns`, which have these types, in their order; the row's number; and room
-    for `kept` values.
+    `evaluate` takes a row: the values of `columns`, which have these types, in their order, and `room` for what is kept
+    while the row is evaluated.
     """
 
     columns: dict[str, int]
-    kept: int
+    room: tuple[object, ...]
     evaluate: Evaluate
 
 
 def compiled(tree: Node) -> Program:
     """Compile a tree; raises NotEvaluableError."""
     try:
-        columns = _columns(tree)
-        compiler = _Compiler(columns)
+        compiler = _Compiler(_Parts(tree))
         evaluate = compiler.compile(tree)
     except RecursionError:
         raise NotEvaluableError("it is nested too deeply") from None
-    return Program(columns, compiler.kept, evaluate)
+    return Program(compiler.columns, (_MISSING,) * compiler.kept, evaluate)
 
 
-def _columns(tree: Node) -> dict[str, int]:
-    """Return the columns that a tree reads, and their types."""
-    columns: dict[str, int] = {}
-    seen: set[int] = set()
+_LEAVES: Final = (nodes.ColumnValue, nodes.Constant, nodes.Element)
+_MISSING: Final = object()
 
-    def collect(node: Node) -> None:
-        if id(node) not in seen:
-            seen.add(id(node))
-            if isinstance(node, nodes.ColumnValue):
-                columns[node.name] = node.type_oid
-            for child in nodes.children(node):
-                collect(child)
 
-    collect(tree)
-    return columns
+class _Parts:
+    """What a tree reads, and what it has in several places: the subject of a list, the value of a BETWEEN."""
+
+    def __init__(self, tree: Node) -> None:
+        self.columns: dict[str, int] = {}
+        self.shared: set[int] = set()
+        #: Whether each node depends on an element of an array, by identity.
+        self._of_element: dict[int, bool] = {}
+        self._visit(tree)
+
+    def _visit(self, node: Node) -> bool:
+        if id(node) in self._of_element:
+            if not isinstance(node, _LEAVES) and not self._of_element[id(node)]:
+                self.shared.add(id(node))
+            return self._of_element[id(node)]
+        if isinstance(node, nodes.ColumnValue):
+            self.columns[node.name] = node.type_oid
+        of_element = [self._visit(child) for child in nodes.children(node)]
+        self._of_element[id(node)] = isinstance(node, nodes.Element) or (
+            any(of_element) and not isinstance(node, nodes.EachElement)
+        )
+        return self._of_element[id(node)]
 
 
 _COMPARISONS: Final[MappingProxyType[str, Callable[[Any, Any], bool]]] = MappingProxyType(
@@ -83,17 +93,19 @@ _CONVERSIONS: Final = MappingProxyType({**numbers.CONVERSIONS, **datetimes.CONVE
 class _Compiler:
     """Nodes to functions of a row."""
 
-    def __init__(self, columns: dict[str, int]) -> None:
-        self._places = {name: place for place, name in enumerate(columns)}
-        self._first_kept = len(columns) + 1
+    def __init__(self, parts: _Parts) -> None:
+        self.columns = parts.columns
         self.kept = 0
-        #: What was compiled, and what keeps its value in the row: by identity, as a tree may have a node in many places.
+        self._shared = parts.shared
+        self._places = {name: place for place, name in enumerate(parts.columns)}
+        #: By identity, as constants that are equal may have different scales (1.5 and 1.50).
         self._compiled: dict[int, Evaluate] = {}
 
     def compile(self, node: Node) -> Evaluate:
         """Return the function of a node."""
         if id(node) not in self._compiled:
-            self._compiled[id(node)] = self._function_of(node)
+            function = self._function_of(node)
+            self._compiled[id(node)] = _once(function, self._room()) if id(node) in self._shared else function
         return self._compiled[id(node)]
 
     def _function_of(self, node: Node) -> Evaluate:
@@ -177,24 +189,18 @@ class _Compiler:
 
     def _each_element(self, node: nodes.EachElement) -> Evaluate:
         subject, array = self._each((node.subject, node.array))
-        kept_subject, kept_element = self._room(), self._room()
-        outer = self._compiled
-        # Only here have they values in the row.
-        self._compiled = outer | {
-            id(node.subject): itemgetter(kept_subject),
-            id(node.element): itemgetter(kept_element),
-        }
+        place = self._room()
+        self._compiled[id(node.element)] = itemgetter(place)
         test = self.compile(node.test)
-        self._compiled = outer
         decided = not node.every
 
         def evaluate(row: Row) -> bool | None:
-            row[kept_subject] = subject(row)
+            subject(row)  # even if there is no element to compare it with
             items = array(row)
             if items is None:
                 return None
             result: bool | None = not decided
-            for row[kept_element] in items:
+            for row[place] in items:
                 verdict: bool | None = test(row)
                 if verdict is decided:
                     return decided
@@ -205,7 +211,7 @@ class _Compiler:
 
     def _room(self) -> int:
         self.kept += 1
-        return self._first_kept + self.kept - 1
+        return len(self.columns) + self.kept - 1
 
     # Conversions and functions.
 
@@ -244,6 +250,18 @@ class _Compiler:
 
 def _identity(value: Any) -> Any:
     return value
+
+
+def _once(function: Evaluate, place: int) -> Evaluate:
+    """Return a function whose value is kept in the row."""
+
+    def evaluate(row: Row) -> Any:
+        value = row[place]
+        if value is _MISSING:
+            value = row[place] = function(row)
+        return value
+
+    return evaluate
 
 
 def _constant(value: Any) -> Evaluate:

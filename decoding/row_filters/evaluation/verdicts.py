@@ -13,18 +13,23 @@ Python recurses, has none in Spark either.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import repeat
 from typing import Any
 
 import pyarrow as pa
 
 from pgsieve.decoding.row_filters.evaluation.compiler import Program, compiled
 from pgsieve.decoding.row_filters.evaluation.values import python_values
-from pgsieve.decoding.row_filters.nodes import Node
+from pgsieve.decoding.row_filters.nodes import Logical, Node
 
 
-def condition(node: Node) -> Callable[[pa.RecordBatch], pa.BooleanArray]:
-    """Return a row filter's tree as a function of batches; it may be called by several threads at once."""
-    program = compiled(node)
+def condition(*trees: Node) -> Callable[[pa.RecordBatch], pa.BooleanArray]:
+    """Return row filters' trees as a function of batches, which several threads may call at once.
+
+    Of several filters a row has to pass one. They are tried in order, and no further than needed (pgoutput_row_filter_init()
+    in src/backend/replication/pgoutput/pgoutput.c joins them with OR).
+    """
+    program = compiled(trees[0] if len(trees) == 1 else Logical("OR", trees))
 
     def verdicts_on(batch: pa.RecordBatch) -> pa.BooleanArray:
         return pa.array(map(program.evaluate, _rows(program, batch)), pa.bool_())
@@ -40,6 +45,5 @@ def verdicts(node: Node, batch: pa.RecordBatch) -> pa.BooleanArray:
 def _rows(program: Program, batch: pa.RecordBatch) -> Iterator[list[Any]]:
     """Return the values that the program reads, row by row, and room for those that it keeps."""
     columns = [python_values(batch.column(name), type_oid) for name, type_oid in program.columns.items()]
-    room = [None] * program.kept
-    # The row's number makes rows of no columns as many as the batch has.
-    return ([*row, *room] for row in zip(*columns, range(batch.num_rows), strict=True))
+    rows = zip(*columns, strict=True) if columns else repeat((), batch.num_rows)
+    return ([*row, *program.room] for row in rows)

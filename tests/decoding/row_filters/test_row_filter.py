@@ -535,4 +535,6 @@ def test_what_a_row_compares_with_null_must_not_fail() -> None:
         tree("ROW(10 / a, s) < ROW(NULL, 1)")
     with pytest.raises(UnsupportedFilterError, match="a row compares with NULL"):
         tree("ROW(s, 10 / a) < ROW(1, - (1 / NULL))")
+    with pytest.raises(UnsupportedFilterError, match="a row compares with NULL"):
+        tree("ROW(s, m / n) < ROW(1, trim_scale(NULL) - 1)")
     assert isinstance(tree("ROW(10 / a, s) = ROW(NULL, 1)"), Logical)

@@ -86,5 +86,7 @@ def test_whether_a_row_fails_must_not_hang_on_what_only_postgresql_computes() ->
         simplified(Logical("OR", (DIVIDES, Comparison("=", CONSTANT_ARRAY, A_OR_CONSTANT))))
     with pytest.raises(RefusedError, match="write its value instead"):
         simplified(Comparison("=", FunctionCall("numeric_scale", (ONE,), type_oid=INT4), QUOTIENT))
+    with pytest.raises(RefusedError, match="write its value instead"):
+        simplified(NullIf(FunctionCall("numeric_scale", (ONE,), type_oid=INT4), QUOTIENT, type_oid=INT4))
     kept = Logical("AND", (COMPUTED, Comparison("=", A, ONE)))
     assert simplified(kept) == kept

@@ -14,12 +14,15 @@ from pgsieve.decoding.row_filters.nodes import (
     TEXT,
     UUID,
     Arithmetic,
+    Array,
     Case,
     Cast,
     Coalesce,
     ColumnValue,
     Comparison,
     Constant,
+    EachElement,
+    Element,
     Extreme,
     FunctionCall,
     Logical,
@@ -39,9 +42,7 @@ A_IS_ONE = Comparison("=", A, ONE)
 
 def value(node: Node, a: int | None, b: int | None) -> Any:
     program = compiled(node)
-    return program.evaluate(
-        [*({"a": a, "b": b}[name] for name in program.columns), 0, *[None] * program.kept]
-    )
+    return program.evaluate([*({"a": a, "b": b}[name] for name in program.columns), *program.room])
 
 
 @pytest.mark.parametrize(
@@ -84,3 +85,19 @@ def test_of_equal_numerics_the_first_has_its_scale() -> None:
 def test_a_conversion_without_a_counterpart_is_refused() -> None:
     with pytest.raises(NotEvaluableError, match=f"converts type {TEXT} to {UUID}"):
         compiled(Cast(ColumnValue("t", type_oid=TEXT), type_oid=UUID))
+
+
+def test_what_is_in_several_places_is_computed_once() -> None:
+    node: Node = A
+    for _ in range(16):  # as many times as there are leaves, if it were not
+        node = Arithmetic("-", node, Arithmetic("/", node, ONE, type_oid=INT4), type_oid=INT4)
+    assert value(node, 5, 0) == 0
+
+
+def test_nothing_of_an_element_is_kept() -> None:
+    element = Element(type_oid=INT4)
+    later = Arithmetic("+", element, ONE, type_oid=INT4)
+    test = Logical("AND", (Comparison(">", later, ONE), Comparison("<", later, Constant(3, type_oid=INT4))))
+    array = Array((Constant(9, type_oid=INT4), A), type_oid=1007)
+    each = EachElement(False, ONE, array, element, test)
+    assert [value(Logical("OR", (each, each)), a, 0) for a in (1, 2, None)] == [True, False, None]

@@ -61,6 +61,13 @@ def test_an_error_has_postgresqls_words_and_no_value() -> None:
     assert (str(raised.value), raised.value.sqlstate) == ("division by zero [22012]", "22012")
 
 
+def test_of_several_filters_a_row_passes_one() -> None:
+    evaluate = condition(tree("a = 0 OR a IS NULL"), tree("10 / a < 0"))
+    assert evaluate(ROWS).to_pylist() == [True, False, True, True]
+    with pytest.raises(FilterValueError):
+        condition(tree("10 / a < 0"), tree("a = 0"))(ROWS)
+
+
 def test_what_has_no_counterpart_is_refused_before_a_row_is_read() -> None:
     with pytest.raises(NotEvaluableError, match="the function pg_sleep"):
         condition(FunctionCall("pg_sleep", (ColumnValue("a", type_oid=INT4),), type_oid=BOOL))
