@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import pytest
 
-from pgsieve.assets.steps.records.failures import copy_again, first_failing, in_transaction, passes
+from pgsieve.assets.steps.records.failures import copy_again, first_failing, in_transaction, passes, reason
 from pgsieve.decoding.errors import PgsieveError
+from pgsieve.decoding.row_filters.strings import FilterValueError
+from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.source import SourceUnreachableError
 
 COMMITS = (10, 20, 30, 40, 50)
@@ -39,3 +43,8 @@ def test_a_reason_to_copy_again_names_the_command_for_a_shell() -> None:
 def test_a_server_that_does_not_answer_is_not_the_tables_fault() -> None:
     assert passes(SourceUnreachableError("no answer"))
     assert not passes(PgsieveError("a value that its column cannot hold"))
+
+
+def test_what_fails_in_a_row_filter_is_told_with_its_sqlstate() -> None:
+    error = FilterValueError("division by zero", sqlstate="22012")
+    assert reason(cast("Lake", None), error) == "division by zero [22012]"
