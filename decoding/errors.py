@@ -15,6 +15,7 @@ A message names the object, what is wrong and what to do; it never holds a cell 
                 OverrunError          resources.lake.errors
             DamagedTableError         resources.lake.errors
             LakeUnavailableError      resources.lake.errors
+                StoreUnavailableError resources.lake.errors
             SparkLostError            resources.lake.errors
         MissingExtraError             pipelines.command_line.extras
         NewerVersionError             resources.lake.overrun

@@ -12,7 +12,8 @@ from typing import Protocol, TypeVar
 
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.commands.results import Failure
-from pgsieve.resources.lake.errors import refusal
+from pgsieve.resources.lake.errors import causes, refusal
+from pgsieve.resources.lake.store_errors import store_refusal
 
 
 class _Named(Protocol):
@@ -91,8 +92,12 @@ class Failures:
 
 
 def storage_refusal(error: Exception) -> PgsieveError | None:
-    """The refusal of a disk: of Dagster's records or temporary files, where it was not the lake's."""
-    if isinstance(error, PgsieveError) or (code := refusal(error)) is None:
+    """The refusal of a disk or a store: of Dagster's records or temporary files, where it was not the lake's."""
+    if isinstance(error, PgsieveError):
+        return None
+    if refused := store_refusal(causes(error)):
+        return PgsieveError(f"the lake: {refused.what}", hint=refused.hint)
+    if (code := refusal(error)) is None:
         return None
     folder = f" ({error.filename})" if isinstance(error, OSError) and error.filename else ""
     return PgsieveError(

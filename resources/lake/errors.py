@@ -69,7 +69,11 @@ class OverrunError(ConcurrentWriteError):
 
 
 class LakeUnavailableError(LakeError):
-    """The storage refuses writes: a full disk, a read-only file system, missing rights. No table can help it."""
+    """The storage refuses: a full disk, a read-only file system, missing rights, no bucket. No table can help it."""
+
+
+class StoreUnavailableError(LakeUnavailableError):
+    """The lake's store answers with errors, or not at all, and may answer a moment later."""
 
 
 class SparkLostError(LakeError):
@@ -106,7 +110,7 @@ commit_again = retry(retry=retry_if_exception_type(CommitFailedError), wait=_WAI
 
 def refusal(error: BaseException) -> int | None:
     """The errno with which the storage refused, from an error or one of its causes; None for any other error."""
-    for each in _causes(error):
+    for each in causes(error):
         if isinstance(each, OSError) and each.errno in _REFUSALS.values():
             return each.errno
         text = str(each)
@@ -124,7 +128,7 @@ def is_lost(error: BaseException) -> bool:
     """Whether Spark failed without a task's fault: it lost an executor, or its driver is gone."""
     return any(
         isinstance(each, Py4JNetworkError) or ("SQLSTATE: 22" not in str(each) and _LOST.search(str(each)))
-        for each in _causes(error)
+        for each in causes(error)
     )
 
 
@@ -135,7 +139,7 @@ def of_one_folder(code: int) -> bool:
 
 def missing_file(error: BaseException) -> str | None:
     """The Parquet file that an engine did not find."""
-    for each in _causes(error):
+    for each in causes(error):
         text = str(each)
         if isinstance(each, FileNotFoundError) and (named := re.search(r"/[^'\"]*\.parquet", text)):
             return named[0]
@@ -144,7 +148,7 @@ def missing_file(error: BaseException) -> str | None:
     return None
 
 
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
+def causes(error: BaseException | None) -> Iterator[BaseException]:
     """The error and what it was raised from; an error that is raised again may be a cause of its own cause."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:

@@ -34,6 +34,8 @@ from pgsieve.resources.lake.errors import (
     LakeUnavailableError,
     OverrunError,
     SparkLostError,
+    StoreUnavailableError,
+    causes,
     first_line,
     is_lost,
     missing_file,
@@ -51,6 +53,7 @@ from pgsieve.resources.lake.session import SparkEngine
 from pgsieve.resources.lake.spark import SparkRecords
 from pgsieve.resources.lake.storage import Storage, is_uri, storage_of
 from pgsieve.resources.lake.store import Store
+from pgsieve.resources.lake.store_errors import StoreRefusal, store_refusal
 from pgsieve.resources.lake.way import Way, is_exact
 
 _TXN_APP = "spark.databricks.delta.write.txnAppId"
@@ -457,12 +460,19 @@ class Lake(LakePaths):
                 "Spark lost executors, or is gone",
                 hint="see the Spark log above; `pgsieve run` goes on from the last commit",
             ) from error
+        if is_uri(self.uri) and (refused := store_refusal(causes(error))):
+            raise self._refused(refused) from error
         if (code := refusal(error)) is None:
             return
         if of_one_folder(code):
             self.check_writable()  # Raises where it is not that folder alone.
         else:
             raise self._unavailable(os.strerror(code)) from error
+
+    def _refused(self, refused: StoreRefusal) -> LakeUnavailableError:
+        """The error that names the lake, says why its store refuses, and what to do."""
+        kind = StoreUnavailableError if refused.passes else LakeUnavailableError
+        return kind(f'lake "{self.uri}": {refused.what}', hint=refused.hint)
 
 
 #: What Delta says where another writer committed first; of classic Spark it comes in a Java exception's words.

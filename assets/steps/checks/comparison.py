@@ -134,8 +134,9 @@ class Sides:
 
     def _batches(self, local: LocalRecords) -> Iterator[pa.RecordBatch]:
         schema = replica_schema(self.columns)
-        for batch in local.batches(self.path, self.version):
-            yield batch.select(schema.names).cast(schema)
+        with self.lake.refusing(self.path):
+            for batch in local.batches(self.path, self.version):
+                yield batch.select(schema.names).cast(schema)
 
     def _queries(self, chosen: Chosen | None) -> list[str]:
         if chosen is None:

@@ -73,7 +73,8 @@ def drop_subscription(
         give_up(lake, feed)
     if delete_tables and local:
         folders = [f"{lake.uri}/{name}", *([] if others else [ChangeLog(lake, feed).path.rpartition("/")[0]])]
-        done = replace(done, folders=tuple(f for f in folders if local.remove(f)))
+        with lake.refusing(f"{lake.uri}/{name}"):
+            done = replace(done, folders=tuple(f for f in folders if local.remove(f)))
     return done
 
 

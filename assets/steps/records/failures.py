@@ -20,6 +20,7 @@ from pgsieve.resources.lake.errors import (
     DamagedTableError,
     ExecutorError,
     SparkLostError,
+    StoreUnavailableError,
     missing_file,
     raise_ours,
     told,
@@ -36,10 +37,10 @@ TABLE_ERRORS = (PgsieveError, *SPARK_ERRORS)
 
 
 def passes(error: BaseException) -> bool:
-    """Whether a fault passes by itself, the server's, the network's or Spark's: the same may succeed a moment later."""
+    """Whether a fault passes by itself, a server's, a store's, the network's or Spark's: the same may succeed later."""
     if isinstance(error, ExecutorError):
         return error.kind in {kind.__name__ for kind in _PASSING}
-    return isinstance(error, (*_PASSING, SparkLostError))
+    return isinstance(error, (*_PASSING, SparkLostError, StoreUnavailableError))
 
 
 def reason(lake: Lake, error: Exception) -> str:

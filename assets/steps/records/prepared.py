@@ -44,9 +44,10 @@ class Prepared:
     def restore(self, assembler: TransactionAssembler) -> tuple[Prepare, ...]:
         """Let the transactions wait that waited when the table was written; returns them."""
         local = self._local()
-        if not local.exists(self.path):
-            return ()
-        rows = local.table(self.path).select(PREPARED.names).cast(PREPARED).sort_by("number")
+        with self.lake.refusing(self.path):
+            if not local.exists(self.path):
+                return ()
+            rows = local.table(self.path).select(PREPARED.names).cast(PREPARED).sort_by("number")
         for prepare in pc.unique(rows["prepare"]):
             of_this = pc.and_(pc.equal(rows["prepare"], prepare), pc.is_valid(rows["data"]))
             messages = rows.filter(of_this).select(SPOOLED.names)

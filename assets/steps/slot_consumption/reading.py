@@ -176,7 +176,8 @@ def published_feeds(lake: Lake, feed: Feed) -> tuple[Feed, ...]:
 
     Nothing while a prepared transaction waits, which was received as it was captured.
     """
-    if lake.local and lake.local.exists(path := Prepared(lake, feed).path) and lake.local.count(path):
+    path = Prepared(lake, feed).path
+    if lake.local and lake.records.exists(path) and lake.records.count(path):
         return ()
     return tuple(as_published(feed, name) for name in feed.subscriptions if decided_by_server(feed, name))
 

@@ -1,0 +1,164 @@
+"""What an object store refuses as a whole: an engine's error -> what is wrong, what to do, and whether it passes.
+
+In: errors of delta-rs and of Spark's file systems, which quote the store's answer. Out: a `StoreRefusal`, or None where
+one table or nothing of the store's is at fault. Of an answer only its code is shown: the rest has paths, requests and what
+was signed. Raises nothing.
+
+https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html
+https://learn.microsoft.com/en-us/rest/api/storageservices/blob-service-error-codes
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+
+class StoreFault(Enum):
+    """Why a store refuses."""
+
+    NO_BUCKET = "there is no such bucket or container"
+    CREDENTIALS = "the store does not accept the credentials"
+    NO_CREDENTIALS = "there are no credentials for the store"
+    DENIED = "the store does not allow it"
+    BUSY = "the store answers with errors"
+    UNREACHED = "the store does not answer"
+
+
+_GO_ON = "then run again: nothing is lost, a slot is confirmed only up to what the lake holds"
+_HINTS = {
+    StoreFault.NO_BUCKET: f"create it, or correct `lake` in pgsieve.yaml; {_GO_ON}",
+    StoreFault.CREDENTIALS: f"renew them where they come from: `storage` in pgsieve.yaml, the environment, a profile or the"
+    f" machine's role; {_GO_ON}",
+    StoreFault.NO_CREDENTIALS: "give them in `storage` of pgsieve.yaml, in the environment, in a profile or by the"
+    f" machine's role; {_GO_ON}",
+    StoreFault.DENIED: "these credentials need the right to list, read, write and delete objects below the lake, and the"
+    f" bucket may not be read-only; {_GO_ON}",
+    StoreFault.BUSY: "run again later: nothing is lost, a slot is confirmed only up to what the lake holds",
+    StoreFault.UNREACHED: f"see whether this machine reaches the endpoint of `storage` in pgsieve.yaml; {_GO_ON}",
+}
+
+#: The stores' own codes, which S3, Azure and Google share in part.
+_CODES = {
+    **dict.fromkeys(
+        ("NoSuchBucket", "ContainerNotFound", "ContainerBeingDeleted", "FilesystemNotFound"),
+        StoreFault.NO_BUCKET,
+    ),
+    **dict.fromkeys(
+        (
+            *(
+                "ExpiredToken",
+                "ExpiredTokenException",
+                "TokenRefreshRequired",
+                "InvalidToken",
+                "RequestExpired",
+            ),
+            *("InvalidAccessKeyId", "SignatureDoesNotMatch", "RequestTimeTooSkewed", "AuthenticationFailed"),
+            *("InvalidAuthenticationInfo", "AuthenticationRequired"),
+        ),
+        StoreFault.CREDENTIALS,
+    ),
+    **dict.fromkeys(
+        (
+            *("AccessDenied", "AllAccessDisabled", "AccountProblem", "Forbidden", "MethodNotAllowed"),
+            *("AuthorizationFailure", "AuthorizationPermissionMismatch", "InsufficientAccountPermissions"),
+        ),
+        StoreFault.DENIED,
+    ),
+    **dict.fromkeys(
+        (
+            *("SlowDown", "ServiceUnavailable", "InternalError", "RequestTimeout", "ServerBusy"),
+            *("OperationTimedOut", "ThrottlingException", "TooManyRequests"),
+        ),
+        StoreFault.BUSY,
+    ),
+}
+_STATUS = {
+    "401": StoreFault.CREDENTIALS,
+    "403": StoreFault.DENIED,
+    **dict.fromkeys(("429", "500", "502", "503", "504"), StoreFault.BUSY),
+}
+#: What Hadoop's file systems call it, where they do not quote a code.
+_CLASSES = {
+    "UnknownStoreException": StoreFault.NO_BUCKET,
+    "NoAuthWithAWSException": StoreFault.NO_CREDENTIALS,
+    "NoAwsCredentialsException": StoreFault.NO_CREDENTIALS,
+    "CredentialInitializationException": StoreFault.NO_CREDENTIALS,
+    "AWSServiceThrottledException": StoreFault.BUSY,
+    "AWSStatus500Exception": StoreFault.BUSY,
+    "AWSNoResponseException": StoreFault.UNREACHED,
+    "AWSApiCallTimeoutException": StoreFault.UNREACHED,
+    "ApiCallTimeoutException": StoreFault.UNREACHED,
+    "SdkClientException": StoreFault.UNREACHED,
+}
+
+#: Colours and arrows, with which delta-rs shows causes.
+_ORNAMENT = re.compile("\x1b" + r"\[[0-9;]*m|↳")
+#: That the store, and not a row or the publisher, is spoken of: delta-rs' request, S3A's or ABFS' exception.
+_OF_A_STORE = re.compile(
+    r"Error performing [A-Z]+ |\(Service: \w+, Status Code: |org\.apache\.hadoop\.fs\.(?:s3a|azurebfs)\."
+    r"|software\.amazon\.awssdk\.|AccessDeniedException: (?:s3a|abfss?)://"
+)
+_CODE = re.compile(r"<Code>(\w+)</Code>|Status Code: \d{3}[^\n]*?\):\s?([A-Z]\w+)|\bError(?:Code)?=(\w+)")
+_STATUS_CODE = re.compile(r"non-2xx status code\s+(\d{3})|Status Code: (\d{3})")
+#: Where credentials of a machine's role are asked for; there is none where nobody answers.
+_METADATA = re.compile(r"Error performing [A-Z]+ http://(?:169\.254\.169\.254|metadata\.google\.internal)")
+_CLASS = re.compile("|".join(_CLASSES))
+_NETWORK = re.compile(
+    r"error sending request|error trying to connect|[Cc]onnection (?:refused|reset|closed)|dns error"
+    r"|HTTP error|timed out|UnknownHostException|ConnectException|body from connection"
+)
+
+
+@dataclass(frozen=True)
+class StoreRefusal:
+    """Why a store refuses; `code` is its own word for it, where it has one."""
+
+    fault: StoreFault
+    code: str | None = None
+
+    @property
+    def what(self) -> str:
+        """What is wrong."""
+        return self.fault.value + (f" ({self.code})" if self.code else "")
+
+    @property
+    def hint(self) -> str:
+        """What to do."""
+        return _HINTS[self.fault]
+
+    @property
+    def passes(self) -> bool:
+        """Whether the same may succeed a moment later, without anybody's doing."""
+        return self.fault in {StoreFault.BUSY, StoreFault.UNREACHED}
+
+
+def store_refusal(errors: Iterable[BaseException]) -> StoreRefusal | None:
+    """The refusal of the store, from an error and its causes; None where they tell of none."""
+    for error in errors:
+        text = str(error)
+        if "SQLSTATE: 22" not in text and (refused := _refusal(_ORNAMENT.sub("", text))):
+            return refused
+    return None
+
+
+def _refusal(text: str) -> StoreRefusal | None:
+    if not _OF_A_STORE.search(text):
+        return None
+    if _METADATA.search(text):
+        return StoreRefusal(StoreFault.NO_CREDENTIALS)
+    for match in _CODE.finditer(text):
+        code = next(filter(None, match.groups()))
+        if code in _CODES:
+            return StoreRefusal(_CODES[code], code)
+    if named := _CLASS.search(text):
+        fault = _CLASSES[named[0]]
+        if fault is not StoreFault.UNREACHED or _NETWORK.search(text):
+            return StoreRefusal(fault)
+    for match in _STATUS_CODE.finditer(text):
+        status = match[1] or match[2]
+        if status in _STATUS:
+            return StoreRefusal(_STATUS[status], f"HTTP {status}")
+    if re.search(r"AccessDeniedException: (?:s3a|abfss?)://", text):
+        return StoreRefusal(StoreFault.DENIED)
+    return StoreRefusal(StoreFault.UNREACHED) if _NETWORK.search(text) else None
