@@ -4,6 +4,7 @@ A message names the object, what is wrong and what to do; it never holds a cell 
 
     PgsieveError
         ConfigError                   pipelines.config.file
+        EmbeddedS3Error               resources.lake.embedded_s3
         EmbeddedServerError           resources.postgres.embedded
         EngineError                   resources.lake.engine.control
         ExecutorError                 resources.lake.errors

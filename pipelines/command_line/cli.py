@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from enum import StrEnum
 from functools import partial, wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from typer.core import TyperCommand
@@ -205,6 +205,10 @@ def demo(
     ] = False,
     host: UiHost = "127.0.0.1",
     port: UiPort = 3000,
+    lake: Annotated[
+        Literal["folder", "s3"],
+        typer.Option("--lake", help="Where the Delta tables are: in the folder, or on an S3 server in it."),
+    ] = "folder",
 ) -> None:
     """Replay the manual's row filter examples on an embedded PostgreSQL, beside a built-in subscription.
 
@@ -213,6 +217,8 @@ def demo(
     """
     require_extra("demo")
     if with_ui:
+        if lake != "folder":
+            raise PgsieveError("`--ui` has its lake in a folder", hint="leave out `--lake` or `--ui`")
         require_extra("ui")
         from pgsieve.pipelines.commands.live_demo import live_demo
 
@@ -222,7 +228,8 @@ def demo(
     from pgsieve.pipelines.commands.demo import demo as run_demo
 
     with console.progress() as progress:
-        report = run_demo(keep, progress, _ignore if as_json else console.print_demo_step)
+        shown = _ignore if as_json else console.print_demo_step
+        report = run_demo(keep, progress, shown, on_s3=lake == "s3")
     if as_json:
         console.print_json(report)
     else:

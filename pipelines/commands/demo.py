@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from secrets import token_hex
 from time import monotonic, sleep
 from typing import Any
 
@@ -21,6 +22,7 @@ from pgsieve.pipelines.commands.results import ComparedTable, DemoReport, Progre
 from pgsieve.pipelines.commands.run import run
 from pgsieve.pipelines.config.model import Config, SubscriptionConfig, load_config
 from pgsieve.pipelines.project import project
+from pgsieve.resources.lake.embedded_s3 import BUCKET, REGION, embedded_s3
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.sessions import Conninfo
 from pgsieve.resources.postgres.source import literal, quote
@@ -100,8 +102,11 @@ SMALL_DATA = {
 Show = Callable[[str, Sequence[ComparedTable]], None]
 
 
-def demo(folder: Path | None, progress: Progress, show: Show) -> DemoReport:
-    """Run the demo; everything is made in `folder`, or in a temporary one that stays for a look."""
+def demo(folder: Path | None, progress: Progress, show: Show, *, on_s3: bool = False) -> DemoReport:
+    """Run the demo; everything is made in `folder`, or in a temporary one that stays for a look.
+
+    `on_s3` has the lake on an S3 server of its own. Raises EmbeddedS3Error where that is not installed.
+    """
     started = monotonic()
     home = (folder or Path(tempfile.mkdtemp(prefix="pgsieve-demo-"))).resolve()
     if home.exists() and any(home.iterdir()):
@@ -112,7 +117,8 @@ def demo(folder: Path | None, progress: Progress, show: Show) -> DemoReport:
         publisher = stack.enter_context(EmbeddedServer(home / "publisher"))
         subscriber = stack.enter_context(EmbeddedServer(home / "subscriber"))
         progress.finish("start two PostgreSQL servers")
-        config = _configuration(home, publisher)
+        store = stack.enter_context(_s3_server(home)) if on_s3 else {}
+        config = _configuration(home, publisher, store)
         source = stack.enter_context(_session(publisher))
         _execute(source, _TABLES + ";" + _PUBLICATIONS)
         targets = {name: stack.enter_context(_database(subscriber, name)) for name in _SUBSCRIPTIONS}
@@ -140,8 +146,17 @@ def demo(folder: Path | None, progress: Progress, show: Show) -> DemoReport:
     )
 
 
-def _configuration(home: Path, publisher: EmbeddedServer) -> Config:
-    """Write pgsieve.yaml: each of the manual's subscriptions once in each mode."""
+@contextmanager
+def _s3_server(home: Path) -> Iterator[Mapping[str, Any]]:
+    """An S3 server with its data in the folder: where the lake is, and how it is reached, as pgsieve.yaml says it."""
+    key, secret = token_hex(10), token_hex(20)
+    with embedded_s3(home / "s3", key, secret) as url:
+        storage = {"endpoint": url, "region": REGION, "access_key_id": key, "secret_access_key": secret}
+        yield {"lake": f"s3://{BUCKET}/demo", "storage": storage}
+
+
+def _configuration(home: Path, publisher: EmbeddedServer, store: Mapping[str, Any]) -> Config:
+    """Write pgsieve.yaml: each of the manual's subscriptions once in each mode, in a folder or on a store."""
     subscriptions = {
         f"{name}_{mode}": {"source": "demo", "publications": list(publications), "row_filter": mode}
         for name, publications in _SUBSCRIPTIONS.items()
@@ -152,6 +167,7 @@ def _configuration(home: Path, publisher: EmbeddedServer) -> Config:
         "spark": {"master": "local[*]", "conf": SMALL_DATA},
         "sources": {"demo": {"conninfo": publisher.conninfo()}},
         "subscriptions": subscriptions,
+        **store,
     }
     path = home / "pgsieve.yaml"
     path.write_text(yaml.safe_dump(written, sort_keys=False), encoding="utf-8")

