@@ -4,6 +4,7 @@ from __future__ import annotations
 
 pytest_plugins = [
     "tests.fixtures.oracle",
+    "tests.fixtures.pooler",
     "tests.fixtures.s3_server",
     "tests.fixtures.servers",
     "tests.fixtures.shop",

@@ -144,6 +144,12 @@ class Conninfo:
         return Conninfo(make_conninfo("", **parameters))
 
     @property
+    def host(self) -> str | None:
+        """The host that the conninfo names."""
+        host = parameters_of(self.text).get("host")
+        return None if host is None else str(host)
+
+    @property
     def _has_service(self) -> bool:
         return bool(parameters_of(self.text).get("service") or os.environ.get("PGSERVICE"))
 

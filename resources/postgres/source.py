@@ -31,6 +31,7 @@ from pgsieve.decoding.publications.filter_rules import Expression, column_names
 from pgsieve.decoding.publications.node_tree import parse_expression
 from pgsieve.decoding.values.builtin_types import MadeOf
 from pgsieve.resources.passwords import concealed
+from pgsieve.resources.postgres.pooler import is_pooled, pooler_at, shares_processes, some_pooler
 from pgsieve.resources.postgres.sessions import Conninfo, PasswordCommandError, UnreadableConninfoError
 
 
@@ -132,9 +133,13 @@ class Source:
         except (UnreadableConninfoError, PasswordCommandError) as error:
             raise SourceUnreachableError(f'source "{self.name}": {error.message}', hint=error.hint) from None
         except psycopg.Error as error:
+            pooler = pooler_at(self._sessions.host, str(error))
+            through = f" through {pooler.name}" if pooler else ""
             raise SourceUnreachableError(
-                f'source "{self.name}": no connection ({_one_line(error)})',
-                hint="check host, port, dbname, user and password in conninfo, and that the server is running",
+                f'source "{self.name}": no connection{through} ({_one_line(error)})',
+                hint=pooler.hint
+                if pooler
+                else "check host, port, dbname, user and password in conninfo, and that the server is running",
                 sqlstate=error.sqlstate,
             ) from None
         try:
@@ -210,7 +215,27 @@ class Source:
                     hint="set wal_level = logical in postgresql.conf and restart the server",
                     sqlstate="55000",
                 )
+            if is_pooled(connection):
+                self._refuse_pooler(connection)
         return version
+
+    def _refuse_pooler(self, connection: psycopg.Connection[Any]) -> None:
+        """Raise SourceSettingError where a pooler shares server processes, or does not let replication through."""
+        pooler, reason = some_pooler(self._sessions.host), None
+        if shares_processes(connection, self.connect):
+            reason = "a session's locks and settings do not last there"
+        else:
+            try:
+                with self.connect(replication="database", cursor_factory=psycopg.ClientCursor) as walsender:
+                    walsender.execute("IDENTIFY_SYSTEM")
+            except SourceError as error:
+                reason = f"it does not let replication through ({error.message})"
+        if reason is not None:
+            raise SourceSettingError(
+                f'source "{self.name}": the connection goes through {pooler.name}: {reason}',
+                hint=pooler.hint,
+                sqlstate="0A000",
+            )
 
 
 def _one_line(error: Exception) -> str:

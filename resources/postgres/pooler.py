@@ -1,0 +1,91 @@
+"""Connection poolers between pgsieve and a server: how they are recognised, and what they cannot do.
+
+In: a host's name, what a driver said, or two sessions. Out: which pooler it is, and whether it shares server processes among
+sessions. Nothing is raised here but what the sessions raise.
+
+A pooler in transaction mode gives each transaction another server process. Advisory locks, SET and temporary tables belong to
+a process, and pgsieve needs all three; replication needs a session of its own (section 55.4, START_REPLICATION), which most
+poolers do not let through.
+"""
+
+import re
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+Connect = Callable[[], AbstractContextManager[psycopg.Connection[Any]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Pooler:
+    """A kind of pooler: its name, and what to write instead."""
+
+    name: str
+    hint: str
+
+
+#: By the host's name, which the provider chooses.
+_HOSTS: tuple[tuple[str, Pooler], ...] = (
+    (
+        r"\.pooler\.supabase\.com$",
+        Pooler(
+            "Supabase's pooler (Supavisor)",
+            "use the direct connection, db.<project>.supabase.co and the user postgres; where this network has no IPv6,"
+            " the project needs Supabase's IPv4 add-on",
+        ),
+    ),
+    (
+        r"-pooler\..*neon\.tech$",
+        Pooler("Neon's pooler", "use the endpoint's own host: the same name without `-pooler`"),
+    ),
+    (
+        r"\.proxy-[^.]+\..*rds\.amazonaws\.com$",
+        Pooler("RDS Proxy", "use the endpoint of the instance, or of the cluster's writer"),
+    ),
+)
+
+_UNKNOWN = Pooler(
+    "a connection pooler", "name the server itself in conninfo: its own host and port, not the pooler's"
+)
+_PGBOUNCER = Pooler("PgBouncer, or a pooler like it", _UNKNOWN.hint)
+
+#: What poolers say, and servers do not.
+_WORDS: tuple[tuple[str, Pooler], ...] = (
+    (r"unsupported startup parameter", _PGBOUNCER),
+    (r"pgbouncer", _PGBOUNCER),
+    (r"Tenant or user not found|Unsupported or invalid secret format|supavisor", _HOSTS[0][1]),
+)
+
+
+def pooler_at(host: str | None, text: str = "") -> Pooler | None:
+    """The pooler that a host's name, or what it said, tells of; None where they tell of none."""
+    for pattern, pooler in _HOSTS:
+        if re.search(pattern, host or "", re.IGNORECASE):
+            return pooler
+    return next((pooler for pattern, pooler in _WORDS if re.search(pattern, text, re.IGNORECASE)), None)
+
+
+def some_pooler(host: str | None) -> Pooler:
+    """The pooler of a session of which it is known that one is there."""
+    return pooler_at(host) or _UNKNOWN
+
+
+def is_pooled(connection: psycopg.Connection[Any]) -> bool:
+    """Whether the server process is another than the one that greeted: a pooler greets with a number of its own."""
+    return _process(connection) != connection.info.backend_pid
+
+
+def shares_processes(connection: psycopg.Connection[Any], connect: Connect) -> bool:
+    """Whether a second session gets the server process of this one, or takes it away: the pooler is in transaction mode."""
+    before = _process(connection)
+    with connect() as other, other.transaction():
+        return _process(other) == before or _process(connection) != before
+
+
+def _process(connection: psycopg.Connection[Any]) -> int:
+    row = connection.execute("select pg_backend_pid()").fetchone()
+    assert row is not None
+    return int(row[0])

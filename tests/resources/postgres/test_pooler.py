@@ -1,0 +1,60 @@
+"""Poolers: PgBouncer in each mode is recognised and named; others by the host's name."""
+
+from __future__ import annotations
+
+import pytest
+
+from pgsieve.resources.postgres.embedded import EmbeddedServer
+from pgsieve.resources.postgres.pooler import pooler_at
+from pgsieve.resources.postgres.source import Source, SourceSettingError, SourceUnreachableError
+from tests.fixtures.pooler import Pooler
+
+#: With it PgBouncer takes what it does not understand.
+TAKEN = "options,extra_float_digits,replication"
+
+
+def test_one_that_does_not_take_our_settings_is_named(
+    publisher_server: EmbeddedServer, pooler: Pooler
+) -> None:
+    source = Source("shop", pooler(publisher_server.port) + " dbname=postgres")
+    with pytest.raises(SourceUnreachableError, match="no connection through PgBouncer") as refused:
+        source.check_ready()
+    assert refused.value.hint == "name the server itself in conninfo: its own host and port, not the pooler's"
+
+
+def test_one_in_transaction_mode_is_refused(publisher_server: EmbeddedServer, pooler: Pooler) -> None:
+    at = pooler(publisher_server.port, pool_mode="transaction", ignore_startup_parameters=TAKEN)
+    with pytest.raises(SourceSettingError, match="locks and settings do not last there") as refused:
+        Source("shop", at + " dbname=postgres").check_ready()
+    assert refused.value.sqlstate == "0A000"
+
+
+def test_one_in_session_mode_that_lets_no_replication_through_is_refused(
+    publisher_server: EmbeddedServer, pooler: Pooler
+) -> None:
+    at = pooler(publisher_server.port, pool_mode="session", ignore_startup_parameters=TAKEN)
+    with pytest.raises(SourceSettingError, match="a connection pooler: it does not let replication through"):
+        Source("shop", at + " dbname=postgres").check_ready()
+
+
+def test_a_server_itself_is_not_taken_for_one(publisher_server: EmbeddedServer) -> None:
+    assert Source("shop", publisher_server.conninfo()).check_ready() >= 150000
+
+
+@pytest.mark.parametrize(
+    ("host", "text", "name"),
+    [
+        ("aws-0-eu-west-1.pooler.supabase.com", "", "Supabase's pooler (Supavisor)"),
+        ("ep-cool-sun-123456-pooler.eu-central-1.aws.neon.tech", "", "Neon's pooler"),
+        ("shop.proxy-abc123.eu-west-1.rds.amazonaws.com", "", "RDS Proxy"),
+        ("db", "FATAL:  Tenant or user not found", "Supabase's pooler (Supavisor)"),
+        ("db", "FATAL:  unsupported startup parameter: replication", "PgBouncer, or a pooler like it"),
+        ("db.abcdefgh.supabase.co", "", None),
+        ("ep-cool-sun-123456.eu-central-1.aws.neon.tech", "", None),
+        ("shop.abc123.eu-west-1.rds.amazonaws.com", "timeout expired", None),
+        (None, "", None),
+    ],
+)
+def test_poolers_are_told_by_their_hosts_and_words(host: str | None, text: str, name: str | None) -> None:
+    pooler = pooler_at(host, text)
+    assert (pooler.name if pooler else None) == name
