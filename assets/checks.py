@@ -1,26 +1,33 @@
 """Asset checks: on replica tables subscriber consistency, row filters, freshness, sync state; on change logs slot health.
 
-The checks of a subscription's tables are one op, or a few where Dagster would mistake one table for another.
+The checks of a subscription's tables are one op, or a few where Dagster would mistake one table for another. What the
+steps evaluate themselves in each run (`assets/slot_consumption.py`, `assets/partition_roots.py`) is made by functions here.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 import dagster as dg
 
 from pgsieve.assets.dagster_names import Name, told_apart
-from pgsieve.assets.metadata import change_log_key, replica_key
+from pgsieve.assets.lake import opened
+from pgsieve.assets.metadata import LAG_BYTES, LAG_SECONDS
+from pgsieve.assets.published import Tables
 from pgsieve.assets.steps.checks.conformity import TableConformity, check_conformity, is_checkable
 from pgsieve.assets.steps.checks.consistency import TableConsistency, check_consistency
-from pgsieve.assets.steps.checks.freshness import check_freshness
-from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
-from pgsieve.assets.steps.records.table_states import SyncState, TableStates
+from pgsieve.assets.steps.checks.freshness import Freshness, check_freshness
+from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord, SubscriptionState
+from pgsieve.assets.steps.records.table_states import SyncState, TableState, TableStates
 from pgsieve.assets.steps.subscription import Feed, Subscription
+from pgsieve.assets.translator import AssetKind, Naming, of_feed, of_replica
 from pgsieve.decoding.lsn import format_lsn
-from pgsieve.decoding.publications.catalog import ReplicatedTable
-from pgsieve.resources.lake.lake import LakeResource
-from pgsieve.resources.postgres.slot import slot_state
+from pgsieve.decoding.values.quoting import quote_qualified
+from pgsieve.resources.postgres.slot import SlotState, slot_state
 
 Keys = Mapping[dg.AssetKey, Name]
+
+#: Checks that each run evaluates.
+SYNC_STATE, FRESHNESS = "sync_state", "freshness"
 
 #: A slot that retains more WAL than this is reported by the slot-health check and the lag sensor.
 LAG_ALARM_BYTES = 1024 * 1024 * 1024
@@ -28,6 +35,10 @@ LAG_ALARM_BYTES = 1024 * 1024 * 1024
 
 def _specs(name: str, keys: Iterable[dg.AssetKey], description: str) -> list[dg.AssetCheckSpec]:
     return [dg.AssetCheckSpec(name, asset=key, description=description) for key in keys]
+
+
+def _by_key(subscription: Subscription, tables: Tables, naming: Naming) -> Keys:
+    return {naming.key(of_replica(subscription, table)): name for name, table in tables.items()}
 
 
 def _each_apart(
@@ -45,10 +56,10 @@ def _selected(context: dg.AssetCheckExecutionContext) -> list[dg.AssetKey]:
 
 
 def consistency_checks(
-    subscription: Subscription, tables: Mapping[Name, ReplicatedTable]
+    subscription: Subscription, tables: Tables, naming: Naming
 ) -> list[dg.AssetChecksDefinition]:
     """`subscriber_consistency`: the replica equals the publisher's filtered table at the same LSN."""
-    tables_by_key = {replica_key(subscription, name): name for name in tables}
+    tables_by_key = _by_key(subscription, tables, naming)
 
     def checks(name: str, keys: Keys) -> dg.AssetChecksDefinition:
         specs = _specs(
@@ -61,24 +72,27 @@ def consistency_checks(
             specs=specs,
             name=name,
             can_subset=True,
+            required_resource_keys={naming.lake},
             pool=f"slot_{subscription.feed.slot}",
         )
         def consistency(
-            context: dg.AssetCheckExecutionContext, lake: LakeResource
+            context: dg.AssetCheckExecutionContext,
         ) -> Iterator[dg.AssetCheckResult]:
             names = [keys[key] for key in _selected(context)]
-            for compared in check_consistency(subscription, lake.open(), context.log.info, names):
-                yield _result(subscription, compared)
+            lake = opened(context, naming)
+            by_name = {name: key for key, name in keys.items()}
+            for compared in check_consistency(subscription, lake, context.log.info, names):
+                yield _result(by_name[compared.schema, compared.table], compared)
 
         return consistency
 
-    return _each_apart(f"{subscription.name}_consistency", tables_by_key, checks)
+    return _each_apart(naming.name(f"{subscription.name}_consistency"), tables_by_key, checks)
 
 
-def _result(subscription: Subscription, compared: TableConsistency) -> dg.AssetCheckResult:
+def _result(key: dg.AssetKey, compared: TableConsistency) -> dg.AssetCheckResult:
     return dg.AssetCheckResult(
         check_name="subscriber_consistency",
-        asset_key=replica_key(subscription, (compared.schema, compared.table)),
+        asset_key=key,
         passed=compared.equal,
         severity=dg.AssetCheckSeverity.ERROR,
         description=compared.problem,
@@ -93,29 +107,30 @@ def _result(subscription: Subscription, compared: TableConsistency) -> dg.AssetC
 
 
 def conformity_checks(
-    subscription: Subscription, tables: Mapping[Name, ReplicatedTable]
+    subscription: Subscription, tables: Tables, naming: Naming
 ) -> list[dg.AssetChecksDefinition]:
     """`row_filter_conformity`: no row fails the row filter; none for tables without one that Spark can evaluate."""
-    tables_by_key = {
-        replica_key(subscription, name): name
+    checkable = {
+        name: table
         for name, table in tables.items()
-        if is_checkable(subscription, table)
+        if table.replicated and is_checkable(subscription, table.replicated)
     }
+    tables_by_key = _by_key(subscription, checkable, naming)
 
     def checks(name: str, keys: Keys) -> dg.AssetChecksDefinition:
         specs = _specs("row_filter_conformity", keys, "No row of the replica fails the row filter.")
 
-        @dg.multi_asset_check(specs=specs, name=name, can_subset=True)
+        @dg.multi_asset_check(specs=specs, name=name, can_subset=True, required_resource_keys={naming.lake})
         def conformity(
-            context: dg.AssetCheckExecutionContext, lake: LakeResource
+            context: dg.AssetCheckExecutionContext,
         ) -> Iterator[dg.AssetCheckResult]:
-            opened = lake.open()
+            lake = opened(context, naming)
             for key in _selected(context):
-                yield _conformity(key, check_conformity(subscription, opened, keys[key]))
+                yield _conformity(key, check_conformity(subscription, lake, keys[key]))
 
         return conformity
 
-    return _each_apart(f"{subscription.name}_conformity", tables_by_key, checks)
+    return _each_apart(naming.name(f"{subscription.name}_conformity"), tables_by_key, checks)
 
 
 #: Why rows may fail that nobody has to mend.
@@ -138,10 +153,10 @@ def _conformity(key: dg.AssetKey, conformity: TableConformity) -> dg.AssetCheckR
 
 
 def freshness_checks(
-    subscription: Subscription, tables: Mapping[Name, ReplicatedTable]
+    subscription: Subscription, tables: Tables, naming: Naming
 ) -> list[dg.AssetChecksDefinition]:
     """`freshness`: for how long the oldest commit that the replicas lack has been waiting; reads no replica."""
-    tables_by_key = {replica_key(subscription, name): name for name in tables}
+    tables_by_key = _by_key(subscription, tables, naming)
     limit = subscription.freshness.total_seconds()
 
     def checks(name: str, keys: Keys) -> dg.AssetChecksDefinition:
@@ -153,32 +168,26 @@ def freshness_checks(
             specs=specs,
             name=name,
             can_subset=True,
+            required_resource_keys={naming.lake},
             pool=f"slot_{subscription.feed.slot}",
         )
         def freshness(
-            context: dg.AssetCheckExecutionContext, lake: LakeResource
+            context: dg.AssetCheckExecutionContext,
         ) -> Iterator[dg.AssetCheckResult]:
-            measured = check_freshness(subscription, lake.open())
+            measured = check_freshness(subscription, opened(context, naming))
             for key in _selected(context):
-                yield dg.AssetCheckResult(
-                    check_name="freshness",
-                    asset_key=key,
-                    passed=measured.problem is None and measured.seconds <= limit,
-                    severity=dg.AssetCheckSeverity.WARN,
-                    description=measured.problem,
-                    metadata={"seconds behind": measured.seconds, "LSN": format_lsn(measured.lsn)},
-                )
+                yield check_of_freshness(key, subscription, measured)
 
         return freshness
 
-    return _each_apart(f"{subscription.name}_freshness", tables_by_key, checks)
+    return _each_apart(naming.name(f"{subscription.name}_freshness"), tables_by_key, checks)
 
 
 def sync_state_checks(
-    subscription: Subscription, tables: Mapping[Name, ReplicatedTable]
+    subscription: Subscription, tables: Tables, naming: Naming
 ) -> list[dg.AssetChecksDefinition]:
     """`sync_state`: the table is ready, and the subscription enabled; reads no rows."""
-    tables_by_key = {replica_key(subscription, name): name for name in tables}
+    tables_by_key = _by_key(subscription, tables, naming)
 
     def checks(name: str, keys: Keys) -> dg.AssetChecksDefinition:
         specs = _specs(
@@ -187,55 +196,121 @@ def sync_state_checks(
             "Changes are applied to the replica: it was copied, and no error has set it aside.",
         )
 
-        @dg.multi_asset_check(specs=specs, name=name, can_subset=True)
+        @dg.multi_asset_check(specs=specs, name=name, can_subset=True, required_resource_keys={naming.lake})
         def sync_state(
-            context: dg.AssetCheckExecutionContext, lake: LakeResource
+            context: dg.AssetCheckExecutionContext,
         ) -> Iterator[dg.AssetCheckResult]:
-            opened = lake.open()
+            lake = opened(context, naming)
             states, whole = (
-                TableStates(opened, subscription.name).newest(),
-                SubscriptionRecord(opened, subscription.name).state(),
+                TableStates(lake, subscription.name).newest(),
+                SubscriptionRecord(lake, subscription.name).state(),
             )
             for key in _selected(context):
-                state = states.get(keys[key])
-                yield dg.AssetCheckResult(
-                    check_name="sync_state",
-                    asset_key=key,
-                    passed=whole.enabled and state is not None and state.state == SyncState.READY,
-                    description=whole.reason or (state.reason if state else None),
-                    metadata={"state": (state.state if state else SyncState.INITIALIZE).meaning},
-                )
+                yield check_of_state(key, states.get(keys[key]), whole)
 
         return sync_state
 
-    return _each_apart(f"{subscription.name}_sync_state", tables_by_key, checks)
+    return _each_apart(naming.name(f"{subscription.name}_sync_state"), tables_by_key, checks)
 
 
-def slot_health_check(feed: Feed) -> dg.AssetChecksDefinition:
+def check_of_state(
+    key: dg.AssetKey, state: TableState | None, whole: SubscriptionState | None = None
+) -> dg.AssetCheckResult:
+    """`sync_state` of one table, where the subscription's own state is given as long as that is enabled, too."""
+    enabled = whole is None or whole.enabled
+    return dg.AssetCheckResult(
+        check_name=SYNC_STATE,
+        asset_key=key,
+        passed=enabled and state is not None and state.state == SyncState.READY,
+        description=(whole.reason if whole else None) or (state.reason if state else None),
+        metadata={"state": (state.state if state else SyncState.INITIALIZE).meaning},
+    )
+
+
+def check_of_states(
+    key: dg.AssetKey, states: Mapping[Name, TableState], whole: SubscriptionState
+) -> dg.AssetCheckResult:
+    """`sync_state` of all tables of a subscription together: a warning where they only wait for a copy."""
+    waiting = {n: s for n, s in states.items() if s.state not in {SyncState.READY, SyncState.REMOVED}}
+    aside = [n for n, s in waiting.items() if s.state == SyncState.SET_ASIDE]
+    reasons = [whole.reason] if whole.reason and not whole.enabled else []
+    reasons += [
+        f"{quote_qualified(*name)} is {state.state.meaning}" + (f": {state.reason}" if state.reason else "")
+        for name, state in sorted(waiting.items())
+    ]
+    return dg.AssetCheckResult(
+        check_name=SYNC_STATE,
+        asset_key=key,
+        passed=whole.enabled and not waiting,
+        severity=dg.AssetCheckSeverity.ERROR if aside or not whole.enabled else dg.AssetCheckSeverity.WARN,
+        description="; ".join(reasons) or None,
+        metadata={
+            "tables ready": sum(s.state == SyncState.READY for s in states.values()),
+            "tables waiting": len(waiting) - len(aside),
+            "tables set aside": len(aside),
+        },
+    )
+
+
+def check_of_freshness(
+    key: dg.AssetKey, subscription: Subscription, measured: Freshness | str
+) -> dg.AssetCheckResult:
+    """`freshness`, as it was measured; of what could not be measured there is a text."""
+    passed, description = False, measured if isinstance(measured, str) else measured.problem
+    metadata: dict[str, float | str] = {}
+    if not isinstance(measured, str):
+        passed = measured.problem is None and measured.seconds <= subscription.freshness.total_seconds()
+        metadata = {LAG_SECONDS: measured.seconds, "LSN": format_lsn(measured.lsn)}
+    return dg.AssetCheckResult(
+        check_name=FRESHNESS,
+        asset_key=key,
+        passed=passed,
+        severity=dg.AssetCheckSeverity.WARN,
+        description=description,
+        metadata=metadata,
+    )
+
+
+def slot_problem(slot: str, state: SlotState | None) -> str | None:
+    """What is wrong with a replication slot: it is missing, has lost WAL, or lags too far behind."""
+    if state is None:
+        return f'replication slot "{slot}" does not exist'
+    if state.wal_status not in {"reserved", "extended"}:
+        return f'replication slot "{slot}" has wal_status {state.wal_status}: the server removes, or has removed, WAL that it needs'
+    if state.lag >= LAG_ALARM_BYTES:
+        return f'replication slot "{slot}" lags {state.lag} bytes'
+    return None
+
+
+def slot_health_spec(feed: Feed, naming: Naming) -> dg.AssetCheckSpec:
     """`slot_health`: the slot exists, its WAL is there, and it does not lag too far behind."""
-
-    @dg.asset_check(
-        asset=change_log_key(feed),
-        name="slot_health",
+    return dg.AssetCheckSpec(
+        "slot_health",
+        asset=naming.key(of_feed(feed, AssetKind.CHANGE_LOG)),
         description="The replication slot exists, holds its WAL, and lags less than 1 GiB.",
     )
-    def slot_health() -> dg.AssetCheckResult:
-        with feed.source.connect() as connection:
-            state = slot_state(connection, feed.slot)
-        if state is None:
-            return dg.AssetCheckResult(
-                passed=False, description=f'replication slot "{feed.slot}" does not exist'
-            )
-        healthy = state.wal_status in {"reserved", "extended"} and state.lag < LAG_ALARM_BYTES
-        return dg.AssetCheckResult(
-            passed=healthy,
-            metadata={
-                "slot": feed.slot,
-                "wal_status": state.wal_status,
-                "lag in bytes": state.lag,
-                "confirmed LSN": format_lsn(state.confirmed_lsn),
-                "active": state.active,
-            },
-        )
 
-    return slot_health
+
+def slot_health(feed: Feed, naming: Naming) -> dg.AssetCheckResult:
+    """The slot as it is now."""
+    with feed.source.connect() as connection:
+        state = slot_state(connection, feed.slot)
+    metadata: dict[str, Any] = (
+        {}
+        if state is None
+        else {
+            "slot": feed.slot,
+            "wal_status": state.wal_status,
+            LAG_BYTES: state.lag,
+            "confirmed LSN": format_lsn(state.confirmed_lsn),
+            "active": state.active,
+        }
+    )
+    problem = slot_problem(feed.slot, state)
+    return dg.AssetCheckResult(
+        check_name="slot_health",
+        asset_key=naming.key(of_feed(feed, AssetKind.CHANGE_LOG)),
+        passed=problem is None,
+        description=problem,
+        metadata=metadata,
+    )

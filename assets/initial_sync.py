@@ -1,20 +1,24 @@
 """Initial row-filtered sync as an asset: its Dagster partitions are the published tables."""
 
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import groupby
+from time import monotonic
+from typing import Any
 
 import dagster as dg
 
-from pgsieve.assets.dagster_names import partition_table
-from pgsieve.assets.metadata import KINDS, column_schema, initial_sync_key
+from pgsieve.assets.dagster_names import partition_table, table_partition
+from pgsieve.assets.lake import opened
+from pgsieve.assets.metadata import SECONDS, column_schema
+from pgsieve.assets.outcome import IncompleteError
 from pgsieve.assets.steps.initial_sync.one_table import Copied
 from pgsieve.assets.steps.log import quiet
 from pgsieve.assets.steps.operations.initial_copy import copy_tables
 from pgsieve.assets.steps.subscription import Subscription
+from pgsieve.assets.translator import AssetKind, Naming, of_subscription
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.values.quoting import quote_qualified
-from pgsieve.resources.lake.lake import LakeResource
 
 #: Tag of a run that was begun because tables lacked a copy: another may have made it by then.
 LACKING = "pgsieve/lacking"
@@ -40,49 +44,66 @@ def range_tags(stretch: Sequence[str]) -> dict[str, str]:
 
 def initial_sync_asset(
     subscription: Subscription,
+    naming: Naming,
+    *,
     tell: Callable[[str], None] = quiet,
     report: Callable[[Sequence[Copied]], None] | None = None,
 ) -> dg.AssetsDefinition:
     """The asset `<subscription>/initial_sync`: materialising a partition copies that table anew.
 
-    `tell` hears what the run's log gets: how far a long copy is. `report` gets what was copied, in the process that
-    does it. A run with the tag LACKING copies only those of its
-    tables that still need it once it has its turn.
+    `tell` hears what the run's log gets: how far a long copy is. `report` gets what was copied, in the process that does
+    it. A run with the tag LACKING copies only those of its tables that still need it once it has its turn. A table that cannot be copied is not materialised, and fails the run after the others
+    are copied.
     """
+    data = of_subscription(subscription, AssetKind.INITIAL_SYNC)
+    key = naming.key(data)
+    partitions = tables_partitions(subscription)
+
     with warnings.catch_warnings():
         # Dagster calls the policy's parameter beta; a backfill has to copy its tables in one run.
         warnings.simplefilter("ignore", dg.BetaWarning)
 
-        @dg.asset(
-            key=initial_sync_key(subscription),
-            partitions_def=tables_partitions(subscription),
+        @dg.multi_asset(
+            specs=[naming.spec(data).replace_attributes(partitions_def=partitions)],
+            name=naming.name(f"{subscription.name}__initial_sync"),
+            partitions_def=partitions,
             backfill_policy=dg.BackfillPolicy.single_run(),
-            kinds=KINDS,
-            group_name=subscription.name,
-            description=f"Copies the published tables of {', '.join(subscription.feed.subscriptions[subscription.name])}"
-            " at one snapshot, row filters evaluated by the publisher. A backfill copies the chosen tables again.",
+            required_resource_keys={naming.lake},
             pool=f"slot_{subscription.feed.slot}",
+            can_subset=True,
         )
-        def initial_sync(context: dg.AssetExecutionContext, lake: LakeResource) -> dg.MaterializeResult[None]:
-            names = [partition_table(key) for key in context.partition_keys]
+        def initial_sync(
+            context: dg.AssetExecutionContext,
+        ) -> Iterator[dg.MaterializeResult[None] | dg.AssetMaterialization]:
+            names, begin = [partition_table(key) for key in context.partition_keys], monotonic()
 
             def log(line: str) -> None:
                 context.log.info(line)
                 tell(line)
 
             lacking = LACKING in context.run.tags
-            copied = copy_tables(subscription, lake.open(), names, log, lacking=lacking)
-            for table in (c for c in copied if c.problem):
-                name = quote_qualified(table.schema, table.table)
-                context.log.error(f"{name} cannot be copied: {table.problem}")
+            copied = copy_tables(subscription, opened(context, naming), names, log, lacking=lacking)
             if report:
                 report(copied)
-            return dg.MaterializeResult(metadata=_metadata(copied))
+            metadata = {**_metadata(copied), SECONDS: monotonic() - begin}
+            failed = {
+                (c.schema, c.table): f"{quote_qualified(c.schema, c.table)} cannot be copied: {c.problem}"
+                for c in copied
+                if c.problem
+            }
+            if not failed:
+                yield dg.MaterializeResult(asset_key=key, metadata=metadata)
+                return
+            for name in names:
+                if name not in failed:
+                    partition = table_partition(name)
+                    yield dg.AssetMaterialization(key, metadata=metadata, partition=partition)
+            raise IncompleteError(subscription.name, list(failed.values()))
 
     return initial_sync
 
 
-def _metadata(copied: list[Copied]) -> dict[str, dg.MetadataValue | dg.TableMetadataValue]:
+def _metadata(copied: Sequence[Copied]) -> dict[str, Any]:
     records = [
         dg.TableRecord(
             {
@@ -97,7 +118,7 @@ def _metadata(copied: list[Copied]) -> dict[str, dg.MetadataValue | dg.TableMeta
         )
         for c in copied
     ]
-    metadata: dict[str, dg.MetadataValue | dg.TableMetadataValue] = {
+    metadata: dict[str, Any] = {
         "tables": dg.MetadataValue.table(records) if records else dg.MetadataValue.text("none"),
         "dagster/row_count": dg.MetadataValue.int(sum(c.rows for c in copied)),
     }

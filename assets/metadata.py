@@ -1,34 +1,12 @@
-"""Asset keys, and the metadata people look for, in Dagster's standard names."""
+"""The metadata people look for, in Dagster's standard names; what Dagster plots has the same name in every run."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import dagster as dg
 
-from pgsieve.assets.dagster_names import Name, component
-from pgsieve.assets.steps.subscription import Feed, Subscription
-
-KINDS = {"postgres", "spark", "deltalake"}
-
-
-def initial_sync_key(subscription: Subscription) -> dg.AssetKey:
-    """`<subscription>/initial_sync`."""
-    return dg.AssetKey([subscription.name, "initial_sync"])
-
-
-def change_log_key(feed: Feed) -> dg.AssetKey:
-    """`<source>/change_log`, or `<slot>/change_log` where a subscription has a slot of its own."""
-    return dg.AssetKey([feed.name, "change_log"])
-
-
-def table_changes_key(subscription: Subscription) -> dg.AssetKey:
-    """`<subscription>/table_changes`."""
-    return dg.AssetKey([subscription.name, "table_changes"])
-
-
-def replica_key(subscription: Subscription, name: Name) -> dg.AssetKey:
-    """`<subscription>/<schema>/<table>`, written as `assets/dagster_names.py` says."""
-    return dg.AssetKey([subscription.name, *map(component, name)])
+#: How long a step took, how far it is behind, and how much WAL its slot retains.
+SECONDS, LAG_SECONDS, LAG_BYTES = "seconds", "lag in seconds", "lag in bytes"
 
 
 def column_schema(columns: Iterable[tuple[str, str]]) -> dg.TableSchema:

@@ -4,79 +4,181 @@ Changes come keyed by the published table already. The UPDATE transformation has
 root (`pgsieve.assets.steps.update_transformation.slice_contents`, `pgsieve.decoding.publications.routing`).
 
 A run materialises the tables that it changed. One that had nothing to do, or is set aside, stays as it was; the check
-`sync_state` tells them apart. Tables that somebody chose by name are materialised as long as they are ready.
+`sync_state` tells them apart. Tables that somebody chose by name are materialised as long as they are ready. The cut is
+materialised by every run that has brought all tables up to date, whether or not there was anything to do.
+
+The checks `sync_state` and `freshness` of the cut speak for all tables, and are evaluated in each run. Those of single tables
+are reported where they have something new to say: for what the run materialised, and for what is not ready. A table that
+is set aside, or a disabled subscription, ends the run as failed once everything else is done.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from time import monotonic
 from typing import Any
 
 import dagster as dg
 
+from pgsieve.assets.checks import FRESHNESS, SYNC_STATE, check_of_freshness, check_of_state, check_of_states
 from pgsieve.assets.dagster_names import Name, output_names
-from pgsieve.assets.metadata import KINDS, replica_key, standard, table_changes_key
+from pgsieve.assets.lake import opened
+from pgsieve.assets.metadata import LAG_SECONDS, SECONDS, standard
+from pgsieve.assets.outcome import problems, refuse_incomplete
+from pgsieve.assets.published import PublishedTable, Tables, written_filter
 from pgsieve.assets.steps.apply.applied import Applied
 from pgsieve.assets.steps.apply.replica_tables import ApplyResult, apply
+from pgsieve.assets.steps.checks.freshness import Freshness, check_freshness
 from pgsieve.assets.steps.records.cuts import Cut, Cuts
+from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import SyncState, TableState, TableStates
 from pgsieve.assets.steps.subscription import Subscription
+from pgsieve.assets.translator import AssetKind, Naming, of_replica, of_source_table, of_subscription
+from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn
-from pgsieve.decoding.publications.catalog import ReplicatedTable
 from pgsieve.decoding.values.quoting import quote_qualified
-from pgsieve.resources.lake.lake import Lake, LakeResource
+from pgsieve.resources.lake.lake import Lake
+
+#: What the op yields.
+Event = dg.MaterializeResult[None] | dg.AssetCheckResult
 
 
 def replica_tables_asset(
     subscription: Subscription,
-    tables: Mapping[Name, ReplicatedTable],
+    tables: Tables,
+    naming: Naming,
+    *,
+    freshness_policy: dg.FreshnessPolicy | None = None,
     tell: Callable[[ApplyResult], None] | None = None,
     done: ApplyResult | None = None,
 ) -> dg.AssetsDefinition:
-    """The assets `<subscription>/<schema>/<table>`: the changes of each published table, applied to its replica.
+    """The assets `<subscription>/<schema>/<table>`, and `<subscription>/cut`: changes are applied to each replica.
 
     `tell` gets what was done, in the process that does it. `done` is what a continuous run has applied already: there
-    is nothing left but to tell it.
+    is nothing left but to tell it. `freshness_policy` is the cut's.
     """
-    keys = {replica_key(subscription, name): name for name in tables}
-    outs = {
-        output: dg.AssetOut(
-            key=key,
-            kinds=KINDS,
-            group_name=subscription.name,
-            is_required=False,
-            dagster_type=dg.Nothing,
-            description=_description(tables[keys[key]]),
+    keys = {naming.key(of_replica(subscription, table)): name for name, table in tables.items()}
+    cut_data = of_subscription(subscription, AssetKind.CUT)
+    cut_key = naming.key(cut_data)
+    outputs = output_names([*keys, cut_key])
+    changes_key = naming.key(of_subscription(subscription, AssetKind.TABLE_CHANGES))
+    source = subscription.feed.source.name
+    specs = {
+        key: naming.spec(
+            of_replica(subscription, tables[name]), [changes_key, naming.key(of_source_table(source, name))]
         )
-        for key, output in output_names(keys).items()
+        for key, name in keys.items()
+    }
+    specs[cut_key] = naming.spec(cut_data, [changes_key, *keys])
+    if freshness_policy is not None:
+        specs[cut_key] = specs[cut_key].replace_attributes(freshness_policy=freshness_policy)
+    upstream = {
+        outputs[key]: {dep.asset_key for dep in spec.deps if dep.asset_key != key}
+        for key, spec in specs.items()
     }
 
     @dg.multi_asset(
-        outs=outs,
-        deps=[table_changes_key(subscription)],
-        name=f"{subscription.name}_replica_tables",
+        outs={
+            outputs[key]: dg.AssetOut.from_spec(
+                spec.replace_attributes(deps=[]), dagster_type=dg.Nothing, is_required=False
+            )
+            for key, spec in specs.items()
+        },
+        deps=sorted(set().union(*upstream.values()) - specs.keys()),
+        internal_asset_deps=upstream,
+        check_specs=[
+            dg.AssetCheckSpec(SYNC_STATE, asset=cut_key, description="Every table is ready."),
+            dg.AssetCheckSpec(FRESHNESS, asset=cut_key, description=limit_of(subscription)),
+        ],
+        name=naming.name(f"{subscription.name}_replica_tables"),
         can_subset=True,
+        required_resource_keys={naming.lake},
         pool=f"subscription_{subscription.name}",
     )
-    def replica_tables(
-        context: dg.AssetExecutionContext, lake: LakeResource
-    ) -> Iterator[dg.MaterializeResult[None]]:
-        opened = lake.open()
-        selected = {keys[key]: key for key in sorted(context.selected_asset_keys)}
-        everything, before = len(selected) == len(keys), Cuts(opened, subscription.name).last()
-        only = None if everything else list(selected)
-        result = apply(subscription, opened, context.log.info, only) if done is None else done
-        if tell:
-            tell(result)
-        states = TableStates(opened, subscription.name).newest()
-        for name, key in selected.items():
+    def replica_tables(context: dg.AssetExecutionContext) -> Iterator[Event]:
+        lake, begin = opened(context, naming), monotonic()
+        chosen = {keys[key]: key for key in sorted(context.selected_asset_keys & keys.keys())}
+        with_cut = cut_key in context.selected_asset_keys
+        everything, before = with_cut or len(chosen) == len(keys), Cuts(lake, subscription.name).last()
+        result = ApplyResult()
+        if context.selected_asset_keys:
+            only = None if everything else list(chosen)
+            result = apply(subscription, lake, context.log.info, only) if done is None else done
+            if tell:
+                tell(result)
+        took, behind = monotonic() - begin, _freshness(subscription, lake)
+        states = TableStates(lake, subscription.name).newest()
+        for name, key in chosen.items():
             state = states.get(name)
             if state is None or state.state != SyncState.READY:
                 context.log.error(f"{quote_qualified(*name)} is {_meaning(state)}: {_reason(state)}")
+                _report(context, check_of_state(key, state))
             elif not everything or is_changed(name, result, before):
-                yield dg.MaterializeResult(
-                    asset_key=key, metadata=_metadata(opened, subscription, tables[name], result, state)
-                )
+                metadata = _metadata(lake, subscription, tables[name], result, state)
+                yield dg.MaterializeResult(asset_key=key, metadata={**metadata, **_lag(behind)})
+                _report(context, check_of_state(key, state), check_of_freshness(key, subscription, behind))
+        if with_cut and result.cut and not problems(subscription, lake):
+            yield dg.MaterializeResult(
+                asset_key=cut_key,
+                data_version=dg.DataVersion(f"{format_lsn(result.cut.lsn)} {result.cut.at.isoformat()}"),
+                metadata={**_totals(result, result.cut), SECONDS: took, **_lag(behind)},
+            )
+        whole = SubscriptionRecord(lake, subscription.name).state()
+        for check in sorted(context.selected_asset_check_keys):
+            if check.name == SYNC_STATE:
+                yield check_of_states(cut_key, states, whole)
+            else:
+                yield check_of_freshness(cut_key, subscription, behind)
+        if context.selected_asset_keys:
+            refuse_incomplete(subscription, lake, None if everything else chosen)
 
     return replica_tables
+
+
+def limit_of(subscription: Subscription) -> str:
+    """What the check `freshness` claims."""
+    limit = subscription.freshness.total_seconds()
+    return f"No commit has been waiting for longer than {limit:.0f} s to be applied."
+
+
+def _freshness(subscription: Subscription, lake: Lake) -> Freshness | str:
+    """How far the replicas are behind; where that cannot be measured, why. What was applied is told in any case."""
+    try:
+        return check_freshness(subscription, lake)
+    except PgsieveError as error:
+        return error.message
+
+
+def _lag(behind: Freshness | str) -> dict[str, float]:
+    return {} if isinstance(behind, str) or behind.problem else {LAG_SECONDS: behind.seconds}
+
+
+def _report(context: dg.AssetExecutionContext, *results: dg.AssetCheckResult) -> None:
+    """Record what a run found out about a table: checks that it was not asked for, so they are no part of it."""
+    for result in results:
+        assert result.asset_key is not None
+        assert result.check_name is not None
+        context.instance.report_runless_asset_event(
+            dg.AssetCheckEvaluation(
+                asset_key=result.asset_key,
+                check_name=result.check_name,
+                passed=result.passed,
+                severity=result.severity,
+                description=result.description,
+                metadata=result.metadata,
+            )
+        )
+
+
+def _totals(result: ApplyResult, cut: Cut) -> dict[str, Any]:
+    done = result.tables.values()
+    return {
+        "LSN": format_lsn(cut.lsn),
+        "tables": len(cut.tables),
+        "tables changed": len(done),
+        "inserted": sum(a.inserted for a in done),
+        "updated": sum(a.updated for a in done),
+        "deleted": sum(a.deleted for a in done),
+        "truncated": sum(a.truncated for a in done),
+    }
 
 
 def is_changed(name: Name, result: ApplyResult, before: Cut | None) -> bool:
@@ -93,24 +195,25 @@ def _reason(state: TableState | None) -> str:
     return (state.reason if state else None) or "the next copy brings it"
 
 
-def _description(replicated: ReplicatedTable) -> str:
-    filters = " OR ".join(replicated.row_filters) if replicated.row_filters is not None else "none"
-    return f"Replica of {quote_qualified(replicated.table.schema, replicated.table.name)}. Publications: {', '.join(replicated.publications)}. Row filter: {filters}"
-
-
 def _metadata(
     lake: Lake,
     subscription: Subscription,
-    replicated: ReplicatedTable,
+    table: PublishedTable,
     result: ApplyResult,
     state: TableState,
 ) -> dict[str, Any]:
-    table = replicated.table
     name = (table.schema, table.name)
     applied = result.tables.get(name, Applied(*name))
     path = lake.replica(subscription.name, *name)
     cut = result.cut
     version = cut.tables.get(name) if cut else None
+    copied = state.definition.published if state.definition else None
+    row_filter = table.row_filter or (written_filter(copied.row_filters) if copied else None)
+    known = {
+        "LSN": format_lsn(cut.lsn) if cut else None,
+        "Delta version": version,
+        "row filter": row_filter,
+    }
     return {
         "state": state.state.meaning,
         "inserted": applied.inserted,
@@ -120,9 +223,7 @@ def _metadata(
         "update_missing and delete_missing": applied.missing,
         "insert_exists": applied.insert_exists,
         "update_exists": applied.update_exists,
-        "LSN": format_lsn(cut.lsn) if cut else "none yet",
-        "Delta version": version if version is not None else "none yet",
-        "row filter": " OR ".join(replicated.row_filters) if replicated.row_filters is not None else "none",
+        **{name: value for name, value in known.items() if value is not None},
         **standard(
             rows=lake.records.count(path),
             columns=state.definition.columns if state.definition else None,

@@ -1,47 +1,63 @@
-"""Slot consumption as an asset: the raw, durable, replayable messages of one slot."""
+"""Slot consumption as an asset: the raw, durable, replayable messages of one slot, and the check of the slot's health."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from time import monotonic
 
 import dagster as dg
 
-from pgsieve.assets.metadata import KINDS, change_log_key, initial_sync_key, standard
+from pgsieve.assets.checks import slot_health, slot_health_spec
+from pgsieve.assets.lake import opened
+from pgsieve.assets.metadata import LAG_BYTES, SECONDS, standard
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.assets.steps.slot_consumption.reading import Drained
 from pgsieve.assets.steps.subscription import Feed, Subscription
+from pgsieve.assets.translator import AssetKind, Naming, of_feed, of_subscription
 from pgsieve.decoding.lsn import format_lsn
-from pgsieve.resources.lake.lake import LakeResource
 
 
 def change_log_asset(
-    feed: Feed, subscriptions: Sequence[Subscription], append: Callable[[], Drained] | None = None
+    feed: Feed,
+    subscriptions: Sequence[Subscription],
+    naming: Naming,
+    *,
+    append: Callable[[], Drained] | None = None,
 ) -> dg.AssetsDefinition:
     """The asset `<source>/change_log`: append committed transactions up to the current LSN, then confirm.
 
     `append` does it instead, for what a continuous run has received.
     """
+    data = of_feed(feed, AssetKind.CHANGE_LOG)
+    key = naming.key(data)
+    upstream = [naming.key(of_subscription(s, AssetKind.INITIAL_SYNC)) for s in subscriptions]
 
-    @dg.asset(
-        key=change_log_key(feed),
-        deps=[initial_sync_key(s) for s in subscriptions],
-        kinds=KINDS,
-        group_name=feed.source.name,
-        description=f"The messages of replication slot {feed.slot}, appended whole transaction by transaction;"
-        " the slot is confirmed only after they are durable.",
+    @dg.multi_asset(
+        specs=[naming.spec(data, upstream)],
+        check_specs=[slot_health_spec(feed, naming)],
+        name=naming.name(f"{feed.name}__change_log"),
+        required_resource_keys={naming.lake},
         pool=f"slot_{feed.slot}",
+        can_subset=True,
     )
-    def change_log(context: dg.AssetExecutionContext, lake: LakeResource) -> dg.MaterializeResult[None]:
-        opened = lake.open()
-        drained = append() if append else drain(feed, opened, subscriptions, context.log.info)
-        return dg.MaterializeResult(
-            metadata={
-                "from LSN": format_lsn(drained.from_lsn),
-                "to LSN": format_lsn(drained.to_lsn),
-                "slices": drained.slices,
-                "lag in bytes": drained.lag,
-                "slot": feed.slot,
-                **standard(uri=ChangeLog(opened, feed).path, table=f"{feed.name}.change_log"),
-            }
-        )
+    def change_log(
+        context: dg.AssetExecutionContext,
+    ) -> Iterator[dg.MaterializeResult[None] | dg.AssetCheckResult]:
+        if context.selected_asset_keys:
+            lake, begin = opened(context, naming), monotonic()
+            drained = append() if append else drain(feed, lake, subscriptions, context.log.info)
+            yield dg.MaterializeResult(
+                asset_key=key,
+                metadata={
+                    "from LSN": format_lsn(drained.from_lsn),
+                    "to LSN": format_lsn(drained.to_lsn),
+                    "slices": drained.slices,
+                    LAG_BYTES: drained.lag,
+                    SECONDS: monotonic() - begin,
+                    "slot": feed.slot,
+                    **standard(uri=ChangeLog(lake, feed).path, table=f"{feed.name}.change_log"),
+                },
+            )
+        if context.selected_asset_check_keys:
+            yield slot_health(feed, naming)
 
     return change_log

@@ -1,43 +1,48 @@
 """UPDATE transformation as an asset: what a subscription gets of the slices appended since the last time."""
 
 from collections.abc import Sequence
+from time import monotonic
+from typing import Any
 
 import dagster as dg
 
-from pgsieve.assets.metadata import KINDS, change_log_key, table_changes_key
+from pgsieve.assets.lake import opened
+from pgsieve.assets.metadata import SECONDS
 from pgsieve.assets.steps.records.transformed import TableChanges
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.assets.steps.update_transformation.transform import transform
+from pgsieve.assets.translator import AssetKind, Naming, of_feed, of_subscription
 from pgsieve.decoding.values.quoting import quote_qualified
-from pgsieve.resources.lake.lake import LakeResource
 
 
 def table_changes_asset(
-    subscription: Subscription, done: Sequence[TableChanges] | None = None
+    subscription: Subscription, naming: Naming, *, done: Sequence[TableChanges] | None = None
 ) -> dg.AssetsDefinition:
     """The asset `<subscription>/table_changes`: decode, filter, transform.
 
-    `done` is what a continuous run has transformed already: there is nothing left but to tell it.
+    `done` is what a continuous run has transformed already: there is nothing left but to tell it. What a table fails with
+    is only logged here: the replicas come after this, and end the run as failed.
     """
+    data = of_subscription(subscription, AssetKind.TABLE_CHANGES)
+    upstream = [naming.key(of_feed(subscription.feed, AssetKind.CHANGE_LOG))]
 
-    @dg.asset(
-        key=table_changes_key(subscription),
-        deps=[change_log_key(subscription.feed)],
-        kinds=KINDS,
-        group_name=subscription.name,
-        description="The changes of each table after row filters and the UPDATE transformation.",
+    @dg.multi_asset(
+        specs=[naming.spec(data, upstream)],
+        name=naming.name(f"{subscription.name}__table_changes"),
+        required_resource_keys={naming.lake},
         pool=f"subscription_{subscription.name}",
     )
-    def table_changes(context: dg.AssetExecutionContext, lake: LakeResource) -> dg.MaterializeResult[None]:
-        changes = transform(subscription, lake.open(), context.log.info) if done is None else done
+    def table_changes(context: dg.AssetExecutionContext) -> dg.MaterializeResult[None]:
+        begin, log = monotonic(), context.log.info
+        changes = transform(subscription, opened(context, naming), log) if done is None else done
         for table in (c for c in changes if c.problem):
             context.log.error(f"{quote_qualified(*table.name)}: {table.problem}")
-        return dg.MaterializeResult(metadata=_metadata(changes))
+        return dg.MaterializeResult(metadata={**_metadata(changes), SECONDS: monotonic() - begin})
 
     return table_changes
 
 
-def _metadata(changes: Sequence[TableChanges]) -> dict[str, dg.MetadataValue | dg.TableMetadataValue]:
+def _metadata(changes: Sequence[TableChanges]) -> dict[str, Any]:
     records = [
         dg.TableRecord(
             {

@@ -1,7 +1,8 @@
-"""Schedules and sensors, all off until somebody turns them on.
+"""Schedules and sensors: all off until somebody turns them on, or all on with `dagster.automation` in pgsieve.yaml.
 
 Increments on a schedule; a sensor that copies tables which have no replica yet or whose definition changed; a
-sensor that fails, and so raises Dagster's alarm, when a slot retains too much WAL.
+sensor that starts a run which fails when a slot is missing, has lost WAL or retains too much of it: whoever watches for
+failed runs hears of it, and nobody would of a failed tick.
 """
 
 from datetime import UTC, datetime, timedelta
@@ -9,56 +10,59 @@ from datetime import UTC, datetime, timedelta
 import dagster as dg
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
-from pgsieve.assets.checks import LAG_ALARM_BYTES
+from pgsieve.assets.checks import slot_problem
 from pgsieve.assets.dagster_names import table_partition
 from pgsieve.assets.initial_sync import LACKING, range_tags, stretches, tables_partitions
-from pgsieve.assets.metadata import initial_sync_key
 from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.subscription import Feed, Subscription
-from pgsieve.decoding.lsn import format_lsn
-from pgsieve.resources.lake.lake import LakeResource
-from pgsieve.resources.postgres.slot import SlotError, slot_state
+from pgsieve.assets.translator import AssetKind, Naming, of_subscription
+from pgsieve.resources.postgres.slot import slot_state
+from pgsieve.resources.postgres.source import SourceUnreachableError
 
 #: So long the sensor waits for a copy that it requested: Dagster may never hear of a run that was killed. A request too
 #: many finds nothing to copy.
 _WAITING = timedelta(hours=1)
+#: So long an alarm that was given is not given again.
+_SILENCE = timedelta(hours=1)
 
 
-def increments_schedule(job: UnresolvedAssetJobDefinition) -> dg.ScheduleDefinition:
+def increments_schedule(job: UnresolvedAssetJobDefinition, *, running: bool = False) -> dg.ScheduleDefinition:
     """Run the increments of a feed every five minutes."""
-    return dg.ScheduleDefinition(
-        name=f"{job.name}_schedule",
-        job=job,
-        cron_schedule="*/5 * * * *",
-        default_status=dg.DefaultScheduleStatus.STOPPED,
-    )
+    return _schedule(job, "*/5 * * * *", running=running)
 
 
-def maintenance_schedule(job: UnresolvedAssetJobDefinition) -> dg.ScheduleDefinition:
+def maintenance_schedule(
+    job: UnresolvedAssetJobDefinition, *, running: bool = False
+) -> dg.ScheduleDefinition:
     """Maintain a feed and the subscriptions that read it every night."""
+    return _schedule(job, "0 3 * * *", running=running)
+
+
+def _schedule(job: UnresolvedAssetJobDefinition, cron: str, *, running: bool) -> dg.ScheduleDefinition:
+    status = dg.DefaultScheduleStatus.RUNNING if running else dg.DefaultScheduleStatus.STOPPED
     return dg.ScheduleDefinition(
-        name=f"{job.name}_schedule",
-        job=job,
-        cron_schedule="0 3 * * *",
-        default_status=dg.DefaultScheduleStatus.STOPPED,
+        name=f"{job.name}_schedule", job=job, cron_schedule=cron, default_status=status
     )
 
 
-def copy_sensor(subscription: Subscription) -> dg.SensorDefinition:
+def _status(*, running: bool) -> dg.DefaultSensorStatus:
+    return dg.DefaultSensorStatus.RUNNING if running else dg.DefaultSensorStatus.STOPPED
+
+
+def copy_sensor(subscription: Subscription, naming: Naming, *, running: bool = False) -> dg.SensorDefinition:
     """Copy tables that were published, or changed their columns, since the last time."""
 
     @dg.sensor(
-        name=f"{subscription.name}_new_tables",
-        target=dg.AssetSelection.assets(initial_sync_key(subscription)),
+        name=naming.name(f"{subscription.name}_new_tables"),
+        target=dg.AssetSelection.assets(naming.key(of_subscription(subscription, AssetKind.INITIAL_SYNC))),
         minimum_interval_seconds=60,
-        default_status=dg.DefaultSensorStatus.STOPPED,
+        required_resource_keys={naming.lake},
+        default_status=_status(running=running),
         description="Starts the initial sync of tables that have no replica, or whose columns changed.",
     )
-    def new_tables(
-        context: dg.SensorEvaluationContext, lake: LakeResource
-    ) -> dg.SensorResult | dg.SkipReason:
-        opened = lake.open()
+    def new_tables(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
+        opened = getattr(context.resources, naming.lake).open()
         if not SubscriptionRecord(opened, subscription.name).state().enabled:
             return dg.SkipReason("the subscription is disabled")
         keys = [table_partition(name) for name in tables_to_copy(subscription, opened)]
@@ -92,27 +96,58 @@ def _last_copy(dagster: dg.DagsterInstance, subscription: Subscription) -> dg.Ru
     return records[0] if records else None
 
 
-def slot_lag_sensor(feed: Feed) -> dg.SensorDefinition:
-    """Raise an alarm, as a failed tick, when the slot is gone or retains too much WAL."""
+def slot_alarm_job(feed: Feed, naming: Naming) -> dg.JobDefinition:
+    """A run that fails as long as something is wrong with the slot."""
+    name = naming.name(f"{feed.name}_slot_alarm")
+
+    @dg.op(name=f"{name}_if_unhealthy")
+    def slot_alarm(context: dg.OpExecutionContext) -> None:
+        if (problem := _slot_problem(feed)) is not None:
+            raise dg.Failure(
+                description=f"{problem}. Run the increments oftener, and look for a run that fails",
+                metadata={"slot": feed.slot, "source": feed.source.name},
+                allow_retries=False,
+            )
+        context.log.info(f"replication slot {feed.slot} is healthy again")
+
+    @dg.job(
+        name=name,
+        description=f"Fails when replication slot {feed.slot} is missing, has lost WAL, or lags 1 GiB or more.",
+    )
+    def alarm() -> None:
+        slot_alarm()
+
+    return alarm
+
+
+def _slot_problem(feed: Feed) -> str | None:
+    try:
+        with feed.source.connect() as connection:
+            return slot_problem(feed.slot, slot_state(connection, feed.slot))
+    except SourceUnreachableError as error:
+        return error.message
+
+
+def slot_lag_sensor(
+    feed: Feed, job: dg.JobDefinition, naming: Naming, *, running: bool = False
+) -> dg.SensorDefinition:
+    """Start the job that fails when something is wrong with the slot: at once, and then every hour."""
 
     @dg.sensor(
-        name=f"{feed.name}_slot_lag",
-        job_name=f"{feed.name}_increments",
+        name=naming.name(f"{feed.name}_slot_lag"),
+        job=job,
         minimum_interval_seconds=60,
-        default_status=dg.DefaultSensorStatus.STOPPED,
-        description=f"Fails when replication slot {feed.slot} is missing, lost, or lags 1 GiB or more.",
+        default_status=_status(running=running),
+        description=f"Starts a run that fails when replication slot {feed.slot} is missing, has lost WAL, or lags 1 GiB or more.",
     )
-    def slot_lag(context: dg.SensorEvaluationContext) -> dg.SkipReason:
-        with feed.source.connect() as connection:
-            state = slot_state(connection, feed.slot)
-        if state is None:
-            raise SlotError(f'replication slot "{feed.slot}" does not exist', hint="run `pgsieve run`")
-        if state.wal_status == "lost" or state.lag >= LAG_ALARM_BYTES:
-            raise SlotError(
-                f'replication slot "{feed.slot}" lags {state.lag} bytes (wal_status {state.wal_status})',
-                hint="run the increments oftener, and look for a run that fails",
-            )
-        context.update_cursor(format_lsn(state.confirmed_lsn))
-        return dg.SkipReason(f"the slot lags {state.lag} bytes")
+    def slot_lag(context: dg.SensorEvaluationContext) -> dg.RunRequest | dg.SkipReason:
+        problem, now = _slot_problem(feed), datetime.now(UTC)
+        if problem is None:
+            context.update_cursor("")
+            return dg.SkipReason(f"replication slot {feed.slot} is healthy")
+        if context.cursor and now - datetime.fromisoformat(context.cursor) < _SILENCE:
+            return dg.SkipReason(f"{problem}; a run has failed for it at {context.cursor}")
+        context.update_cursor(now.isoformat())
+        return dg.RunRequest()
 
     return slot_lag

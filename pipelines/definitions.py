@@ -1,50 +1,52 @@
 """Dagster's table of contents: the assets, checks, jobs, schedules and sensors of one configuration file.
 
-The file is the one that PGSIEVE_CONFIG names, or ./pgsieve.yaml; without one there are no definitions. The
-sources say which tables are published; for a source that does not answer, the tables that have replicas are shown.
+In: the file that PGSIEVE_CONFIG names, or ./pgsieve.yaml; without one there are no definitions. What is published was read
+before (`pipelines/published.py`): loading asks no source, so a source that fails makes a code location neither slow nor
+empty. `build_definitions` is for a code location of one's own.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import dagster as dg
 from dagster import get_dagster_logger
 
 from pgsieve.assets.checks import (
+    FRESHNESS,
+    SYNC_STATE,
     conformity_checks,
     consistency_checks,
     freshness_checks,
-    slot_health_check,
     sync_state_checks,
 )
 from pgsieve.assets.dagster_names import table_partition
 from pgsieve.assets.initial_sync import initial_sync_asset, tables_partitions
-from pgsieve.assets.maintenance import (
-    feed_maintenance_asset,
-    feed_maintenance_key,
-    subscription_maintenance_asset,
-    subscription_maintenance_key,
-)
-from pgsieve.assets.metadata import change_log_key, replica_key, table_changes_key
+from pgsieve.assets.lake import resources
+from pgsieve.assets.maintenance import feed_maintenance_asset, subscription_maintenance_asset
 from pgsieve.assets.partition_roots import replica_tables_asset
+from pgsieve.assets.published import Tables
 from pgsieve.assets.slot_consumption import change_log_asset
-from pgsieve.assets.steps.records.table_states import TableStates
 from pgsieve.assets.steps.subscription import Feed, Subscription
+from pgsieve.assets.translator import (
+    AssetKind,
+    Naming,
+    PgsieveTranslator,
+    of_feed,
+    of_replica,
+    of_source_table,
+    of_subscription,
+)
 from pgsieve.assets.update_transformation import table_changes_asset
-from pgsieve.decoding.errors import PgsieveError
-from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable, Table
 from pgsieve.pipelines.automation import (
     copy_sensor,
     increments_schedule,
     maintenance_schedule,
+    slot_alarm_job,
     slot_lag_sensor,
 )
 from pgsieve.pipelines.config.model import Config, ConfigError, load_config
 from pgsieve.pipelines.project import Project, project
-from pgsieve.resources.postgres.present_catalog import present_catalog
-from pgsieve.resources.postgres.source import SourceUnreachableError
-
-Tables = Mapping[tuple[str, str], ReplicatedTable]
+from pgsieve.pipelines.published import Published, kept_published, known_tables, refresh_published
 
 
 @dg.definitions
@@ -59,130 +61,131 @@ def defs() -> dg.Definitions:
     return definitions(config)
 
 
-def build_definitions(file: str | Path | None = None) -> dg.Definitions:
+def build_definitions(
+    file: str | Path | None = None,
+    *,
+    prefix: str = "pgsieve",
+    translator: PgsieveTranslator | None = None,
+) -> dg.Definitions:
     """The definitions of a configuration file, to be merged into a code location's own.
 
-    Without one it is the file that PGSIEVE_CONFIG names, or ./pgsieve.yaml. Raises ConfigError.
+    Without a file it is the one that PGSIEVE_CONFIG names, or ./pgsieve.yaml. Jobs, schedules, sensors, ops and the
+    resource `<prefix>_lake` begin with the prefix; two files in one code location need two. Asset keys, groups and the
+    like are the translator's. There is no executor: runs have the code location's. Raises ConfigError, and PgsieveError
+    for a prefix or a translation that Dagster takes no names of.
     """
-    return definitions(load_config(None if file is None else Path(file)))
+    config = load_config(None if file is None else Path(file))
+    naming = Naming(prefix, translator or PgsieveTranslator())
+    return assemble(config, kept_published(config), naming)
 
 
 def definitions(config: Config) -> dg.Definitions:
-    """The definitions of a configuration."""
+    """The definitions of a configuration by itself, as `pgsieve ui` has them."""
+    own = assemble(config, kept_published(config), Naming())
+    # One process, so one Spark session a run.
+    return dg.Definitions.merge(own, dg.Definitions(executor=dg.in_process_executor))
+
+
+def assemble(
+    config: Config, published: Published, naming: Naming, *, authoritative: bool = False
+) -> dg.Definitions:
+    """The definitions of a configuration, of which so much is known of what is published (see `known_tables`)."""
     declared = project(config)
-    tables = published_tables(declared, declared.subscriptions.values())
+    tables = known_tables(declared, published, authoritative=authoritative)
+    automated = config.dagster.automation
+    subscriptions, feeds = list(declared.subscriptions.values()), list(declared.feeds.values())
     increments = [
-        dg.define_asset_job(f"{feed.name}_increments", _increments(declared, feed.name, tables))
-        for feed in declared.feeds.values()
+        dg.define_asset_job(
+            naming.name(f"{feed.name}_increments"), _increments(declared, feed, tables, naming)
+        )
+        for feed in feeds
     ]
     maintenance = [
-        dg.define_asset_job(f"{feed.name}_maintenance", _maintenance(declared, feed))
-        for feed in declared.feeds.values()
+        dg.define_asset_job(naming.name(f"{feed.name}_maintenance"), _maintenance(declared, feed, naming))
+        for feed in feeds
     ]
+    alarms = [slot_alarm_job(feed, naming) for feed in feeds]
     return dg.Definitions(
         assets=[
-            *(initial_sync_asset(s) for s in declared.subscriptions.values()),
-            *(change_log_asset(f, declared.reading(f)) for f in declared.feeds.values()),
-            *(table_changes_asset(s) for s in declared.subscriptions.values()),
+            *_source_tables(subscriptions, tables, naming),
+            *(initial_sync_asset(s, naming) for s in subscriptions),
+            *(change_log_asset(f, declared.reading(f), naming) for f in feeds),
+            *(table_changes_asset(s, naming) for s in subscriptions),
             *(
-                replica_tables_asset(s, tables[s.name])
-                for s in declared.subscriptions.values()
-                if tables[s.name]
+                replica_tables_asset(
+                    s, tables[s.name], naming, freshness_policy=_freshness(s) if automated else None
+                )
+                for s in subscriptions
             ),
-            *(
-                feed_maintenance_asset(f, declared.reading(f), declared.retention)
-                for f in declared.feeds.values()
-            ),
-            *(subscription_maintenance_asset(s, declared.retention) for s in declared.subscriptions.values()),
+            *(feed_maintenance_asset(f, declared.reading(f), declared.retention, naming) for f in feeds),
+            *(subscription_maintenance_asset(s, declared.retention, naming) for s in subscriptions),
         ],
         asset_checks=[
-            *(slot_health_check(f) for f in declared.feeds.values()),
-            *(
-                checks
-                for s in declared.subscriptions.values()
-                for factory in (consistency_checks, conformity_checks, freshness_checks, sync_state_checks)
-                for checks in factory(s, tables[s.name])
-            ),
+            checks
+            for s in subscriptions
+            for factory in (consistency_checks, conformity_checks, freshness_checks, sync_state_checks)
+            for checks in factory(s, tables[s.name], naming)
         ],
-        jobs=[*increments, *maintenance],
+        jobs=[*increments, *maintenance, *alarms],
         schedules=[
-            *(increments_schedule(job) for job in increments),
-            *(maintenance_schedule(job) for job in maintenance),
+            *(increments_schedule(job, running=automated) for job in increments),
+            *(maintenance_schedule(job, running=automated) for job in maintenance),
         ],
         sensors=[
-            *(copy_sensor(s) for s in declared.subscriptions.values()),
-            *(slot_lag_sensor(f) for f in declared.feeds.values()),
+            *(copy_sensor(s, naming, running=automated) for s in subscriptions),
+            *(
+                slot_lag_sensor(f, job, naming, running=automated)
+                for f, job in zip(feeds, alarms, strict=True)
+            ),
         ],
-        resources={"lake": declared.lake},
-        # One process, so one Spark session a run.
-        executor=dg.in_process_executor,
+        resources=resources(declared.lake, naming),
     )
 
 
-def _increments(declared: Project, feed_name: str, tables: Mapping[str, Tables]) -> dg.AssetSelection:
-    """The assets of a feed that an increment materialises: all but the initial sync."""
-    feed = declared.feeds[feed_name]
-    keys = [change_log_key(feed)]
+def _source_tables(
+    subscriptions: list[Subscription], tables: Mapping[str, Tables], naming: Naming
+) -> Iterator[dg.AssetSpec]:
+    """The tables at the publishers, each once: nothing here materialises them."""
+    for source, name in sorted(
+        {(s.feed.source.name, name) for s in subscriptions for name in tables[s.name]}
+    ):
+        yield naming.spec(of_source_table(source, name))
+
+
+def _increments(
+    declared: Project, feed: Feed, tables: Mapping[str, Tables], naming: Naming
+) -> dg.AssetSelection:
+    """What an increment materialises, all but the initial sync, and the checks that speak for all of it."""
+    log = naming.key(of_feed(feed, AssetKind.CHANGE_LOG))
+    keys, checks = [log], [dg.AssetCheckKey(log, "slot_health")]
     for subscription in declared.reading(feed):
-        keys.append(table_changes_key(subscription))
-        keys += [replica_key(subscription, name) for name in tables[subscription.name]]
-    return dg.AssetSelection.assets(*keys).without_checks()
+        cut = naming.key(of_subscription(subscription, AssetKind.CUT))
+        keys += [naming.key(of_subscription(subscription, AssetKind.TABLE_CHANGES)), cut]
+        keys += [naming.key(of_replica(subscription, table)) for table in tables[subscription.name].values()]
+        checks += [dg.AssetCheckKey(cut, name) for name in (SYNC_STATE, FRESHNESS)]
+    return dg.AssetSelection.assets(*keys).without_checks() | dg.AssetSelection.checks(*checks)
 
 
-def _maintenance(declared: Project, feed: Feed) -> dg.AssetSelection:
+def _maintenance(declared: Project, feed: Feed, naming: Naming) -> dg.AssetSelection:
     """The maintenance of a feed and of the subscriptions that read it."""
-    keys = [subscription_maintenance_key(s) for s in declared.reading(feed)]
-    return dg.AssetSelection.assets(feed_maintenance_key(feed), *keys)
+    own = [of_subscription(s, AssetKind.MAINTENANCE) for s in declared.reading(feed)]
+    return dg.AssetSelection.assets(*map(naming.key, [of_feed(feed, AssetKind.CHANGE_LOG_MAINTENANCE), *own]))
 
 
-def published_tables(declared: Project, subscriptions: Iterable[Subscription]) -> dict[str, Tables]:
-    """The tables each subscription replicates, as its source's catalog says now.
-
-    Where that is unknown (the source does not answer, a publication is missing), those that have replicas: what
-    a run does says what is wrong, and the other subscriptions have theirs.
-    """
-    catalogs: dict[str, Catalog | None] = {}
-    tables: dict[str, Tables] = {}
-    for subscription in subscriptions:
-        feed = subscription.feed
-        if feed.source.name not in catalogs:
-            catalogs[feed.source.name] = _catalog(feed)
-        try:
-            catalog = catalogs[feed.source.name]
-            published = None if catalog is None else subscription.tables(feed.with_defined(catalog))
-        except PgsieveError as error:
-            get_dagster_logger().warning(f"{subscription.name}: {error}")
-            published = None
-        tables[subscription.name] = _replicas(declared, subscription) if published is None else published
-    return tables
+def _freshness(subscription: Subscription) -> dg.FreshnessPolicy:
+    """All tables have been brought up to date within the subscription's `freshness`."""
+    return dg.FreshnessPolicy.time_window(fail_window=subscription.freshness)
 
 
 def register_tables(config: Config, dagster: dg.DagsterInstance) -> None:
-    """Make every published table known as a Dagster partition of its initial sync, to be chosen for a copy."""
+    """Read what is published, for the definitions, and make every table known as a Dagster partition of its initial sync.
+
+    A source that does not answer keeps the tables that are known of it.
+    """
     declared = project(config)
-    for name, tables in published_tables(declared, declared.subscriptions.values()).items():
+    for error in refresh_published(config, declared):
+        get_dagster_logger().warning(str(error))
+    for name, tables in known_tables(declared, kept_published(config)).items():
         partitions = tables_partitions(declared.subscriptions[name])
         assert partitions.name is not None
         dagster.add_dynamic_partitions(partitions.name, sorted(table_partition(table) for table in tables))
-
-
-def _catalog(feed: Feed) -> Catalog | None:
-    try:
-        with feed.source.connect() as connection:
-            return present_catalog(connection)
-    except SourceUnreachableError as error:
-        get_dagster_logger().warning(str(error))
-        return None
-
-
-def _replicas(declared: Project, subscription: Subscription) -> Tables:
-    """The tables that have a replica, as far as the lake tells without the source."""
-    tables = {}
-    for (schema, name), state in TableStates(declared.lake.open(), subscription.name).newest().items():
-        if state.definition is not None:
-            table = Table(0, schema, name, "r", "d", (), primary_key=state.definition.key)
-            publications = subscription.feed.subscriptions[subscription.name]
-            tables[schema, name] = ReplicatedTable(
-                table, state.definition.names, None, publications, frozenset()
-            )
-    return tables

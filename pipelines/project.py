@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
+from pgsieve.assets.lake import PgsieveLake
 from pgsieve.assets.steps.operations.maintenance import Retention
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.publications.definition import DefinedPublication, DefinedTable
 from pgsieve.pipelines.config.model import Config, SourceConfig, SubscriptionConfig
-from pgsieve.resources.lake.lake import LakeResource
 from pgsieve.resources.lake.session import SparkEngine, refuse_other_log_store
 from pgsieve.resources.lake.storage import Storage, declare
 from pgsieve.resources.postgres.plugin_options import PgoutputOptions
@@ -26,7 +26,7 @@ class Project:
 
     feeds: Mapping[str, Feed]
     subscriptions: Mapping[str, Subscription]
-    lake: LakeResource
+    lake: PgsieveLake
     retention: Retention
 
     def reading(self, feed: Feed) -> list[Subscription]:
@@ -72,7 +72,7 @@ def project(config: Config) -> Project:
     engine = engine_of(config)
     kept = config.retention
     retention = Retention(kept.change_log, kept.changes, kept.versions)
-    return Project(feeds, subscriptions, LakeResource(uri=storage.address, engine=engine), retention)
+    return Project(feeds, subscriptions, PgsieveLake(uri=storage.address, engine=engine), retention)
 
 
 def engine_of(config: Config) -> SparkEngine:

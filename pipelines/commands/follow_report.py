@@ -21,9 +21,9 @@ from pgsieve.assets.steps.slot_consumption.reading import Drained
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.assets.update_transformation import table_changes_asset
 from pgsieve.pipelines.commands.results import Progress
-from pgsieve.pipelines.commands.run import materialize
-from pgsieve.pipelines.definitions import published_tables
+from pgsieve.pipelines.commands.run import NAMING, materialize
 from pgsieve.pipelines.project import Project
+from pgsieve.pipelines.published import published_tables
 
 #: Dagster gets a report so long after the first slice that no report has.
 REPORT_SECONDS = 300.0
@@ -76,16 +76,19 @@ class FollowReport:
         self._drained, self._changes, self._applied, self._timer = None, {}, {}, None
         if drained is None:
             return
-        assets = [change_log_asset(self._feed, self._subscriptions, lambda: drained)]
+        assets = [change_log_asset(self._feed, self._subscriptions, NAMING, append=lambda: drained)]
         try:
             for subscription in self._subscriptions:
                 if (result := applied.get(subscription.name)) is None:
                     continue
-                assets.append(table_changes_asset(subscription, list(changes[subscription.name].values())))
+                transformed = list(changes[subscription.name].values())
+                assets.append(table_changes_asset(subscription, NAMING, done=transformed))
                 published = published_tables(self._declared, [subscription])[subscription.name]
                 if tables := {name: table for name, table in published.items() if name in result.tables}:
-                    assets.append(replica_tables_asset(subscription, tables, done=result))
-            materialize(self._dagster, self._declared, assets, self._progress, f"follow {self._feed.slot}")
+                    assets.append(replica_tables_asset(subscription, tables, NAMING, done=result))
+            task = f"follow {self._feed.slot}"
+            # What ends as failed for one subscription is told of the others all the same.
+            materialize(self._dagster, self._declared, assets, self._progress, task, raise_on_error=False)
         except Exception:
             _logger.exception("what was followed is in the tables, but not in Dagster's records")
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pgsieve.assets.maintenance import feed_maintenance_asset, subscription_maintenance_asset
 from pgsieve.pipelines.commands.dagster_runs import delete_old_runs
 from pgsieve.pipelines.commands.results import MaintainedFolder, Progress
-from pgsieve.pipelines.commands.run import instance, materialize
+from pgsieve.pipelines.commands.run import NAMING, instance, materialize
 from pgsieve.pipelines.config.model import Config, SubscriptionConfig
 from pgsieve.pipelines.project import project
 
@@ -17,9 +17,9 @@ def maintain(
     declared = project(config)
     subscriptions = [declared.subscriptions[s.name] for s in selected]
     assets = [
-        *((s.name, subscription_maintenance_asset(s, declared.retention)) for s in subscriptions),
+        *((s.name, subscription_maintenance_asset(s, declared.retention, NAMING)) for s in subscriptions),
         *(
-            (feed.name, feed_maintenance_asset(feed, declared.reading(feed), declared.retention))
+            (feed.name, feed_maintenance_asset(feed, declared.reading(feed), declared.retention, NAMING))
             for feed in declared.feeds_of(subscriptions)
         ),
     ]
@@ -27,6 +27,7 @@ def maintain(
     with instance(config) as dagster:
         for name, asset in assets:
             result = materialize(dagster, declared, [asset], progress, f"maintain {name}")
+            assert result is not None
             (event,) = result.get_asset_materialization_events()
             rows, files = (
                 int(str(event.materialization.metadata[key].value))

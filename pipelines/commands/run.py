@@ -14,6 +14,8 @@ import dagster as dg
 
 from pgsieve.assets.dagster_names import table_partition
 from pgsieve.assets.initial_sync import LACKING, initial_sync_asset, range_tags, stretches, tables_partitions
+from pgsieve.assets.lake import resources
+from pgsieve.assets.outcome import IncompleteError
 from pgsieve.assets.partition_roots import replica_tables_asset
 from pgsieve.assets.slot_consumption import change_log_asset
 from pgsieve.assets.steps.apply.replica_tables import ApplyResult, apply, tables_beyond_cut
@@ -26,6 +28,7 @@ from pgsieve.assets.steps.records.table_states import SyncState, TableStates
 from pgsieve.assets.steps.records.transformed import TableChanges
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.assets.steps.update_transformation.transform import transform
+from pgsieve.assets.translator import Naming
 from pgsieve.assets.update_transformation import table_changes_asset
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn
@@ -41,8 +44,8 @@ from pgsieve.pipelines.commands.results import (
 )
 from pgsieve.pipelines.commands.ui import dagster_home
 from pgsieve.pipelines.config.model import Config, SubscriptionConfig
-from pgsieve.pipelines.definitions import published_tables
 from pgsieve.pipelines.project import Project, project
+from pgsieve.pipelines.published import published_tables
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.tracing import finished_span, is_traced, span
 
@@ -50,6 +53,8 @@ _logger = logging.getLogger(__name__)
 
 _STEP_ENDS = {dg.DagsterEventType.STEP_SUCCESS, dg.DagsterEventType.STEP_FAILURE}
 _QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
+#: The commands' own assets have the keys that they have without a translation.
+NAMING = Naming()
 #: A table whose columns change while it is drained is copied again at once, so often at most.
 _ROUNDS = 3
 
@@ -90,7 +95,7 @@ def run_feed(feed: Feed, reading: Sequence["Materializer"], failures: Failures) 
             return
         first = going[0]
         with failures.of(*(result.name for result in going)):
-            assets = [change_log_asset(feed, first.declared.reading(feed))]
+            assets = [change_log_asset(feed, first.declared.reading(feed), NAMING)]
             materialize(first.dagster, first.declared, assets, first.progress, f"drain {feed.slot}")
         failures.each(reading, lambda each: each.apply())
         if not any(failures.each(reading, lambda each: each.unfinished())):
@@ -132,20 +137,30 @@ def materialize(
     progress: Progress,
     task: str,
     tags: dict[str, str] | None = None,
-) -> dg.ExecuteInProcessResult:
-    """Materialise assets in this process; raises PgsieveError for whatever fails."""
+    *,
+    raise_on_error: bool = True,
+) -> dg.ExecuteInProcessResult | None:
+    """Materialise assets in this process; raises PgsieveError for whatever fails.
+
+    What ends as failed since a table is set aside, or a subscription disabled, has done all that it can: Dagster's
+    record says so, and the command's result. None is returned then.
+    """
     progress.start(task)
     try:
         with span(task):
             result = dg.materialize(
                 list(assets),
                 instance=dagster,
-                resources={"lake": declared.lake},
+                resources=resources(declared.lake, NAMING),
                 run_config=_QUIET,
                 tags=tagged(task, tags),
+                raise_on_error=raise_on_error,
             )
             if is_traced():
                 _trace_steps(dagster, result.run_id)
+    except IncompleteError as incomplete:
+        _logger.info(incomplete.description)
+        return None
     except PgsieveError:
         raise
     except dg.Failure as failure:
@@ -205,7 +220,7 @@ class Materializer:
         names = chosen or tables_to_copy(self.subscription, self.lake)
         if not names:
             return
-        asset = initial_sync_asset(self.subscription, self.progress.tell, self._copied)
+        asset = initial_sync_asset(self.subscription, NAMING, tell=self.progress.tell, report=self._copied)
         lacking = {} if chosen else {LACKING: "true"}
         partitions = tables_partitions(self.subscription)
         assert partitions.name is not None
@@ -231,13 +246,13 @@ class Materializer:
             return
         task = f"apply to {self.subscription.name}"
         materialize(
-            self.dagster, self.declared, [table_changes_asset(self.subscription)], self.progress, task
+            self.dagster, self.declared, [table_changes_asset(self.subscription, NAMING)], self.progress, task
         )
         # Also where an error has just disabled it: what committed before is transformed, and applied.
         if stale := tables_beyond_cut(self.subscription, self.lake):
             published = published_tables(self.declared, [self.subscription])[self.subscription.name]
             if tables := {name: table for name, table in published.items() if name in stale}:
-                assets = [replica_tables_asset(self.subscription, tables, self._applied)]
+                assets = [replica_tables_asset(self.subscription, tables, NAMING, tell=self._applied)]
                 materialize(self.dagster, self.declared, assets, self.progress, task)
                 return
         # No asset has anything new; the cut may: a table that was dropped is not in the next one.

@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 
 import psycopg
 
-from pgsieve.assets.metadata import table_changes_key
 from pgsieve.assets.steps.checks.freshness import seconds_since, unapplied_since, unread_since
 from pgsieve.assets.steps.operations.resync import present_changes
 from pgsieve.assets.steps.records.change_log import ChangeLog
@@ -17,6 +16,7 @@ from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableStates
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.assets.steps.validation.examination import Examination
+from pgsieve.assets.translator import AssetKind, of_subscription
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.publications.catalog import Catalog
@@ -162,7 +162,7 @@ def _last_transformations(config: Config, subscriptions: Iterable[Subscription])
     """When a run last transformed what had come for each subscription, as Dagster's records say; empty without records."""
     if not dagster_home(config, make=False).exists():
         return {}
-    names = {table_changes_key(s): s.name for s in subscriptions}
+    names = {of_subscription(s, AssetKind.TABLE_CHANGES).key: s.name for s in subscriptions}
     try:
         with instance(config) as dagster:
             events = dagster.get_latest_materialization_events(list(names))

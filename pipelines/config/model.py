@@ -30,6 +30,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from pgsieve.decoding.errors import PgsieveError
+from pgsieve.pipelines.config.dagster import DagsterConfig
 from pgsieve.pipelines.config.file import (
     ConfigError,
     Document,
@@ -248,6 +249,7 @@ class Config(_Section):
     storage: StorageConfig = StorageConfig()
     spark: SparkConfig = SparkConfig()
     retention: RetentionConfig = RetentionConfig()
+    dagster: DagsterConfig = DagsterConfig()
     sources: Annotated[dict[FolderName, SourceConfig], AfterValidator(not_empty)]
     subscriptions: dict[FolderName, SubscriptionConfig] = {}
 
@@ -367,6 +369,7 @@ _MODELS: dict[tuple[str, ...], type[BaseModel]] = {
     ("spark",): SparkConfig,
     ("storage",): StorageConfig,
     ("retention",): RetentionConfig,
+    ("dagster",): DagsterConfig,
     ("sources", "*"): SourceConfig,
     ("sources", "*", "publications", "*"): PublicationConfig,
     ("sources", "*", "publications", "*", "tables", "*"): PublishedTableConfig,

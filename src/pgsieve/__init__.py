@@ -3,6 +3,8 @@
 For users are the names of `__all__`; everything else is private and may change with any version:
 
 - `build_definitions(file)`: Dagster's definitions of a configuration file, for a code location of your own
+- `PgsieveTranslator`: how its assets appear there, to subclass; `PgsieveAsset` and `AssetKind` say what an asset is of
+- `PgsieveLake`: the lake as a resource, for assets that read the replicas
 - `read_at_cut(spark, lake, subscription)`: all tables of a subscription as they were at one LSN
 - `messages`: pgoutput's messages as dataclasses, with `decode` and `encode`; `Decoder` for those of a session
 - `PgsieveError`: what every error of pgsieve's is, with `hint` and `sqlstate`
@@ -14,7 +16,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pgsieve.assets.lake import PgsieveLake
     from pgsieve.assets.steps.records.cuts import read_at_cut
+    from pgsieve.assets.translator import AssetKind, PgsieveAsset, PgsieveTranslator
     from pgsieve.decoding.errors import PgsieveError
     from pgsieve.decoding.protocol import messages
     from pgsieve.decoding.protocol.messages import Decoder
@@ -22,12 +26,27 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = ["Decoder", "PgsieveError", "__version__", "build_definitions", "messages", "read_at_cut"]
+__all__ = [
+    "AssetKind",
+    "Decoder",
+    "PgsieveAsset",
+    "PgsieveError",
+    "PgsieveLake",
+    "PgsieveTranslator",
+    "__version__",
+    "build_definitions",
+    "messages",
+    "read_at_cut",
+]
 
 _MODULES = {"messages": "pgsieve.decoding.protocol.messages"}
 _HOMES = {
+    "AssetKind": "pgsieve.assets.translator",
     "Decoder": "pgsieve.decoding.protocol.messages",
+    "PgsieveAsset": "pgsieve.assets.translator",
     "PgsieveError": "pgsieve.decoding.errors",
+    "PgsieveLake": "pgsieve.assets.lake",
+    "PgsieveTranslator": "pgsieve.assets.translator",
     "build_definitions": "pgsieve.pipelines.definitions",
     "read_at_cut": "pgsieve.assets.steps.records.cuts",
 }

@@ -116,6 +116,9 @@ def test_the_graph_has_the_documented_assets_and_checks(config: Config) -> None:
         "sales/table_changes",
         "sales/public/items",
         "sales/public/notes",
+        "shop/tables/public/items",
+        "shop/tables/public/notes",
+        "sales/cut",
         "sales/maintenance",
         "shop/change_log_maintenance",
     }
@@ -125,7 +128,8 @@ def test_the_graph_has_the_documented_assets_and_checks(config: Config) -> None:
     }
     assert upstream["shop/change_log"] == {"sales/initial_sync"}
     assert upstream["sales/table_changes"] == {"shop/change_log"}
-    assert upstream["sales/public/items"] == {"sales/table_changes"}
+    assert upstream["sales/public/items"] == {"sales/table_changes", "shop/tables/public/items"}
+    assert upstream["sales/cut"] == {"sales/table_changes", "sales/public/items", "sales/public/notes"}
     checks = {(c.asset_key.to_user_string(), c.name) for c in graph.asset_check_keys}
     assert ("sales/public/items", "subscriber_consistency") in checks
     assert ("sales/public/items", "sync_state") in checks
@@ -184,7 +188,7 @@ def test_a_backfill_copies_the_chosen_table_and_leaves_the_others(
 
 def test_the_consistency_check_fails_on_a_replica_that_was_tampered_with(config: Config) -> None:
     defs = definitions(config)
-    lake = defs.resources["lake"]
+    lake = defs.resources["pgsieve_lake"]
     assert isinstance(lake.engine, SparkEngine)
     path = lake.open().replica("sales", "public", "items")
     lake.engine.session.sql(f"update delta.`{path}` set amount = amount + 1 where id = 5")
@@ -192,7 +196,7 @@ def test_the_consistency_check_fails_on_a_replica_that_was_tampered_with(config:
         result = dg.materialize(
             list(defs.asset_checks or []),
             instance=dagster,
-            resources={"lake": lake},
+            resources=defs.resources,
             selection=dg.AssetSelection.all_asset_checks(),
             raise_on_error=False,
         )

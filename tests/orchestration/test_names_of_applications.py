@@ -146,11 +146,11 @@ def test_the_job_and_the_checks_of_dagster_reach_every_table(application: Shop) 
         assert {f"Mirror/{key}" for key in TABLES.values()} <= materialised
         again = job.execute_in_process(instance=dagster)
         materialised = {e.asset_key.to_user_string() for e in again.get_asset_materialization_events()}
-        assert materialised == {"App/change_log", "Mirror/table_changes"}
+        assert materialised == {"App/change_log", "Mirror/table_changes", "Mirror/cut"}
         checks = dg.materialize(
             list(defs.asset_checks or []),
             instance=dagster,
-            resources={"lake": defs.resources["lake"]},
+            resources=defs.resources,
             selection=dg.AssetSelection.all_asset_checks(),
         ).get_asset_check_evaluations()
     for check in ("subscriber_consistency", "freshness", "sync_state"):
@@ -169,9 +169,7 @@ def test_the_sensor_copies_what_is_new_in_one_run_and_once(application: Shop) ->
     with instance(config) as dagster:
 
         def tick() -> dg.SensorExecutionData:
-            with dg.build_sensor_context(
-                dagster, resources={"lake": defs.resources["lake"]}, definitions=defs
-            ) as context:
+            with dg.build_sensor_context(dagster, resources=defs.resources, definitions=defs) as context:
                 return sensor.evaluate_tick(context)
 
         first, second = tick(), tick()

@@ -129,6 +129,11 @@ class Catalogs:
         rows = [] if self.feed.filtered else self.lake.records.rows(self.path, f"lsn > {lsn:d}")
         return [catalog_from_json(row["catalog"]) for row in rows]
 
+    def newest(self) -> tuple[int, Catalog] | None:
+        """The catalog that was recorded last, and from which LSN on it counts; None where none is recorded."""
+        newest = None if self.feed.filtered else self._newest()
+        return None if newest is None else (newest["lsn"], catalog_from_json(newest["catalog"]))
+
     def _newest(self, lsn: int | None = None) -> dict[str, Any] | None:
         """The newest of the recorded catalogs, up to an LSN."""
         return max(

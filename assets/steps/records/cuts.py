@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
+from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 
 from pgsieve.assets.steps.records.table_states import Name, TableState
@@ -102,17 +103,42 @@ def read_at_cut(
     writes it, `16/B374D848`). Raises LakeError where there is none: not yet, or not any more.
     """
     opened = Lake(lake, lambda: spark)
-    kept = [c for c in Cuts(opened, subscription).kept() if lsn is None or c.lsn <= parse_lsn(lsn)]
+    return frames_at(opened, subscription, cut_before(opened, subscription, lsn))
+
+
+def cut_before(lake: Lake, subscription: str, lsn: str | None = None) -> Cut:
+    """The newest cut of a subscription, or the newest at or before an LSN; raises LakeError where there is none."""
+    kept = [c for c in Cuts(lake, subscription).kept() if lsn is None or c.lsn <= parse_lsn(lsn)]
     if not kept:
         raise LakeError(
             f'subscription "{subscription}" has no cut' + (f" at or before {lsn}" if lsn else ""),
             hint="`pgsieve run` writes one; how long cuts are kept is `retention.versions` in pgsieve.yaml",
         )
+    return kept[-1]
+
+
+def frames_at(lake: Lake, subscription: str, cut: Cut) -> dict[str, DataFrame]:
+    """The replicas at a cut as Spark reads them."""
     return {
-        quote_qualified(*name): spark.read.format("delta")
-        .option("versionAsOf", version)
-        .load(opened.replica(subscription, *name))
-        for name, version in kept[-1].tables.items()
+        quote_qualified(*name): lake.as_of(lake.replica(subscription, *name), version)
+        for name, version in cut.tables.items()
+    }
+
+
+def tables_at(lake: Lake, subscription: str, cut: Cut) -> dict[str, DeltaTable]:
+    """The replicas at a cut as delta-rs reads them; raises LakeError where it does not reach the lake."""
+    if lake.local is None:
+        raise LakeError(
+            f'the lake of subscription "{subscription}" is reached by Spark only',
+            hint="read it with `read_at_cut`",
+            sqlstate="0A000",
+        )
+    options = dict(lake.store.options)
+    return {
+        quote_qualified(*name): DeltaTable(
+            lake.replica(subscription, *name), version=version, storage_options=options
+        )
+        for name, version in cut.tables.items()
     }
 
 

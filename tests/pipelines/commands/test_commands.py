@@ -413,7 +413,7 @@ def test_the_check_of_a_table_that_is_set_aside_or_disabled_fails_with_the_reaso
         (checks,) = [c for c in defs.asset_checks or [] if c.node_def.name == "one_sync_state"]
         result = dg.materialize(
             [checks],
-            resources={"lake": (defs.resources or {})["lake"]},
+            resources=defs.resources,
             selection=dg.AssetSelection.all_asset_checks(),
             raise_on_error=False,
         )

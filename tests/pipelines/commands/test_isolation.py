@@ -102,7 +102,7 @@ def test_in_dagsters_job_the_subscriptions_that_do_not_fail_are_materialised(sho
         result = job.execute_in_process(instance=dagster, raise_on_error=False)
     assert not result.success
     materialised = {e.asset_key.to_user_string() for e in result.get_asset_materialization_events()}
-    assert materialised == {"shop/change_log", "two/table_changes", "two/public/stock"}
+    assert materialised == {"shop/change_log", "two/table_changes", "two/public/stock", "two/cut"}
 
 
 @pytest.mark.spark

@@ -1,0 +1,47 @@
+"""The lake as a resource: what the steps write, and what assets of one's own read at a cut.
+
+In: the key that the steps' resource has, or a subscription's name. Out: the opened lake; a subscription's replicas as
+Spark DataFrames, or as delta-rs tables without a JVM. Raises LakeError where there is no cut.
+"""
+
+from collections.abc import Mapping
+
+import dagster as dg
+from deltalake import DeltaTable
+from pyspark.sql import DataFrame
+
+from pgsieve.assets.steps.records.cuts import cut_before, frames_at, tables_at
+from pgsieve.assets.translator import Naming
+from pgsieve.resources.lake.lake import Lake, LakeResource
+
+
+class PgsieveLake(LakeResource):
+    """The lake of a pgsieve.yaml, for the steps and for whoever reads the replicas."""
+
+    def read_at_cut(self, subscription: str, lsn: str | None = None) -> dict[str, DataFrame]:
+        """The replicas of a subscription as they were at one LSN, as `pgsieve.read_at_cut` returns them.
+
+        They are DataFrames of the configured Spark session, by table as in `public.orders`.
+        """
+        lake = self.open()
+        return frames_at(lake, subscription, cut_before(lake, subscription, lsn))
+
+    def tables_at_cut(self, subscription: str, lsn: str | None = None) -> dict[str, DeltaTable]:
+        """The same as tables of the package `deltalake`, each at its version: for DuckDB, Polars or Arrow, without a JVM.
+
+        Only for lakes that delta-rs reaches.
+        """
+        lake = self.open()
+        return tables_at(lake, subscription, cut_before(lake, subscription, lsn))
+
+
+def opened(context: dg.AssetExecutionContext | dg.AssetCheckExecutionContext, naming: Naming) -> Lake:
+    """The lake of a run."""
+    resource = getattr(context.resources, naming.lake)
+    assert isinstance(resource, LakeResource)
+    return resource.open()
+
+
+def resources(lake: LakeResource, naming: Naming) -> Mapping[str, LakeResource]:
+    """The resources that the steps need."""
+    return {naming.lake: lake}

@@ -1,0 +1,49 @@
+"""How a step ends that could not do all of it: as a failure, after everything else is done.
+
+In: what is wrong with a subscription. Out: `IncompleteError`, which fails the run, so that whoever watches for failed
+runs hears of it. Nothing is rolled back: what was applied stays applied.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import dagster as dg
+
+from pgsieve.assets.dagster_names import Name
+from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord, disabled_error
+from pgsieve.assets.steps.records.table_states import SyncState, TableStates
+from pgsieve.assets.steps.subscription import Subscription
+from pgsieve.decoding.values.quoting import quote_qualified
+from pgsieve.resources.lake.lake import Lake
+
+
+class IncompleteError(dg.Failure):
+    """Some tables are set aside, or the subscription is disabled; all others are up to date. Trying again changes nothing."""
+
+    def __init__(self, subscription: str, problems: Sequence[str]) -> None:
+        super().__init__(
+            description=f"subscription {subscription}: {'; '.join(problems)}",
+            metadata={"problems": dg.MetadataValue.md("\n".join(f"- {problem}" for problem in problems))},
+            allow_retries=False,
+        )
+
+
+def problems(subscription: Subscription, lake: Lake, names: Iterable[Name] | None = None) -> list[str]:
+    """What is wrong: the tables that are set aside, all of them or of these, and that the subscription is disabled."""
+    chosen = None if names is None else set(names)
+    states = TableStates(lake, subscription.name).newest()
+    wrong = [
+        f"{quote_qualified(*name)} is set aside: {state.reason}"
+        for name, state in sorted(states.items())
+        if state.state == SyncState.SET_ASIDE and (chosen is None or name in chosen)
+    ]
+    whole = SubscriptionRecord(lake, subscription.name).state()
+    if not whole.enabled:
+        error = disabled_error(subscription.name, whole)
+        wrong.append(f"{error.message} ({error.hint})")
+    return wrong
+
+
+def refuse_incomplete(subscription: Subscription, lake: Lake, names: Iterable[Name] | None = None) -> None:
+    """Raise IncompleteError where something is wrong."""
+    if wrong := problems(subscription, lake, names):
+        raise IncompleteError(subscription.name, wrong)

@@ -1,0 +1,49 @@
+"""What Dagster shows of a published table: from a catalog, or from its replica where no catalog is at hand.
+
+In: a `ReplicatedTable` of a catalog, or a table's state in the lake. Out: names, publications and the row filter as
+text; a filter that nobody knows stays unknown, and is never called "none".
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from pgsieve.assets.dagster_names import Name
+from pgsieve.assets.steps.records.table_states import TableState
+from pgsieve.decoding.publications.catalog import ReplicatedTable
+
+#: What stands for a row filter where there is none, and where it is not known.
+NO_FILTER, UNKNOWN_FILTER = "none", "not known before the source has been read"
+
+
+@dataclass(frozen=True)
+class PublishedTable:
+    """A table that a subscription replicates; `row_filter` is None where it is not known, `replicated` without a catalog."""
+
+    schema: str
+    name: str
+    publications: tuple[str, ...]
+    row_filter: str | None
+    replicated: ReplicatedTable | None = field(default=None, compare=False)
+
+    @classmethod
+    def of_catalog(cls, replicated: ReplicatedTable) -> "PublishedTable":
+        """A table as a catalog has it."""
+        table = replicated.table
+        filters = written_filter(replicated.row_filters)
+        return cls(table.schema, table.name, replicated.publications, filters, replicated)
+
+    @classmethod
+    def of_replica(cls, state: TableState, publications: tuple[str, ...]) -> "PublishedTable":
+        """A table as its replica was copied; `publications` are the subscription's."""
+        published = state.definition.published if state.definition else None
+        if published is None:
+            return cls(state.schema, state.table, publications, None)
+        return cls(state.schema, state.table, published.publications, written_filter(published.row_filters))
+
+
+Tables = Mapping[Name, PublishedTable]
+
+
+def written_filter(row_filters: Iterable[str] | None) -> str:
+    """Row filters that are ORed, as text; None lets every row pass."""
+    return NO_FILTER if row_filters is None else " OR ".join(row_filters)

@@ -1,0 +1,231 @@
+"""How replication appears in Dagster: the asset specs of its steps and tables, and the names of everything else.
+
+In: `PgsieveAsset`, which says what an asset is of. Out: its `AssetSpec`. `PgsieveTranslator` is for users to subclass, as
+the translators of other integrations are: keys, groups, tags, owners, kinds, descriptions, automation conditions and
+further deps. What the steps read of each other is added afterwards, by the translated keys (`Naming.spec`).
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import dagster as dg
+
+from pgsieve.assets.dagster_names import Name, component
+from pgsieve.assets.published import UNKNOWN_FILTER, PublishedTable
+from pgsieve.assets.steps.subscription import Feed, Subscription
+from pgsieve.decoding.errors import PgsieveError
+from pgsieve.decoding.values.quoting import quote_qualified
+
+
+class AssetKind(StrEnum):
+    """What an asset is; the values are what a `translation` in YAML compares with."""
+
+    #: A published table at the publisher: nothing materialises it.
+    SOURCE_TABLE = "source_table"
+    INITIAL_SYNC = "initial_sync"
+    CHANGE_LOG = "change_log"
+    TABLE_CHANGES = "table_changes"
+    REPLICA = "replica"
+    #: The LSN at which all replicas of a subscription agree.
+    CUT = "cut"
+    CHANGE_LOG_MAINTENANCE = "change_log_maintenance"
+    MAINTENANCE = "maintenance"
+
+
+@dataclass(frozen=True)
+class PgsieveAsset:
+    """What an asset is of.
+
+    `name` is the feed's for the change log and its maintenance: the source's, or the slot's where a subscription has
+    one of its own. `subscription`, `schema` and `table` are None where there is none. `row_filter` is None where it is
+    not known, and `none` where there is none.
+    """
+
+    kind: AssetKind
+    source: str
+    name: str
+    slot: str = ""
+    subscription: str | None = None
+    schema: str | None = None
+    table: str | None = None
+    publications: tuple[str, ...] = ()
+    row_filter: str | None = None
+
+    @property
+    def key(self) -> dg.AssetKey:
+        """The key that the asset has unless it is translated."""
+        if self.schema is None or self.table is None:
+            return dg.AssetKey([self.name, self.kind.value])
+        table = component(self.schema), component(self.table)
+        if self.kind is AssetKind.SOURCE_TABLE:
+            return dg.AssetKey([self.source, "tables", *table])
+        return dg.AssetKey([self.name, *table])
+
+
+def of_feed(feed: Feed, kind: AssetKind) -> PgsieveAsset:
+    """The change log of a feed, or its maintenance."""
+    return PgsieveAsset(kind, feed.source.name, feed.name, feed.slot)
+
+
+def of_subscription(subscription: Subscription, kind: AssetKind) -> PgsieveAsset:
+    """A step of a subscription, its cut, or its maintenance."""
+    feed = subscription.feed
+    return PgsieveAsset(
+        kind,
+        feed.source.name,
+        subscription.name,
+        feed.slot,
+        subscription.name,
+        publications=feed.subscriptions[subscription.name],
+    )
+
+
+def of_replica(subscription: Subscription, table: PublishedTable) -> PgsieveAsset:
+    """A replica."""
+    return PgsieveAsset(
+        AssetKind.REPLICA,
+        subscription.feed.source.name,
+        subscription.name,
+        subscription.feed.slot,
+        subscription.name,
+        table.schema,
+        table.name,
+        table.publications,
+        table.row_filter,
+    )
+
+
+def of_source_table(source: str, name: Name) -> PgsieveAsset:
+    """A table at the publisher."""
+    return PgsieveAsset(AssetKind.SOURCE_TABLE, source, source, schema=name[0], table=name[1])
+
+
+_SPARK = {"postgres", "spark", "deltalake"}
+_KINDS = {
+    AssetKind.SOURCE_TABLE: {"postgres", "table"},
+    AssetKind.CUT: {"deltalake"},
+    AssetKind.CHANGE_LOG_MAINTENANCE: {"deltalake"},
+    AssetKind.MAINTENANCE: {"deltalake"},
+}
+_OF_SOURCE = {AssetKind.SOURCE_TABLE, AssetKind.CHANGE_LOG, AssetKind.CHANGE_LOG_MAINTENANCE}
+
+
+class PgsieveTranslator:
+    """Makes the asset spec of each step and table; subclass it, and change what `super().get_asset_spec` returns.
+
+        class Mine(pgsieve.PgsieveTranslator):
+            def get_asset_spec(self, data):
+                return super().get_asset_spec(data).replace_attributes(owners=["team:data"])
+
+    A spec's `deps` are added to what the asset reads anyway. No two assets may get the same key.
+    """
+
+    def get_asset_spec(self, data: PgsieveAsset) -> dg.AssetSpec:
+        """The spec of an asset; deps are those of the user's only."""
+        return dg.AssetSpec(
+            key=data.key,
+            group_name=data.source if data.kind in _OF_SOURCE else data.name,
+            kinds=_KINDS.get(data.kind, _SPARK),
+            description=_description(data),
+        )
+
+
+def _description(data: PgsieveAsset) -> str:
+    match data.kind:
+        case AssetKind.SOURCE_TABLE:
+            return f"{_qualified(data)} of source {data.source}."
+        case AssetKind.INITIAL_SYNC:
+            return (
+                f"Copies the published tables of {', '.join(data.publications)}"
+                " at one snapshot, row filters evaluated by the publisher. A backfill copies the chosen tables again."
+            )
+        case AssetKind.CHANGE_LOG:
+            return (
+                f"The messages of replication slot {data.slot}, appended whole transaction by transaction;"
+                " the slot is confirmed only after they are durable."
+            )
+        case AssetKind.TABLE_CHANGES:
+            return "The changes of each table after row filters and the UPDATE transformation."
+        case AssetKind.REPLICA:
+            return (
+                f"Replica of {_qualified(data)}. Publications: {', '.join(data.publications)}."
+                f" Row filter: {data.row_filter or UNKNOWN_FILTER}"
+            )
+        case AssetKind.CUT:
+            return (
+                "An LSN at which all replicas agree, with their Delta versions. Materialised by each increment that"
+                " has brought every table up to date; its data version changes only with the replicas."
+            )
+        case AssetKind.CHANGE_LOG_MAINTENANCE:
+            return (
+                "Deletes what every subscription has applied and is old enough from the change log, compacts it,"
+                " and removes the files of old versions."
+            )
+        case AssetKind.MAINTENANCE:
+            return (
+                "Deletes what is applied and old enough from the change history, old cuts first and then the"
+                " versions that they name; compacts the tables."
+            )
+
+
+def _qualified(data: PgsieveAsset) -> str:
+    assert data.schema is not None
+    assert data.table is not None
+    return quote_qualified(data.schema, data.table)
+
+
+@dataclass(frozen=True)
+class Naming:
+    """The names of everything that pgsieve declares: `prefix` is that of jobs, schedules, sensors, ops and resources.
+
+    Without one only the resources have a prefix, `pgsieve`. Raises PgsieveError for a prefix that Dagster takes no name
+    with, and where a translator gives two assets one key.
+    """
+
+    prefix: str = ""
+    translator: PgsieveTranslator = field(default_factory=PgsieveTranslator)
+    _specs: dict[PgsieveAsset, dg.AssetSpec] = field(default_factory=dict, repr=False, compare=False)
+    _keys: dict[dg.AssetKey, PgsieveAsset] = field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[A-Za-z0-9_]*", self.prefix):
+            raise PgsieveError(
+                f"prefix {self.prefix!r} cannot begin a name in Dagster",
+                hint="use letters, digits and underscores",
+                sqlstate="42602",
+            )
+
+    @property
+    def lake(self) -> str:
+        """The key of the lake's resource."""
+        return f"{self.prefix or 'pgsieve'}_lake"
+
+    def name(self, own: str) -> str:
+        """The name of a job, a schedule, a sensor or an op."""
+        return f"{self.prefix}_{own}" if self.prefix else own
+
+    def spec(self, data: PgsieveAsset, deps: Iterable[dg.AssetKey] = ()) -> dg.AssetSpec:
+        """The translated spec of an asset, with the deps that it has anyway."""
+        spec = self._translated(data)
+        given = {dep.asset_key for dep in spec.deps}
+        return spec.replace_attributes(deps=[*spec.deps, *(key for key in deps if key not in given)])
+
+    def key(self, data: PgsieveAsset) -> dg.AssetKey:
+        """The translated key of an asset."""
+        return self._translated(data).key
+
+    def _translated(self, data: PgsieveAsset) -> dg.AssetSpec:
+        """The spec as the translator makes it, once."""
+        if (spec := self._specs.get(data)) is None:
+            spec = self._specs[data] = self.translator.get_asset_spec(data)
+            other = self._keys.setdefault(spec.key, data)
+            if other.key != data.key:
+                raise PgsieveError(
+                    f"the translation gives {data.key.to_user_string()} and {other.key.to_user_string()} one key,"
+                    f" {spec.key.to_user_string()}",
+                    hint="keep what tells them apart in the key: put a `key_prefix` before it",
+                    sqlstate="42710",
+                )
+        return spec

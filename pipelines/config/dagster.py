@@ -1,0 +1,11 @@
+"""What Dagster does by itself: `dagster` of pgsieve.yaml."""
+
+from pydantic import BaseModel, ConfigDict
+
+
+class DagsterConfig(BaseModel):
+    """`automation` switches all schedules and sensors on, and gives each cut a freshness policy."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    automation: bool = False

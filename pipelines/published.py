@@ -1,0 +1,205 @@
+"""What is published, as Dagster's definitions need it: read once, kept in a file, and never asked for while code loads.
+
+In: the catalogs of the sources, at deploy time or when somebody asks (`read_feeds`). Out: text (`to_json`), and from it
+the tables of each subscription (`known_tables`). What no file tells is taken from the lake's own records: the catalog that
+was recorded last, then the states of the tables. What is known is told without an error, however little it is.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dagster import get_dagster_logger
+
+from pgsieve.assets.published import PublishedTable, Tables
+from pgsieve.assets.steps.records.catalogs import Catalogs
+from pgsieve.assets.steps.records.table_states import SyncState, TableStates
+from pgsieve.assets.steps.subscription import Feed, Subscription
+from pgsieve.decoding.errors import PgsieveError
+from pgsieve.decoding.publications.catalog import Catalog
+from pgsieve.decoding.publications.recorded_catalog import catalog_from_json, catalog_to_json
+from pgsieve.pipelines.config.model import Config
+from pgsieve.pipelines.project import Project
+from pgsieve.resources.postgres.present_catalog import present_catalog
+from pgsieve.resources.postgres.slot import current_lsn
+from pgsieve.resources.postgres.source import SourceUnreachableError
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Published:
+    """By feed: an LSN of the publisher's, and the part of its catalog that the feed's subscriptions need, as text."""
+
+    catalogs: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        """What `from_json` reads."""
+        feeds = {
+            name: {"lsn": lsn, "catalog": json.loads(text)} for name, (lsn, text) in self.catalogs.items()
+        }
+        return json.dumps({"format": _FORMAT, "feeds": feeds}, ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Published":
+        """What `to_json` wrote; empty for another version's text, which is read anew at the next occasion."""
+        try:
+            read = json.loads(text)
+            if read["format"] != _FORMAT:
+                return cls()
+            return cls({n: (int(f["lsn"]), json.dumps(f["catalog"])) for n, f in read["feeds"].items()})
+        except (KeyError, TypeError, ValueError):
+            return cls()
+
+
+def _read(feed: Feed) -> tuple[int, str]:
+    with feed.source.connect() as connection:
+        lsn, catalog = current_lsn(connection), feed.with_defined(present_catalog(connection))
+    named = sorted({p for publications in feed.subscriptions.values() for p in publications})
+    return lsn, catalog_to_json(catalog, named)
+
+
+def state_file(config: Config) -> Path:
+    """Where `pgsieve ui` and `pgsieve refresh-defs-state` keep it, beside the configuration file."""
+    return config.state_folder / "published.json"
+
+
+def kept_published(config: Config) -> Published:
+    """What the file tells; nothing where there is none."""
+    try:
+        return Published.from_json(state_file(config).read_text(encoding="utf-8"))
+    except OSError:
+        return Published()
+
+
+def read_feeds(declared: Project, before: Published) -> tuple[Published, list[PgsieveError]]:
+    """Ask the sources what is published; the errors of those whose part stays as it was before."""
+    catalogs, errors = {n: c for n, c in before.catalogs.items() if n in declared.feeds}, []
+    for feed in declared.feeds.values():
+        try:
+            catalogs[feed.name] = _read(feed)
+        except PgsieveError as error:
+            errors.append(error)
+    return Published(catalogs), errors
+
+
+def refresh_published(config: Config, declared: Project) -> list[PgsieveError]:
+    """Read what is published, and keep it; the errors of sources whose part stays as it was."""
+    published, errors = read_feeds(declared, kept_published(config))
+    file = state_file(config)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        written = file.with_suffix(".new")
+        written.write_text(published.to_json(), encoding="utf-8")
+        written.replace(file)
+    except OSError as error:
+        errors.append(
+            PgsieveError(
+                f"{file} cannot be written: {error.strerror}",
+                hint="make its folder writable; without it what is published is taken from the lake's records",
+            )
+        )
+    return errors
+
+
+def known_tables(
+    declared: Project, published: Published, *, authoritative: bool = False
+) -> dict[str, Tables]:
+    """The tables of each subscription, without asking a source; nothing is raised.
+
+    `published` counts, unless the lake has a later catalog. `authoritative`: that one is not looked for.
+    """
+    known: dict[str, Tables] = {}
+    recorded: dict[str, list[tuple[int, Catalog]]] = {}
+    for subscription in declared.subscriptions.values():
+        feed = subscription.feed
+        if feed.name not in recorded:
+            recorded[feed.name] = list(_catalogs(declared, feed, published, authoritative=authoritative))
+        candidates = (_tables(subscription, catalog) for _, catalog in recorded[feed.name])
+        tables = next((each for each in candidates if each is not None), None)
+        known[subscription.name] = (
+            _replicas(declared, subscription, at_once=True) if tables is None else tables
+        )
+    return known
+
+
+def published_tables(declared: Project, subscriptions: Iterable[Subscription]) -> dict[str, Tables]:
+    """The tables each subscription replicates, as its source's catalog says now.
+
+    Where that is unknown (the source does not answer, a publication is missing), those that have replicas: what
+    a run does says what is wrong, and the other subscriptions have theirs.
+    """
+    catalogs: dict[str, Catalog | None] = {}
+    tables: dict[str, Tables] = {}
+    for subscription in subscriptions:
+        feed = subscription.feed
+        if feed.source.name not in catalogs:
+            catalogs[feed.source.name] = _present(feed)
+        catalog = catalogs[feed.source.name]
+        now = None if catalog is None else _tables(subscription, catalog)
+        tables[subscription.name] = _replicas(declared, subscription) if now is None else now
+    return tables
+
+
+def _present(feed: Feed) -> Catalog | None:
+    try:
+        with feed.source.connect() as connection:
+            return present_catalog(connection)
+    except SourceUnreachableError as error:
+        get_dagster_logger().warning(str(error))
+        return None
+
+
+def _catalogs(
+    declared: Project, feed: Feed, published: Published, *, authoritative: bool
+) -> Iterator[tuple[int, Catalog]]:
+    """What is known of a feed's publications, the newest first."""
+    found: list[tuple[int, Catalog]] = []
+    if (kept := published.catalogs.get(feed.name)) is not None:
+        try:
+            found.append((kept[0], catalog_from_json(kept[1])))
+        except (KeyError, TypeError, ValueError):
+            get_dagster_logger().warning(
+                f"{feed.name}: what was kept of its publications is of another version"
+            )
+    if not (authoritative and found):
+        found += _recorded(declared, feed)
+    yield from sorted(found, key=lambda each: each[0], reverse=True)
+
+
+def _recorded(declared: Project, feed: Feed) -> list[tuple[int, Catalog]]:
+    """The catalog that the lake has of a feed; not where only Spark could read it: code has to load at once."""
+    try:
+        lake = declared.lake.open()
+        newest = None if lake.local is None else Catalogs(lake, feed).newest()
+    except PgsieveError as error:
+        get_dagster_logger().warning(f"{feed.name}: {error}")
+        return []
+    return [] if newest is None else [newest]
+
+
+def _tables(subscription: Subscription, catalog: Catalog) -> Tables | None:
+    """The tables that a catalog publishes to a subscription; None where it cannot tell."""
+    try:
+        published = subscription.tables(subscription.feed.with_defined(catalog))
+    except PgsieveError as error:
+        get_dagster_logger().warning(f"{subscription.name}: {error}")
+        return None
+    return {name: PublishedTable.of_catalog(table) for name, table in published.items()}
+
+
+def _replicas(declared: Project, subscription: Subscription, *, at_once: bool = False) -> Tables:
+    """The tables that have a replica, as far as the lake tells without the source; `at_once`: without Spark, too."""
+    publications = subscription.feed.subscriptions[subscription.name]
+    try:
+        lake = declared.lake.open()
+        states = {} if at_once and lake.local is None else TableStates(lake, subscription.name).newest()
+    except PgsieveError as error:
+        get_dagster_logger().warning(f"{subscription.name}: {error}")
+        return {}
+    return {
+        name: PublishedTable.of_replica(state, publications)
+        for name, state in states.items()
+        if state.definition is not None and state.state != SyncState.REMOVED
+    }

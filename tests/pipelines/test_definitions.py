@@ -1,0 +1,310 @@
+"""The definitions beside others: nothing clashes, nothing is asked while they load, and runs end as things are."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+import pgsieve
+from pgsieve.assets.initial_sync import initial_sync_asset, range_tags
+from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
+from pgsieve.assets.steps.records.table_states import SyncState, TableStates
+from pgsieve.assets.translator import AssetKind, Naming, PgsieveAsset
+from pgsieve.decoding.errors import PgsieveError
+from pgsieve.pipelines.config.model import load_config
+from pgsieve.pipelines.definitions import definitions
+from pgsieve.pipelines.project import project
+from pgsieve.pipelines.published import refresh_published
+from tests.fixtures.shop import Shop
+
+#: Nobody answers there, and nobody refuses: a connection would wait until its timeout.
+SILENT = """
+lake: ./lake
+sources: {shop: {conninfo: "host=203.0.113.1 dbname=shop connect_timeout=60"}}
+subscriptions: {sales: {source: shop, publications: [p]}}
+"""
+
+
+@pytest.fixture
+def silent(tmp_path: Path) -> Path:
+    path = tmp_path / "pgsieve.yaml"
+    path.write_text(SILENT)
+    return path
+
+
+def _keys(defs: dg.Definitions) -> set[str]:
+    return {key.to_user_string() for key in defs.resolve_asset_graph().get_all_asset_keys()}
+
+
+def _names(defs: dg.Definitions) -> set[str]:
+    return {each.name for some in (defs.jobs, defs.schedules, defs.sensors) for each in some or []}
+
+
+@dg.asset
+def mine(lake: dg.ResourceParam[str]) -> None: ...
+
+
+def test_they_merge_into_a_project_that_has_an_executor_and_a_lake(silent: Path, tmp_path: Path) -> None:
+    own = dg.Definitions(
+        assets=[mine],
+        jobs=[
+            dg.define_asset_job("shop_increments", [mine]),
+            dg.define_asset_job("shop_maintenance", [mine]),
+        ],
+        resources={"lake": "mine"},
+        executor=dg.multiprocess_executor,
+    )
+    (tmp_path / "second").mkdir()
+    (tmp_path / "second" / "pgsieve.yaml").write_text(
+        SILENT.replace("shop:", "app:").replace("sales", "copy").replace("source: shop", "source: app")
+    )
+    second = pgsieve.build_definitions(tmp_path / "second" / "pgsieve.yaml", prefix="second")
+    merged = dg.Definitions.merge(own, pgsieve.build_definitions(silent), second)
+    dg.Definitions.validate_loadable(merged)
+    assert merged.executor is dg.multiprocess_executor
+    assert set(merged.resources or {}) == {"lake", "pgsieve_lake", "second_lake"}
+    assert {"mine", "shop/change_log", "sales/cut", "app/change_log", "copy/cut"} <= _keys(merged)
+    theirs = _names(merged) - {"shop_increments", "shop_maintenance"}
+    assert all(name.startswith(("pgsieve_", "second_")) for name in theirs)
+    with pytest.raises(PgsieveError, match="cannot begin a name"):
+        pgsieve.build_definitions(silent, prefix="my-own")
+
+
+def test_by_themselves_they_keep_their_names(silent: Path) -> None:
+    defs = definitions(load_config(silent))
+    assert defs.executor is dg.in_process_executor
+    assert _names(defs) == {
+        "shop_increments",
+        "shop_increments_schedule",
+        "shop_maintenance",
+        "shop_maintenance_schedule",
+        "shop_slot_alarm",
+        "shop_slot_lag",
+        "sales_new_tables",
+    }
+
+
+def test_no_source_is_asked_while_they_load(silent: Path) -> None:
+    begin = time.monotonic()
+    dg.Definitions.validate_loadable(pgsieve.build_definitions(silent))
+    assert time.monotonic() - begin < 20, "a connection waits for a minute"
+
+
+def test_one_key_switches_schedules_sensors_and_freshness_policies_on(silent: Path) -> None:
+    def running() -> tuple[set[str], bool]:
+        defs = definitions(load_config(silent))
+        on = {s.name for s in defs.schedules or [] if s.default_status is dg.DefaultScheduleStatus.RUNNING}
+        on |= {s.name for s in defs.sensors or [] if s.default_status is dg.DefaultSensorStatus.RUNNING}
+        cut = defs.resolve_asset_graph().get(dg.AssetKey(["sales", "cut"]))
+        return on, cut.freshness_policy is not None
+
+    assert running() == (set(), False)
+    silent.write_text(f"{SILENT}dagster: {{automation: true}}\n")
+    names = {"shop_increments_schedule", "shop_maintenance_schedule", "sales_new_tables", "shop_slot_lag"}
+    assert running() == (names, True)
+
+
+def test_tables_are_known_from_what_was_kept_and_then_from_the_lake(shop: Shop) -> None:
+    def described() -> dict[str, str]:
+        """The row filter that each replica shows."""
+        specs = pgsieve.build_definitions(shop.path).resolve_asset_graph()
+        keys = [k for k in specs.get_all_asset_keys() if "public" in k.path and "tables" not in k.path]
+        return {k.path[-1]: (specs.get(k).description or "").partition("Row filter: ")[2] for k in keys}
+
+    assert described() == {}
+    config = load_config(shop.path)
+    assert refresh_published(config, project(config)) == []
+    everything = {"orders": "(id > 1)", "notes": "none", "stock": "none"}
+    assert described() == everything
+    shop.copy()
+    (config.state_folder / "published.json").unlink()
+    assert described() == everything, "the catalog in the lake"
+    shop.database.execute("create table later (id int primary key); alter publication q add table later")
+    assert described() == everything, "no source is asked"
+    shop.copy()
+    assert described() == {**everything, "later": "none"}, "what a run has recorded since counts"
+
+
+def test_a_row_filter_that_nobody_knows_is_not_called_none(shop: Shop) -> None:
+    own: dict[str, Any] = {"source": "shop", "publications": ["q"], "row_filter": "publisher"}
+    shop.configure(subscriptions={"three": own})
+    shop.copy()
+    stock = TableStates(shop.lake, "three").newest()["public", "stock"]
+    assert stock.definition is not None
+    unknown = replace(stock, definition=replace(stock.definition, published=None))
+    key = dg.AssetKey(["three", "public", "stock"])
+    for state, row_filter in ((stock, "none"), (unknown, "not known before the source has been read")):
+        TableStates(shop.lake, "three").append([state])
+        node = pgsieve.build_definitions(shop.path).resolve_asset_graph().get(key)
+        assert (node.description or "").endswith(f"Row filter: {row_filter}")
+
+
+@pytest.fixture
+def dagster() -> Iterator[dg.DagsterInstance]:
+    with dg.DagsterInstance.ephemeral() as ephemeral:
+        yield ephemeral
+
+
+def _increments(shop: Shop, dagster: dg.DagsterInstance) -> dg.ExecuteInProcessResult:
+    defs = pgsieve.build_definitions(shop.path)
+    job = defs.resolve_job_def("pgsieve_shop_increments")
+    return job.execute_in_process(instance=dagster, raise_on_error=False)
+
+
+def _materialised(result: dg.ExecuteInProcessResult) -> set[str]:
+    return {e.asset_key.to_user_string() for e in result.get_asset_materialization_events()}
+
+
+def _evaluated(result: dg.ExecuteInProcessResult) -> dict[tuple[str, str], bool]:
+    return {
+        (e.asset_key.to_user_string(), e.check_name): e.passed for e in result.get_asset_check_evaluations()
+    }
+
+
+def test_an_increment_evaluates_its_checks_and_tells_figures_under_the_same_names(
+    shop: Shop, dagster: dg.DagsterInstance
+) -> None:
+    shop.copy()
+    first, second = _increments(shop, dagster), _increments(shop, dagster)
+    assert first.success
+    assert second.success
+    steps = {"shop/change_log", "one/table_changes", "one/cut", "two/table_changes", "two/cut"}
+    assert _materialised(first) == steps | {"one/public/orders", "one/public/notes", "two/public/stock"}
+    assert _materialised(second) == steps
+    for result in (first, second):
+        assert _evaluated(result) == {
+            ("shop/change_log", "slot_health"): True,
+            **{(f"{s}/cut", check): True for s in ("one", "two") for check in ("sync_state", "freshness")},
+        }
+        figures = {
+            event.asset_key.to_user_string(): {
+                name for name, value in event.materialization.metadata.items()
+                if isinstance(value.value, int | float)
+            }
+            for event in result.get_asset_materialization_events()
+        }  # fmt: skip
+        assert {"lag in bytes", "slices", "seconds"} <= figures["shop/change_log"]
+        assert {"inserts before", "inserts after", "seconds"} <= figures["one/table_changes"]
+        assert {"lag in seconds", "seconds", "tables", "inserted", "updated", "deleted"} <= figures["one/cut"]
+    orders = dg.AssetKey(["one", "public", "orders"])
+    for check in ("sync_state", "freshness"):
+        record = dagster.event_log_storage.get_asset_check_execution_history(
+            dg.AssetCheckKey(orders, check), limit=9
+        )
+        assert len(record) == 1, "of a table that got nothing there is nothing new to tell"
+        evaluation = record[0].event.dagster_event.asset_check_evaluation_data  # type: ignore[union-attr]
+        assert evaluation.passed
+
+
+def test_a_run_that_finds_a_table_set_aside_fails_after_everything_else(
+    shop: Shop, dagster: dg.DagsterInstance
+) -> None:
+    shop.copy()
+    notes = TableStates(shop.lake, "one").newest()["public", "notes"]
+    TableStates(shop.lake, "one").append([replace(notes, state=SyncState.SET_ASIDE, reason="a value")])
+    result = _increments(shop, dagster)
+    assert not result.success
+    steps = {"shop/change_log", "one/table_changes", "two/table_changes", "two/cut"}
+    assert _materialised(result) == steps | {"one/public/orders", "two/public/stock"}
+    assert _evaluated(result)["one/cut", "sync_state"] is False
+    assert _evaluated(result)["two/cut", "sync_state"] is True
+    (failed,) = result.get_step_failure_events()
+    failure = failed.step_failure_data
+    assert failed.step_key == "pgsieve_one_replica_tables"
+    assert failure.user_failure_data is not None
+    assert failure.user_failure_data.description == ("subscription one: public.notes is set aside: a value")
+    key = dg.AssetCheckKey(dg.AssetKey(["one", "public", "notes"]), "sync_state")
+    (record,) = dagster.event_log_storage.get_asset_check_execution_history(key, limit=9)
+    assert record.event is not None
+    # The command says the same by its exit code.
+    assert shop.cli("run", "one")[0] == 1
+
+
+def test_a_copy_that_leaves_a_table_out_fails_after_the_others(
+    shop: Shop, dagster: dg.DagsterInstance
+) -> None:
+    shop.database.execute("create table odd (id int primary key, n numeric)")
+    shop.database.execute("insert into odd values (1, 12345678901234567890123456789012345678901)")
+    shop.database.execute("alter publication q add table odd")
+    shop.configure(
+        subscriptions={
+            "two": {"source": "shop", "publications": ["q"], "types": {"public.odd.n": "decimal(38,0)"}}
+        }
+    )
+    tables = ["public.odd", "public.stock"]
+    dagster.add_dynamic_partitions("two_tables", tables)
+    config = load_config(shop.path)
+    asset = initial_sync_asset(project(config).subscriptions["two"], Naming())
+    result = dg.materialize(
+        [asset],
+        instance=dagster,
+        resources=definitions(config).resources,
+        tags=range_tags(tables),
+        raise_on_error=False,
+    )
+    assert not result.success
+    events = result.get_asset_materialization_events()
+    assert [e.partition for e in events] == ["public.stock"]
+    assert shop.ids("two", "stock") == [1, 2, 3, 4]
+
+
+def test_a_disabled_subscription_ends_a_run_as_failed(shop: Shop, dagster: dg.DagsterInstance) -> None:
+    shop.copy()
+    SubscriptionRecord(shop.lake, "one").disable("an error")
+    assert not _increments(shop, dagster).success
+
+
+def test_a_slot_that_is_gone_starts_a_run_that_fails_once_an_hour(
+    shop: Shop, dagster: dg.DagsterInstance
+) -> None:
+    shop.copy()
+    defs = pgsieve.build_definitions(shop.path)
+    sensor = defs.resolve_sensor_def("pgsieve_shop_slot_lag")
+
+    def tick(cursor: str | None) -> tuple[bool, str | None]:
+        with dg.build_sensor_context(dagster, cursor=cursor, definitions=defs) as context:
+            data = sensor.evaluate_tick(context)
+            return bool(data.run_requests), data.cursor
+
+    assert tick(None) == (False, "")
+    shop.database.execute("select pg_drop_replication_slot(%s)", [shop.written["sources"]["shop"]["slot"]])
+    requested, cursor = tick("")
+    assert requested
+    assert tick(cursor) == (False, cursor)
+    assert tick("2026-01-01T00:00:00+00:00")[0]
+    job = defs.resolve_job_def("pgsieve_shop_slot_alarm")
+    result = job.execute_in_process(instance=dagster, raise_on_error=False)
+    (failed,) = result.get_step_failure_events()
+    assert failed.step_failure_data.user_failure_data is not None
+    assert "does not exist" in (failed.step_failure_data.user_failure_data.description or "")
+
+
+def test_a_translator_changes_keys_and_what_depends_on_them(silent: Path) -> None:
+    class Mine(pgsieve.PgsieveTranslator):
+        def get_asset_spec(self, data: PgsieveAsset) -> dg.AssetSpec:
+            spec = super().get_asset_spec(data)
+            if data.kind is AssetKind.CHANGE_LOG:
+                spec = spec.replace_attributes(deps=[dg.AssetKey("upstream")])
+            return spec.replace_attributes(key=spec.key.with_prefix("raw"), owners=["team:data"])
+
+    defs = pgsieve.build_definitions(silent, translator=Mine())
+    graph = defs.resolve_asset_graph()
+    assert all(k.path[0] == "raw" for k in graph.materializable_asset_keys)
+    changes = graph.get(dg.AssetKey(["raw", "sales", "table_changes"]))
+    assert {k.to_user_string() for k in changes.parent_keys} == {"raw/shop/change_log"}
+    assert changes.owners == ["team:data"]
+    log = graph.get(dg.AssetKey(["raw", "shop", "change_log"]))
+    assert {k.to_user_string() for k in log.parent_keys} == {"upstream", "raw/sales/initial_sync"}
+
+    class Same(pgsieve.PgsieveTranslator):
+        def get_asset_spec(self, data: PgsieveAsset) -> dg.AssetSpec:
+            return super().get_asset_spec(data).replace_attributes(key=dg.AssetKey("same"))
+
+    with pytest.raises(PgsieveError, match="one key, same"):
+        pgsieve.build_definitions(silent, translator=Same())
