@@ -82,7 +82,11 @@ def replica_tables_asset(
             )
             for key, spec in specs.items()
         },
-        deps=sorted(set().union(*upstream.values()) - specs.keys()),
+        # Named here: names that Dagster makes of keys may meet.
+        ins={
+            name: dg.AssetIn(key=key, dagster_type=dg.Nothing)
+            for key, name in output_names(sorted(set().union(*upstream.values()) - specs.keys())).items()
+        },
         internal_asset_deps=upstream,
         check_specs=[
             dg.AssetCheckSpec(SYNC_STATE, asset=cut_key, description="Every table is ready."),

@@ -3,8 +3,9 @@
 For users are the names of `__all__`; everything else is private and may change with any version:
 
 - `build_definitions(file)`: Dagster's definitions of a configuration file, for a code location of your own
+- `PgsieveComponent`: the same as a component, `dg scaffold defs pgsieve.PgsieveComponent replicas`
 - `PgsieveTranslator`: how its assets appear there, to subclass; `PgsieveAsset` and `AssetKind` say what an asset is of
-- `PgsieveLake`: the lake as a resource, for assets that read the replicas
+- `PgsieveLake`: the lake as a resource, for assets that read the replicas; `at_cut(subscription)`: when to materialise them
 - `read_at_cut(spark, lake, subscription)`: all tables of a subscription as they were at one LSN
 - `messages`: pgoutput's messages as dataclasses, with `decode` and `encode`; `Decoder` for those of a session
 - `PgsieveError`: what every error of pgsieve's is, with `hint` and `sqlstate`
@@ -16,12 +17,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pgsieve.assets.automation_condition import at_cut
     from pgsieve.assets.lake import PgsieveLake
     from pgsieve.assets.steps.records.cuts import read_at_cut
     from pgsieve.assets.translator import AssetKind, PgsieveAsset, PgsieveTranslator
     from pgsieve.decoding.errors import PgsieveError
     from pgsieve.decoding.protocol import messages
     from pgsieve.decoding.protocol.messages import Decoder
+    from pgsieve.pipelines.component import PgsieveComponent
     from pgsieve.pipelines.definitions import build_definitions
 
 __version__ = "0.1.0"
@@ -30,10 +33,12 @@ __all__ = [
     "AssetKind",
     "Decoder",
     "PgsieveAsset",
+    "PgsieveComponent",
     "PgsieveError",
     "PgsieveLake",
     "PgsieveTranslator",
     "__version__",
+    "at_cut",
     "build_definitions",
     "messages",
     "read_at_cut",
@@ -44,9 +49,11 @@ _HOMES = {
     "AssetKind": "pgsieve.assets.translator",
     "Decoder": "pgsieve.decoding.protocol.messages",
     "PgsieveAsset": "pgsieve.assets.translator",
+    "PgsieveComponent": "pgsieve.pipelines.component",
     "PgsieveError": "pgsieve.decoding.errors",
     "PgsieveLake": "pgsieve.assets.lake",
     "PgsieveTranslator": "pgsieve.assets.translator",
+    "at_cut": "pgsieve.assets.automation_condition",
     "build_definitions": "pgsieve.pipelines.definitions",
     "read_at_cut": "pgsieve.assets.steps.records.cuts",
 }

@@ -1,0 +1,25 @@
+"""When assets of one's own are to be materialised that read replicas: at a cut.
+
+In: a subscription's name. Out: a Dagster automation condition. Nothing here raises.
+"""
+
+from typing import Any
+
+import dagster as dg
+
+
+def at_cut(subscription: str, *, key: dg.AssetKey | None = None) -> dg.AutomationCondition[dg.AssetKey]:
+    """True once for each new cut of a subscription: all replicas agree, and at least one of them has changed.
+
+    It waits until the run that wrote the cut, and the asset's own, have ended. `key` is that of the cut's asset where a
+    translator has changed it. The asset needs neither the cut nor all of the replicas among its deps.
+    """
+    # The types of Dagster's operators are narrower than what they take.
+    condition: Any = dg.AutomationCondition
+    cut = key or dg.AssetKey([subscription, "cut"])
+    is_new = condition.asset_matches(cut, condition.data_version_changed())
+    is_written = ~condition.asset_matches(cut, condition.in_progress())
+    at: dg.AutomationCondition[dg.AssetKey] = (
+        is_new.since_last_handled() & is_written & ~condition.in_progress()
+    ).with_label(f"at a cut of {subscription}")
+    return at

@@ -1,0 +1,20 @@
+"""The project's definitions, with pgsieve's beside them."""
+
+from pathlib import Path
+
+import dagster as dg
+
+import pgsieve
+from shop_analytics.assets import Warehouse, every_order_has_a_region, revenue_by_region
+
+PROJECT = Path(__file__).parents[1]
+
+own = dg.Definitions(
+    assets=[revenue_by_region],
+    asset_checks=[every_order_has_a_region],
+    jobs=[dg.define_asset_job("shop_increments", [revenue_by_region])],
+    resources={"lake": Warehouse(folder=str(PROJECT / "warehouse"))},
+    executor=dg.multiprocess_executor,
+)
+
+defs = dg.Definitions.merge(own, pgsieve.build_definitions(PROJECT / "pgsieve.yaml"))

@@ -1,0 +1,130 @@
+"""A Dagster Component: `dg scaffold defs pgsieve.PgsieveComponent replicas` adds a pgsieve.yaml to a project.
+
+In: the component's defs.yaml. Out: the definitions of the configuration file that it names, with a translation. What is
+published is the component's state, which Dagster keeps (`dg utils refresh-defs-state`): building definitions asks no source.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import dagster as dg
+from dagster import get_dagster_logger
+from dagster.components import (
+    DefsStateConfig,
+    DefsStateConfigArgs,
+    ResolvedDefsStateConfig,
+    Scaffolder,
+    ScaffoldRequest,
+    scaffold_component,
+    scaffold_with,
+)
+from dagster.components.utils.translation import TranslationFn, TranslationFnResolver
+
+from pgsieve.assets.translator import Naming, PgsieveAsset, PgsieveTranslator
+from pgsieve.pipelines.config.model import load_config
+from pgsieve.pipelines.definitions import assemble
+from pgsieve.pipelines.project import project
+from pgsieve.pipelines.published import Published, kept_published, read_feeds
+
+_EXAMPLE = """\
+# All keys: docs/configuration.md of pgsieve. ${NAME} is an environment variable.
+lake: ./lake
+sources:
+  shop:
+    conninfo: "host=localhost dbname=shop user=pgsieve"
+    password: ${SHOP_PASSWORD}
+subscriptions:
+  sales:
+    source: shop
+    publications: [sales]
+"""
+
+
+class PgsieveScaffolder(Scaffolder[Any]):
+    """Writes a defs.yaml, and beside it a pgsieve.yaml to be filled in."""
+
+    def scaffold(self, request: ScaffoldRequest[Any]) -> None:
+        """Write both."""
+        scaffold_component(request, {"config": "pgsieve.yaml"})
+        file = request.target_path / "pgsieve.yaml"
+        if not file.exists():
+            file.write_text(_EXAMPLE, encoding="utf-8")
+
+
+def _relative_path(context: dg.ResolutionContext, path: str) -> Path:
+    """A path of defs.yaml, which is relative to it."""
+    return Path(context.resolve_source_relative_path(path))
+
+
+def _variables(data: PgsieveAsset) -> Mapping[str, Any]:
+    """What a translation can read."""
+    return {"data": data}
+
+
+@scaffold_with(PgsieveScaffolder)
+@dataclass
+class PgsieveComponent(dg.StateBackedComponent, dg.Resolvable):
+    """Tables of PostgreSQL databases, replicated into Delta Lake with the row filters of their publications.
+
+    `config` is the configuration file. `prefix` begins the names of jobs, schedules, sensors, ops and of the resource
+    `<prefix>_lake`. `translation` changes the assets; `data` is a `PgsieveAsset`. Subclasses may override `get_asset_spec`.
+    """
+
+    config: Annotated[Path, dg.Resolver(_relative_path, model_field_type=str)] = Path("pgsieve.yaml")
+    prefix: str = "pgsieve"
+    translation: (
+        Annotated[TranslationFn[PgsieveAsset], TranslationFnResolver[PgsieveAsset](_variables)] | None
+    ) = None
+    defs_state: ResolvedDefsStateConfig = field(default_factory=DefsStateConfigArgs.local_filesystem)
+
+    @property
+    def defs_state_config(self) -> DefsStateConfig:
+        """Where the state is kept; one key a prefix."""
+        return DefsStateConfig.from_args(self.defs_state, default_key=f"PgsieveComponent[{self.prefix}]")
+
+    def get_asset_spec(self, data: PgsieveAsset) -> dg.AssetSpec:
+        """The spec of an asset before `translation`; deps are those of the user's only."""
+        return PgsieveTranslator().get_asset_spec(data)
+
+    def write_state_to_path(self, state_path: Path) -> None:
+        """Ask the sources what is published, and write it down.
+
+        A source that does not answer keeps its part of the former state. It is an error, but while developing
+        (`dg dev`): there the definitions are wanted all the same.
+        """
+        config = load_config(self.config)
+        before = Published.from_json(state_path.read_text(encoding="utf-8")) if state_path.is_file() else None
+        read, errors = read_feeds(project(config), before or kept_published(config))
+        state_path.write_text(read.to_json(), encoding="utf-8")
+        for error in errors:
+            if not os.environ.get("DAGSTER_IS_DEV_CLI"):
+                raise error
+            get_dagster_logger().warning(str(error))
+
+    def build_defs_from_state(
+        self, context: dg.ComponentLoadContext, state_path: Path | None
+    ) -> dg.Definitions:
+        """The definitions of what the state tells; without one, of what the lake tells."""
+        del context
+        config = load_config(self.config)
+        if state_path is None:
+            published = kept_published(config)
+        else:
+            published = Published.from_json(state_path.read_text(encoding="utf-8"))
+        naming = Naming(self.prefix, _ComponentTranslator(self))
+        return assemble(config, published, naming, authoritative=state_path is not None)
+
+
+class _ComponentTranslator(PgsieveTranslator):
+    """What the component's class says, then its `translation`."""
+
+    def __init__(self, component: PgsieveComponent) -> None:
+        self._component = component
+
+    def get_asset_spec(self, data: PgsieveAsset) -> dg.AssetSpec:
+        spec = self._component.get_asset_spec(data)
+        translation = self._component.translation
+        return spec if translation is None else translation(spec, data)

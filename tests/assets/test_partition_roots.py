@@ -1,0 +1,38 @@
+"""The replicas as one op: every table is an asset whose upstream tables are its own, whatever the tables are called."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import dagster as dg
+
+from pgsieve.assets.partition_roots import replica_tables_asset
+from pgsieve.assets.published import PublishedTable
+from pgsieve.assets.translator import Naming, of_source_table
+from pgsieve.pipelines.config.model import parse_config
+from pgsieve.pipelines.project import project
+
+LEAST = """
+lake: ./lake
+sources: {shop: {conninfo: dbname=shop}}
+subscriptions: {sales: {source: shop, publications: [p]}}
+"""
+
+
+def test_tables_whose_names_meet_in_dagster_keep_their_own_upstream_tables(tmp_path: Path) -> None:
+    subscription = project(parse_config(LEAST, tmp_path / "pgsieve.yaml", {})).subscriptions["sales"]
+    names = [("a_b", "c"), ("a", "b_c"), ("a__b", "c"), ("a", "b__c"), ("a-", "b"), ("A", "b_c")]
+    tables = {name: PublishedTable(*name, ("p",), None) for name in names}
+    asset = replica_tables_asset(subscription, tables, Naming())
+    cut = dg.AssetKey(["sales", "cut"])
+    changes = dg.AssetKey(["sales", "table_changes"])
+    replicas = set(asset.keys) - {cut}
+    assert len(replicas) == len(names)
+    upstream = {Naming().key(of_source_table("shop", name)) for name in names}
+    assert set().union(*(asset.asset_deps[key] for key in replicas)) == upstream | {changes}
+    for key in replicas:
+        assert asset.asset_deps[key] == {changes, dg.AssetKey(["shop", "tables", *key.path[1:]])}
+    assert asset.asset_deps[cut] == replicas | {changes}
+    dg.Definitions.validate_loadable(
+        dg.Definitions([asset], resources={"pgsieve_lake": dg.ResourceDefinition.none_resource()})
+    )
