@@ -314,7 +314,8 @@ class _Analysis:
         value, nodes = self._node(left), self._nodes(items)
         constants = [node for node in nodes if not column_names(node)]
         if len(constants) > 1:
-            self._require_value(part, value, constants)
+            if all(map(is_null, constants)):
+                self._refuse(part, "what is compared with several NULLs is NULL: write that")
             # Constants become one array, so they and the left side agree on a type, and it is searched before
             # the others are computed (transformAExprIn).
             shared = type_rules.common_type([value, *constants])
@@ -329,36 +330,35 @@ class _Analysis:
         """`left operator ANY (array)`, or ALL: section 9.25.3."""
         value = self._node(left)
         elements = self._elements(array, value.type_oid)
+        if isinstance(elements, Array) and can_fail(value):
+            self._refuse(
+                array, "PostgreSQL computes what it compares with no element but NULL, and that may fail"
+            )
         if isinstance(elements, Node):
             return functions.each_element(value, elements, every=every, compare=compare)
-        self._require_value(array, value, elements)
         if any(can_fail(element) and column_names(element) for element in elements):
             self._refuse(array, "PostgreSQL computes all its elements, and one may fail")
         results = [compare(value, element) for element in elements]
         return functions.logical("AND" if every else "OR", results)
 
-    def _require_value(self, part: exp.Expr, value: Node, elements: Sequence[Node]) -> None:
-        """Refuse elements that decide without the value, which PostgreSQL computes all the same."""
-        if can_fail(value) and all(map(is_null, elements)):
-            self._refuse(
-                part, "PostgreSQL computes what it compares with no element but NULL, and that may fail"
-            )
-
     def _elements(self, array: exp.Expr, of: int) -> Sequence[Node] | Node:
-        """Return the elements of an array that is written out, in their common type, and another array as it is."""
+        """Return the elements of an array that is written out, in their common type, and another array as it is.
+
+        An array of nothing but NULL stays one, too: the planner knows its own value, but not that of comparing with it.
+        """
         array = grammar.without_parentheses(array)
         if isinstance(array, exp.Array):
             # Each may still be a quoted constant, which takes the type of the left side.
             converted, type_oid, _ = type_rules.to_common_type(self._nodes(array.expressions))
             if type_oid in ELEMENTS:
                 self._refuse(array, "an array of several dimensions has no counterpart in Spark")
-            return converted
+            return type_rules.array(converted, type_oid) if all(map(is_null, converted)) else converted
         node = self._node(array)
         if node.type_oid == UNKNOWN:
             node = type_rules.coerce(node, type_rules.array_of(type_rules.known_type(of)))
         if node.type_oid not in ELEMENTS:
             self._refuse(array, "ANY and ALL take an array")
-        return node.elements if isinstance(node, Array) else node
+        return node.elements if isinstance(node, Array) and not all(map(is_null, node.elements)) else node
 
     def array(self, part: exp.Array) -> Node:
         return functions.array_constructor(self._nodes(part.expressions))

@@ -29,12 +29,14 @@ from pgsieve.decoding.row_filters.nodes import (
     TIMESTAMPTZ,
     VARCHAR,
     Arithmetic,
+    Array,
     Case,
     Cast,
     ColumnValue,
     Comparison,
     Constant,
     Digits,
+    EachElement,
     IsNull,
     Like,
     Logical,
@@ -279,8 +281,14 @@ def test_constants_of_an_in_list_agree_on_a_type() -> None:
 
 
 def test_any_and_all_of_nothing() -> None:
-    assert tree("a = ANY ('{}'::integer[])") == Constant(value=False, type_oid=16)
-    assert tree("a <> ALL (ARRAY[]::integer[])") == Constant(value=True, type_oid=16)
+    """The planner does not compute them, so neither decides whether another part of a filter is evaluated."""
+    nothing = Array((), type_oid=1007)
+    for text, every in (("a = ANY ('{}'::integer[])", False), ("a <> ALL (ARRAY[]::integer[])", True)):
+        match tree(text):
+            case EachElement(subject=subject, array=array) as each:
+                assert (subject, array, each.every) == (column("a"), nothing, every)
+            case other:
+                pytest.fail(f"{text} is {other}")
 
 
 def test_a_row_is_null_when_all_its_fields_are() -> None:
@@ -522,12 +530,14 @@ def test_arrays_of_a_list_are_compared_one_by_one() -> None:
             pytest.fail(f"no two comparisons: {other}")
 
 
-def test_what_is_compared_with_no_element_must_not_fail() -> None:
-    for text in ("10 / a = ANY ('{}'::int[])", "10 / a <> ALL ('{NULL}')", "10 / a IN (NULL, NULL)"):
+def test_what_is_compared_with_no_element_is_computed() -> None:
+    for text in ("10 / a = ANY ('{}'::int[])", "10 / a <> ALL ('{NULL}')", "10 / a = ANY (ARRAY[NULL])"):
         with pytest.raises(UnsupportedFilterError, match="compares with no element"):
             tree(text)
-    assert tree("10 / a IN (NULL)") == Constant(None, type_oid=BOOL)
-    assert tree("a = ANY ('{}'::int[])") == Constant(False, type_oid=BOOL)
+    with pytest.raises(UnsupportedFilterError, match="several NULLs"):
+        tree("a IN (NULL, NULL)")
+    assert tree("a IN (NULL)") == Comparison("=", column("a"), Constant(None, type_oid=INT4))
+    assert isinstance(tree("10 / a > 1 AND a = ANY ('{}'::int[])"), Logical)
 
 
 def test_what_a_row_compares_with_null_must_not_fail() -> None:
