@@ -98,8 +98,9 @@ class _Compiler:
         self.kept = 0
         self._shared = parts.shared
         self._places = {name: place for place, name in enumerate(parts.columns)}
-        #: By identity, as constants that are equal may have different scales (1.5 and 1.50).
+        #: By identity, as those of elements are: constants that are equal may have different scales (1.5 and 1.50).
         self._compiled: dict[int, Evaluate] = {}
+        self._elements: dict[int, int] = {}
 
     def compile(self, node: Node) -> Evaluate:
         """Return the function of a node."""
@@ -112,6 +113,8 @@ class _Compiler:
         match node:
             case nodes.ColumnValue(name=name):
                 return itemgetter(self._places[name])
+            case nodes.Element():
+                return itemgetter(self._elements[id(node)])
             case nodes.Constant(value=value):
                 return _constant(constant_value(value))
             case nodes.Array(elements=elements):
@@ -176,9 +179,7 @@ class _Compiler:
         operator = "=" if decided else "<>"
         match node.operands[0]:
             case nodes.Comparison(left=subject):
-                constants = [
-                    operand.right for operand in node.operands if _compares(operand, operator, subject)
-                ]
+                constants = [o.right for o in node.operands if _compares(o, operator, subject)]
             case _:
                 return None
         if len(constants) < len(node.operands):
@@ -189,9 +190,9 @@ class _Compiler:
 
     def _each_element(self, node: nodes.EachElement) -> Evaluate:
         subject, array = self._each((node.subject, node.array))
-        place = self._room()
-        self._compiled[id(node.element)] = itemgetter(place)
-        test = self.compile(node.test)
+        if id(node.element) not in self._elements:
+            self._elements[id(node.element)] = self._room()
+        place, test = self._elements[id(node.element)], self.compile(node.test)
         decided = not node.every
 
         def evaluate(row: Row) -> bool | None:

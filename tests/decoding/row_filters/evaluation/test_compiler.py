@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
@@ -101,3 +102,5 @@ def test_nothing_of_an_element_is_kept() -> None:
     array = Array((Constant(9, type_oid=INT4), A), type_oid=1007)
     each = EachElement(False, ONE, array, element, test)
     assert [value(Logical("OR", (each, each)), a, 0) for a in (1, 2, None)] == [True, False, None]
+    other = replace(each, array=Array((A, A), type_oid=1007))  # with the same element and test
+    assert [value(Logical("AND", (each, other)), a, 0) for a in (1, 2, None)] == [True, False, None]
