@@ -1,8 +1,9 @@
 """What a run costs in which little changed, by the number of changed tables: `python benchmarks/small_changes.py 1 5 200`.
 
 In: numbers of tables. Out: for each of them the median of some runs as processes of their own, each with an update, a delete and
-an insert in every table, beside runs with nothing to do in turn; and the most memory that a run had, its JVM included.
-`--java` lets runs have a JVM; else one that starts it fails, as it is not for so few changes.
+an insert in every table, beside runs with nothing to do in turn: wall clock, and in brackets CPU, which says more on a busy
+machine; and the most memory that a process had. `--java` lets runs have a JVM; else one that starts it fails, as it is
+not for so few changes.
 """
 
 import os
@@ -34,14 +35,19 @@ def main(numbers: list[int], *, java: bool) -> None:
         for number in numbers:
             few, nothing = _measured(server, Path(folder), number, java=java)
             peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+            wall, cpu = (few[i] - nothing[i] for i in range(2))
             print(
-                f"{number:6d} tables: {few:6.2f} s, nothing to do {nothing:5.2f} s, {few - nothing:+.2f} s;"
-                f" at most {peak:,.0f} MB so far; load {os.getloadavg()[0]:.1f}",
+                f"{number:6d} tables: {few[0]:6.2f} s ({few[1]:.2f}), nothing to do {nothing[0]:5.2f} s ({nothing[1]:.2f}),"
+                f" {wall:+.2f} s ({cpu:+.2f}); at most {peak:,.0f} MB so far; load {os.getloadavg()[0]:.1f}",
                 flush=True,
             )
 
 
-def _measured(server: EmbeddedServer, folder: Path, number: int, *, java: bool) -> tuple[float, float]:
+#: Seconds of a run: wall clock and CPU.
+Seconds = tuple[float, float]
+
+
+def _measured(server: EmbeddedServer, folder: Path, number: int, *, java: bool) -> tuple[Seconds, Seconds]:
     name = f"tables_{number}"
     with psycopg.connect(server.conninfo(), autocommit=True) as admin:
         admin.execute(f"create database {name}")
@@ -71,15 +77,25 @@ def _measured(server: EmbeddedServer, folder: Path, number: int, *, java: bool) 
                 database.execute(f"insert into t{table} values ({2 * ROWS + each}, 0, 'new')")
             few.append(_run(path, java=java))
             nothing.append(_run(path, java=java))
-        return statistics.median(few), statistics.median(nothing)
+        return _median(few), _median(nothing)
 
 
-def _run(path: Path, *, java: bool) -> float:
-    began = time.perf_counter()
+def _median(runs: list[Seconds]) -> Seconds:
+    wall, cpu = zip(*runs, strict=True)
+    return statistics.median(wall), statistics.median(cpu)
+
+
+def _run(path: Path, *, java: bool) -> Seconds:
+    began, used = time.perf_counter(), _cpu_seconds()
     command = [sys.executable, "-m", "pgsieve.pipelines.command_line.cli", "-c", str(path), "run"]
     environment = dict(os.environ) if java else {**os.environ, "JAVA_HOME": "/none"}
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment)
-    return time.perf_counter() - began
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
+    return time.perf_counter() - began, _cpu_seconds() - used
+
+
+def _cpu_seconds() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 if __name__ == "__main__":
