@@ -71,14 +71,14 @@ class LocalRecords:
         table = self.table_at(path)
         asked = set(table.protocol().writer_features or ())
         return (
-            self.is_plain(path)
+            _is_plain(table)
             and asked <= _REWRITABLE
             and table.metadata().configuration.get("delta.enableChangeDataFeed", "false") != "true"
         )
 
     def plain_batches(self, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """The rows of a plain table, with the columns of a schema, a batch at a time."""
-        for file in self._files(path):
+        for file in _files(path, self.table_at(path)):
             yield from self.store.batches(file, schema)
 
     def remove(self, folder: str) -> bool:
@@ -423,7 +423,7 @@ class LocalRecords:
         if (self.position(path) or 0) <= after:
             return []
         ends: set[int] = set()
-        for file, bounds in self._files(path).items():
+        for file, bounds in _files(path, self.table_at(path)).items():
             if bounds and (bounds[1] <= after or bounds[0] == bounds[1]):
                 ends.add(bounds[1])
             else:
@@ -440,8 +440,15 @@ class LocalRecords:
         deleted rows) or statistics are missing. Raises DamagedTableError where a file is not there, or, if `every` slice has
         rows, one of them.
         """
+        table = self.table_at(path)
+        files = self._slice_files(path, table, ends, every=every)
+        return None if files is None else (table.schema().to_json(), files)
+
+    def _slice_files(
+        self, path: str, table: DeltaTable, ends: Collection[int], *, every: bool
+    ) -> list[str] | None:
         chosen, lacking = [], set(ends)
-        for file, bounds in self._files(path).items():
+        for file, bounds in _files(path, table).items():
             if bounds is None:
                 return None
             if present := {end for end in ends if bounds[0] <= end <= bounds[1]}:
@@ -454,50 +461,36 @@ class LocalRecords:
             raise DamagedTableError(
                 f'Delta table "{path}": it has lost the slices that end at {ends_lacking}'
             )
-        return (self.table_at(path).schema().to_json(), chosen) if self.is_plain(path) else None
+        return chosen if _is_plain(table) else None
 
     def slice_rows(
         self, path: str, ends: Collection[int], *, columns: Sequence[str] | None = None, every: bool = False
     ) -> pa.Table | None:
         """The rows of some slices in the order of their changes; None, and DamagedTableError, as in `slice_files`."""
-        readable = self.slice_files(path, ends, every=every)
-        if readable is None:
+        table = self.table_at(path)
+        files = self._slice_files(path, table, ends, every=every)
+        if files is None:
             return None
-        schema = pa.schema(self.table_at(path).schema().to_arrow())
+        schema = pa.schema(table.schema().to_arrow())
         if columns is not None:
             schema = pa.schema([schema.field(name) for name in columns])
         within = pc.field("slice").isin(sorted(ends))
         rows = pa.concat_tables(
             [
                 schema.empty_table(),
-                *(
-                    conformed(self.store.read(f, columns=columns, filters=within), schema)
-                    for f in readable[1]
-                ),
+                *(conformed(self.store.read(f, columns=columns, filters=within), schema) for f in files),
             ]
         )
         return rows.sort_by([("commit_lsn", "ascending"), ("ordinal", "ascending")])
 
     def is_plain(self, path: str) -> bool:
         """Whether the rows of a table are those of its Parquet files, without mapped columns or deleted rows."""
-        return (
-            self.is_unmapped(path)
-            and not pa.table(self.table_at(path).deletion_vectors().read_all()).num_rows
-        )
+        return _is_plain(self.table_at(path))
 
     def is_unmapped(self, path: str) -> bool:
-        """Whether the columns of a table have their own names in its files."""
-        return self.table_at(path).metadata().configuration.get(COLUMN_MAPPING, "none") == "none"
-
-    def _files(self, path: str) -> dict[str, tuple[int, int] | None]:
-        """Each Parquet file with the first and the last slice that it holds; None where statistics are missing."""
-        table = pa.table(self.table_at(path).get_add_actions(flatten=True))
-        files: dict[str, tuple[int, int] | None] = {}
-        for row in table.to_pylist():
-            least, greatest = row.get("min.slice"), row.get("max.slice")
-            bounded = least is not None and greatest is not None
-            files[joined(path, unquote(row["path"]))] = (least, greatest) if bounded else None
-        return files
+        """Whether the columns of a table, if there is one, have their own names in its files."""
+        table = self._opened(path)
+        return table is None or _is_unmapped(table)
 
     def has_deletion_vectors(self, path: str) -> bool:
         """Whether writers of the table may mark rows in deletion vectors."""
@@ -512,6 +505,24 @@ def writable(rows: pa.Table) -> pa.Table:
     """
     cast = rows.cast(pa.schema([_nullable(field) for field in rows.schema]))
     return cast.take(pa.array(range(cast.num_rows), pa.int64()))
+
+
+def _is_unmapped(table: DeltaTable) -> bool:
+    return table.metadata().configuration.get(COLUMN_MAPPING, "none") == "none"
+
+
+def _is_plain(table: DeltaTable) -> bool:
+    return _is_unmapped(table) and not pa.table(table.deletion_vectors().read_all()).num_rows
+
+
+def _files(path: str, table: DeltaTable) -> dict[str, tuple[int, int] | None]:
+    """Each Parquet file with the first and the last slice that it holds; None where statistics are missing."""
+    files: dict[str, tuple[int, int] | None] = {}
+    for row in pa.table(table.get_add_actions(flatten=True)).to_pylist():
+        least, greatest = row.get("min.slice"), row.get("max.slice")
+        bounded = least is not None and greatest is not None
+        files[joined(path, unquote(row["path"]))] = (least, greatest) if bounded else None
+    return files
 
 
 def _has_fields(held: pa.DataType, given: pa.DataType) -> bool:

@@ -110,7 +110,7 @@ class Lake(LakePaths):
         if self.local is None or column_mapping(columns):
             return False
         with self.refusing(path):
-            return not self.local.exists(path) or self.local.is_unmapped(path)
+            return self.local.is_unmapped(path)
 
     def way(
         self,

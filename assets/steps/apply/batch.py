@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
+import pyarrow as pa
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from pgsieve.assets.steps.apply.applied import Applied, Pending
@@ -188,12 +189,14 @@ def _conflicting(name: Name, error: KeyConflictError) -> Applied:
     )
 
 
-def _refuse_conflicts(subscription: Subscription, lake: Lake, plan: Plan) -> None:
+def _refuse_conflicts(
+    subscription: Subscription, lake: Lake, plan: Plan, few: pa.Table | None = None
+) -> None:
     pending, definition = plan.pending, plan.state.definition
     assert definition is not None
     path = lake.replica(subscription.name, *pending.name)
     log = lake.changes(subscription.name, *pending.name, definition.history.generation)
-    refuse_conflicts(lake, path, log, definition, pending)
+    refuse_conflicts(lake, path, log, definition, pending, few)
 
 
 def is_overrun(lake: Lake, path: str, standing: Standing) -> bool:
@@ -221,7 +224,7 @@ def _apply_table(subscription: Subscription, lake: Lake, plan: Plan, end: int, *
     if few is None and not by_spark:
         raise _LeftToSparkError(plan)
     if not plan.examined:
-        _refuse_conflicts(subscription, lake, plan)
+        _refuse_conflicts(subscription, lake, plan, few)
     if few is not None:
         with lake.refusing(path):
             applied = FewChangesWriter(lake, path, definition, pending, end).apply(few)

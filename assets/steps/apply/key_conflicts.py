@@ -23,7 +23,6 @@ from pgsieve.assets.steps.records.failures import in_transaction
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.values.quoting import quote_qualified
-from pgsieve.resources.lake.delta_rs import LocalRecords
 from pgsieve.resources.lake.key_lookup import Key, bounds_of, files_within, key_values
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.records import quoted
@@ -69,16 +68,24 @@ class Event:
     new: Key | None = None
 
 
-def refuse_conflicts(lake: Lake, path: str, log: str, definition: Definition, pending: Pending) -> None:
+def refuse_conflicts(
+    lake: Lake,
+    path: str,
+    log: str,
+    definition: Definition,
+    pending: Pending,
+    few: pa.Table | None = None,
+) -> None:
     """Raise KeyConflictError for the first change of a batch that meets a row of its key.
 
     `path` is the replica, `log` its transformed changes. A table without a key has no conflicts. Where another run has
-    applied the changes meanwhile, they meet their own rows: the write is then left out by its position.
+    applied the changes meanwhile, they meet their own rows: the write is then left out by its position. `few` are the changes,
+    where they have been read.
     """
     if not definition.key or not (pending.sent("insert") or pending.key_changes):
         return
     try:
-        _Search(lake, path, log, definition, pending).refuse()
+        _Search(lake, path, log, definition, pending, few).refuse()
     except KeyConflictError:
         # Read after the rows: what is not applied now was not when they were read.
         if (lake.records.position(path) or 0) < pending.slices[0].slice:
@@ -131,6 +138,7 @@ class _Search:
     log: str
     definition: Definition
     pending: Pending
+    few: pa.Table | None
 
     def refuse(self) -> None:
         """Raise KeyConflictError where there is one."""
@@ -164,9 +172,10 @@ class _Search:
         way = lake.way(self.path, self.definition.names, self.pending.size, key=[types[name] for name in key])
         if way is not Way.IN_PROCESS:
             return None
-        assert lake.local is not None
-        with lake.refusing(self.log):
-            return _changes(lake.local, self.log, self._slices, key)
+        changes = self.few
+        if changes is None:
+            changes = lake.slice_rows(self.log, self._slices, self.pending.size, columns=_CHANGE, every=True)
+        return None if changes is None else _flat(changes, key)
 
     def _locally(self, changes: pa.Table) -> None:
         """Look one change after the other, after those keys of the replica that matter."""
@@ -259,22 +268,14 @@ class _Search:
         return bool(kept.where("absent").join(near, names, "left_semi").limit(1).count())
 
 
-def _changes(local: LocalRecords, log: str, slices: Sequence[int], key: Sequence[str]) -> pa.Table | None:
-    """The changes in their order; None where the files lack a column of the key, or are not what Delta would read."""
-    readable = local.slice_files(log, slices, every=True)
-    if readable is None:
-        return None
-    tables = []
-    for file in readable[1]:
-        table = local.store.read(file, columns=_CHANGE, filters=pc.field("slice").isin(slices))
-        if any(table.schema.field(side).type.get_field_index(k) < 0 for side in ("old", "new") for k in key):
-            return None
-        flat = {name: table[name] for name in _CHANGE[:3]}
-        for side in ("old", "new"):
-            flat[side] = pc.is_valid(table[side])
-            flat |= {f"{side}.{k}": pc.struct_field(table[side], [k]) for k in key}
-        tables.append(pa.table(flat))
-    return pa.concat_tables(tables).sort_by([("commit_lsn", "ascending"), ("ordinal", "ascending")])
+def _flat(changes: pa.Table, key: Sequence[str]) -> pa.Table:
+    """The changes with their fields side by side: whether they have an `old` and a `new` row, and the keys of these."""
+    flat = {name: changes[name] for name in _CHANGE[:3]}
+    for side in ("old", "new"):
+        kind = changes[side].type
+        flat[side] = pc.is_valid(changes[side])
+        flat |= {f"{side}.{k}": pc.struct_field(changes[side], [kind.get_field_index(k)]) for k in key}
+    return pa.table(flat)
 
 
 def _keys(changes: pa.Table, side: str, key: Sequence[str]) -> pa.Table:
