@@ -1,0 +1,332 @@
+"""A bad day of an object store loses and doubles nothing, and what refuses says which lake, why, and what to do.
+
+Few changes are applied in pgsieve's process, which needs no JVM. The long tests have a Spark Connect server do it, too,
+which reaches the store by the same bad network.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg
+import pyarrow as pa
+import pytest
+import yaml
+from deltalake import DeltaTable, QueryBuilder
+
+from pgsieve.resources.postgres.embedded import EmbeddedServer
+from tests.faults.killable import REFUSED, start_pgsieve
+from tests.fixtures.oracle import wait_until
+from tests.fixtures.s3_proxy import (
+    CUT,
+    DENIED,
+    EXPIRED,
+    INTERNAL,
+    NO_BUCKET,
+    SLOW_DOWN,
+    Answer,
+    S3Proxy,
+    s3_proxy,
+)
+from tests.fixtures.s3_server import SECRET, S3Server
+from tests.fixtures.servers import drop_slots
+from tests.fixtures.spark_servers import connect_server, python_without_pgsieve
+
+
+class Shop:
+    """A database with two keyed tables, and pgsieve on a lake behind a proxy."""
+
+    def __init__(
+        self,
+        folder: Path,
+        lake: str,
+        server: S3Server,
+        proxy: S3Proxy,
+        database: psycopg.Connection,
+        master: str | None,
+    ) -> None:
+        self.proxy, self.database, self._lake, self._server = proxy, database, lake, server
+        self._file, self._log = folder / "pgsieve.yaml", folder / "log"
+        self._written, self.tables = 0, list[str]()
+        written = {
+            "lake": lake,
+            "storage": {**server.storage, "endpoint": proxy.url},
+            "sources": {"shop": {"conninfo": database.info.dsn + " password=postgres"}},
+            "subscriptions": {"sales": {"source": "shop", "publications": ["p"]}},
+        }
+        if master:
+            written["spark"] = {"master": master, "conf": {"spark.pgsieve.smallBytes": "-1"}}
+        self._file.write_text(yaml.safe_dump(written))
+        self.publish("orders")
+        self.publish("items")
+
+    def publish(self, table: str) -> None:
+        """Add a table with rows to the publication."""
+        self.database.execute(f"create table {table} (id int primary key, note text)")
+        self.database.execute(f"insert into {table} select i, '{table}' from generate_series(1, 20) i")
+        self.database.execute(f"alter publication p add table {table}")
+        self.tables.append(table)
+
+    def write(self) -> None:
+        """Commit an INSERT, an UPDATE and a DELETE of each table, three times."""
+        for _ in range(3):
+            self._written += 1
+            for table in self.tables:
+                self.database.execute(f"insert into {table} values ({self._written + 100}, 'new')")
+                self.database.execute(
+                    f"update {table} set note = '{self._written}' where id <= {self._written % 7}"
+                )
+                self.database.execute(f"delete from {table} where id = {self._written + 97}")
+
+    def start(self, *arguments: str):
+        return start_pgsieve(arguments, self._file, self._log)
+
+    def __call__(self, *arguments: str) -> tuple[int, str]:
+        """Run a command; its exit code and what it printed."""
+        before = len(self.log)
+        process = self.start(*arguments)
+        process.join(300)
+        assert process.exitcode is not None
+        return process.exitcode, self.log[before:]
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text(errors="replace") if self._log.exists() else ""
+
+    def confirmed(self) -> list[tuple]:
+        return self.database.execute(
+            "select confirmed_flush_lsn::text from pg_replication_slots where database = current_database()"
+        ).fetchall()
+
+    def is_current(self) -> bool:
+        """Whether each replica has the publisher's rows."""
+        return all(
+            Counter(self._rows(f"public/{table}", "id, note"))
+            == Counter(self.database.execute(f"select id, note from {table}").fetchall())
+            for table in self.tables
+        )
+
+    def settle(self) -> None:
+        """On a good network the next run makes good whatever happened, and nothing is there twice."""
+        self.proxy.heal()
+        ended, printed = self("run")
+        assert ended == 0, printed
+        assert self.is_current()
+        for table in self.tables:
+            history = self._rows(f"_changes/public/{table}", "commit_lsn, ordinal")
+            assert len(history) == len(set(history)), f"{table}: a change twice in its history"
+        ended, printed = self("check")
+        assert ended == 0, printed
+        assert SECRET not in self.log
+        assert "Traceback" not in self.log
+
+    def _rows(self, path: str, columns: str) -> list[tuple]:
+        table = DeltaTable(f"{self._lake}/sales/{path}", storage_options=self._server.delta_rs)
+        query = QueryBuilder().register("t", table).execute(f"select {columns} from t")
+        return list(zip(*(column.to_pylist() for column in pa.table(query.read_all()).columns), strict=True))
+
+
+@contextmanager
+def new_shop(
+    publisher: EmbeddedServer, server: S3Server, lake: str, folder: Path, proxy: S3Proxy, master: str | None
+) -> Iterator[Shop]:
+    name = "store_faults"
+    with psycopg.connect(publisher.conninfo(), autocommit=True) as admin:
+        admin.execute(f"create database {name}")
+        with psycopg.connect(publisher.conninfo(dbname=name), autocommit=True) as database:
+            database.execute("create publication p")
+            try:
+                yield Shop(folder, lake, server, proxy, database, master)
+            finally:
+                proxy.heal()
+                drop_slots(database)
+        admin.execute(f"drop database {name} with (force)")
+
+
+@pytest.fixture(scope="module")
+def proxy(s3_server: S3Server) -> Iterator[S3Proxy]:
+    with s3_proxy(s3_server.url) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def store_master(
+    s3_server: S3Server, proxy: S3Proxy, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    """A warm Spark whose requests go through the proxy."""
+    folder = tmp_path_factory.mktemp("connect")
+    with connect_server(folder, python_without_pgsieve(folder), on_s3=True) as address:
+        yield address
+
+
+@pytest.fixture(params=["process", pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.long])])
+def shop(
+    request: pytest.FixtureRequest,
+    publisher_server: EmbeddedServer,
+    s3_server: S3Server,
+    proxy: S3Proxy,
+    s3_folder: str,
+    tmp_path: Path,
+) -> Iterator[Shop]:
+    master = request.getfixturevalue("store_master") if request.param == "spark" else None
+    with new_shop(publisher_server, s3_server, s3_folder, tmp_path, proxy, master) as made:
+        yield made
+
+
+@pytest.mark.parametrize(
+    ("answer", "methods"),
+    [
+        (SLOW_DOWN, ""),
+        pytest.param(CUT, "PUT", marks=pytest.mark.long),
+        pytest.param(INTERNAL, "GET HEAD", marks=pytest.mark.long),
+        pytest.param(CUT, "GET", marks=pytest.mark.long),
+    ],
+    ids=["slow_down", "cut_uploads", "internal_errors", "cut_downloads"],
+)
+def test_a_run_goes_through_faults_that_pass(shop: Shop, answer: Answer, methods: str) -> None:
+    assert shop("run")[0] == 0, shop.log
+    for every in (4, 9):
+        shop.write()
+        shop.proxy.refuse(answer, methods=methods, every=every)
+        ended, printed = shop("run")
+        assert ended == 0, printed
+        assert shop.is_current()
+        assert shop.proxy.refusals
+    shop.settle()
+
+
+@pytest.mark.long
+def test_a_slow_store_is_waited_for(shop: Shop) -> None:
+    shop.proxy.delay = 0.1
+    for _ in range(2):
+        shop.write()
+        assert shop("run")[0] == 0, shop.log
+    shop.settle()
+
+
+#: Where a run writes in turn: the change log, a history, a replica, the cuts.
+PLACES = ("change_log/_delta_log/", "_changes/public/orders/", "sales/public/items/", "_cuts/_delta_log/")
+
+
+@pytest.mark.parametrize(
+    "place", ["sales/public/items/", pytest.param("_delta_log/", marks=pytest.mark.long)]
+)
+def test_what_is_stored_although_its_answer_is_lost_is_there_once(shop: Shop, place: str) -> None:
+    assert shop("run")[0] == 0, shop.log
+    for times in (3, 1) if place == "_delta_log/" else (1,):
+        shop.write()
+        losses = 0
+        shop.proxy.heal()
+
+        def lost(method: str, path: str, times: int = times) -> bool:
+            nonlocal losses
+            if method != "PUT" or place not in path or losses == times:
+                return False
+            losses += 1
+            return True
+
+        shop.proxy.lost = lost
+        ended, printed = shop("run")
+        assert losses == times, printed
+        assert ended in {0, REFUSED}, printed
+        if ended == REFUSED:
+            assert "Delta table" in printed
+        shop.settle()
+
+
+REFUSALS = {
+    "expired": (EXPIRED, "", "the store does not accept the credentials (ExpiredToken)", "renew them"),
+    "read-only": (DENIED, "PUT POST DELETE", "the store does not allow it (AccessDenied)", "need the right"),
+    "gone": (NO_BUCKET, "", "there is no such bucket or container (NoSuchBucket)", "create it"),
+}
+
+
+@pytest.mark.parametrize(
+    "kind", ["expired", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("read-only", "gone"))]
+)
+def test_a_store_that_refuses_stops_a_run_and_sets_nothing_aside(
+    shop: Shop, s3_folder: str, kind: str
+) -> None:
+    answer, methods, what, hint = REFUSALS[kind]
+    lake = s3_folder.replace("s3://", "s3a://")
+
+    def refused(*arguments: str) -> None:
+        ended, printed = shop(*arguments)
+        assert ended == REFUSED, printed
+        assert f'lake "{lake}": {what}' in printed
+        assert hint in printed
+        assert "set aside" not in printed
+
+    assert shop("run")[0] == 0, shop.log
+    before = shop.confirmed()
+    # From here on, in the midst of a run; but a bucket is gone as a whole.
+    places = {"gone": ("",), "expired": PLACES[::2]}
+    for number, place in enumerate(places.get(kind, PLACES)):
+        shop.write()
+        shop.proxy.refuse(answer, methods=methods, part=place)
+        refused("run")
+        assert number or shop.confirmed() == before
+        shop.proxy.heal()
+    shop.proxy.refuse(answer, methods=methods)
+    refused("drop", "sales", "--delete-tables")
+    if kind == "gone":
+        refused("maintain")
+        refused("status")
+        refused("check")
+    shop.settle()
+
+
+@pytest.mark.parametrize("shop", [pytest.param("process", marks=pytest.mark.long)], indirect=True)
+def test_a_follower_outlives_a_burst_and_ends_where_the_store_refuses(shop: Shop) -> None:
+    follower = shop.start("run", "--follow")
+    shop.write()
+    wait_until(lambda: _has_begun(shop) and shop.is_current(), lambda: shop.log, 120)
+    shop.proxy.refuse(INTERNAL, every=2)
+    shop.write()
+    wait_until(shop.is_current, lambda: shop.log, 120)
+    shop.proxy.refuse(SLOW_DOWN)
+    shop.write()
+    follower.join(3)
+    assert follower.exitcode is None
+    shop.proxy.heal()
+    wait_until(shop.is_current, lambda: shop.log, 120)
+    shop.proxy.refuse(EXPIRED)
+    shop.write()
+    follower.join(120)
+    assert follower.exitcode == REFUSED, shop.log
+    assert "the store does not accept the credentials" in shop.log
+    shop.settle()
+
+
+def _has_begun(shop: Shop) -> bool:
+    return "follow" in shop.log
+
+
+@pytest.mark.long
+def test_a_listing_that_is_late_loses_and_doubles_nothing(shop: Shop) -> None:
+    assert shop("run")[0] == 0, shop.log
+    for seconds in (0.3, 2.0, 10.0):
+        for _ in range(2):
+            shop.write()
+            shop.proxy.late = seconds
+            ended, printed = shop("run")
+            assert ended in {0, REFUSED}, printed
+            assert "set aside" not in printed
+        shop.settle()
+
+
+@pytest.mark.long
+def test_runs_that_are_killed_on_a_bad_day_are_made_good(shop: Shop) -> None:
+    for number in range(8):
+        shop.proxy.refuse((SLOW_DOWN, CUT, INTERNAL)[number % 3], every=4)
+        shop.write()
+        process = shop.start("run")
+        process.join(0.5 + number % 4)
+        process.kill()
+        process.join()
+        assert process.exitcode in {0, -signal.SIGKILL}, shop.log
+    shop.settle()
