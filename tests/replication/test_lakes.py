@@ -1,4 +1,4 @@
-"""A lake at a URI, which only Spark may reach, holds the same rows as one in a folder."""
+"""A lake at a URI, which only Spark may reach, and a lake on S3 hold the same rows as one in a folder."""
 
 from __future__ import annotations
 
@@ -7,10 +7,19 @@ import pytest
 from tests.fixtures.oracle import Scenario
 from tests.fixtures.schema_changes import alter, copies
 
-pytestmark = [pytest.mark.spark, pytest.mark.parametrize("scenario", ["spark"], indirect=True)]
+at_a_uri = pytest.mark.parametrize(
+    "scenario",
+    [
+        pytest.param("spark", marks=pytest.mark.spark),
+        pytest.param("s3_executors", marks=[pytest.mark.spark, pytest.mark.long]),
+        pytest.param("s3", marks=pytest.mark.spark),
+    ],
+    indirect=True,
+)
 
 
-def test_a_lake_at_a_uri_is_written_and_read_by_spark_alone(scenario: Scenario) -> None:
+@at_a_uri
+def test_a_lake_at_a_uri_is_written_and_read(scenario: Scenario) -> None:
     scenario.tables("CREATE TABLE tab1 (a int PRIMARY KEY, b text)")
     scenario.publisher(
         "INSERT INTO tab1 SELECT i, 'x' FROM generate_series(1, 5) i;"
@@ -27,6 +36,7 @@ def test_a_lake_at_a_uri_is_written_and_read_by_spark_alone(scenario: Scenario) 
 
 
 @pytest.mark.long
+@at_a_uri
 def test_a_lake_at_a_uri_follows_schema_changes(scenario: Scenario) -> None:
     scenario.tables("CREATE TABLE tab1 (a int PRIMARY KEY, b text, c int)")
     scenario.publisher(
