@@ -115,6 +115,7 @@ def _feed(
             source.conninfo.get_secret_value(),
             source.password.get_secret_value() if source.password else None,
             tuple(part.get_secret_value() for part in source.password_command or ()),
+            source.standby,
         ),
         slot=slot,
         capture=source.capture,

@@ -8,5 +8,6 @@ pytest_plugins = [
     "tests.fixtures.s3_server",
     "tests.fixtures.servers",
     "tests.fixtures.shop",
+    "tests.fixtures.standby",
     "tests.fixtures.tls",
 ]

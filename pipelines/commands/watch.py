@@ -188,12 +188,18 @@ def _state(pulse: Pulse, *, stalled: bool) -> str:
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """One that answers a probe while a scrape is being answered."""
+    """One that answers a probe while a scrape is being answered; when it is closed, all answers have been given.
 
-    daemon_threads = True
+    A thread that is within a driver's code when the interpreter ends would crash the process.
+    """
+
+    daemon_threads = False
 
 
 class _Quiet(WSGIRequestHandler):
+    #: Seconds that a client has to send its request.
+    timeout = 10
+
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
         """Nobody reads a line for each scrape."""
 

@@ -166,6 +166,7 @@ class SourceConfig(_Section):
     conninfo: Annotated[SecretStr, AfterValidator(readable_conninfo)]
     password: Annotated[SecretStr, AfterValidator(filled_secret)] | None = None
     password_command: Annotated[tuple[SecretStr, ...], AfterValidator(runnable)] | None = None
+    standby: bool = False
     slot: str
     capture: CaptureName
     publications: dict[ObjectName, PublicationConfig] = {}

@@ -6,6 +6,7 @@ confirmed position moved on (`advance`). A slot is read with pg_logical_slot_pee
 subclasses for a slot that is missing, in use, ahead of what is durable, or invalidated.
 """
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 from tenacity import (
+    RetryError,
     Retrying,
     retry,
     retry_if_exception_type,
@@ -30,11 +32,24 @@ from pgsieve.decoding.publications.routing import CapturePublication, capture_su
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.postgres.plugin_options import PgoutputOptions
 from pgsieve.resources.postgres.sessions import Conninfo
-from pgsieve.resources.postgres.source import Source, SourceError, fetched, literal, quote, refusing
+from pgsieve.resources.postgres.source import (
+    PassingFaultError,
+    Source,
+    SourceError,
+    fetched,
+    literal,
+    quote,
+    refusing,
+)
 
 #: Messages come in Arrow batches of about so many bytes: a writer holds several at a time.
 _BATCHES = {"adbc.postgresql.batch_size_hint_bytes": str(4 * 1024 * 1024)}
 
+
+_LOGGER = logging.getLogger(__name__)
+
+#: So long a standby has to replay what it has received.
+_REPLAY_SECONDS = 60.0
 
 #: The comment on a publication that pgsieve created, and so may drop.
 CREATED = "capture publication created by pgsieve"
@@ -84,18 +99,44 @@ class SlotState:
 def current_lsn(connection: psycopg.Connection[Any]) -> int:
     """The publisher's current WAL flush position: what begins before it, a peek delivers.
 
-    Beyond it a commit may be inserted and not yet flushed: a peek would miss it, and an advance would confirm it.
+    Beyond it a commit may be inserted and not yet flushed: a peek would miss it, and an advance would confirm it. On a
+    standby it is what is replayed, to which both of these limit themselves there (GetXLogReplayRecPtr in
+    src/backend/replication/logical/logicalfuncs.c and slotfuncs.c).
     """
-    row = connection.execute("select pg_current_wal_flush_lsn()::text").fetchone()
+    row = connection.execute(
+        "select case when pg_is_in_recovery() then pg_last_wal_replay_lsn() else pg_current_wal_flush_lsn() end::text"
+    ).fetchone()
     assert row is not None
     return parse_lsn(row[0])
 
 
 def inserted_lsn(connection: psycopg.Connection[Any]) -> int:
-    """The publisher's current WAL insert position: every transaction committed by now ends before it."""
-    row = connection.execute("select pg_current_wal_insert_lsn()::text").fetchone()
+    """The publisher's current WAL insert position: every transaction committed by now ends before it.
+
+    On a standby a commit is seen a moment before pg_last_wal_replay_lsn passes it (ApplyWalRecord() in
+    src/backend/access/transam/xlogrecovery.c). It was received before: what is received by now is waited for. Raises
+    PassingFaultError where that is not replayed in time.
+    """
+    row = connection.execute(
+        "select pg_is_in_recovery(), case when pg_is_in_recovery()"
+        " then greatest(pg_last_wal_receive_lsn(), pg_last_wal_replay_lsn()) else pg_current_wal_insert_lsn() end::text"
+    ).fetchone()
     assert row is not None
-    return parse_lsn(row[0])
+    recovering, lsn = row[0], parse_lsn(row[1])
+    if recovering:
+        try:
+            Retrying(
+                retry=retry_if_result(lambda replayed: replayed < lsn),
+                stop=stop_after_delay(_REPLAY_SECONDS),
+                wait=wait_exponential(0.01, max=1),
+            )(current_lsn, connection)
+        except RetryError:
+            raise PassingFaultError(
+                f"the standby has not replayed what it received up to {format_lsn(lsn)}",
+                hint="see whether its recovery is paused, or waits for a query of its own",
+                sqlstate="55000",
+            ) from None
+    return lsn
 
 
 def system_identifier(connection: psycopg.Connection[Any]) -> str:
@@ -109,12 +150,11 @@ def slot_state(connection: psycopg.Connection[Any], slot: str) -> SlotState | No
     """The slot's state, or None where it does not exist in this database."""
     row = connection.execute(
         "select slot_name, plugin, active, confirmed_flush_lsn::text, restart_lsn::text, coalesce(wal_status, ''),"
-        " case when not pg_is_in_recovery() then (pg_current_wal_insert_lsn() - confirmed_flush_lsn)::bigint end,"
-        " case when not pg_is_in_recovery() then (pg_current_wal_insert_lsn() - restart_lsn)::bigint end,"
-        " safe_wal_size::bigint,"
+        " (now.lsn - confirmed_flush_lsn)::bigint, (now.lsn - restart_lsn)::bigint, safe_wal_size::bigint,"
         " coalesce((to_jsonb(s) ->> 'two_phase')::boolean, false),"  # a column from 14 on
         " coalesce((to_jsonb(s) ->> 'failover')::boolean, false)"  # from 17 on
-        " from pg_replication_slots s where slot_name = %s and database = current_database()",
+        " from pg_replication_slots s, (select case when pg_is_in_recovery() then pg_last_wal_replay_lsn()"
+        " else pg_current_wal_insert_lsn() end) now(lsn) where slot_name = %s and database = current_database()",
         [slot],
     ).fetchone()
     if row is None:
@@ -137,12 +177,24 @@ def create_slot(
     options = f", false, {two_phase}" + ", true" * failover if two_phase or failover else ""
     if failover:
         refuse_failover(connection, source, slot)
+    warn_of_waiting(connection, source)
     with refusing(source, f'create the replication slot "{slot}"'):
         row = connection.execute(
             f"select lsn::text from pg_create_logical_replication_slot(%s, 'pgoutput'{options})", [slot]
         ).fetchone()
     assert row is not None
     return parse_lsn(row[0])
+
+
+def warn_of_waiting(connection: psycopg.Connection[Any], source: str) -> None:
+    """Say that a standby makes a slot only once its primary has logged its running transactions (section 49.2.3)."""
+    recovering = connection.pgconn.exec_(b"select pg_is_in_recovery()").get_value(0, 0)
+    if recovering == b"t":
+        _LOGGER.warning(
+            'source "%s": a standby makes a slot once its primary logs its running transactions; where nothing is written,'
+            " `select pg_log_standby_snapshot()` on the primary does so",
+            source,
+        )
 
 
 def refuse_failover(connection: psycopg.Connection[Any], source: str, slot: str) -> None:
@@ -371,7 +423,12 @@ def ensure_capture(
     for name in (n for n in _created(connection, capture) if n in catalog.publications):
         surplus = [t.oid for t in catalog.publications[name].tables if t.oid not in wanted.get(name, ())]
         for table in (catalog.tables[oid] for oid in surplus if oid in catalog.tables):
-            with suppress(psycopg.errors.InsufficientPrivilege, psycopg.errors.UndefinedObject):
+            # A standby takes no statement.
+            with suppress(
+                psycopg.errors.InsufficientPrivilege,
+                psycopg.errors.UndefinedObject,
+                psycopg.errors.ReadOnlySqlTransaction,
+            ):
                 connection.execute(f"alter publication {quote(name)} drop table {_listed(table)}")
     return tuple(wanted)
 

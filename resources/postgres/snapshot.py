@@ -20,6 +20,7 @@ from psycopg.pq import ExecStatus
 from pgsieve.decoding.lsn import parse_lsn
 from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable
 from pgsieve.resources.postgres.sessions import Conninfo
+from pgsieve.resources.postgres.slot import warn_of_waiting
 from pgsieve.resources.postgres.source import (
     PassingFaultError,
     Source,
@@ -68,6 +69,7 @@ def exported_snapshot(source: Source) -> Iterator[Snapshot]:
     """Export a snapshot by way of a temporary slot, and hold it; nothing of it outlives the block."""
     slot = f"pgsieve_snapshot_{uuid.uuid4().hex[:16]}"
     with source.connect(replication="database") as connection:
+        warn_of_waiting(connection, source.name)
         export = "(SNAPSHOT 'export')" if connection.info.server_version >= 150000 else "EXPORT_SNAPSHOT"
         result = connection.pgconn.exec_(
             f'CREATE_REPLICATION_SLOT "{slot}" TEMPORARY LOGICAL pgoutput {export}'.encode()

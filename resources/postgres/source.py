@@ -117,6 +117,8 @@ class Source:
     _conninfo: str
     _password: str | None = None
     _password_command: tuple[str, ...] = ()
+    #: Whether the server may be a standby.
+    standby: bool = False
 
     def __repr__(self) -> str:
         return f"Source({self.name!r})"
@@ -194,21 +196,19 @@ class Source:
             return self._sessions.for_executors(connection)
 
     def check_ready(self) -> int:
-        """The server's version number; raises SourceSettingError where it cannot decode, or is a standby."""
+        """The server's version number; raises SourceSettingError where it cannot decode, or is a standby and should not be."""
         with self.connect() as connection:
             version = connection.info.server_version
             if version < 130000:
                 raise SourceSettingError(
                     f'source "{self.name}": PostgreSQL {version // 10000} is too old', hint="use 13 or newer"
                 )
-            row = connection.execute("select current_setting('wal_level'), pg_is_in_recovery()").fetchone()
+            row = connection.execute(
+                "select current_setting('wal_level'), pg_is_in_recovery(), pg_last_wal_receive_lsn() is not null"
+            ).fetchone()
             assert row is not None
             if row[1]:
-                raise SourceSettingError(
-                    f'source "{self.name}": the server is a standby, recovery is in progress',
-                    hint="name its primary; with all hosts in conninfo, target_session_attrs=read-write finds it",
-                    sqlstate="55000",
-                )
+                self._refuse_standby(version, streams=row[2])
             if row[0] != "logical":
                 raise SourceSettingError(
                     f'source "{self.name}": logical decoding requires "wal_level" >= "logical", it is "{row[0]}"',
@@ -218,6 +218,27 @@ class Source:
             if is_pooled(connection):
                 self._refuse_pooler(connection)
         return version
+
+    def _refuse_standby(self, version: int, *, streams: bool) -> None:
+        """Raise SourceSettingError where a standby is not what was meant, or cannot decode."""
+        message = f'source "{self.name}": the server is a standby, recovery is in progress'
+        if not self.standby:
+            raise SourceSettingError(
+                message,
+                hint="name its primary; with all hosts in conninfo, target_session_attrs=read-write finds it; or read from"
+                " the standby with `standby: true`",
+                sqlstate="55000",
+            )
+        if version < 160000:
+            raise SourceSettingError(
+                f"{message}; standbys decode from PostgreSQL 16 on", hint="name its primary", sqlstate="0A000"
+            )
+        if not streams:
+            raise SourceSettingError(
+                f"{message}, and it has received nothing by streaming replication",
+                hint="set primary_conninfo there: a standby that restores archived WAL only cannot be read",
+                sqlstate="55000",
+            )
 
     def _refuse_pooler(self, connection: psycopg.Connection[Any]) -> None:
         """Raise SourceSettingError where a pooler shares server processes, or does not let replication through."""
@@ -295,6 +316,12 @@ def refusing(source: str, what: str) -> Iterator[None]:
         raise SourcePermissionError(
             f'source "{source}": cannot {what} ({_without_values(error)})',
             hint="grant the right, or have the object created by its owner; `pgsieve validate` prints the SQL",
+            sqlstate=error.sqlstate,
+        ) from _cause(error)
+    except psycopg.errors.ReadOnlySqlTransaction as error:
+        raise SourcePermissionError(
+            f'source "{source}": cannot {what} ({_without_values(error)})',
+            hint="on a standby nothing can be created: run what `pgsieve validate` prints on its primary",
             sqlstate=error.sqlstate,
         ) from _cause(error)
     except (psycopg.Error, adbc_driver_manager.Error, pa.ArrowException, OSError) as error:

@@ -21,9 +21,14 @@ class TimelineError(SlotError):
 
 
 def current_timeline(connection: psycopg.Connection[Any]) -> int:
-    """The timeline that the server writes to, as the names of its WAL files tell."""
+    """The timeline that the server writes to, as the names of its WAL files tell.
+
+    Of a standby it is the one that it receives, or that of its last restartpoint: it does not tell which it replays.
+    """
     row = connection.execute(
-        "select ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::integer"
+        "select case when pg_is_in_recovery()"
+        " then greatest((pg_stat_get_wal_receiver()).received_tli, (pg_control_checkpoint()).timeline_id)"
+        " else ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::integer end"
     ).fetchone()
     assert row is not None
     return int(row[0])
