@@ -636,6 +636,24 @@ def ui(
     serve(settings, host, port, *(["--log-format", "json"] if console.log_as_text() else []))
 
 
+@_command("Example: pgsieve refresh-defs-state", "refresh-defs-state")
+def refresh_defs_state(ctx: typer.Context, config: ConfigFile = None) -> None:
+    """Read what is published, for Dagster's definitions: these load without asking a source.
+
+    It is kept in .pgsieve/published.json beside the configuration file; of a source that does not answer, what was
+    known before. `pgsieve ui` does the same when it starts.
+    """
+    settings = _load(ctx, config)
+    from pgsieve.pipelines.project import project
+    from pgsieve.pipelines.published import refresh_published
+
+    errors = refresh_published(settings, project(settings))
+    for error in errors:
+        console.print_error(error)
+    if errors:
+        raise typer.Exit(REFUSED)
+
+
 engine = typer.Typer(
     help="Keep a Spark warm on this machine, which the runs of this configuration share.",
     epilog="Example: pgsieve engine start",

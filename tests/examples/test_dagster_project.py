@@ -55,7 +55,7 @@ def database(
 
 def test_it_loads_without_its_database(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHOP_DATABASE", "host=203.0.113.1 dbname=shop connect_timeout=60")
-    defs = import_module("shop_analytics.definitions").defs
+    defs = import_module("shop_analytics.definitions").defs()
     dg.Definitions.validate_loadable(defs)
     assert set(defs.resources) == {"lake", "pgsieve_lake"}
     assert defs.executor is dg.multiprocess_executor
@@ -63,7 +63,7 @@ def test_it_loads_without_its_database(project: Path, monkeypatch: pytest.Monkey
 
 
 def test_its_own_asset_reads_all_replicas_at_a_cut(project: Path, database: psycopg.Connection) -> None:
-    defs = import_module("shop_analytics.definitions").defs
+    defs = import_module("shop_analytics.definitions").defs()
     with dg.DagsterInstance.ephemeral() as dagster:
         # The sensor asks for the copy of what has no replica yet.
         sensor = defs.resolve_sensor_def("pgsieve_sales_new_tables")

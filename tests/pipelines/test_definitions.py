@@ -20,7 +20,6 @@ from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.config.model import load_config
 from pgsieve.pipelines.definitions import definitions
 from pgsieve.pipelines.project import project
-from pgsieve.pipelines.published import refresh_published
 from tests.fixtures.shop import Shop
 
 #: Nobody answers there, and nobody refuses: a connection would wait until its timeout.
@@ -119,7 +118,7 @@ def test_tables_are_known_from_what_was_kept_and_then_from_the_lake(shop: Shop) 
 
     assert described() == {}
     config = load_config(shop.path)
-    assert refresh_published(config, project(config)) == []
+    assert shop.cli("refresh-defs-state") == (0, "")
     everything = {"orders": "(id > 1)", "notes": "none", "stock": "none"}
     assert described() == everything
     shop.copy()

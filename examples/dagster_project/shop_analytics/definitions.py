@@ -9,12 +9,15 @@ from shop_analytics.assets import Warehouse, every_order_has_a_region, revenue_b
 
 PROJECT = Path(__file__).parents[1]
 
-own = dg.Definitions(
-    assets=[revenue_by_region],
-    asset_checks=[every_order_has_a_region],
-    jobs=[dg.define_asset_job("shop_increments", [revenue_by_region])],
-    resources={"lake": Warehouse(folder=str(PROJECT / "warehouse"))},
-    executor=dg.multiprocess_executor,
-)
 
-defs = dg.Definitions.merge(own, pgsieve.build_definitions(PROJECT / "pgsieve.yaml"))
+@dg.definitions
+def defs() -> dg.Definitions:
+    """All definitions of the project."""
+    own = dg.Definitions(
+        assets=[revenue_by_region],
+        asset_checks=[every_order_has_a_region],
+        jobs=[dg.define_asset_job("shop_increments", [revenue_by_region])],
+        resources={"lake": Warehouse(folder=str(PROJECT / "warehouse"))},
+        executor=dg.multiprocess_executor,
+    )
+    return dg.Definitions.merge(own, pgsieve.build_definitions(PROJECT / "pgsieve.yaml"))
