@@ -26,6 +26,8 @@ from pgsieve.resources.postgres.slot import current_lsn
 from pgsieve.resources.postgres.source import SourceUnreachableError
 
 _FORMAT = 1
+#: What reading another version's text raises.
+_OTHER_VERSION = (AttributeError, KeyError, TypeError, ValueError)
 
 
 @dataclass(frozen=True)
@@ -48,8 +50,13 @@ class Published:
             read = json.loads(text)
             if read["format"] != _FORMAT:
                 return cls()
-            return cls({n: (int(f["lsn"]), json.dumps(f["catalog"])) for n, f in read["feeds"].items()})
-        except (KeyError, TypeError, ValueError):
+            return cls(
+                {
+                    n: (int(f["lsn"]), json.dumps(f["catalog"], ensure_ascii=False))
+                    for n, f in read["feeds"].items()
+                }
+            )
+        except _OTHER_VERSION:
             return cls()
 
 
@@ -159,7 +166,7 @@ def _catalogs(
     if (kept := published.catalogs.get(feed.name)) is not None:
         try:
             found.append((kept[0], catalog_from_json(kept[1])))
-        except (KeyError, TypeError, ValueError):
+        except _OTHER_VERSION:
             get_dagster_logger().warning(
                 f"{feed.name}: what was kept of its publications is of another version"
             )
@@ -175,6 +182,9 @@ def _recorded(declared: Project, feed: Feed) -> list[tuple[int, Catalog]]:
         newest = None if lake.local is None else Catalogs(lake, feed).newest()
     except PgsieveError as error:
         get_dagster_logger().warning(f"{feed.name}: {error}")
+        return []
+    except _OTHER_VERSION:
+        get_dagster_logger().warning(f"{feed.name}: the catalog in the lake is of another version")
         return []
     return [] if newest is None else [newest]
 

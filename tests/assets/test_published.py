@@ -1,0 +1,34 @@
+"""What is shown of a table: from its replica as it was copied, and nothing that nobody knows."""
+
+from __future__ import annotations
+
+import pytest
+
+from pgsieve.assets.published import PublishedTable, written_filter
+from pgsieve.assets.steps.records.table_states import SyncState, TableState
+from pgsieve.assets.steps.subscription import Definition, Published
+from pgsieve.decoding.publications.evolution import Layout
+
+
+@pytest.mark.parametrize(
+    ("row_filters", "text"), [(None, "none"), (("(a > 1)",), "(a > 1)"), (("(a)", "(b)"), "(a) OR (b)")]
+)
+def test_row_filters_are_written_so(row_filters: tuple[str, ...] | None, text: str) -> None:
+    assert written_filter(row_filters) == text
+
+
+@pytest.mark.parametrize(
+    ("published", "shown"),
+    [
+        (None, (("p", "q"), None)),
+        (Published(None, ("p",)), (("p",), "none")),
+        (Published(("(a > 1)",), ("q",)), (("q",), "(a > 1)")),
+    ],
+)
+def test_a_replica_tells_what_it_was_copied_with(
+    published: Published | None, shown: tuple[tuple[str, ...], str | None]
+) -> None:
+    definition = Definition((), (), Layout(1, (), 0, ()), published=published)
+    state = TableState("public", "t", SyncState.READY, definition=definition)
+    table = PublishedTable.of_replica(state, ("p", "q"))
+    assert (table.publications, table.row_filter) == shown

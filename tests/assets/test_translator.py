@@ -1,0 +1,76 @@
+"""What assets are called, and say of themselves, before anybody translates them."""
+
+from __future__ import annotations
+
+import dagster as dg
+import pytest
+
+from pgsieve.assets.translator import AssetKind, Naming, PgsieveAsset, PgsieveTranslator
+from pgsieve.decoding.errors import PgsieveError
+
+CHANGE_LOG = PgsieveAsset(AssetKind.CHANGE_LOG, "shop", "shop", "pgsieve_shop")
+CUT = PgsieveAsset(AssetKind.CUT, "shop", "sales", "pgsieve_shop", "sales")
+OF_TABLE = {"schema": "public", "table": "order items"}
+
+
+@pytest.mark.parametrize(
+    ("asset", "key", "group"),
+    [
+        (CHANGE_LOG, "shop/change_log", "shop"),
+        (CUT, "sales/cut", "sales"),
+        (PgsieveAsset(AssetKind.INITIAL_SYNC, "shop", "sales"), "sales/initial_sync", "sales"),
+        (PgsieveAsset(AssetKind.TABLE_CHANGES, "shop", "sales"), "sales/table_changes", "sales"),
+        (PgsieveAsset(AssetKind.MAINTENANCE, "shop", "sales"), "sales/maintenance", "sales"),
+        (
+            PgsieveAsset(AssetKind.CHANGE_LOG_MAINTENANCE, "shop", "pgsieve_shop_sales"),
+            "pgsieve_shop_sales/change_log_maintenance",
+            "shop",
+        ),
+        (
+            PgsieveAsset(AssetKind.REPLICA, "shop", "sales", **OF_TABLE),
+            "sales/public/order-20-items",
+            "sales",
+        ),
+        (
+            PgsieveAsset(AssetKind.SOURCE_TABLE, "shop", "shop", **OF_TABLE),
+            "shop/tables/public/order-20-items",
+            "shop",
+        ),
+    ],
+)
+def test_an_asset_has_this_key_and_group(asset: PgsieveAsset, key: str, group: str) -> None:
+    spec = PgsieveTranslator().get_asset_spec(asset)
+    assert (spec.key.to_user_string(), spec.group_name) == (key, group)
+    assert spec.description
+    assert spec.kinds
+
+
+def test_a_subscription_called_as_its_source_shares_no_key_with_it() -> None:
+    naming = Naming()
+    for kind in (AssetKind.SOURCE_TABLE, AssetKind.REPLICA):
+        naming.key(PgsieveAsset(kind, "shop", "shop", **OF_TABLE))
+
+
+@pytest.mark.parametrize(
+    ("prefix", "job", "lake"),
+    [("", "shop_increments", "pgsieve_lake"), ("crm", "crm_shop_increments", "crm_lake")],
+)
+def test_a_prefix_begins_all_names(prefix: str, job: str, lake: str) -> None:
+    naming = Naming(prefix)
+    assert (naming.name("shop_increments"), naming.lake) == (job, lake)
+
+
+@pytest.mark.parametrize("prefix", ["my-own", "a b", "ä", "a.b"])
+def test_a_prefix_that_begins_no_name_in_dagster_is_refused(prefix: str) -> None:
+    with pytest.raises(PgsieveError, match="cannot begin a name") as refused:
+        Naming(prefix)
+    assert refused.value.hint == "use letters, digits and underscores"
+
+
+def test_what_a_step_reads_is_added_to_the_users_deps() -> None:
+    class Mine(PgsieveTranslator):
+        def get_asset_spec(self, data: PgsieveAsset) -> dg.AssetSpec:
+            return super().get_asset_spec(data).replace_attributes(deps=["upstream", "shop"])
+
+    spec = Naming(translator=Mine()).spec(CHANGE_LOG, [dg.AssetKey("shop"), dg.AssetKey("copy")])
+    assert [dep.asset_key.to_user_string() for dep in spec.deps] == ["upstream", "shop", "copy"]

@@ -1,0 +1,52 @@
+"""What is published, as it is kept: text and back, and what is done with another version's text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pgsieve.pipelines.config.model import parse_config
+from pgsieve.pipelines.project import project
+from pgsieve.pipelines.published import (
+    Published,
+    kept_published,
+    known_tables,
+    read_feeds,
+    refresh_published,
+    state_file,
+)
+
+SILENT = """
+lake: ./lake
+sources: {shop: {conninfo: "host=127.0.0.1 port=1 dbname=shop"}}
+subscriptions: {sales: {source: shop, publications: [p]}}
+"""
+
+
+def test_what_is_kept_is_read_back() -> None:
+    published = Published({"shop": (7, '{"tables": ["Größe"]}')})
+    assert Published.from_json(published.to_json()) == published
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"format": 2, "feeds": {}}', '{"format": 1, "feeds": 3}'])
+def test_another_versions_text_is_as_good_as_none(text: str) -> None:
+    assert Published.from_json(text) == Published()
+
+
+def test_a_source_that_does_not_answer_keeps_its_part_and_one_that_is_gone_does_not(tmp_path: Path) -> None:
+    config = parse_config(SILENT, tmp_path / "pgsieve.yaml", {})
+    before = Published({"shop": (7, "{}"), "gone": (9, "{}")})
+    read, (error,) = read_feeds(project(config), before)
+    assert read == Published({"shop": (7, "{}")})
+    assert "no connection" in error.message
+    # A catalog that this version does not understand hides nothing else.
+    assert known_tables(project(config), read) == {"sales": {}}
+
+
+def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    config = parse_config(SILENT, tmp_path / "pgsieve.yaml", {})
+    (tmp_path / ".pgsieve").write_text("a file")
+    *_, error = refresh_published(config, project(config))
+    assert error.message.startswith(f"{state_file(config)} cannot be written")
+    assert kept_published(config) == Published()
