@@ -17,6 +17,11 @@ def defs() -> dg.Definitions:
         assets=[revenue_by_region],
         asset_checks=[every_order_has_a_region],
         jobs=[dg.define_asset_job("shop_increments", [revenue_by_region])],
+        sensors=[
+            dg.AutomationConditionSensorDefinition(
+                "automation", target=[revenue_by_region], default_status=dg.DefaultSensorStatus.RUNNING
+            )
+        ],
         resources={"lake": Warehouse(folder=str(PROJECT / "warehouse"))},
         executor=dg.multiprocess_executor,
     )
