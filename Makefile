@@ -9,7 +9,7 @@ BIN := .venv/bin
 PIP_ENVIRONMENT := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1
 
 .DEFAULT_GOAL := help
-.PHONY: help prerequisites setup demo test test-fast test-versions test-oldest test-long soak soak-filters soak-hard-day check audit benchmarks log-store clean
+.PHONY: help prerequisites setup demo test test-fast test-versions test-oldest test-long soak soak-filters soak-hard-day check docs audit benchmarks log-store clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -59,12 +59,16 @@ soak-filters: setup ## random row filters beside the server's verdicts, for an h
 soak-hard-day: setup ## kills, crashes, timeouts, ALTERs, full disks beside random writes, for an hour or PGSIEVE_BUDGET_SECONDS
 	@$(BUDGET) $(PYTEST) --timeout 0 -s tests/faults/test_hard_day.py $(ARGS)
 
-check: setup ## formatting, lint, types, layers, and Dagster's definitions
+check: setup ## formatting, lint, types, layers, Dagster's definitions, and the site
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/dg check defs
+	@$(MAKE) --no-print-directory docs
+
+docs: setup ## the site in build/site, from docs/; fails where a link is dead
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 audit: setup ## ask a vulnerability database about the pinned dependencies (needs the network; not part of CI)
 	@test -x .venv/audit/bin/pip-audit || { $(BIN)/python -m venv .venv/audit && .venv/audit/bin/pip install --quiet 'pip-audit>=2.9,<3'; }

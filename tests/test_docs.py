@@ -1,0 +1,151 @@
+"""What the documentation says to type is accepted, and where it says to look there is something."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from textwrap import dedent, indent
+from typing import Any
+
+import pytest
+import typer
+import yaml
+from typer.testing import CliRunner
+
+from pgsieve.pipelines.command_line.cli import app
+from pgsieve.pipelines.config.model import Config, SourceConfig, load_config
+
+ROOT = Path(__file__).resolve().parent.parent
+TOP = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")
+PAGES = (*(ROOT / name for name in TOP), *sorted((ROOT / "docs").rglob("*.md")))
+
+FENCE = re.compile(r"^( *)```([\w-]*)[^\n]*\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
+KEYS = set(Config.model_fields)
+
+#: What a block needs around it that shows only a part of the file.
+AROUND: dict[str, Any] = {
+    "lake": "./lake",
+    "sources": {"shop": {"conninfo": "host=db dbname=shop user=pgsieve"}},
+}
+
+
+def blocks(*languages: str) -> list[Any]:
+    """Every fenced block of these languages, named by its page and line."""
+    found = []
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for match in FENCE.finditer(text):
+            if match[2] in languages:
+                line = text.count("\n", 0, match.start()) + 1
+                found.append(pytest.param(dedent(match[3]), id=f"{page.relative_to(ROOT)}:{line}"))
+    return found
+
+
+def commands(click: Any, name: str = "pgsieve") -> Iterator[str]:
+    """Every command, with the groups that it is in."""
+    yield name
+    for child in getattr(click, "commands", {}).values():
+        yield from commands(child, f"{name} {child.name}")
+
+
+COMMANDS = tuple(commands(typer.main.get_command(app)))
+
+
+def command_lines(text: str) -> Iterator[list[str]]:
+    """The arguments of each `pgsieve` in a shell block: before `|`, `>`, `&&` or `;`, after variables and prompts."""
+    for line in text.replace("\\\n", " ").splitlines():
+        for part in re.split(r"&&|[|;>]", re.sub(r"\$ |#.*", "", line)):
+            if match := re.match(r"(?:\w+=\S* )*(?:[\w.]+/)*pgsieve(?= |$)", part.strip()):
+                yield shlex.split(part.strip()[match.end() :])
+
+
+def accepted(words: list[str]) -> None:
+    """The parser takes these arguments; nothing is run."""
+    command: Any = typer.main.get_command(app)
+    context = command.make_context("pgsieve", list(words))
+    while hasattr(command, "commands"):
+        name, command, words = command.resolve_command(context, context._protected_args + context.args)
+        context = command.make_context(name, list(words), parent=context)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_with_an_example_that_it_accepts(name: str) -> None:
+    done = CliRunner().invoke(app, [*name.split()[1:], "--help"], env={"COLUMNS": "200", "NO_COLOR": "1"})
+    assert done.exit_code == 0, done.output
+    examples = re.findall(r"Example: (pgsieve .*?)\s*$", done.output, re.MULTILINE)
+    assert examples
+    for words in command_lines("\n".join(examples)):
+        accepted(words)
+
+
+def test_every_command_is_in_the_reference() -> None:
+    text = (ROOT / "docs/commands.md").read_text(encoding="utf-8")
+    assert not [name for name in COMMANDS[1:] if not re.search(rf"{name}\b", text)]
+
+
+@pytest.mark.parametrize("text", blocks("console", "sh", "bash"))
+def test_the_parser_accepts_the_commands_of_the_documentation(text: str) -> None:
+    for words in command_lines(text):
+        accepted(words)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_and_options_that_sentences_name_exist(page: Path) -> None:
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    for words in re.findall(r"`pgsieve ([a-z][^`]*)`", text):
+        command: Any = typer.main.get_command(app)
+        for word in re.findall(r"--[\w-]+|\w+", words):
+            if hasattr(command, "commands"):
+                command = command.commands[word]
+            elif word.startswith("--"):
+                assert word in {option for parameter in command.params for option in parameter.opts}, words
+
+
+@pytest.mark.parametrize("text", blocks("yaml"))
+def test_yaml_is_a_configuration_that_is_read_or_names_another_file(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = set(yaml.safe_load(text))
+    if keys <= set(SourceConfig.model_fields):
+        text, keys = "sources:\n  shop:\n" + indent(text, "    "), {"sources"}
+    if not keys <= KEYS:
+        assert keys & {"type", "concurrency"} or re.match(r"# \S+\.ya?ml\b", text), "which file is it?"
+        return
+    for name in set(re.findall(r"(?<!\$)\$\{(\w+)\}", text)):
+        monkeypatch.setenv(name, "x")
+    file = tmp_path / "pgsieve.yaml"
+    rest = {key: value for key, value in AROUND.items() if key not in keys}
+    file.write_text(text + "\n" + (yaml.safe_dump(rest) if rest else ""), encoding="utf-8")
+    load_config(file, os.environ)
+
+
+def anchors(page: Path) -> set[str]:
+    """The headings of a page as GitHub links them."""
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    headings = [
+        re.sub(r"[`*]|\]\([^)]*\)", "", line) for line in re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    ]
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_link_within_the_repository_is_dead(page: Path) -> None:
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    dead = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"https?://", target):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        if not file.exists() or (anchor and anchor not in anchors(file)):
+            dead.append(target)
+    assert not dead
+
+
+def test_every_page_of_the_documentation_is_in_the_navigation() -> None:
+    nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    pages = {page.name for page in (ROOT / "docs").glob("*.md")}
+    assert pages <= set(re.findall(r"[\w-]+\.md", nav))
