@@ -97,7 +97,7 @@ def test_commands_and_options_that_sentences_name_exist(page: Path) -> None:
     text = FENCE.sub("", page.read_text(encoding="utf-8"))
     for words in re.findall(r"`pgsieve ([a-z][^`]*)`", text):
         command: Any = typer.main.get_command(app)
-        for word in re.findall(r"--[\w-]+|\w+", words):
+        for word in re.findall(r"--[\w-]+|\w[\w-]*", words):
             if hasattr(command, "commands"):
                 command = command.commands[word]
             elif word.startswith("--"):
