@@ -48,13 +48,13 @@ A message names the object, what is wrong and what to do; it never holds a cell 
             SourcePermissionError     resources.postgres.source
             SourceSettingError        resources.postgres.source
             SourceUnreachableError    resources.postgres.source
-        SparkUnavailableError         resources.lake.session
+        SparkUnavailableError         resources.lake.errors
+            UnsafeLogStoreError       resources.lake.session
         StalledError                  pipelines.commands.watch
         SubscriptionDisabledError     assets.steps.records.subscription_state
         UncheckedFilterError          resources.postgres.filter_analysis
         UndefinedColumnError
         UnreadableConninfoError       resources.postgres.sessions
-        UnsafeLogStoreError           resources.lake.session
         UnsupportedBinaryError
         UnsupportedFilterError
         UnsupportedTypeError

@@ -80,8 +80,12 @@ class SparkLostError(LakeError):
     """Spark lost executors, or what they held, more often than it tries again; or it is gone. No table can help it."""
 
 
+class SparkUnavailableError(PgsieveError):
+    """No Spark session: Java is missing, or the master does not answer."""
+
+
 #: No table is to blame for these.
-NO_TABLES_FAULT = (ConcurrentWriteError, LakeUnavailableError, SparkLostError)
+NO_TABLES_FAULT = (ConcurrentWriteError, LakeUnavailableError, SparkLostError, SparkUnavailableError)
 
 
 class DamagedTableError(LakeError):

@@ -22,10 +22,10 @@ from pyspark import cloudpickle
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from pgsieve.decoding.errors import PgsieveError
 from pgsieve.resources.lake import log_store
 from pgsieve.resources.lake.engine import control
 from pgsieve.resources.lake.engine.record import EngineFolder
+from pgsieve.resources.lake.errors import SparkUnavailableError
 from pgsieve.resources.lake.jars import class_path, delta_packages, s3_packages
 from pgsieve.resources.lake.storage import Storage, storage_of
 
@@ -68,7 +68,7 @@ SHIPPED = ("pgsieve.decoding", "pgsieve.resources", "pgsieve.assets")
 _ANY_LOG_STORE = "spark.delta.logStore.class"
 
 
-class UnsafeLogStoreError(PgsieveError):
+class UnsafeLogStoreError(SparkUnavailableError):
     """Spark would commit on S3 in a way that loses commits of others."""
 
     def __init__(self, setting: str, needed: str) -> None:
@@ -79,10 +79,6 @@ class UnsafeLogStoreError(PgsieveError):
             " its class path; or say that this Spark is the only one that ever writes there: `storage: {only_writer: spark}`",
             sqlstate="0A000",
         )
-
-
-class SparkUnavailableError(PgsieveError):
-    """No Spark session: Java is missing, or the master does not answer."""
 
 
 def session_config(master: str, conf: Mapping[str, str], storage: Storage) -> dict[str, str]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -270,6 +272,23 @@ def test_a_table_of_which_a_type_cannot_be_had_waits_and_no_other_does(shop: Sho
     _insert(shop, 6)
     assert shop.cli("run")[0] == 0
     _going_on(shop, 6)
+
+
+def test_a_missing_java_is_no_tables_fault(shop: Shop) -> None:
+    shop.copy()
+    shop.configure(spark={"engine": "off", "conf": {"spark.pgsieve.smallBytes": "-1"}})
+    shop.database.execute("update orders set n = n + 1; insert into stock values (5, 5)")
+    # A process of its own: the tests' may have a session.
+    command = [sys.executable, "-m", "pgsieve", "-c", str(shop.path), "run"]
+    done = subprocess.run(
+        command, env={**os.environ, "JAVA_HOME": "/none"}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2, done.stderr
+    assert "no Spark session" in done.stderr
+    assert [shop.state("one", "orders"), shop.state("two", "stock")] == ["ready", "ready"]
+    shop.configure(spark={})
+    assert shop.cli("run")[0] == 0
+    assert [shop.ids("one", "orders"), shop.ids("two", "stock")] == [[2, 3, 4], [1, 2, 3, 4, 5]]
 
 
 def _drop_publication(shop: Shop) -> None:
