@@ -1,6 +1,7 @@
-"""Delta tables as delta-rs opens them: anew in a folder, held open and brought up to date on an object store.
+"""Delta tables as delta-rs opens them: held open while they are the newest version, or brought up to date.
 
-In: paths, and the store with its options. Out: tables at their newest version. On an object store opening a table takes
+In: paths, and the store with its options. Out: tables at their newest version. In a folder opening a table takes
+milliseconds, and two looks at its log tell whether one that is open is still the newest. On an object store opening it takes
 several requests, one after the other, and bringing it up to date one or two. Each thread has tables of its own: delta-rs
 changes the one that it commits with. Raises what delta-rs does.
 """
@@ -13,6 +14,12 @@ from deltalake.exceptions import TableNotFoundError
 
 from pgsieve.resources.lake.storage import is_uri
 from pgsieve.resources.lake.store import Store
+
+#: So many tables of folders a thread holds open: a step asks for the same few again and again, then for others.
+_HELD = 4
+
+#: What tells a file from another one of its name.
+Stamp = tuple[int, int, int]
 
 
 class Tables:
@@ -33,7 +40,7 @@ class Tables:
     def open_if_any(self, path: str) -> DeltaTable | None:
         """The newest version of a table; None where there is none."""
         if not is_uri(path):
-            return DeltaTable(path) if self.exists(path) else None
+            return self._in_folder(path) if self.exists(path) else None
         try:
             return self.open(path)
         except TableNotFoundError:
@@ -42,12 +49,27 @@ class Tables:
     def open(self, path: str) -> DeltaTable:
         """The newest version of a table."""
         if not is_uri(path):
-            return DeltaTable(path)
+            return self._in_folder(path)
         tables = self._mine()
         if (table := tables.get(path)) is None:
             tables[path] = table = DeltaTable(path, storage_options=self.options)
         else:
             table.update_incremental()
+        return table
+
+    def _in_folder(self, path: str) -> DeltaTable:
+        folders: dict[str, tuple[DeltaTable, Stamp]] = self._open.__dict__.setdefault("folders", {})
+        if path in folders:
+            table, stamp = folders.pop(path)
+            version = table.version()
+            if stamp == _stamp(path, version) and _stamp(path, version + 1) is None:
+                folders[path] = table, stamp
+                return table
+        table = DeltaTable(path)
+        if newest := _stamp(path, table.version()):
+            while len(folders) >= _HELD:
+                folders.pop(next(iter(folders)))
+            folders[path] = table, newest
         return table
 
     def as_of(self, path: str, version: int) -> DeltaTable:
@@ -64,3 +86,12 @@ class Tables:
             self._open.tables, self._open.removals = {}, self._removals
         tables: dict[str, DeltaTable] = self._open.tables
         return tables
+
+
+def _stamp(path: str, version: int) -> Stamp | None:
+    """The log's entry of a version; None where there is none."""
+    try:
+        entry = Path(path, "_delta_log", f"{version:020d}.json").stat()
+    except OSError:
+        return None
+    return entry.st_ino, entry.st_mtime_ns, entry.st_size
