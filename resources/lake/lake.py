@@ -6,6 +6,7 @@ In: the lake's URI and a Spark session. Out: DataFrames, and commits that carry 
 """
 
 import json
+import logging
 import os
 import re
 import shutil
@@ -64,6 +65,8 @@ SPARK_ERRORS = (PySparkException, Py4JError)
 METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 _VECTORS = "spark.databricks.delta.merge.deletionVectors.persistent"
 _WANT_VECTORS = "spark.databricks.delta.properties.defaults.enableDeletionVectors"
+
+_LOGGER = logging.getLogger(__name__)
 
 #: What a writable lake takes: a full disk may still have room for an empty file.
 _PROBE = bytes(64 * 1024)
@@ -128,14 +131,19 @@ class Lake(LakePaths):
         types of columns that rows are found by.
         """
         if self.local is None or not self.is_reached(path, columns):
-            return Way.SPARK
+            return _chosen(path, Way.SPARK, "delta-rs does not reach it, or its names are mapped")
         with self.refusing(path):
-            reorders = overwrite and self.local.permutes(path, columns)
-            if self.is_small(size) and is_exact(key) and not reorders:
-                return Way.IN_PROCESS
+            if not self.is_small(size):
+                reason = "many rows" if size is None else f"{size} bytes"
+            elif not is_exact(key):
+                reason = "a key that Arrow does not compare as PostgreSQL does"
+            elif overwrite and self.local.permutes(path, columns):
+                reason = "columns in another order"
+            else:
+                return _chosen(path, Way.IN_PROCESS, f"{size} bytes")
             if schema is not None and self.local.takes_files(path, schema(), overwrite=overwrite):
-                return Way.FILES
-        return Way.SPARK
+                return _chosen(path, Way.FILES, reason)
+        return _chosen(path, Way.SPARK, reason)
 
     def takes_rewriting(self, path: str) -> bool:
         """Whether this process may replace files of a table by others with some rows less."""
@@ -498,6 +506,11 @@ def _named(path: str, error: Exception) -> LakeError:
     return LakeError(
         f'Delta table "{path}": {message}', hint=f"{seen}`pgsieve run` goes on from the last commit"
     )
+
+
+def _chosen(path: str, way: Way, reason: str) -> Way:
+    _LOGGER.debug('Delta table "%s": %s (%s)', path, way.name, reason)
+    return way
 
 
 def numbered(frame: DataFrame) -> DataFrame:

@@ -11,9 +11,7 @@ from tests.fixtures.oracle import Scenario
 
 pytestmark = [
     pytest.mark.spark,
-    pytest.mark.parametrize(
-        "scenario", ["process", pytest.param("executors", marks=pytest.mark.long)], indirect=True
-    ),
+    pytest.mark.parametrize("scenario", ["process", "executors"], indirect=True),
 ]
 
 

@@ -6,6 +6,7 @@ Repeating a slice after a crash repeats the same commits, which Delta leaves out
 """
 
 import json
+import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -65,6 +66,8 @@ from pgsieve.resources.lake.parquet_files import Tally
 from pgsieve.resources.lake.way import Way
 from pgsieve.resources.postgres.present_catalog import present_catalog
 from pgsieve.resources.postgres.slot import current_lsn
+
+_LOGGER = logging.getLogger(__name__)
 
 #: Statistics of the slice, the order key and the time; those of every value would cost as much as writing.
 _CHANGES_PROPERTIES = {"delta.dataSkippingNumIndexedCols": "4"}
@@ -307,6 +310,7 @@ def _few_changes(
     for reading in readings:
         part = reading.changes_in_process(definition, schema, received)
         if part is None:
+            _LOGGER.debug("%s: left to Spark, for its messages or row filters", quote_qualified(*state.name))
             return None
         changes.append(part)
     return _FewChanges(in_process.in_slice(changes, contents.end, schema), received)

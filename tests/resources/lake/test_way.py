@@ -1,0 +1,47 @@
+"""Who writes rows, and that the log says why. No JVM."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.way import Way
+
+_SCHEMA = pa.schema({"a": pa.int64(), "b": pa.string()})
+
+
+def no_session() -> None:
+    raise AssertionError("no session is needed here")
+
+
+@pytest.mark.parametrize(
+    ("asked", "way", "reason"),
+    [
+        ({"size": 100}, Way.IN_PROCESS, "100 bytes"),
+        ({"size": 101}, Way.SPARK, "101 bytes"),
+        ({"size": 101, "schema": lambda: _SCHEMA}, Way.FILES, "101 bytes"),
+        ({"size": None}, Way.SPARK, "many rows"),
+        ({"size": 1, "key": ["double"]}, Way.SPARK, "a key"),
+        ({"size": 1, "overwrite": True}, Way.SPARK, "another order"),
+    ],
+)
+def test_the_way_of_rows_and_the_reason(
+    asked: dict[str, object], way: Way, reason: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lake = Lake(str(tmp_path), no_session, 100)  # type: ignore[arg-type]
+    path = str(tmp_path / "t")
+    assert lake.local is not None
+    lake.local.write(path, pa.table({"b": ["x"], "a": [1]}), None)
+    with caplog.at_level(logging.DEBUG, "pgsieve"):
+        assert lake.way(path, ["a", "b"], **asked) is way  # type: ignore[arg-type]
+    assert f'Delta table "{path}": {way.name}' in caplog.text
+    assert reason in caplog.text
+
+
+def test_names_that_are_mapped_are_left_to_spark(tmp_path: Path) -> None:
+    lake = Lake(str(tmp_path), no_session)  # type: ignore[arg-type]
+    assert lake.way(str(tmp_path / "t"), ["a b"], 1) is Way.SPARK
