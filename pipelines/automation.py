@@ -14,9 +14,11 @@ from pgsieve.assets.checks import slot_problem
 from pgsieve.assets.dagster_names import table_partition
 from pgsieve.assets.initial_sync import LACKING, range_tags, stretches, tables_partitions
 from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
+from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.assets.translator import AssetKind, Naming, of_subscription
+from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.slot import slot_state
 from pgsieve.resources.postgres.source import SourceUnreachableError
 
@@ -100,9 +102,10 @@ def slot_alarm_job(feed: Feed, naming: Naming) -> dg.JobDefinition:
     """A run that fails as long as something is wrong with the slot."""
     name = naming.name(f"{feed.name}_slot_alarm")
 
-    @dg.op(name=f"{name}_if_unhealthy")
+    @dg.op(name=f"{name}_if_unhealthy", required_resource_keys={naming.lake})
     def slot_alarm(context: dg.OpExecutionContext) -> None:
-        if (problem := _slot_problem(feed)) is not None:
+        lake = getattr(context.resources, naming.lake).open()
+        if (problem := _slot_problem(feed, lake)) is not None:
             raise dg.Failure(
                 description=f"{problem}. Run the increments oftener, and look for a run that fails",
                 metadata={"slot": feed.slot, "source": feed.source.name},
@@ -120,12 +123,16 @@ def slot_alarm_job(feed: Feed, naming: Naming) -> dg.JobDefinition:
     return alarm
 
 
-def _slot_problem(feed: Feed) -> str | None:
+def _slot_problem(feed: Feed, lake: Lake) -> str | None:
+    """What is wrong with the slot; nothing is before the first run, which makes it."""
     try:
         with feed.source.connect() as connection:
-            return slot_problem(feed.slot, slot_state(connection, feed.slot))
+            state = slot_state(connection, feed.slot)
     except SourceUnreachableError as error:
         return error.message
+    if state is None and ChangeLog(lake, feed).position() is None:
+        return None
+    return slot_problem(feed.slot, state)
 
 
 def slot_lag_sensor(
@@ -137,11 +144,13 @@ def slot_lag_sensor(
         name=naming.name(f"{feed.name}_slot_lag"),
         job=job,
         minimum_interval_seconds=60,
+        required_resource_keys={naming.lake},
         default_status=_status(running=running),
         description=f"Starts a run that fails when replication slot {feed.slot} is missing, has lost WAL, or lags 1 GiB or more.",
     )
     def slot_lag(context: dg.SensorEvaluationContext) -> dg.RunRequest | dg.SkipReason:
-        problem, now = _slot_problem(feed), datetime.now(UTC)
+        lake = getattr(context.resources, naming.lake).open()
+        problem, now = _slot_problem(feed, lake), datetime.now(UTC)
         if problem is None:
             context.update_cursor("")
             return dg.SkipReason(f"replication slot {feed.slot} is healthy")

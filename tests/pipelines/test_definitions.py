@@ -262,15 +262,18 @@ def test_a_disabled_subscription_ends_a_run_as_failed(shop: Shop, dagster: dg.Da
 def test_a_slot_that_is_gone_starts_a_run_that_fails_once_an_hour(
     shop: Shop, dagster: dg.DagsterInstance
 ) -> None:
-    shop.copy()
     defs = pgsieve.build_definitions(shop.path)
     sensor = defs.resolve_sensor_def("pgsieve_shop_slot_lag")
 
     def tick(cursor: str | None) -> tuple[bool, str | None]:
-        with dg.build_sensor_context(dagster, cursor=cursor, definitions=defs) as context:
+        with dg.build_sensor_context(
+            dagster, cursor=cursor, definitions=defs, resources=defs.resources
+        ) as context:
             data = sensor.evaluate_tick(context)
             return bool(data.run_requests), data.cursor
 
+    assert tick(None) == (False, ""), "the first run makes the slot"
+    shop.copy()
     assert tick(None) == (False, "")
     shop.database.execute("select pg_drop_replication_slot(%s)", [shop.written["sources"]["shop"]["slot"]])
     requested, cursor = tick("")
