@@ -173,6 +173,8 @@ class _Follower:
         if metrics is not None:
             pulse = self._pulse
             metrics.follows(pulse.source, pulse.slot, lambda: pulse.connected, lambda: pulse.waiting_seconds)
+            for subscription in self._subscriptions:
+                metrics.subscribes(subscription.name)
 
     def stop(self) -> None:
         """End at the next commit boundary."""

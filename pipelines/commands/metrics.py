@@ -233,6 +233,10 @@ class FollowMetrics:
         self._behind.labels(source, slot).set_function(waiting)
         self._slices.labels(source, slot)
 
+    def subscribes(self, subscription: str) -> None:
+        """A subscription is followed: its errors are counted from 0, since `increase` does not see a counter begin."""
+        self._failures.labels(subscription)
+
     def appended(self, source: str, slot: str, slices: int) -> None:
         """Slices were appended."""
         self._slices.labels(source, slot).inc(slices)

@@ -139,7 +139,6 @@ def _started(shop: Shop, stderr: IO[str], *options: str) -> subprocess.Popen[str
     )
 
 
-@pytest.mark.spark
 def test_a_follower_counts_what_it_does(shop: Shop) -> None:
     shop.copy()
     slot = shop.written["sources"]["shop"]["slot"]
@@ -151,6 +150,7 @@ def test_a_follower_counts_what_it_does(shop: Shop) -> None:
         metrics = follower.metrics()
         assert metrics[sample("pgsieve_received_changes_total", *row, "insert")] == 5
         assert metrics[sample("pgsieve_conflicts_total", *row, "insert_exists")] == 0
+        assert metrics[sample("pgsieve_failures_total", "two")] == 0
         assert metrics[sample("pgsieve_slices_total", "shop", slot)] == 1
         assert metrics[sample("pgsieve_step_duration_seconds_count", "apply")] == 1
         wait_until(
