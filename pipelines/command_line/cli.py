@@ -248,6 +248,14 @@ def init(
             help="The database, as libpq writes it, or a postgresql:// URI; a password in it is not written to the file.",
         ),
     ] = None,
+    password_command: Annotated[
+        str | None,
+        typer.Option(
+            "--password-command",
+            metavar="COMMAND",
+            help="A program that prints the password, for tokens that expire, with its arguments.",
+        ),
+    ] = None,
     publications: Annotated[
         list[str] | None,
         typer.Option("--publication", metavar="NAME", help="A publication of the server; repeatable."),
@@ -289,7 +297,7 @@ def init(
 
     file = config or ctx.obj or Path(os.environ.get(FILE_VARIABLE) or DEFAULT_FILE)
     refuse_existing(file, force=force)
-    connection, found = connected(conninfo)
+    connection, found = connected(conninfo, password_command)
     choice = chosen(found, publications or [], tables or [], source, subscription, lake, role)
     report = initialise(file, connection, found, choice, force=force)
     if as_json:

@@ -33,7 +33,7 @@ def _answer(question: str, default: str | None = None, *, hidden: bool = False) 
     return str(typer.prompt(question, default=default, hide_input=hidden, err=True))
 
 
-def connected(conninfo: str | None) -> tuple[Connection, Survey]:
+def connected(conninfo: str | None, password_command: str | None) -> tuple[Connection, Survey]:
     """The connection, and what its database has; a password is asked for where one is needed."""
     if conninfo is None:
         if not _is_asked():
@@ -41,11 +41,12 @@ def connected(conninfo: str | None) -> tuple[Connection, Survey]:
                 "--conninfo is missing", hint="e.g. --conninfo 'host=db dbname=shop user=pgsieve'"
             )
         conninfo = _answer("conninfo (e.g. host=db dbname=shop user=pgsieve, or a postgresql:// URI)")
-    connection = Connection.of(conninfo)
+    connection = Connection.of(conninfo, password_command)
     try:
         return connection, survey(connection)
     except SourceUnreachableError as error:
-        if connection.password is not None or "password" not in error.message or not _is_asked():
+        has_password = connection.password is not None or connection.password_command
+        if has_password or "password" not in error.message or not _is_asked():
             raise
     connection = Connection(connection.conninfo, _answer("password", hidden=True))
     return connection, survey(connection)

@@ -7,6 +7,7 @@ the server is changed. Raises SourceError where the database does not answer, Pg
 
 import os
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,25 +37,40 @@ _HEAD = "# Written by `pgsieve init`. docs/configuration.md has every key; `pgsi
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """How the database is reached: the conninfo without secrets, and the password, None where libpq finds one itself."""
+    """How the database is reached: the conninfo without secrets, and the password, None where libpq finds one itself.
+
+    A command may print the password instead: a program and its arguments.
+    """
 
     conninfo: str
     password: str | None = field(default=None, repr=False)
+    password_command: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, conninfo: str, environ: Mapping[str, str] = os.environ) -> "Connection":
+    def of(
+        cls, conninfo: str, password_command: str | None = None, environ: Mapping[str, str] = os.environ
+    ) -> "Connection":
         """A conninfo as a person writes it, with its password or with `${NAME}`; raises PgsieveError."""
         parameters = dict(parameters_of(conninfo))
         if parameters.get("sslpassword"):
             raise PgsieveError(
                 "the conninfo has an sslpassword", hint="leave it out, and add it to pgsieve.yaml as ${NAME}"
             )
-        password = parameters.pop("password", None)
+        password = parameters.pop("password", None) or None
         if password and (variable := re.fullmatch(r"\$\{(\w+)\}", password)):
             if variable[1] not in environ:
                 raise PgsieveError(f"environment variable {variable[1]} is not set", hint="export it first")
             password = environ[variable[1]]
-        return cls(make_conninfo("", **parameters), password)
+        if password is not None and password_command is not None:
+            raise PgsieveError("the conninfo has a password, too", hint="keep one of the two")
+        try:
+            command = tuple(shlex.split(password_command or ""))
+        except ValueError:
+            raise PgsieveError(
+                "--password-command has a quote without its end",
+                hint="write it as in a shell, in one argument",
+            ) from None
+        return cls(make_conninfo("", **parameters), password, command)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +89,7 @@ class Survey:
 
 def survey(connection: Connection) -> Survey:
     """Look at a database; changes nothing."""
-    source = Source("init", connection.conninfo, connection.password)
+    source = Source("init", connection.conninfo, connection.password, connection.password_command)
     source.check_ready()
     with source.connect() as session:
         catalog = read_catalog(session)
@@ -187,6 +203,9 @@ def _configuration(connection: Connection, choice: Choice, variable: str | None)
     if variable:
         source["password"] = f"${{{variable}}}"
     publications = choice.publications
+    if connection.password_command:
+        # Of what a shell would read only `${` means something in pgsieve.yaml.
+        source["password_command"] = [part.replace("${", "$${") for part in connection.password_command]
     if choice.tables:
         tables = [{"table": quote_qualified(t.schema, t.name)} for t in choice.tables]
         source["publications"] = {choice.subscription: {"tables": tables}}

@@ -122,6 +122,22 @@ def test_tables_get_a_publication_in_the_file_and_an_administrator_a_role(
     assert statements[-1].startswith('create publication "pgsieve_shop" for table')
 
 
+def test_a_program_may_print_the_password(database: str, tmp_path: Path) -> None:
+    without = psycopg.conninfo.make_conninfo(database, password="")
+    command = "printf '%s' '" + PASSWORD + "'"
+    code, text = init(
+        tmp_path, "--conninfo", without, "--password-command", command, "--publication", "sales"
+    )
+    assert code == 0, text
+    source = yaml.safe_load((tmp_path / "pgsieve.yaml").read_text())["sources"]["shop_1"]
+    assert source["password_command"] == ["printf", "%s", PASSWORD]
+    assert "password" not in source
+    code, text = init(
+        tmp_path, "--conninfo", database, "--password-command", command, "--publication", "sales", "--force"
+    )
+    assert (code, "keep one of the two" in text) == (2, True)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
