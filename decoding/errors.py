@@ -3,6 +3,7 @@
 A message names the object, what is wrong and what to do; it never holds a cell value or a password.
 
     PgsieveError
+        CatalogNameError              assets.steps.operations.registration
         ConfigError                   pipelines.config.file
         EmbeddedS3Error               resources.lake.embedded_s3
         EmbeddedServerError           resources.postgres.embedded

@@ -28,6 +28,8 @@ class Project:
     subscriptions: Mapping[str, Subscription]
     lake: PgsieveLake
     retention: Retention
+    #: The template of the replicas' names in the catalog; None: they are not registered.
+    names: str | None = None
 
     def reading(self, feed: Feed) -> list[Subscription]:
         """The subscriptions that read a feed."""
@@ -72,7 +74,8 @@ def project(config: Config) -> Project:
     engine = engine_of(config)
     kept = config.retention
     retention = Retention(kept.change_log, kept.changes, kept.versions)
-    return Project(feeds, subscriptions, PgsieveLake(uri=storage.address, engine=engine), retention)
+    names = config.catalog.names if config.catalog else None
+    return Project(feeds, subscriptions, PgsieveLake(uri=storage.address, engine=engine), retention, names)
 
 
 def engine_of(config: Config) -> SparkEngine:

@@ -322,6 +322,7 @@ def print_drop(report: DropReport) -> None:
         *(f"publication {name}" for name in report.publications),
         *(f"tables no longer needed in publication {name}" for name in report.altered),
         *report.folders,
+        *(f"{name} of the catalog" for name in report.unregistered),
     ]
     _print(Text(f"{report.subscription}: dropped", style="bold"))
     for each in removed:

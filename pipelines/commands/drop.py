@@ -39,5 +39,6 @@ def drop(config: Config, name: str, *, delete_tables: bool, leave_slot: bool) ->
         publications=done.publications,
         kept_for=done.kept_for,
         folders=done.folders,
+        unregistered=done.unregistered,
         left=f"replication slot {feed.slot}{captured}" if leave_slot and not done.kept_for else None,
     )

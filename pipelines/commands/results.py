@@ -139,6 +139,8 @@ class DropReport:
     kept_for: tuple[str, ...]
     folders: tuple[str, ...]
     left: str | None
+    #: The names that were taken out of the catalog.
+    unregistered: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

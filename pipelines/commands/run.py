@@ -21,6 +21,7 @@ from pgsieve.assets.slot_consumption import change_log_asset
 from pgsieve.assets.steps.apply.replica_tables import ApplyResult, apply, tables_beyond_cut
 from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
 from pgsieve.assets.steps.initial_sync.one_table import Copied
+from pgsieve.assets.steps.operations.registration import Registration
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.cuts import Cuts
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord, disabled_error
@@ -71,6 +72,7 @@ def run(config: Config, selected: Sequence[SubscriptionConfig], progress: Progre
         results = failures.each(subscriptions, lambda s: Materializer(declared, s, dagster, progress))
         for feed in declared.feeds_of(enabled):
             run_feed(feed, [r for r in results if r.subscription.feed.name == feed.name], failures)
+        failures.each(results, Materializer.register)
         return RunSummary(summaries(results, failures), failures.listed())
 
 
@@ -284,6 +286,11 @@ class Materializer:
                 if result.cut
                 else done.standing.version,
             )
+
+    def register(self) -> None:
+        """Register the replicas in the catalog, where the configuration says under which names."""
+        if self.declared.names is not None and self.enabled:
+            Registration(self.subscription, self.lake, self.declared.names).register()
 
     def unfinished(self) -> bool:
         """Whether a table has to be copied again, its columns having changed under way; not those that wait."""

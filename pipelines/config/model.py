@@ -30,6 +30,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from pgsieve.decoding.errors import PgsieveError
+from pgsieve.pipelines.config.catalog import CatalogConfig
 from pgsieve.pipelines.config.dagster import DagsterConfig
 from pgsieve.pipelines.config.file import (
     ConfigError,
@@ -249,6 +250,7 @@ class Config(_Section):
     lake: Filled
     storage: StorageConfig = StorageConfig()
     spark: SparkConfig = SparkConfig()
+    catalog: CatalogConfig | None = None
     retention: RetentionConfig = RetentionConfig()
     dagster: DagsterConfig = DagsterConfig()
     sources: Annotated[dict[FolderName, SourceConfig], AfterValidator(not_empty)]
@@ -369,6 +371,7 @@ _MODELS: dict[tuple[str, ...], type[BaseModel]] = {
     (): Config,
     ("spark",): SparkConfig,
     ("storage",): StorageConfig,
+    ("catalog",): CatalogConfig,
     ("retention",): RetentionConfig,
     ("dagster",): DagsterConfig,
     ("sources", "*"): SourceConfig,

@@ -37,6 +37,8 @@ from pgsieve.resources.lake.tables import Tables
 #: Several row groups a file, so that decoding one is shared among the cores.
 ROW_GROUP = 128 * 1024
 _FILE_BYTES = 128 * 1024 * 1024
+#: In a column's metadata, where Spark has its comment, too.
+COMMENT = "comment"
 COLUMN_MAPPING = "delta.columnMapping.mode"
 _VECTORS = "delta.enableDeletionVectors"
 #: What tables may ask of their writers that one who replaces whole files complies with.
@@ -357,6 +359,20 @@ class LocalRecords:
                 write(batch for batch in kept if batch.num_rows)
         write(batch for batch in rows.to_batches() if batch.num_rows)
         self.commit(path, schema, added, position, base=base, removed=removed)
+
+    def comment(self, path: str, description: str | None, columns: Mapping[str, str]) -> None:
+        """Have a table and its columns described so, where they are not yet; rows and position stay."""
+        table = self.table_at(path)
+        committed = {"userMetadata": commit_metadata(self.position(path), {"kept": True})}
+        properties = CommitProperties(custom_metadata=committed)
+        if (table.metadata().description or "") != (description or ""):
+            table.alter.set_table_description(description or "", commit_properties=properties)
+        for field in table.schema().fields:
+            comment = columns.get(field.name, "")
+            if (field.metadata or {}).get(COMMENT, "") != comment:
+                # What else stands there stays: a column's number and name in files that have mapped names.
+                metadata = {**(field.metadata or {}), COMMENT: comment}
+                table.alter.set_column_metadata(field.name, metadata, commit_properties=properties)
 
     def position(self, path: str) -> int | None:
         """The position of the newest commit of pgsieve's."""

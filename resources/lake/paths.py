@@ -75,6 +75,10 @@ class LakePaths:
         """The state of a subscription as a whole, the newest row counts."""
         return f"{self.uri}/{name}/_subscription"
 
+    def registered(self, subscription: str) -> str:
+        """The names in the catalog that pgsieve has registered; the newest row of a name counts."""
+        return f"{self.uri}/{subscription}/_registered"
+
     def feed(self, slot_owner: str) -> str:
         """The cluster that a slot's LSNs are of, the newest row counts."""
         return f"{self.uri}/_pgsieve/{escape(slot_owner)}/feed"

@@ -29,6 +29,7 @@ from pgsieve.resources.failpoints import VARIABLE
 from pgsieve.resources.lake.paths import escape
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.fixtures.oracle import wait_until
+from tests.fixtures.s3_server import S3Server
 
 # Imported once, in the process that the others are forked from: a run then starts in a moment.
 _processes = multiprocessing.get_context("forkserver")
@@ -81,15 +82,24 @@ class Site:
     """A database, a lake, and a configuration with a subscription in each `row_filter` mode."""
 
     def __init__(
-        self, name: str, server: EmbeddedServer, folder: Path, master: str, port: int | None = None
+        self,
+        name: str,
+        server: EmbeddedServer,
+        folder: Path,
+        master: str,
+        port: int | None = None,
+        store: S3Server | None = None,
     ) -> None:
         self.name, self._server, self._folder = name, server, folder
-        self.lake = folder / "lake"
+        # In the bucket the folder's own name is no other test's.
+        self.lake = folder / "lake" if store is None else Path("lake") / folder.name / name
+        self._store = store
         self._file = folder / "pgsieve.yaml"
         self._log = folder / "log"
         self.transfers = 0
         configuration = {
-            "lake": str(self.lake),
+            "lake": self._address(self.lake),
+            **({"storage": dict(store.storage)} if store else {}),
             "spark": {"master": master},
             "sources": {name: {"conninfo": server.conninfo(dbname=name, port=str(port or server.port))}},
             "subscriptions": {
@@ -192,7 +202,7 @@ class Site:
                 replica = self.rows(self.replica(subscription, table))
                 assert Counter(map(tuple, replica)) == Counter(expected), f"{subscription}/{table}"
                 history = self.lake / subscription / "_changes" / "public" / escape(table)
-                if history.exists():
+                if DeltaTable.is_deltatable(self._address(history), self._options):
                     keys = self.rows(history, "commit_lsn, ordinal")
                     assert len(keys) == len(set(keys)), (
                         f"{subscription}/{table}: a change twice in its history"
@@ -226,9 +236,18 @@ class Site:
         """Where a replica is."""
         return self.lake / subscription / "public" / escape(table)
 
+    @property
+    def _options(self) -> dict[str, str] | None:
+        return self._store.delta_rs if self._store else None
+
+    def _address(self, path: Path) -> str:
+        """A path of the lake as Delta takes it."""
+        return f"s3://{path}" if self._store else str(path)
+
     def rows(self, path: Path, columns: str = "*", version: int | None = None) -> list[tuple]:
         """The rows of a Delta table, now or at a version."""
-        query = QueryBuilder().register("t", DeltaTable(str(path), version=version))
+        table = DeltaTable(self._address(path), version=version, storage_options=self._options)
+        query = QueryBuilder().register("t", table)
         table = pa.table(query.execute(f"SELECT {columns} FROM t").read_all())
         return list(zip(*(column.to_pylist() for column in table.columns), strict=True))
 
@@ -299,15 +318,20 @@ def _set_clock(ahead: timedelta) -> None:
 
 @contextlib.contextmanager
 def site(
-    name: str, server: EmbeddedServer, folder: Path, master: str, port: int | None = None
+    name: str,
+    server: EmbeddedServer,
+    folder: Path,
+    master: str,
+    port: int | None = None,
+    store: S3Server | None = None,
 ) -> Iterator[tuple[Site, psycopg.Connection]]:
     """A site with a database of its own on the server; dropped afterwards with its slots.
 
-    `port` is where pgsieve finds the server, if that is not the server's own.
+    `port` is where pgsieve finds the server, if that is not the server's own; `store` is where its lake is, if not in the folder.
     """
     with psycopg.connect(server.conninfo(), autocommit=True) as admin:
         admin.execute(f"CREATE DATABASE {name}")
-    made = Site(name, server, folder, master, port)
+    made = Site(name, server, folder, master, port, store)
     with made.connect() as connection:
         connection.execute(TABLES)
     try:

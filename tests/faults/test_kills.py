@@ -12,6 +12,7 @@ import pytest
 from pgsieve.resources.failpoints import Failpoint
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.faults.killable import site
+from tests.fixtures.s3_server import S3Server
 
 pytestmark = pytest.mark.spark
 
@@ -65,6 +66,27 @@ def test_a_run_killed_at_a_failpoint_is_made_good_by_the_next(
             if number % 3 == 0 or number == len(LATER):
                 assert pgsieve.run() == 0, pgsieve.log
                 pgsieve.verify(database)
+
+
+@pytest.mark.long
+def test_a_run_killed_with_its_lake_on_s3_is_made_good_by_the_next(
+    publisher_server: EmbeddedServer, s3_server: S3Server, tmp_path: Path
+) -> None:
+    """A Spark in each run, as nothing else shows that its commits are whole there, too."""
+    with site("killed_on_s3", publisher_server, tmp_path, "local[2]", store=s3_server) as (pgsieve, database):
+        for number, point in enumerate((*FIRST, *LATER), 1):
+            if point == Failpoint.ALTERATION_RECORDED:
+                with database.transaction():
+                    database.execute("ALTER PUBLICATION bank DROP TABLE savings")
+                    database.execute("ALTER PUBLICATION bank ADD TABLE savings")
+            assert (point, pgsieve.run(failpoint=point)) == (point, -signal.SIGKILL), pgsieve.log
+            pgsieve.write(database)
+            if number == len(FIRST) or (number > len(FIRST) and number % 3 == 0):
+                assert pgsieve.run() == 0, pgsieve.log
+                pgsieve.verify(database)
+                pgsieve.write(database)
+        assert pgsieve.run() == 0, pgsieve.log
+        pgsieve.verify(database)
 
 
 def test_runs_killed_at_random_while_the_source_is_written_to_lose_and_repeat_nothing(

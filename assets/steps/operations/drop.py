@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import psycopg
 
+from pgsieve.assets.steps.operations.registration import unregister
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord, SubscriptionState
 from pgsieve.assets.steps.records.table_states import SyncState, TableState, TableStates
@@ -33,6 +34,7 @@ class Dropped:
     publications: tuple[str, ...] = ()
     kept_for: tuple[str, ...] = ()
     folders: tuple[str, ...] = ()
+    unregistered: tuple[str, ...] = ()
 
 
 def in_use(lake: Lake, subscription: str) -> bool:
@@ -71,6 +73,7 @@ def drop_subscription(
         SubscriptionRecord(lake, name).set(SubscriptionState())
     if not others and lake.records.exists(ChangeLog(lake, feed).path):
         give_up(lake, feed)
+    done = replace(done, unregistered=unregister(lake, name))
     if delete_tables and local:
         folders = [f"{lake.uri}/{name}", *([] if others else [ChangeLog(lake, feed).path.rpartition("/")[0]])]
         with lake.refusing(f"{lake.uri}/{name}"):

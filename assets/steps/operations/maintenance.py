@@ -18,6 +18,7 @@ from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.cuts import Cut, Cuts
 from pgsieve.assets.steps.records.feed import FeedRecord
 from pgsieve.assets.steps.records.prepared import Prepared
+from pgsieve.assets.steps.records.registered import Registered
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import Name, TableState, TableStates, newest_version
 from pgsieve.assets.steps.records.transformed import Transformed
@@ -103,6 +104,7 @@ def maintain_subscription(
     states, record = TableStates(lake, name), SubscriptionRecord(lake, name)
     maintainer.maintain(states.path, superseded(states.counting_versions()))
     maintainer.maintain(record.path, superseded({record.newest_version()}))
+    maintainer.maintain(Registered(lake, name).path)
     replicas = [lake.replica(name, *table) for table in written]
     for path in replicas:
         maintainer.compact(path)

@@ -149,7 +149,7 @@ def test_every_problem_of_the_file_has_its_own_lines(invoke, tmp_path, command):
             "it becomes a folder of the lake and part of an asset key"
         ),
         "error: pgsieve.yaml:7: lakes: unknown key",
-        "hint: did you mean 'lake'? allowed here: lake, storage, spark, retention, dagster, sources, subscriptions",
+        "hint: did you mean 'lake'? allowed here: lake, storage, spark, catalog, retention, dagster, sources, subscriptions",
     ]
 
 

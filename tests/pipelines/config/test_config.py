@@ -319,7 +319,7 @@ REFUSED = {
     "unknown at the top": (
         LEAST + "suscriptions: {}\n",
         (6, "suscriptions", "unknown key"),
-        "did you mean 'subscriptions'? allowed here: lake, storage, spark, retention, dagster, sources, subscriptions",
+        "did you mean 'subscriptions'? allowed here: lake, storage, spark, catalog, retention, dagster, sources, subscriptions",
     ),
     "unknown in spark": (
         LEAST + "spark:\n  confs: {}\n",
@@ -354,7 +354,7 @@ REFUSED = {
     "the path": (
         "path: /x\n" + LEAST,
         (1, "path", "unknown key"),
-        "allowed here: lake, storage, spark, retention, dagster, sources, subscriptions",
+        "allowed here: lake, storage, spark, catalog, retention, dagster, sources, subscriptions",
     ),
     "twice": (LEAST + "lake: x\n", (6, "lake", "is given twice (first on line 1)"), "keep one of them"),
     "twice below": (
@@ -719,6 +719,7 @@ def test_the_allowed_names_can_be_read_by_a_program():
         "lake",
         "storage",
         "spark",
+        "catalog",
         "retention",
         "dagster",
         "sources",
@@ -739,7 +740,7 @@ def test_every_problem_is_told_in_the_order_of_the_file():
     ]
     assert str(error).splitlines() == [
         f"{FILE}:1: lake: is missing",
-        f"{FILE}:1: lakes: unknown key (did you mean 'lake'? allowed here: lake, storage, spark, retention, dagster, sources, subscriptions)",
+        f"{FILE}:1: lakes: unknown key (did you mean 'lake'? allowed here: lake, storage, spark, catalog, retention, dagster, sources, subscriptions)",
         f"{FILE}:3: sources.shop.slot: is not a name for a replication slot (a-z, 0-9 and _, 63 at most)",
         f"{FILE}:4: subscriptions.s.publications: is missing",
     ]

@@ -124,3 +124,23 @@ def test_a_removed_folder_is_gone_and_made_anew(lake: Lake, records: LocalRecord
     records.append(path, rows(20, 3), 20)
     assert records.standing(path) == Standing(0, 20)
     assert records.rows(path) == rows(20, 3).to_pylist()
+
+
+def test_descriptions_are_kept_beside_rows_and_position(lake: Lake, records: LocalRecords) -> None:
+    path = f"{lake.uri}/t"
+    records.append(path, rows(10, 1), 10)
+    records.comment(path, "the table", {"id": "the key"})
+    described = records.version(path)
+    records.comment(path, "the table", {"id": "the key"})
+    assert records.version(path) == described, "nothing is new"
+    records.append(path, rows(20, 2), 20)
+    table = records.table_at(path)
+    assert table.metadata().description == "the table"
+    assert {f.name: f.metadata.get("comment", "") for f in table.schema().fields} == {
+        "slice": "",
+        "id": "the key",
+    }
+    records.comment(path, None, {})
+    assert records.table_at(path).schema().fields[1].metadata.get("comment", "") == ""
+    assert records.position(path) == 20
+    assert records.count(path) == 2

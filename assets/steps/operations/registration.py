@@ -1,0 +1,123 @@
+"""Replicas in the catalog of the Spark session, by name: registered as they are copied, unregistered by `drop`.
+
+In: a subscription, and a template for names. Out: external Delta tables, and the publisher's comments on tables and columns in
+their Delta metadata. What is in the catalog under a name and was not registered by pgsieve is refused and left as it is. No session is
+needed where nothing is to be registered. Raises CatalogNameError.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pgsieve.assets.steps.records.registered import Registered
+from pgsieve.assets.steps.records.table_states import Name, SyncState, TableStates
+from pgsieve.assets.steps.subscription import Subscription
+from pgsieve.decoding.errors import PgsieveError
+from pgsieve.resources.lake.catalog import SparkCatalog, is_at, written
+from pgsieve.resources.lake.catalog_names import CatalogName, catalog_name
+from pgsieve.resources.lake.errors import told
+from pgsieve.resources.lake.lake import SPARK_ERRORS, Lake
+from pgsieve.resources.postgres.comments import Comments, read_comments
+
+
+class CatalogNameError(PgsieveError):
+    """A replica cannot have its name in the catalog."""
+
+
+@dataclass(frozen=True)
+class Registration:
+    """One subscription's replicas under names of a template."""
+
+    subscription: Subscription
+    lake: Lake
+    template: str
+
+    def register(self) -> tuple[str, ...]:
+        """Register the replicas that are not yet, and let comments follow; the names that are new.
+
+        Raises CatalogNameError at a name that something else has; the other names are registered by then.
+        """
+        name, record = self.subscription.name, Registered(self.lake, self.subscription.name)
+        replicas = [s.name for s in TableStates(self.lake, name).newest().values() if _is_there(s.state)]
+        self._comment(replicas)
+        wanted = self._names(replicas)
+        ours = record.names()
+        missing = {each: path for each, path in wanted.items() if ours.get(each) != path}
+        if not missing:
+            return ()
+        with self.lake.refusing(self.lake.uri):
+            catalog = SparkCatalog(self.lake.spark)
+            taken = [each for each in missing if each not in ours and catalog.location(each) is not None]
+            new = {each: path for each, path in missing.items() if each not in taken}
+            # Known to be pgsieve's before it is there: a run that dies in between registers it again.
+            record.note(list(new.items()), registered=True)
+            for each, path in new.items():
+                if not is_at(catalog.location(each), path):
+                    self._register(catalog, each, path)
+        if taken:
+            names = ", ".join(map(written, taken))
+            raise CatalogNameError(
+                f'subscription "{name}": the catalog has {names} already, and pgsieve did not register it',
+                hint="choose other `names` in `catalog` of pgsieve.yaml, or take what is there out of the catalog",
+                sqlstate="42P07",
+            )
+        return tuple(map(written, new))
+
+    def _register(self, catalog: SparkCatalog, name: CatalogName, path: str) -> None:
+        try:
+            catalog.register(name, path)
+        except SPARK_ERRORS as error:
+            self.lake.refuse_unavailable(error)
+            raise CatalogNameError(
+                f'subscription "{self.subscription.name}": the catalog does not take {written(name)}: {told(error)}',
+                hint="choose other `names` in `catalog` of pgsieve.yaml; Hive takes letters, digits and underscores; and see"
+                " whether this user may make tables and databases there",
+            ) from error
+
+    def _names(self, replicas: list[Name]) -> dict[CatalogName, str]:
+        """The path of each name; raises CatalogNameError where two replicas would have one name."""
+        names: dict[CatalogName, str] = {}
+        seen: dict[CatalogName, Name] = {}
+        for table in sorted(replicas):
+            each = catalog_name(self.template, self.subscription.name, *table)
+            # Catalogs fold case.
+            other = seen.setdefault(tuple(part.lower() for part in each), table)
+            if other != table:
+                raise CatalogNameError(
+                    f'subscription "{self.subscription.name}": tables {".".join(other)} and {".".join(table)} would both be'
+                    f" {written(each)} in the catalog",
+                    hint="use {schema} in `names` of `catalog` in pgsieve.yaml, or rename one of them",
+                    sqlstate="42P07",
+                )
+            names[each] = self.lake.replica(self.subscription.name, *table)
+        return names
+
+    def _comment(self, replicas: list[Name]) -> None:
+        """Let the comments in Delta's metadata be the publisher's."""
+        local = self.lake.local
+        if local is None or not replicas:
+            return
+        with self.subscription.feed.source.connect() as connection:
+            comments: Mapping[Name, Comments] = read_comments(connection, replicas)
+        for table, of_table in comments.items():
+            path = self.lake.replica(self.subscription.name, *table)
+            if self.lake.records.exists(path):
+                with self.lake.refusing(path):
+                    local.comment(path, of_table.table, of_table.columns)
+
+
+def _is_there(state: SyncState) -> bool:
+    return state is SyncState.READY
+
+
+def unregister(lake: Lake, subscription: str) -> tuple[str, ...]:
+    """Take out of the catalog what pgsieve registered for a subscription and is still at its place; the names."""
+    record = Registered(lake, subscription)
+    if not (ours := record.names()):
+        return ()
+    with lake.refusing(lake.uri):
+        catalog = SparkCatalog(lake.spark)
+        there = [each for each, path in ours.items() if is_at(catalog.location(each), path)]
+        for each in there:
+            catalog.unregister(each)
+    record.note(list(ours.items()), registered=False)
+    return tuple(map(written, there))

@@ -1,0 +1,35 @@
+"""`catalog` of pgsieve.yaml: under which names the replicas are registered in the Spark session's catalog.
+
+In: the template as the file has it. Out: the template, checked. Raises what pydantic turns into a ConfigError.
+"""
+
+from string import Formatter
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict
+
+from pgsieve.pipelines.config.values import Filled, refusal
+from pgsieve.resources.lake.catalog_names import FIELDS
+
+
+def _template(text: str) -> str:
+    try:
+        fields = [field for _, field, spec, conversion in Formatter().parse(text) if field is not None]
+        plain = not any(spec or conversion for _, _, spec, conversion in Formatter().parse(text))
+    except ValueError:
+        fields, plain = [], False
+    allowed = ", ".join(f"{{{name}}}" for name in FIELDS)
+    if not plain or set(fields) - set(FIELDS) or "table" not in fields:
+        raise refusal("is not a template for names", f"text with {allowed}; {{table}} has to be there")
+    parts = text.split(".")
+    if len(parts) not in {2, 3} or not all(parts):
+        raise refusal("should have two or three parts", "`database.table` or `catalog.database.table`")
+    return text
+
+
+class CatalogConfig(BaseModel):
+    """How replicas are named in the catalog."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    names: Annotated[Filled, AfterValidator(_template)] = "{subscription}.{table}"

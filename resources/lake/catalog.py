@@ -1,0 +1,56 @@
+"""The catalog of the Spark session: tables that are registered by name where their files are.
+
+In: a session, names, the paths of Delta tables. Out: external tables of the Hive metastore, Glue, Unity Catalog or whatever the
+session has. Only what Spark SQL says of every catalog is used. A table that is there already is never touched: who calls asks
+`location` first. Raises what Spark raises.
+
+https://docs.delta.io/latest/delta-batch.html#create-a-table
+"""
+
+from dataclasses import dataclass
+from urllib.parse import unquote
+
+from pyspark.sql import SparkSession
+
+from pgsieve.resources.lake.catalog_names import CatalogName
+from pgsieve.resources.lake.records import quoted
+
+
+def written(name: CatalogName) -> str:
+    """A name as Spark SQL writes it."""
+    return ".".join(map(quoted, name))
+
+
+@dataclass(frozen=True)
+class SparkCatalog:
+    """The catalog of one session."""
+
+    spark: SparkSession
+
+    def location(self, name: CatalogName) -> str | None:
+        """Where the table of this name is; empty for what has no place (a view), None where there is nothing."""
+        if not self.spark.catalog.tableExists(written(name)):
+            return None
+        rows = self.spark.sql(f"describe table extended {written(name)}").collect()
+        return next((row["data_type"] for row in rows if row["col_name"] == "Location"), "")
+
+    def register(self, name: CatalogName, path: str) -> None:
+        """Register the Delta table at a path; its database is made where it is missing."""
+        self.spark.sql(f"create database if not exists {written(name[:-1])}")
+        place = path.replace("\\", "\\\\").replace("'", "\\'")
+        self.spark.sql(f"create table {written(name)} using delta location '{place}'")
+
+    def unregister(self, name: CatalogName) -> None:
+        """Take an external table out of the catalog; its files stay."""
+        self.spark.sql(f"drop table if exists {written(name)}")
+
+
+def is_at(location: str | None, path: str) -> bool:
+    """Whether a catalog's location is a path of the lake: catalogs write `file:` before a folder, and may quote."""
+    return location is not None and _bare(location) in {_bare(path), _bare(unquote(path))}
+
+
+def _bare(location: str) -> str:
+    if location.startswith("file:"):
+        location = "/" + location.removeprefix("file:").lstrip("/")
+    return location.rstrip("/")

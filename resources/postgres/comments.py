@@ -1,0 +1,42 @@
+"""Comments on tables and their columns, as COMMENT ON made them (pg_description, section 52.17).
+
+In: a connection and names of tables. Out: their comments. Raises what psycopg raises.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+
+_QUERY = """
+select n.nspname, c.relname, a.attname, d.description
+from pg_class c
+join pg_namespace n on n.oid = c.relnamespace
+join unnest(%s::text[], %s::text[]) as wanted (schema, name) on wanted.schema = n.nspname and wanted.name = c.relname
+left join pg_description d on d.objoid = c.oid and d.classoid = 'pg_class'::regclass
+left join pg_attribute a on a.attrelid = c.oid and a.attnum = d.objsubid and a.attnum > 0
+"""
+
+
+@dataclass
+class Comments:
+    """The comments of one table; a column without one is left out."""
+
+    table: str | None = None
+    columns: dict[str, str] = field(default_factory=dict)
+
+
+def read_comments(
+    connection: psycopg.Connection[Any], tables: Sequence[tuple[str, str]]
+) -> Mapping[tuple[str, str], Comments]:
+    """The comments of tables that the server has; those that are gone are left out."""
+    comments: dict[tuple[str, str], Comments] = {}
+    parameters = [[schema for schema, _ in tables], [name for _, name in tables]]
+    for schema, name, column, text in connection.execute(_QUERY, parameters):
+        of_table = comments.setdefault((schema, name), Comments())
+        if text is not None and column is None:
+            of_table.table = text
+        elif text is not None:
+            of_table.columns[column] = text
+    return comments

@@ -1,0 +1,117 @@
+"""Replicas in the Hive metastore of the pyspark wheel: registered by name, described, unregistered, and nothing else touched."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+import yaml
+from deltalake import DeltaTable
+
+from pgsieve.pipelines.commands.demo import SMALL_DATA
+from pgsieve.resources.postgres.embedded import EmbeddedServer
+from tests.fixtures.servers import drop_slots
+
+ROOT = Path(__file__).resolve().parents[4]
+
+
+@pytest.fixture
+def database(publisher_server: EmbeddedServer) -> Iterator[psycopg.Connection]:
+    with psycopg.connect(publisher_server.conninfo(), autocommit=True) as admin:
+        admin.execute("create database registered")
+        with psycopg.connect(publisher_server.conninfo(dbname="registered"), autocommit=True) as connection:
+            connection.execute("create table orders (id int primary key, note text)")
+            connection.execute("""create table "Items" (id int primary key, note text)""")
+            connection.execute("insert into orders values (1, 'a'), (2, 'b')")
+            connection.execute("comment on table orders is 'what was ordered'")
+            connection.execute("comment on column orders.note is 'it''s `free` text'")
+            connection.execute("""create publication p for table orders, "Items" """)
+            yield connection
+            drop_slots(connection)
+        admin.execute("drop database registered with (force)")
+
+
+class Pgsieve:
+    """The command line, with a metastore in a folder; `names` is the template."""
+
+    def __init__(self, folder: Path, source: str) -> None:
+        self._folder, self._source = folder, source
+        self.conf = {
+            **SMALL_DATA,
+            "spark.sql.catalogImplementation": "hive",
+            "spark.sql.warehouse.dir": str(folder / "warehouse"),
+            "spark.hadoop.javax.jdo.option.ConnectionURL": f"jdbc:derby:;databaseName={folder}/metastore_db;create=true",
+        }
+
+    def __call__(self, *command: str, names: str, ends: int = 0, **environment: str) -> str:
+        written = {
+            "lake": "./a lake",
+            "spark": {"master": "local[2]", "conf": self.conf},
+            "catalog": {"names": names},
+            "sources": {"shop": {"conninfo": self._source}},
+            "subscriptions": {"sales": {"source": "shop", "publications": ["p"]}},
+        }
+        path = self._folder / "pgsieve.yaml"
+        path.write_text(yaml.safe_dump(written))
+        done = subprocess.run(
+            [sys.executable, "-m", "pgsieve", "--verbose", *command, "-c", str(path)],
+            cwd=self._folder,
+            env={**os.environ, **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == ends, done.stdout
+        return done.stdout
+
+    def sql(self, *statements: str) -> list[str]:
+        """The last statement's rows, by a session of the same metastore that is not pgsieve's."""
+        program = (
+            "import sys, json\n"
+            "from pgsieve.resources.lake.session import SparkEngine\n"
+            "spark = SparkEngine(master='local[2]', spark_config=json.loads(sys.argv[1])).session\n"
+            "for statement in sys.argv[2:]: rows = spark.sql(statement).collect()\n"
+            "print('rows', json.dumps([str(tuple(row)) for row in rows]))\n"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", program, json.dumps(self.conf), *statements],
+            cwd=self._folder,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        rows: list[str] = json.loads(done.stdout.rpartition("rows ")[2])
+        return rows
+
+
+@pytest.mark.spark
+def test_replicas_are_registered_described_and_unregistered_and_nothing_else_is_touched(
+    tmp_path: Path, publisher_server: EmbeddedServer, database: psycopg.Connection
+) -> None:
+    pgsieve = Pgsieve(tmp_path, publisher_server.conninfo(dbname="registered"))
+    pgsieve.sql("create database taken", "create table taken.public_orders (a int) using parquet")
+    refused = pgsieve("run", names="taken.{schema}_{table}", ends=2)
+    assert "the catalog has `taken`.`public_orders` already, and pgsieve did not register it" in refused
+    assert "choose other `names`" in refused
+    names = "{subscription}.{schema}_{table}"
+    pgsieve("run", names=names)
+    # Nothing is new: no session is needed, and comments follow.
+    database.execute("comment on table orders is 'ordered'")
+    pgsieve("run", names=names, JAVA_HOME="/none")
+    replica = DeltaTable(str(tmp_path / "a lake/sales/public/orders"))
+    assert replica.metadata().description == "ordered"
+    assert replica.schema().fields[1].metadata == {"comment": "it's `free` text"}
+    assert pgsieve.sql("select id, note from sales.public_orders order by id") == ["(1, 'a')", "(2, 'b')"]
+    removed = pgsieve("drop", "sales", names=names)
+    assert "removed: `sales`.`public_orders` of the catalog" in removed
+    assert pgsieve.sql("show tables in sales") == []
+    assert pgsieve.sql("show tables in taken") == ["('taken', 'public_orders', False)"]
+    assert replica.version() >= 0

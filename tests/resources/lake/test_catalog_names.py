@@ -1,0 +1,25 @@
+"""Names of replicas in a catalog, and the places that catalogs tell of them."""
+
+from __future__ import annotations
+
+from pgsieve.resources.lake.catalog import is_at, written
+from pgsieve.resources.lake.catalog_names import catalog_name
+
+
+def test_a_dot_in_a_tables_name_separates_nothing() -> None:
+    name = catalog_name("{subscription}.{schema}_{table}", "sales", "public", "a.b`c")
+    assert name == ("sales", "public_a.b`c")
+    assert written(name) == "`sales`.`public_a.b``c`"
+
+
+def test_a_catalog_may_have_three_parts() -> None:
+    assert catalog_name("main.{subscription}.{table}", "sales", "public", "t") == ("main", "sales", "t")
+
+
+def test_a_place_is_the_same_with_and_without_its_scheme() -> None:
+    assert is_at("file:/a%20lake/t", "/a%20lake/t")
+    assert is_at("file:///a lake/t/", "/a lake/t")
+    assert is_at("s3a://lake/x/t", "s3a://lake/x/t")
+    assert not is_at("s3a://lake/x/t2", "s3a://lake/x/t")
+    assert not is_at("", "/t")
+    assert not is_at(None, "/t")
