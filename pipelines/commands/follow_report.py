@@ -13,6 +13,7 @@ from functools import reduce
 import dagster as dg
 
 from pgsieve.assets.dagster_names import Name
+from pgsieve.assets.outcome import IncompleteError
 from pgsieve.assets.partition_roots import replica_tables_asset
 from pgsieve.assets.slot_consumption import change_log_asset
 from pgsieve.assets.steps.apply.replica_tables import ApplyResult, total
@@ -27,6 +28,8 @@ from pgsieve.pipelines.published import published_tables
 
 #: Dagster gets a report so long after the first slice that no report has.
 REPORT_SECONDS = 300.0
+
+_UNTOLD = "what was followed is in the tables, but not in Dagster's records"
 
 _logger = logging.getLogger(__name__)
 
@@ -88,9 +91,16 @@ class FollowReport:
                     assets.append(replica_tables_asset(subscription, tables, NAMING, done=result))
             task = f"follow {self._feed.slot}"
             # What ends as failed for one subscription is told of the others all the same.
-            materialize(self._dagster, self._declared, assets, self._progress, task, raise_on_error=False)
+            told = materialize(
+                self._dagster, self._declared, assets, self._progress, task, raise_on_error=False
+            )
         except Exception:
-            _logger.exception("what was followed is in the tables, but not in Dagster's records")
+            _logger.exception(_UNTOLD)
+            return
+        for event in told.get_step_failure_events() if told else ():
+            error = event.step_failure_data.error
+            if error is not None and error.cls_name != IncompleteError.__name__:
+                _logger.error("%s: %s", _UNTOLD, error.message.strip())
 
 
 def _together(first: TableChanges, second: TableChanges) -> TableChanges:
