@@ -48,9 +48,9 @@ _REWRITABLE = {"appendOnly", "deletionVectors", "invariants", "timestampNtz"}
 class LocalRecords:
     """Delta tables that delta-rs reaches."""
 
-    def __init__(self, store: Store | None = None) -> None:
+    def __init__(self, store: Store | None = None, tables: Tables | None = None) -> None:
         self.store = store or Store()
-        self._tables = Tables(self.store)
+        self._tables = tables or Tables(self.store)
 
     def exists(self, path: str) -> bool:
         """Whether there is a Delta table."""
@@ -90,24 +90,25 @@ class LocalRecords:
 
     def rows(self, path: str, where: str = "true") -> list[dict[str, Any]]:
         """The rows of a small table for which an SQL condition holds; none where there is no table."""
-        return (
-            _queried(self.table_at(path), f"select * from t where {where}").to_pylist()
-            if self.exists(path)
-            else []
-        )
+        table = self._opened(path)
+        return [] if table is None else self._rows(path, table, where)
+
+    def _rows(self, path: str, table: DeltaTable, where: str) -> list[dict[str, Any]]:
+        query = f"select * from t where {where}"
+        return self._tables.remembered(path, table, query, lambda: _queried(table, query).to_pylist())
 
     def newest(self, path: str, column: str) -> list[dict[str, Any]]:
         """The rows with the greatest number in a column; none where there is no table."""
-        if not self.exists(path):
+        if (table := self._opened(path)) is None:
             return []
         # The statistics of the files tell the number; then only the file that has it is read.
-        files = pa.table(self.table_at(path).get_add_actions(flatten=True))
+        files = pa.table(table.get_add_actions(flatten=True))
         greatest = files[f"max.{column}"] if f"max.{column}" in files.column_names else pa.nulls(1)
         if len(greatest) == 0:
             return []
         if greatest.null_count:
-            greatest = _queried(self.table_at(path), f"select {_quoted(column)} from t")[column]
-        return self.rows(path, f"{_quoted(column)} = {pc.max(greatest).as_py():d}")
+            greatest = _queried(table, f"select {_quoted(column)} from t")[column]
+        return self._rows(path, table, f"{_quoted(column)} = {pc.max(greatest).as_py():d}")
 
     def table(self, path: str) -> pa.Table:
         """All rows of a table that is known to be small."""
@@ -380,7 +381,13 @@ class LocalRecords:
 
     def standing(self, path: str) -> Standing:
         """The newest version and the position of it, of one moment."""
-        return _standing(self._opened(path))
+        if (table := self._opened(path)) is None:
+            return Standing()
+        # delta-rs reads the whole log for it.
+        (row,) = self._tables.remembered(
+            path, table, "position", lambda: [{"position": _standing(table).position}]
+        )
+        return Standing(table.version(), row["position"])
 
     def _opened(self, path: str) -> DeltaTable | None:
         return self._tables.open_if_any(path)
@@ -409,8 +416,8 @@ class LocalRecords:
 
     def is_restored(self, path: str, since: int) -> bool:
         """Whether somebody has gone back in a table that had this version; two looks at its folder where it still has."""
-        entries = [joined(path, f"_delta_log/{version:020d}.json") for version in (since, since + 1)]
-        if self.store.has(entries[0]) and not self.store.has(entries[1]):
+        entries = [f"{version:020d}.json" for version in (since, since + 1)]
+        if self.store.has_each(joined(path, "_delta_log"), entries) == [True, False]:
             return False
         table = self.table_at(path)
         later = table.version() - since

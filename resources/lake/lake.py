@@ -55,6 +55,7 @@ from pgsieve.resources.lake.spark import SparkRecords
 from pgsieve.resources.lake.storage import Storage, is_uri, storage_of
 from pgsieve.resources.lake.store import Store
 from pgsieve.resources.lake.store_errors import StoreRefusal, store_refusal
+from pgsieve.resources.lake.tables import shared_tables
 from pgsieve.resources.lake.way import Way, is_exact
 
 _TXN_APP = "spark.databricks.delta.write.txnAppId"
@@ -84,6 +85,13 @@ def column_mapping(columns: Iterable[str]) -> dict[str, str]:
     return {}
 
 
+def _local_records(store: Store, storage: Storage) -> LocalRecords | None:
+    """delta-rs for a lake; all that this process opens of a lake on an object store share the tables that are held open."""
+    if not storage.by_delta_rs:
+        return None
+    return LocalRecords(store, None if storage.folder else shared_tables(store.options))
+
+
 class Lake(LakePaths):
     """The Delta tables of one lake."""
 
@@ -100,7 +108,7 @@ class Lake(LakePaths):
         self.store = Store.of(storage)
         self._session = session
         #: delta-rs, where it reaches the lake and may write there.
-        self.local: LocalRecords | None = LocalRecords(self.store) if storage.by_delta_rs else None
+        self.local: LocalRecords | None = _local_records(self.store, storage)
         self.records: Records = NamedRecords(self.local or SparkRecords(session), self.refusing)
         self._small_bytes = small_bytes
 

@@ -7,7 +7,10 @@ changes the one that it commits with. Raises what delta-rs does.
 """
 
 import threading
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
@@ -20,6 +23,12 @@ _HELD = 4
 
 #: What tells a file from another one of its name.
 Stamp = tuple[int, int, int]
+
+
+@cache
+def shared_tables(options: tuple[tuple[str, str], ...]) -> "Tables":
+    """The tables that all of this process hold open which reach a store by the same options."""
+    return Tables(Store(options))
 
 
 class Tables:
@@ -76,6 +85,20 @@ class Tables:
         """One version of a table, which stays at it."""
         return DeltaTable(path, version=version, storage_options=self.options)
 
+    def remembered(
+        self, path: str, table: DeltaTable, query: str, rows: Callable[[], list[dict[str, Any]]]
+    ) -> list[dict[str, Any]]:
+        """What a query of a small table gives: on an object store it is asked once for each version of the table."""
+        if not is_uri(path):
+            return rows()
+        version, answers = self._answers().get(path, (None, {}))
+        if version != table.version():
+            answers = {}
+            self._answers()[path] = (table.version(), answers)
+        if query not in answers:
+            answers[query] = rows()
+        return [dict(row) for row in answers[query]]
+
     def forget(self) -> None:
         """Open all tables anew: some have been removed."""
         self._removals += 1
@@ -83,9 +106,15 @@ class Tables:
     def _mine(self) -> dict[str, DeltaTable]:
         """The tables that this thread holds open."""
         if getattr(self._open, "removals", None) != self._removals:
-            self._open.tables, self._open.removals = {}, self._removals
+            self._open.tables, self._open.answers, self._open.removals = {}, {}, self._removals
         tables: dict[str, DeltaTable] = self._open.tables
         return tables
+
+    def _answers(self) -> dict[str, tuple[int, dict[str, list[dict[str, Any]]]]]:
+        """What this thread has read, by table: its version, and the rows by query."""
+        self._mine()
+        answers: dict[str, tuple[int, dict[str, list[dict[str, Any]]]]] = self._open.answers
+        return answers
 
 
 def _stamp(path: str, version: int) -> Stamp | None:

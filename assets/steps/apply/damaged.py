@@ -5,6 +5,7 @@ restored table says nothing of its rows. Such a table is set aside; a copy that 
 """
 
 from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from pgsieve.assets.steps.records.cuts import Cut
@@ -13,6 +14,10 @@ from pgsieve.assets.steps.records.table_states import Name, SyncState, TableStat
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.resources.lake.errors import LakeError
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.storage import is_uri
+
+#: So many replicas are looked at side by side.
+_LOOKS = 8
 
 
 def states_without_damaged(
@@ -24,13 +29,23 @@ def states_without_damaged(
     """
     record = TableStates(lake, subscription.name)
     states = record.newest()
+    applied = [state for state in states.values() if state.applies]
+
+    def damage(state: TableState) -> str | None:
+        return _damage(subscription, lake, state, cut, read=state.name in changed)
+
+    if is_uri(lake.uri) and lake.local:
+        # Each look at a replica waits for an answer.
+        with ThreadPoolExecutor(_LOOKS) as pool:
+            problems = list(pool.map(damage, applied))
+    else:
+        problems = list(map(damage, applied))
     aside = [
         replace(state, state=SyncState.SET_ASIDE, reason=copy_again(subscription.name, state.name, problem))
         if state.state == SyncState.READY
         else replace(state, state=SyncState.REMOVED, lsn=0)
-        for state in states.values()
-        if state.applies
-        and (problem := _damage(subscription, lake, state, cut, read=state.name in changed)) is not None
+        for state, problem in zip(applied, problems, strict=True)
+        if problem is not None
     ]
     record.append(aside)
     return record.newest() if aside else states
