@@ -1,0 +1,139 @@
+"""What a lake on S3 costs, as ratios to the same lake in a folder, in the same run.
+
+In: how many tables have nothing to do, how many rows are copied and caught up with, how many milliseconds each request
+waits besides. Out: seconds on a folder, on a local S3 server, and on that server from afar, with their difference and ratio.
+The server is SeaweedFS; a proxy adds the wait. Each command is a process of its own; what is interleaved is compared.
+
+    python benchmarks/object_store.py --tables 50 --rows 2000000 --wait 30
+"""
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import psycopg
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.replication import COLUMNS, ROW, SETTINGS, changes
+from pgsieve.resources.postgres.embedded import EmbeddedServer
+from tests.fixtures.s3_proxy import s3_proxy
+from tests.fixtures.s3_server import BUCKET, S3Server, new_s3_server
+
+FOLDER = "folder"
+
+
+class Lakes:
+    """The same subscription on several lakes, each with a slot of its own."""
+
+    def __init__(self, folder: Path, server: EmbeddedServer, stores: dict[str, S3Server | None]) -> None:
+        self._folder, self._server, self._stores = folder, server, stores
+        self.seconds: dict[str, dict[str, list[float]]] = {}
+
+    def configure(self, name: str) -> None:
+        """Write a pgsieve.yaml for each lake: everything that a database's publication has."""
+        for place, store in self._stores.items():
+            source = f"{name}_{place}"
+            written = {
+                "lake": f"s3://{BUCKET}/{source}" if store else f"./lake_{source}",
+                "sources": {source: {"conninfo": self._server.conninfo(dbname=name)}},
+                "subscriptions": {"sub": {"source": source, "publications": ["p"]}},
+            }
+            if store:
+                written["storage"] = dict(store.storage)
+            (self._folder / f"{source}.yaml").write_text(yaml.safe_dump(written))
+
+    def run(self, name: str, what: str | None) -> None:
+        """`pgsieve run` on each lake in turn; what it is said to measure, or None."""
+        for place in self._stores:
+            path = self._folder / f"{name}_{place}.yaml"
+            command = [sys.executable, "-m", "pgsieve", "-c", str(path), "run"]
+            began = time.perf_counter()
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            if what:
+                self.seconds.setdefault(what, {}).setdefault(place, []).append(time.perf_counter() - began)
+
+
+def small(lakes: Lakes, server: EmbeddedServer, tables: int, rounds: int) -> None:
+    """Nothing to do, and a small change in one table."""
+    with psycopg.connect(server.conninfo(), autocommit=True) as admin:
+        admin.execute("create database small")
+    with psycopg.connect(server.conninfo(dbname="small"), autocommit=True) as database:
+        for table in range(tables):
+            database.execute(f"create table t{table} (id int primary key, n int)")
+            database.execute(f"insert into t{table} values (1, 1)")
+        database.execute("create publication p for all tables")
+        lakes.configure("small")
+        for _ in range(2):  # the copies, then their cut
+            lakes.run("small", None)
+        for number in range(rounds):
+            lakes.run("small", f"nothing to do, {tables} tables")
+            database.execute(f"insert into t0 values ({number + 2}, 1)")
+            database.execute("update t0 set n = n + 1 where id = 1")
+            lakes.run("small", f"a small change, {tables} tables")
+
+
+def large(lakes: Lakes, server: EmbeddedServer, rows: int) -> None:
+    """Initial sync and catch-up of the workload of `benchmarks/replication.py`."""
+    with psycopg.connect(server.conninfo(), autocommit=True) as admin:
+        admin.execute("create database large")
+    with psycopg.connect(server.conninfo(dbname="large"), autocommit=True) as database:
+        database.execute(f"create table t {COLUMNS}")
+        database.execute(f"insert into t select {ROW} from generate_series(1, {rows}) i")
+        database.execute("vacuum (freeze, analyze) t")
+        database.execute("create publication p for all tables")
+        lakes.configure("large")
+        lakes.run("large", f"initial sync, {rows:,} rows")
+        changes(database, "t", rows)
+        lakes.run("large", f"catch-up, {rows:,} rows")
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--tables", type=int, default=50)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rows", type=int, default=2_000_000, help="0: neither initial sync nor catch-up")
+    parser.add_argument("--wait", type=float, default=30.0, help="milliseconds of a server far away; 0: none")
+    options = parser.parse_args()
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pgsieve-benchmark-")))
+        store = stack.enter_context(new_s3_server())
+        stores: dict[str, S3Server | None] = {FOLDER: None, "s3": store}
+        if options.wait:
+            proxy = stack.enter_context(s3_proxy(store.url))
+            proxy.delay = options.wait / 1000
+            stores["far"] = S3Server(proxy.url)
+        server = stack.enter_context(
+            EmbeddedServer(folder / "data", settings={**SETTINGS, "max_replication_slots": "20"})
+        )
+        lakes = Lakes(folder, server, stores)
+        loads = [os.getloadavg()[0]]
+        small(lakes, server, options.tables, options.rounds)
+        if options.rows:
+            large(lakes, server, options.rows)
+        loads.append(os.getloadavg()[0])
+    print(f"load average {loads[0]:.1f} to {loads[1]:.1f}, {os.cpu_count()} cores; medians")
+    table = Table(
+        "what", *(f"{place}, s" for place in stores), *(f"{p} / {FOLDER}" for p in list(stores)[1:])
+    )
+    for what, seconds in lakes.seconds.items():
+        medians = {place: statistics.median(measured) for place, measured in seconds.items()}
+        ratios = (f"{medians[p] / medians[FOLDER]:.2f}" for p in list(stores)[1:])
+        table.add_row(what, *(f"{medians[p]:.2f}" for p in stores), *ratios)
+    Console(width=120).print(table)
+
+
+if __name__ == "__main__":
+    main()
