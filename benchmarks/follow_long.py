@@ -23,10 +23,10 @@ import yaml
 from pgsieve.assets.steps.operations import maintenance
 from pgsieve.assets.steps.operations.maintenance import Retention
 from pgsieve.assets.steps.slot_consumption import follow as consumption
-from pgsieve.pipelines.commands import follow as command
 from pgsieve.pipelines.commands.results import RunSummary
 from pgsieve.pipelines.commands.run import run
 from pgsieve.pipelines.config.model import Config, load_config
+from pgsieve.pipelines.following import follow as command
 from pgsieve.pipelines.project import Project, project
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 

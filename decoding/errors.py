@@ -5,20 +5,20 @@ A message names the object, what is wrong and what to do; it never holds a cell 
     PgsieveError
         CatalogNameError              assets.steps.operations.registration
         ConfigError                   pipelines.config.file
-        EmbeddedS3Error               resources.lake.embedded_s3
+        EmbeddedS3Error               resources.lake.stores.embedded_s3
         EmbeddedServerError           resources.postgres.embedded
         EngineError                   resources.lake.engine.control
-        ExecutorError                 resources.lake.errors
+        ExecutorError                 resources.lake.delta.errors
         FilterValueError              decoding.row_filters.strings
         InvalidLsnError               decoding.lsn
         KeyConflictError              assets.steps.apply.key_conflicts
-        LakeError                     resources.lake.errors
-            ConcurrentWriteError      resources.lake.errors
-                OverrunError          resources.lake.errors
-            DamagedTableError         resources.lake.errors
-            LakeUnavailableError      resources.lake.errors
-                StoreUnavailableError resources.lake.errors
-            SparkLostError            resources.lake.errors
+        LakeError                     resources.lake.delta.errors
+            ConcurrentWriteError      resources.lake.delta.errors
+                OverrunError          resources.lake.delta.errors
+            DamagedTableError         resources.lake.delta.errors
+            LakeUnavailableError      resources.lake.delta.errors
+                StoreUnavailableError resources.lake.delta.errors
+            SparkLostError            resources.lake.delta.errors
         MissingExtraError             pipelines.command_line.extras
         NewerVersionError             resources.lake.overrun
         NumericError                  decoding.row_filters.numeric
@@ -49,9 +49,9 @@ A message names the object, what is wrong and what to do; it never holds a cell 
             SourcePermissionError     resources.postgres.source
             SourceSettingError        resources.postgres.source
             SourceUnreachableError    resources.postgres.source
-        SparkUnavailableError         resources.lake.errors
+        SparkUnavailableError         resources.lake.delta.errors
             UnsafeLogStoreError       resources.lake.session
-        StalledError                  pipelines.commands.watch
+        StalledError                  pipelines.following.watch
         SubscriptionDisabledError     assets.steps.records.subscription_state
         UncheckedFilterError          resources.postgres.filter_analysis
         UndefinedColumnError

@@ -1,4 +1,5 @@
 """Wiring: the configuration, Dagster's definitions with jobs, schedules and sensors, and the command line.
 
-`project` turns a configuration into the feeds and subscriptions that the steps work on; Dagster loads `definitions`.
+`project` turns a configuration into the feeds and subscriptions that the steps work on; Dagster loads `definitions`. `commands` is
+a module for each command, `following` and `demo` are those that go on.
 """

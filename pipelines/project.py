@@ -15,7 +15,7 @@ from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.publications.definition import DefinedPublication, DefinedTable
 from pgsieve.pipelines.config.model import Config, SourceConfig, SubscriptionConfig
 from pgsieve.resources.lake.session import SparkEngine, refuse_other_log_store
-from pgsieve.resources.lake.storage import Storage, declare
+from pgsieve.resources.lake.stores.storage import Storage, declare
 from pgsieve.resources.postgres.plugin_options import PgoutputOptions
 from pgsieve.resources.postgres.source import Source
 

@@ -1,4 +1,4 @@
-"""Make resources/lake/log_store/pgsieve-log-store.jar of the Java source beside it: the same bytes at each build.
+"""Make resources/lake/stores/log_store/pgsieve-log-store.jar of the Java source beside it: the same bytes at each build.
 
 The manifest has the digest of the source, and the javac that compiled it. Needs a JDK, and the jars that `make setup`
 fetches. Run as a program, this module writes the jar; `compiled` is also the tests' way to see that it is the source's.
@@ -15,7 +15,7 @@ from pathlib import Path
 import pyspark
 
 from pgsieve.resources.lake.jars import delta_packages, kept_jars
-from pgsieve.resources.lake.log_store import JAR, SOURCE
+from pgsieve.resources.lake.stores.log_store import JAR, SOURCE
 
 #: Spark 4 needs this Java or a newer one.
 _RELEASE = "17"

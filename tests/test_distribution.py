@@ -119,7 +119,7 @@ def names_in(wheel: Path) -> list[str]:
 def test_the_wheel_holds_one_package_and_each_file_once(wheel: Path) -> None:
     files = [name for name in names_in(wheel) if ".dist-info/" not in name]
     assert sorted(files) == sorted(sources())
-    assert "pgsieve/resources/lake/log_store/pgsieve-log-store.jar" in files
+    assert "pgsieve/resources/lake/stores/log_store/pgsieve-log-store.jar" in files
 
 
 def test_an_editable_installation_has_no_copy_of_a_file(tmp_path: Path) -> None:

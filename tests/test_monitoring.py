@@ -15,8 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from pgsieve.assets.steps.apply.replica_tables import ApplyResult
 from pgsieve.assets.steps.apply.writer import Applied
 from pgsieve.assets.steps.records.transformed import TableChanges
-from pgsieve.pipelines.commands.metrics import FollowMetrics
 from pgsieve.pipelines.commands.results import SlotStatus, StatusReport, SubscriptionStatus, TableStatus
+from pgsieve.pipelines.following.metrics import FollowMetrics
 
 DOCS = Path(__file__).parents[1] / "docs"
 ALERTS, DASHBOARD = DOCS / "monitoring/alerts.yaml", DOCS / "monitoring/grafana-dashboard.json"

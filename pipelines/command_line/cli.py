@@ -220,12 +220,12 @@ def demo(
         if lake != "folder":
             raise PgsieveError("`--ui` has its lake in a folder", hint="leave out `--lake` or `--ui`")
         require_extra("ui")
-        from pgsieve.pipelines.commands.live_demo import live_demo
+        from pgsieve.pipelines.demo.live_demo import live_demo
 
         with console.progress() as progress:
             live_demo(keep, host, port, progress, console.print_live_demo, console.print_run)
         return
-    from pgsieve.pipelines.commands.demo import demo as run_demo
+    from pgsieve.pipelines.demo.demo import demo as run_demo
 
     with console.progress() as progress:
         shown = _ignore if as_json else console.print_demo_step
@@ -354,8 +354,8 @@ def run(
     settings = _load(ctx, config)
     selected = settings.selected(subscriptions or [])
     if follow:
-        from pgsieve.pipelines.commands.follow import follow as follow_pipeline
-        from pgsieve.pipelines.commands.watch import StalledError
+        from pgsieve.pipelines.following.follow import follow as follow_pipeline
+        from pgsieve.pipelines.following.watch import StalledError
 
         try:
             with console.progress() as progress:
@@ -500,7 +500,7 @@ def status(
 
     report = read_status(settings)
     if prometheus:
-        from pgsieve.pipelines.commands.metrics import status_metrics
+        from pgsieve.pipelines.following.metrics import status_metrics
 
         sys.stdout.write(status_metrics(report).decode())
     elif as_json:

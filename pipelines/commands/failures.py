@@ -12,8 +12,8 @@ from typing import Protocol, TypeVar
 
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.commands.results import Failure
-from pgsieve.resources.lake.errors import causes, refusal
-from pgsieve.resources.lake.store_errors import store_refusal
+from pgsieve.resources.lake.delta.errors import causes, refusal
+from pgsieve.resources.lake.stores.store_errors import store_refusal
 
 
 class _Named(Protocol):

@@ -25,7 +25,7 @@ from pgsieve.pipelines.commands.run import instance
 from pgsieve.pipelines.commands.ui import dagster_home
 from pgsieve.pipelines.config.model import Config
 from pgsieve.pipelines.project import Project, project
-from pgsieve.resources.lake.errors import LakeError
+from pgsieve.resources.lake.delta.errors import LakeError
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.slot import SlotState, slot_state
 from pgsieve.resources.postgres.source import SourceError, read_catalog

@@ -66,7 +66,7 @@ from pgsieve.pipelines.config.values import (
     streaming_mode,
     switch,
 )
-from pgsieve.resources.lake.storage import is_uri
+from pgsieve.resources.lake.stores.storage import is_uri
 
 __all__ = [
     "Config",

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, SecretStr
 
 from pgsieve.pipelines.config.values import Filled, filled_secret, lower
-from pgsieve.resources.lake.storage import OPTIONS, Storage, is_uri
+from pgsieve.resources.lake.stores.storage import OPTIONS, Storage, is_uri
 
 _Secret = Annotated[SecretStr, AfterValidator(filled_secret)]
 

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 from pyspark.sql import SparkSession
 
 from pgsieve.resources.lake.catalog_names import CatalogName
-from pgsieve.resources.lake.records import quoted
+from pgsieve.resources.lake.delta.records import quoted
 
 
 def written(name: CatalogName) -> str:

@@ -26,8 +26,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from pyspark.sql.types import StructType
 
-from pgsieve.resources.lake.delta_rs import COLUMN_MAPPING, LocalRecords, writable
-from pgsieve.resources.lake.errors import (
+from pgsieve.resources.lake.delta.delta_rs import COLUMN_MAPPING, LocalRecords, writable
+from pgsieve.resources.lake.delta.errors import (
     ConcurrentWriteError,
     DamagedTableError,
     ExecutorError,
@@ -45,17 +45,17 @@ from pgsieve.resources.lake.errors import (
     refusal,
     told,
 )
-from pgsieve.resources.lake.named_records import NamedRecords
+from pgsieve.resources.lake.delta.named_records import NamedRecords
+from pgsieve.resources.lake.delta.parquet_files import WRITTEN_DDL, write_files
+from pgsieve.resources.lake.delta.records import APPLICATION, Records, commit_metadata, quoted
+from pgsieve.resources.lake.delta.spark import SparkRecords
+from pgsieve.resources.lake.delta.tables import shared_tables
 from pgsieve.resources.lake.overrun import NewerVersionError, guarded
-from pgsieve.resources.lake.parquet_files import WRITTEN_DDL, write_files
 from pgsieve.resources.lake.paths import LakePaths
-from pgsieve.resources.lake.records import APPLICATION, Records, commit_metadata, quoted
 from pgsieve.resources.lake.session import SparkEngine
-from pgsieve.resources.lake.spark import SparkRecords
-from pgsieve.resources.lake.storage import Storage, is_uri, storage_of
-from pgsieve.resources.lake.store import Store
-from pgsieve.resources.lake.store_errors import StoreRefusal, store_refusal
-from pgsieve.resources.lake.tables import shared_tables
+from pgsieve.resources.lake.stores.storage import Storage, is_uri, storage_of
+from pgsieve.resources.lake.stores.store import Store
+from pgsieve.resources.lake.stores.store_errors import StoreRefusal, store_refusal
 from pgsieve.resources.lake.way import Way, is_exact
 
 _TXN_APP = "spark.databricks.delta.write.txnAppId"
@@ -365,7 +365,7 @@ class Lake(LakePaths):
         base: int | None = None,
         after: int | None = None,
     ) -> list[dict[str, Any]]:
-        """Have the executors write files (`pgsieve.resources.lake.parquet_files`), and commit them; returns their rows.
+        """Have the executors write files (`pgsieve.resources.lake.delta.parquet_files`), and commit them; returns their rows.
 
         `base` and `after` as in `write`.
         """

@@ -16,9 +16,9 @@ import pyarrow as pa
 from deltalake import CommitProperties, QueryBuilder, WriterProperties
 from pyspark.sql import Row
 
-from pgsieve.resources.lake.delta_rs import ROW_GROUP, LocalRecords
+from pgsieve.resources.lake.delta.delta_rs import ROW_GROUP, LocalRecords
+from pgsieve.resources.lake.delta.records import commit_metadata, quoted
 from pgsieve.resources.lake.lake import METADATA, Lake
-from pgsieve.resources.lake.records import commit_metadata, quoted
 from pgsieve.resources.lake.way import Way
 
 #: Files up to this size are compacted.

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import StructField, StructType
 
 from pgsieve.decoding.errors import PgsieveError
-from pgsieve.resources.lake.store import Store
+from pgsieve.resources.lake.stores.store import Store
 
 
 class NewerVersionError(PgsieveError):

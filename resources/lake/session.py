@@ -22,12 +22,12 @@ from pyspark import cloudpickle
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from pgsieve.resources.lake import log_store
+from pgsieve.resources.lake.delta.errors import SparkUnavailableError
 from pgsieve.resources.lake.engine import control
 from pgsieve.resources.lake.engine.record import EngineFolder
-from pgsieve.resources.lake.errors import SparkUnavailableError
 from pgsieve.resources.lake.jars import class_path, delta_packages, s3_packages
-from pgsieve.resources.lake.storage import Storage, storage_of
+from pgsieve.resources.lake.stores import log_store
+from pgsieve.resources.lake.stores.storage import Storage, storage_of
 
 #: Settings a session may change at any time; set on Spark Connect too.
 SESSION_SETTINGS: dict[str, str] = {

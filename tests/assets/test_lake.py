@@ -11,7 +11,7 @@ from deltalake import write_deltalake
 
 from pgsieve.assets.lake import PgsieveLake
 from pgsieve.assets.steps.records.cuts import Cut, Cuts
-from pgsieve.resources.lake.errors import LakeError
+from pgsieve.resources.lake.delta.errors import LakeError
 from pgsieve.resources.lake.session import SparkEngine
 
 

@@ -20,7 +20,7 @@ import yaml
 from deltalake import DeltaTable, QueryBuilder
 from deltalake.fs import DeltaStorageHandler
 
-from pgsieve.pipelines.commands.demo import SMALL_DATA
+from pgsieve.pipelines.demo.demo import SMALL_DATA
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.fixtures.s3_server import KEY, REGION, SECRET, S3Server
 from tests.fixtures.servers import drop_slots

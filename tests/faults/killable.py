@@ -38,7 +38,7 @@ _processes.set_forkserver_preload(
         *(
             "pgsieve.pipelines.command_line.cli",
             "pgsieve.pipelines.commands.run",
-            "pgsieve.pipelines.commands.follow",
+            "pgsieve.pipelines.following.follow",
             "pgsieve.assets.steps.slot_consumption.drain",
         ),
         *(
@@ -307,7 +307,8 @@ def _set_clock(ahead: timedelta) -> None:
 
     # Loaded before they are looked through: a module takes the name once.
     from pgsieve.pipelines.command_line import cli  # noqa: F401
-    from pgsieve.pipelines.commands import check, follow, maintain, resync, run  # noqa: F401
+    from pgsieve.pipelines.commands import check, maintain, resync, run  # noqa: F401
+    from pgsieve.pipelines.following import follow  # noqa: F401
 
     for name, module in list(sys.modules.items()):
         if name.startswith("pgsieve.") and getattr(module, "datetime", None) is datetime:

@@ -17,9 +17,9 @@ import psycopg
 import pytest
 
 from pgsieve.assets.steps.slot_consumption.drain import drain
-from pgsieve.pipelines.commands.follow import follow
 from pgsieve.pipelines.commands.results import RunSummary
 from pgsieve.pipelines.config.model import load_config
+from pgsieve.pipelines.following.follow import follow
 from pgsieve.pipelines.project import project
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.fixtures.oracle import wait_until

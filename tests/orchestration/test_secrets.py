@@ -16,7 +16,7 @@ import yaml
 from deltalake import write_deltalake
 from psycopg.conninfo import make_conninfo
 
-from pgsieve.pipelines.commands.demo import SMALL_DATA
+from pgsieve.pipelines.demo.demo import SMALL_DATA
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.fixtures.servers import drop_slots
 

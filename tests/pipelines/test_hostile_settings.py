@@ -17,7 +17,7 @@ import pytest
 import yaml
 from deltalake import DeltaTable
 
-from pgsieve.pipelines.commands.demo import SMALL_DATA
+from pgsieve.pipelines.demo.demo import SMALL_DATA
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.fixtures.oracle import wait_until
 from tests.fixtures.servers import TEST_SETTINGS, drop_slots, new_server

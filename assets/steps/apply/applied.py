@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 from pgsieve.assets.steps.records.table_states import Name
 from pgsieve.assets.steps.records.transformed import TableChanges
+from pgsieve.resources.lake.delta.records import Standing
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.records import Standing
 
 
 @dataclass(frozen=True)

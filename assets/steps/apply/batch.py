@@ -21,9 +21,9 @@ from pgsieve.assets.steps.records.table_states import Name, TableState, TableSta
 from pgsieve.assets.steps.records.transformed import TableChanges
 from pgsieve.assets.steps.subscription import PARALLEL_TABLES, Subscription
 from pgsieve.resources.failpoints import Failpoint, reach
-from pgsieve.resources.lake.errors import LakeError, OverrunError, again_after_conflict
+from pgsieve.resources.lake.delta.errors import LakeError, OverrunError, again_after_conflict
+from pgsieve.resources.lake.delta.records import Standing
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.records import Standing
 
 #: From this size on a MERGE marks rows in deletion vectors; smaller tables are rewritten sooner than marked.
 LARGE_BYTES = 64 * 1024 * 1024

@@ -18,7 +18,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from pgsieve.assets.steps.apply.net_change import found_moves, is_move, place_of
 from pgsieve.assets.steps.records.columns import field
-from pgsieve.resources.lake.records import quoted
+from pgsieve.resources.lake.delta.records import quoted
 
 
 def keys_of(changes: DataFrame, key: Sequence[str]) -> DataFrame:

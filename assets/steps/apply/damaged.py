@@ -12,9 +12,9 @@ from pgsieve.assets.steps.records.cuts import Cut
 from pgsieve.assets.steps.records.failures import copy_again, reason
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
 from pgsieve.assets.steps.subscription import Subscription
-from pgsieve.resources.lake.errors import LakeError
+from pgsieve.resources.lake.delta.errors import LakeError
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.storage import is_uri
+from pgsieve.resources.lake.stores.storage import is_uri
 
 #: So many replicas are looked at side by side.
 _LOOKS = 8

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from pyspark.sql.types import ArrayType, DataType, DoubleType, FloatType, StructType
 
 from pgsieve.assets.steps.records.columns import field
-from pgsieve.resources.lake.records import quoted
+from pgsieve.resources.lake.delta.records import quoted
 
 
 def net_rows(changes: DataFrame, columns: Sequence[str]) -> DataFrame:

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pgsieve.resources.lake.key_lookup import key_values
+from pgsieve.resources.lake.delta.key_lookup import key_values
 
 Row = tuple[Hashable, ...]
 

@@ -14,10 +14,10 @@ from pgsieve.assets.steps.apply.applied import Applied, Pending, merged, outcome
 from pgsieve.assets.steps.apply.exact_rows import RowChanges, kept_but, replayed
 from pgsieve.assets.steps.apply.key_histories import KeyedChange, NetChange, net_changes
 from pgsieve.assets.steps.subscription import Definition
-from pgsieve.resources.lake.delta_rs import LocalRecords
-from pgsieve.resources.lake.key_lookup import Key, key_values
+from pgsieve.resources.lake.delta.delta_rs import LocalRecords
+from pgsieve.resources.lake.delta.key_lookup import Key, key_values
+from pgsieve.resources.lake.delta.merge import Merge
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.merge import Merge
 from pgsieve.resources.lake.way import Way
 
 

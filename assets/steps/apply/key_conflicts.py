@@ -23,9 +23,9 @@ from pgsieve.assets.steps.records.failures import in_transaction
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.values.quoting import quote_qualified
-from pgsieve.resources.lake.key_lookup import Key, bounds_of, files_within, key_values
+from pgsieve.resources.lake.delta.key_lookup import Key, bounds_of, files_within, key_values
+from pgsieve.resources.lake.delta.records import quoted
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.records import quoted
 from pgsieve.resources.lake.way import Way
 
 INSERT_EXISTS, UPDATE_EXISTS = "insert_exists", "update_exists"

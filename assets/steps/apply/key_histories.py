@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from pgsieve.assets.steps.apply.tenures import ACTIONS, BEGINS, ORIGIN_OF_FIRST, ORIGIN_OF_LATER, ORIGINS
-from pgsieve.resources.lake.key_lookup import Key
+from pgsieve.resources.lake.delta.key_lookup import Key
 
 
 @dataclass(frozen=True, slots=True)

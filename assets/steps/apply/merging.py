@@ -1,6 +1,6 @@
 """What a MERGE into a replica is given, with a key and without: net changes as a flat source, rows that go and come.
 
-In: net changes. Out: the source and the clauses, which both engines read (`pgsieve.resources.lake.merge`), and the MERGE by
+In: net changes. Out: the source and the clauses, which both engines read (`pgsieve.resources.lake.delta.merge`), and the MERGE by
 Spark. delta-rs merges in `LocalRecords.merge`.
 """
 
@@ -12,10 +12,10 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from pgsieve.assets.steps.apply.equal_rows import same_row_sql
 from pgsieve.assets.steps.records.columns import field as struct_field
+from pgsieve.resources.lake.delta.merge import Clauses, Merge, keyless_clauses
+from pgsieve.resources.lake.delta.records import quoted
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.merge import Clauses, Merge, keyless_clauses
 from pgsieve.resources.lake.overrun import guarded
-from pgsieve.resources.lake.records import quoted
 
 
 def flat(net: DataFrame, merge: Merge) -> DataFrame:

@@ -30,7 +30,7 @@ from pgsieve.assets.steps.apply.tenures import (
 )
 from pgsieve.assets.steps.checkpoint import checkpointed
 from pgsieve.assets.steps.records.columns import field, order
-from pgsieve.resources.lake.records import quoted
+from pgsieve.resources.lake.delta.records import quoted
 
 
 def _key(struct: str, key: Sequence[str]) -> Column:

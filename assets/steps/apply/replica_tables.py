@@ -24,8 +24,8 @@ from pgsieve.assets.steps.records.transformed import Transformed
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.resources.failpoints import Failpoint, reach
+from pgsieve.resources.lake.delta.records import Standing
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.records import Standing
 
 #: Slices whose net change is applied at once.
 BATCH_SLICES = 8

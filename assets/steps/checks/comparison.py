@@ -28,9 +28,9 @@ from pgsieve.decoding.checksums.segments import (
     hash_expression,
     include_queried,
 )
-from pgsieve.resources.lake.delta_rs import LocalRecords
+from pgsieve.resources.lake.delta.delta_rs import LocalRecords
+from pgsieve.resources.lake.delta.records import quoted
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.records import quoted
 from pgsieve.resources.lake.way import Way
 from pgsieve.resources.postgres.sessions import Conninfo
 from pgsieve.resources.postgres.snapshot import Chunks, Snapshot, read_chunk

@@ -25,8 +25,8 @@ from pgsieve.decoding.publications.filters import table_filter
 from pgsieve.decoding.publications.routing import changed_relations
 from pgsieve.decoding.row_filters.analysis import RowFilter
 from pgsieve.decoding.row_filters.letter_case import CaseMappings, NeededMappings
+from pgsieve.resources.lake.delta.records import quoted
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.records import quoted
 from pgsieve.resources.postgres.case_mappings import with_case_mappings
 from pgsieve.resources.postgres.source import read_catalog
 

@@ -26,7 +26,7 @@ from pgsieve.assets.steps.update_transformation.transform import transform
 from pgsieve.decoding.checksums.record_send import SentColumn
 from pgsieve.decoding.checksums.segments import RowHash
 from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable
-from pgsieve.resources.lake.errors import LakeError, OverrunError
+from pgsieve.resources.lake.delta.errors import LakeError, OverrunError
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.sessions import Conninfo
 from pgsieve.resources.postgres.snapshot import Chunks, Snapshot, chunk_queries, exported_snapshot

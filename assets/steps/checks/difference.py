@@ -16,7 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from pgsieve.assets.steps.apply.equal_rows import exact_values
 from pgsieve.assets.steps.update_transformation.equality import comparable
-from pgsieve.resources.lake.records import quoted
+from pgsieve.resources.lake.delta.records import quoted
 
 
 def differing_rows(expected: DataFrame, replica: DataFrame, columns: Sequence[str]) -> DataFrame:

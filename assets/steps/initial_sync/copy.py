@@ -34,7 +34,7 @@ from pgsieve.decoding.publications.catalog import Table
 from pgsieve.decoding.publications.evolution import SchemaChangedError
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.resources.failpoints import Failpoint, reach
-from pgsieve.resources.lake.errors import LakeError
+from pgsieve.resources.lake.delta.errors import LakeError
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.origins import subscribed_tables
 from pgsieve.resources.postgres.present_catalog import present_catalog

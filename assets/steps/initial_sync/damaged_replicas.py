@@ -3,7 +3,7 @@
 from pgsieve.assets.steps.records.cuts import Cuts
 from pgsieve.assets.steps.records.failures import reason
 from pgsieve.assets.steps.records.table_states import Name
-from pgsieve.resources.lake.errors import LakeError, again_after_conflict
+from pgsieve.resources.lake.delta.errors import LakeError, again_after_conflict
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.maintenance import maintenance
 

@@ -33,7 +33,7 @@ from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.publications.catalog import ReplicatedTable, Table
 from pgsieve.decoding.values.types import copy_expression
 from pgsieve.resources.failpoints import Failpoint, reach
-from pgsieve.resources.lake.errors import LakeError, OverrunError
+from pgsieve.resources.lake.delta.errors import LakeError, OverrunError
 from pgsieve.resources.lake.lake import Lake, column_mapping
 from pgsieve.resources.lake.way import Way
 from pgsieve.resources.postgres.sessions import Conninfo

@@ -22,7 +22,7 @@ from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable
 from pgsieve.decoding.publications.evolution import Layout
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.resources.failpoints import Failpoint, reach
-from pgsieve.resources.lake.errors import LakeError, again_after_conflict
+from pgsieve.resources.lake.delta.errors import LakeError, again_after_conflict
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.snapshot import (
     Snapshot,

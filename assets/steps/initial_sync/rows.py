@@ -17,8 +17,8 @@ from pgsieve.assets.steps.records.columns import ddl
 from pgsieve.decoding.errors import ValueNotRepresentableError
 from pgsieve.decoding.values.types import ColumnType, from_copy
 from pgsieve.resources.failpoints import Failpoint, reach
-from pgsieve.resources.lake.parquet_files import WRITTEN_DDL, write_files
-from pgsieve.resources.lake.store import Store
+from pgsieve.resources.lake.delta.parquet_files import WRITTEN_DDL, write_files
+from pgsieve.resources.lake.stores.store import Store
 from pgsieve.resources.postgres.sessions import Conninfo
 from pgsieve.resources.postgres.snapshot import SnapshotLostError, read_chunk
 from pgsieve.resources.postgres.source import PassingFaultError

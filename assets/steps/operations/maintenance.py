@@ -24,7 +24,7 @@ from pgsieve.assets.steps.records.table_states import Name, TableState, TableSta
 from pgsieve.assets.steps.records.transformed import Transformed
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.decoding.lsn import format_lsn
-from pgsieve.resources.lake.errors import again_after_conflict
+from pgsieve.resources.lake.delta.errors import again_after_conflict
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.maintenance import TableMaintenance, maintenance
 

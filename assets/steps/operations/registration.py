@@ -14,7 +14,7 @@ from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.resources.lake.catalog import SparkCatalog, is_at, written
 from pgsieve.resources.lake.catalog_names import CatalogName, catalog_name
-from pgsieve.resources.lake.errors import told
+from pgsieve.resources.lake.delta.errors import told
 from pgsieve.resources.lake.lake import SPARK_ERRORS, Lake
 from pgsieve.resources.postgres.comments import Comments, read_comments
 

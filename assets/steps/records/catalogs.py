@@ -20,8 +20,8 @@ import pyarrow as pa
 from pgsieve.assets.steps.subscription import Feed
 from pgsieve.decoding.publications.catalog import Catalog
 from pgsieve.decoding.publications.recorded_catalog import catalog_from_json, catalog_to_json
+from pgsieve.resources.lake.delta.records import version_of
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.records import version_of
 from pgsieve.resources.postgres.alterations import catalog_digest, digested_catalog
 from pgsieve.resources.postgres.present_catalog import present_catalog
 

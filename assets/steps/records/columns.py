@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
-from pgsieve.resources.lake.records import quoted
+from pgsieve.resources.lake.delta.records import quoted
 
 #: The order key of a change: the LSN of its commit record and its place in the transaction.
 ORDER = ("commit_lsn", "ordinal")

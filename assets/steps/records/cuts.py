@@ -17,9 +17,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pgsieve.assets.steps.records.table_states import Name, TableState
 from pgsieve.decoding.lsn import parse_lsn
 from pgsieve.decoding.values.quoting import quote_qualified
-from pgsieve.resources.lake.errors import LakeError
+from pgsieve.resources.lake.delta.errors import LakeError
+from pgsieve.resources.lake.delta.records import version_of
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.records import version_of
 
 CUTS = pa.schema(
     {

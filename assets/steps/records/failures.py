@@ -15,7 +15,7 @@ from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.row_filters.numeric import NumericError
 from pgsieve.decoding.row_filters.strings import FilterValueError
 from pgsieve.decoding.values.quoting import quote_qualified
-from pgsieve.resources.lake.errors import (
+from pgsieve.resources.lake.delta.errors import (
     NO_TABLES_FAULT,
     DamagedTableError,
     ExecutorError,

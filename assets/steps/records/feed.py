@@ -12,8 +12,8 @@ from typing import Any
 import pyarrow as pa
 
 from pgsieve.assets.steps.subscription import Feed
+from pgsieve.resources.lake.delta.records import in_order, version_of
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.records import in_order, version_of
 
 #: The cluster and timeline that a feed's LSNs are of, and whether its slot was given up; the newest row counts.
 FEED = pa.schema(

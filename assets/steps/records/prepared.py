@@ -17,7 +17,7 @@ from pgsieve.assets.steps.subscription import Feed
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.protocol.messages import Prepare, decode, encode
 from pgsieve.decoding.protocol.transactions import SPOOLED, TransactionAssembler
-from pgsieve.resources.lake.delta_rs import LocalRecords
+from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.lake import Lake
 
 _NOTHING = pa.RecordBatch.from_pylist([{"xid": None, "data": None}], SPOOLED)

@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 import pyarrow as pa
 
 from pgsieve.resources.lake.catalog_names import CatalogName
+from pgsieve.resources.lake.delta.records import in_order
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.records import in_order
 
 #: `name` has the parts as a JSON list.
 REGISTERED = pa.schema(

@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 import pyarrow as pa
 
 from pgsieve.decoding.errors import PgsieveError
+from pgsieve.resources.lake.delta.records import in_order, version_of
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.records import in_order, version_of
 
 #: The state of a subscription as a whole; the newest row counts. `version`, which orders them, comes when written.
 SUBSCRIPTION = pa.schema(

@@ -14,8 +14,8 @@ from typing import Any
 import pyarrow as pa
 
 from pgsieve.assets.steps.subscription import Definition
+from pgsieve.resources.lake.delta.records import in_order, version_of
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.records import in_order, version_of
 
 
 class SyncState(StrEnum):

@@ -20,9 +20,9 @@ from pgsieve.assets.steps.subscription import Feed
 from pgsieve.decoding.protocol.descriptions import RelationDescriptions
 from pgsieve.decoding.protocol.transactions import TransactionAssembler
 from pgsieve.resources.failpoints import Failpoint, reach
-from pgsieve.resources.lake.errors import LakeError
+from pgsieve.resources.lake.delta.errors import LakeError
+from pgsieve.resources.lake.delta.parquet_files import write_files
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.parquet_files import write_files
 from pgsieve.resources.postgres.plugin_options import PgoutputOptions
 from pgsieve.resources.postgres.sessions import Conninfo
 from pgsieve.resources.postgres.slot import (

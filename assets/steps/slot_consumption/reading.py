@@ -25,9 +25,9 @@ from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.resources.failpoints import Failpoint, reach
-from pgsieve.resources.lake.errors import LakeError, OverrunError
+from pgsieve.resources.lake.delta.errors import LakeError, OverrunError
+from pgsieve.resources.lake.delta.records import Standing
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.records import Standing
 from pgsieve.resources.postgres.plugin_options import PgoutputOptions
 from pgsieve.resources.postgres.slot import (
     advance,

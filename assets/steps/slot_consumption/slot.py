@@ -17,7 +17,7 @@ from pgsieve.assets.steps.subscription import Feed
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.resources.failpoints import Failpoint, reach
-from pgsieve.resources.lake.errors import LakeError, LakeUnavailableError
+from pgsieve.resources.lake.delta.errors import LakeError, LakeUnavailableError
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.slot import (
     SlotError,

@@ -25,8 +25,8 @@ from pgsieve.assets.steps.update_transformation.decoded_batches import (
 from pgsieve.decoding.protocol.tuples import RelationColumns
 from pgsieve.decoding.publications.update_transformation import UPDATE_TRANSFORMATION
 from pgsieve.decoding.row_filters.analysis import RowFilter
-from pgsieve.resources.lake.parquet_files import WRITTEN_DDL, Tally, write_files
-from pgsieve.resources.lake.store import Store
+from pgsieve.resources.lake.delta.parquet_files import WRITTEN_DDL, Tally, write_files
+from pgsieve.resources.lake.stores.store import Store
 
 
 def decoded_changes(

@@ -18,7 +18,7 @@ from pgsieve.assets.steps.update_transformation.equality import comparable
 from pgsieve.assets.steps.update_transformation.projection import repeated
 from pgsieve.decoding.errors import ValueNotRepresentableError
 from pgsieve.decoding.protocol.tuples import RelationColumns, decode_changes
-from pgsieve.resources.lake.parquet_files import Tally
+from pgsieve.resources.lake.delta.parquet_files import Tally
 
 CHANGE_COLUMNS = ("commit_lsn", "ordinal", "number", "commit_time", "operation", "unchanged", "old", "new")
 #: What is read of a message.

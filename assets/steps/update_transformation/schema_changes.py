@@ -22,7 +22,7 @@ from pgsieve.decoding.errors import ValueNotRepresentableError
 from pgsieve.decoding.publications.catalog import Catalog
 from pgsieve.decoding.publications.evolution import SchemaChangedError, Source, refuse_ambiguity
 from pgsieve.decoding.values.types import ColumnType, from_text
-from pgsieve.resources.lake.errors import OverrunError
+from pgsieve.resources.lake.delta.errors import OverrunError
 from pgsieve.resources.lake.lake import Lake
 
 

@@ -60,9 +60,9 @@ from pgsieve.decoding.publications.catalog import Catalog
 from pgsieve.decoding.publications.evolution import SchemaChangedError
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.resources.failpoints import Failpoint, reach
-from pgsieve.resources.lake.errors import OverrunError, again_after_conflict
+from pgsieve.resources.lake.delta.errors import OverrunError, again_after_conflict
+from pgsieve.resources.lake.delta.parquet_files import Tally
 from pgsieve.resources.lake.lake import Lake, column_mapping
-from pgsieve.resources.lake.parquet_files import Tally
 from pgsieve.resources.lake.way import Way
 from pgsieve.resources.postgres.present_catalog import present_catalog
 from pgsieve.resources.postgres.slot import current_lsn

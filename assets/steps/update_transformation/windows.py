@@ -21,7 +21,7 @@ from pgsieve.assets.steps.update_transformation.slice_contents import (
     truncates_of,
 )
 from pgsieve.decoding.publications.catalog import Catalog
-from pgsieve.resources.lake.errors import DamagedTableError
+from pgsieve.resources.lake.delta.errors import DamagedTableError
 from pgsieve.resources.lake.lake import Lake
 
 

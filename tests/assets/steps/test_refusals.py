@@ -24,7 +24,7 @@ from pgsieve.decoding.lsn import parse_lsn
 from pgsieve.decoding.publications.catalog import OPERATIONS, PublicationError
 from pgsieve.decoding.publications.definition import DefinedPublication, DefinedTable
 from pgsieve.decoding.publications.replica_identity import ReplicaIdentityError
-from pgsieve.resources.lake.errors import LakeError
+from pgsieve.resources.lake.delta.errors import LakeError
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.slot import (

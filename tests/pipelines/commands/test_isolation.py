@@ -14,12 +14,12 @@ import dagster as dg
 import pytest
 
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
-from pgsieve.pipelines.commands.follow import follow
 from pgsieve.pipelines.commands.results import RunSummary
 from pgsieve.pipelines.commands.run import instance
 from pgsieve.pipelines.commands.status import status
 from pgsieve.pipelines.config.model import load_config
 from pgsieve.pipelines.definitions import definitions
+from pgsieve.pipelines.following.follow import follow
 from tests.fixtures.shop import Quiet, Shop
 
 

@@ -9,8 +9,8 @@ import pytest
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.config.model import Config, ConfigError, parse_config
 from pgsieve.pipelines.project import project
-from pgsieve.resources.lake import log_store
-from pgsieve.resources.lake.storage import storage_of
+from pgsieve.resources.lake.stores import log_store
+from pgsieve.resources.lake.stores.storage import storage_of
 from pgsieve.resources.passwords import concealed
 
 SECRET = "w9Kq+3zP/x7Lm2Vt"

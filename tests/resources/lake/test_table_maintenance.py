@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from pgsieve.resources.lake.delta_rs import LocalRecords
+from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.maintenance import maintenance
 from tests.fixtures.pgsieve_replica import engine

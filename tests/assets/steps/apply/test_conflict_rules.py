@@ -14,7 +14,7 @@ from pgsieve.assets.steps.apply.key_conflicts import KeyConflictError, refuse_co
 from pgsieve.assets.steps.records.transformed import TableChanges
 from pgsieve.assets.steps.subscription import Definition, Former
 from pgsieve.decoding.publications.evolution import Layout
-from pgsieve.resources.lake.delta_rs import LocalRecords
+from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.lake import Lake
 
 _ROW = pa.struct({"k": pa.int64(), "v": pa.string()})

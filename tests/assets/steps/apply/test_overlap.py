@@ -28,9 +28,9 @@ from pgsieve.assets.steps.slot_consumption import appending
 from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.assets.steps.update_transformation.transform import transform
-from pgsieve.resources.lake import delta_rs
 from pgsieve.resources.lake import lake as delta
-from pgsieve.resources.lake.errors import OverrunError
+from pgsieve.resources.lake.delta import delta_rs
+from pgsieve.resources.lake.delta.errors import OverrunError
 from pgsieve.resources.lake.lake import SMALL_BYTES_DEFAULT, Lake
 from pgsieve.resources.lake.session import SESSION_SETTINGS
 from pgsieve.resources.postgres.embedded import EmbeddedServer

@@ -29,7 +29,7 @@ from pgsieve.assets.steps.records.table_states import SyncState, TableState, Tab
 from pgsieve.assets.steps.records.transformed import TRANSFORMED, TableChanges
 from pgsieve.assets.steps.subscription import Definition, Feed, Subscription
 from pgsieve.decoding.publications.evolution import Layout
-from pgsieve.resources.lake.errors import OverrunError, again_after_conflict
+from pgsieve.resources.lake.delta.errors import OverrunError, again_after_conflict
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.source import Source
 

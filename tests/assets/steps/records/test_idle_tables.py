@@ -16,7 +16,7 @@ from pgsieve.assets.steps.records.cuts import Cut, Cuts
 from pgsieve.assets.steps.records.table_states import SyncState, TableState, TableStates, newest_version
 from pgsieve.assets.steps.subscription import Definition, Feed, Subscription
 from pgsieve.decoding.publications.evolution import Layout
-from pgsieve.resources.lake import delta_rs
+from pgsieve.resources.lake.delta import delta_rs
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.source import Source
 

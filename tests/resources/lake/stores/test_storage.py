@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from pgsieve.resources.lake import log_store
 from pgsieve.resources.lake.session import (
     UnsafeLogStoreError,
     refuse_other_log_store,
     session_config,
     storage_settings,
 )
-from pgsieve.resources.lake.storage import Storage, declare, storage_of
+from pgsieve.resources.lake.stores import log_store
+from pgsieve.resources.lake.stores.storage import Storage, declare, storage_of
 from pgsieve.resources.passwords import concealed
 
 MINIO = {

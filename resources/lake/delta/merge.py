@@ -7,7 +7,7 @@ column `action`.
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pgsieve.resources.lake.records import quoted
+from pgsieve.resources.lake.delta.records import quoted
 
 #: An engine's way to quote a column's name.
 Quote = Callable[[str], str]

@@ -22,7 +22,7 @@ from pgsieve.pipelines.commands.results import ComparedTable, DemoReport, Progre
 from pgsieve.pipelines.commands.run import run
 from pgsieve.pipelines.config.model import Config, SubscriptionConfig, load_config
 from pgsieve.pipelines.project import project
-from pgsieve.resources.lake.embedded_s3 import BUCKET, REGION, embedded_s3
+from pgsieve.resources.lake.stores.embedded_s3 import BUCKET, REGION, embedded_s3
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.sessions import Conninfo
 from pgsieve.resources.postgres.source import literal, quote

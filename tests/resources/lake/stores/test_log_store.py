@@ -7,7 +7,7 @@ import zipfile
 
 import pytest
 
-from pgsieve.resources.lake.log_store import CLASS, JAR
+from pgsieve.resources.lake.stores.log_store import CLASS, JAR
 from scripts import log_store
 
 _CLASS_FILE = CLASS.replace(".", "/") + ".class"

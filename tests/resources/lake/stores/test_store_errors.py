@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 
-from pgsieve.resources.lake.errors import LakeUnavailableError, StoreUnavailableError
+from pgsieve.resources.lake.delta.errors import LakeUnavailableError, StoreUnavailableError
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.storage import Storage
-from pgsieve.resources.lake.store_errors import StoreFault, store_refusal
+from pgsieve.resources.lake.stores.storage import Storage
+from pgsieve.resources.lake.stores.store_errors import StoreFault, store_refusal
 from tests.fixtures.s3_proxy import DENIED, EXPIRED, NO_BUCKET, Answer, S3Proxy, s3_proxy
 from tests.fixtures.s3_server import SECRET, S3Server
 

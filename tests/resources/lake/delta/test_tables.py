@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from pgsieve.resources.lake import tables
-from pgsieve.resources.lake.store import Store
-from pgsieve.resources.lake.tables import Tables
+from pgsieve.resources.lake.delta import tables
+from pgsieve.resources.lake.delta.tables import Tables
+from pgsieve.resources.lake.stores.store import Store
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pgsieve.resources.lake.store import Store, joined
+from pgsieve.resources.lake.stores.store import Store, joined
 
 #: What is known of a written file, as Arrow and as Spark's DDL.
 WRITTEN = pa.schema({"path": pa.string(), "size": pa.int64(), "stats": pa.string(), "tally": pa.string()})

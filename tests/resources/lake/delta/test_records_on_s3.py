@@ -9,14 +9,14 @@ import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
 
-from pgsieve.resources.lake.delta_rs import LocalRecords
-from pgsieve.resources.lake.errors import OverrunError
+from pgsieve.resources.lake.delta.delta_rs import LocalRecords
+from pgsieve.resources.lake.delta.errors import OverrunError
+from pgsieve.resources.lake.delta.parquet_files import write_files
+from pgsieve.resources.lake.delta.records import Standing
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.maintenance import maintenance
-from pgsieve.resources.lake.parquet_files import write_files
-from pgsieve.resources.lake.records import Standing
-from pgsieve.resources.lake.storage import Storage
-from pgsieve.resources.lake.store import Store
+from pgsieve.resources.lake.stores.storage import Storage
+from pgsieve.resources.lake.stores.store import Store
 from tests.fixtures.s3_server import S3Server
 
 SCHEMA = pa.schema({"slice": pa.int64(), "id": pa.int64()})

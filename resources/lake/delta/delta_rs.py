@@ -25,14 +25,14 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
 from pgsieve.decoding.lsn import format_lsn
-from pgsieve.resources.lake.conforming import conformed
-from pgsieve.resources.lake.errors import DamagedTableError, OverrunError, commit_again
-from pgsieve.resources.lake.key_lookup import Key, present_keys, rows_of
-from pgsieve.resources.lake.merge import Merge
-from pgsieve.resources.lake.parquet_files import write_files
-from pgsieve.resources.lake.records import APPLICATION, VERSIONED, Standing, commit_metadata, versioned
-from pgsieve.resources.lake.store import Store, joined
-from pgsieve.resources.lake.tables import Tables
+from pgsieve.resources.lake.delta.conforming import conformed
+from pgsieve.resources.lake.delta.errors import DamagedTableError, OverrunError, commit_again
+from pgsieve.resources.lake.delta.key_lookup import Key, present_keys, rows_of
+from pgsieve.resources.lake.delta.merge import Merge
+from pgsieve.resources.lake.delta.parquet_files import write_files
+from pgsieve.resources.lake.delta.records import APPLICATION, VERSIONED, Standing, commit_metadata, versioned
+from pgsieve.resources.lake.delta.tables import Tables
+from pgsieve.resources.lake.stores.store import Store, joined
 
 #: Several row groups a file, so that decoding one is shared among the cores.
 ROW_GROUP = 128 * 1024

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from pgsieve.resources.lake.delta_rs import LocalRecords
-from pgsieve.resources.lake.merge import Merge, keyless_clauses
-from pgsieve.resources.lake.records import quoted
+from pgsieve.resources.lake.delta.delta_rs import LocalRecords
+from pgsieve.resources.lake.delta.merge import Merge, keyless_clauses
+from pgsieve.resources.lake.delta.records import quoted
 
 MERGE = Merge({"id": "k0"}, {"id": "v0", "a`b": "v1"}, {"a`b": "u1"})
 

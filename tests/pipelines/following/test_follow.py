@@ -10,10 +10,10 @@ import dagster as dg
 import pytest
 from deltalake import DeltaTable
 
-from pgsieve.pipelines.commands.follow import follow
 from pgsieve.pipelines.commands.results import RunSummary
 from pgsieve.pipelines.commands.run import instance
 from pgsieve.pipelines.config.model import load_config
+from pgsieve.pipelines.following.follow import follow
 from tests.fixtures.shop import Quiet, Shop
 
 SLICES = 4
@@ -23,7 +23,7 @@ SLICES = 4
 def test_dagster_hears_of_all_slices_in_one_run_and_what_they_wrote_is_maintained(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pgsieve.pipelines.commands.follow.MAINTAIN_SLICES", SLICES - 1)
+    monkeypatch.setattr("pgsieve.pipelines.following.follow.MAINTAIN_SLICES", SLICES - 1)
     shop.configure(retention={"change_log": "off"})
     shop.run()
     config, slices = load_config(shop.path), []

@@ -14,11 +14,11 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from pgsieve.resources.lake.delta_rs import LocalRecords
-from pgsieve.resources.lake.errors import OverrunError, missing_file
-from pgsieve.resources.lake.merge import Merge
-from pgsieve.resources.lake.parquet_files import write_files
-from pgsieve.resources.lake.records import Standing
+from pgsieve.resources.lake.delta.delta_rs import LocalRecords
+from pgsieve.resources.lake.delta.errors import OverrunError, missing_file
+from pgsieve.resources.lake.delta.merge import Merge
+from pgsieve.resources.lake.delta.parquet_files import write_files
+from pgsieve.resources.lake.delta.records import Standing
 
 Write = Callable[..., None]
 

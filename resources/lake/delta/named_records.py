@@ -6,8 +6,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from pgsieve.resources.lake.errors import again_after_conflict
-from pgsieve.resources.lake.records import Records, Standing
+from pgsieve.resources.lake.delta.errors import again_after_conflict
+from pgsieve.resources.lake.delta.records import Records, Standing
 
 
 class NamedRecords:

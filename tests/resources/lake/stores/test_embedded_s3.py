@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pgsieve.resources.lake.embedded_s3 import EmbeddedS3Error, embedded_s3
+from pgsieve.resources.lake.stores.embedded_s3 import EmbeddedS3Error, embedded_s3
 
 
 def test_without_its_package_the_server_is_refused_with_the_way_out(

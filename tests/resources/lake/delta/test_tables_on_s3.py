@@ -10,13 +10,13 @@ from pathlib import Path
 from tests.fixtures.s3_proxy import s3_proxy
 from tests.fixtures.s3_server import S3Server
 
-_ROOT = Path(__file__).resolve().parents[3]
+_ROOT = Path(__file__).resolve().parents[4]
 #: A process of its own: while delta-rs waits for an answer it keeps Python's lock, which the proxy needs.
 _PROGRAM = """
 import json, sys
 import pyarrow as pa
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.storage import Storage
+from pgsieve.resources.lake.stores.storage import Storage
 
 storage = Storage.of(sys.argv[1], json.loads(sys.argv[2]))
 path = f"{storage.address}/t"

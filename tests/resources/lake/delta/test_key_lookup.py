@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
 
-from pgsieve.resources.lake.delta_rs import LocalRecords
-from pgsieve.resources.lake.key_lookup import bounds_of, files_within, key_values, present_keys
-from pgsieve.resources.lake.parquet_files import write_files
-from pgsieve.resources.lake.store import Store
+from pgsieve.resources.lake.delta.delta_rs import LocalRecords
+from pgsieve.resources.lake.delta.key_lookup import bounds_of, files_within, key_values, present_keys
+from pgsieve.resources.lake.delta.parquet_files import write_files
+from pgsieve.resources.lake.stores.store import Store
 
 _DAY = dt.date(2000, 1, 1)
 _TIME = dt.datetime(2000, 1, 1, 12, 0, 0, 1)  # noqa: DTZ001 - of a type without a zone

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from pgsieve.resources.lake.conforming import conformed
+from pgsieve.resources.lake.delta.conforming import conformed
 
 
 def test_what_a_file_lacks_is_null() -> None:

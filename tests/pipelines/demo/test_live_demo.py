@@ -15,8 +15,8 @@ import psycopg
 import pytest
 from deltalake import DeltaTable
 
-from pgsieve.pipelines.commands import traffic as shop_traffic
-from pgsieve.pipelines.commands.traffic import make_tables, traffic
+from pgsieve.pipelines.demo import traffic as shop_traffic
+from pgsieve.pipelines.demo.traffic import make_tables, traffic
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.fixtures.oracle import wait_until
 

@@ -11,8 +11,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from pgsieve.resources.lake.errors import ConcurrentWriteError, OverrunError
-from pgsieve.resources.lake.records import (
+from pgsieve.resources.lake.delta.errors import ConcurrentWriteError, OverrunError
+from pgsieve.resources.lake.delta.records import (
     APPLICATION,
     VERSIONED,
     Standing,

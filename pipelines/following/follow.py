@@ -4,10 +4,10 @@ Each feed has a thread, which reads it through the streaming replication protoco
 before the next slice is appended. SIGTERM and SIGINT end it at a commit boundary. A subscription that fails is
 left out until the command is started again. The others go on; after the last one of a feed, the feed is not read any more.
 A fault of the server or the network that passes is no failure: once a feed has been followed, it is followed again.
-Copies are Dagster runs. Slices are reported to Dagster every few minutes (`pipelines/commands/follow_report.py`).
+Copies are Dagster runs. Slices are reported to Dagster every few minutes (`pipelines/following/follow_report.py`).
 Every few hundred slices the follower maintains what they wrote, as each slice leaves a few more files and commits.
 Where nothing moves though something waits, the process ends with an error, for its supervisor to start it again
-(`pipelines/commands/watch.py`).
+(`pipelines/following/watch.py`).
 """
 
 import logging
@@ -28,15 +28,15 @@ from pgsieve.assets.steps.slot_consumption.follow import StreamedFeed
 from pgsieve.assets.steps.subscription import Feed
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.commands.failures import Failures, Part, Result
-from pgsieve.pipelines.commands.follow_report import FollowReport
-from pgsieve.pipelines.commands.metrics import FollowMetrics
 from pgsieve.pipelines.commands.results import Failure, Progress, RunSummary
 from pgsieve.pipelines.commands.run import Materializer, enabled_ones, instance, summaries
 from pgsieve.pipelines.commands.status import brief_status
-from pgsieve.pipelines.commands.watch import Pulse, StalledError, Watch, serving
 from pgsieve.pipelines.config.model import Config, SubscriptionConfig
+from pgsieve.pipelines.following.follow_report import FollowReport
+from pgsieve.pipelines.following.metrics import FollowMetrics
+from pgsieve.pipelines.following.watch import Pulse, StalledError, Watch, serving
 from pgsieve.pipelines.project import Project, project
-from pgsieve.resources.lake.errors import SparkLostError
+from pgsieve.resources.lake.delta.errors import SparkLostError
 from pgsieve.resources.postgres.slot import current_lsn
 from pgsieve.resources.tracing import span
 

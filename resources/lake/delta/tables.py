@@ -15,8 +15,8 @@ from typing import Any
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
-from pgsieve.resources.lake.storage import is_uri
-from pgsieve.resources.lake.store import Store
+from pgsieve.resources.lake.stores.storage import is_uri
+from pgsieve.resources.lake.stores.store import Store
 
 #: So many tables of folders a thread holds open: a step asks for the same few again and again, then for others.
 _HELD = 4

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from pgsieve.resources.lake import log_store
+from pgsieve.resources.lake.stores import log_store
 from pgsieve.resources.passwords import remember
 
 #: By platform: its schemes, and the options that `storage` may have.

@@ -24,13 +24,13 @@ import yaml
 
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.commands import engine
-from pgsieve.pipelines.commands.demo import SMALL_DATA
 from pgsieve.pipelines.commands.results import LiveDemo, Progress, RunSummary
 from pgsieve.pipelines.commands.run import instance, run
-from pgsieve.pipelines.commands.traffic import make_tables, traffic
 from pgsieve.pipelines.commands.ui import command, environment
 from pgsieve.pipelines.config.model import Config, load_config
 from pgsieve.pipelines.definitions import register_tables
+from pgsieve.pipelines.demo.demo import SMALL_DATA
+from pgsieve.pipelines.demo.traffic import make_tables, traffic
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.sessions import Conninfo
 

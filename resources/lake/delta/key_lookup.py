@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from deltalake import DeltaTable, QueryBuilder
 
-from pgsieve.resources.lake.store import Store, joined
+from pgsieve.resources.lake.stores.store import Store, joined
 
 #: The least and the greatest value of a column.
 Bounds = tuple[pa.Scalar, pa.Scalar]

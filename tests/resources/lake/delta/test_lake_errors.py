@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 
-from pgsieve.resources.lake.errors import is_lost, missing_file, refusal, told
+from pgsieve.resources.lake.delta.errors import is_lost, missing_file, refusal, told
 
 
 def raised_from(error: BaseException, cause: BaseException) -> BaseException:

@@ -16,7 +16,7 @@ import pyarrow.dataset as ds
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from pgsieve.resources.lake.storage import Storage, is_uri
+from pgsieve.resources.lake.stores.storage import Storage, is_uri
 
 
 @dataclass(frozen=True)

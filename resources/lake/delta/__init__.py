@@ -1,0 +1,4 @@
+"""Delta tables as pgsieve reads and writes them, each by delta-rs in this process or by Spark.
+
+`records` is what both offer for small tables and positions, `delta_rs` and `spark` are the two, `merge` what both run.
+"""
