@@ -228,7 +228,7 @@ def _apply_table(subscription: Subscription, lake: Lake, plan: Plan, end: int, *
     if few is not None:
         with lake.refusing(path):
             applied = FewChangesWriter(lake, path, definition, pending, end).apply(few)
-        reach(Failpoint.REPLICA_COMMITTED)
+            reach(Failpoint.REPLICA_COMMITTED)
         return applied
     rows = lake.slices_of(log, [c.slice for c in pending.slices], every=True).where(
         F.col("operation") != "truncate"

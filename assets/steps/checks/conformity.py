@@ -137,9 +137,10 @@ def _evaluated(
     path = lake.replica(subscription.name, replicated.table.schema, replicated.table.name)
     if filters is None:
         return TableConformity(lake.records.count(path))
-    failing = _fails(_parsed(subscription, replicated, filters))
     with lake.refusing(path):
         rows = lake.current(path)
+        # Columns are made of a session, which there is from here on.
+        failing = _fails(_parsed(subscription, replicated, filters))
         counted = rows.agg(F.count("*"), F.count_if(failing)).first()
         assert counted is not None
         key = [name for name in replicated.columns if name in replicated.key]
