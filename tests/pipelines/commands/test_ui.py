@@ -21,7 +21,7 @@ from pgsieve.pipelines.commands import ui
 from pgsieve.pipelines.config.model import parse_config
 
 ROOT = Path(__file__).parents[3]
-LEAST = "lake: ./lake\nsources: {shop: {conninfo: dbname=shop}}\n"
+LEAST = "lake: ./lake\nspark: {engine: off}\nsources: {shop: {conninfo: dbname=shop}}\n"
 
 
 @pytest.fixture
