@@ -84,7 +84,12 @@ def test_the_table_of_metrics_is_complete(exported: dict[str, set[str]]) -> None
     table = "\n".join(line for line in (DOCS / "monitoring.md").read_text().splitlines() if line[:3] == "| `")
     documented = named(table) - {"pgsieve_shop"}
     ours = {
-        name for name in exported if name.startswith("pgsieve_") and not name.endswith(("_created", "_sum"))
+        name
+        for name in exported
+        # Of a JVM there is something only where a test before has started one.
+        if name.startswith("pgsieve_")
+        and not name.startswith("pgsieve_jvm_")
+        and not name.endswith(("_created", "_sum"))
     }
     assert {name for name in documented if name.startswith("pgsieve_")} == ours
     assert {name for name in documented if name.startswith("process_")} <= exported.keys()

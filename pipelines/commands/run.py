@@ -5,10 +5,12 @@ that need one, then change log, transformation and replicas. Runs are recorded w
 error ends the part of the subscriptions that it concerns, and no other's.
 """
 
+import fcntl
 import logging
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 
 import dagster as dg
 
@@ -123,13 +125,30 @@ def instance(config: Config) -> Iterator[dg.DagsterInstance]:
     before = os.environ.get("DAGSTER_HOME")
     os.environ["DAGSTER_HOME"] = str(home)
     try:
-        with dg.DagsterInstance.get() as dagster:
+        with _opened(home) as dagster:
             yield dagster
     finally:
         if before is None:
             del os.environ["DAGSTER_HOME"]
         else:
             os.environ["DAGSTER_HOME"] = before
+
+
+@contextmanager
+def _opened(home: Path) -> Iterator[dg.DagsterInstance]:
+    """Dagster's instance, whose databases one process makes, and others wait for.
+
+    Where two make them at the same time, Dagster's migrations of one fail, or leave a version that the next run meets.
+    """
+    with ExitStack() as stack:
+        with (home / ".opening").open("ab") as lock:
+            with suppress(OSError):  # A file system without locks.
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            dagster = stack.enter_context(dg.DagsterInstance.get())
+            dagster.get_runs_count()
+            dagster.has_asset_key(dg.AssetKey("any"))
+            dagster.all_instigator_state()
+        yield dagster
 
 
 def materialize(

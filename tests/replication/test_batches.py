@@ -11,7 +11,9 @@ from tests.fixtures.oracle import Scenario
 
 pytestmark = [
     pytest.mark.spark,
-    pytest.mark.parametrize("scenario", ["process", "executors"], indirect=True),
+    pytest.mark.parametrize(
+        "scenario", ["process", pytest.param("executors", marks=pytest.mark.long)], indirect=True
+    ),
 ]
 
 

@@ -23,7 +23,9 @@ from tests.fixtures.pgsieve_replica import PgsieveReplica
 
 pytestmark = [
     pytest.mark.spark,
-    pytest.mark.parametrize("scenario", ["process", "executors"], indirect=True),
+    pytest.mark.parametrize(
+        "scenario", ["process", pytest.param("executors", marks=pytest.mark.long)], indirect=True
+    ),
 ]
 
 _CONFLICT = re.compile(

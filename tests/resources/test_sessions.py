@@ -14,6 +14,7 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
+from pgsieve.resources import passwords
 from pgsieve.resources.passwords import concealed, remember_those_of
 from pgsieve.resources.postgres import sessions
 from pgsieve.resources.postgres.embedded import EmbeddedServer
@@ -27,6 +28,12 @@ TIMEOUTS = {
     "idle_session_timeout": 140000,
     "transaction_timeout": 170000,
 }
+
+
+@pytest.fixture(autouse=True)
+def _no_secrets_of_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process remembers every password: another test's may have letters of what is said here."""
+    monkeypatch.setattr(passwords, "_secrets", deque(maxlen=64))
 
 
 @pytest.fixture

@@ -20,6 +20,9 @@ from pgsieve.resources.lake.delta.merge import Merge
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.way import Way
 
+#: A replica of a key may have so many times the bytes that may pass through this process.
+MERGED = 4
+
 
 def few_changes(lake: Lake, path: str, log: str, definition: Definition, pending: Pending) -> pa.Table | None:
     """A batch's changes in their order, where this process may apply them; None where Spark has to.
@@ -30,7 +33,9 @@ def few_changes(lake: Lake, path: str, log: str, definition: Definition, pending
     truncated = pending.truncated_at is not None
     types = dict(definition.columns)
     key = [types[name] for name in definition.key] if finds_rows else []
-    size = pending.size + (lake.records.size(path) if finds_rows and not truncated else 0)
+    replica_size = lake.records.size(path) if finds_rows and not truncated else 0
+    # A MERGE needs less memory for a replica than changes need for as many bytes; without a key all rows come here.
+    size = max(pending.size, replica_size // MERGED) if definition.key else pending.size + replica_size
     if lake.way(path, definition.names, size, overwrite=truncated, key=key) is not Way.IN_PROCESS:
         return None
     if finds_rows and not definition.key and not lake.takes_rewriting(path):

@@ -1,6 +1,10 @@
 """Dagster's records do not grow with runs that find nothing to do, nor with tables that nobody changes. No JVM."""
 
+import os
+import subprocess
+import sys
 from datetime import timedelta
+from pathlib import Path
 
 import dagster as dg
 
@@ -8,6 +12,26 @@ from pgsieve.pipelines.commands.dagster_runs import IDLE, delete_old_runs, keep_
 from pgsieve.pipelines.commands.run import instance
 from pgsieve.pipelines.config.model import load_config
 from tests.fixtures.shop import Shop
+
+
+def test_processes_that_begin_at_once_share_the_databases_that_one_of_them_makes(
+    shop: Shop, tmp_path: Path
+) -> None:
+    shop.copy()
+    command = [sys.executable, "-m", "pgsieve", "-c", str(shop.path), "run"]
+    for attempt in range(2):
+        environment = {**os.environ, "DAGSTER_HOME": str(tmp_path / f"dagster_{attempt}")}
+        runs = [
+            subprocess.Popen(
+                [*command, name],
+                env=environment,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for name in ("one", "two", "one")
+        ]
+        assert [(run.communicate()[1], run.returncode)[1] for run in runs] == [0, 0, 0]
 
 
 def _events(shop: Shop) -> tuple[int, int]:

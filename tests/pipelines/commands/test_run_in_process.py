@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 
+from pgsieve.assets.steps.apply.in_process import MERGED
 from tests.fixtures.shop import Shop
 
 
@@ -38,3 +39,23 @@ def test_a_run_with_few_changes_needs_no_java(shop: Shop) -> None:
     assert shop.ids("one", "notes") == [4, 11, 12]
     assert shop.ids("one", "log") == [1, 3, 4]
     assert shop.ids("two", "stock") == [1, 2, 3, 4, 9]
+
+
+def test_few_changes_of_a_larger_replica_need_no_java_up_to_a_size(shop: Shop) -> None:
+    shop.database.execute("create table large (id int primary key, note text)")
+    shop.database.execute("insert into large select i, md5(i::text) from generate_series(1, 20000) i")
+    shop.database.execute("alter publication p add table large")
+    run_without_java(shop)
+    size = shop.lake.records.size(shop.lake.replica("one", "public", "large"))
+    shop.configure(spark={"conf": {"spark.pgsieve.smallBytes": str(size // 2)}})
+    shop.database.execute("update large set note = 'new' where id = 7; delete from large where id = 8")
+    run_without_java(shop)
+    rows = {row["id"]: row["note"] for row in shop.table("one", "large").to_pyarrow_table().to_pylist()}
+    assert (rows[7], len(rows)) == ("new", 19999)
+    shop.configure(spark={"conf": {"spark.pgsieve.smallBytes": str(size // MERGED - 100)}})
+    shop.database.execute("update large set note = 'newer' where id = 7")
+    command = [sys.executable, "-m", "pgsieve", "-c", str(shop.path), "run"]
+    done = subprocess.run(
+        command, env={**os.environ, "JAVA_HOME": "/none"}, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, "no Spark session" in done.stderr) == (2, True)
