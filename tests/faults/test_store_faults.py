@@ -147,6 +147,9 @@ def new_shop(
         admin.execute(f"drop database {name} with (force)")
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(scope="module")
 def proxy(s3_server: S3Server) -> Iterator[S3Proxy]:
     with s3_proxy(s3_server.url) as made:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["page", "web"]
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def _until(holds: Callable[[], object], web: Web) -> None:

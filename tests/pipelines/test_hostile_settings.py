@@ -266,6 +266,7 @@ TIMEOUTS = {
 }
 
 
+@pytest.mark.slow
 def test_a_role_with_short_timeouts_is_enough(tmp_path: Path, publisher: Publisher) -> None:
     version = publisher.admin.info.server_version
     for name, (value, least) in TIMEOUTS.items():

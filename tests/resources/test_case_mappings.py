@@ -123,6 +123,7 @@ def compare_in_regular_expressions(connection: psycopg.Connection, collation: st
     assert expected == matches(connection, patterns, collate), f"seed {SEED}"
 
 
+@pytest.mark.slow
 def test_every_character_of_the_database_changes_as_the_server_changes_it(
     publisher_server: EmbeddedServer, server: psycopg.Connection
 ) -> None:

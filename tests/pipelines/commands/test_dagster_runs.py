@@ -7,6 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import dagster as dg
+import pytest
 
 from pgsieve.pipelines.commands.dagster_runs import IDLE, delete_old_runs, keep_one_idle, tagged
 from pgsieve.pipelines.commands.run import instance
@@ -14,6 +15,7 @@ from pgsieve.pipelines.config.model import load_config
 from tests.fixtures.shop import Shop
 
 
+@pytest.mark.slow
 def test_processes_that_begin_at_once_share_the_databases_that_one_of_them_makes(
     shop: Shop, tmp_path: Path
 ) -> None:

@@ -6,8 +6,12 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from pgsieve.assets.steps.apply.in_process import MERGED
 from tests.fixtures.shop import Shop
+
+pytestmark = pytest.mark.slow
 
 
 def run_without_java(shop: Shop) -> str:

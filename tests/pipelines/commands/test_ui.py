@@ -110,6 +110,7 @@ def _processes(session: int) -> list[str]:
     return listed.stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_a_signal_ends_the_server_and_its_children_though_a_shell_started_it_in_the_background(tmp_path):
     file = tmp_path / "pgsieve.yaml"
     file.write_text(LEAST)

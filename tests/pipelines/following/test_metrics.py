@@ -160,6 +160,7 @@ def test_a_follower_counts_what_it_does(shop: Shop) -> None:
         assert follower.process.wait(60) == 0
 
 
+@pytest.mark.slow
 def test_a_follower_ends_where_nothing_moves_though_something_waits(shop: Shop) -> None:
     shop.copy()
     slot = shop.written["sources"]["shop"]["slot"]
