@@ -117,6 +117,12 @@ def storage_settings(storage: Storage, conf: Mapping[str, str]) -> dict[str, str
     }
 
 
+def _ship_by_value() -> None:
+    """Have pgsieve's functions travel inside the plan: what runs them need not have pgsieve, or may have another version."""
+    for package in SHIPPED:
+        cloudpickle.register_pickle_by_value(import_module(package))  # type: ignore[no-untyped-call]
+
+
 #: The variable from which Spark's client takes the token of a server; the address may be printed.
 _TOKEN_VARIABLE = "SPARK_CONNECT_AUTHENTICATE_TOKEN"  # noqa: S105
 
@@ -140,8 +146,7 @@ class SparkEngine(LazyPySparkResource):
     def session(self) -> SparkSession:
         """The session, made at the first call; raises SparkUnavailableError."""
         if not self.master.startswith("local"):
-            for package in SHIPPED:
-                cloudpickle.register_pickle_by_value(import_module(package))  # type: ignore[no-untyped-call]
+            _ship_by_value()
         if self.master.startswith("sc://"):
             # Without options the server's own way to the store is the right one.
             storage = storage_of(self.lake)
@@ -186,8 +191,7 @@ class SparkEngine(LazyPySparkResource):
         record = self._use.record
         if self._connect is None:
             os.environ[_TOKEN_VARIABLE] = record.token
-            for package in SHIPPED:
-                cloudpickle.register_pickle_by_value(import_module(package))  # type: ignore[no-untyped-call]
+            _ship_by_value()
         # All else it was started with; what opens the store is in no file of its folder.
         return self._remote(record.address, storage_settings(storage_of(self.lake), self.spark_config))
 

@@ -6,9 +6,7 @@ Section 29.3 of PostgreSQL's manual, Logical Replication Failover (17 and later)
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +23,7 @@ from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.fixtures.oracle import wait_until
 from tests.fixtures.servers import TEST_SETTINGS
 from tests.fixtures.shop import Quiet, Shop
+from tests.fixtures.standby import standby_of
 
 pytestmark = pytest.mark.spark
 
@@ -88,40 +87,25 @@ class _Pair:
 @pytest.fixture
 def pair(server_folder: Path, tmp_path: Path, orchestrator: None) -> Iterator[_Pair]:
     data = server_folder / "standby"
-    with EmbeddedServer(server_folder / "primary", version=_VERSION, settings=TEST_SETTINGS) as primary:
-        copy = ["--checkpoint=fast", "--create-slot", "--slot=standby", f"--pgdata={data}", "--no-sync"]
-        subprocess.run([primary.programs / "pg_basebackup", "-d", primary.conninfo(), *copy], check=True)
-        (data / "standby.signal").touch()
-        owner = primary.data.stat()
-        for path in (data, *data.rglob("*")):
-            shutil.chown(path, owner.st_uid, owner.st_gid)
-        follows = {
-            "primary_conninfo": primary.conninfo(),
-            "primary_slot_name": "standby",
-            "hot_standby_feedback": "on",
+    with (
+        EmbeddedServer(server_folder / "primary", version=_VERSION, settings=TEST_SETTINGS) as primary,
+        standby_of(primary, data) as standby,
+        psycopg.connect(primary.conninfo(), autocommit=True) as database,
+    ):
+        database.execute(
+            "create table orders (id int primary key, n int); create table stock (id int primary key)"
+        )
+        database.execute("create table beats (id serial primary key)")
+        database.execute("create publication p for table orders, beats; create publication q for table stock")
+        both = f"host=127.0.0.1,127.0.0.1 port={primary.port},{standby.port} user=postgres dbname=postgres"
+        written = {
+            "lake": "./lake",
+            "sources": {"shop": {"conninfo": f"{both} target_session_attrs=read-write"}},
+            "subscriptions": {"one": {"source": "shop", "publications": ["p"], "failover": True}},
         }
-        with (
-            EmbeddedServer(data, version=_VERSION, settings={**TEST_SETTINGS, **follows}) as standby,
-            psycopg.connect(primary.conninfo(), autocommit=True) as database,
-        ):
-            database.execute(
-                "create table orders (id int primary key, n int); create table stock (id int primary key)"
-            )
-            database.execute("create table beats (id serial primary key)")
-            database.execute(
-                "create publication p for table orders, beats; create publication q for table stock"
-            )
-            both = (
-                f"host=127.0.0.1,127.0.0.1 port={primary.port},{standby.port} user=postgres dbname=postgres"
-            )
-            written = {
-                "lake": "./lake",
-                "sources": {"shop": {"conninfo": f"{both} target_session_attrs=read-write"}},
-                "subscriptions": {"one": {"source": "shop", "publications": ["p"], "failover": True}},
-            }
-            shop = Shop(database, written, tmp_path / "pgsieve.yaml")
-            shop.configure()
-            yield _Pair(primary, standby, shop)
+        shop = Shop(database, written, tmp_path / "pgsieve.yaml")
+        shop.configure()
+        yield _Pair(primary, standby, shop)
 
 
 def test_after_a_failover_a_run_goes_on_from_the_synchronized_slot_and_names_the_one_that_was_not(

@@ -26,7 +26,6 @@ from pgsieve.decoding.publications.update_transformation import UPDATE_TRANSFORM
 from pgsieve.decoding.row_filters.analysis import RowFilter
 from pgsieve.decoding.row_filters.evaluation.compiler import NotEvaluableError
 from pgsieve.decoding.row_filters.evaluation.verdicts import condition
-from pgsieve.decoding.row_filters.nodes import Logical, Node
 
 Mask = npt.NDArray[np.bool_]
 #: For insert, update and delete the row filters that are ORed, None for no filter.
@@ -38,16 +37,10 @@ def can_filter(filters: Filters) -> bool:
     try:
         for each in filters.values():
             if each:
-                condition(_any_of(each))
+                condition(*(row_filter.tree for row_filter in each))
     except NotEvaluableError:
         return False
     return True
-
-
-def _any_of(filters: Sequence[RowFilter]) -> Node:
-    """Filters as one, which tries them in order as the publisher does (pgoutput_row_filter_init() in pgoutput.c)."""
-    trees = tuple(row_filter.tree for row_filter in filters)
-    return trees[0] if len(trees) == 1 else Logical("OR", trees)
 
 
 def decoded_changes(
@@ -113,7 +106,7 @@ def _matches(filters: Sequence[RowFilter] | None, rows: pa.StructArray, concerne
     passed = np.zeros(len(concerned), np.bool_)
     if filters and concerned.any():
         batch = pa.RecordBatch.from_struct_array(rows.filter(pa.array(concerned)))
-        verdicts = condition(_any_of(filters))(batch)
+        verdicts = condition(*(row_filter.tree for row_filter in filters))(batch)
         passed[concerned] = np.asarray(verdicts.fill_null(False))
     return passed
 
