@@ -106,9 +106,11 @@ class Day:
         self.random, self.folder, self.lake, self.server = Random(seed), folder, lake, server
         self.mounted = os.path.ismount(lake)
         self.report = Report(seed)
-        self.kept = folder / "logs"
-        self.kept.mkdir(parents=True)
+        self.logs = folder / "logs"
+        self.logs.mkdir(parents=True)
         self._numbers = itertools.count(1)
+        #: Of how many findings the lake has been kept.
+        self._kept = 0
         self.proxy = Proxy(server.port)
         self.extra: dict[str, list[str]] = {}
         self._unprepared = threading.Lock()
@@ -147,7 +149,7 @@ class Day:
     def start(
         self, *command: str, failpoint: str | None = None, ahead: timedelta | None = None
     ) -> tuple[multiprocessing.process.BaseProcess, Path]:
-        log = self.kept / f"{next(self._numbers):05}-{'-'.join(command)[:40]}.log"
+        log = self.logs / f"{next(self._numbers):05}-{'-'.join(command)[:40]}.log"
         return start_pgsieve(command, self.file, log, failpoint, ahead), log
 
     def end(self, process: multiprocessing.process.BaseProcess, log: Path, *command: str) -> int:
@@ -340,10 +342,12 @@ class Day:
             self._compare_history(name)
         self._compare_cuts()
         self._compare_server()
-        if differing:
+        if len(self.report.findings) > self._kept:
             copy = self.folder / f"finding_{len(self.report.findings)}"
             shutil.copytree(self.lake / "lake", copy)
             self.find(f"the lake as it was found: {copy}")
+            self._kept = len(self.report.findings)
+        if differing:
             for name in SUBSCRIPTIONS:
                 self._calmly("resync", name, *sorted({d.split()[1] for d in differing if d.startswith(name)}))
 

@@ -14,7 +14,7 @@ from pyspark.sql import Observation
 from pgsieve.assets.steps.records.change_log import CHANGE_LOG, ChangeLog
 from pgsieve.assets.steps.records.prepared import Prepared
 from pgsieve.assets.steps.records.slices import Slices, SliceSummary, slice_summary
-from pgsieve.assets.steps.slot_consumption.backlog import TransactionsInOrder
+from pgsieve.assets.steps.slot_consumption.backlog import transactions_from
 from pgsieve.assets.steps.slot_consumption.messages import change_log_rows, drained_messages
 from pgsieve.assets.steps.subscription import Feed
 from pgsieve.decoding.protocol.descriptions import RelationDescriptions
@@ -72,13 +72,14 @@ def append_slices(
     conninfo: Conninfo,
     options: PgoutputOptions,
     version: int,
+    begin: int,
     ends: Sequence[int],
     after: int,
     base: int | None = None,
     *,
     prepared: bool,
 ) -> Iterator[tuple[int, bool]]:
-    """Append what the slot holds up to each of the ends, a slice in one commit; each end, and whether that held something.
+    """Append what the slot holds from `begin` up to each of the ends, a slice in one commit; each end, and whether that held something.
 
     All of it is read at once. Only where that is one slice prepared transactions may wait, and the lake be at a URI.
     Raises OverrunError where another process has appended something after `after`, or anything to the version `base`.
@@ -87,7 +88,7 @@ def append_slices(
     query = peek_query(slot, ends[-1], options, version)
     if lake.local is None:
         (end,) = ends
-        yield end, _append_by_executor(lake, feed, conninfo, options, version, end, after, base)
+        yield end, _append_by_executor(lake, feed, conninfo, options, version, begin, end, after, base)
         return
     with refusing_slot(source.name, slot, "read"), FileSpool() as spool:
         assembler, relations = TransactionAssembler(spool), RelationDescriptions()
@@ -98,7 +99,7 @@ def append_slices(
             yield from ((end, False) for end in ends)
             return
         arrived = chain.from_iterable(map(assembler.assemble, chain([first], received)))
-        transactions = TransactionsInOrder(arrived)
+        transactions = transactions_from(begin, arrived, relations)
         for end in ends:
             relations.begin_slice()
             before = transactions.before(None if end == ends[-1] else end)
@@ -119,17 +120,18 @@ def _append_by_executor(
     conninfo: Conninfo,
     options: PgoutputOptions,
     version: int,
+    begin: int,
     end: int,
     after: int,
     base: int | None,
 ) -> bool:
-    """Append what the slot holds up to `end`, read by an executor; False where that is nothing."""
+    """Append what the slot holds from `begin` up to `end`, read by an executor; False where that is nothing."""
     source, slot = feed.source, feed.slot
     with source.connect() as connection:
-        begun = peek_query(slot, end, options, version, limit=1)
-        if not has_changes(connection, source.name, slot, begun):
+        first = peek_query(slot, end, options, version, limit=1)
+        if not has_changes(connection, source.name, slot, first):
             return False
-    drained = drained_messages(lake.spark, conninfo, peek_query(slot, end, options, version), end)
+    drained = drained_messages(lake.spark, conninfo, peek_query(slot, end, options, version), begin, end)
     # After the session: which kind of observation it is depends on the kind of session.
     summary = Observation()
     path = ChangeLog(lake, feed).path

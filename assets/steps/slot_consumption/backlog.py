@@ -6,12 +6,14 @@ get longer while they succeed, and a backlog takes few of them. Raises ProtocolE
 """
 
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Iterable, Iterator
 
 import numpy as np
 import pyarrow as pa
 
 from pgsieve.decoding.binary.octets import Octets
+from pgsieve.decoding.protocol.descriptions import RelationDescriptions
 from pgsieve.decoding.protocol.messages import Begin, decode
 
 #: The server keeps what it has decoded in a temporary file, up to so many slices of it.
@@ -71,6 +73,20 @@ class TransactionsInOrder:
     def _next(self) -> pa.Array | None:
         rest, self._rest = self._rest, None
         return rest if rest is not None else next((m for m in self._messages if len(m)), None)
+
+
+def transactions_from(
+    begin: int, messages: Iterable[pa.Array], relations: RelationDescriptions
+) -> TransactionsInOrder:
+    """The transactions that commit at or after `begin`, of messages in commit order; what others describe is noted.
+
+    A server that crashes may have an advanced slot where it was at the last checkpoint (pg_replication_slot_advance(),
+    table 9.99 of PostgreSQL's manual). Then it sends again what a reader has who saw the slot before.
+    """
+    transactions = TransactionsInOrder(messages)
+    for sent_again in map(relations.described, transactions.before(begin)):
+        deque(sent_again, maxlen=0)
+    return transactions
 
 
 def _first_from(messages: pa.Array, end: int) -> int:

@@ -1,6 +1,7 @@
 """Slot consumption: one peek of the slot -> rows of the change log."""
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
 
 import numpy as np
 import pyarrow as pa
@@ -8,6 +9,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from pgsieve.assets.steps.records.change_log import CHANGE_LOG
+from pgsieve.assets.steps.slot_consumption.backlog import transactions_from
+from pgsieve.decoding.protocol.descriptions import RelationDescriptions
 from pgsieve.decoding.protocol.headers import HeaderScanner
 from pgsieve.resources.postgres.sessions import Conninfo
 from pgsieve.resources.postgres.slot import read_messages
@@ -16,15 +19,21 @@ from pgsieve.resources.postgres.source import without_values
 _KINDS = pa.array([chr(byte) for byte in range(256)], pa.string())
 
 
-def drained_messages(spark: SparkSession, conninfo: Conninfo, query: str, slice_end: int) -> DataFrame:
-    """The change log's rows of a slice, read from the slot by one executor."""
+def drained_messages(
+    spark: SparkSession, conninfo: Conninfo, query: str, begin: int, slice_end: int
+) -> DataFrame:
+    """The change log's rows of the slice that begins and ends so, read from the slot by one executor."""
 
     def drain(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in numbers:
             if batch.num_rows:
                 with without_values():
                     arrays = (messages.column("data") for messages in read_messages(conninfo, query))
-                    yield from change_log_rows(arrays, slice_end)
+                    relations = RelationDescriptions()
+                    transactions = transactions_from(begin, arrays, relations)
+                    relations.begin_slice()
+                    described = map(relations.described, transactions.before(None))
+                    yield from change_log_rows(chain.from_iterable(described), slice_end)
 
     return spark.range(0, 1, 1, 1).mapInArrow(drain, from_arrow_schema(CHANGE_LOG))
 

@@ -107,7 +107,9 @@ def drain_to(
             for each in own:
                 _append_as_published(lake, feed, each, version, position, ends[0])
             reading = (
-                append_slices(lake, feed, conninfo, options, version, ends, position, base, prepared=prepared)
+                append_slices(
+                    lake, feed, conninfo, options, version, position, ends, position, base, prepared=prepared
+                )
                 if publications
                 else ((end, False) for end in ends)
             )
@@ -205,7 +207,9 @@ def _append_as_published(lake: Lake, feed: Feed, own: Feed, version: int, begin:
     try:
         conninfo = feed.source.executor_conninfo()
         after = ChangeLog(lake, own).position() or 0
-        for _, holds in append_slices(lake, own, conninfo, options, version, [end], after, prepared=False):
+        for _, holds in append_slices(
+            lake, own, conninfo, options, version, begin, [end], after, prepared=False
+        ):
             if not holds:
                 ChangeLog(lake, own).record_position(end, after)
                 Slices(lake, own).append(end, {"bytes": 0, "relations": (), "messages": ()})

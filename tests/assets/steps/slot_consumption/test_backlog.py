@@ -13,11 +13,16 @@ from deltalake import DeltaTable
 
 from pgsieve.assets.steps.slot_consumption import backlog
 from pgsieve.assets.steps.slot_consumption import reading as change_log
+from pgsieve.assets.steps.slot_consumption.appending import at_once
 from pgsieve.assets.steps.slot_consumption.drain import drain
+from pgsieve.assets.steps.slot_consumption.messages import drained_messages
+from pgsieve.assets.steps.slot_consumption.reading import drain_to
 from pgsieve.assets.steps.subscription import Feed
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.embedded import EmbeddedServer
+from pgsieve.resources.postgres.slot import create_slot, current_lsn, peek_query, slot_state
 from pgsieve.resources.postgres.source import Source
+from tests.fixtures.pgsieve_replica import engine
 from tests.fixtures.servers import TEST_SETTINGS, new_server
 
 MIB = 1024 * 1024
@@ -124,3 +129,61 @@ def test_a_statement_timeout_shorter_than_a_reading_makes_the_readings_smaller(
             "SELECT confirmed_flush_lsn - '0/0' FROM pg_replication_slots WHERE slot_name = 'hasty'"
         ).fetchone()
         assert row == (done.to_lsn,)
+
+
+def test_what_a_server_sends_again_after_a_crash_is_in_the_change_log_once(
+    server: EmbeddedServer, tmp_path: Path
+) -> None:
+    """A crash sets the slot back to the last checkpoint, also amid a drain that had seen where it was."""
+    lake = Lake(str(tmp_path), no_session)  # type: ignore[arg-type]
+    feed = a_feed(server, "crashed")
+    with psycopg.connect(server.conninfo(), autocommit=True) as connection:
+        connection.execute("CREATE TABLE t (a int, b text); CREATE TABLE u (a int)")
+        connection.execute("CREATE PUBLICATION p FOR TABLE t, u")
+        drained(feed, lake)
+        # As long as a transaction is in progress, restart_lsn stays, and an advance is written out by checkpoints only.
+        with psycopg.connect(server.conninfo()) as long:
+            long.execute("INSERT INTO t VALUES (0, 'long')")
+            for _ in range(2):
+                connection.execute("CHECKPOINT")
+                fill(connection, 3, 10)
+                reached = drained(feed, lake)[0].to_lsn
+            server.stop(immediate=True)
+            long.close()
+    server.start()
+    with psycopg.connect(server.conninfo(), autocommit=True) as connection:
+        state = slot_state(connection, feed.slot)
+        assert state is not None
+        assert state.confirmed_lsn < reached, "the crash has set the slot back"
+        fill(connection, 3, 10)
+        # As a drain goes on that had made the slot ready before the crash.
+        target = current_lsn(connection)
+        drain_to(connection, feed, lake, ("p",), target, lambda _: None)
+    rows = held(lake, feed)
+    begins = rows.filter(pa.compute.equal(rows["kind"], "B"))
+    assert begins.num_rows == len(begins["commit_lsn"].unique()) == 9
+    last = rows.filter(pa.compute.equal(rows["slice"], target))
+    assert pa.compute.min(last["commit_lsn"]).as_py() >= reached
+    kinds = last["kind"].to_pylist()
+    assert kinds.count("B") == 3
+    assert kinds.index("R") < kinds.index("I"), "what was left out described the relations"
+
+
+@pytest.mark.spark
+def test_an_executor_leaves_out_what_a_server_sends_again(server: EmbeddedServer) -> None:
+    feed = a_feed(server, "executor")
+    with psycopg.connect(server.conninfo(), autocommit=True) as connection:
+        connection.execute("CREATE TABLE t (a int, b text); CREATE TABLE u (a int)")
+        connection.execute("CREATE PUBLICATION p FOR TABLE t, u")
+        create_slot(connection, "shop", feed.slot)
+        fill(connection, 3, 10)
+        begin = current_lsn(connection)
+        fill(connection, 3, 10)
+        end = current_lsn(connection)
+        query = peek_query(feed.slot, end, at_once(feed, ["p"]), connection.info.server_version)
+    kinds = []
+    for since in (0, begin):
+        rows = drained_messages(engine().session, feed.source.executor_conninfo(), query, since, end)
+        kinds.append([row["kind"] for row in rows.orderBy("commit_lsn", "ordinal").collect()])
+    assert [each.count("B") for each in kinds] == [6, 3]
+    assert kinds[1] == kinds[0][: len(kinds[1])], "each describes its relations"
