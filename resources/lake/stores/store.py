@@ -8,13 +8,12 @@ reaches it, with the same options, so that there is one way to give credentials.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.fs as pafs
-import pyarrow.parquet as pq
 
 from pgsieve.resources.lake.stores.storage import Storage, is_uri
 
@@ -77,10 +76,19 @@ class Store:
         written: int | None = files.get_file_info(inner).mtime_ns
         return written
 
-    def read(self, path: str, **how: Any) -> pa.Table:
-        """The rows of a Parquet file, as `pyarrow.parquet.read_table` reads them."""
+    def read(
+        self, path: str, columns: Sequence[str] | None = None, filters: pc.Expression | None = None
+    ) -> pa.Table:
+        """The rows of a Parquet file for which an expression holds, with all or some of its columns.
+
+        A file that delta-rs has rewritten (DELETE, MERGE) may say that its text is to be read as views, which Arrow does
+        not filter.
+        """
         files, inner = self.system(path)
-        return pq.read_table(inner, filesystem=files, **how)
+        fragment = ds.ParquetFileFormat().make_fragment(inner, filesystem=files)
+        schema = without_views(fragment.physical_schema)
+        dataset = ds.FileSystemDataset([fragment], schema, fragment.format, files)
+        return dataset.to_table(columns=columns and list(columns), filter=filters)
 
     def batches(self, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """The rows of a Parquet file a batch at a time, with the columns of a schema; what the file lacks is NULL."""
@@ -107,3 +115,22 @@ class Store:
 def joined(folder: str, name: str) -> str:
     """The path of a file that is named from its folder."""
     return f"{folder}/{name}" if is_uri(folder) else str(Path(folder, name))
+
+
+def without_views(schema: pa.Schema) -> pa.Schema:
+    """A schema with plain text and bytes where it has views of them."""
+    return pa.schema([field.with_type(_without_views(field.type)) for field in schema])
+
+
+def _without_views(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_string_view(kind):
+        return pa.string()
+    if pa.types.is_binary_view(kind):
+        return pa.binary()
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_without_views(field.type)) for field in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_without_views(kind.value_type)))
+    if pa.types.is_map(kind):
+        return pa.map_(_without_views(kind.key_type), _without_views(kind.item_type))
+    return kind

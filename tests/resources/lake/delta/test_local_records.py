@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
@@ -217,3 +218,53 @@ def test_conditions_and_the_newest_rows_are_those_of_all_rows(tmp_path: Path) ->
     assert records.newest(path, "slice") == [{"slice": 5}]
     DeltaTable(path).delete("slice > 0")
     assert records.newest(path, "slice") == []
+
+
+def test_a_file_that_delta_rs_has_rewritten_is_read_as_any_other(tmp_path: Path) -> None:
+    """Its schema says views of text and bytes, which Arrow does not filter."""
+    records, path = LocalRecords(), str(tmp_path / "t")
+    row = pa.struct({"k": pa.int64(), "v": pa.string()})
+    schema = pa.schema(
+        {
+            "slice": pa.int64(),
+            "commit_lsn": pa.int64(),
+            "ordinal": pa.int64(),
+            "operation": pa.string(),
+            "unchanged": pa.list_(pa.string()),
+            "data": pa.binary(),
+            "new": row,
+        }
+    )
+    changes = [
+        {
+            "slice": end,
+            "commit_lsn": end - 10,
+            "ordinal": number,
+            "operation": "insert",
+            "unchanged": ["v"],
+            "data": b"x",
+            "new": {"k": number, "v": "y"},
+        }
+        for end in (100, 200, 300)
+        for number in range(3)
+    ]
+    records.write(path, pa.Table.from_pylist(changes, schema), 300)
+
+    def everything() -> list[object]:
+        records = LocalRecords()
+        keys = pa.table({"operation": ["insert"], "ordinal": [1]})
+        read = [
+            records.slice_rows(path, [200, 300]),
+            pa.Table.from_batches(
+                b.filter(pa.compute.field("slice") > 100) for b in records.plain_batches(path, schema)
+            ),
+            records.slice_rows(path, [300], columns=["commit_lsn", "ordinal", "operation", "new"]),
+        ]
+        plain = [rows.to_pylist() for rows in read if rows is not None]
+        return [*plain, records.slices(path, 100), records.present_keys(path, keys)]
+
+    before = everything()
+    DeltaTable(path).delete("slice = 100")
+    assert "view" in str(pq.read_schema(DeltaTable(path).file_uris()[0])), "delta-rs writes no views any more"
+    assert everything() == before
+    assert len(before[0]) == 6  # type: ignore[arg-type]
