@@ -22,7 +22,7 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from pgsieve.assets.steps.apply import batch as application
+from pgsieve.assets.steps.apply.key_conflicts import ConflictSearch
 from pgsieve.assets.steps.apply.replica_tables import apply
 from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
 from pgsieve.assets.steps.operations.initial_copy import copy_tables
@@ -69,7 +69,7 @@ def seconds(subscription: Subscription, lake: Lake, *, look: bool) -> float:
     shutil.copytree(lake.uri, copy)
     copied = Lake(str(copy), lambda: lake.spark)
     started = time.monotonic()
-    with nullcontext() if look else mock.patch.object(application, "refuse_conflicts"):
+    with nullcontext() if look else mock.patch.object(ConflictSearch, "refuse"):
         result = apply(subscription, copied, quiet)
     taken = time.monotonic() - started
     assert not any(applied.problem for applied in result.tables.values()), result

@@ -8,12 +8,11 @@ from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-import pyarrow as pa
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from pgsieve.assets.steps.apply.applied import Applied, Pending
 from pgsieve.assets.steps.apply.in_process import FewChangesWriter, few_changes
-from pgsieve.assets.steps.apply.key_conflicts import INSERT_EXISTS, KeyConflictError, refuse_conflicts
+from pgsieve.assets.steps.apply.key_conflicts import INSERT_EXISTS, ConflictSearch, KeyConflictError
 from pgsieve.assets.steps.apply.net_change import after_truncate
 from pgsieve.assets.steps.apply.writer import ReplicaWriter
 from pgsieve.assets.steps.records.failures import TABLE_ERRORS, copy_again, is_damage, reason
@@ -119,7 +118,7 @@ class Batch:
 
         def one(plan: Plan) -> tuple[Plan, KeyConflictError | None]:
             try:
-                _refuse_conflicts(self.subscription, self.lake, plan)
+                _conflict_search(self.subscription, self.lake, plan).refuse()
             except KeyConflictError as conflict:
                 # The row may be another process's, which has applied the same change.
                 path = self.lake.replica(self.subscription.name, *plan.pending.name)
@@ -189,14 +188,12 @@ def _conflicting(name: Name, error: KeyConflictError) -> Applied:
     )
 
 
-def _refuse_conflicts(
-    subscription: Subscription, lake: Lake, plan: Plan, few: pa.Table | None = None
-) -> None:
+def _conflict_search(subscription: Subscription, lake: Lake, plan: Plan) -> ConflictSearch:
     pending, definition = plan.pending, plan.state.definition
     assert definition is not None
     path = lake.replica(subscription.name, *pending.name)
     log = lake.changes(subscription.name, *pending.name, definition.history.generation)
-    refuse_conflicts(lake, path, log, definition, pending, few)
+    return ConflictSearch(lake, path, log, definition, pending)
 
 
 def is_overrun(lake: Lake, path: str, standing: Standing) -> bool:
@@ -223,9 +220,10 @@ def _apply_table(subscription: Subscription, lake: Lake, plan: Plan, end: int, *
     few = few_changes(lake, path, log, definition, pending)
     if few is None and not by_spark:
         raise _LeftToSparkError(plan)
-    if not plan.examined:
-        _refuse_conflicts(subscription, lake, plan, few)
+    search = None if plan.examined else _conflict_search(subscription, lake, plan)
     if few is not None:
+        if search:
+            search.refuse(few)
         with lake.refusing(path):
             applied = FewChangesWriter(lake, path, definition, pending, end).apply(few)
             reach(Failpoint.REPLICA_COMMITTED)
@@ -238,7 +236,7 @@ def _apply_table(subscription: Subscription, lake: Lake, plan: Plan, end: int, *
     if pending.truncated_at:
         rows = after_truncate(rows, *pending.truncated_at)
     size = lake.records.size(path) + pending.size
-    writer = ReplicaWriter(lake, path, definition, pending, end, size)
+    writer = ReplicaWriter(lake, path, definition, pending, end, size, search)
     with lake.refusing(path):
         applied = writer.keyed(rows) if definition.key else writer.keyless(rows)
         reach(Failpoint.REPLICA_COMMITTED)

@@ -9,7 +9,9 @@ the replica only the files whose statistics allow for one of them.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -68,30 +70,6 @@ class Event:
     new: Key | None = None
 
 
-def refuse_conflicts(
-    lake: Lake,
-    path: str,
-    log: str,
-    definition: Definition,
-    pending: Pending,
-    few: pa.Table | None = None,
-) -> None:
-    """Raise KeyConflictError for the first change of a batch that meets a row of its key.
-
-    `path` is the replica, `log` its transformed changes. A table without a key has no conflicts. Where another run has
-    applied the changes meanwhile, they meet their own rows: the write is then left out by its position. `few` are the changes,
-    where they have been read.
-    """
-    if not definition.key or not (pending.sent("insert") or pending.key_changes):
-        return
-    try:
-        _Search(lake, path, log, definition, pending, few).refuse()
-    except KeyConflictError:
-        # Read after the rows: what is not applied now was not when they were read.
-        if (lake.records.position(path) or 0) < pending.slices[0].slice:
-            raise
-
-
 def first_conflict(events: Iterable[Event], present: Iterable[Key]) -> Event | None:
     """The first event that meets a row of its key, where the rows before have the keys `present`.
 
@@ -130,28 +108,81 @@ def looked_up(events: Iterable[Event]) -> Iterator[tuple[int, str]]:
 
 
 @dataclass(frozen=True)
-class _Search:
-    """The look for a batch's first conflict."""
+class ConflictSearch:
+    """The look for a batch's first conflict: `path` is the replica, `log` its transformed changes.
+
+    A table without a key has no conflicts. Where another run has applied the changes meanwhile, they meet their own
+    rows: the write is then left out by its position.
+    """
 
     lake: Lake
     path: str
     log: str
     definition: Definition
     pending: Pending
-    few: pa.Table | None
 
-    def refuse(self) -> None:
-        """Raise KeyConflictError where there is one."""
-        changes = self._small()
-        if changes is None:
-            with self.lake.refusing(self.path):
+    def refuse(self, few: pa.Table | None = None) -> None:
+        """Raise KeyConflictError where there is a conflict; `few` are the changes, where they have been read."""
+        if not self._may_be:
+            return
+        with self._not_applied():
+            changes = self._small(few)
+            if changes is None:
+                with self.lake.refusing(self.path):
+                    self._by_spark()
+            elif changes.num_rows:
+                self._locally(changes)
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether `refuse_decided` can look, as what becomes of each key says whether it has to be absent before."""
+        pending, types = self.pending, dict(self.definition.columns)
+        simple = not (pending.key_changes or pending.truncated_at or self._other_key_until)
+        return simple and all(types[k] in _LITERAL or types[k] not in _BOUNDED for k in self.definition.key)
+
+    @property
+    def metrics(self) -> list[Column]:
+        """What `refuse_decided` has to know of all keys, as aggregates of `decided_changes`."""
+        names = self._bounded
+        absent = F.col("absent")
+        return [
+            F.max("begins").alias("begins"),
+            F.count(F.when(absent, 1)).alias("absent"),
+            *(F.min(F.when(absent, F.col(n))).alias(f"min_{n}") for n in names),
+            *(F.max(F.when(absent, F.col(n))).alias(f"max_{n}") for n in names),
+        ]
+
+    def refuse_decided(self, decided: DataFrame, seen: Mapping[str, Any]) -> None:
+        """The same, from what becomes of each key (`decided_changes`) and the `metrics` of it: nothing is read twice."""
+        if not self._may_be:
+            return
+        with self._not_applied(), self.lake.refusing(self.path):
+            values = {name: pa.array([seen[f"min_{name}"], seen[f"max_{name}"]]) for name in self._bounded}
+            base = self.lake.current(self.path)
+            if self._meets(decided, base, seen["begins"] or 0, seen["absent"], values):
                 self._by_spark()
-        elif changes.num_rows:
-            self._locally(changes)
+
+    @property
+    def _may_be(self) -> bool:
+        return bool(self.definition.key and (self.pending.sent("insert") or self.pending.key_changes))
+
+    @contextmanager
+    def _not_applied(self) -> Iterator[None]:
+        try:
+            yield
+        except KeyConflictError:
+            # Read after the rows: what is not applied now was not when they were read.
+            if (self.lake.records.position(self.path) or 0) < self._slices[0]:
+                raise
 
     @property
     def _slices(self) -> Sequence[int]:
         return [c.slice for c in self.pending.slices]
+
+    @property
+    def _since(self) -> int:
+        """What is before it has been copied; a slice that was transformed for an older copy may have it, too."""
+        return self.pending.standing.position or 0
 
     @property
     def _other_key_until(self) -> int:
@@ -165,17 +196,19 @@ class _Search:
 
     # in this process
 
-    def _small(self) -> pa.Table | None:
+    def _small(self, few: pa.Table | None) -> pa.Table | None:
         """The changes, where they are few and their keys are equal in Arrow just where they are in PostgreSQL."""
         lake, types = self.lake, dict(self.definition.columns)
         key = self.definition.key
         way = lake.way(self.path, self.definition.names, self.pending.size, key=[types[name] for name in key])
         if way is not Way.IN_PROCESS:
             return None
-        changes = self.few
+        changes = few
         if changes is None:
             changes = lake.slice_rows(self.log, self._slices, self.pending.size, columns=_CHANGE, every=True)
-        return None if changes is None else _flat(changes, key)
+        if changes is None:
+            return None
+        return _flat(changes.filter(pc.greater_equal(changes["commit_lsn"], self._since)), key)
 
     def _locally(self, changes: pa.Table) -> None:
         """Look one change after the other, after those keys of the replica that matter."""
@@ -211,6 +244,7 @@ class _Search:
         """Look for what is cheap to see at first: in nearly every batch no key begins twice, and no file has one."""
         key, slices = self.definition.key, self._slices
         rows = self.lake.slices_of(self.log, slices, every=True)
+        rows = rows.where(F.col("commit_lsn") >= self._since)
         until = self._other_key_until
         if until and rows.where(F.col("commit_lsn") < until).limit(1).count():
             return
@@ -237,35 +271,47 @@ class _Search:
             yield between if end is None else between & (order() < end)
 
     def _may_conflict(self, changes: DataFrame, base: DataFrame | None) -> bool:
-        """Whether a key begins more than once, or one that has to be absent from the rows before is not."""
-        key, types = self.definition.key, dict(self.definition.columns)
-        kept, names = lookups(changes, key, self._slices), [f"k{i}" for i in range(len(key))]
-        bounded = [n for n, k in zip(names, key, strict=True) if types[k] in _BOUNDED]
-        seen = kept.agg(
-            F.max("begins").alias("begins"),
-            F.count(F.when(F.col("absent"), 1)).alias("absent"),
-            *(F.min(F.when(F.col("absent"), F.col(n))).alias(f"min_{n}") for n in bounded),
-            *(F.max(F.when(F.col("absent"), F.col(n))).alias(f"max_{n}") for n in bounded),
-        ).toArrow()
-        if (seen["begins"][0].as_py() or 0) > 1:
-            return True
-        if base is None or not seen["absent"][0].as_py():
-            return False
-        columns = dict(zip(names, key, strict=True))
-        bounds = {
-            columns[n]: pa.chunked_array([*seen[f"min_{n}"].chunks, *seen[f"max_{n}"].chunks])
-            for n in bounded
+        """Whether some conflict cannot be ruled out by what is cheap to see."""
+        kept = lookups(changes, self.definition.key, self._slices)
+        seen = kept.agg(*self.metrics).toArrow()
+        values = {
+            n: pa.chunked_array([*seen[f"min_{n}"].chunks, *seen[f"max_{n}"].chunks]) for n in self._bounded
         }
+        return self._meets(kept, base, seen["begins"][0].as_py() or 0, seen["absent"][0].as_py(), values)
+
+    @property
+    def _bounded(self) -> list[str]:
+        """The key columns k0, k1, ... that have bounds."""
+        types = dict(self.definition.columns)
+        return [f"k{i}" for i, k in enumerate(self.definition.key) if types[k] in _BOUNDED]
+
+    def _meets(
+        self,
+        kept: DataFrame,
+        base: DataFrame | None,
+        begins: int,
+        absent: int,
+        bounds: Mapping[str, pa.Array | pa.ChunkedArray],
+    ) -> bool:
+        """Whether a key begins more than once, or one that has to be absent from the rows before is not.
+
+        `begins` is how often a key begins at most, `absent` how many have to be, `bounds` those of these.
+        """
+        if begins > 1:
+            return True
+        if base is None or not absent:
+            return False
+        key, types = self.definition.key, dict(self.definition.columns)
+        columns = {f"k{i}": name for i, name in enumerate(key)}
+        named = pa.table({columns[n]: values for n, values in bounds.items()})
         local = self.lake.local if self.lake.is_reached(self.path, self.definition.names) else None
-        if local and not files_within(local.table_at(self.path), bounds_of(pa.table(bounds))):
+        if local and not files_within(local.table_at(self.path), bounds_of(named)):
             return False
         near = base.select(*(F.col(quoted(k)).alias(n) for n, k in columns.items()))
-        for name in bounded:
+        for name, values in bounds.items():
             if types[columns[name]] in _LITERAL:
-                near = near.where(
-                    F.col(name).between(*(F.lit(bound.as_py()) for bound in bounds[columns[name]]))
-                )
-        return bool(kept.where("absent").join(near, names, "left_semi").limit(1).count())
+                near = near.where(F.col(name).between(*(F.lit(value) for value in values.to_pylist())))
+        return bool(kept.where("absent").join(near, list(columns), "left_semi").limit(1).count())
 
 
 def _flat(changes: pa.Table, key: Sequence[str]) -> pa.Table:

@@ -53,8 +53,9 @@ def decided_changes(
     """What becomes of each key, for slices in which no UPDATE changes a key; `changed_rows` adds the rows.
 
     Only integers are aggregated, so that Spark does it by hashing: columns k0, k1, ... of the key, `action`,
-    `expected`, `last` (the place of the change that has the row), and for the n-th of the columns `unsent`,
-    which some change left out as unchanged, `sent_n`: the place of the last change that has its value.
+    `expected`, `last` (the place of the change that has the row), `begins` and `absent` as those of
+    `conflicting_rows.lookups`, and for the n-th of the columns `unsent`, which some change left out as unchanged,
+    `sent_n`: the place of the last change that has its value.
     """
     operation, place = F.col("operation"), place_of(slices)
     # An operation's place and kind as one integer; the kinds by their place in the tuple.
@@ -76,6 +77,9 @@ def decided_changes(
     aggregated = events.groupBy(*(f"k{i}" for i in range(len(key)))).agg(
         F.min("event").alias("first"),
         F.max("event").alias("latest"),
+        F.count(F.when(operation == "insert", 1)).alias("begins"),
+        F.min(F.when(operation == "insert", F.col("place"))).alias("begun"),
+        F.min(F.when(operation == "delete", F.col("place"))).alias("ended"),
         F.max(F.when(operation == "insert", F.col("place"))).alias("inserted"),
         F.max(F.when(operation == "delete", F.col("place"))).alias("deleted"),
         *(F.max(f"sent_{i}").alias(f"sent_{i}") for i in range(len(unsent))),
@@ -94,6 +98,8 @@ def decided_changes(
         action.alias("action"),
         (F.col("first") % 4 != kinds.index("insert")).alias("expected"),
         F.shiftright("latest", 2).alias("last"),
+        "begins",
+        ((F.col("begins") > 0) & F.coalesce(F.col("begun") < F.col("ended"), F.lit(True))).alias("absent"),
         *(
             F.when(F.col(f"sent_{i}") >= anew, F.col(f"sent_{i}")).alias(f"sent_{i}")
             for i in range(len(unsent))

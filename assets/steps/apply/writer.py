@@ -19,6 +19,7 @@ from pgsieve.assets.steps.apply.equal_rows import (
     same_row,
 )
 from pgsieve.assets.steps.apply.exact_rows import replayed
+from pgsieve.assets.steps.apply.key_conflicts import ConflictSearch
 from pgsieve.assets.steps.apply.merging import flat, keyless_merge, merge_by_spark
 from pgsieve.assets.steps.apply.net_change import (
     changed_rows,
@@ -46,11 +47,17 @@ class ReplicaWriter:
     pending: Pending
     end: int
     size: int
+    #: Where the batch has not been looked through for conflicts.
+    search: ConflictSearch | None
 
     def keyed(self, rows: DataFrame) -> Applied:
-        """Apply to a table with a key: append what is surely new, else MERGE."""
+        """Apply to a table with a key: append what is surely new, else MERGE. Raises KeyConflictError."""
         pending, key, columns = self.pending, self.definition.key, self.definition.names
-        if not pending.sent("update", "delete"):
+        search, finds_rows = self.search, bool(pending.sent("update", "delete"))
+        if search and not (finds_rows and search.is_decided):
+            search.refuse()
+            search = None
+        if not finds_rows:
             return self._append(rows.select("new.*"), pending.sent("insert"))
         merge = Merge.flat(key, columns, pending.unchanged)
         slices = [c.slice for c in pending.slices]
@@ -60,7 +67,10 @@ class ReplicaWriter:
             decided = net_changes_with_moves(rows, base, key, columns, pending.unchanged)
         else:
             decided = decided_changes(rows, key, pending.unchanged, slices)
-        decided, totals = checkpointed_and_observed(decided, _counts())
+        metrics = [*_counts(), *(search.metrics if search else [])]
+        decided, totals = checkpointed_and_observed(decided, metrics)
+        if search:
+            search.refuse_decided(decided, totals)
         net = decided
         if not pending.key_changes:
             few = pending.sent("insert", "update", "delete") <= BROADCAST_ROWS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,7 +11,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from pgsieve.assets.steps.apply.applied import Pending
-from pgsieve.assets.steps.apply.key_conflicts import KeyConflictError, refuse_conflicts
+from pgsieve.assets.steps.apply.key_conflicts import ConflictSearch, KeyConflictError
 from pgsieve.assets.steps.records.transformed import TableChanges
 from pgsieve.assets.steps.subscription import Definition, Former
 from pgsieve.decoding.publications.evolution import Layout
@@ -36,8 +37,10 @@ def _no_spark() -> object:
     raise AssertionError("Spark is asked")
 
 
-def _look(folder: Path, *slices: Sequence[Change], former: Former | None = None) -> None:
-    """Look a batch through, before which the replica has the keys 1 to 3."""
+def _look(
+    folder: Path, *slices: Sequence[Change], former: Former | None = None, position: int | None = None
+) -> None:
+    """Look a batch through, before which the replica has the keys 1 to 3, as it was copied at `position`."""
     log = str(folder / f"changes_{len(list(folder.glob('changes_*')))}")
     path = str(folder / "replica")
     table = []
@@ -61,7 +64,8 @@ def _look(folder: Path, *slices: Sequence[Change], former: Former | None = None)
         write_deltalake(path, pa.table({"k": [1, 2, 3], "v": ["", "", ""]}))
     definition = Definition((("k", "bigint"), ("v", "string")), ("k",), Layout(1, (), 2, ()), former=former)
     lake = Lake(str(folder), _no_spark)  # type: ignore[arg-type]
-    refuse_conflicts(lake, path, log, definition, Pending(table, lake.records.standing(path)))
+    standing = replace(lake.records.standing(path), position=position)
+    ConflictSearch(lake, path, log, definition, Pending(table, standing)).refuse()
 
 
 @pytest.mark.parametrize(
@@ -123,6 +127,12 @@ def test_what_was_written_under_another_key_is_not_looked_up_by_this_one(tmp_pat
     _look(tmp_path, [("insert", None, 1)], former=former)
     with pytest.raises(KeyConflictError):
         _look(tmp_path / "later", [("insert", None, 1)], former=Former(former.layout, former.key, until=90))
+
+
+def test_what_has_been_copied_since_it_was_transformed_does_not_meet_its_own_row(tmp_path: Path) -> None:
+    _look(tmp_path, [("insert", None, 1)], position=95)
+    with pytest.raises(KeyConflictError):
+        _look(tmp_path, [("insert", None, 1)], position=85)
 
 
 def test_changes_that_another_run_has_applied_meanwhile_do_not_meet_their_own_rows(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from pgsieve.assets.steps.apply.conflicting_rows import conflicts, lookups
 from pgsieve.assets.steps.apply.key_conflicts import Event, first_conflict, looked_up
+from pgsieve.assets.steps.apply.net_change import decided_changes
 from tests.fixtures.pgsieve_replica import engine
 
 _SCHEMA = (
@@ -73,7 +74,11 @@ def test_spark_and_this_process_see_the_same_conflicts(moves: bool) -> None:
     assert seen == expected
     assert len(expected) > _CASES // 4
     # What is cheap to see says so of each of them.
-    for row in lookups(changes, ("k",), (100, 200)).collect():
+    kept = lookups(changes, ("k",), (100, 200)).collect()
+    for row in kept:
         if row["begins"] > 1 or (row["absent"] and (row["k0"],) in base):
             may.add(row["k0"] // 10)
     assert set(expected) <= may
+    if not moves:
+        decided = decided_changes(changes, ("k",), (), (100, 200)).where("begins > 0")
+        assert set(decided.select("k0", "begins", "absent").collect()) == set(kept)
