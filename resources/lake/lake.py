@@ -70,7 +70,7 @@ _WANT_VECTORS = "spark.databricks.delta.properties.defaults.enableDeletionVector
 _LOGGER = logging.getLogger(__name__)
 
 #: What a writable lake takes: a full disk may still have room for an empty file.
-_PROBE = bytes(64 * 1024)
+_PROBE, _PROBE_NAME = bytes(64 * 1024), ".pgsieve-write-probe"
 _DAMAGED = 'restore it from a backup, or make it again: section "A damaged lake" of docs/operations.md'
 
 #: Spark configuration of pgsieve's own: batches of a local lake up to this size are written without Spark.
@@ -227,12 +227,20 @@ class Lake(LakePaths):
 
     def check_writable(self) -> None:
         """Raise LakeUnavailableError now rather than after the copy; only a local lake can be tried cheaply."""
+        if not is_uri(self.uri):
+            self.try_writing()
+
+    def try_writing(self) -> None:
+        """Raise LakeUnavailableError where the lake does not take a file; where only Spark writes, that is not tried."""
         if is_uri(self.uri):
+            if self.local is not None:
+                with self.refusing(self.uri):
+                    self.store.probe(self.uri, _PROBE_NAME)
             return
         try:
             folder = Path(self.uri)
             folder.mkdir(parents=True, exist_ok=True)
-            probe = folder / ".pgsieve-write-probe"
+            probe = folder / _PROBE_NAME
             try:
                 probe.write_bytes(_PROBE)
             finally:

@@ -10,6 +10,7 @@ import signal
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import psycopg
@@ -52,6 +53,7 @@ class Shop:
         self.proxy, self.database, self._lake, self._server = proxy, database, lake, server
         self._file, self._log = folder / "pgsieve.yaml", folder / "log"
         self._written, self.tables = 0, list[str]()
+        self._processes = list[BaseProcess]()
         written = {
             "lake": lake,
             "storage": {**server.storage, "endpoint": proxy.url},
@@ -82,8 +84,15 @@ class Shop:
                 )
                 self.database.execute(f"delete from {table} where id = {self._written + 97}")
 
-    def start(self, *arguments: str):
-        return start_pgsieve(arguments, self._file, self._log)
+    def start(self, *arguments: str) -> BaseProcess:
+        self._processes.append(start_pgsieve(arguments, self._file, self._log))
+        return self._processes[-1]
+
+    def end(self) -> None:
+        """End what a test that failed has left at work."""
+        for process in self._processes:
+            process.kill()
+            process.join()
 
     def __call__(self, *arguments: str) -> tuple[int, str]:
         """Run a command; its exit code and what it printed."""
@@ -139,9 +148,11 @@ def new_shop(
         admin.execute(f"create database {name}")
         with psycopg.connect(publisher.conninfo(dbname=name), autocommit=True) as database:
             database.execute("create publication p")
+            shop = Shop(folder, lake, server, proxy, database, master)
             try:
-                yield Shop(folder, lake, server, proxy, database, master)
+                yield shop
             finally:
+                shop.end()
                 proxy.heal()
                 drop_slots(database)
         admin.execute(f"drop database {name} with (force)")
@@ -286,6 +297,8 @@ def test_a_store_that_refuses_stops_a_run_and_sets_nothing_aside(
 @pytest.mark.parametrize("shop", [pytest.param("process", marks=pytest.mark.long)], indirect=True)
 def test_a_follower_outlives_a_burst_and_ends_where_the_store_refuses(shop: Shop) -> None:
     follower = shop.start("run", "--follow")
+    # What comes before the copy is in no slice.
+    wait_until(lambda: "copied" in shop.log, lambda: shop.log, 120)
     shop.write()
     wait_until(lambda: _has_begun(shop) and shop.is_current(), lambda: shop.log, 120)
     shop.proxy.refuse(INTERNAL, every=2)

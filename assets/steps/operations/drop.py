@@ -60,6 +60,9 @@ def drop_subscription(
             sqlstate="0A000",
         )
     others = tuple(s for s in feed.subscriptions if s != name and in_use(lake, s))
+    # A lake that refuses says so while the subscription is whole.
+    if in_use(lake, name):
+        lake.try_writing()
     done = Dropped(None, kept_for=others)
     if not leave_slot:
         with feed.source.connect() as connection:

@@ -103,6 +103,13 @@ class Store:
         folders = {entry.path for entry in entries if entry.type == pafs.FileType.Directory}
         return [e.base_name for e in entries if e.type == pafs.FileType.File and e.path not in folders]
 
+    def probe(self, folder: str, name: str) -> None:
+        """Write a file into a folder, and delete it."""
+        files, inner = self.system(f"{folder}/{name}")
+        with files.open_output_stream(inner) as stream:
+            stream.write(b"0")
+        files.delete_file(inner)
+
     def remove(self, folder: str) -> bool:
         """Remove a folder with everything in it; False where there is none."""
         if not (self.names(folder) if is_uri(folder) else Path(folder).exists()):
