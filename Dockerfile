@@ -1,6 +1,6 @@
 # pgsieve with Dagster's web interface, traces and Delta's jars, as a user without rights:
 #
-#   docker build --tag pgsieve .
+#   docker build --build-arg VERSION=1.2.3 --tag pgsieve .
 #   docker run --volume ./pgsieve:/srv/pgsieve pgsieve run            # ./pgsieve has pgsieve.yaml, and is writable for user 10001
 #   docker run --volume ./pgsieve:/srv/pgsieve --publish 9187:9187 pgsieve \
 #     run --follow --log-format json --metrics-host 0.0.0.0 --metrics-port 9187
@@ -13,6 +13,9 @@ COPY decoding decoding
 COPY resources resources
 COPY assets assets
 COPY pipelines pipelines
+# Without it pgsieve --version tells 0.1.0.dev0: the history, which has the tags, is not copied.
+ARG VERSION=
+ENV SETUPTOOLS_SCM_PRETEND_VERSION_FOR_PGSIEVE=$VERSION
 ENV PIP_CONSTRAINT=/build/constraints.txt PIP_BUILD_CONSTRAINT=/build/constraints.txt PIP_NO_CACHE_DIR=1
 RUN python -m venv /opt/pgsieve && /opt/pgsieve/bin/pip install --quiet '.[tracing,ui]'
 

@@ -9,7 +9,7 @@ BIN := .venv/bin
 PIP_ENVIRONMENT := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1
 
 .DEFAULT_GOAL := help
-.PHONY: help prerequisites setup demo test test-fast test-versions test-oldest test-long soak soak-filters soak-hard-day check docs audit benchmarks log-store clean
+.PHONY: help prerequisites setup demo test test-fast test-versions test-oldest test-dagster test-long soak soak-filters soak-hard-day check docs pictures audit sbom benchmarks log-store clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,6 +49,23 @@ test-version-%:
 test-oldest: setup ## the same on the oldest of them alone, by two processes
 	@$(MAKE) --no-print-directory test-version-15 ARGS='--numprocesses 2 --dist loadfile $(ARGS)'
 
+# Another Dagster before the packages of .venv: what it brings takes the place of theirs.
+DAGSTER := dagster dagster-dg-cli dagster-graphql dagster-webserver
+DAGSTER_oldest := $(DAGSTER:%=%==1.12.0) dagster-pyspark==0.28.0
+DAGSTER_newest := --upgrade $(DAGSTER:%='%<1.14') 'dagster-pyspark<0.30'
+DAGSTER_TESTS := tests/pipelines/test_component.py tests/pipelines/test_definitions.py tests/pipelines/test_published.py \
+    tests/examples tests/orchestration/test_dagster.py
+test-dagster: setup ## definitions, runs and the example project on the oldest Dagster that is supported, and on the newest
+	@$(MAKE) --no-print-directory test-dagster-oldest test-dagster-newest
+
+test-dagster-%: setup
+	@$(BIN)/python -m venv .venv/dagster-$*
+	@echo "import site; site.addsitedir('$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')')" \
+	    > $$(.venv/dagster-$*/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/beside.pth
+	@PIP_DISABLE_PIP_VERSION_CHECK=1 .venv/dagster-$*/bin/python -m pip install --quiet $(DAGSTER_$*)
+	@.venv/dagster-$*/bin/python -c 'import dagster; print("Dagster", dagster.__version__)'
+	@.venv/dagster-$*/bin/python -m pytest $(DAGSTER_TESTS) -m 'not long' $(ARGS)
+
 BUDGET = PGSIEVE_BUDGET_SECONDS=$${PGSIEVE_BUDGET_SECONDS:-3600}
 soak: setup ## random workloads beside CREATE SUBSCRIPTION, for an hour or PGSIEVE_BUDGET_SECONDS
 	@$(BUDGET) $(PYTEST) --timeout 0 -s tests/properties/test_random_workloads.py $(ARGS)
@@ -70,9 +87,20 @@ check: setup ## formatting, lint, types, layers, Dagster's definitions, and the 
 docs: setup ## the site in build/site, from docs/; fails where a link is dead
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
+pictures: setup ## screenshots and the recording of the demo in docs/images, from what really runs (needs a Chromium)
+	@$(BIN)/python -m scripts.pictures
+
 audit: setup ## ask a vulnerability database about the pinned dependencies (needs the network; not part of CI)
 	@test -x .venv/audit/bin/pip-audit || { $(BIN)/python -m venv .venv/audit && .venv/audit/bin/pip install --quiet 'pip-audit>=2.9,<3'; }
 	@.venv/audit/bin/pip-audit --requirement constraints.txt --no-deps --disable-pip --strict
+
+# An environment of its own: .venv has the tools of developers, too.
+sbom: setup ## what an installation consists of, with licences, in build/sbom.cdx.json (CycloneDX)
+	@test -x .venv/sbom/bin/cyclonedx-py || { $(BIN)/python -m venv .venv/sbom && .venv/sbom/bin/pip install --quiet 'cyclonedx-bom>=7.5,<8'; }
+	@$(BIN)/python -m venv --clear .venv/installed
+	@$(PIP_ENVIRONMENT) .venv/installed/bin/python -m pip install --quiet '.[tracing,ui]'
+	@.venv/installed/bin/python -m pip uninstall --quiet --yes pip
+	@$(BIN)/python -m scripts.sbom .venv/sbom/bin/cyclonedx-py .venv/installed/bin/python pyproject.toml build/sbom.cdx.json
 
 benchmarks: setup ## decoding alone, a slot's two transports, replication beside a built-in subscription, the check
 	@$(BIN)/python benchmarks/decode.py

@@ -50,6 +50,7 @@ A message names the object, what is wrong and what to do; it never holds a cell 
             SourceSettingError        resources.postgres.source
             SourceUnreachableError    resources.postgres.source
         SparkUnavailableError         resources.lake.delta.errors
+            JarsUnavailableError      resources.lake.jars
             UnsafeLogStoreError       resources.lake.session
         StalledError                  pipelines.following.watch
         SubscriptionDisabledError     assets.steps.records.subscription_state

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 pytest_plugins = [
+    "tests.fixtures.chromium",
     "tests.fixtures.oracle",
     "tests.fixtures.pooler",
     "tests.fixtures.s3_server",

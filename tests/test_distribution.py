@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -11,8 +13,6 @@ import zipfile
 from pathlib import Path
 
 import pytest
-
-import pgsieve
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("assets", "decoding", "pipelines", "resources")
@@ -116,6 +116,29 @@ def names_in(wheel: Path) -> list[str]:
         return archive.namelist()
 
 
+def version_of(wheel: Path) -> str:
+    return wheel.name.split("-")[1]
+
+
+def test_the_version_is_the_tags_and_is_told_without_one(tmp_path: Path) -> None:
+    shutil.copyfile(ROOT / "pyproject.toml", tmp_path / "pyproject.toml")
+    shutil.copyfile(ROOT / "README.md", tmp_path / "README.md")
+
+    def version() -> str:
+        return run(sys.executable, "-m", "hatchling", "version", cwd=tmp_path).stdout.strip()
+
+    def git(*words: str) -> None:
+        run("git", "-c", "user.name=x", "-c", "user.email=x@example.com", *words, cwd=tmp_path)
+
+    assert version() == "0.1.0.dev0", "a folder that is no clone"
+    git("init", "--quiet")
+    git("add", ".")
+    git("commit", "--quiet", "--message", "first")
+    assert re.fullmatch(r"0\.1(\.0)?\.dev1\+g[0-9a-f]+", version()), "a clone without tags"
+    git("tag", "v1.2.3")
+    assert version() == "1.2.3"
+
+
 def test_the_wheel_holds_one_package_and_each_file_once(wheel: Path) -> None:
     files = [name for name in names_in(wheel) if ".dist-info/" not in name]
     assert sorted(files) == sorted(sources())
@@ -137,7 +160,9 @@ def test_the_wheel_of_the_source_distribution_is_the_same(source: Path, wheel: P
     assert sorted(names_in(again)) == sorted(names_in(wheel))
 
 
-def test_importing_pgsieve_imports_neither_spark_nor_dagster(python: Path, tmp_path: Path) -> None:
+def test_importing_pgsieve_imports_neither_spark_nor_dagster(
+    python: Path, wheel: Path, tmp_path: Path
+) -> None:
     code = (
         "import sys, pgsieve\n"
         "print(pgsieve.__version__, pgsieve.__file__)\n"
@@ -145,7 +170,7 @@ def test_importing_pgsieve_imports_neither_spark_nor_dagster(python: Path, tmp_p
     )
     version_and_file, heavy = run(python, "-c", code, cwd=tmp_path).stdout.splitlines()
     version, _, file = version_and_file.partition(" ")
-    assert version == pgsieve.__version__
+    assert version == version_of(wheel)
     assert Path(file).is_relative_to(python.parents[1])
     assert heavy == "[]"
 
@@ -164,10 +189,12 @@ def test_every_public_name_is_there(python: Path, tmp_path: Path) -> None:
     )
 
 
-def test_the_command_line_and_the_definitions_work_in_such_a_project(python: Path, project: Path) -> None:
+def test_the_command_line_and_the_definitions_work_in_such_a_project(
+    python: Path, wheel: Path, project: Path
+) -> None:
     helped = run(python.with_name("pgsieve"), "--help", cwd=project)
     assert "pgsieve demo" in helped.stdout
-    assert run(python, "-m", "pgsieve", "--version", cwd=project).stdout == f"pgsieve {pgsieve.__version__}\n"
+    assert run(python, "-m", "pgsieve", "--version", cwd=project).stdout == f"pgsieve {version_of(wheel)}\n"
     keys = run(python, "-W", "ignore", "-c", KEYS, cwd=project).stdout.split()
     assert {"orders", "sales/initial_sync", "shop/change_log", "sales/table_changes"} <= set(keys)
     module = "pgsieve.pipelines.definitions"

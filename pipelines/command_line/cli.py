@@ -662,6 +662,28 @@ def refresh_defs_state(ctx: typer.Context, config: ConfigFile = None) -> None:
         raise typer.Exit(REFUSED)
 
 
+@_command("Example: pgsieve jars ./jars")
+def jars(
+    folder: Annotated[
+        Path | None,
+        typer.Argument(metavar="FOLDER", help="Copy them here, for a machine without network."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Fetch the jars that Spark needs for Delta and S3, as the first run that starts a Spark does by itself.
+
+    A machine that reaches no Maven repository takes them from a copy of the folder, which PGSIEVE_JARS names there.
+    """
+    from pgsieve.pipelines.commands.jars import jars as fetch_jars
+
+    with console.progress() as progress:
+        report = fetch_jars(folder, progress)
+    if as_json:
+        console.print_json(report)
+    else:
+        console.print_jars(report)
+
+
 engine = typer.Typer(
     help="Keep a Spark warm on this machine, which the runs of this configuration share.",
     epilog="Example: pgsieve engine start",
@@ -671,7 +693,7 @@ app.add_typer(engine, name="engine")
 
 
 @_command("Example: pgsieve engine start", "start", engine)
-def start_engine(ctx: typer.Context, config: ConfigFile = None) -> None:
+def start_engine(ctx: typer.Context, config: ConfigFile = None, as_json: AsJson = False) -> None:
     """Start the engine unless it serves already; one of other settings or another version ends before.
 
     It ends when no run has used it for `spark.engine_idle` (15 minutes).
@@ -681,7 +703,10 @@ def start_engine(ctx: typer.Context, config: ConfigFile = None) -> None:
 
     with console.progress() as progress:
         report = start(settings, progress)
-    console.print_engine(report)
+    if as_json:
+        console.print_json(report)
+    else:
+        console.print_engine(report)
 
 
 @_command("Example: pgsieve engine status --json", "status", engine)

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from datetime import timedelta
 
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
+from rich.progress import SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -31,6 +31,7 @@ from pgsieve.pipelines.commands.results import (
     EngineReport,
     Failure,
     InitReport,
+    JarsReport,
     LiveDemo,
     MaintainedFolder,
     Progress,
@@ -179,7 +180,7 @@ def _error_line(message: str, hint: str | None) -> None:
 
 
 class _TerminalProgress:
-    """A bar for each task that runs."""
+    """A line for each task that runs, below what is printed; it goes as the task ends."""
 
     def __init__(self, bars: Bars) -> None:
         self._bars = bars
@@ -189,7 +190,7 @@ class _TerminalProgress:
         self._tasks[task] = self._bars.add_task(task, total=None)
 
     def finish(self, task: str) -> None:
-        self._bars.stop_task(self._tasks.pop(task))
+        self._bars.remove_task(self._tasks.pop(task))
 
     def tell(self, line: str) -> None:
         self._bars.console.print(line, markup=False, highlight=False)
@@ -223,7 +224,7 @@ class _LineProgress:
 
 @contextmanager
 def progress() -> Iterator[Progress]:
-    """Progress on stderr: bars on a terminal, plain lines otherwise, or JSON."""
+    """Progress on stderr: what runs, on a terminal; plain lines otherwise, or JSON."""
     if _json is not None:
         yield JsonProgress(_json)
         return
@@ -232,7 +233,7 @@ def progress() -> Iterator[Progress]:
         yield _LineProgress()
         return
     text = TextColumn("{task.description}", markup=False)
-    with Bars(SpinnerColumn(), text, BarColumn(), TimeElapsedColumn(), console=console) as bars:
+    with Bars(SpinnerColumn(), text, TimeElapsedColumn(), console=console, transient=True) as bars:
         yield _TerminalProgress(bars)
 
 
@@ -601,6 +602,16 @@ def print_demo(report: DemoReport) -> None:
         Text(f"Delta tables: {report.lake}"),
         Text(f"The graph:    pgsieve ui -c {report.config}"),
     )
+
+
+def print_jars(report: JarsReport) -> None:
+    """Print which jars are there, and what a machine without network does with the copy."""
+    table = _table("package", "files", "size", right=("files", "size"))
+    for each in report.packages:
+        _row(table, each.package, each.files, _size(each.bytes))
+    _print(table)
+    if report.folder is not None:
+        _print(Text(f"copied; where no Maven repository is reached: export PGSIEVE_JARS={report.folder}"))
 
 
 def print_engine(report: EngineReport) -> None:

@@ -23,6 +23,7 @@ def start(config: Config, progress: Progress) -> EngineReport:
     """Start the engine, and wait until it serves."""
     engine = _engine(config)
     task = "start the engine"
+    engine.fetch_jars()
     progress.start(task)
     control.start(engine.folder, engine.settings, timedelta(seconds=engine.engine_idle))
     progress.finish(task)

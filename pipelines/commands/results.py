@@ -360,6 +360,23 @@ class DemoReport:
         return all(table.equal for table in self.tables)
 
 
+@dataclass(frozen=True, slots=True)
+class JarSet:
+    """Jars that Spark needs together: the package that needs the others, and how many files and bytes they are."""
+
+    package: str
+    files: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class JarsReport:
+    """What `pgsieve jars` has at hand, and the folder that it was copied to."""
+
+    packages: tuple[JarSet, ...]
+    folder: str | None
+
+
 @dataclass(frozen=True)
 class EngineReport:
     """The warm engine: whether it serves, where, since how many seconds, its memory, and whether a run uses it.

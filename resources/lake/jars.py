@@ -3,14 +3,18 @@
 In: Maven coordinates. Out: the jar files that Spark once resolved them to. Spark runs Ivy at every start of a
 session with `spark.jars.packages`, even where all files are in Ivy's cache; naming the files in `spark.jars`
 gives the same class path, works offline and prints nothing. Which files belong to the coordinates is known
-only to Ivy (its folder of jars holds those of every package and version ever asked for), so the first
-session's answer is kept beside the environment that it holds for. Run as a program, this module starts a
-session for each set of packages without an answer. Raises nothing where it cannot be kept: then Ivy is asked again.
+only to Ivy (its folder of jars holds those of every package and version ever asked for), so the answer of a session that
+`fetch` starts is kept beside the environment that it holds for. Where it cannot be kept, Ivy is asked again.
+`PGSIEVE_JARS` names a folder that `copy_jars` made on another machine: then no repository is asked. Run as a program, this
+module fetches what is not there. Raises JarsUnavailableError.
 
 https://spark.apache.org/docs/4.1.0/configuration.html#runtime-environment (spark.jars, spark.jars.packages)
 """
 
 import json
+import os
+import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
@@ -18,12 +22,18 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from time import monotonic
 from urllib.parse import unquote, urlsplit
 
-#: Where the answers are kept: in the virtual environment, which is made anew when versions change.
-KEPT = Path(sys.prefix) / "delta-jars.json"
+from pgsieve.resources.lake.delta.errors import SparkUnavailableError
+
+#: A folder that has the jars and, in a file of this name, which of them belong to which packages.
+FOLDER_VARIABLE = "PGSIEVE_JARS"
+_ANSWERS = "delta-jars.json"
 
 _JARS, _PACKAGES, _EXCLUDES = "spark.jars", "spark.jars.packages", "spark.jars.excludes"
+#: What a user says of where packages come from, and how: a proxy is an option of Java's.
+_REPOSITORIES = ("spark.jars.repositories", "spark.jars.ivy", "spark.driver.extraJavaOptions")
 
 #: The AWS SDK that each hadoop-aws is built with.
 _AWS_SDK = {"3.4.0": "2.23.19", "3.4.1": "2.24.6", "3.4.2": "2.29.52"}
@@ -69,40 +79,122 @@ def s3_packages() -> Packages:
     return Packages((f"org.apache.hadoop:hadoop-aws:{hadoop}", *parts), _NOT_FROM_AWS)
 
 
-def kept_jars(packages: str, kept: Path = KEPT) -> list[str] | None:
+class JarsUnavailableError(SparkUnavailableError):
+    """Spark lacks jars, and they cannot be fetched."""
+
+
+def answers_file() -> Path:
+    """Where the answers are kept: PGSIEVE_JARS, else the virtual environment, which is made anew when versions change."""
+    return Path(os.environ.get(FOLDER_VARIABLE) or sys.prefix) / _ANSWERS
+
+
+def kept_jars(packages: str, kept: Path | None = None) -> list[str] | None:
     """Return the jar files of `packages` and all they depend on; None without an answer or where one is gone."""
+    file = kept or answers_file()
     try:
-        jars: list[str] = json.loads(kept.read_text(encoding="utf-8"))[packages]
+        names: list[str] = json.loads(file.read_text(encoding="utf-8"))[packages]
+        jars = [file.parent / name for name in names]
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return jars if all(Path(jar).is_file() for jar in jars) else None
+    return [str(jar) for jar in jars] if all(jar.is_file() for jar in jars) else None
 
 
-def keep_jars(packages: str, spark_jars: str, kept: Path = KEPT) -> None:
+def keep_jars(packages: str, spark_jars: str, kept: Path | None = None) -> None:
     """Keep what Spark made of `packages`: the value of `spark.jars` in a session that resolved nothing else."""
     jars = [unquote(urlsplit(uri).path) for uri in spark_jars.split(",")]
+    _keep({packages: jars}, kept or answers_file())
+
+
+def _keep(added: Mapping[str, list[str]], kept: Path) -> None:
+    """Add answers to those that are kept, in one step: another process may do so, too."""
     answers = {}
     with suppress(OSError, ValueError, TypeError):
         answers = dict(json.loads(kept.read_text(encoding="utf-8")))
+    written = kept.with_name(f".{kept.name}.{os.getpid()}")
     with suppress(OSError):
-        kept.write_text(json.dumps({**answers, packages: jars}, indent=2) + "\n", encoding="utf-8")
+        written.write_text(json.dumps({**answers, **added}, indent=2) + "\n", encoding="utf-8")
+        written.replace(kept)
+
+
+def fetch(needed: Iterable[Packages], conf: Mapping[str, str]) -> None:
+    """Fetch the jars that are not there, once, and say so on stderr: it may take a minute.
+
+    `conf` is the user's: packages that it names are left to Spark, and its repositories are asked. Raises
+    JarsUnavailableError where a repository does not answer, and where PGSIEVE_JARS names a folder without them.
+    """
+    for packages in _pgsieves(needed, conf):
+        if kept_jars(packages.name) is not None:
+            continue
+        folder = os.environ.get(FOLDER_VARIABLE)
+        if folder:
+            raise JarsUnavailableError(
+                f'{FOLDER_VARIABLE} is "{folder}", which has no jars of {packages.coordinates[0]}',
+                hint="where a Maven repository is reached, `pgsieve jars FOLDER` of this version makes such a folder",
+            )
+        if os.access(answers_file().parent, os.W_OK):
+            _fetch(packages, {name: value for name, value in conf.items() if name.startswith(_REPOSITORIES)})
+
+
+def _fetch(packages: Packages, repositories: Mapping[str, str]) -> None:
+    """Have a process of its own ask for them, as Ivy is asked when a JVM starts."""
+    sys.stderr.write(f"fetching the jars of {packages.coordinates[0]} for Spark, once\n")
+    sys.stderr.flush()
+    began = monotonic()
+    done = subprocess.run(  # noqa: S603 - our own interpreter, no shell
+        [sys.executable, "-m", "pgsieve.resources.lake.jars", packages.name],
+        input=json.dumps(dict(repositories)),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    jars = kept_jars(packages.name)
+    if done.returncode or jars is None:
+        raise JarsUnavailableError(
+            f"the jars of {packages.coordinates[0]} cannot be fetched: {_reason(done.stdout + done.stderr)}",
+            hint="Spark's settings `spark.jars.repositories` and `spark.jars.ivySettings` name another Maven repository; without"
+            f" one, `pgsieve jars FOLDER` on another machine, and {FOLDER_VARIABLE}=FOLDER here",
+        )
+    size = sum(Path(jar).stat().st_size for jar in jars) / 1e6
+    sys.stderr.write(f"fetched {len(jars)} jars, {size:.0f} MB, in {monotonic() - began:.0f} s\n")
+    sys.stderr.flush()
+
+
+def _reason(output: str) -> str:
+    """The line of Ivy's output, or of the JVM's, that says most."""
+    lines = [line.strip(" :\t") for line in output.splitlines()]
+    for telling in (
+        r"Server access error|Host .* not found",
+        r"unresolved dependency|not found",
+        r"rror|xception",
+    ):
+        if line := next((line for line in lines if re.search(telling, line)), None):
+            return line
+    return "no repository said why"
+
+
+def copy_jars(folder: Path, needed: Iterable[Packages]) -> None:
+    """Copy jars that are there into a folder for PGSIEVE_JARS, on this machine or another. Raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for packages in needed:
+        jars = [Path(jar) for jar in kept_jars(packages.name) or []]
+        for jar in jars:
+            if not (folder / jar.name).exists():
+                shutil.copyfile(jar, folder / jar.name)
+        _keep({packages.name: [jar.name for jar in jars]}, folder / _ANSWERS)
 
 
 def class_path(
-    needed: Iterable[Packages], jars: Iterable[str], conf: Mapping[str, str], kept: Path = KEPT
+    needed: Iterable[Packages], jars: Iterable[str], conf: Mapping[str, str], kept: Path | None = None
 ) -> dict[str, str]:
     """The settings with which a session has what pgsieve needs, and what the user's own settings add to it.
 
     Packages of which the user's name the first one are left to the user, whatever their version.
     """
     users = _listed(conf, _PACKAGES)
-    theirs = {_artifact(coordinate) for coordinate in users}
     files = list(jars)
     packages: list[str] = []
     excluded: list[str] = []
-    for each in needed:
-        if _artifact(each.coordinates[0]) in theirs:
-            continue
+    for each in _pgsieves(needed, conf):
         if answer := kept_jars(each.name, kept):
             files += answer
         else:
@@ -116,6 +208,12 @@ def class_path(
     return {name: ",".join(values) for name, values in settings.items() if values}
 
 
+def _pgsieves(needed: Iterable[Packages], conf: Mapping[str, str]) -> list[Packages]:
+    """Those of which the user's settings name none."""
+    theirs = {_artifact(coordinate) for coordinate in _listed(conf, _PACKAGES)}
+    return [each for each in needed if _artifact(each.coordinates[0]) not in theirs]
+
+
 def _listed(conf: Mapping[str, str], name: str) -> list[str]:
     return [part for each in conf.get(name, "").split(",") if (part := each.strip())]
 
@@ -126,11 +224,13 @@ def _artifact(coordinate: str) -> str:
     return f"{group}:{artifact.partition('_')[0]}"
 
 
-def _resolved(packages: Packages) -> str:
+def _resolved(packages: Packages, repositories: Mapping[str, str]) -> str:
     """The value of `spark.jars` in a session that resolves these."""
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
+    for name, value in repositories.items():
+        builder = builder.config(name, value)
     builder = builder.config(_PACKAGES, packages.name).config(_EXCLUDES, ",".join(packages.excluded))
     session = builder.getOrCreate()
     jars = session.conf.get(_JARS) or ""
@@ -138,17 +238,22 @@ def _resolved(packages: Packages) -> str:
     return jars
 
 
+def all_packages() -> list[Packages]:
+    """Every set that some lake needs."""
+    return [delta_packages(), s3_packages()]
+
+
 def main() -> None:
-    """Fetch the jars unless they are there; each set by a process of its own, as Ivy is asked when a JVM starts."""
-    sets = [delta_packages(), s3_packages()]
+    """Fetch what is not there; with an argument the set of that name, from the repositories that stdin names."""
     if len(sys.argv) > 1:
-        (packages,) = (each for each in sets if each.name == sys.argv[1])
-        keep_jars(packages.name, _resolved(packages))
+        (packages,) = (each for each in all_packages() if each.name == sys.argv[1])
+        keep_jars(packages.name, _resolved(packages, json.load(sys.stdin)))
         return
-    for each in sets:
-        if kept_jars(each.name) is None:
-            subprocess.run([sys.executable, "-m", __spec__.name, each.name], check=True)  # noqa: S603
+    fetch(all_packages(), {})
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except JarsUnavailableError as error:
+        sys.exit(f"error: {error.message}\nhint: {error.hint}")

@@ -25,7 +25,7 @@ from pyspark.sql import SparkSession
 from pgsieve.resources.lake.delta.errors import SparkUnavailableError
 from pgsieve.resources.lake.engine import control
 from pgsieve.resources.lake.engine.record import EngineFolder
-from pgsieve.resources.lake.jars import class_path, delta_packages, s3_packages
+from pgsieve.resources.lake.jars import Packages, class_path, delta_packages, fetch, s3_packages
 from pgsieve.resources.lake.stores import log_store
 from pgsieve.resources.lake.stores.storage import Storage, storage_of
 
@@ -88,11 +88,13 @@ def session_config(master: str, conf: Mapping[str, str], storage: Storage) -> di
     if master.startswith("local"):
         settings["spark.sql.shuffle.partitions"] = str(os.cpu_count() or 2)
     settings["spark.pyspark.python"] = sys.executable
-    needed, jars = [delta_packages()], []
-    if storage.platform == "s3":
-        needed.append(s3_packages())
-        jars.append(str(log_store.JAR))
-    return {**settings, **conf, **class_path(needed, jars, conf)}
+    jars = [str(log_store.JAR)] if storage.platform == "s3" else []
+    return {**settings, **conf, **class_path(_needed_packages(storage), jars, conf)}
+
+
+def _needed_packages(storage: Storage) -> list[Packages]:
+    """What a session needs besides Spark's own jars."""
+    return [delta_packages(), *([s3_packages()] if storage.platform == "s3" else [])]
 
 
 def refuse_other_log_store(storage: Storage, conf: Mapping[str, str]) -> None:
@@ -171,13 +173,25 @@ class SparkEngine(LazyPySparkResource):
         """What a session that is started here is made of, and what a warm engine is known by."""
         return session_config(self.master, self.spark_config, storage_of(self.lake))
 
+    def fetch_jars(self) -> None:
+        """Have the jars at hand that a session started here needs; raises SparkUnavailableError."""
+        if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
+            raise SparkUnavailableError(
+                "Spark needs Java, and no `java` is on the PATH",
+                hint="install a JDK or JRE 17 or 21, or set JAVA_HOME",
+            )
+        fetch(_needed_packages(storage_of(self.lake)), self.spark_config)
+
     def launch(self, owner: int | None = None) -> None:
         """Start the engine without waiting for it; with an `owner`, as long as that process lives."""
+        self.fetch_jars()
         control.launch(self.folder, self.settings, timedelta(seconds=self.engine_idle), owner)
 
     def _warm(self) -> control.Use | None:
         """The engine, used until this process ends; None where the session is one's own."""
         if self._use is None and self.is_warmed:
+            if self.engine == "start":
+                self.fetch_jars()
             settings = self.settings
             if self.engine == "start":
                 with suppress(control.EngineError):
@@ -202,13 +216,9 @@ class SparkEngine(LazyPySparkResource):
 
     def _started(self) -> SparkSession:
         if self._spark_session is None:
+            self.fetch_jars()
             storage = storage_of(self.lake)
             config = self.settings
-            if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
-                raise SparkUnavailableError(
-                    "Spark needs Java, and no `java` is on the PATH",
-                    hint="install a JDK or JRE 17 or 21, or set JAVA_HOME",
-                )
             os.environ["PYSPARK_PYTHON"] = config["spark.pyspark.python"]
             builder = SparkSession.builder
             for key, value in config.items():

@@ -14,6 +14,7 @@ Importing pgsieve imports neither Spark nor Dagster: where a name comes from is 
 """
 
 from importlib import import_module
+from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
     from pgsieve.pipelines.component import PgsieveComponent
     from pgsieve.pipelines.definitions import build_definitions
 
-__version__ = "0.1.0"
+    #: That of the tag that was built, or of the one before and the commits since then.
+    __version__: str
 
 __all__ = [
     "AssetKind",
@@ -61,8 +63,10 @@ _HOMES = {
 
 def __getattr__(name: str) -> object:
     """A public name, from the module that it lives in; kept here, so that this is asked once."""
-    if name in _MODULES:
-        value: object = import_module(_MODULES[name])
+    if name == "__version__":
+        value: object = version("pgsieve")
+    elif name in _MODULES:
+        value = import_module(_MODULES[name])
     elif name in _HOMES:
         value = getattr(import_module(_HOMES[name]), name)
     else:

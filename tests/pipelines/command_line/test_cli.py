@@ -33,6 +33,7 @@ COMMANDS = {
     "validate": "pgsieve validate -c pgsieve.yaml",
     "decode": "pgsieve decode shop --plugin test_decoding -o include-xids=false",
     "ui": "pgsieve ui --port 3000",
+    "jars": "pgsieve jars ./jars",
     "refresh-defs-state": "pgsieve refresh-defs-state",
 }
 REQUIRED = {
@@ -42,7 +43,7 @@ REQUIRED = {
     "enable": ["sales"],
     "drop": ["sales"],
 }
-READING = [command for command in COMMANDS if command not in {"demo", "init"}]
+READING = [command for command in COMMANDS if command not in {"demo", "init", "jars"}]
 
 LEAST = """\
 lake: ./lake
@@ -220,6 +221,26 @@ def test_an_exit_code_of_a_command_is_kept():
 
 def test_an_interrupt_is_130_as_in_a_shell():
     assert CliRunner().invoke(_failing(KeyboardInterrupt()), ["fail"]).exit_code == 130
+
+
+def test_jars_are_copied_for_a_machine_without_network(invoke, tmp_path, monkeypatch):
+    monkeypatch.delenv("PGSIEVE_JARS", raising=False)
+    report = json.loads(invoke("jars", "copy", "--json").stdout)
+    assert report["folder"] == str(tmp_path / "copy")
+    delta, s3 = report["packages"]
+    assert delta["package"].startswith("io.delta:delta-spark_")
+    assert s3["package"].startswith("org.apache.hadoop:hadoop-aws:")
+    jars = list((tmp_path / "copy").glob("*.jar"))
+    assert sum(jar.stat().st_size for jar in jars) == delta["bytes"] + s3["bytes"]
+    monkeypatch.setenv("PGSIEVE_JARS", report["folder"])
+    shown = invoke("jars")
+    assert shown.exit_code == 0
+    assert delta["package"] in shown.stdout
+    assert invoke("jars", "again").exit_code == 2
+    monkeypatch.setenv("PGSIEVE_JARS", str(tmp_path))
+    refused = invoke("jars")
+    assert refused.exit_code == 2
+    assert "has no jars of io.delta" in refused.stderr
 
 
 # JSON

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
-from pgsieve.resources.lake.jars import Packages, class_path, keep_jars, kept_jars, s3_packages
+from pgsieve.resources.lake import jars as jars_module
+from pgsieve.resources.lake.jars import (
+    JarsUnavailableError,
+    Packages,
+    class_path,
+    copy_jars,
+    delta_packages,
+    fetch,
+    keep_jars,
+    kept_jars,
+    s3_packages,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -92,3 +105,67 @@ def test_s3a_is_of_sparks_hadoop_and_without_the_whole_sdk() -> None:
     hadoop = s3_packages().coordinates[0]
     assert hadoop.startswith("org.apache.hadoop:hadoop-aws:3.")
     assert "software.amazon.awssdk:bundle" in s3_packages().excluded
+
+
+def test_a_copy_names_its_jars_wherever_it_is_brought(
+    tmp_path: Path, jars: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    keep_jars(DELTA.name, ",".join(jar.as_uri() for jar in jars))
+    copy_jars(tmp_path / "copy", [DELTA])
+    elsewhere = (tmp_path / "copy").rename(tmp_path / "elsewhere")
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "nowhere"))
+    assert kept_jars(DELTA.name) is None
+    monkeypatch.setenv("PGSIEVE_JARS", str(elsewhere))
+    assert kept_jars(DELTA.name) == [str(elsewhere / jar.name) for jar in jars]
+    fetch([DELTA], {})  # Nothing has to be fetched.
+
+
+def test_a_folder_of_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PGSIEVE_JARS", str(tmp_path))
+    with pytest.raises(
+        JarsUnavailableError, match=r"has no jars of io\.delta:delta-spark_4\.1_2\.13:4\.4\.0"
+    ) as told:
+        fetch([DELTA], {})
+    assert "pgsieve jars FOLDER" in str(told.value.hint)
+    fetch([DELTA], {"spark.jars.packages": DELTA.name})  # The user's own are Spark's to fetch.
+
+
+def test_where_no_answer_can_be_kept_spark_fetches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "nowhere"))
+    monkeypatch.setattr(jars_module, "_fetch", lambda *_: pytest.fail("asked"))
+    fetch([DELTA], {})
+    assert class_path([DELTA], [], {})["spark.jars.packages"] == DELTA.name
+
+
+#: A repository that nobody reaches, and a cache that has nothing.
+NO_REPOSITORY = """<ivysettings>
+  <settings defaultResolver="none"/>
+  <resolvers><ibiblio name="none" m2compatible="true" root="http://127.0.0.1:9/maven/"/></resolvers>
+</ivysettings>
+"""
+
+
+@pytest.mark.spark
+def test_jars_are_fetched_once_and_a_repository_that_does_not_answer_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    settings = tmp_path / "ivysettings.xml"
+    settings.write_text(NO_REPOSITORY)
+    prefix = tmp_path / "prefix"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", "--symlinks", prefix], check=True)
+    # The process that asks takes its prefix from where its program is, and its packages from here.
+    monkeypatch.setenv("PYTHONPATH", ":".join(path for path in sys.path if path))
+    monkeypatch.setattr(sys, "prefix", str(prefix))
+    monkeypatch.setattr(sys, "executable", str(prefix / "bin" / "python"))
+    needed = [delta_packages()]
+    with pytest.raises(JarsUnavailableError, match=r"cannot be fetched: .*127\.0\.0\.1:9") as told:
+        fetch(needed, {"spark.jars.ivySettings": str(settings), "spark.jars.ivy": str(tmp_path / "cache")})
+    assert "PGSIEVE_JARS=FOLDER" in str(told.value.hint)
+    capfd.readouterr()
+    fetch(needed, {})
+    said = capfd.readouterr().err
+    assert said.startswith(f"fetching the jars of {needed[0].name} for Spark, once\nfetched ")
+    fetch(needed, {})
+    assert capfd.readouterr().err == ""
+    assert set(class_path(needed, [], {})) == {"spark.jars"}

@@ -1,0 +1,61 @@
+"""What an installation consists of, as a CycloneDX document: `make sbom` writes build/sbom.cdx.json.
+
+In: the Python that has pgsieve installed, and the program `cyclonedx-py`. Out: its packages with versions, licences and
+what needs what, as that program finds them, and Delta's jars, which Spark takes from a Maven repository. Spark's own jars
+are part of the package pyspark. https://cyclonedx.org/docs/1.6/json/
+"""
+
+import hashlib
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from pgsieve.resources.lake.jars import all_packages, kept_jars
+
+#: Ivy's names: group, artifact, version.
+_JAR = re.compile(r"(?P<group>[^_]+)_(?P<name>.+)-(?P<version>\d[^-]*)\.jar")
+
+
+def jar(file: Path) -> dict[str, Any]:
+    """A jar as a component."""
+    match = _JAR.fullmatch(file.name)
+    if match is None:
+        raise ValueError(f"{file.name} is not named as Ivy names a jar")
+    group, name, version = match["group"], match["name"], match["version"]
+    url = f"pkg:maven/{group}/{name}@{version}"
+    return {
+        "type": "library",
+        "bom-ref": url,
+        "group": group,
+        "name": name,
+        "version": version,
+        "purl": url,
+        "hashes": [{"alg": "SHA-256", "content": hashlib.sha256(file.read_bytes()).hexdigest()}],
+    }
+
+
+def document(cyclonedx: str, python: str, pyproject: str) -> dict[str, Any]:
+    """The document of an environment, with the jars."""
+    command = [cyclonedx, "environment", python, "--pyproject", pyproject, "--output-reproducible"]
+    made = subprocess.run([*command, "--spec-version", "1.6"], capture_output=True, text=True, check=True)
+    sbom: dict[str, Any] = json.loads(made.stdout)
+    files = {Path(name) for packages in all_packages() for name in kept_jars(packages.name) or []}
+    sbom["components"] += sorted((jar(file) for file in files), key=lambda each: str(each["bom-ref"]))
+    return sbom
+
+
+def main() -> None:
+    """Write the document to a file: cyclonedx-py, Python, pyproject.toml, file."""
+    cyclonedx, python, pyproject, target = sys.argv[1:]
+    file = Path(target)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    sbom = document(cyclonedx, python, pyproject)
+    file.write_text(json.dumps(sbom, indent=2) + "\n", encoding="utf-8")
+    sys.stderr.write(f"{file}: {len(sbom['components'])} components\n")
+
+
+if __name__ == "__main__":
+    main()
