@@ -33,7 +33,7 @@ test-long: setup ## long variants of the tests, and other writers and engines
 	@$(PYTEST) $(SHARED) -m long $(ARGS)
 
 test-fast: setup ## the tests that need no JVM, and get none
-	@JAVA_HOME=/none PGSIEVE_BUDGET_SECONDS=$${PGSIEVE_BUDGET_SECONDS:-3} $(PYTEST) -m 'not spark and not slow and not long' --numprocesses auto --dist loadfile $(ARGS)
+	@JAVA_HOME=/none PGSIEVE_BUDGET_SECONDS=$${PGSIEVE_BUDGET_SECONDS:-1} $(PYTEST) -m 'not spark and not slow and not long' --numprocesses auto --dist loadfile $(ARGS)
 
 # How changes are applied, and by whom, does not depend on the server's version; what can be published, and is sent, does.
 SAME_IN_ALL_VERSIONS := executors or test_basic_changes or test_lakes or test_names or types or test_truncate \

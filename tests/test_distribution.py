@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("assets", "decoding", "pipelines", "resources")
 #: What the extras bring: the embedded server, the web server, `dg`.

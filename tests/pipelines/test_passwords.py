@@ -18,6 +18,8 @@ from typer.testing import CliRunner
 from pgsieve.pipelines.command_line import cli
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 
+pytestmark = pytest.mark.slow
+
 #: Letters that are next to each other in no word, and what libpq and URIs give a meaning.
 _LETTERS, _SPECIAL = "qxzjQXZJ", " %@:/?#[]'\"\\=&,+;"
 

@@ -21,6 +21,9 @@ from tests.fixtures.standby import StandbyPair
 Pgsieve = Callable[..., tuple[int, str]]
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture
 def pgsieve(standby_pair: StandbyPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pgsieve:
     """Runs a command on a configuration that names the standby."""
