@@ -292,7 +292,8 @@ class Day:
         A subscriber needs a REFRESH for the latter: it is set aside.
         """
         said = _read(log)
-        if "is to be copied" in said and "is set aside" not in said:
+        waiting = len(re.findall(r"problem: .* is to be copied|: differing keys to be copied", said))
+        if waiting and waiting == len(re.findall(r"problem: |\d +differs ", said)):
             return True
         aside = set(re.findall(r"public\.(\S+) is set aside", said))
         manual = {name.strip('"') for name in self.alterations.touched | self.alterations.left}
