@@ -326,7 +326,7 @@ class Materializer:
         problems = tuple(
             f"{quote_qualified(*s.name)} is {s.state.meaning}: {s.reason}"
             for s in states
-            if s.reason and s.state != SyncState.READY
+            if s.reason and s.state not in {SyncState.READY, SyncState.REMOVED}
         )
         state = SubscriptionRecord(self.lake, self.subscription.name).state()
         if not state.enabled:

@@ -63,7 +63,10 @@ def tables_to_copy(subscription: Subscription, lake: Lake) -> list[Name]:
     states = TableStates(lake, subscription.name).newest()
     gone = [s for name, s in states.items() if name not in tables and s.state != SyncState.REMOVED]
     TableStates(lake, subscription.name).append(
-        [replace(s, state=SyncState.REMOVED, lsn=s.lsn if s.state == SyncState.READY else 0) for s in gone],
+        [
+            replace(s, state=SyncState.REMOVED, lsn=s.lsn if s.state == SyncState.READY else 0, reason=None)
+            for s in gone
+        ],
     )
     waiting = hold_back(subscription, lake, catalog)
     if waiting and subscription.disable_on_error:

@@ -75,6 +75,19 @@ def test_a_table_that_is_named_is_copied_again_on_a_server_where_nothing_happens
         assert shop.table("one", "notes").version() == before["notes"]
 
 
+def test_a_table_that_was_set_aside_and_left_its_publication_is_no_problem_any_more(shop: Shop) -> None:
+    assert shop.cli("run")[0] == 0
+    states = TableStates(shop.lake, "one")
+    state = states.newest()["public", "notes"]
+    states.append([replace(state, state=SyncState.SET_ASIDE, reason="a value")])
+    code, output = shop.cli("run")
+    assert code == 1
+    assert "public.notes is set aside: a value" in output
+    shop.database.execute("alter publication p drop table notes")
+    code, output = shop.cli("run")
+    assert (code, "a value" in output) == (0, False), output
+
+
 @pytest.mark.spark
 def test_resync_brings_back_a_table_that_is_set_aside(shop: Shop) -> None:
     shop.copy()
