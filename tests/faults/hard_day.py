@@ -352,7 +352,7 @@ class Day:
         if len(self.report.findings) > self._kept:
             copy = self.folder / f"finding_{len(self.report.findings)}"
             shutil.copytree(self.lake / "lake", copy)
-            self.find(f"the lake as it was found: {copy}")
+            print(f"the lake as it was found: {copy}", flush=True)
             self._kept = len(self.report.findings)
         if differing:
             for name in SUBSCRIPTIONS:

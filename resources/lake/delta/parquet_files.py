@@ -42,7 +42,7 @@ def write_files(
 ) -> Iterator[pa.RecordBatch]:
     """Write batches into new files of a table's folder; yields one row (`WRITTEN`) a file.
 
-    `count` adds what it wants to know of each batch to the file's tally, a JSON object.
+    `count` adds what it wants to know of each batch to the file's tally, a JSON object. Raises OSError.
     """
     remaining = iter(batches)
     first = next(remaining, None)
@@ -51,10 +51,9 @@ def write_files(
         files, path = store.system(joined(folder, name))
         files.create_dir(path.rpartition("/")[0])
         tally, written = Tally(), 0
-        footer: list[pq.FileMetaData] = []
         with (
             files.open_output_stream(path) as stream,
-            pq.ParquetWriter(stream, schema, compression="snappy", metadata_collector=footer) as writer,
+            pq.ParquetWriter(stream, schema, compression="snappy") as writer,
         ):
             while first is not None and written < _FILE_BYTES:
                 if count:
@@ -63,10 +62,12 @@ def write_files(
                 writer.write_table(pa.Table.from_batches([first]).cast(schema), row_group_size=_ROW_GROUP)
                 written += first.nbytes
                 first = next(remaining, None)
+        # Not by a metadata_collector: where a write fails, it asks for what is not there, and hides the error.
+        footer: pq.FileMetaData = writer.writer.metadata
         row = {
             "path": name,
             "size": files.get_file_info(path).size,
-            "stats": json.dumps(_statistics(footer[0])),
+            "stats": json.dumps(_statistics(footer)),
             "tally": json.dumps(tally),
         }
         yield pa.RecordBatch.from_pylist([row], WRITTEN)

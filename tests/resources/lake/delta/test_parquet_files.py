@@ -1,0 +1,32 @@
+"""Files of a Delta table as this process writes them: what the file system refuses is told as it is."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from pgsieve.resources.lake.delta.parquet_files import write_files
+
+
+@pytest.fixture
+def small_files() -> Iterator[None]:
+    """No file may become larger than 64 KiB, as on a file system that is full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (65536, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("rows", [1, 8], ids=["when it is closed", "amid the rows"])
+@pytest.mark.usefixtures("small_files")
+def test_a_file_that_cannot_be_written_to_its_end_says_why(rows: int, tmp_path: Path) -> None:
+    batch = pa.record_batch({"data": pa.array([os.urandom(1 << 16) for _ in range(2)], pa.binary())})
+    with pytest.raises(OSError, match="File too large") as refused:
+        list(write_files(str(tmp_path), batch.schema, [batch] * rows))
+    assert refused.value.errno == errno.EFBIG
