@@ -88,7 +88,8 @@ docs: setup ## the site in build/site, from docs/; fails where a link is dead
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 pictures: setup ## screenshots and the recording of the demo in docs/images, from what really runs (needs a Chromium)
-	@$(BIN)/python -m scripts.pictures
+	@test -x .venv/pictures/bin/termtosvg || { $(BIN)/python -m venv .venv/pictures && .venv/pictures/bin/pip install --quiet 'termtosvg-ng>=1.4,<2'; }
+	@$(BIN)/python -m scripts.pictures .venv/pictures/bin/termtosvg $(ARGS)
 
 audit: setup ## ask a vulnerability database about the pinned dependencies (needs the network; not part of CI)
 	@test -x .venv/audit/bin/pip-audit || { $(BIN)/python -m venv .venv/audit && .venv/audit/bin/pip install --quiet 'pip-audit>=2.9,<3'; }

@@ -95,7 +95,7 @@ def _result(key: dg.AssetKey, compared: TableConsistency) -> dg.AssetCheckResult
         asset_key=key,
         passed=compared.equal,
         severity=dg.AssetCheckSeverity.ERROR,
-        description=compared.problem,
+        description=compared.problem or _difference(compared),
         metadata={
             "LSN": format_lsn(compared.lsn),
             "rows at the publisher": compared.publisher_rows,
@@ -104,6 +104,15 @@ def _result(key: dg.AssetKey, compared: TableConsistency) -> dg.AssetCheckResult
             "keys": list(compared.keys),
         },
     )
+
+
+def _difference(compared: TableConsistency) -> str | None:
+    """Which rows differ, as far as keys are told, and the way out; None where none does."""
+    if compared.equal:
+        return None
+    keys = ", ".join(compared.keys)
+    more = ", …" if len(compared.keys) < compared.differing else ""
+    return f"{compared.differing} rows differ: {keys}{more}. `pgsieve check --repair` makes them the publisher's."
 
 
 def conformity_checks(

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import promql_parser
 import pytest
 import yaml
 from prometheus_client import generate_latest
@@ -78,6 +79,15 @@ def test_alerts_and_dashboard_name_metrics_and_labels_that_are_exported(
     for rule in rules:
         labels = set(re.findall(r"\$labels\.(\w+)", str(rule["annotations"])))
         assert labels <= set().union(*(exported[name] for name in named(rule["expr"]))), rule["alert"]
+
+
+def test_every_expression_is_promql() -> None:
+    rules = yaml.safe_load(ALERTS.read_text())["groups"][0]["rules"]
+    queries = [
+        query for query in expressions(json.loads(DASHBOARD.read_text())) if "label_values" not in query
+    ]
+    for text in [rule["expr"] for rule in rules] + queries:
+        assert promql_parser.parse(text.replace("$__rate_interval", "1m")), text
 
 
 def test_the_table_of_metrics_is_complete(exported: dict[str, set[str]]) -> None:

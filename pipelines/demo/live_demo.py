@@ -101,7 +101,8 @@ def live_demo(
         _wait_for(url, dagster_server, stop, home)
         progress.finish("start Dagster")
         if not stop.is_set():
-            ready(LiveDemo(f"{url}/asset-groups", config.path, server.conninfo()))
+            group = f"{url}/locations/pgsieve.pipelines.definitions/asset-groups/sales"
+            ready(LiveDemo(group, config.path, server.conninfo()))
         while not stop.wait_awake(1.0):
             if dagster_server.poll() is not None:
                 raise _ended(home)

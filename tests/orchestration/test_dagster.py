@@ -211,6 +211,7 @@ def test_the_consistency_check_fails_on_a_replica_that_was_tampered_with(config:
         "(id)=(5) missing from the replica",
         "(id)=(5) only in the replica",
     }
+    assert "(id)=(5) missing from the replica" in evaluations["sales/public/items"].description
     assert evaluations["sales/public/notes"].passed
     for compared in (config, _through_spark(config)):
         report = check(compared, compared.selected([]), _Quiet())

@@ -82,7 +82,10 @@ def test_it_stays_until_a_signal_and_leaves_nothing_behind(tmp_path: Path, endin
             return "Ctrl-C" in log.read_text()
 
         wait_until(told, log.read_text, 300)
-        assert f"http://127.0.0.1:{port}/asset-groups" in log.read_text()
+        assert (
+            f"http://127.0.0.1:{port}/locations/pgsieve.pipelines.definitions/asset-groups/sales"
+            in log.read_text()
+        )
         orders = folder / "lake/warehouse/shop/orders"
 
         def version() -> int:

@@ -1,0 +1,230 @@
+"""The pictures of docs/images, made of what really runs: `make pictures` renews them. Needs a Chromium (Debian's package).
+
+`pgsieve demo --ui` is started in a temporary folder, and looked at in a headless Chromium: the lineage, a replica with its
+plots, a check that fails. `pgsieve demo` runs in a terminal of its own, whose output becomes a recording. With arguments,
+only the pictures of these names are renewed.
+"""
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from base64 import b64decode
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import yaml
+from deltalake import DeltaTable
+from playwright.sync_api import Page, expect, sync_playwright
+
+from pgsieve.pipelines.demo.live_demo import RUN_SECONDS
+from scripts.recording import record
+
+IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
+LOCATION = "pgsieve.pipelines.definitions"
+_CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+#: A page, and what the demo and a run of it may take.
+_PATIENCE_SECONDS = 300.0
+#: Runs of the demo before anything is looked at: plots need some.
+_RUNS = 8
+_WEBP_QUALITY = 82
+
+
+@dataclass(frozen=True)
+class Demo:
+    """A demo that runs: its folder, and the address of its web interface."""
+
+    folder: Path
+    address: str
+
+    def ask(self, query: str) -> Any:
+        """The answer of Dagster's GraphQL."""
+        request = urllib.request.Request(  # noqa: S310 - our own address
+            f"{self.address}/graphql",
+            json.dumps({"query": query}).encode(),
+            {"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310
+            return json.load(answer)["data"]
+
+    def running(self) -> bool:
+        """Whether a run is in progress."""
+        answer = self.ask("{ runsOrError(filter: {statuses: [STARTED]}) { ... on Runs { results { id } } } }")
+        return bool(answer["runsOrError"]["results"])
+
+    def materializations(self, key: str) -> int:
+        """How often an asset was materialised, up to a hundred times."""
+        path = json.dumps(key.split("/"))
+        answer = self.ask(
+            f"{{ assetOrError(assetKey: {{path: {path}}})"
+            " { ... on Asset { assetMaterializations(limit: 100) { timestamp } } } }"
+        )
+        return len(answer["assetOrError"].get("assetMaterializations", []))
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    """Wait for a condition; raises TimeoutError."""
+    until = time.monotonic() + _PATIENCE_SECONDS
+    while not holds():
+        if time.monotonic() > until:
+            raise TimeoutError
+        time.sleep(1)
+
+
+@contextmanager
+def live_demo() -> Iterator[Demo]:
+    """`pgsieve demo --ui`, ready to be looked at."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    with tempfile.TemporaryDirectory() as parent:
+        folder, log = Path(parent, "demo"), Path(parent, "log")
+        command = [
+            sys.executable,
+            "-m",
+            "pgsieve",
+            "demo",
+            "--ui",
+            "--keep",
+            str(folder),
+            "--port",
+            str(port),
+        ]
+        with log.open("wb") as out:
+            process = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
+
+        def is_ready() -> bool:
+            if process.poll() is not None:
+                raise RuntimeError(log.read_text())
+            return "Ctrl-C" in log.read_text()
+
+        try:
+            wait_until(is_ready)
+            yield Demo(folder, f"http://127.0.0.1:{port}")
+        finally:
+            process.terminate()
+            process.wait(120)
+
+
+@contextmanager
+def browser() -> Iterator[Page]:
+    """A page of a headless Chromium, without Dagster's navigation, at more pixels than it is shown with."""
+    program = next((path for name in _CHROMIUM if (path := shutil.which(name))), None)
+    if program is None:
+        raise FileNotFoundError("no Chromium is installed: apt-get install chromium")
+    arguments = ["--disable-gpu", "--disable-dev-shm-usage", *(["--no-sandbox"] if os.geteuid() == 0 else [])]
+    with sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=program, args=arguments)
+        context = running.new_context(viewport={"width": 1400, "height": 800}, device_scale_factor=1.5)
+        context.add_init_script("localStorage.setItem('dagster-nav-collapsed', 'true')")
+        page = context.new_page()
+        page.set_default_timeout(_PATIENCE_SECONDS * 1000)
+        expect.set_options(timeout=_PATIENCE_SECONDS * 1000)
+        yield page
+        context.close()
+        running.close()
+
+
+def save(page: Page, name: str) -> None:
+    """Write what the page shows."""
+    page.mouse.move(0, 0)
+    page.wait_for_timeout(2000)  # Lines are drawn, and figures arrive.
+    session = page.context.new_cdp_session(page)
+    shot = session.send("Page.captureScreenshot", {"format": "webp", "quality": _WEBP_QUALITY})
+    (IMAGES / f"{name}.webp").write_bytes(b64decode(shot["data"]))
+
+
+@contextmanager
+def quiet(demo: Demo) -> Iterator[None]:
+    """The demo's writer waits, and everything is applied: what was materialised stays the newest."""
+    config = yaml.safe_load((demo.folder / "pgsieve.yaml").read_text())
+    with psycopg.connect(config["sources"]["shop"]["conninfo"]) as session:
+        session.execute("lock table shop.customers, shop.orders, shop.events in exclusive mode")
+        time.sleep(2 * RUN_SECONDS)
+        wait_until(lambda: not demo.running())
+        yield
+
+
+def everything_ran(page: Page, demo: Demo) -> None:
+    """Maintenance and all checks ran once, so that no box of the graph says that nothing happened."""
+    config = demo.folder / "pgsieve.yaml"
+    subprocess.run([sys.executable, "-m", "pgsieve", "maintain", "-c", str(config)], check=True)
+    for table in ("orders", "customers"):
+        page.goto(f"{demo.address}/assets/sales/shop/{table}?view=checks")
+        page.get_by_role("button", name="Execute all").first.click()
+        for state in ("Not Evaluated", "In Progress"):
+            expect(page.get_by_text(state)).to_have_count(0)
+
+
+def lineage(page: Page, demo: Demo) -> None:
+    """The graph of a subscription: source tables, steps, replicas, cut."""
+    page.set_viewport_size({"width": 1400, "height": 720})
+    with quiet(demo):
+        everything_ran(page, demo)
+        wait_until(lambda: not demo.running())
+        page.goto(f"{demo.address}/locations/{LOCATION}/asset-groups/sales")
+        page.get_by_text("4 / 4 Passed").first.wait_for()
+        save(page, "lineage")
+
+
+def replica(page: Page, demo: Demo) -> None:
+    """A replica's page, with what each run changed as plots."""
+    page.set_viewport_size({"width": 1400, "height": 980})
+    with quiet(demo):
+        page.goto(f"{demo.address}/assets/sales/shop/orders")
+        page.get_by_text("Plots", exact=True).click()
+        page.get_by_text("lag in seconds").first.wait_for()
+        page.get_by_text("Metadata", exact=True).first.evaluate("element => element.scrollIntoView()")
+        save(page, "replica")
+
+
+def failed_check(page: Page, demo: Demo) -> None:
+    """A row is taken out of the replica behind pgsieve's back; the check finds it."""
+    page.set_viewport_size({"width": 1400, "height": 800})
+    orders = DeltaTable(str(demo.folder / "lake/sales/shop/orders"))
+    # The newest: the demo's writer deletes the oldest.
+    last = max(orders.to_pyarrow_table(columns=["id"])["id"].to_pylist())
+    orders.delete(f"id = {last}")
+    page.goto(f"{demo.address}/assets/sales/shop/orders?view=checks&checkDetail=subscriber_consistency")
+    with quiet(demo):
+        page.locator("button", has_text=re.compile(r"^\s*Execute\s*$")).first.click()
+        page.get_by_text("Failed").first.wait_for()
+        wait_until(lambda: not demo.running())
+        save(page, "failed-check")
+
+
+PICTURES: dict[str, Callable[[Page, Demo], None]] = {
+    "lineage": lineage,
+    "replica": replica,
+    "failed-check": failed_check,
+}
+
+
+def main() -> None:
+    """Renew the pictures of these names, or all; the first argument is the program termtosvg."""
+    termtosvg, *names = sys.argv[1:]
+    names = names or [*PICTURES, "demo"]
+    IMAGES.mkdir(parents=True, exist_ok=True)
+    if "demo" in names:
+        record(IMAGES / "demo", termtosvg)
+    chosen = [draw for name, draw in PICTURES.items() if name in names]
+    if not chosen:
+        return
+    with live_demo() as demo, browser() as page:
+        wait_until(lambda: demo.materializations("sales/shop/orders") >= _RUNS)
+        for draw in chosen:
+            draw(page, demo)
+
+
+if __name__ == "__main__":
+    main()

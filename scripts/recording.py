@@ -1,0 +1,107 @@
+"""A recording of `pgsieve demo` in a terminal: its output as it came, as an asciicast and as an animated picture.
+
+In: the files' path without a suffix. Out: `.cast`, which asciinema plays
+(https://docs.asciinema.org/manual/asciicast/v2/), and `.svg`. Waiting is
+shortened, reading takes longer; nothing else is changed.
+"""
+
+import fcntl
+import json
+import os
+import pty
+import select
+import struct
+import subprocess
+import sys
+import tempfile
+import termios
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+COLUMNS, ROWS = 98, 26
+_PROMPT = b"$ "
+_COMMAND = "pgsieve demo --keep ./demo"
+#: Time in which only a spinner turns is shown this much faster, and what is to be read stays this long.
+_HASTE = 6
+_READING_SECONDS = 2.0
+#: Spinners turn faster than a picture has to.
+_FRAME_MILLISECONDS = 200
+_LAST_FRAME_MILLISECONDS = 8000
+_TEMPLATE = "window_frame"
+
+Event = tuple[float, str]
+
+
+def _typed() -> Iterator[str]:
+    """What a person types, a key at a time."""
+    yield from _COMMAND
+    yield "\n"
+
+
+def events() -> list[Event]:
+    """What a shell's terminal shows, and when, while the demo runs in it."""
+    with tempfile.TemporaryDirectory() as folder:
+        leader, follower = pty.openpty()
+        fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
+        environ = {
+            **os.environ,
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PS1": _PROMPT.decode(),
+            "TERM": "xterm-256color",
+        }
+        shell = subprocess.Popen(
+            ["bash", "--norc", "--noprofile"],
+            cwd=folder,
+            env=environ,
+            stdin=follower,
+            stdout=follower,
+            stderr=follower,
+            start_new_session=True,
+        )
+        os.close(follower)
+        shown: list[Event] = []
+        began = time.monotonic()
+
+        def read_until_prompt() -> None:
+            tail = b""
+            while not tail.endswith(_PROMPT):
+                if select.select([leader], [], [], 300)[0]:
+                    piece = os.read(leader, 65536)
+                    tail = (tail + piece)[-len(_PROMPT) :]
+                    shown.append((time.monotonic() - began, piece.decode(errors="replace")))
+
+        read_until_prompt()
+        for key in _typed():
+            os.write(leader, key.encode())
+            time.sleep(0.05)
+        read_until_prompt()
+        shell.kill()
+        shell.wait()
+        os.close(leader)
+    return shown
+
+
+def without_pauses(shown: list[Event]) -> list[Event]:
+    """The events, sooner where only a spinner turned, and later after a table."""
+    kept: list[Event] = []
+    before = now = 0.0
+    is_table = False
+    for at, text in shown:
+        turning = "\n" not in text and "\r" in text
+        now += (at - before) / (_HASTE if turning else 1)
+        if is_table:
+            now += _READING_SECONDS
+        kept.append((round(now, 3), text))
+        before, is_table = at, "row_filter:" in text
+    return kept
+
+
+def record(path: Path, termtosvg: str) -> None:
+    """Record, and write both files; `termtosvg` is the program that draws."""
+    header = {"version": 2, "width": COLUMNS, "height": ROWS, "title": _COMMAND}
+    lines = [json.dumps(header), *(json.dumps([at, "o", text]) for at, text in without_pauses(events()))]
+    cast, picture = path.with_suffix(".cast"), path.with_suffix(".svg")
+    cast.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    pace = ["-m", str(_FRAME_MILLISECONDS), "-D", str(_LAST_FRAME_MILLISECONDS)]
+    subprocess.run([termtosvg, "render", str(cast), str(picture), *pace, "-t", _TEMPLATE], check=True)
