@@ -1,4 +1,4 @@
-"""The example project as a user has it: its definitions load without the database, and its own asset reads a cut."""
+"""The example project as a user has it: its definitions load without the database, and its own assets read a cut, and what dlt loads."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder = tmp_path / "project"
     shutil.copytree(EXAMPLE, folder, ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.chdir(folder)  # dlt reads .dlt/config.toml there, which keeps it from reporting to anybody.
     yield folder
     for name in [name for name in sys.modules if name.partition(".")[0] == "shop_analytics"]:
         del sys.modules[name]
@@ -57,7 +58,7 @@ def test_it_loads_without_its_database(project: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("SHOP_DATABASE", "host=203.0.113.1 dbname=shop connect_timeout=60")
     defs = import_module("shop_analytics.definitions").defs()
     dg.Definitions.validate_loadable(defs)
-    assert set(defs.resources) == {"lake", "pgsieve_lake"}
+    assert set(defs.resources) == {"dlt_pipelines", "lake", "pgsieve_lake"}
     assert defs.executor is dg.multiprocess_executor
     assert {"shop_increments", "pgsieve_shop_increments"} <= {job.name for job in defs.jobs}
 
@@ -84,8 +85,14 @@ def test_its_own_asset_reads_all_replicas_at_a_cut(project: Path, database: psyc
         evaluated = dg.evaluate_automation_conditions(defs, dagster, cursor=evaluated.cursor)
         assert evaluated.get_num_requested(asset) == 1, "a cut was written"
 
+        plans = defs.resolve_implicit_global_asset_job_def().get_subset(
+            asset_selection={dg.AssetKey("dlt_sales_plans_targets")}
+        )
+        assert plans.execute_in_process(instance=dagster).success
         own = defs.resolve_job_def("shop_increments").execute_in_process(instance=dagster)
         assert own.success
         assert all(check.passed for check in own.get_asset_check_evaluations())
     revenue = pq.read_table(project / "warehouse" / "revenue_by_region.parquet").to_pylist()
     assert [(row["region"], float(row["amount_sum"])) for row in revenue] == [("APAC", 7.0), ("EMEA", 15.0)]
+    met = pq.read_table(project / "warehouse" / "targets_met.parquet").to_pylist()
+    assert [row["region"] for row in met] == ["APAC"], "a replica beside a table that dlt has loaded"

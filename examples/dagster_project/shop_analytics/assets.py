@@ -4,6 +4,7 @@ from pathlib import Path
 
 import dagster as dg
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 import pgsieve
@@ -20,6 +21,11 @@ class Warehouse(dg.ConfigurableResource["Warehouse"]):
         path.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(table, path)
         return str(path)
+
+    def read(self, name: str) -> pa.Table:
+        """Read a table: a file, or a folder of files."""
+        path = Path(self.folder) / name
+        return pq.read_table(path if path.is_dir() else path.with_suffix(".parquet"))
 
 
 @dg.asset(
@@ -42,8 +48,26 @@ def revenue_by_region(lake: Warehouse, pgsieve_lake: pgsieve.PgsieveLake) -> dg.
     )
 
 
+@dg.asset(
+    deps=[revenue_by_region, dg.AssetKey("dlt_sales_plans_targets")],
+    automation_condition=dg.AutomationCondition.eager(),
+    kinds={"arrow"},
+)
+def targets_met(lake: Warehouse) -> dg.MaterializeResult[None]:
+    """Which regions sold what was planned: replicas of pgsieve's beside a table of dlt's."""
+    planned = lake.read("plans/targets").select(["region", "target"])
+    sold = lake.read("revenue_by_region").join(planned, keys="region", join_type="inner")
+    met = sold.filter(pc.greater_equal(pc.cast(sold["amount_sum"], pa.float64()), sold["target"]))
+    return dg.MaterializeResult(
+        metadata={
+            "regions": ", ".join(sorted(met["region"].to_pylist())),
+            "path": lake.write("targets_met", met),
+        }
+    )
+
+
 @dg.asset_check(asset=revenue_by_region)
 def every_order_has_a_region(lake: Warehouse) -> dg.AssetCheckResult:
     """No order came before its customer."""
-    regions = pq.read_table(Path(lake.folder) / "revenue_by_region.parquet")["region"]
+    regions = lake.read("revenue_by_region")["region"]
     return dg.AssetCheckResult(passed=regions.null_count == 0)
