@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 import pgsieve
 from pgsieve.decoding.errors import PgsieveError
+from pgsieve.pipelines.command_line import app as application
 from pgsieve.pipelines.command_line import cli, console
 from pgsieve.pipelines.commands.results import SlotStatus, StatusReport, SubscriptionStatus, TableStatus
 
@@ -95,7 +96,7 @@ def test_help_names_the_default_configuration_file(invoke, command):
 def test_no_argument_is_a_call_for_help(invoke):
     result = invoke()
     assert result.exit_code == 2
-    assert "Commands" in result.stdout + result.stderr
+    assert "First steps" in result.stdout + result.stderr
 
 
 def test_version_is_the_projects(invoke):
@@ -181,13 +182,13 @@ def test_wrong_arguments_are_refused(invoke, arguments):
 def _failing(error: BaseException) -> typer.Typer:
     """Make an app of pgsieve's own kind of command, and options, whose command fails."""
     app = typer.Typer(pretty_exceptions_enable=False)
-    app.callback()(cli.common)
+    app.callback()(application.common)
 
     def fail() -> None:
         secret = "s3cr3t"  # noqa: F841 - a variable that a traceback with variables would show
         raise error
 
-    app.command(cls=cli._Command)(fail)
+    app.command(cls=application.Command)(fail)
     return app
 
 

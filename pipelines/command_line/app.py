@@ -1,0 +1,187 @@
+"""What all commands share: the application, its exit codes and errors, and the options of several commands.
+
+In: arguments, the configuration file, the environment. Out: results on stdout, progress and errors on stderr,
+and an exit code that scripts can rely on:
+
+====  ===================================================================================================
+0     done, and nothing wrong was found
+1     done, and something was found: `check` a difference, `validate` a problem, `run` a table set aside
+2     refused: wrong arguments or configuration, or anything else that says what to do about it, also where
+      that concerns some of the subscriptions and the others went on
+70    a fault of pgsieve's own (EX_SOFTWARE of sysexits.h); `--verbose` shows the traceback
+130   interrupted
+====  ===================================================================================================
+
+Dagster and Spark are imported inside the commands that need them: `--help` and a wrong file answer at once.
+"""
+
+import errno
+import inspect
+import os
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from pgsieve import __version__
+from pgsieve.decoding.errors import PgsieveError
+from pgsieve.pipelines.command_line import console
+from pgsieve.pipelines.commands.results import Failure
+from pgsieve.pipelines.config.model import Config, load_config
+from pgsieve.resources.tracing import span
+
+FOUND = 1
+REFUSED = 2
+FAULT = 70
+
+
+class Command(TyperCommand):
+    """A command whose errors become one line and an exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command's function; its arguments have been read by now."""
+        try:
+            return super().invoke(ctx)
+        except (typer.Exit, typer.Abort):
+            raise
+        except PgsieveError as error:
+            console.print_error(error)
+            raise typer.Exit(REFUSED) from error
+        except Exception as error:
+            if isinstance(error, OSError) and error.errno == errno.EPIPE:  # `pgsieve … | head` is no fault
+                raise
+            from pgsieve.pipelines.commands.failures import storage_refusal
+
+            if (refused := storage_refusal(error)) is not None:
+                console.print_error(refused)
+                raise typer.Exit(REFUSED) from error
+            console.print_unexpected(error, verbose=is_verbose(ctx))
+            raise typer.Exit(FAULT) from error
+
+
+app = typer.Typer(
+    name="pgsieve",
+    help="PostgreSQL logical replication into Delta Lake, with PostgreSQL's own row filters.",
+    epilog="Example: pgsieve demo",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        "-c",
+        metavar="FILE",
+        help="Configuration file (default: $PGSIEVE_CONFIG, else ./pgsieve.yaml).",
+    ),
+]
+Subscriptions = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="SUBSCRIPTION", help="Subscriptions, by name (default: all)."),
+]
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+
+
+UiHost = Annotated[str, typer.Option("--host", help="Address that the web interface listens on.")]
+UiPort = Annotated[
+    int, typer.Option("--port", min=1, max=65535, help="Port that the web interface listens on.")
+]
+
+
+class _LogFormat(StrEnum):
+    """How progress and errors are written to stderr."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+LogFormat = Annotated[
+    _LogFormat | None,
+    typer.Option(
+        "--log-format",
+        help="How progress, warnings and errors are written to stderr; json: one object a line. Also PGSIEVE_LOG_FORMAT.",
+        show_choices=True,
+    ),
+]
+
+Subscription = Annotated[str, typer.Argument(metavar="SUBSCRIPTION", help="A subscription, by name.")]
+
+
+def command(
+    epilog: str, name: str | None = None, to: typer.Typer = app, *, panel: str | None = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Register a command, with the options that every one has after its name, too; `panel` is where `--help` lists it."""
+
+    def register(function: Callable[..., None]) -> Callable[..., None]:
+        @wraps(function)
+        def invoked(*arguments: Any, log_format: _LogFormat | None = None, **options: Any) -> None:
+            if log_format == _LogFormat.JSON:
+                console.log_as_json()
+            with span(f"pgsieve {function.__name__}"):
+                function(*arguments, **options)
+
+        declared = inspect.signature(function)
+        parameter = inspect.Parameter(
+            "log_format", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=LogFormat
+        )
+        signed: Any = invoked
+        signed.__signature__ = declared.replace(parameters=[*declared.parameters.values(), parameter])
+        signed.__annotations__ = {**function.__annotations__, "log_format": LogFormat}
+        to.command(name, cls=Command, epilog=epilog, rich_help_panel=panel)(invoked)
+        return function
+
+    return register
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"pgsieve {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    ctx: typer.Context,
+    config: ConfigFile = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Show the traceback of an unexpected error.")
+    ] = False,
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
+    ] = False,
+    log_format: LogFormat = None,
+) -> None:
+    """Keep the options that come before the command."""
+    del verbose, version  # read from the context, and by the callback
+    if (log_format or os.environ.get("PGSIEVE_LOG_FORMAT")) == _LogFormat.JSON:
+        console.log_as_json()
+    ctx.obj = config
+
+
+def load(ctx: typer.Context, config: Path | None) -> Config:
+    """Read the file of the option after the command, else of the one before it, else the default."""
+    return load_config(config or ctx.obj)
+
+
+def is_verbose(ctx: Any) -> bool:
+    """Whether tracebacks are wanted."""
+    return bool(ctx.find_root().params["verbose"])
+
+
+def ignore(*_: object) -> None:
+    """What is shown at the end needs not be shown step by step."""
+
+
+def end(failures: Sequence[Failure], *, found: bool = False) -> None:
+    """Exit with the greatest code that there is a reason for."""
+    codes = [REFUSED if isinstance(failure.error, PgsieveError) else FAULT for failure in failures]
+    if code := max(codes, default=FOUND if found else 0):
+        raise typer.Exit(code)

@@ -1,0 +1,137 @@
+"""Commands that look: how far replication is, whether replicas are equal, what PostgreSQL would refuse, what a slot holds."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from pgsieve.pipelines.command_line import console
+from pgsieve.pipelines.command_line.app import (
+    FOUND,
+    REFUSED,
+    AsJson,
+    ConfigFile,
+    Subscriptions,
+    command,
+    end,
+    is_verbose,
+    load,
+)
+
+_PANEL = "Look"
+
+
+@command("Example: pgsieve status --json", panel=_PANEL)
+def status(
+    ctx: typer.Context,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+    prometheus: Annotated[
+        bool,
+        typer.Option("--prometheus", help="Print metrics in Prometheus' text format instead of tables."),
+    ] = False,
+) -> None:
+    """Show slots, their lag, and the state of every replica table.
+
+    Exits with 2 if a source does not answer, or a subscription cannot be replicated. What the lake has of it is
+    still shown.
+    """
+    settings = load(ctx, config)
+    from pgsieve.pipelines.commands.status import status as read_status
+
+    report = read_status(settings)
+    if prometheus:
+        from pgsieve.pipelines.following.metrics import status_metrics
+
+        sys.stdout.write(status_metrics(report).decode())
+    elif as_json:
+        console.print_json(report)
+    else:
+        console.print_status(report)
+    if any(s.problem for s in report.slots) or any(s.problem for s in report.subscriptions):
+        raise typer.Exit(REFUSED)
+
+
+@command("Example: pgsieve check sales && echo consistent", panel=_PANEL)
+def check(
+    ctx: typer.Context,
+    subscriptions: Subscriptions = None,
+    config: ConfigFile = None,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Make the rows that differ those of the publisher.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Compare replica tables with the publisher's filtered tables at the same LSN.
+
+    Exits with 1 on any difference, and prints the keys of some rows that differ.
+    """
+    settings = load(ctx, config)
+    selected = settings.selected(subscriptions or [])
+    from pgsieve.pipelines.commands.check import check as compare
+
+    with console.progress() as progress:
+        report = compare(settings, selected, progress, repairing=repair)
+    if as_json:
+        console.print_json(report)
+    elif report.tables or not report.failures:
+        console.print_check(report)
+    console.print_failures(report.failures, verbose=is_verbose(ctx))
+    end(report.failures, found=not report.equal)
+
+
+@command("Example: pgsieve validate -c pgsieve.yaml", panel=_PANEL)
+def validate(
+    ctx: typer.Context,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Find what PostgreSQL would refuse, before anything is created.
+
+    Prints the publications, what each subscription will receive, and SQL that is still to be run.
+    Exits with 1 when there is a problem.
+    """
+    settings = load(ctx, config)
+    from pgsieve.pipelines.commands.validate import validate as find_problems
+
+    report = find_problems(settings)
+    if as_json:
+        console.print_json(report)
+    else:
+        console.print_validation(report)
+    if report.problems:
+        raise typer.Exit(FOUND)
+
+
+@command("Example: pgsieve decode shop --plugin test_decoding -o include-xids=false", panel=_PANEL)
+def decode(
+    ctx: typer.Context,
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A source, by name.")],
+    plugin: Annotated[
+        str,
+        typer.Option("--plugin", "-P", metavar="NAME", help="Output plugin: json, pgoutput, test_decoding."),
+    ],
+    options: Annotated[
+        list[str] | None,
+        typer.Option("--option", "-o", metavar="NAME[=VALUE]", help="An option of the plugin; repeatable."),
+    ] = None,
+    slot: Annotated[
+        str | None,
+        typer.Option(
+            "--slot", "-S", metavar="NAME", help="Which of the source's slots, where it has several."
+        ),
+    ] = None,
+    from_change_log: Annotated[
+        bool,
+        typer.Option(
+            "--from-change-log", help="Read what has been recorded instead of what waits in the slot."
+        ),
+    ] = False,
+    config: ConfigFile = None,
+) -> None:
+    """Print what waits in a slot, as pg_recvlogical prints it with this output plugin; confirms nothing."""
+    settings = load(ctx, config)
+    from pgsieve.pipelines.commands.decode import decode as run_decode
+
+    for line in run_decode(settings, source, plugin, options or [], slot, from_change_log=from_change_log):
+        sys.stdout.buffer.write(line + b"\n")

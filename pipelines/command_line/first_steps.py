@@ -1,0 +1,145 @@
+"""Commands for the first hour: a demo, and a first pgsieve.yaml. What they print is `console`'s."""
+
+import os
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from pgsieve.decoding.errors import PgsieveError
+from pgsieve.pipelines.command_line import console
+from pgsieve.pipelines.command_line.app import (
+    FOUND,
+    AsJson,
+    ConfigFile,
+    UiHost,
+    UiPort,
+    command,
+    ignore,
+)
+from pgsieve.pipelines.command_line.extras import require_extra
+from pgsieve.pipelines.config.model import DEFAULT_FILE, FILE_VARIABLE
+
+_PANEL = "First steps"
+
+
+@command("Example: pgsieve demo --keep ./demo", panel=_PANEL)
+def demo(
+    keep: Annotated[
+        Path | None,
+        typer.Option(
+            "--keep", metavar="FOLDER", help="Make everything in this folder (default: a temporary one)."
+        ),
+    ] = None,
+    as_json: AsJson = False,
+    with_ui: Annotated[
+        bool,
+        typer.Option(
+            "--ui", help="Instead: made-up traffic, its replicas, and Dagster's web interface, until Ctrl-C."
+        ),
+    ] = False,
+    host: UiHost = "127.0.0.1",
+    port: UiPort = 3000,
+    lake: Annotated[
+        Literal["folder", "s3"],
+        typer.Option("--lake", help="Where the Delta tables are: in the folder, or on an S3 server in it."),
+    ] = "folder",
+) -> None:
+    """Replay the manual's row filter examples on an embedded PostgreSQL, beside a built-in subscription.
+
+    With --ui it stays: a server on which something changes all the time, a run every few seconds, and Dagster's pages to
+    look at, and to click.
+    """
+    require_extra("demo")
+    if with_ui:
+        if lake != "folder":
+            raise PgsieveError("`--ui` has its lake in a folder", hint="leave out `--lake` or `--ui`")
+        require_extra("ui")
+        from pgsieve.pipelines.demo.live_demo import live_demo
+
+        with console.progress() as progress:
+            live_demo(keep, host, port, progress, console.print_live_demo, console.print_run)
+        return
+    from pgsieve.pipelines.demo.demo import demo as run_demo
+
+    with console.progress() as progress:
+        shown = ignore if as_json else console.print_demo_step
+        report = run_demo(keep, progress, shown, on_s3=lake == "s3")
+    if as_json:
+        console.print_json(report)
+    else:
+        console.print_demo(report)
+    if not report.equal:
+        raise typer.Exit(FOUND)
+
+
+@command(
+    "Example: pgsieve init --conninfo 'host=db dbname=shop user=pgsieve' --publication sales", panel=_PANEL
+)
+def init(
+    ctx: typer.Context,
+    conninfo: Annotated[
+        str | None,
+        typer.Option(
+            "--conninfo",
+            help="The database, as libpq writes it, or a postgresql:// URI; a password in it is not written to the file.",
+        ),
+    ] = None,
+    password_command: Annotated[
+        str | None,
+        typer.Option(
+            "--password-command",
+            metavar="COMMAND",
+            help="A program that prints the password, for tokens that expire, with its arguments.",
+        ),
+    ] = None,
+    publications: Annotated[
+        list[str] | None,
+        typer.Option("--publication", metavar="NAME", help="A publication of the server; repeatable."),
+    ] = None,
+    tables: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--table", metavar="SCHEMA.TABLE", help="Instead: a table to publish by pgsieve.yaml; repeatable."
+        ),
+    ] = None,
+    source: Annotated[
+        str | None, typer.Option("--source", metavar="NAME", help="Its name (default: the database's).")
+    ] = None,
+    subscription: Annotated[
+        str | None,
+        typer.Option("--subscription", metavar="NAME", help="Its name (default: the first publication's)."),
+    ] = None,
+    lake: Annotated[
+        str, typer.Option("--lake", metavar="FOLDER|URI", help="Where the Delta tables go.")
+    ] = "./lake",
+    role: Annotated[
+        str | None,
+        typer.Option(
+            "--role",
+            help="The role that replicates (default: that of the conninfo, unless it may do anything).",
+        ),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace files that are there already.")] = False,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write pgsieve.yaml and the SQL for its role, from what a database publishes; then validate.
+
+    On a terminal it asks for what no option says. Nothing on the server is changed, no password is written.
+    Exits with 1 when validate finds a problem.
+    """
+    from pgsieve.pipelines.command_line.interview import chosen, connected
+    from pgsieve.pipelines.commands.init import initialise, refuse_existing
+
+    file = config or ctx.obj or Path(os.environ.get(FILE_VARIABLE) or DEFAULT_FILE)
+    refuse_existing(file, force=force)
+    connection, found = connected(conninfo, password_command)
+    choice = chosen(found, publications or [], tables or [], source, subscription, lake, role)
+    report = initialise(file, connection, found, choice, force=force)
+    if as_json:
+        console.print_json(report)
+    else:
+        console.print_init(report)
+    if report.validation.problems:
+        raise typer.Exit(FOUND)

@@ -1,0 +1,164 @@
+"""Commands that keep pgsieve in operation: maintenance, Dagster's web interface, jars, and the engine."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pgsieve.pipelines.command_line import console
+from pgsieve.pipelines.command_line.app import (
+    FOUND,
+    REFUSED,
+    AsJson,
+    ConfigFile,
+    Subscriptions,
+    UiHost,
+    UiPort,
+    app,
+    command,
+    load,
+)
+from pgsieve.pipelines.command_line.extras import require_extra
+
+_PANEL = "Operate"
+
+
+@command("Example: pgsieve maintain sales", panel=_PANEL)
+def maintain(
+    ctx: typer.Context,
+    subscriptions: Subscriptions = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Delete what is applied and older than its retention, compact small files, remove old versions.
+
+    How long things are kept is `retention` in the configuration. Runs may go on meanwhile.
+    """
+    settings = load(ctx, config)
+    selected = settings.selected(subscriptions or [])
+    from pgsieve.pipelines.commands.maintain import maintain as maintain_tables
+
+    with console.progress() as progress:
+        done = maintain_tables(settings, selected, progress)
+    if as_json:
+        console.print_json(done)
+    else:
+        console.print_maintenance(done)
+
+
+@command("Example: pgsieve ui --port 3000", panel=_PANEL)
+def ui(
+    ctx: typer.Context,
+    config: ConfigFile = None,
+    host: UiHost = "127.0.0.1",
+    port: UiPort = 3000,
+) -> None:
+    """Start Dagster's web interface on this configuration, until interrupted.
+
+    Dagster keeps its records in $DAGSTER_HOME, or in .pgsieve/dagster beside the configuration file. A Spark is kept
+    warm for the runs meanwhile, unless `spark.engine` is off.
+    """
+    require_extra("ui")
+    settings = load(ctx, config)
+    from pgsieve.pipelines.commands.engine import keep_for_this_process
+    from pgsieve.pipelines.commands.run import instance
+    from pgsieve.pipelines.commands.ui import serve
+    from pgsieve.pipelines.definitions import register_tables
+
+    with instance(settings) as dagster:
+        register_tables(settings, dagster)
+    keep_for_this_process(settings)
+    serve(settings, host, port, *(["--log-format", "json"] if console.log_as_text() else []))
+
+
+@command("Example: pgsieve refresh-defs-state", "refresh-defs-state", panel=_PANEL)
+def refresh_defs_state(ctx: typer.Context, config: ConfigFile = None) -> None:
+    """Read what is published, for Dagster's definitions: these load without asking a source.
+
+    It is kept in .pgsieve/published.json beside the configuration file; of a source that does not answer, what was
+    known before. `pgsieve ui` does the same when it starts.
+    """
+    settings = load(ctx, config)
+    from pgsieve.pipelines.project import project
+    from pgsieve.pipelines.published import refresh_published
+
+    errors = refresh_published(settings, project(settings))
+    for error in errors:
+        console.print_error(error)
+    if errors:
+        raise typer.Exit(REFUSED)
+
+
+@command("Example: pgsieve jars ./jars", panel=_PANEL)
+def jars(
+    folder: Annotated[
+        Path | None,
+        typer.Argument(metavar="FOLDER", help="Copy them here, for a machine without network."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Fetch the jars that Spark needs for Delta and S3, as the first run that starts a Spark does by itself.
+
+    A machine that reaches no Maven repository takes them from a copy of the folder, which PGSIEVE_JARS names there.
+    """
+    from pgsieve.pipelines.commands.jars import jars as fetch_jars
+
+    with console.progress() as progress:
+        report = fetch_jars(folder, progress)
+    if as_json:
+        console.print_json(report)
+    else:
+        console.print_jars(report)
+
+
+engine = typer.Typer(
+    help="Keep a Spark warm on this machine, which the runs of this configuration share.",
+    epilog="Example: pgsieve engine start",
+    no_args_is_help=True,
+)
+app.add_typer(engine, name="engine", rich_help_panel=_PANEL)
+
+
+@command("Example: pgsieve engine start", "start", engine)
+def start_engine(ctx: typer.Context, config: ConfigFile = None, as_json: AsJson = False) -> None:
+    """Start the engine unless it serves already; one of other settings or another version ends before.
+
+    It ends when no run has used it for `spark.engine_idle` (15 minutes).
+    """
+    settings = load(ctx, config)
+    from pgsieve.pipelines.commands.engine import start
+
+    with console.progress() as progress:
+        report = start(settings, progress)
+    if as_json:
+        console.print_json(report)
+    else:
+        console.print_engine(report)
+
+
+@command("Example: pgsieve engine status --json", "status", engine)
+def print_engine_status(
+    ctx: typer.Context,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say whether the engine serves, since when, for whom, and in how much memory. Exits with 1 when it does not."""
+    settings = load(ctx, config)
+    from pgsieve.pipelines.commands.engine import status as engine_status
+
+    report = engine_status(settings)
+    if as_json:
+        console.print_json(report)
+    else:
+        console.print_engine(report)
+    if not report.serving:
+        raise typer.Exit(FOUND)
+
+
+@command("Example: pgsieve engine stop", "stop", engine)
+def stop_engine(ctx: typer.Context, config: ConfigFile = None) -> None:
+    """End the engine, also where runs use it: they end with an error, and the next ones go on."""
+    settings = load(ctx, config)
+    from pgsieve.pipelines.commands.engine import stop
+
+    console.print_engine_stopped(stop(settings))

@@ -1,0 +1,199 @@
+"""Commands that replicate, or say what is replicated: run, resync, skip, enable, drop. What they print is `console`'s."""
+
+import os
+import sys
+from functools import partial
+from typing import Annotated
+
+import typer
+
+from pgsieve.decoding.errors import PgsieveError
+from pgsieve.pipelines.command_line import console
+from pgsieve.pipelines.command_line.app import (
+    FOUND,
+    REFUSED,
+    AsJson,
+    ConfigFile,
+    Subscription,
+    Subscriptions,
+    command,
+    end,
+    is_verbose,
+    load,
+)
+
+_PANEL = "Replicate"
+
+
+@command("Example: pgsieve run sales", panel=_PANEL)
+def run(
+    ctx: typer.Context,
+    subscriptions: Subscriptions = None,
+    config: ConfigFile = None,
+    follow: Annotated[
+        bool,
+        typer.Option("--follow", help="Go on applying changes as they arrive, until SIGTERM or Ctrl-C."),
+    ] = False,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            "--metrics-port",
+            min=0,
+            max=65535,
+            metavar="PORT",
+            help="With --follow: serve Prometheus metrics at /metrics and the process's health at /healthz.",
+        ),
+    ] = None,
+    metrics_host: Annotated[
+        str,
+        typer.Option(
+            "--metrics-host",
+            metavar="ADDRESS",
+            help="Address that they are served at (0.0.0.0: at all of this machine).",
+        ),
+    ] = "127.0.0.1",
+    stall_limit: Annotated[
+        int,
+        typer.Option(
+            "--stall-limit",
+            min=0,
+            metavar="SECONDS",
+            help="With --follow: end with an error where for so long nothing moves though something waits; 0: never.",
+        ),
+    ] = 1800,
+    as_json: AsJson = False,
+) -> None:
+    """Copy what is new, apply every change up to the source's current LSN, and exit.
+
+    Prints what was copied and applied; with --follow and --json an object a line. Exits with 1 when a table had to be set
+    aside.
+    """
+    settings = load(ctx, config)
+    selected = settings.selected(subscriptions or [])
+    if follow:
+        from pgsieve.pipelines.following.follow import follow as follow_pipeline
+        from pgsieve.pipelines.following.watch import StalledError
+
+        try:
+            with console.progress() as progress:
+                failures = follow_pipeline(
+                    settings,
+                    selected,
+                    progress,
+                    console.print_json_line
+                    if as_json
+                    else partial(console.print_run, verbose=is_verbose(ctx)),
+                    metrics_at=None if metrics_port is None else (metrics_host, metrics_port),
+                    stall_limit=stall_limit or None,
+                )
+        except StalledError as error:
+            console.print_error(error)
+            console.log_as_text()
+            sys.stdout.flush()
+            os._exit(REFUSED)  # Not sys.exit, which waits for the threads that do not move.
+        console.print_failures(failures, verbose=is_verbose(ctx))
+        end(failures)
+        return
+    if metrics_port is not None:
+        raise PgsieveError(
+            "--metrics-port is for --follow: a process that ends cannot be scraped",
+            hint="after a run, `pgsieve status --prometheus` prints the metrics, e.g. for node_exporter's textfile collector",
+        )
+    from pgsieve.pipelines.commands.run import run as run_pipeline
+
+    with console.progress() as progress:
+        summary = run_pipeline(settings, selected, progress)
+    if as_json:
+        console.print_json(summary)
+        console.print_failures(summary.failures, verbose=is_verbose(ctx))
+    else:
+        console.print_run(summary, verbose=is_verbose(ctx))
+    end(summary.failures, found=summary.problems)
+
+
+@command("Example: pgsieve resync sales public.orders", panel=_PANEL)
+def resync(
+    ctx: typer.Context,
+    subscription: Subscription,
+    tables: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="SCHEMA.TABLE", help="Tables to copy again (default: those that need it)."),
+    ] = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Copy tables again, and bring the subscription up to date; the other tables are left alone.
+
+    Says of each table what changed since it was copied. Without tables it copies those that are set aside, or whose
+    row filter, columns or publications changed; and all of them where the slot was lost, after making a new one.
+    """
+    settings = load(ctx, config)
+    (selected,) = settings.selected([subscription])
+    from pgsieve.pipelines.commands.resync import resync as copy_again
+
+    with console.progress() as progress:
+        report = copy_again(settings, selected, tables or [], progress)
+    if as_json:
+        console.print_json(report)
+    else:
+        console.print_resync(report)
+    if report.run and report.run.problems:
+        raise typer.Exit(FOUND)
+
+
+@command("Example: pgsieve skip sales 0/14C0A38", panel=_PANEL)
+def skip(
+    ctx: typer.Context,
+    subscription: Subscription,
+    lsn: Annotated[
+        str, typer.Argument(metavar="LSN", help="The finish LSN of the transaction to skip; none clears it.")
+    ],
+    config: ConfigFile = None,
+) -> None:
+    """Skip all changes of one transaction, as ALTER SUBSCRIPTION ... SKIP does.
+
+    The LSN is the one that the error of a disabled subscription names. It is cleared once that transaction was
+    skipped, or another one that was not empty was applied.
+    """
+    settings = load(ctx, config)
+    (selected,) = settings.selected([subscription])
+    from pgsieve.pipelines.commands.skip import skip as choose
+
+    console.print_skip(subscription, choose(settings, selected, lsn))
+
+
+@command("Example: pgsieve enable sales", panel=_PANEL)
+def enable(ctx: typer.Context, subscription: Subscription, config: ConfigFile = None) -> None:
+    """Enable a subscription that an error disabled (disable_on_error); the next run goes on where it stopped."""
+    settings = load(ctx, config)
+    (selected,) = settings.selected([subscription])
+    from pgsieve.pipelines.commands.skip import enable as enable_again
+
+    console.print_enabled(subscription, enable_again(settings, selected))
+
+
+@command("Example: pgsieve drop sales --delete-tables", panel=_PANEL)
+def drop(
+    ctx: typer.Context,
+    subscription: Subscription,
+    delete_tables: Annotated[
+        bool, typer.Option("--delete-tables", help="Delete its tables in the lake, too.")
+    ] = False,
+    leave_slot: Annotated[
+        bool, typer.Option("--leave-slot", help="Do not ask the server, which may be gone.")
+    ] = False,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Remove what pgsieve made for a subscription on the server: slot and capture publications.
+
+    A slot that other subscriptions need is kept, and captures no more than they need.
+    """
+    settings = load(ctx, config)
+    from pgsieve.pipelines.commands.drop import drop as drop_subscription
+
+    report = drop_subscription(settings, subscription, delete_tables=delete_tables, leave_slot=leave_slot)
+    if as_json:
+        console.print_json(report)
+    else:
+        console.print_drop(report)
