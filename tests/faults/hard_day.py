@@ -292,7 +292,11 @@ class Day:
         A subscriber needs a REFRESH for the latter: it is set aside.
         """
         said = _read(log)
-        waiting = len(re.findall(r"problem: .* is to be copied|: differing keys to be copied", said))
+        waiting = len(
+            re.findall(
+                r"problem: .* is to be copied|: differing keys (?:to be copied|not replicated any more)", said
+            )
+        )
         if waiting and waiting == len(re.findall(r"problem: |\d +differs ", said)):
             return True
         aside = set(re.findall(r"public\.(\S+) is set aside", said))

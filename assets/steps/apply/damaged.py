@@ -6,11 +6,10 @@ restored table says nothing of its rows. Such a table is set aside; a copy that 
 
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 from pgsieve.assets.steps.records.cuts import Cut
 from pgsieve.assets.steps.records.failures import copy_again, reason
-from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
+from pgsieve.assets.steps.records.table_states import Name, TableState, TableStates
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.resources.lake.delta.errors import LakeError
 from pgsieve.resources.lake.lake import Lake
@@ -41,9 +40,7 @@ def states_without_damaged(
     else:
         problems = list(map(damage, applied))
     aside = [
-        replace(state, state=SyncState.SET_ASIDE, reason=copy_again(subscription.name, state.name, problem))
-        if state.state == SyncState.READY
-        else replace(state, state=SyncState.REMOVED, lsn=0)
+        state.with_problem(copy_again(subscription.name, state.name, problem))
         for state, problem in zip(applied, problems, strict=True)
         if problem is not None
     ]

@@ -8,7 +8,7 @@ its end and their Delta versions are written to `_cuts`.
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from pgsieve.assets.steps.apply.applied import Applied
@@ -104,9 +104,7 @@ def _apply(
                 if subscription.disable_on_error and not applied.damaged:
                     SubscriptionRecord(lake, subscription.name).disable(applied.problem)
                     continue
-                states[applied.name] = replace(
-                    states[applied.name], state=SyncState.SET_ASIDE, reason=applied.problem
-                )
+                states[applied.name] = states[applied.name].with_problem(applied.problem)
                 TableStates(lake, subscription.name).append([states[applied.name]])
             else:
                 versions[applied.name] = applied.standing.version

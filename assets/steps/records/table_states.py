@@ -6,7 +6,7 @@ A run that dies while copying leaves `d`, and the table is copied anew.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
@@ -94,6 +94,12 @@ class TableState:
     def transforms(self) -> bool:
         """Whether what is published of the table is transformed: also where the copy is still to be declared ready."""
         return self.applies or (self.state == SyncState.FINISHED_COPY and self.definition is not None)
+
+    def with_problem(self, reason: str) -> "TableState":
+        """The state after a problem: set aside. A table that has left the publications is copied when it comes back, anyway."""
+        if self.state == SyncState.REMOVED:
+            return replace(self, lsn=0)
+        return replace(self, state=SyncState.SET_ASIDE, reason=reason)
 
     @property
     def name(self) -> Name:

@@ -140,8 +140,7 @@ def _work_without_lost(subscription: Subscription, lake: Lake, window: Window, c
         except LostMessagesError as lost:
             problem = lost.damage.message
             TableStates(lake, subscription.name).append(
-                replace(s, state=SyncState.SET_ASIDE, reason=copy_again(subscription.name, n, problem))
-                for n, s in lost.tables.items()
+                s.with_problem(copy_again(subscription.name, n, problem)) for n, s in lost.tables.items()
             )
 
 
@@ -155,7 +154,7 @@ def _set_aside_what_is_behind(subscription: Subscription, lake: Lake, begin: int
         " from the change log: the subscription was restored from a backup, or left out of the configuration meanwhile"
     )
     behind = [
-        replace(s, state=SyncState.SET_ASIDE, reason=copy_again(subscription.name, s.name, problem))
+        s.with_problem(copy_again(subscription.name, s.name, problem))
         for s in TableStates(lake, subscription.name).newest().values()
         if s.applies and s.lsn < deleted
     ]
@@ -177,8 +176,10 @@ def _transform_slice(
 
     aside: dict[Name, TableState] = {}
 
-    def failed(name: Name, state: SyncState, problem: str) -> TableChanges:
-        aside[name] = replace(work.tables[name], state=state, reason=problem)
+    def failed(name: Name, problem: str, *, is_copied: bool = False) -> TableChanges:
+        state = work.tables[name]
+        again = replace(state, state=SyncState.INITIALIZE, reason=problem)
+        aside[name] = again if is_copied else state.with_problem(problem)
         return TableChanges(contents.end, *name, problem=problem)
 
     def one(name: Name) -> TableChanges:
@@ -196,9 +197,9 @@ def _transform_slice(
         except (UnsupportedFilterError, UnsupportedTypeError) as error:
             if subscription.disable_on_error:
                 raise
-            return failed(name, SyncState.INITIALIZE, waiting_for(error))
+            return failed(name, waiting_for(error), is_copied=True)
         except SchemaChangedError as error:
-            return failed(name, SyncState.INITIALIZE, error.message)
+            return failed(name, error.message, is_copied=True)
         except TABLE_ERRORS as error:
             problem = reason(lake, error)
             if is_damage(error):
@@ -207,7 +208,7 @@ def _transform_slice(
                 raise
             else:
                 problem = in_transaction(problem, first_failing_transaction(subscription, lake, work, name))
-            return failed(name, SyncState.SET_ASIDE, problem)
+            return failed(name, problem)
 
     with ThreadPoolExecutor(PARALLEL_TABLES) as pool:
         changes = list(pool.map(one, work.tables))

@@ -13,15 +13,20 @@ import dagster as dg
 import psycopg
 import pytest
 
+from pgsieve.assets.steps.apply.replica_tables import apply
+from pgsieve.assets.steps.log import quiet
 from pgsieve.assets.steps.records.subscription_state import SubscriptionDisabledError, SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import SyncState, TableStates
+from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.assets.steps.slot_consumption.slot import OtherClusterError
+from pgsieve.assets.steps.update_transformation.transform import transform
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.commands.skip import enable
 from pgsieve.pipelines.commands.status import status
 from pgsieve.pipelines.commands.validate import validate
 from pgsieve.pipelines.config.model import load_config
 from pgsieve.pipelines.definitions import definitions
+from pgsieve.pipelines.project import project
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.slot import (
     SlotAheadError,
@@ -86,6 +91,25 @@ def test_a_table_that_was_set_aside_and_left_its_publication_is_no_problem_any_m
     shop.database.execute("alter publication p drop table notes")
     code, output = shop.cli("run")
     assert (code, "a value" in output) == (0, False), output
+
+
+def test_a_table_that_comes_back_amid_a_run_is_copied_by_the_next(shop: Shop) -> None:
+    assert shop.cli("run")[0] == 0
+    shop.database.execute("alter publication p drop table notes")
+    assert shop.cli("run")[0] == 0
+    shop.database.execute("delete from notes where id = 1; alter publication p add table notes")
+    shop.database.execute("insert into notes values (1, 5)")
+    # As a run goes on that had looked for tables to copy before.
+    declared = project(load_config(shop.path))
+    one, lake = declared.subscriptions["one"], declared.lake.open()
+    drain(one.feed, lake, [one], quiet)
+    transform(one, lake, quiet)
+    assert "insert_exists" in str(apply(one, lake, quiet).tables["public", "notes"].problem)
+    assert shop.state("one", "notes") == "not replicated any more"
+    code, output = shop.cli("run")
+    assert code == 0, output
+    assert shop.ids("one", "notes") == [1, 2, 3, 4]
+    assert shop.cli("check")[0] == 0
 
 
 @pytest.mark.spark
