@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import psycopg
@@ -31,10 +32,22 @@ class Oracle:
         )
 
     def execute(self, statement: str) -> list[tuple]:
-        """Run a statement in a session of its own; its rows."""
-        with psycopg.connect(self._conninfo, autocommit=True) as connection:
-            cursor = connection.execute(statement)
-            return cursor.fetchall() if cursor.description else []
+        """Run a statement in a session of its own; its rows.
+
+        It waits for a lock a moment at a time: what waits behind it may be the COMMIT PREPARED that would release it.
+        """
+        deadline = time.monotonic() + 240
+        while True:
+            try:
+                with psycopg.connect(
+                    self._conninfo, autocommit=True, options="-c lock_timeout=500ms"
+                ) as connection:
+                    cursor = connection.execute(statement)
+                    return cursor.fetchall() if cursor.description else []
+            except psycopg.errors.LockNotAvailable:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.2)
 
     def catch_up(self) -> None:
         """Wait until its tables are copied, and all that is committed on the publisher is applied."""
