@@ -104,10 +104,10 @@ class Store:
         return [e.base_name for e in entries if e.type == pafs.FileType.File and e.path not in folders]
 
     def probe(self, folder: str, name: str) -> None:
-        """Write a file into a folder, and delete it."""
+        """Make an empty file in a folder, and delete it."""
         files, inner = self.system(f"{folder}/{name}")
-        with files.open_output_stream(inner) as stream:
-            stream.write(b"0")
+        # To delta-rs' stream only Parquet's writer can write.
+        files.open_output_stream(inner).close()
         files.delete_file(inner)
 
     def remove(self, folder: str) -> bool:
