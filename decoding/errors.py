@@ -4,12 +4,14 @@ A message names the object, what is wrong and what to do; it never holds a cell 
 
     PgsieveError
         CatalogNameError              assets.steps.operations.registration
+        ClusteringError               assets.steps.validation.layouts
         ConfigError                   pipelines.config.file
         EmbeddedS3Error               resources.lake.stores.embedded_s3
         EmbeddedServerError           resources.postgres.embedded
         EngineError                   resources.lake.engine.control
         ExecutorError                 resources.lake.delta.errors
         FilterValueError              decoding.row_filters.strings
+        FoldersChangedError           assets.steps.records.subscription_state
         InvalidLsnError               decoding.lsn
         KeyConflictError              assets.steps.apply.key_conflicts
         LakeError                     resources.lake.delta.errors
@@ -35,6 +37,7 @@ A message names the object, what is wrong and what to do; it never holds a cell 
         ReplicaIdentityError          decoding.publications.replica_identity
         RowFilterSyntaxError
         SchemaChangedError            decoding.publications.evolution
+        SharedFolderError             assets.steps.validation.layouts
         SourceError                   resources.postgres.source
             PassingFaultError         resources.postgres.source
                 SnapshotLostError     resources.postgres.snapshot

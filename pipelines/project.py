@@ -70,12 +70,15 @@ def project(config: Config) -> Project:
             disable_on_error=subscription.disable_on_error,
             freshness=subscription.freshness,
             types=subscription.type_overrides,
+            layout=subscription.layout.of_subscription(),
         )
     engine = engine_of(config)
     kept = config.retention
     retention = Retention(kept.change_log, kept.changes, kept.versions)
     names = config.catalog.names if config.catalog else None
-    return Project(feeds, subscriptions, PgsieveLake(uri=storage.address, engine=engine), retention, names)
+    folders = {name: subscription.layout.folders for name, subscription in subscriptions.items()}
+    lake = PgsieveLake(uri=storage.address, engine=engine, folders=folders)
+    return Project(feeds, subscriptions, lake, retention, names)
 
 
 def engine_of(config: Config) -> SparkEngine:

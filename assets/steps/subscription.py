@@ -31,6 +31,7 @@ from pgsieve.decoding.publications.routing import (
 )
 from pgsieve.decoding.values.builtin_types import NONE_DEFINED, DefinedTypes
 from pgsieve.decoding.values.types import ColumnType, column_type
+from pgsieve.resources.lake.delta.layout import SubscriptionLayout
 from pgsieve.resources.lake.lake import column_mapping
 from pgsieve.resources.postgres.plugin_options import PgoutputOptions
 from pgsieve.resources.postgres.source import Source
@@ -118,6 +119,8 @@ class Subscription:
     #: For how long a commit may wait before the replicas are reported as stale.
     freshness: timedelta = timedelta(minutes=15)
     types: Mapping[tuple[str, str, str], str] = field(default_factory=dict)
+    #: How the replicas lie in the lake; the template of their folders is the lake's business.
+    layout: SubscriptionLayout = field(default_factory=SubscriptionLayout)
 
     def tables(self, catalog: Catalog) -> dict[tuple[str, str], ReplicatedTable]:
         """The tables this subscription replicates, by (schema, name)."""

@@ -26,7 +26,9 @@ def resync(
     declared = project(config)
     subscription, lake = declared.subscriptions[selected.name], declared.lake.open()
     feed, names = subscription.feed, [_name(text) for text in tables]
-    SubscriptionRecord(lake, subscription.name).refuse_disabled()
+    record = SubscriptionRecord(lake, subscription.name)
+    record.refuse_disabled()
+    record.refuse_other_folders()
     feed.source.check_ready()
     lake.check_writable()
     lost = None if names else replace_lost_slot(feed, lake)

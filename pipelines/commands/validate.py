@@ -11,6 +11,7 @@ from pgsieve.assets.steps.operations.resync import changes_since_copy
 from pgsieve.assets.steps.records.table_states import TableStates
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.assets.steps.validation.examination import Examination
+from pgsieve.assets.steps.validation.layouts import layout_problems
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.publications.catalog import (
     OPERATIONS,
@@ -68,6 +69,8 @@ def validate(config: Config) -> ValidationReport:
                     )
             try:
                 received.append(_received(subscription, catalog, declared.lake.open()))
+                of_layout = layout_problems(subscription, subscription.tables(catalog))
+                problems += [_problem(subscription.name, error) for error in of_layout]
             except PgsieveError:
                 sound = False
         if sound:

@@ -43,6 +43,7 @@ from pgsieve.pipelines.config.file import (
     read_file,
 )
 from pgsieve.pipelines.config.identifiers import parse_qualified
+from pgsieve.pipelines.config.layout import LayoutConfig, TableLayoutConfig
 from pgsieve.pipelines.config.retention import RetentionConfig, Wait
 from pgsieve.pipelines.config.storage import StorageConfig
 from pgsieve.pipelines.config.values import (
@@ -215,6 +216,7 @@ class SubscriptionConfig(_Section):
     disable_on_error: bool = False
     freshness: Wait = timedelta(minutes=15)
     types: dict[ColumnName, Filled] = {}
+    layout: LayoutConfig = LayoutConfig()
 
     @field_validator("publications")
     @classmethod
@@ -378,6 +380,8 @@ _MODELS: dict[tuple[str, ...], type[BaseModel]] = {
     ("sources", "*", "publications", "*"): PublicationConfig,
     ("sources", "*", "publications", "*", "tables", "*"): PublishedTableConfig,
     ("subscriptions", "*"): SubscriptionConfig,
+    ("subscriptions", "*", "layout"): LayoutConfig,
+    ("subscriptions", "*", "layout", "tables", "*"): TableLayoutConfig,
 }
 
 #: Fields of the models that are not keys of the file.

@@ -21,6 +21,7 @@ import dagster as dg
 import pyarrow as pa
 from deltalake.exceptions import CommitFailedError, DeltaError
 from py4j.protocol import Py4JError
+from pydantic import Field
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
@@ -45,9 +46,10 @@ from pgsieve.resources.lake.delta.errors import (
     refusal,
     told,
 )
+from pgsieve.resources.lake.delta.layout import FOLDERS, file_bytes
 from pgsieve.resources.lake.delta.named_records import NamedRecords
 from pgsieve.resources.lake.delta.parquet_files import WRITTEN_DDL, write_files
-from pgsieve.resources.lake.delta.records import APPLICATION, Records, commit_metadata, quoted
+from pgsieve.resources.lake.delta.records import APPLICATION, Records, commit_metadata, in_order, quoted
 from pgsieve.resources.lake.delta.spark import SparkRecords
 from pgsieve.resources.lake.delta.tables import shared_tables
 from pgsieve.resources.lake.overrun import NewerVersionError, guarded
@@ -65,6 +67,7 @@ SPARK_ERRORS = (PySparkException, Py4JError)
 #: Spark's setting for what a commit's user metadata says.
 METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 _VECTORS = "spark.databricks.delta.merge.deletionVectors.persistent"
+_ANY_PROPERTY = "spark.databricks.delta.allowArbitraryProperties.enabled"
 _WANT_VECTORS = "spark.databricks.delta.properties.defaults.enableDeletionVectors"
 
 _LOGGER = logging.getLogger(__name__)
@@ -101,9 +104,10 @@ class Lake(LakePaths):
         session: Callable[[], SparkSession],
         small_bytes: int = SMALL_BYTES_DEFAULT,
         storage: Storage | None = None,
+        folders: Mapping[str, str] | None = None,
     ) -> None:
         storage = storage or storage_of(uri)
-        super().__init__(storage.address)
+        super().__init__(storage.address, folders)
         #: The files of the lake, for this process and for executors.
         self.store = Store.of(storage)
         self._session = session
@@ -111,6 +115,13 @@ class Lake(LakePaths):
         self.local: LocalRecords | None = _local_records(self.store, storage)
         self.records: Records = NamedRecords(self.local or SparkRecords(session), self.refusing)
         self._small_bytes = small_bytes
+
+    def folders_of(self, subscription: str) -> str:
+        """The template of the folders of a subscription's replicas: as it was given, or else as the lake has recorded it."""
+        if subscription not in self._folders:
+            rows = in_order(self.records.rows(self.subscription(subscription)))
+            self._folders[subscription] = (rows[-1].get("folders") if rows else None) or FOLDERS
+        return self._folders[subscription]
 
     def is_small(self, size: int | None) -> bool:
         """Whether so many bytes may pass through this process; where they are not counted (None) they may not."""
@@ -308,10 +319,10 @@ class Lake(LakePaths):
                         base=base,
                     )
             case Way.FILES:
-                given, store = schema(), self.store
+                given, store, size = schema(), self.store, self.file_bytes(path, properties)
                 self.commit_files(
                     frame.mapInArrow(
-                        lambda batches: write_files(path, given, batches, store=store), WRITTEN_DDL
+                        lambda batches: write_files(path, given, batches, store=store, size=size), WRITTEN_DDL
                     ),
                     path,
                     given,
@@ -392,6 +403,44 @@ class Lake(LakePaths):
                 after=after,
             )
         return files
+
+    def file_bytes(self, path: str, properties: Mapping[str, str]) -> int:
+        """How large the files of a table should be; `properties` are those of a new table."""
+        assert self.local is not None
+        with self.refusing(path):
+            return file_bytes(self.local.properties(path) if self.local.exists(path) else properties)
+
+    def set_properties(self, path: str, properties: Mapping[str, str]) -> int | None:
+        """Have a table have these Delta properties; the version before, None where it has them already."""
+        with self.refusing(path):
+            if self.local is not None:
+                present = self.local.properties(path)
+            else:
+                present = self.spark.sql(f"describe detail delta.{quoted(path)}").collect()[0]["properties"]
+            lacking = dict(properties.items() - present.items())
+            if not lacking:
+                return None
+            version = self.records.version(path)
+            if self.local is not None and self.local.takes_properties(path):
+                self.local.set_properties(path, lacking)
+            else:
+                self._set_properties_by_spark(path, lacking)
+            return version
+
+    def _set_properties_by_spark(self, path: str, properties: Mapping[str, str]) -> None:
+        assignments = ", ".join(f"'{name}' = '{value}'" for name, value in properties.items())
+        settings = {
+            METADATA: commit_metadata(self.records.position(path), {"kept": True}),
+            # The size of files is delta-rs' property, and Databricks'.
+            _ANY_PROPERTY: "true",
+        }
+        try:
+            for name, value in settings.items():
+                self.spark.conf.set(name, value)
+            self.spark.sql(f"alter table delta.{quoted(path)} set tblproperties ({assignments})")
+        finally:
+            for name in settings:
+                self.spark.conf.unset(name)
 
     def add_columns(self, path: str, schema: pa.Schema, ddl: str, base: int) -> None:
         """Add columns to the end of a table, NULL in its rows; `schema` has all of its columns, `ddl` Spark's types.
@@ -535,12 +584,16 @@ def numbered(frame: DataFrame) -> DataFrame:
 
 
 class LakeResource(dg.ConfigurableResource["LakeResource"]):
-    """The lake as a Dagster resource: its URI, and the Spark engine that reads and writes it."""
+    """The lake as a Dagster resource: its URI, the Spark engine that reads and writes it, and templates of folders.
+
+    `folders` are those of subscriptions' replicas; of the others the lake has recorded them.
+    """
 
     uri: str
     engine: SparkEngine
+    folders: dict[str, str] = Field(default={})
 
     def open(self) -> Lake:
         """The lake; its session is made when it is first needed."""
         small = int(self.engine.spark_config.get(SMALL_BYTES, SMALL_BYTES_DEFAULT))
-        return Lake(self.uri, lambda: self.engine.session, small)
+        return Lake(self.uri, lambda: self.engine.session, small, folders=self.folders)

@@ -7,22 +7,24 @@ younger than the hours given needs it: killed anywhere, all of this can be repea
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
 from deltalake import CommitProperties, QueryBuilder, WriterProperties
 from pyspark.sql import Row
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from pgsieve.resources.lake.delta.delta_rs import ROW_GROUP, LocalRecords
+from pgsieve.resources.lake.delta.layout import FILE_BYTES_PROPERTY, file_bytes
 from pgsieve.resources.lake.delta.records import commit_metadata, quoted
 from pgsieve.resources.lake.lake import METADATA, Lake
 from pgsieve.resources.lake.way import Way
 
-#: Files up to this size are compacted.
-FILE_BYTES = 128 * 1024 * 1024
+#: Larger tables are clustered by Spark.
+CLUSTERED_HERE_BYTES = 256 * 1024 * 1024
 #: `last_slice_before`, of a table and a moment.
 _LAST_SLICE = (
     "select coalesce(max(slice), 0) as slice from {0} where commit_time < {1} and slice <"
@@ -36,6 +38,10 @@ _DELTA_RS, _SPARK = "arrow_cast({}, 'Timestamp(Microsecond, Some(\"UTC\"))')", "
 _LISTING_TASKS = "spark.sql.sources.parallelPartitionDiscovery.parallelism"
 #: In a commit's metadata: its position was read before, and another one may have been committed since.
 _KEPT = {"kept": True}
+#: Of which sizes OPTIMIZE takes files, and makes them: 1 GB if nothing is said.
+_SIZES = ("spark.databricks.delta.optimize.minFileSize", "spark.databricks.delta.optimize.maxFileSize")
+#: OPTIMIZE ZORDER BY refuses columns without statistics otherwise: those beyond the first 32.
+_ANY_STATISTICS = "spark.databricks.delta.optimize.zorder.checkStatsCollection.enabled"
 _RETENTION_CHECK = "spark.databricks.delta.retentionDurationCheck.enabled"
 #: How long Delta keeps removed files and its log if nothing is said.
 _FILES_PROPERTY, _FILES_HOURS = "delta.deletedFileRetentionDuration", 7 * 24
@@ -59,8 +65,14 @@ class TableMaintenance(Protocol):
         It is SQL that every engine understands; `{since}` in it is a time.
         """
 
-    def compact(self) -> int:
-        """Make large files of small ones; how many files there are less."""
+    def files(self) -> list[tuple[int, int]]:
+        """When each file was written, in milliseconds, and its size."""
+
+    def compact(self, by: Sequence[str] = ()) -> int:
+        """Make large files of small ones; how many files there are less.
+
+        With columns to cluster `by`, all files are made anew, and rows that are close in these columns come into the same ones.
+        """
 
     def vacuum(self, hours: int) -> int:
         """Remove the files that no version of the last so many hours has; how many, 0 where that is not told."""
@@ -125,20 +137,35 @@ class _ByDeltaRs:
         deleted = self.local.table_at(self.path).delete(condition, commit_properties=self._commit())
         return int(deleted["num_deleted_rows"])
 
-    def compact(self) -> int:
+    def files(self) -> list[tuple[int, int]]:
+        files = pa.table(self.local.table_at(self.path).get_add_actions())
+        times = files["modification_time"].cast(pa.int64()).to_pylist()
+        return list(zip(times, files["size_bytes"].to_pylist(), strict=True))
+
+    def compact(self, by: Sequence[str] = ()) -> int:
+        if by and self.local.size(self.path) > CLUSTERED_HERE_BYTES:
+            return _BySpark(self.lake, self.path).compact(by)
+        optimize = self.local.table_at(self.path).optimize
+        size = file_bytes(self.local.properties(self.path))
         # One task: each holds the rows of its files in memory.
-        done = self.local.table_at(self.path).optimize.compact(
-            target_size=FILE_BYTES,
-            max_concurrent_tasks=1,
-            writer_properties=WriterProperties(max_row_group_size=ROW_GROUP, compression="SNAPPY"),
-            commit_properties=self._commit(),
-        )
+        if by:
+            done = optimize.z_order(by, target_size=size, max_concurrent_tasks=1, **self._written())
+        else:
+            done = optimize.compact(target_size=size, max_concurrent_tasks=1, **self._written())
         return int(done["numFilesRemoved"]) - int(done["numFilesAdded"])
+
+    def _written(self) -> dict[str, Any]:
+        """How files are written, and the commit."""
+        properties = WriterProperties(max_row_group_size=ROW_GROUP, compression="SNAPPY")
+        return {"writer_properties": properties, "commit_properties": self._commit()}
 
     def vacuum(self, hours: int) -> int:
         table = self.local.table_at(self.path)
-        if lacking := _lacking(table.metadata().configuration, hours):
-            table.alter.set_table_properties(lacking, commit_properties=self._commit())
+        lacking = _lacking(table.metadata().configuration, hours)
+        # Where only Spark may set them, a log that is kept for longer than it need be is no reason to start it.
+        if lacking and (hours > _FILES_HOURS or self.local.takes_properties(self.path)):
+            self.lake.set_properties(self.path, lacking)
+            table = self.local.table_at(self.path)
         unneeded = table.vacuum(hours, enforce_retention_duration=False, full=True)
         if unneeded:  # a vacuum is two commits, even where it finds nothing
             table.vacuum(
@@ -171,15 +198,26 @@ class _BySpark:
         condition = condition.format(since=_moment(_SPARK, since))
         return int(self._sql(f"delete from {self._table} where {condition}")["num_affected_rows"])
 
-    def compact(self) -> int:
-        metrics = self._sql(f"optimize {self._table}")["metrics"]
+    def compact(self, by: Sequence[str] = ()) -> int:
+        properties = self._sql(f"describe detail {self._table}")["properties"]
+        settings = {_ANY_STATISTICS: "false"}
+        if FILE_BYTES_PROPERTY in properties:
+            settings |= dict.fromkeys(_SIZES, str(file_bytes(properties)))
+        order = f" zorder by ({', '.join(map(quoted, by))})" if by else ""
+        metrics = self._sql(f"optimize {self._table}{order}", settings)["metrics"]
         return int(metrics["numFilesRemoved"]) - int(metrics["numFilesAdded"])
+
+    def files(self) -> list[tuple[int, int]]:
+        """When each file was written, in milliseconds, and its size."""
+        told = ("file_path", "file_modification_time", "file_size")
+        files = self.lake.current(self.path).select(*(F.col(f"_metadata.{name}") for name in told)).distinct()
+        times = files.select(F.unix_millis("file_modification_time").alias("time"), "file_size").collect()
+        return [(int(row["time"]), int(row["file_size"])) for row in times]
 
     def vacuum(self, hours: int) -> int:
         properties = self._sql(f"describe detail {self._table}")["properties"]
         if lacking := _lacking(properties, hours):
-            assignments = ", ".join(f"'{name}' = '{value}'" for name, value in lacking.items())
-            self._sql(f"alter table {self._table} set tblproperties ({assignments})")
+            self.lake.set_properties(self.path, lacking)
         self._sql(f"vacuum {self._table} retain {hours:d} hours")
         return 0
 
@@ -187,10 +225,11 @@ class _BySpark:
     def _table(self) -> str:
         return f"delta.{quoted(self.path)}"
 
-    def _sql(self, statement: str) -> Row:
-        """Run a statement whose commit tells the table's position; its first row."""
+    def _sql(self, statement: str, more: Mapping[str, str] | None = None) -> Row:
+        """Run a statement whose commit tells the table's position, with more settings; its first row."""
         conf = self.lake.spark.conf
         settings = {
+            **(more or {}),
             METADATA: commit_metadata(self.lake.records.position(self.path), _KEPT),
             _RETENTION_CHECK: "false",
             _LISTING_TASKS: str(conf.get("spark.sql.shuffle.partitions")),

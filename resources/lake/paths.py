@@ -5,6 +5,9 @@ and with those of pgsieve's own in `pgsieve.assets.steps.records`.
 """
 
 import re
+from collections.abc import Mapping
+
+from pgsieve.resources.lake.delta.layout import FOLDERS
 
 
 def escape(identifier: str) -> str:
@@ -24,11 +27,18 @@ def unescape(folder: str) -> str:
     return raw.decode()
 
 
+def replica_folder(template: str, schema: str, table: str) -> str:
+    """Where a template has the replica of a table, from its subscription's folder."""
+    return template.format(schema=escape(schema), table=escape(table))
+
+
 class LakePaths:
     """The paths of one lake's tables."""
 
-    def __init__(self, uri: str) -> None:
+    def __init__(self, uri: str, folders: Mapping[str, str] | None = None) -> None:
         self.uri = uri
+        #: The template of the replicas' folders, by subscription.
+        self._folders = dict(folders or {})
 
     def _of_feed(self, slot_owner: str) -> str:
         """A feed's folder; what belongs to a part of it has a name with slashes, and a folder below."""
@@ -56,7 +66,11 @@ class LakePaths:
 
     def replica(self, subscription: str, schema: str, table: str) -> str:
         """The replica of a table: the published columns, current rows only."""
-        return f"{self.uri}/{subscription}/{escape(schema)}/{escape(table)}"
+        return f"{self.uri}/{subscription}/{replica_folder(self.folders_of(subscription), schema, table)}"
+
+    def folders_of(self, subscription: str) -> str:
+        """The template of the folders of a subscription's replicas."""
+        return self._folders.get(subscription, FOLDERS)
 
     def changes(self, subscription: str, schema: str, table: str, generation: int = 0) -> str:
         """The transformed changes of a table; a history begun anew (`~g1`, ...) has a name that no table's is."""

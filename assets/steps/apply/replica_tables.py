@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pgsieve.assets.steps.apply.applied import Applied
 from pgsieve.assets.steps.apply.batch import Batch, lacking_changes
 from pgsieve.assets.steps.apply.damaged import states_without_damaged
+from pgsieve.assets.steps.apply.layout import follow_layout
 from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.records.catalogs import AlteredSlices
 from pgsieve.assets.steps.records.change_log import ChangeLog
@@ -73,6 +74,15 @@ def _apply(
     transformed, slices = record.position(), record.slices(cut.lsn if cut else 0)
     changed = {c.name for changes in slices.values() for c in changes if c.changed}
     states = states_without_damaged(subscription, lake, cut, changed)
+    if followed := follow_layout(subscription, lake, states.values()):
+        # The rows are the cut's, one version later.
+        held = cut.tables if cut else {}
+        renew_cut(
+            lake,
+            subscription,
+            {n: now for n, (before, now) in followed.items() if (held.get(n), now) == (before, before + 1)},
+        )
+        result.cut = cut = Cuts(lake, subscription.name).last()
     # A table that another process makes ready meanwhile would lack the batches before.
     begun = {n for n, s in states.items() if s.applies}
     alone = only is None and not _is_copied_by_others(states, begun)

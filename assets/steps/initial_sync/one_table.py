@@ -6,7 +6,7 @@ what passes by itself, and what is the lake's fault.
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -33,7 +33,8 @@ from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.publications.catalog import ReplicatedTable, Table
 from pgsieve.decoding.values.types import copy_expression
 from pgsieve.resources.failpoints import Failpoint, reach
-from pgsieve.resources.lake.delta.errors import LakeError, OverrunError
+from pgsieve.resources.lake.delta.errors import LakeError, OverrunError, again_after_conflict
+from pgsieve.resources.lake.delta.layout import FILE_BYTES_PROPERTY
 from pgsieve.resources.lake.lake import Lake, column_mapping
 from pgsieve.resources.lake.way import Way
 from pgsieve.resources.postgres.sessions import Conninfo
@@ -108,7 +109,11 @@ def copy_table(
             chunks = planned.chunks if subscription.copy_data else Chunks([], 0)
             columns = [ReplicaColumn(name, t, name in replicated.key) for name, t in types.items()]
             with refusing(subscription.feed.source.name, f'copy table "{table.qualified}"'):
-                rows = _write_copy(lake, path, chunks, conninfo, snapshot, columns)
+                properties = subscription.layout.of((table.schema, table.name)).delta()
+                rows = _write_copy(lake, path, chunks, conninfo, snapshot, columns, properties)
+                # A table that was there before kept its own.
+                if properties:
+                    again_after_conflict(lake.set_properties)(path, properties)
             reach(Failpoint.TABLE_COPIED)
             overrun = is_beyond(lake, path, snapshot.lsn)
         version = lake.records.version(path)
@@ -178,8 +183,9 @@ def _write_copy(
     conninfo: Conninfo,
     snapshot: Snapshot,
     columns: Sequence[ReplicaColumn],
+    properties: Mapping[str, str],
 ) -> int:
-    """Replace the replica by the rows at the snapshot; how many there are."""
+    """Replace the replica by the rows at the snapshot; how many there are. `properties` are Delta's, of a new replica."""
     _check_names(columns)
     schema = replica_schema(columns)
     match lake.way(path, schema.names, chunks.bytes, lambda: schema, overwrite=True):
@@ -192,18 +198,32 @@ def _write_copy(
             ]
             copied = pa.Table.from_batches(batches, schema)
             with lake.refusing(path):
-                lake.local.write(path, copied, snapshot.lsn, overwrite=True, metadata={"copied": True})
+                lake.local.write(
+                    path,
+                    copied,
+                    snapshot.lsn,
+                    overwrite=True,
+                    metadata={"copied": True},
+                    properties=properties,
+                )
             return int(copied.num_rows)
         case Way.FILES:
+            size = lake.file_bytes(path, properties)
             written = copied_files(
-                lake.spark, conninfo, snapshot.name, chunks.queries, columns, path, lake.store
+                lake.spark, conninfo, snapshot.name, chunks.queries, columns, path, lake.store, size
             )
             files = lake.commit_files(
-                written, path, schema, snapshot.lsn, overwrite=True, metadata={"copied": True}
+                written,
+                path,
+                schema,
+                snapshot.lsn,
+                overwrite=True,
+                metadata={"copied": True},
+                properties=properties,
             )
             return sum(json.loads(file["stats"])["numRecords"] for file in files)
         case Way.SPARK:
-            return _copy_by_spark(lake, path, chunks, conninfo, snapshot, columns)
+            return _copy_by_spark(lake, path, chunks, conninfo, snapshot, columns, properties)
 
 
 def _copy_by_spark(
@@ -213,6 +233,7 @@ def _copy_by_spark(
     conninfo: Conninfo,
     snapshot: Snapshot,
     columns: Sequence[ReplicaColumn],
+    properties: Mapping[str, str],
 ) -> int:
     frame = copied_rows(lake.spark, conninfo, snapshot.name, chunks.queries, columns)
     counted, rows = Observation(), [F.count(F.lit(1)).alias("rows")]
@@ -222,6 +243,10 @@ def _copy_by_spark(
         position=snapshot.lsn,
         overwrite=True,
         metadata={"copied": True},
-        properties=column_mapping(c.name for c in columns),
+        # Of the size of files Delta in Spark knows nothing; it is set afterwards.
+        properties={
+            **{name: value for name, value in properties.items() if name != FILE_BYTES_PROPERTY},
+            **column_mapping(c.name for c in columns),
+        },
     )
     return int(observed(counted, rows, lambda: lake.current(path))["rows"])

@@ -64,12 +64,14 @@ def copied_files(
     columns: Sequence[ReplicaColumn],
     folder: str,
     store: Store,
+    size: int,
 ) -> DataFrame:
-    """The same rows written into files of the replica's folder by the executors; one row (`WRITTEN`) a file."""
+    """The same rows written into files of about `size` bytes of the replica's folder by the executors; one row (`WRITTEN`) a file."""
     statements, schema = list(queries), replica_schema(columns)
 
     def written(query: str) -> Iterator[pa.RecordBatch]:
-        return write_files(folder, schema, copied_batches(conninfo, snapshot, query, columns), store=store)
+        batches = copied_batches(conninfo, snapshot, query, columns)
+        return write_files(folder, schema, batches, store=store, size=size)
 
     def copy(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in numbers:

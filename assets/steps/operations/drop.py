@@ -73,7 +73,9 @@ def drop_subscription(
         [TableState(*s.name, SyncState.REMOVED) for s in states if s.state != SyncState.REMOVED]
     )
     if lake.records.exists(SubscriptionRecord(lake, name).path):
-        SubscriptionRecord(lake, name).set(SubscriptionState())
+        # Where its replicas are stays true: they can be read.
+        record = SubscriptionRecord(lake, name)
+        record.set(SubscriptionState(folders=record.state().folders))
     if not others and lake.records.exists(ChangeLog(lake, feed).path):
         give_up(lake, feed)
     done = replace(done, unregistered=unregister(lake, name))

@@ -34,7 +34,9 @@ def copy_tables(
     """
     if not names:
         return []
-    SubscriptionRecord(lake, subscription.name).refuse_disabled()
+    record = SubscriptionRecord(lake, subscription.name)
+    record.refuse_disabled()
+    record.keep_folders()
     feed = subscription.feed
     feed.source.check_ready()
     lake.check_writable()

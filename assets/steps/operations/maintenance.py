@@ -7,12 +7,13 @@ killed anywhere, it is just done again. It may run beside a run: of two writers 
 """
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from pgsieve.assets.steps.apply.replica_tables import applied_up_to
 from pgsieve.assets.steps.log import Log
+from pgsieve.assets.steps.operations.clustering import Clusterings, File
 from pgsieve.assets.steps.records.catalogs import AlteredSlices, Catalogs, as_published
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.cuts import Cut, Cuts
@@ -23,6 +24,7 @@ from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import Name, TableState, TableStates, newest_version
 from pgsieve.assets.steps.records.transformed import Transformed
 from pgsieve.assets.steps.subscription import Feed, Subscription
+from pgsieve.assets.steps.validation.layouts import ClusteringError, clustering
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.resources.lake.delta.errors import again_after_conflict
 from pgsieve.resources.lake.lake import Lake
@@ -89,9 +91,12 @@ def maintain_subscription(
 ) -> list[MaintainedTable]:
     """Maintain the change history, the replicas with their cuts, and the records of a subscription.
 
+    Raises ClusteringError, once everything else is done, where a replica cannot be clustered as its layout says.
     `only` leaves out the history and the replicas of other tables: nothing was written to them.
     """
     maintainer, name = _Maintainer(lake, retention), subscription.name
+    record = SubscriptionRecord(lake, name)
+    record.refuse_other_folders()
     tables = TableStates(lake, name).newest()
     applied, cut = applied_up_to(lake, subscription), Cuts(lake, subscription.name).last()
     written = {table: state for table, state in tables.items() if only is None or table in only}
@@ -101,13 +106,24 @@ def maintain_subscription(
     # A change after the newest cut tells the next one of its table; a slice without any tells how far this is.
     applied_rows = f"slice <= {cut.lsn if cut else 0:d} or (slice < {applied:d} and inserts is null)"
     maintainer.maintain(Transformed(lake, name).path, applied_rows)
-    states, record = TableStates(lake, name), SubscriptionRecord(lake, name)
+    states = TableStates(lake, name)
     maintainer.maintain(states.path, superseded(states.counting_versions()))
     maintainer.maintain(record.path, superseded({record.newest_version()}))
     maintainer.maintain(Registered(lake, name).path)
-    replicas = [lake.replica(name, *table) for table in written]
-    for path in replicas:
-        maintainer.compact(path)
+    replicas, refused = [lake.replica(name, *table) for table in written], list[ClusteringError]()
+    clusterings = Clusterings(record)
+    for (table, state), path in zip(written.items(), replicas, strict=True):
+        by = tuple[str, ...]()
+        try:
+            by = clustering(subscription, table, state.definition.columns if state.definition else ())
+        except ClusteringError as error:
+            refused.append(error)
+        if by and maintainer.exists(path) and clusterings.is_due(table, by, maintainer.files(path)):
+            maintainer.compact(path, by=by)
+            clusterings.note(table, by, maintainer.files(path))
+        else:
+            maintainer.compact(path)
+    clusterings.save()
     since = datetime.now(UTC) - max(retention.versions - READING, timedelta())
     if _renew_cut(lake, subscription, since, newest_version(tables.values())):
         # First nobody finds a cut any more, then its files go.
@@ -119,6 +135,8 @@ def maintain_subscription(
         _renew_cut(lake, subscription, since, newest_version(tables.values()))
     else:
         log(f"{name}: a replica is ahead of the cuts, old versions stay until a run has written the next cut")
+    if refused:
+        raise refused[0]
     return maintainer.done
 
 
@@ -189,6 +207,15 @@ class _Maintainer:
             return None
         return f"at < {{since}} or lsn < {maintenance(self._lake, path).last_before(since):d}"
 
+    def exists(self, path: str) -> bool:
+        """Whether there is such a table."""
+        return self._lake.records.exists(path)
+
+    def files(self, path: str) -> list[File]:
+        """The files of a table."""
+        with self._lake.refusing(path):
+            return maintenance(self._lake, path).files()
+
     def maintain(
         self,
         path: str,
@@ -203,10 +230,10 @@ class _Maintainer:
             self.compact(path, rows)
             self.vacuum(path, record=record)
 
-    def compact(self, path: str, rows: int = 0) -> None:
-        """Compact a table from which so many rows have been deleted."""
+    def compact(self, path: str, rows: int = 0, by: Sequence[str] = ()) -> None:
+        """Compact a table from which so many rows have been deleted; its rows are clustered by some columns."""
         if self._lake.records.exists(path):
-            files = self._again(path, lambda table: table.compact())
+            files = self._again(path, lambda table: table.compact(by))
             self.done.append(MaintainedTable(path, rows, files))
 
     def vacuum(self, path: str, *, record: bool = False) -> None:

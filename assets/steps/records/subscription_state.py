@@ -4,12 +4,14 @@ Kept in the Delta table `_subscription`, appended to, the newest row counting; w
 enabled and skips nothing. Raises SubscriptionDisabledError where a disabled subscription is asked to go on.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 
 import pyarrow as pa
 
+from pgsieve.assets.steps.records.table_states import TableStates
 from pgsieve.decoding.errors import PgsieveError
+from pgsieve.resources.lake.delta.layout import FOLDERS
 from pgsieve.resources.lake.delta.records import in_order, version_of
 from pgsieve.resources.lake.lake import Lake
 
@@ -21,8 +23,15 @@ SUBSCRIPTION = pa.schema(
         "reason": pa.string(),
         "skip_lsn": pa.int64(),
         "notice": pa.string(),
+        "folders": pa.string(),
+        "properties": pa.string(),
+        "clustered": pa.string(),
     }
 )
+
+
+class FoldersChangedError(PgsieveError):
+    """The replicas are in folders of another template than pgsieve.yaml has."""
 
 
 class SubscriptionDisabledError(PgsieveError):
@@ -31,12 +40,19 @@ class SubscriptionDisabledError(PgsieveError):
 
 @dataclass(frozen=True)
 class SubscriptionState:
-    """Whether a subscription is enabled, and why not; the finish LSN it skips, and what became of the last one."""
+    """Whether a subscription is enabled, and why not; the finish LSN it skips, and what became of the last one.
+
+    `folders` is the template of the replicas' folders, `properties` what pgsieve.yaml last said of their Delta properties (JSON),
+    `clustered` how their rows were last clustered (JSON); None where nothing was ever said or done.
+    """
 
     enabled: bool = True
     reason: str | None = None
     skip_lsn: int | None = None
     notice: str | None = None
+    folders: str | None = None
+    properties: str | None = None
+    clustered: str | None = None
 
 
 def disabled_error(subscription: str, state: SubscriptionState) -> SubscriptionDisabledError:
@@ -67,7 +83,15 @@ class SubscriptionRecord:
         if not rows:
             return SubscriptionState()
         newest = in_order(rows)[-1]
-        return SubscriptionState(newest["enabled"], newest["reason"], newest["skip_lsn"], newest["notice"])
+        return SubscriptionState(
+            newest["enabled"],
+            newest["reason"],
+            newest["skip_lsn"],
+            newest["notice"],
+            newest.get("folders"),
+            newest.get("properties"),
+            newest.get("clustered"),
+        )
 
     def newest_version(self) -> int:
         """The version of the row that counts; -1 where there is none."""
@@ -77,13 +101,7 @@ class SubscriptionRecord:
         """Record the state, unless it is the one that stands there already."""
         if state == self.state():
             return
-        row = {
-            "at": datetime.now(UTC),
-            "enabled": state.enabled,
-            "reason": state.reason,
-            "skip_lsn": state.skip_lsn,
-            "notice": state.notice,
-        }
+        row = {"at": datetime.now(UTC), **asdict(state)}
         self.lake.records.append_versioned(self.path, pa.Table.from_pylist([row], SUBSCRIPTION))
 
     def disable(self, reason: str) -> None:
@@ -95,6 +113,27 @@ class SubscriptionRecord:
         state = self.state()
         self.set(replace(state, enabled=True, reason=None))
         return not state.enabled
+
+    def keep_folders(self) -> None:
+        """Record of which template the folders of the replicas are; raises FoldersChangedError where those are of another."""
+        state, folders = self.state(), self.lake.folders_of(self.subscription)
+        if (state.folders or FOLDERS) != folders:
+            self.refuse_other_folders()
+            self.set(replace(state, folders=folders))
+
+    def refuse_other_folders(self) -> None:
+        """Raise FoldersChangedError where there are replicas, in folders of another template than the lake is opened with."""
+        recorded, folders = self.state().folders or FOLDERS, self.lake.folders_of(self.subscription)
+        if recorded == folders or not TableStates(self.lake, self.subscription).may_have_replicas():
+            return
+        raise FoldersChangedError(
+            f'subscription "{self.subscription}": its replicas are in folders named "{recorded}", and pgsieve.yaml says'
+            f' "{folders}"',
+            hint=f'say `folders: "{recorded}"` again; or `pgsieve drop {self.subscription}` and `pgsieve run'
+            f" {self.subscription}`, which copies all tables into folders of the new names and leaves those of before as they"
+            " are (`drop --delete-tables` deletes them)",
+            sqlstate="55000",
+        )
 
     def refuse_disabled(self) -> SubscriptionState:
         """The state of an enabled subscription; raises SubscriptionDisabledError for one that is disabled."""

@@ -162,6 +162,15 @@ class TableStates:
             for name, row in states.items()
         }
 
+    def may_have_replicas(self) -> bool:
+        """Whether a copy of some table was begun, and the subscription was not dropped since."""
+        return any(
+            state.lsn > 0
+            if state.state == SyncState.REMOVED
+            else state.state != SyncState.INITIALIZE or state.definition is not None
+            for state in self.newest().values()
+        )
+
     def counting_versions(self) -> set[int]:
         """The versions of the rows that count: of each table the newest, and the newest with a definition."""
         newest: dict[Name, int] = {}

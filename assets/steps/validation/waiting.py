@@ -13,6 +13,7 @@ from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.assets.steps.validation.examination import Examination, filters_beyond_spark
+from pgsieve.assets.steps.validation.layouts import shared_folders
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.publications.catalog import Catalog
 from pgsieve.resources.lake.lake import Lake
@@ -52,6 +53,7 @@ def table_problems(subscription: Subscription, catalog: Catalog) -> dict[Name, P
             subscription.definition(replicated, catalog)
         except PgsieveError as error:
             problems[name] = error
+    problems |= shared_folders(subscription, subscription.tables(catalog))
     for table, problem in filters_beyond_spark(subscription.feed, subscription.name, catalog):
         problems.setdefault((table.schema, table.name), problem)
     return problems

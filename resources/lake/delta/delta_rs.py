@@ -28,6 +28,7 @@ from pgsieve.decoding.lsn import format_lsn
 from pgsieve.resources.lake.delta.conforming import conformed
 from pgsieve.resources.lake.delta.errors import DamagedTableError, OverrunError, commit_again
 from pgsieve.resources.lake.delta.key_lookup import Key, present_keys, rows_of
+from pgsieve.resources.lake.delta.layout import file_bytes
 from pgsieve.resources.lake.delta.merge import Merge
 from pgsieve.resources.lake.delta.parquet_files import write_files
 from pgsieve.resources.lake.delta.records import APPLICATION, VERSIONED, Standing, commit_metadata, versioned
@@ -36,7 +37,6 @@ from pgsieve.resources.lake.stores.store import Store, joined
 
 #: Several row groups a file, so that decoding one is shared among the cores.
 ROW_GROUP = 128 * 1024
-_FILE_BYTES = 128 * 1024 * 1024
 #: In a column's metadata, where Spark has its comment, too.
 COMMENT = "comment"
 COLUMN_MAPPING = "delta.columnMapping.mode"
@@ -185,7 +185,7 @@ class LocalRecords:
                 schema_mode=("overwrite" if overwrite else "merge") if table else None,
                 configuration=None if table else properties,
                 storage_options=self._tables.options if table is None else None,
-                target_file_size=_FILE_BYTES,
+                target_file_size=file_bytes(_configuration(table, properties)),
                 writer_properties=WriterProperties(max_row_group_size=ROW_GROUP, compression="SNAPPY"),
                 commit_properties=_commit(
                     position, metadata, alone=overwrite or base is not None or table is None
@@ -342,12 +342,12 @@ class LocalRecords:
         table = self.table_at(path)
         if table.version() != base:
             raise OverrunError(path)
-        schema = rows.schema
+        schema, size = rows.schema, file_bytes(table.metadata().configuration)
         removed: dict[str, int] = {}
         added: list[dict[str, Any]] = []
 
         def write(batches: Iterable[pa.RecordBatch]) -> None:
-            for file in write_files(path, schema, batches, store=self.store):
+            for file in write_files(path, schema, batches, store=self.store, size=size):
                 added.extend(file.to_pylist())
 
         for action in pa.table(table.get_add_actions()).select(["path", "size_bytes"]).to_pylist():
@@ -374,6 +374,27 @@ class LocalRecords:
                 # What else stands there stays: a column's number and name in files that have mapped names.
                 metadata = {**(field.metadata or {}), COMMENT: comment}
                 table.alter.set_column_metadata(field.name, metadata, commit_properties=properties)
+
+    def properties(self, path: str) -> Mapping[str, str]:
+        """The Delta properties of a table; none where there is no table."""
+        return _configuration(self._opened(path), None)
+
+    def takes_properties(self, path: str) -> bool:
+        """Whether `set_properties` leaves a table to the readers that it has.
+
+        Where the protocol lists features, delta-rs adds one for the variant type, which few readers know.
+        """
+        table = self.table_at(path)
+        return _is_unmapped(table) and table.protocol().writer_features is None
+
+    def set_properties(self, path: str, properties: Mapping[str, str]) -> None:
+        """Set Delta properties of a table; rows and position stay."""
+        committed = {"userMetadata": commit_metadata(self.position(path), {"kept": True})}
+        self.table_at(path).alter.set_table_properties(
+            dict(properties),
+            raise_if_not_exists=False,
+            commit_properties=CommitProperties(custom_metadata=committed),
+        )
 
     def position(self, path: str) -> int | None:
         """The position of the newest commit of pgsieve's."""
@@ -532,6 +553,14 @@ def writable(rows: pa.Table) -> pa.Table:
 
 def _is_unmapped(table: DeltaTable) -> bool:
     return table.metadata().configuration.get(COLUMN_MAPPING, "none") == "none"
+
+
+def _configuration(table: DeltaTable | None, properties: Mapping[str, str] | None) -> Mapping[str, str]:
+    """The Delta properties of a table; of one that is still to be made those that it will have."""
+    if table is None:
+        return properties or {}
+    configuration: dict[str, str] = table.metadata().configuration
+    return configuration
 
 
 def _is_plain(table: DeltaTable) -> bool:

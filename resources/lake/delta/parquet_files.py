@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pgsieve.resources.lake.delta.layout import FILE_BYTES
 from pgsieve.resources.lake.stores.store import Store, joined
 
 #: What is known of a written file, as Arrow and as Spark's DDL.
@@ -22,7 +23,6 @@ WRITTEN_DDL = "path string, size bigint, stats string, tally string"
 
 _FOLDER = Store()
 _ROW_GROUP = 128 * 1024
-_FILE_BYTES = 256 * 1024 * 1024
 
 #: Delta's default: so many columns have statistics, but for integers, which cost nearly nothing.
 _INDEXED_COLUMNS = 32
@@ -39,10 +39,12 @@ def write_files(
     batches: Iterable[pa.RecordBatch],
     count: Callable[[pa.RecordBatch, Tally], None] | None = None,
     store: Store = _FOLDER,
+    size: int = FILE_BYTES,
 ) -> Iterator[pa.RecordBatch]:
     """Write batches into new files of a table's folder; yields one row (`WRITTEN`) a file.
 
-    `count` adds what it wants to know of each batch to the file's tally, a JSON object. Raises OSError.
+    A file that has `size` bytes gets no further batch. `count` adds what it wants to know of each batch to the file's tally, a
+    JSON object. Raises OSError.
     """
     remaining = iter(batches)
     first = next(remaining, None)
@@ -50,17 +52,16 @@ def write_files(
         name = f"part-{uuid.uuid4()}.parquet"
         files, path = store.system(joined(folder, name))
         files.create_dir(path.rpartition("/")[0])
-        tally, written = Tally(), 0
+        tally = Tally()
         with (
             files.open_output_stream(path) as stream,
             pq.ParquetWriter(stream, schema, compression="snappy") as writer,
         ):
-            while first is not None and written < _FILE_BYTES:
+            while first is not None and stream.tell() < size:
                 if count:
                     count(first, tally)
                 # From Spark fields may come as never NULL, which the table's are not.
                 writer.write_table(pa.Table.from_batches([first]).cast(schema), row_group_size=_ROW_GROUP)
-                written += first.nbytes
                 first = next(remaining, None)
         # Not by a metadata_collector: where a write fails, it asks for what is not there, and hides the error.
         footer: pq.FileMetaData = writer.writer.metadata

@@ -131,6 +131,13 @@ def test_defaults_are_those_of_create_subscription_and_create_publication():
         "disable_on_error": False,
         "freshness": timedelta(minutes=15),
         "types": {},
+        "layout": {
+            "cluster_by": None,
+            "properties": {},
+            "target_file_size": None,
+            "folders": "{schema}/{table}",
+            "tables": {},
+        },
     }
     publication = config.sources["shop"].publications["emea"]
     assert publication.publish == {"insert", "update", "delete", "truncate"}
@@ -308,7 +315,7 @@ FOLDER = (
     "letters, digits and underscores, no underscore first, 63 at most: "
     "it becomes a folder of the lake and part of an asset key"
 )
-SUBSCRIPTION_KEYS = "source, publications, row_filter, copy_data, origin, binary, streaming, two_phase, failover, disable_on_error, freshness, types"
+SUBSCRIPTION_KEYS = "source, publications, row_filter, copy_data, origin, binary, streaming, two_phase, failover, disable_on_error, freshness, types, layout"
 QUOTED = "is not a name as SQL writes it (double quotes around names with other characters)"
 TABLE = 'write it as in SQL: public.orders, "Sales"."Order Lines"'
 COLUMN = 'write it as in SQL: region, "Unit Price"'

@@ -1,0 +1,50 @@
+"""Replicas follow the Delta properties of their layout: what pgsieve.yaml says of a replica is set before anything is applied to it.
+
+In: a subscription with its layout, and the states of its tables. Out: commits of metadata, which leave rows and positions as they
+are, and a record of what was set: as long as that is what pgsieve.yaml says, no replica is looked at. Raises LakeError.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
+from pgsieve.assets.steps.records.table_states import TableState
+from pgsieve.assets.steps.subscription import Subscription
+from pgsieve.resources.lake.delta.errors import again_after_conflict
+from pgsieve.resources.lake.delta.layout import (
+    FILE_BYTES,
+    FILE_BYTES_PROPERTY,
+    PROPERTIES,
+    Name,
+    properties_once_set,
+)
+from pgsieve.resources.lake.lake import Lake
+
+
+def follow_layout(
+    subscription: Subscription, lake: Lake, states: Iterable[TableState]
+) -> dict[Name, tuple[int, int]]:
+    """Give the replicas the properties of their layout, where that has changed.
+
+    Returned are the versions of those that got any, before and after.
+    """
+    record, layout = SubscriptionRecord(lake, subscription.name), subscription.layout
+    state, wanted = record.state(), layout.delta_json()
+    if state.properties == wanted:
+        return {}
+    versions = {}
+    # What was set once, and is not any more, becomes what it is where nobody sets it.
+    lapsed = {name: _default(name) for name in properties_once_set(state.properties)}
+    for each in states:
+        path = lake.replica(subscription.name, *each.name)
+        if each.applies and lake.records.exists(path):
+            properties = {**lapsed, **layout.of(each.name).delta()}
+            before = again_after_conflict(lake.set_properties)(path, properties)
+            if before is not None:
+                versions[each.name] = before, lake.records.version(path)
+    record.set(replace(state, properties=wanted))
+    return versions
+
+
+def _default(name: str) -> str:
+    return str(FILE_BYTES) if name == FILE_BYTES_PROPERTY else PROPERTIES[name].default

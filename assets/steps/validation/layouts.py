@@ -1,0 +1,85 @@
+"""What of a layout cannot be: replicas that would share a folder, tables that have not the columns to be clustered by.
+
+In: a subscription and its tables. Out: the problem of each such table; or by which columns a table is clustered, which raises
+ClusteringError where that cannot be.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+
+from pgsieve.assets.steps.records.table_states import Name
+from pgsieve.assets.steps.subscription import Subscription
+from pgsieve.decoding.errors import PgsieveError
+from pgsieve.decoding.publications.catalog import ReplicatedTable
+from pgsieve.decoding.values.quoting import quote_identifier, quote_qualified
+from pgsieve.resources.lake.delta.layout import FOLDERS
+from pgsieve.resources.lake.paths import replica_folder
+
+
+class SharedFolderError(PgsieveError):
+    """A template gives two replicas one folder."""
+
+
+class ClusteringError(PgsieveError):
+    """The rows of a replica cannot be clustered by the columns that its layout names."""
+
+
+def clustering(subscription: Subscription, name: Name, columns: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+    """The columns to cluster a table by, of its columns with their Spark types; none where the layout says nothing for it.
+
+    What the layout of all tables names counts for those that have all of it.
+    """
+    wanted, types = subscription.layout.of(name).cluster_by or (), dict(columns)
+    unfit = [column for column in wanted if types.get(column, "array<").startswith("array<")]
+    if not unfit:
+        return wanted
+    own = subscription.layout.tables.get(name)
+    if own is None or own.cluster_by is None:
+        return ()
+    listed = ", ".join(map(quote_identifier, unfit))
+    raise ClusteringError(
+        f'subscription "{subscription.name}": table {quote_qualified(*name)} cannot be clustered by {listed}:'
+        " its replica has no such column, or an array",
+        hint="name other columns in `cluster_by` of the table's layout in pgsieve.yaml, or leave it out",
+        sqlstate="42703",
+    )
+
+
+def shared_folders(subscription: Subscription, names: Collection[Name]) -> dict[Name, PgsieveError]:
+    """The tables whose replica would have another one's folder: none of them can have it."""
+    template = subscription.layout.folders
+    if template == FOLDERS:
+        return {}
+    sharing: dict[str, list[Name]] = {}
+    for name in sorted(names):
+        sharing.setdefault(replica_folder(template, *name), []).append(name)
+    return {
+        name: SharedFolderError(
+            f"tables {' and '.join(quote_qualified(*each) for each in tables)} would have the same folder, {folder}",
+            hint=f'use {{schema}} in `folders` of the layout of subscription "{subscription.name}" in pgsieve.yaml',
+            sqlstate="42P07",
+        )
+        for folder, tables in sharing.items()
+        if len(tables) > 1
+        for name in tables
+    }
+
+
+def layout_problems(
+    subscription: Subscription, tables: Mapping[Name, ReplicatedTable]
+) -> Iterator[PgsieveError]:
+    """What is wrong with a subscription's layout, each problem once; tables that are not replicated are named in vain."""
+    yield from {str(error): error for error in shared_folders(subscription, tables).values()}.values()
+    for name, replicated in tables.items():
+        if subscription.layout.of(name).cluster_by:
+            types = ((column, kind.spark) for column, kind in subscription.column_types(replicated).items())
+            try:
+                clustering(subscription, name, types)
+            except ClusteringError as error:
+                yield error
+    for name in subscription.layout.tables:
+        if name not in tables:
+            yield PgsieveError(
+                f'subscription "{subscription.name}" does not replicate table {quote_qualified(*name)}, which its layout names',
+                hint="correct the name in `tables` of the layout in pgsieve.yaml, or leave it out",
+                sqlstate="42P01",
+            )

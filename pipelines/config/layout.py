@@ -1,0 +1,123 @@
+"""`layout` of a subscription in pgsieve.yaml: how its replicas lie in the lake.
+
+In: the section as the file has it. Out: the layout of the subscription's tables. Raises what pydantic turns into a ConfigError.
+"""
+
+import re
+from collections.abc import Mapping
+from string import Formatter
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, field_validator
+
+from pgsieve.pipelines.config.identifiers import parse_qualified
+from pgsieve.pipelines.config.values import Filled, distinct, qualified, refusal
+from pgsieve.resources.lake.delta.layout import (
+    FOLDER_FIELDS,
+    FOLDERS,
+    PROPERTIES,
+    SubscriptionLayout,
+    TableLayout,
+)
+
+_UNITS = {"kB": 1024, "MB": 1024**2, "GB": 1024**3}
+_SIZE = re.compile(r"(\d+) ?(kB|MB|GB)")
+_LEAST_BYTES = 64 * 1024
+_HINTS = {
+    "delta.appendOnly": "a replica's rows are updated and deleted",
+    "delta.enableDeletionVectors": "pgsieve enables them in tables of 64 MB and more, unless `spark: {conf: {…}}` says no",
+    "delta.deletedFileRetentionDuration": "`retention: {versions: …}` says how long old versions are kept",
+    "delta.logRetentionDuration": "`retention: {versions: …}` says how long old versions are kept",
+    "delta.targetFileSize": "`target_file_size` of the layout says it",
+    "delta.columnMapping.mode": "pgsieve maps the names of columns where Parquet forbids one",
+    "delta.setTransactionRetentionDuration": "the positions of replicas are kept for good",
+}
+
+
+def _folders(text: str) -> str:
+    """Refuse what two tables could share, or Spark would not see as a table's folder."""
+    try:
+        parsed = list(Formatter().parse(text))
+    except ValueError:
+        parsed = []
+    fields = [field for _, field, _, _ in parsed if field is not None]
+    plain = not any(spec or conversion for _, _, spec, conversion in parsed)
+    if not plain or set(fields) - set(FOLDER_FIELDS) or "table" not in fields:
+        allowed = ", ".join(f"{{{name}}}" for name in FOLDER_FIELDS)
+        raise refusal("is not a template for folders", f"text with {allowed}; {{table}} has to be there")
+    literal = "".join(text for text, _, _, _ in parsed)
+    if not re.fullmatch(r"[a-z0-9_./-]*", literal) or any(not p or p[0] in "_." for p in text.split("/")):
+        raise refusal(
+            "cannot be the name of a folder",
+            "a-z, 0-9, _, -, . and / beside what is in braces; no name in it is empty or begins with _ or .",
+        )
+    return text
+
+
+def _bytes(text: object) -> object:
+    match = _SIZE.fullmatch(str(text))
+    if match is None or (size := int(match[1]) * _UNITS[match[2]]) < _LEAST_BYTES:
+        raise refusal("is not a size for files", "a number of kB, MB or GB, 64 kB at least: 256 MB")
+    return size
+
+
+def _columns(names: tuple[str, ...]) -> tuple[str, ...]:
+    columns = tuple(qualified(name, 1, 'region, "Unit Price"')[0] for name in names)
+    distinct(columns, "column")
+    return columns
+
+
+def _as_text(properties: object) -> object:
+    """YAML reads `true` and 10 as what they are; Delta's properties are text."""
+    if not isinstance(properties, Mapping):
+        return properties
+    return {
+        name: str(value).lower() if isinstance(value, bool | int) else value
+        for name, value in properties.items()
+    }
+
+
+def _properties(properties: dict[str, str]) -> dict[str, str]:
+    for name, value in properties.items():
+        if (pattern := PROPERTIES.get(name)) is None:
+            allowed = ", ".join(PROPERTIES)
+            why = f"{_HINTS[name]}; " if name in _HINTS else ""
+            raise refusal(
+                f"has {name}, which a layout cannot set",
+                f"{why}what every writer here complies with is {allowed}",
+            )
+        if not re.fullmatch(pattern.values, value):
+            raise refusal(f"has {name}, which cannot be {value!r}", f"it is {pattern.meaning}")
+    return properties
+
+
+class TableLayoutConfig(BaseModel):
+    """How one replica lies in the lake; what is left out is as the subscription has it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    cluster_by: Annotated[tuple[str, ...], AfterValidator(_columns)] | None = None
+    properties: Annotated[dict[str, str], BeforeValidator(_as_text), AfterValidator(_properties)] = {}
+    target_file_size: Annotated[int, BeforeValidator(_bytes)] | None = None
+
+    def layout(self) -> TableLayout:
+        """The same as the steps read it."""
+        return TableLayout(self.cluster_by, self.properties, self.target_file_size)
+
+
+class LayoutConfig(TableLayoutConfig):
+    """How the replicas of a subscription lie in the lake."""
+
+    folders: Annotated[Filled, AfterValidator(_folders)] = FOLDERS
+    tables: dict[str, TableLayoutConfig] = {}
+
+    @field_validator("tables")
+    @classmethod
+    def _tables_once(cls, tables: dict[str, TableLayoutConfig]) -> dict[str, TableLayoutConfig]:
+        distinct((qualified(name, 2, 'public.orders, "Sales"."Order Lines"') for name in tables), "table")
+        return tables
+
+    def of_subscription(self) -> SubscriptionLayout:
+        """The same as the steps read it."""
+        tables = {parse_qualified(name, 2): each.layout() for name, each in self.tables.items()}
+        return SubscriptionLayout(self.folders, self.layout(), {(s, t): v for (s, t), v in tables.items()})

@@ -1,0 +1,97 @@
+"""How replicas lie in the lake: their folders, the order of their rows, the size of their files, their Delta properties.
+
+In: what `layout` of pgsieve.yaml says. Out: the layout of each table, and what its Delta table is told. Raises nothing.
+
+https://docs.delta.io/latest/table-properties.html
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+Name = tuple[str, str]
+
+#: Where a replica is below its subscription's folder if nothing else is said; no two tables share such a folder.
+FOLDERS = "{schema}/{table}"
+#: What a template for folders may have in braces.
+FOLDER_FIELDS = ("schema", "table")
+
+
+@dataclass(frozen=True)
+class Property:
+    """A Delta property that a layout may set: the values that it may have, in words and as a pattern.
+
+    `default` is what it has where nobody sets it.
+    """
+
+    meaning: str
+    values: str
+    default: str
+
+
+#: What every writer of a replica complies with: delta-rs, Spark, and files that executors write.
+PROPERTIES = {
+    "delta.enableChangeDataFeed": Property("true or false", "true|false", "false"),
+    "delta.checkpointInterval": Property("a number of commits, 1 at least", "[1-9][0-9]{0,5}", "10"),
+}
+#: Files are about so large if nothing is said.
+FILE_BYTES = 128 * 1024 * 1024
+#: In which delta-rs looks for the size of files; here pgsieve's own writers and maintenance do, too.
+FILE_BYTES_PROPERTY = "delta.targetFileSize"
+
+
+@dataclass(frozen=True)
+class TableLayout:
+    """The layout of one replica; what is None is left to the subscription's layout, and to pgsieve in that."""
+
+    cluster_by: tuple[str, ...] | None = None
+    properties: Mapping[str, str] = field(default_factory=dict)
+    file_bytes: int | None = None
+
+    def over(self, other: "TableLayout") -> "TableLayout":
+        """What this layout says, and where it says nothing the other one."""
+        return TableLayout(
+            other.cluster_by if self.cluster_by is None else self.cluster_by,
+            {**other.properties, **self.properties},
+            self.file_bytes or other.file_bytes,
+        )
+
+    def delta(self) -> dict[str, str]:
+        """The properties that the Delta table has for it."""
+        size = {} if self.file_bytes is None else {FILE_BYTES_PROPERTY: str(self.file_bytes)}
+        return {**self.properties, **size}
+
+
+@dataclass(frozen=True)
+class SubscriptionLayout:
+    """The layout of a subscription's replicas: a template of folders, the layout of all, and of some what differs."""
+
+    folders: str = FOLDERS
+    every: TableLayout = field(default_factory=TableLayout)
+    tables: Mapping[Name, TableLayout] = field(default_factory=dict)
+
+    def of(self, name: Name) -> TableLayout:
+        """The layout of one table."""
+        table = self.tables.get(name)
+        return self.every if table is None else table.over(self.every)
+
+    def delta_json(self) -> str | None:
+        """The Delta properties of all tables as text, to be compared with; None where none is set."""
+        tables = {json.dumps(name): self.of(name).delta() for name in sorted(self.tables)}
+        if not self.every.delta() and not any(tables.values()):
+            return None
+        return json.dumps({"every": self.every.delta(), "tables": tables}, sort_keys=True)
+
+
+def file_bytes(properties: Mapping[str, str]) -> int:
+    """How large the files of a table with these properties should be; what is not a number of bytes counts as nothing said."""
+    size = properties.get(FILE_BYTES_PROPERTY, "")
+    return int(size) if size.isascii() and size.isdigit() else FILE_BYTES
+
+
+def properties_once_set(text: str | None) -> set[str]:
+    """The names of the properties in what `delta_json` gave."""
+    if text is None:
+        return set()
+    read = json.loads(text)
+    return {name for each in (read["every"], *read["tables"].values()) for name in each}

@@ -1,0 +1,232 @@
+"""Replicas lie in the lake as their layout says, whoever writes them, and follow it where it changes. By the command line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+import pytest
+import yaml
+from deltalake import DeltaTable
+
+from pgsieve.pipelines.demo.demo import SMALL_DATA
+from pgsieve.resources.postgres.embedded import EmbeddedServer
+from tests.faults.killable import start_pgsieve
+from tests.fixtures.s3_server import S3Server
+from tests.fixtures.servers import drop_slots
+
+FEED = {"delta.enableChangeDataFeed": "true"}
+
+
+@pytest.fixture
+def database(publisher_server: EmbeddedServer) -> Iterator[psycopg.Connection]:
+    with psycopg.connect(publisher_server.conninfo(), autocommit=True) as admin:
+        admin.execute("create database laid_out")
+        with psycopg.connect(publisher_server.conninfo(dbname="laid_out"), autocommit=True) as connection:
+            connection.execute("create table orders (id int primary key, region text, sent date)")
+            connection.execute("create table plain (id int primary key, note text)")
+            connection.execute(
+                "insert into orders select i, md5(i::text), '2020-01-01' from generate_series(1, 3000) i;"
+                "insert into plain values (1, 'a'), (2, 'b')"
+            )
+            connection.execute("create publication p for table orders, plain")
+            yield connection
+            drop_slots(connection)
+        admin.execute("drop database laid_out with (force)")
+
+
+class Pgsieve:
+    """The command line on a lake; `layout` is the subscription's."""
+
+    def __init__(self, folder: Path, source: str, lake: str, store: S3Server | None) -> None:
+        self.lake, self._store, self._source = lake, store, source
+        self._file, self._log = folder / "pgsieve.yaml", folder / "log"
+
+    def __call__(
+        self, *command: str, layout: Mapping[str, Any], ends: int = 0, master: str | None = None
+    ) -> str:
+        written: dict[str, Any] = {
+            "lake": self.lake,
+            "sources": {"shop": {"conninfo": self._source}},
+            "subscriptions": {"sales": {"source": "shop", "publications": ["p"], "layout": dict(layout)}},
+        }
+        if self._store:
+            written["storage"] = dict(self._store.storage)
+        if master:
+            conf = {**SMALL_DATA, "spark.pgsieve.smallBytes": "-1"}
+            written["spark"] = {"master": master, "engine": "off", "conf": conf}
+        self._file.write_text(yaml.safe_dump(written))
+        before = len(self._printed)
+        process = start_pgsieve(command, self._file, self._log)
+        process.join(300)
+        assert process.exitcode == ends, self._printed[before:]
+        return self._printed[before:]
+
+    @property
+    def _printed(self) -> str:
+        return self._log.read_text() if self._log.exists() else ""
+
+    def replica(self, folder: str) -> DeltaTable:
+        return DeltaTable(
+            f"{self.lake}/sales/{folder}", storage_options=self._store.delta_rs if self._store else None
+        )
+
+    def feed(self, folder: str, since: int = 1) -> Counter[tuple[str, int]]:
+        """The change data feed as delta-rs reads it: kinds of change and keys, without the copy."""
+        rows = pa.table(self.replica(folder).load_cdf(since).read_all())
+        return Counter(zip(rows["_change_type"].to_pylist(), rows["id"].to_pylist(), strict=True))
+
+    def feed_by_spark(self, folder: str, since: int) -> Counter[tuple[str, int]]:
+        """The same as Spark reads it."""
+        program = (
+            "import sys, json\n"
+            "from pgsieve.resources.lake.session import SparkEngine\n"
+            "from pgsieve.resources.lake.stores.storage import Storage, declare\n"
+            "lake, folder, since, options, conf = map(json.loads, sys.argv[1:])\n"
+            "storage = Storage.of(lake, options)\n"
+            "declare(storage)\n"
+            "spark = SparkEngine(master='local[2]', lake=storage.address, spark_config=conf).session\n"
+            "feed = spark.read.option('readChangeFeed', 'true').option('startingVersion', since).format('delta')\n"
+            "rows = feed.load(storage.address + '/sales/' + folder).select('_change_type', 'id').collect()\n"
+            "print('rows', json.dumps([list(row) for row in rows]))\n"
+        )
+        options = dict(self._store.storage) if self._store else {}
+        arguments = [json.dumps(each) for each in (self.lake, folder, since, options, SMALL_DATA)]
+        done = subprocess.run(
+            [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return Counter(map(tuple, json.loads(done.stdout.rpartition("rows ")[2])))
+
+
+@pytest.fixture(params=["folder", pytest.param("s3", marks=[pytest.mark.slow, pytest.mark.long])])
+def pgsieve(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    publisher_server: EmbeddedServer,
+    database: psycopg.Connection,
+) -> Pgsieve:
+    source = publisher_server.conninfo(dbname="laid_out")
+    if request.param == "folder":
+        return Pgsieve(tmp_path, source, str(tmp_path / "lake"), None)
+    return Pgsieve(
+        tmp_path, source, request.getfixturevalue("s3_folder"), request.getfixturevalue("s3_server")
+    )
+
+
+def changed(database: psycopg.Connection, key: int) -> Counter[tuple[str, int]]:
+    """Commit an UPDATE, a DELETE, an INSERT and an UPDATE of a key; the changes as a feed has them."""
+    database.execute(f"update orders set region = 'x' where id = {key}")
+    database.execute(f"delete from orders where id = {key + 1}")
+    database.execute(f"insert into orders values ({key + 10000}, 'new', null)")
+    database.execute(f"update orders set id = {key + 20000} where id = {key + 2}")
+    kinds = ("update_preimage", key), ("update_postimage", key), ("delete", key + 1), ("insert", key + 10000)
+    return Counter((*kinds, ("delete", key + 2), ("insert", key + 20000)))
+
+
+def test_replicas_follow_their_layout(pgsieve: Pgsieve, database: psycopg.Connection) -> None:
+    layout: dict[str, Any] = {
+        "folders": "bronze/{table}",
+        "target_file_size": "64 kB",
+        "cluster_by": ["region"],
+        "tables": {"public.orders": {"properties": FEED}},
+    }
+    pgsieve("run", layout=layout)
+    orders, plain = pgsieve.replica("bronze/orders"), pgsieve.replica("bronze/plain")
+    assert orders.metadata().configuration == {**FEED, "delta.targetFileSize": "65536"}
+    assert plain.metadata().configuration == {"delta.targetFileSize": "65536"}
+    assert orders.version() == plain.version() == 0
+    changes = changed(database, 1)
+    pgsieve("run", layout=layout)
+    assert pgsieve.feed("bronze/orders") == changes
+    # Rows that are close come into the same files, of which no two overlap; that is not done again for nothing.
+    pgsieve("maintain", layout=layout)
+    bounds = pa.table(pgsieve.replica("bronze/orders").get_add_actions(flatten=True)).sort_by("min.region")
+    least, greatest = bounds["min.region"].to_pylist(), bounds["max.region"].to_pylist()
+    assert len(least) > 1
+    assert all(high <= low for high, low in zip(greatest, least[1:], strict=False))
+    versions = pgsieve.replica("bronze/orders").version()
+    pgsieve("maintain", layout=layout)
+    assert pgsieve.replica("bronze/orders").version() == versions
+    # What pgsieve.yaml says now of replicas that are there already, with nothing to apply.
+    layout["properties"] = {"delta.checkpointInterval": 5}
+    pgsieve("run", layout=layout)
+    assert pgsieve.replica("bronze/plain").metadata().configuration["delta.checkpointInterval"] == "5"
+    del layout["properties"]
+    pgsieve("run", layout=layout)
+    assert pgsieve.replica("bronze/plain").metadata().configuration["delta.checkpointInterval"] == "10"
+    versions = pgsieve.replica("bronze/plain").version()
+    pgsieve("run", layout=layout)
+    pgsieve("check", layout=layout)
+    assert pgsieve.replica("bronze/plain").version() == versions
+
+
+def test_another_template_of_folders_needs_another_copy(
+    pgsieve: Pgsieve, database: psycopg.Connection
+) -> None:
+    pgsieve("run", layout={})
+    first, other = "its replicas are in folders named", {"folders": "{schema}_{table}"}
+    refused = pgsieve("run", layout=other, ends=2)
+    assert f'{first} "{{schema}}/{{table}}", and pgsieve.yaml says "{{schema}}_{{table}}"' in refused
+    assert "pgsieve drop sales" in refused
+    assert first in pgsieve("maintain", layout=other, ends=2)
+    database.execute("insert into plain values (3, 'c')")
+    pgsieve("run", layout={})
+    pgsieve("drop", "sales", layout=other)
+    pgsieve("run", layout=other)
+    assert pgsieve.replica("public_plain").version() == 0
+    assert pgsieve.replica("public/plain").version() == 1
+    assert first in pgsieve("run", layout={}, ends=2)
+    database.execute("create schema s_public; create table s_public.plain (id int primary key)")
+    database.execute("create schema s; create table s.public_plain (id int primary key)")
+    database.execute("alter publication p add table s_public.plain, s.public_plain")
+    found = pgsieve("validate", layout={**other, "cluster_by": ["id"]}, ends=1)
+    assert "would have the same folder, s_public_plain" in found
+    waiting = pgsieve("run", layout=other, ends=1)
+    assert "would have the same folder, s_public_plain" in waiting
+
+
+def test_what_a_layout_names_in_vain_is_said(pgsieve: Pgsieve, database: psycopg.Connection) -> None:
+    layout = {"tables": {"public.plain": {"cluster_by": ["nothing"]}, "public.gone": {}}}
+    found = pgsieve("validate", layout=layout, ends=1)
+    assert "table public.plain cannot be clustered by nothing" in found
+    assert "does not replicate table public.gone, which its layout names" in found
+    pgsieve("run", layout=layout)
+    refused = pgsieve("maintain", layout=layout, ends=2)
+    assert "table public.plain cannot be clustered by nothing" in refused
+
+
+@pytest.mark.spark
+@pytest.mark.long
+def test_spark_leaves_and_reads_the_feed_that_this_process_leaves(
+    pgsieve: Pgsieve, database: psycopg.Connection
+) -> None:
+    # With a timestamp the protocol lists features; without a key the rows of whole files would be replaced.
+    database.execute("alter table orders add at timestamp; alter table plain drop constraint plain_pkey")
+    database.execute("alter table plain replica identity full")
+    layout: dict[str, Any] = {"cluster_by": ["id"], "properties": {}}
+    pgsieve("run", layout=layout)
+    layout["properties"] = FEED
+    pgsieve("run", layout=layout)
+    orders = pgsieve.replica("public/orders")
+    assert orders.version() == 1
+    assert "variantType" not in (orders.protocol().reader_features or ())
+    expected = {"public/orders": Counter[tuple[str, int]](), "public/plain": Counter[tuple[str, int]]()}
+    for key, master in ((1, None), (11, "local[2]")):
+        expected["public/orders"] += changed(database, key)
+        database.execute(f"insert into plain values ({key + 10}, 'c'); delete from plain where id = {key}")
+        expected["public/plain"][("insert", key + 10)] += 1
+        expected["public/plain"][("delete", key)] += 1
+        pgsieve("run", layout=layout, master=master)
+    pgsieve("maintain", layout=layout)
+    pgsieve("check", layout=layout)
+    for folder, changes in expected.items():
+        assert pgsieve.feed(folder, since=2) == changes
+        assert pgsieve.feed_by_spark(folder, since=2) == changes

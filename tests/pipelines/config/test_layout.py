@@ -1,0 +1,87 @@
+"""`layout` of a subscription: what it may say, and what becomes of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pgsieve.pipelines.config.file import ConfigError
+from pgsieve.pipelines.config.layout import LayoutConfig
+from pgsieve.pipelines.config.model import parse_config
+from pgsieve.resources.lake.delta.layout import SubscriptionLayout, TableLayout
+
+
+def read(layout: object) -> LayoutConfig:
+    written = {
+        "lake": "./lake",
+        "sources": {"shop": {"conninfo": "dbname=shop"}},
+        "subscriptions": {"sales": {"source": "shop", "publications": ["p"], "layout": layout}},
+    }
+    return parse_config(yaml.safe_dump(written), Path("/etc/pgsieve.yaml"), {}).subscriptions["sales"].layout
+
+
+def test_a_table_says_what_differs() -> None:
+    layout = read(
+        {
+            "cluster_by": ["Region", '"Day"'],
+            "properties": {"delta.enableChangeDataFeed": True, "delta.checkpointInterval": 20},
+            "target_file_size": "256 MB",
+            "tables": {
+                "public.Orders": {"properties": {"delta.enableChangeDataFeed": "false"}, "cluster_by": []},
+                '"Sales".lines': {"target_file_size": "64kB"},
+            },
+        }
+    ).of_subscription()
+    every = {"delta.enableChangeDataFeed": "true", "delta.checkpointInterval": "20"}
+    assert layout.of(("public", "other")) == TableLayout(("region", "Day"), every, 256 * 1024**2)
+    own = {**every, "delta.enableChangeDataFeed": "false"}
+    assert layout.of(("public", "orders")) == TableLayout((), own, 256 * 1024**2)
+    assert layout.of(("Sales", "lines")) == TableLayout(("region", "Day"), every, 65536)
+
+
+def test_nothing_is_said_by_default() -> None:
+    assert LayoutConfig().of_subscription() == SubscriptionLayout()
+    assert SubscriptionLayout().delta_json() is None
+
+
+@pytest.mark.parametrize("folders", ["{table}", "{schema}_{table}", "bronze/{schema}.{table}/v-1"])
+def test_templates_of_folders_are_taken(folders: str) -> None:
+    assert read({"folders": folders}).folders == folders
+
+
+REFUSED = {
+    "no table": ({"folders": "{schema}"}, "is not a template for folders"),
+    "another field": ({"folders": "{subscription}/{table}"}, "is not a template for folders"),
+    "a format": ({"folders": "{table:>9}"}, "is not a template for folders"),
+    "an open brace": ({"folders": "{table"}, "is not a template for folders"),
+    "hidden": ({"folders": "_{table}"}, "cannot be the name of a folder"),
+    "above": ({"folders": "../{table}"}, "cannot be the name of a folder"),
+    "absolute": ({"folders": "/{table}"}, "cannot be the name of a folder"),
+    "a capital": ({"folders": "T{table}"}, "cannot be the name of a folder"),
+    "a positionless size": ({"target_file_size": "256"}, "is not a size for files"),
+    "a small size": ({"target_file_size": "63 kB"}, "is not a size for files"),
+    "a column twice": ({"cluster_by": ["a", "A"]}, "names a column twice"),
+    "a table twice": ({"tables": {"public.a": {}, "PUBLIC.a": {}}}, "names a table twice"),
+    "no qualified table": ({"tables": {"a": {}}}, "has 1 name where 2 are needed"),
+    "append only": ({"properties": {"delta.appendOnly": "true"}}, "which a layout cannot set"),
+    "positions that expire": (
+        {"properties": {"delta.setTransactionRetentionDuration": "interval 1 day"}},
+        "the positions of replicas are kept for good",
+    ),
+    "a value that is none": (
+        {"tables": {"public.a": {"properties": {"delta.checkpointInterval": 0}}}},
+        "it is a number of commits, 1 at least",
+    ),
+    "an unknown key": ({"tables": {"public.a": {"folders": "{table}"}}}, "unknown key"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_refused_says_why(case: str) -> None:
+    layout, words = REFUSED[case]
+    with pytest.raises(ConfigError) as caught:
+        read(layout)
+    assert words in str(caught.value), str(caught.value)
+    assert "subscriptions.sales.layout" in str(caught.value)

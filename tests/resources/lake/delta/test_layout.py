@@ -1,0 +1,32 @@
+"""What a layout says of each table, and what of that stands in Delta's properties."""
+
+from __future__ import annotations
+
+from pgsieve.resources.lake.delta.layout import (
+    FILE_BYTES,
+    SubscriptionLayout,
+    TableLayout,
+    file_bytes,
+    properties_once_set,
+)
+
+
+def test_what_was_once_set_is_told_from_the_record() -> None:
+    tables = {("public", "a"): TableLayout(properties={"delta.checkpointInterval": "7"})}
+    layout = SubscriptionLayout(every=TableLayout(file_bytes=70000), tables=tables)
+    assert properties_once_set(layout.delta_json()) == {"delta.checkpointInterval", "delta.targetFileSize"}
+    assert properties_once_set(None) == set()
+    assert layout.of(("public", "a")).delta() == {
+        "delta.checkpointInterval": "7",
+        "delta.targetFileSize": "70000",
+    }
+    assert layout.of(("public", "b")).delta() == {"delta.targetFileSize": "70000"}
+
+
+def test_who_only_clusters_has_no_properties() -> None:
+    assert SubscriptionLayout(every=TableLayout(("a",))).delta_json() is None
+
+
+def test_sizes_that_others_have_set_count_where_they_are_numbers() -> None:
+    assert file_bytes({"delta.targetFileSize": "70000"}) == 70000
+    assert file_bytes({"delta.targetFileSize": "128mb"}) == file_bytes({}) == FILE_BYTES
