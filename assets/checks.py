@@ -112,7 +112,8 @@ def _difference(compared: TableConsistency) -> str | None:
         return None
     keys = ", ".join(compared.keys)
     more = ", …" if len(compared.keys) < compared.differing else ""
-    return f"{compared.differing} rows differ: {keys}{more}. `pgsieve check --repair` makes them the publisher's."
+    rows = "1 row differs" if compared.differing == 1 else f"{compared.differing} rows differ"
+    return f"{rows}: {keys}{more}. `pgsieve check --repair` writes what the publisher has."
 
 
 def conformity_checks(

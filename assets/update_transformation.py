@@ -14,6 +14,10 @@ from pgsieve.assets.steps.update_transformation.transform import transform
 from pgsieve.assets.translator import AssetKind, Naming, of_feed, of_subscription
 from pgsieve.decoding.values.quoting import quote_qualified
 
+#: The same in each run: changes are appended, and most are not of the table that is looked at. A version of its own for each
+#: run would have Dagster call every replica "unsynced" that has nothing to apply. The check `freshness` knows what waits.
+_APPENDED = dg.DataVersion("appended")
+
 
 def table_changes_asset(
     subscription: Subscription, naming: Naming, *, done: Sequence[TableChanges] | None = None
@@ -37,7 +41,9 @@ def table_changes_asset(
         changes = transform(subscription, opened(context, naming), log) if done is None else done
         for table in (c for c in changes if c.problem):
             context.log.error(f"{quote_qualified(*table.name)}: {table.problem}")
-        return dg.MaterializeResult(metadata={**_metadata(changes), SECONDS: monotonic() - begin})
+        return dg.MaterializeResult(
+            metadata={**_metadata(changes), SECONDS: monotonic() - begin}, data_version=_APPENDED
+        )
 
     return table_changes
 

@@ -1,8 +1,9 @@
 """Commands for the first hour: a demo, and a first pgsieve.yaml. What they print is `console`'s."""
 
 import os
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -23,6 +24,13 @@ from pgsieve.pipelines.config.model import DEFAULT_FILE, FILE_VARIABLE
 _PANEL = "First steps"
 
 
+class _DemoLake(StrEnum):
+    """Where the demo's Delta tables are."""
+
+    FOLDER = "folder"
+    S3 = "s3"
+
+
 @command("Example: pgsieve demo --keep ./demo", panel=_PANEL)
 def demo(
     keep: Annotated[
@@ -41,9 +49,9 @@ def demo(
     host: UiHost = "127.0.0.1",
     port: UiPort = 3000,
     lake: Annotated[
-        Literal["folder", "s3"],
+        _DemoLake,
         typer.Option("--lake", help="Where the Delta tables are: in the folder, or on an S3 server in it."),
-    ] = "folder",
+    ] = _DemoLake.FOLDER,
 ) -> None:
     """Replay the manual's row filter examples on an embedded PostgreSQL, beside a built-in subscription.
 
@@ -52,7 +60,7 @@ def demo(
     """
     require_extra("demo")
     if with_ui:
-        if lake != "folder":
+        if lake != _DemoLake.FOLDER:
             raise PgsieveError("`--ui` has its lake in a folder", hint="leave out `--lake` or `--ui`")
         require_extra("ui")
         from pgsieve.pipelines.demo.live_demo import live_demo
@@ -64,7 +72,7 @@ def demo(
 
     with console.progress() as progress:
         shown = ignore if as_json else console.print_demo_step
-        report = run_demo(keep, progress, shown, on_s3=lake == "s3")
+        report = run_demo(keep, progress, shown, on_s3=lake == _DemoLake.S3)
     if as_json:
         console.print_json(report)
     else:

@@ -85,6 +85,10 @@ def test_its_own_asset_reads_all_replicas_at_a_cut(project: Path, database: psyc
         evaluated = dg.evaluate_automation_conditions(defs, dagster, cursor=evaluated.cursor)
         assert evaluated.get_num_requested(asset) == 1, "a cut was written"
 
+        changes = dagster.get_latest_materialization_event(dg.AssetKey(["sales", "table_changes"]))
+        assert changes is not None
+        version = changes.asset_materialization.tags["dagster/data_version"]
+        assert version == "appended", "another one would make every idle replica unsynced"
         plans = defs.resolve_implicit_global_asset_job_def().get_subset(
             asset_selection={dg.AssetKey("dlt_sales_plans_targets")}
         )
