@@ -12,10 +12,11 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import dagster as dg
 import pyarrow as pa
@@ -51,7 +52,6 @@ from pgsieve.resources.lake.delta.named_records import NamedRecords
 from pgsieve.resources.lake.delta.parquet_files import WRITTEN_DDL, write_files
 from pgsieve.resources.lake.delta.records import APPLICATION, Records, commit_metadata, in_order, quoted
 from pgsieve.resources.lake.delta.spark import SparkRecords
-from pgsieve.resources.lake.delta.tables import shared_tables
 from pgsieve.resources.lake.overrun import NewerVersionError, guarded
 from pgsieve.resources.lake.paths import LakePaths
 from pgsieve.resources.lake.session import SparkEngine
@@ -59,6 +59,9 @@ from pgsieve.resources.lake.stores.storage import Storage, is_uri, storage_of
 from pgsieve.resources.lake.stores.store import Store
 from pgsieve.resources.lake.stores.store_errors import StoreRefusal, store_refusal
 from pgsieve.resources.lake.way import Way, is_exact
+
+Item = TypeVar("Item")
+Done = TypeVar("Done")
 
 _TXN_APP = "spark.databricks.delta.write.txnAppId"
 _TXN_VERSION = "spark.databricks.delta.write.txnVersion"
@@ -88,13 +91,6 @@ def column_mapping(columns: Iterable[str]) -> dict[str, str]:
     return {}
 
 
-def _local_records(store: Store, storage: Storage) -> LocalRecords | None:
-    """delta-rs for a lake; all that this process opens of a lake on an object store share the tables that are held open."""
-    if not storage.by_delta_rs:
-        return None
-    return LocalRecords(store, None if storage.folder else shared_tables(store.options))
-
-
 class Lake(LakePaths):
     """The Delta tables of one lake."""
 
@@ -112,7 +108,7 @@ class Lake(LakePaths):
         self.store = Store.of(storage)
         self._session = session
         #: delta-rs, where it reaches the lake and may write there.
-        self.local: LocalRecords | None = _local_records(self.store, storage)
+        self.local: LocalRecords | None = LocalRecords(self.store) if storage.by_delta_rs else None
         self.records: Records = NamedRecords(self.local or SparkRecords(session), self.refusing)
         self._small_bytes = small_bytes
 
@@ -177,6 +173,25 @@ class Lake(LakePaths):
             return Way.SPARK
         with self.refusing(path):
             return Way.IN_PROCESS if self.local.is_plain(path) else Way.SPARK
+
+    def side_by_side(self, act: Callable[[Item], Done], items: Sequence[Item], threads: int) -> list[Done]:
+        """What `act` makes of each item, in so many threads, which share the tables that are held open."""
+        if len(items) < 2:
+            return [act(item) for item in items]
+
+        def one(item: Item) -> Done:
+            try:
+                return act(item)
+            finally:
+                self._lend_tables()
+
+        self._lend_tables()
+        with ThreadPoolExecutor(threads) as pool:
+            return list(pool.map(one, items))
+
+    def _lend_tables(self) -> None:
+        if self.local is not None:
+            self.local.lend_tables()
 
     @property
     def spark(self) -> SparkSession:

@@ -5,7 +5,6 @@ process was faster, what is lacking then is planned anew.
 """
 
 from collections.abc import Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
@@ -90,8 +89,7 @@ class Batch:
         sizes = {name: lake.records.size(path) for name, path in paths.items()}
         for large in (False, True):
             chosen = [p for p in todo if (sizes[p.pending.name] >= LARGE_BYTES) == large]
-            with ThreadPoolExecutor(PARALLEL_TABLES) as pool:
-                done = list(pool.map(self._applied_in_process, chosen))
+            done = lake.side_by_side(self._applied_in_process, chosen, PARALLEL_TABLES)
             applied += [each for each in done if isinstance(each, Applied)]
             left = [each for each in done if isinstance(each, Plan)]
             if left and large:
@@ -99,8 +97,8 @@ class Batch:
                     lake.enable_deletion_vectors(paths[plan.pending.name])
                 left, _, _ = self.planned([p.pending.name for p in left])
             if left:
-                with lake.committing(self.end, vectors=large), ThreadPoolExecutor(PARALLEL_TABLES) as pool:
-                    applied += list(pool.map(self._applied_to, left))
+                with lake.committing(self.end, vectors=large):
+                    applied += lake.side_by_side(self._applied_to, left, PARALLEL_TABLES)
         return [*self._applied_before_conflicts(applied), *applied]
 
     def _applied_before_conflicts(self, applied: Sequence[Applied]) -> list[Applied]:
@@ -127,8 +125,7 @@ class Batch:
                 return plan, None  # What fails here fails in the apply, too, and is told there.
             return replace(plan, examined=True), None
 
-        with ThreadPoolExecutor(PARALLEL_TABLES) as pool:
-            looked_through = list(pool.map(one, todo))
+        looked_through = self.lake.side_by_side(one, todo, PARALLEL_TABLES)
         plans = [plan for plan, _ in looked_through]
         conflicts = [(error, plan) for plan, error in looked_through if error]
         if not conflicts:

@@ -5,7 +5,6 @@ restored table says nothing of its rows. Such a table is set aside; a copy that 
 """
 
 from collections.abc import Collection
-from concurrent.futures import ThreadPoolExecutor
 
 from pgsieve.assets.steps.records.cuts import Cut
 from pgsieve.assets.steps.records.failures import copy_again, reason
@@ -35,8 +34,7 @@ def states_without_damaged(
 
     if is_uri(lake.uri) and lake.local:
         # Each look at a replica waits for an answer.
-        with ThreadPoolExecutor(_LOOKS) as pool:
-            problems = list(pool.map(damage, applied))
+        problems = lake.side_by_side(damage, applied, _LOOKS)
     else:
         problems = list(map(damage, applied))
     aside = [

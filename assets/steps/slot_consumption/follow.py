@@ -5,6 +5,7 @@ the position, and the slot confirmed after it. What arrives waits in spools (on 
 transaction of any size needs little memory. PostgreSQL documentation 54.4 and 54.5.
 """
 
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -39,7 +40,7 @@ from pgsieve.resources.postgres.source import PassingFaultError, SourceUnreachab
 from pgsieve.resources.postgres.stream import ReplicationStream, Started
 from pgsieve.resources.spool import FileSpool
 
-#: A slice ends with the first commit after so many bytes of messages, or so many seconds.
+#: A slice ends with the first commit after so many bytes of messages, or so many seconds after the slice before.
 SLICE_BYTES = 64 * 1024 * 1024
 SLICE_SECONDS = 1.0
 #: With nothing to append, the position is recorded and confirmed after so many seconds: until a server that shuts
@@ -236,6 +237,7 @@ class WaitingTransactions:
         self._spool = spool
         self._number = self._bytes = self._rows = self._complete = 0
         self._since = 0.0
+        self._dropped_at = -math.inf
         #: Where the last commit record ends; zero before there is one.
         self.end = 0
         #: Whether some of them truncate a table.
@@ -263,7 +265,7 @@ class WaitingTransactions:
     def is_due(self) -> bool:
         """Whether what is committed should be appended now."""
         return bool(self.end) and (
-            self._bytes >= SLICE_BYTES or time.monotonic() - self._since >= SLICE_SECONDS
+            self._bytes >= SLICE_BYTES or time.monotonic() - self._dropped_at >= SLICE_SECONDS
         )
 
     def complete(self) -> Iterator[pa.Array]:
@@ -277,6 +279,7 @@ class WaitingTransactions:
 
     def drop(self) -> None:
         """Forget them: they are durable. What follows the last Commit goes on waiting."""
+        self._dropped_at = time.monotonic()
         before, passed = self._number, 0
         incomplete = self._rows - self._complete
         complete, self._number = self._complete, self._number + 1

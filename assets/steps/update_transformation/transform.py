@@ -9,7 +9,6 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
@@ -212,8 +211,7 @@ def _transform_slice(
                 problem = in_transaction(problem, first_failing_transaction(subscription, lake, work, name))
             return failed(name, problem)
 
-    with ThreadPoolExecutor(PARALLEL_TABLES) as pool:
-        changes = list(pool.map(one, work.tables))
+    changes = lake.side_by_side(one, list(work.tables), PARALLEL_TABLES)
     if shared:
         kept.unpersist()
     if aside and lake.records.version(transformed := Transformed(lake, subscription.name).path) != base:

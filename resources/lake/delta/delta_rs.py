@@ -32,7 +32,7 @@ from pgsieve.resources.lake.delta.layout import file_bytes
 from pgsieve.resources.lake.delta.merge import Merge
 from pgsieve.resources.lake.delta.parquet_files import write_files
 from pgsieve.resources.lake.delta.records import APPLICATION, VERSIONED, Standing, commit_metadata, versioned
-from pgsieve.resources.lake.delta.tables import Tables
+from pgsieve.resources.lake.delta.tables import Tables, shared_tables
 from pgsieve.resources.lake.stores.store import Store, joined
 
 #: Several row groups a file, so that decoding one is shared among the cores.
@@ -50,7 +50,7 @@ class LocalRecords:
 
     def __init__(self, store: Store | None = None, tables: Tables | None = None) -> None:
         self.store = store or Store()
-        self._tables = tables or Tables(self.store)
+        self._tables = tables or shared_tables(self.store.options)
 
     def exists(self, path: str) -> bool:
         """Whether there is a Delta table."""
@@ -87,6 +87,10 @@ class LocalRecords:
         """Remove a folder with all tables in it; False where there is none."""
         self._tables.forget()
         return self.store.remove(folder)
+
+    def lend_tables(self) -> None:
+        """Leave the tables that this thread holds open to other threads: it works with none of them at the moment."""
+        self._tables.lend()
 
     def rows(self, path: str, where: str = "true") -> list[dict[str, Any]]:
         """The rows of a small table for which an SQL condition holds; none where there is no table."""
@@ -176,7 +180,7 @@ class LocalRecords:
         """
 
         def attempt(table: DeltaTable | None) -> None:
-            if _holds(path, table, position, overwrite=overwrite):
+            if _holds(path, self._standing(path, table).position, position, overwrite=overwrite):
                 return
             write_deltalake(
                 path if table is None else table,
@@ -238,7 +242,7 @@ class LocalRecords:
         actions += [RemoveAction(name, True, now, size, {}) for name, size in (removed or {}).items()]
 
         def attempt(table: DeltaTable | None) -> None:
-            if _holds(path, table, position, overwrite=overwrite):
+            if _holds(path, self._standing(path, table).position, position, overwrite=overwrite):
                 return
             if table is None:
                 table = DeltaTable.create(
@@ -272,7 +276,7 @@ class LocalRecords:
 
         def commit() -> None:
             table = self._opened(path)
-            standing = _standing(table)
+            standing = self._standing(path, table)
             # What is committed from here on makes this commit fail.
             if base not in {None, standing.version} or after not in {None, standing.position or 0}:
                 raise OverrunError(path)
@@ -402,11 +406,14 @@ class LocalRecords:
 
     def standing(self, path: str) -> Standing:
         """The newest version and the position of it, of one moment."""
-        if (table := self._opened(path)) is None:
+        return self._standing(path, self._opened(path))
+
+    def _standing(self, path: str, table: DeltaTable | None) -> Standing:
+        if table is None:
             return Standing()
         # delta-rs reads the whole log for it.
         (row,) = self._tables.remembered(
-            path, table, "position", lambda: [{"position": _standing(table).position}]
+            path, table, "position", lambda: [{"position": table.transaction_version(APPLICATION)}]
         )
         return Standing(table.version(), row["position"])
 
@@ -611,16 +618,11 @@ def _queried(table: DeltaTable, query: str) -> pa.Table:
         raise DeltaError(str(error)) from error
 
 
-def _standing(table: DeltaTable | None) -> Standing:
-    return Standing() if table is None else Standing(table.version(), table.transaction_version(APPLICATION))
-
-
-def _holds(path: str, table: DeltaTable | None, position: int | None, *, overwrite: bool) -> bool:
-    """Whether this version of a table has a position already; raises OverrunError where an overwrite would set it back.
+def _holds(path: str, recorded: int | None, position: int | None, *, overwrite: bool) -> bool:
+    """Whether a table has a position already; raises OverrunError where an overwrite would set it back.
 
     What is written is based on the same version, so that of two writers of a position the slower is refused.
     """
-    recorded = None if table is None or position is None else table.transaction_version(APPLICATION)
     if recorded is None or position is None:
         return False
     if overwrite and recorded > position:
