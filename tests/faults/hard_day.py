@@ -30,6 +30,7 @@ import pyarrow as pa
 import yaml
 from deltalake import DeltaTable, QueryBuilder
 
+from pgsieve.assets.steps.records.table_states import SyncState
 from pgsieve.resources.failpoints import Failpoint
 from pgsieve.resources.lake.paths import escape
 from pgsieve.resources.postgres.embedded import EmbeddedServer
@@ -60,6 +61,8 @@ COMMANDS = {
 }
 #: How a process may end by itself: done, refused with the way out.
 _ALLOWED = (0, 2)
+#: What a check says of a table that has no replica to compare at the moment.
+_WAITING = "|".join(s.meaning for s in SyncState if s not in {SyncState.READY, SyncState.SET_ASIDE})
 _LANES = 4
 _PATIENCE = 600
 _MOST_FINDINGS = 8
@@ -292,11 +295,7 @@ class Day:
         A subscriber needs a REFRESH for the latter: it is set aside.
         """
         said = _read(log)
-        waiting = len(
-            re.findall(
-                r"problem: .* is to be copied|: differing keys (?:to be copied|not replicated any more)", said
-            )
-        )
+        waiting = len(re.findall(rf"problem: .* is to be copied|: differing keys (?:{_WAITING})", said))
         if waiting and waiting == len(re.findall(r"problem: |\d +differs ", said)):
             return True
         aside = set(re.findall(r"public\.(\S+) is set aside", said))
