@@ -183,7 +183,7 @@ def lineage(page: Page, demo: Demo) -> None:
 
 def replica(page: Page, demo: Demo) -> None:
     """A replica's page, with what each run changed as plots."""
-    page.set_viewport_size({"width": 1400, "height": 980})
+    page.set_viewport_size({"width": 1400, "height": 1050})
     with quiet(demo):
         page.goto(f"{demo.address}/assets/sales/shop/orders")
         page.get_by_text("Plots", exact=True).click()
@@ -194,7 +194,7 @@ def replica(page: Page, demo: Demo) -> None:
 
 def failed_check(page: Page, demo: Demo) -> None:
     """A row is taken out of the replica behind pgsieve's back; the check finds it."""
-    page.set_viewport_size({"width": 1400, "height": 800})
+    page.set_viewport_size({"width": 1400, "height": 670})
     orders = DeltaTable(str(demo.folder / "lake/sales/shop/orders"))
     # The newest: the demo's writer deletes the oldest.
     last = max(orders.to_pyarrow_table(columns=["id"])["id"].to_pylist())
