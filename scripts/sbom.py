@@ -15,8 +15,8 @@ from typing import Any
 
 from pgsieve.resources.lake.jars import all_packages, kept_jars
 
-#: Ivy's names: group, artifact, version.
-_JAR = re.compile(r"(?P<group>[^_]+)_(?P<name>.+)-(?P<version>\d[^-]*)\.jar")
+#: Ivy's names: group, artifact, version, which may have a part of its own: 1.5.7-3, 33.0-jre.
+_JAR = re.compile(r"(?P<group>[^_]+)_(?P<name>.+?)-(?P<version>\d[^-]*(?:-(?:\d+|jre|android))?)\.jar")
 
 
 def jar(file: Path) -> dict[str, Any]:
@@ -42,6 +42,9 @@ def document(cyclonedx: str, python: str, pyproject: str) -> dict[str, Any]:
     command = [cyclonedx, "environment", python, "--pyproject", pyproject, "--output-reproducible"]
     made = subprocess.run([*command, "--spec-version", "1.6"], capture_output=True, text=True, check=True)
     sbom: dict[str, Any] = json.loads(made.stdout)
+    told = [python, "-c", "from importlib.metadata import version; print(version('pgsieve'))"]
+    version = subprocess.run(told, capture_output=True, text=True, check=True).stdout.strip()
+    sbom["metadata"]["component"]["version"] = version
     files = {Path(name) for packages in all_packages() for name in kept_jars(packages.name) or []}
     sbom["components"] += sorted((jar(file) for file in files), key=lambda each: str(each["bom-ref"]))
     return sbom
