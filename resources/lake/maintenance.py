@@ -24,7 +24,7 @@ from pgsieve.resources.lake.lake import METADATA, Lake
 from pgsieve.resources.lake.way import Way
 
 #: Larger tables are clustered by Spark.
-CLUSTERED_HERE_BYTES = 256 * 1024 * 1024
+CLUSTERED_HERE_BYTES = 128 * 1024 * 1024
 #: `last_slice_before`, of a table and a moment.
 _LAST_SLICE = (
     "select coalesce(max(slice), 0) as slice from {0} where commit_time < {1} and slice <"

@@ -98,7 +98,8 @@ class Shop:
         """Run a command; its exit code and what it printed."""
         before = len(self.log)
         process = self.start(*arguments)
-        process.join(300)
+        # Spark asks a slow store hundreds of times for each table, on a machine that others may use, too.
+        process.join(600)
         assert process.exitcode is not None
         return process.exitcode, self.log[before:]
 

@@ -57,3 +57,27 @@ def test_a_table_with_deletion_vectors_keeps_those_that_a_version_needs(tmp_path
     assert list(tmp_path.rglob("deletion_vector_*.bin"))
     assert spark.read.format("delta").option("versionAsOf", marked).load(path).count() == 90
     assert spark.read.format("delta").load(path).count() == 90
+
+
+def test_a_table_with_timestamps_asks_no_more_of_its_readers(tmp_path: Path) -> None:
+    def no_session() -> None:
+        raise AssertionError("no session is needed here")
+
+    lake, path = Lake(str(tmp_path), no_session), str(tmp_path / "t")
+    LocalRecords().write(path, pa.table({"at": pa.array([0, 1], pa.timestamp("us"))}), 10)
+    maintenance(lake, path).vacuum(24)
+    assert DeltaTable(path).protocol().reader_features == ["timestampNtz"]
+
+
+def test_rows_are_clustered_into_files_that_do_not_overlap(tmp_path: Path) -> None:
+    lake, path = Lake(str(tmp_path), lambda: engine().session), str(tmp_path / "t")
+    rows = [f"{number * 7919 % 4000:04d}{number:028d}" for number in range(4000)]
+    LocalRecords().write(path, pa.table({"t": rows}), 10, properties={"delta.targetFileSize": "8192"})
+    files = maintenance(lake, path).files()
+    assert sum(size for _, size in files) == lake.records.size(path)
+    maintenance(lake, path).compact(["t"])
+    bounds = pa.table(DeltaTable(path).get_add_actions(flatten=True)).sort_by("min.t")
+    least, greatest = bounds["min.t"].to_pylist(), bounds["max.t"].to_pylist()
+    assert len(least) > 1
+    assert all(high < low for high, low in zip(greatest, least[1:], strict=False))
+    assert lake.records.position(path) == 10
