@@ -26,9 +26,7 @@ def resync(
     declared = project(config)
     subscription, lake = declared.subscriptions[selected.name], declared.lake.open()
     feed, names = subscription.feed, [_name(text) for text in tables]
-    record = SubscriptionRecord(lake, subscription.name)
-    record.refuse_disabled()
-    record.refuse_other_folders()
+    SubscriptionRecord(lake, subscription.name).refuse_disabled()
     feed.source.check_ready()
     lake.check_writable()
     lost = None if names else replace_lost_slot(feed, lake)

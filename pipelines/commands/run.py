@@ -97,9 +97,7 @@ def enabled_ones(
 
 def _state(lake: Lake, subscription: Subscription) -> SubscriptionState:
     """The state of a subscription; raises FoldersChangedError where its replicas are elsewhere than pgsieve.yaml says."""
-    record = SubscriptionRecord(lake, subscription.name)
-    record.refuse_other_folders()
-    return record.state()
+    return SubscriptionRecord(lake, subscription.name).refuse_other_folders()
 
 
 def run_feed(feed: Feed, reading: Sequence["Materializer"], failures: Failures) -> None:

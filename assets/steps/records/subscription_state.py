@@ -121,11 +121,12 @@ class SubscriptionRecord:
             self.refuse_other_folders()
             self.set(replace(state, folders=folders))
 
-    def refuse_other_folders(self) -> None:
-        """Raise FoldersChangedError where there are replicas, in folders of another template than the lake is opened with."""
-        recorded, folders = self.state().folders or FOLDERS, self.lake.folders_of(self.subscription)
+    def refuse_other_folders(self) -> SubscriptionState:
+        """The state; raises FoldersChangedError where the replicas are in folders of another template than the lake is opened with."""
+        state = self.state()
+        recorded, folders = state.folders or FOLDERS, self.lake.folders_of(self.subscription)
         if recorded == folders or not TableStates(self.lake, self.subscription).may_have_replicas():
-            return
+            return state
         raise FoldersChangedError(
             f'subscription "{self.subscription}": its replicas are in folders named "{recorded}", and pgsieve.yaml says'
             f' "{folders}"',
@@ -136,8 +137,11 @@ class SubscriptionRecord:
         )
 
     def refuse_disabled(self) -> SubscriptionState:
-        """The state of an enabled subscription; raises SubscriptionDisabledError for one that is disabled."""
-        state = self.state()
+        """The state of an enabled subscription; raises SubscriptionDisabledError for one that is disabled.
+
+        And what `refuse_other_folders` raises.
+        """
+        state = self.refuse_other_folders()
         if not state.enabled:
             raise disabled_error(self.subscription, state)
         return state

@@ -87,9 +87,7 @@ def transform(subscription: Subscription, lake: Lake, log: Log) -> list[TableCha
 
 def _transform(subscription: Subscription, lake: Lake, log: Log, results: list[TableChanges]) -> None:
     """Transform what is there, and add it to the results."""
-    record = SubscriptionRecord(lake, subscription.name)
-    record.refuse_other_folders()
-    skip = record.refuse_disabled().skip_lsn
+    skip = SubscriptionRecord(lake, subscription.name).refuse_disabled().skip_lsn
     # Before any state: who changes one has a version of its own here, so that this plan does not outlive it.
     standing = lake.records.standing(Transformed(lake, subscription.name).path)
     begin, base = standing.position or 0, standing.version

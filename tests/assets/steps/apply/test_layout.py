@@ -65,7 +65,7 @@ class Pgsieve:
         self._file.write_text(yaml.safe_dump(written))
         before = len(self._printed)
         process = start_pgsieve(command, self._file, self._log)
-        process.join(300)
+        process.join(600)
         assert process.exitcode == ends, self._printed[before:]
         return self._printed[before:]
 

@@ -1,0 +1,35 @@
+"""The lake says of which template the folders of replicas are; another one is refused as long as there may be replicas."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pgsieve.assets.steps.records.subscription_state import FoldersChangedError, SubscriptionRecord
+from pgsieve.assets.steps.records.table_states import SyncState, TableState, TableStates
+from pgsieve.resources.lake.lake import Lake
+
+
+def no_session() -> None:
+    raise AssertionError("no session is needed here")
+
+
+def test_another_template_is_refused_as_long_as_there_may_be_replicas(tmp_path: Path) -> None:
+    def lake(**folders: str) -> Lake:
+        return Lake(str(tmp_path), no_session, folders=folders)
+
+    first = SubscriptionRecord(lake(sales="{table}"), "sales")
+    # What waits for its first copy has no replica.
+    states = TableStates(first.lake, "sales")
+    states.append([TableState("public", "t", SyncState.INITIALIZE)])
+    assert first.refuse_disabled().enabled
+    first.keep_folders()
+    states.append([TableState("public", "t", SyncState.DATA_SYNC, 1)])
+    assert lake().replica("sales", "public", "t") == f"{tmp_path}/sales/t"
+    with pytest.raises(FoldersChangedError, match="its replicas are in folders named"):
+        SubscriptionRecord(lake(sales="{schema}/{table}"), "sales").refuse_disabled()
+    assert first.refuse_disabled().folders == "{table}"
+    states.append([TableState("public", "t", SyncState.REMOVED)])
+    SubscriptionRecord(lake(sales="{schema}/{table}"), "sales").keep_folders()
+    assert lake().replica("sales", "public", "t") == f"{tmp_path}/sales/public/t"
