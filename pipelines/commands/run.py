@@ -41,6 +41,7 @@ from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.pipelines.commands.dagster_runs import keep_one_idle, tagged
+from pgsieve.pipelines.commands.event_log import connections_kept
 from pgsieve.pipelines.commands.failures import Failures
 from pgsieve.pipelines.commands.results import (
     AppliedTable,
@@ -157,6 +158,7 @@ def _opened(home: Path) -> Iterator[dg.DagsterInstance]:
             dagster.get_runs_count()
             dagster.has_asset_key(dg.AssetKey("any"))
             dagster.all_instigator_state()
+        stack.enter_context(connections_kept(dagster.event_log_storage))
         yield dagster
 
 

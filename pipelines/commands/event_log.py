@@ -1,0 +1,76 @@
+"""Dagster's event log in SQLite, with connections that stay open.
+
+In: an event log storage as Dagster makes it by its configuration. Out: the same, in the same files. Dagster makes an engine and a
+connection for each statement, and the last one that closes a database checkpoints its log: that is most of what an event
+costs. A run with changes in 200 tables has some thousand events. Raises what Dagster's storage does.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from dagster._core.storage.event_log import EventLogStorage, SqliteEventLogStorage
+from sqlalchemy import Connection, Engine, create_engine
+from sqlalchemy.pool import QueuePool
+
+#: A run's own database, that of all runs, and that of events without a run; a continuous command makes many runs.
+_KEPT = 3
+#: So long a statement waits for another process, as with Dagster.
+_BUSY_SECONDS = 30
+
+
+class KeptEventLog(SqliteEventLogStorage):
+    """The storage whose connections stay open; made of one of Dagster's by `connections_kept`."""
+
+    _engines: OrderedDict[str, Engine]
+
+    @contextmanager
+    def _connect(self, shard: str) -> Iterator[Connection]:
+        with self._db_lock:  # So one connection a database is enough.
+            engine = self._engine(shard)
+            if shard not in self._initialized_dbs:
+                self._initdb(engine)
+                self._initialized_dbs.add(shard)
+            with engine.connect() as connection, connection.begin():
+                yield connection
+
+    def _engine(self, shard: str) -> Engine:
+        engine = self._engines.pop(shard, None)
+        if engine is not None and not Path(self.path_for_shard(shard)).exists():
+            engine.dispose()  # Somebody has removed the file.
+            engine = None
+        if engine is None:
+            engine = create_engine(
+                self.conn_string_for_shard(shard),
+                poolclass=QueuePool,
+                pool_size=1,
+                connect_args={"timeout": _BUSY_SECONDS},
+            )
+        self._engines[shard] = engine
+        while len(self._engines) > _KEPT:
+            self._engines.popitem(last=False)[1].dispose()
+        return engine
+
+    def close(self) -> None:
+        """Close the connections."""
+        while self._engines:
+            self._engines.popitem()[1].dispose()
+
+
+@contextmanager
+def connections_kept(storage: EventLogStorage) -> Iterator[None]:
+    """Let Dagster's own storage in SQLite keep its connections open in the block; others do so themselves."""
+    if type(storage) is not SqliteEventLogStorage:
+        yield
+        return
+    # Dagster makes its storages itself, and hands them to others: this one has to stay the same object.
+    kept: EventLogStorage = storage
+    storage.__class__ = KeptEventLog
+    assert isinstance(kept, KeptEventLog)
+    kept._engines = OrderedDict()  # noqa: SLF001 - see above
+    try:
+        yield
+    finally:
+        kept.close()
+        storage.__class__ = SqliteEventLogStorage
