@@ -6,6 +6,7 @@ import itertools
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -196,7 +197,9 @@ def _meanwhile(
             calls.append(name)
             is_first = len(calls) == 1
         if is_first:
-            work()
+            # Each thread has open tables of its own, as each process has.
+            with ThreadPoolExecutor(1) as other:
+                other.submit(work).result()
         return real(*args, **options)
 
     monkeypatch.setattr(owner, name, interrupted)
