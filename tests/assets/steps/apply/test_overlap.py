@@ -6,7 +6,6 @@ import itertools
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +31,8 @@ from pgsieve.assets.steps.update_transformation.transform import transform
 from pgsieve.resources.lake import lake as delta
 from pgsieve.resources.lake.delta import delta_rs
 from pgsieve.resources.lake.delta.errors import OverrunError
+from pgsieve.resources.lake.delta.named_records import NamedRecords
+from pgsieve.resources.lake.delta.tables import Tables
 from pgsieve.resources.lake.lake import SMALL_BYTES_DEFAULT, Lake
 from pgsieve.resources.lake.session import SESSION_SETTINGS
 from pgsieve.resources.postgres.embedded import EmbeddedServer
@@ -147,7 +148,12 @@ def _process(folder: Path, conninfo: str, name: str, writer: str, *, filtered: b
     uri = folder.as_uri() if writer == "spark" else str(folder)
     feed = Feed(name, Source("shop", conninfo), name, name, filtered, {"sub": ("p",)})
     small = SMALL_BYTES_DEFAULT if writer == "process" else -1
-    return Process(Subscription("sub", feed), Lake(uri, lambda: session, small))
+    lake = Lake(uri, lambda: session, small)
+    if lake.local:
+        # A process has open tables of its own.
+        lake.local = delta_rs.LocalRecords(lake.store, Tables(lake.store))
+        lake.records = NamedRecords(lake.local, lake.refusing)
+    return Process(Subscription("sub", feed), lake)
 
 
 @pytest.fixture(
@@ -197,9 +203,7 @@ def _meanwhile(
             calls.append(name)
             is_first = len(calls) == 1
         if is_first:
-            # Each thread has open tables of its own, as each process has.
-            with ThreadPoolExecutor(1) as other:
-                other.submit(work).result()
+            work()
         return real(*args, **options)
 
     monkeypatch.setattr(owner, name, interrupted)
