@@ -26,11 +26,7 @@ from pgsieve.assets.steps.initial_sync.one_table import Copied
 from pgsieve.assets.steps.operations.registration import Registration
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.cuts import Cuts
-from pgsieve.assets.steps.records.subscription_state import (
-    SubscriptionRecord,
-    SubscriptionState,
-    disabled_error,
-)
+from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord, disabled_error
 from pgsieve.assets.steps.records.table_states import SyncState, TableStates
 from pgsieve.assets.steps.records.transformed import TableChanges
 from pgsieve.assets.steps.subscription import Feed, Subscription
@@ -88,17 +84,14 @@ def enabled_ones(
 ) -> list[Subscription]:
     """Those of the subscriptions that are enabled; raises SubscriptionDisabledError where they are all disabled."""
     lake = declared.lake.open()
-    states = failures.each(subscriptions, lambda s: (s, _state(lake, s)))
+    states = failures.each(
+        subscriptions, lambda s: (s, SubscriptionRecord(lake, s.name).refuse_other_folders())
+    )
     enabled = [subscription for subscription, state in states if state.enabled]
     if not enabled and len(states) == len(subscriptions):
         subscription, state = states[0]
         raise disabled_error(subscription.name, state)
     return enabled
-
-
-def _state(lake: Lake, subscription: Subscription) -> SubscriptionState:
-    """The state of a subscription; raises FoldersChangedError where its replicas are elsewhere than pgsieve.yaml says."""
-    return SubscriptionRecord(lake, subscription.name).refuse_other_folders()
 
 
 def run_feed(feed: Feed, reading: Sequence["Materializer"], failures: Failures) -> None:

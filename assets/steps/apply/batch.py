@@ -210,16 +210,13 @@ class _LeftToSparkError(Exception):
 
 
 def _apply_table(subscription: Subscription, lake: Lake, plan: Plan, end: int, *, by_spark: bool) -> Applied:
-    pending, definition = plan.pending, plan.state.definition
-    assert definition is not None
-    path = lake.replica(subscription.name, *pending.name)
-    log = lake.changes(subscription.name, *pending.name, definition.history.generation)
+    search = _conflict_search(subscription, lake, plan)
+    path, log, definition, pending = search.path, search.log, search.definition, plan.pending
     few = few_changes(lake, path, log, definition, pending)
     if few is None and not by_spark:
         raise _LeftToSparkError(plan)
-    search = None if plan.examined else _conflict_search(subscription, lake, plan)
     if few is not None:
-        if search:
+        if not plan.examined:
             search.refuse(few)
         with lake.refusing(path):
             applied = FewChangesWriter(lake, path, definition, pending, end).apply(few)
@@ -233,7 +230,7 @@ def _apply_table(subscription: Subscription, lake: Lake, plan: Plan, end: int, *
     if pending.truncated_at:
         rows = after_truncate(rows, *pending.truncated_at)
     size = lake.records.size(path) + pending.size
-    writer = ReplicaWriter(lake, path, definition, pending, end, size, search)
+    writer = ReplicaWriter(lake, path, definition, pending, end, size, None if plan.examined else search)
     with lake.refusing(path):
         applied = writer.keyed(rows) if definition.key else writer.keyless(rows)
         reach(Failpoint.REPLICA_COMMITTED)

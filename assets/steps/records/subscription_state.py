@@ -116,9 +116,8 @@ class SubscriptionRecord:
 
     def keep_folders(self) -> None:
         """Record of which template the folders of the replicas are; raises FoldersChangedError where those are of another."""
-        state, folders = self.state(), self.lake.folders_of(self.subscription)
+        state, folders = self.refuse_other_folders(), self.lake.folders_of(self.subscription)
         if (state.folders or FOLDERS) != folders:
-            self.refuse_other_folders()
             self.set(replace(state, folders=folders))
 
     def refuse_other_folders(self) -> SubscriptionState:
