@@ -22,6 +22,8 @@ from tests.faults.killable import start_pgsieve
 from tests.fixtures.s3_server import S3Server
 from tests.fixtures.servers import drop_slots
 
+pytestmark = pytest.mark.slow
+
 FEED = {"delta.enableChangeDataFeed": "true"}
 
 
@@ -106,7 +108,7 @@ class Pgsieve:
         return Counter(map(tuple, json.loads(done.stdout.rpartition("rows ")[2])))
 
 
-@pytest.fixture(params=["folder", pytest.param("s3", marks=[pytest.mark.slow, pytest.mark.long])])
+@pytest.fixture(params=["folder", pytest.param("s3", marks=pytest.mark.long)])
 def pgsieve(
     request: pytest.FixtureRequest,
     tmp_path: Path,

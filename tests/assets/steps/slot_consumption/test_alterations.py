@@ -118,7 +118,10 @@ class Published:
     def consume(self) -> None:
         """Bring the captured feed up to now."""
         if self.streams:
-            consume_stream(self.captured, self.lake, current_lsn(self.run.connection))
+            with pytest.MonkeyPatch.context() as patch:
+                # One slice, as a drain makes: of several, those in which nothing was altered would not be kept.
+                patch.setattr(follow.WaitingTransactions, "is_due", lambda _: False)
+                consume_stream(self.captured, self.lake, current_lsn(self.run.connection))
         else:
             drain(self.captured, self.lake, (), print)
 
