@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from pgsieve.pipelines.command_line import console
+from pgsieve.pipelines.command_line import console, reports
 from pgsieve.pipelines.command_line.app import (
     FOUND,
     REFUSED,
@@ -47,7 +47,7 @@ def status(
     elif as_json:
         console.print_json(report)
     else:
-        console.print_status(report)
+        reports.print_status(report)
     if any(s.problem for s in report.slots) or any(s.problem for s in report.subscriptions):
         raise typer.Exit(REFUSED)
 
@@ -75,7 +75,7 @@ def check(
     if as_json:
         console.print_json(report)
     elif report.tables or not report.failures:
-        console.print_check(report)
+        reports.print_check(report)
     console.print_failures(report.failures, verbose=is_verbose(ctx))
     end(report.failures, found=not report.equal)
 
@@ -98,7 +98,7 @@ def validate(
     if as_json:
         console.print_json(report)
     else:
-        console.print_validation(report)
+        reports.print_validation(report)
     if report.problems:
         raise typer.Exit(FOUND)
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from pgsieve.decoding.errors import PgsieveError
-from pgsieve.pipelines.command_line import console
+from pgsieve.pipelines.command_line import console, reports
 from pgsieve.pipelines.command_line.app import (
     FOUND,
     AsJson,
@@ -66,17 +66,17 @@ def demo(
         from pgsieve.pipelines.demo.live_demo import live_demo
 
         with console.progress() as progress:
-            live_demo(keep, host, port, progress, console.print_live_demo, console.print_run)
+            live_demo(keep, host, port, progress, reports.print_live_demo, reports.print_run)
         return
     from pgsieve.pipelines.demo.demo import demo as run_demo
 
     with console.progress() as progress:
-        shown = ignore if as_json else console.print_demo_step
+        shown = ignore if as_json else reports.print_demo_step
         report = run_demo(keep, progress, shown, on_s3=lake == _DemoLake.S3)
     if as_json:
         console.print_json(report)
     else:
-        console.print_demo(report)
+        reports.print_demo(report)
     if not report.equal:
         raise typer.Exit(FOUND)
 
@@ -148,6 +148,6 @@ def init(
     if as_json:
         console.print_json(report)
     else:
-        console.print_init(report)
+        reports.print_init(report)
     if report.validation.problems:
         raise typer.Exit(FOUND)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import typer
 
 from pgsieve.decoding.errors import PgsieveError
-from pgsieve.pipelines.command_line import console
+from pgsieve.pipelines.command_line import reports
 from pgsieve.pipelines.commands.init import (
     Choice,
     Connection,
@@ -97,7 +97,7 @@ def _asked_for(found: Survey) -> tuple[list[str], list[str]]:
                 hint="name tables with --table, or create a publication",
             )
         return published, []
-    console.print_survey(found.publications, found.tables)
+    reports.print_survey(found.publications, found.tables)
     if published:
         return _split(_answer("publications, separated by commas", ", ".join(published))), []
     if not everything:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from pgsieve.pipelines.command_line import console
+from pgsieve.pipelines.command_line import console, reports
 from pgsieve.pipelines.command_line.app import (
     FOUND,
     REFUSED,
@@ -43,7 +43,7 @@ def maintain(
     if as_json:
         console.print_json(done)
     else:
-        console.print_maintenance(done)
+        reports.print_maintenance(done)
 
 
 @command("Example: pgsieve ui --port 3000", panel=_PANEL)
@@ -108,7 +108,7 @@ def jars(
     if as_json:
         console.print_json(report)
     else:
-        console.print_jars(report)
+        reports.print_jars(report)
 
 
 engine = typer.Typer(
@@ -133,7 +133,7 @@ def start_engine(ctx: typer.Context, config: ConfigFile = None, as_json: AsJson 
     if as_json:
         console.print_json(report)
     else:
-        console.print_engine(report)
+        reports.print_engine(report)
 
 
 @command("Example: pgsieve engine status --json", "status", engine)
@@ -150,7 +150,7 @@ def print_engine_status(
     if as_json:
         console.print_json(report)
     else:
-        console.print_engine(report)
+        reports.print_engine(report)
     if not report.serving:
         raise typer.Exit(FOUND)
 
@@ -161,4 +161,4 @@ def stop_engine(ctx: typer.Context, config: ConfigFile = None) -> None:
     settings = load(ctx, config)
     from pgsieve.pipelines.commands.engine import stop
 
-    console.print_engine_stopped(stop(settings))
+    reports.print_engine_stopped(stop(settings))

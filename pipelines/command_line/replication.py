@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from pgsieve.decoding.errors import PgsieveError
-from pgsieve.pipelines.command_line import console
+from pgsieve.pipelines.command_line import console, reports
 from pgsieve.pipelines.command_line.app import (
     FOUND,
     REFUSED,
@@ -82,7 +82,7 @@ def run(
                     progress,
                     console.print_json_line
                     if as_json
-                    else partial(console.print_run, verbose=is_verbose(ctx)),
+                    else partial(reports.print_run, verbose=is_verbose(ctx)),
                     metrics_at=None if metrics_port is None else (metrics_host, metrics_port),
                     stall_limit=stall_limit or None,
                 )
@@ -107,7 +107,7 @@ def run(
         console.print_json(summary)
         console.print_failures(summary.failures, verbose=is_verbose(ctx))
     else:
-        console.print_run(summary, verbose=is_verbose(ctx))
+        reports.print_run(summary, verbose=is_verbose(ctx))
     end(summary.failures, found=summary.problems)
 
 
@@ -136,7 +136,7 @@ def resync(
     if as_json:
         console.print_json(report)
     else:
-        console.print_resync(report)
+        reports.print_resync(report)
     if report.run and report.run.problems:
         raise typer.Exit(FOUND)
 
@@ -159,7 +159,7 @@ def skip(
     (selected,) = settings.selected([subscription])
     from pgsieve.pipelines.commands.skip import skip as choose
 
-    console.print_skip(subscription, choose(settings, selected, lsn))
+    reports.print_skip(subscription, choose(settings, selected, lsn))
 
 
 @command("Example: pgsieve enable sales", panel=_PANEL)
@@ -169,7 +169,7 @@ def enable(ctx: typer.Context, subscription: Subscription, config: ConfigFile = 
     (selected,) = settings.selected([subscription])
     from pgsieve.pipelines.commands.skip import enable as enable_again
 
-    console.print_enabled(subscription, enable_again(settings, selected))
+    reports.print_enabled(subscription, enable_again(settings, selected))
 
 
 @command("Example: pgsieve drop sales --delete-tables", panel=_PANEL)
@@ -196,4 +196,4 @@ def drop(
     if as_json:
         console.print_json(report)
     else:
-        console.print_drop(report)
+        reports.print_drop(report)
