@@ -66,6 +66,14 @@ class Layout:
         files = tuple(sorted((part.oid, part.file) for part in parts))
         return cls(table.oid, columns, table.columns_ever, files)
 
+    def is_rewritten(self, after: Catalog) -> bool:
+        """Whether the files are others in a later state of the catalog.
+
+        After TRUNCATE, and after an ALTER TABLE that writes rows anew, an older snapshot finds no row (section 13.6).
+        """
+        table = after.tables.get(self.oid)
+        return table is None or Layout.of(table, after).files != self.files
+
     def numbered(self, number: int) -> LayoutColumn | None:
         """The column of a number."""
         return next((c for c in self.columns if c.number == number), None)

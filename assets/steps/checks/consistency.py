@@ -6,7 +6,7 @@ differing rows are told, other values are not.
 """
 
 import secrets
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +26,7 @@ from pgsieve.assets.steps.update_transformation.transform import transform
 from pgsieve.decoding.checksums.record_send import SentColumn
 from pgsieve.decoding.checksums.segments import RowHash
 from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable
+from pgsieve.decoding.publications.evolution import Layout
 from pgsieve.resources.lake.delta.errors import LakeError, OverrunError
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.sessions import Conninfo
@@ -52,28 +53,11 @@ class TableConsistency:
         return self.problem is None and self.differing == 0
 
 
-def check_consistency(
-    subscription: Subscription, lake: Lake, log: Log, only: Collection[Name] | None = None
-) -> list[TableConsistency]:
-    """Compare replica tables (all, or `only` some) with the publisher at one LSN."""
-    results = []
-    with at_one_lsn(subscription, lake, log) as moment:
-        for name, table in moment.tables.items():
-            if only is not None and name not in only:
-                continue
-            if problem := moment.problem(name):
-                results.append(TableConsistency(*name, moment.snapshot.lsn, problem=problem))
-                continue
-            log(f"comparing {table.table.qualified} of {subscription.name}")
-            try:
-                with moment.refusing(name, "compare"):
-                    difference = moment.sides(name).difference()
-            except LakeError as error:
-                problem = copy_again(subscription.name, name, reason(lake, error))
-                results.append(TableConsistency(*name, moment.snapshot.lsn, problem=problem))
-                continue
-            results.append(_result(table, moment.snapshot.lsn, difference))
-    return results
+#: How often tables are compared that are rewritten meanwhile.
+ATTEMPTS = 3
+REWRITTEN = "it was rewritten, by TRUNCATE or ALTER TABLE, while its rows were read; check it again"
+
+Names = Collection[Name] | None
 
 
 @dataclass(frozen=True)
@@ -104,6 +88,13 @@ class Moment:
         ):
             return "its columns changed on the publisher; run again to copy it"
         return None
+
+    def rewritten(self, names: Collection[Name]) -> list[Name]:
+        """Those of some tables whose files are others by now: the snapshot may have found no row in them."""
+        if not names:
+            return []
+        after = read_catalog(self.connection)
+        return [n for n in names if Layout.of(self.tables[n].table, self.catalog).is_rewritten(after)]
 
     @contextmanager
     def refusing(self, name: Name, doing: str) -> Iterator[None]:
@@ -170,6 +161,50 @@ def at_one_lsn(subscription: Subscription, lake: Lake, log: Log) -> Iterator[Mom
             snapshot,
             seed if hashes_alike(connection, seed) else None,
         )
+
+
+def check_consistency(
+    subscription: Subscription, lake: Lake, log: Log, only: Names = None
+) -> list[TableConsistency]:
+    """Compare replica tables (all, or `only` some) with the publisher at one LSN.
+
+    A table that is rewritten while it is compared is compared again, at a later LSN.
+    """
+    results: dict[Name, TableConsistency] = {}
+
+    def compare(names: Names) -> list[Name]:
+        with at_one_lsn(subscription, lake, log) as moment:
+            chosen = [name for name in moment.tables if names is None or name in names]
+            compared = {name: _compared(moment, name, log) for name in chosen}
+            rewritten = moment.rewritten([name for name in chosen if compared[name].differing])
+        results.update(compared)
+        results.update({n: TableConsistency(*n, moment.snapshot.lsn, problem=REWRITTEN) for n in rewritten})
+        return rewritten
+
+    while_rewritten(compare, only)
+    return list(results.values())
+
+
+def while_rewritten(step: Callable[[Names], Collection[Name]], names: Names) -> None:
+    """Do a step for some tables, and again for those that it returns, as they were rewritten while it read them."""
+    for _ in range(ATTEMPTS):
+        names = step(names)
+        if not names:
+            return
+
+
+def _compared(moment: Moment, name: Name, log: Log) -> TableConsistency:
+    lsn, subscription = moment.snapshot.lsn, moment.subscription.name
+    if problem := moment.problem(name):
+        return TableConsistency(*name, lsn, problem=problem)
+    replicated = moment.tables[name]
+    log(f"comparing {replicated.table.qualified} of {subscription}")
+    try:
+        with moment.refusing(name, "compare"):
+            return _result(replicated, lsn, moment.sides(name).difference())
+    except LakeError as error:
+        problem = copy_again(subscription, name, reason(moment.lake, error))
+        return TableConsistency(*name, lsn, problem=problem)
 
 
 def _result(replicated: ReplicatedTable, lsn: int, difference: Difference) -> TableConsistency:

@@ -9,13 +9,14 @@ that is applied before or after is left out. The newest cut gets the new version
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from pgsieve.assets.steps.apply.merging import keyless_merge, merge_by_spark
 from pgsieve.assets.steps.apply.replica_tables import renew_cut
 from pgsieve.assets.steps.checkpoint import checkpointed
 from pgsieve.assets.steps.checks.comparison import Sides
-from pgsieve.assets.steps.checks.consistency import at_one_lsn
+from pgsieve.assets.steps.checks.consistency import REWRITTEN, Moment, Names, at_one_lsn, while_rewritten
 from pgsieve.assets.steps.checks.difference import differing_row_counts
 from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.observed import aggregated
@@ -28,7 +29,7 @@ from pgsieve.resources.lake.lake import Lake
 class Repaired:
     """What was done to one replica: rows written and rows taken out, and its Delta version.
 
-    `problem` says why the table has to be copied again instead.
+    The version is None where the replica is beyond the LSN. `problem` says why nothing was done.
     """
 
     schema: str
@@ -36,44 +37,64 @@ class Repaired:
     lsn: int
     inserted: int = 0
     deleted: int = 0
-    version: int = 0
+    version: int | None = None
     problem: str | None = None
 
 
 def repair(subscription: Subscription, lake: Lake, names: Collection[Name], log: Log) -> list[Repaired]:
-    """Make the named replicas equal to the publisher's tables at one LSN; unknown names are problems, too."""
-    results, versions = [], dict[Name, int]()
-    with at_one_lsn(subscription, lake, log) as moment:
-        for name in names:
-            lsn = moment.snapshot.lsn
-            if problem := moment.problem(name):
-                results.append(Repaired(*name, lsn, problem=problem))
-                continue
-            if not moment.tables[name].columns:
-                results.append(Repaired(*name, lsn, problem="it has no columns by which rows differ"))
-                continue
-            log(f"repairing {moment.tables[name].table.qualified} of {subscription.name}")
-            with moment.refusing(name, "repair"):
-                sides = moment.sides(name)
-                inserted, deleted = _repair(sides, lsn)
-                standing = lake.records.standing(sides.path)
-            results.append(Repaired(*name, lsn, inserted, deleted, standing.version))
-            if (standing.position or 0) <= lsn:
-                versions[name] = standing.version
-        renew_cut(lake, subscription, versions)
-    return results
+    """Make the named replicas equal to the publisher's tables at one LSN; unknown names are problems, too.
+
+    A table that is rewritten while it is read is repaired at a later LSN.
+    """
+    results: dict[Name, Repaired] = {}
+
+    def mend(names: Names) -> list[Name]:
+        with at_one_lsn(subscription, lake, log) as moment:
+            done = {name: _repaired(moment, name, log) for name in names or ()}
+            versions = {
+                name: repaired.version for name, repaired in done.items() if repaired.version is not None
+            }
+            renew_cut(lake, subscription, versions)
+        results.update(done)
+        return [name for name, repaired in done.items() if repaired.problem == REWRITTEN]
+
+    while_rewritten(mend, names)
+    return list(results.values())
 
 
-def _repair(sides: Sides, lsn: int) -> tuple[int, int]:
-    """Bring a replica's rows in order in one commit; how many come and go."""
+def _repaired(moment: Moment, name: Name, log: Log) -> Repaired:
+    lsn, lake = moment.snapshot.lsn, moment.lake
+    if problem := moment.problem(name):
+        return Repaired(*name, lsn, problem=problem)
+    table = moment.tables[name]
+    if not table.columns:
+        return Repaired(*name, lsn, problem="it has no columns by which rows differ")
+    log(f"repairing {table.table.qualified} of {moment.subscription.name}")
+    with moment.refusing(name, "repair"):
+        sides = moment.sides(name)
+        net = _net(sides)
+        # Looked at after the rows were read, and before they are written: what was read as empty stays.
+        if net is not None and moment.rewritten([name]):
+            return Repaired(*name, lsn, problem=REWRITTEN)
+        inserted, deleted = (0, 0) if net is None else _merged(sides, net, lsn)
+        standing = lake.records.standing(sides.path)
+    version = standing.version if (standing.position or 0) <= lsn else None
+    return Repaired(*name, lsn, inserted, deleted, version)
+
+
+def _net(sides: Sides) -> DataFrame | None:
+    """The rows that one side has oftener; None where there is none."""
     chosen = sides.differing()
     if chosen is not None and not chosen.segments.any():
-        return 0, 0
+        return None
     columns = [c.name for c in sides.columns]
     net = checkpointed(differing_row_counts(*sides.frames(chosen), columns))
+    return None if net.isEmpty() else net
+
+
+def _merged(sides: Sides, net: DataFrame, lsn: int) -> tuple[int, int]:
+    """Bring a replica's rows in order in one commit; how many come and go."""
     totals = aggregated(net, [F.sum("expected").alias("expected"), F.sum("held").alias("held")])
-    if totals["expected"] is None:
-        return 0, 0
     gone = net.where("held > 0").select(F.lit("delete").alias("action"), "row")
     come = net.where("expected > 0").select(
         F.lit("insert").alias("action"), "row", F.explode(F.sequence(F.lit(1), F.col("expected").cast("int")))
@@ -81,5 +102,11 @@ def _repair(sides: Sides, lsn: int) -> tuple[int, int]:
     source = gone.unionByName(come.select("action", "row"))
     vectors = sides.lake.records.has_deletion_vectors(sides.path)
     with sides.lake.committing(None, vectors=vectors, metadata={"repaired": lsn}):
-        merge_by_spark(sides.lake, sides.path, source, keyless_merge(source, columns), sides.version)
+        merge_by_spark(
+            sides.lake,
+            sides.path,
+            source,
+            keyless_merge(source, [c.name for c in sides.columns]),
+            sides.version,
+        )
     return int(totals["expected"]), int(totals["held"])

@@ -13,13 +13,11 @@ from pgsieve.assets.steps.records.failures import reason
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
 from pgsieve.assets.steps.records.transformed import Transformed
 from pgsieve.assets.steps.subscription import (
-    Definition,
     History,
     Subscription,
 )
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable
-from pgsieve.decoding.publications.evolution import Layout
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.delta.errors import LakeError, again_after_conflict
@@ -70,7 +68,7 @@ def settle(
         and is_announced(state)
         and state.definition is not None
         and _holds(lake, lake.replica(subscription.name, *name), state.lsn)
-        and not is_rewritten(state.definition, catalog)
+        and not state.definition.layout.is_rewritten(catalog)
     ]
     ready = declare(subscription, lake, complete).ready
     for state in ready:
@@ -98,7 +96,7 @@ def state_after(
         return TableState(*name, failed, reason=copied.problem)
     state = announced[name]
     assert state.definition is not None
-    if is_rewritten(state.definition, after):
+    if state.definition.layout.is_rewritten(after):
         reason = f'table "{copied.schema}.{copied.table}" was rewritten while it was copied'
         return replace(state, state=SyncState.INITIALIZE, reason=reason)
     return replace(state, state=SyncState.READY)
@@ -136,9 +134,3 @@ def declare(subscription: Subscription, lake: Lake, states: Sequence[TableState]
         [s if upto <= s.lsn else replace(s, state=SyncState.INITIALIZE, reason=again) for s in copied],
     )
     return Declared([s for s in copied if upto <= s.lsn], overrun)
-
-
-def is_rewritten(definition: Definition, after: Catalog) -> bool:
-    """Whether the table's files are others than when it was copied."""
-    table = after.tables.get(definition.layout.oid)
-    return table is None or Layout.of(table, after).files != definition.layout.files

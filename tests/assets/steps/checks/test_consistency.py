@@ -6,16 +6,25 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
+from unittest.mock import patch
 
 import psycopg
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from pgsieve.assets.steps.checks.consistency import TableConsistency, at_one_lsn, check_consistency
+from pgsieve.assets.steps.checks import consistency
+from pgsieve.assets.steps.checks.consistency import (
+    ATTEMPTS,
+    REWRITTEN,
+    TableConsistency,
+    at_one_lsn,
+    check_consistency,
+)
 from pgsieve.assets.steps.checks.repair import repair
 from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
 from pgsieve.assets.steps.operations.initial_copy import copy_tables
@@ -23,6 +32,7 @@ from pgsieve.assets.steps.records.cuts import Cuts
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.embedded import EmbeddedServer
+from pgsieve.resources.postgres.snapshot import Snapshot, exported_snapshot
 from pgsieve.resources.postgres.source import Source
 from tests.fixtures.pgsieve_replica import engine
 from tests.fixtures.servers import drop_slots
@@ -140,6 +150,46 @@ def test_equal_rows_of_a_filtered_table_without_a_key_count_as_often_as_they_are
     comparison = replicated.check(2**14)
     assert (comparison.publisher_rows, comparison.replica_rows) == (40000, 39800)
     assert (comparison.differing, comparison.keys) == (200, ("a row missing from the replica",))
+
+
+def truncated_at_each_export(database: psycopg.Connection, times: int) -> AbstractContextManager[object]:
+    """Let TRUNCATE commit right after a snapshot of `items` with a row was exported, so often."""
+    left = iter(range(times))
+
+    @contextmanager
+    def exported(source: Source) -> Iterator[Snapshot]:
+        number = next(left, None)
+        if number is not None:
+            database.execute("insert into items values (%s)", [-1 - number])
+        with exported_snapshot(source) as snapshot:
+            if number is not None:
+                database.execute("truncate items")
+            yield snapshot
+
+    return patch.object(consistency, "exported_snapshot", exported)
+
+
+def test_a_table_that_is_truncated_while_it_is_compared_is_compared_again(replicated: Replicated) -> None:
+    replicated.publish(*items(10))
+    with truncated_at_each_export(replicated.database, 1):
+        compared = replicated.check()
+    assert (compared.equal, compared.publisher_rows, compared.replica_rows) == (True, 0, 0)
+    with truncated_at_each_export(replicated.database, ATTEMPTS):
+        assert replicated.check().problem == REWRITTEN
+    assert replicated.check().equal
+
+
+@pytest.mark.spark
+def test_a_repair_takes_no_row_of_a_table_that_was_read_as_empty(replicated: Replicated) -> None:
+    replicated.publish(*items(10))
+    subscription, lake = replicated.subscription, replicated.lake(10**9, lambda: engine().session)
+    name = ("public", "items")
+    with truncated_at_each_export(replicated.database, ATTEMPTS):
+        (done,) = repair(subscription, lake, [name], _quiet)
+    assert (done.inserted, done.deleted, done.problem) == (0, 0, REWRITTEN)
+    assert replicated.replica("items").to_pyarrow_table()["id"].to_pylist() == [-ATTEMPTS]
+    (done,) = repair(subscription, lake, [name], _quiet)
+    assert (done.inserted, done.deleted, done.problem) == (0, 0, None)
 
 
 @pytest.mark.spark
