@@ -39,6 +39,7 @@ A message names the object, what is wrong and what to do; it never holds a cell 
         SchemaChangedError            decoding.publications.evolution
         SharedFolderError             assets.steps.validation.layouts
         SourceError                   resources.postgres.source
+            LockHeldError             resources.postgres.source
             PassingFaultError         resources.postgres.source
                 SnapshotLostError     resources.postgres.snapshot
                     AlteredTableError resources.postgres.snapshot

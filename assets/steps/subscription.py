@@ -35,6 +35,7 @@ from pgsieve.resources.lake.delta.layout import SubscriptionLayout
 from pgsieve.resources.lake.lake import column_mapping
 from pgsieve.resources.postgres.plugin_options import PgoutputOptions
 from pgsieve.resources.postgres.source import Source
+from pgsieve.resources.postgres.turns import Turn
 
 #: The tables of a subscription that are copied, transformed or applied at the same time.
 PARALLEL_TABLES = 4
@@ -56,7 +57,7 @@ class Feed:
     #: Whether the slot is to be synchronized to standbys.
     failover: bool = False
 
-    def exclusively(self) -> AbstractContextManager[None]:
+    def exclusively(self) -> AbstractContextManager[Turn]:
         """Read the slot alone in the block; whoever works on a subscription alone, too, begins with this."""
         return self.source.exclusively(f"slot {self.slot}")
 

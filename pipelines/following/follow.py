@@ -47,6 +47,9 @@ _AWAKE_SECONDS = 1.0
 #: Between a fault that passes and the next attempt; doubled each time, until a slice is applied.
 _PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 30.0
 
+#: So long another follower of the same slot may take to end.
+_OTHER_FOLLOWER_SECONDS = 10.0
+
 #: After so many slices the tables that they wrote are maintained.
 MAINTAIN_SLICES = 500
 
@@ -190,7 +193,11 @@ class _Follower:
             self._pulse.ended = True
 
     def _follow_on(self) -> None:
-        with self._failures.of(*(s.name for s in self._subscriptions)):
+        with (
+            self._failures.of(*(s.name for s in self._subscriptions)),
+            # Another process that comes for a turn is let in; another follower would take turns with this one for ever.
+            self._feed.source.exclusively(f"following the slot {self._feed.slot}", _OTHER_FOLLOWER_SECONDS),
+        ):
             while not self._stopped.is_set() and self._going_on():
                 try:
                     self._follow()

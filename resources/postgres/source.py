@@ -6,10 +6,11 @@ Raises `SourceError` subclasses for what a user can correct: unreachable server,
 
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import adbc_driver_manager
@@ -33,6 +34,7 @@ from pgsieve.decoding.values.builtin_types import MadeOf
 from pgsieve.resources.passwords import concealed
 from pgsieve.resources.postgres.pooler import is_pooled, pooler_at, shares_processes, some_pooler
 from pgsieve.resources.postgres.sessions import Conninfo, PasswordCommandError, UnreadableConninfoError
+from pgsieve.resources.postgres.turns import Turn
 
 
 class SourceError(PgsieveError):
@@ -52,6 +54,10 @@ class PassingFaultError(SourceError):
 
     The same may succeed a moment later, and no table is to blame.
     """
+
+
+class LockHeldError(SourceError):
+    """Another process does what only one may do, and goes on with it."""
 
 
 class SourceSettingError(SourceError):
@@ -86,27 +92,8 @@ def literal(value: str) -> str:
 #: Python's own logging, which a terminal shows; an orchestrator's log of a step is not shown there.
 _LOGGER = logging.getLogger(__name__)
 
-#: The key of an advisory lock, and the sessions that hold it: pg_locks shows a key in two halves (section 53.13).
-_LOCK = sql.SQL("hashtextextended({}, 0)")
-_HOLDERS = sql.SQL(
-    "select pid, application_name, coalesce(client_addr::text, 'a local socket'), date_trunc('second', backend_start)"
-    " from pg_locks join pg_stat_activity using (pid) where locktype = 'advisory' and granted and objsubid = 1"
-    " and pg_locks.database = (select oid from pg_database where datname = current_database())"
-    " and (classid::bigint << 32) | objid::bigint = {}"
-)
-
-
-def _holding(holders: Sequence[tuple[Any, ...]]) -> str:
-    """Who holds a lock."""
-    descriptions = [
-        f"{name} (server process {pid}, from {address}, since {since})"
-        for pid, name, address, since in holders
-    ]
-    return f"held by {', '.join(descriptions)}" if descriptions else "its holder is about to end"
-
-
 #: The locks that this thread of work holds.
-_HELD: ContextVar[frozenset[tuple["Source", str]]] = ContextVar("locks", default=frozenset())
+_HELD: ContextVar[Mapping[tuple["Source", str], Turn]] = ContextVar("locks", default=MappingProxyType({}))
 
 
 @dataclass(frozen=True)
@@ -162,33 +149,35 @@ class Source:
             ) from _cause(error)
 
     @contextmanager
-    def exclusively(self, what: str) -> Iterator[None]:
+    def exclusively(self, what: str, seconds: float | None = None) -> Iterator[Turn]:
         """Hold the database's advisory lock of a name (section 13.3.5) in the block; again inside of it at no cost.
 
-        Waits for other processes, and after a second logs a warning that names them. What is done in the block must
-        be right without the lock: the lock ends silently with its session.
+        Waits for other processes, and after a second logs a warning that names them; raises LockHeldError after so many
+        `seconds`. What is done in the block must be right without the lock: the lock ends silently with its session.
         """
-        lock, key = (
-            sql.SQL("select pg_advisory_lock({})").format(_LOCK.format(f"pgsieve {what}")),
-            (self, what),
-        )
-        if key in _HELD.get():
-            yield
+        key = (self, what)
+        if (turn := _HELD.get().get(key)) is not None:
+            yield turn
             return
         with self.connect() as connection:
+            turn = Turn(connection, f"pgsieve {what}")
             try:
-                connection.execute("set lock_timeout = '1s'")
-                connection.execute(lock)
+                turn.take(1.0 if seconds is None else seconds)
             except psycopg.errors.LockNotAvailable:
-                holders = connection.execute(_HOLDERS.format(_LOCK.format(f"pgsieve {what}"))).fetchall()
-                _LOGGER.warning('waiting for "%s" of source "%s": %s', what, self.name, _holding(holders))
-                connection.execute("set lock_timeout = 0")
-                connection.execute(lock)
-            _HELD.set(_HELD.get() | {key})
+                holders = turn.holders()
+                if seconds is not None:
+                    raise LockHeldError(
+                        f'source "{self.name}": another process is {what}: {holders}',
+                        hint="stop it first",
+                        sqlstate="55006",
+                    ) from None
+                _LOGGER.warning('waiting for "%s" of source "%s": %s', what, self.name, holders)
+                turn.take(0.0)
+            _HELD.set({**_HELD.get(), key: turn})
             try:
-                yield
+                yield turn
             finally:
-                _HELD.set(_HELD.get() - {key})
+                _HELD.set({k: held for k, held in _HELD.get().items() if k != key})
 
     def executor_conninfo(self) -> Conninfo:
         """How executors open sessions, where the environment (PGPASSWORD, service files) is another."""

@@ -8,6 +8,7 @@ transaction of any size needs little memory. PostgreSQL documentation 54.4 and 5
 import math
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from itertools import chain
 from types import TracebackType
@@ -47,6 +48,9 @@ SLICE_SECONDS = 1.0
 #: down is told that everything has arrived, it waits (WalSndDone in src/backend/replication/walsender.c).
 IDLE_SECONDS = 10.0
 
+#: So often a follower looks whether another process waits for its turn.
+TURN_SECONDS = 1.0
+
 _MESSAGES = pa.schema([("data", pa.binary())])
 
 
@@ -54,7 +58,8 @@ class StreamedFeed:
     """A feed whose slot this process reads until it is stopped.
 
     `for _ in streamed.slices(): streamed.append()`: whenever there is a slice to append, the slot waits for it.
-    It ends by itself after something was altered on the publisher: the slot is to be made ready again.
+    It ends by itself after something was altered on the publisher: the slot is to be made ready again. It also ends
+    when another process waits for its turn to read the slot.
     Raises SourceError and SlotError where the slot cannot be read, LakeError where the lake cannot be written.
     """
 
@@ -67,39 +72,45 @@ class StreamedFeed:
                 hint="run `pgsieve run` on a schedule, or use a lake in the file system",
                 sqlstate="0A000",
             )
-        with feed.exclusively(), feed.source.connect() as connection:
-            feed, catalog, publications = ready_slot(connection, feed, lake)
-            warn_of_missing(feed, catalog, log)
-            state = slot_state(connection, feed.slot)
-        self._feed, self._lake, self._log = feed, lake, log
-        if not publications or state is None:
-            raise PgsieveError(
-                f'source "{feed.source.name}": no subscribed publication publishes a table',
-                hint="add a table to a publication",
-                sqlstate="42704",
+        with ExitStack() as opened:
+            #: Until this ends, nobody else reads the slot or makes it ready.
+            self._turn = opened.enter_context(feed.exclusively())
+            with feed.source.connect() as connection:
+                feed, catalog, publications = ready_slot(connection, feed, lake)
+                warn_of_missing(feed, catalog, log)
+                state = slot_state(connection, feed.slot)
+            self._feed, self._lake, self._log = feed, lake, log
+            if not publications or state is None:
+                raise PgsieveError(
+                    f'source "{feed.source.name}": no subscribed publication publishes a table',
+                    hint="add a table to a publication",
+                    sqlstate="42704",
+                )
+            self._leaves = feed.leaves_captured(catalog)
+            self._prepared = keeps_prepared(feed, state)
+            options = replace(feed.options, publications=tuple(publications))
+            durable = ChangeLog(lake, feed).position()
+            #: What commits before this has arrived.
+            self.position = self._durable = state.confirmed_lsn if durable is None else durable
+            self._stream = ReplicationStream(
+                feed.source,
+                feed.slot,
+                options,
+                self._durable,
+                log=log,
+                timeline=FeedRecord(lake, feed).timeline(),
             )
-        self._leaves = feed.leaves_captured(catalog)
-        self._prepared = keeps_prepared(feed, state)
-        options = replace(feed.options, publications=tuple(publications))
-        durable = ChangeLog(lake, feed).position()
-        #: What commits before this has arrived.
-        self.position = self._durable = state.confirmed_lsn if durable is None else durable
-        self._stream = ReplicationStream(
-            feed.source,
-            feed.slot,
-            options,
-            self._durable,
-            log=log,
-            timeline=FeedRecord(lake, feed).timeline(),
-        )
-        self._parallel = options.arguments(version).get("streaming") == "parallel"
-        self._session = _Session(self._parallel)
-        self._held: tuple[Prepare, ...] = ()
-        self._confirmed_at = time.monotonic()
-        self._altered = self._ended = False
-        #: Bytes of messages that have arrived; and when the server was last heard, None while nobody is connected.
-        self.received = 0
-        self.heard: float | None = None
+            self._parallel = options.arguments(version).get("streaming") == "parallel"
+            self._session = _Session(self._parallel)
+            self._held: tuple[Prepare, ...] = ()
+            self._confirmed_at = time.monotonic()
+            self._altered = self._ended = False
+            #: Bytes of messages that have arrived; and when the server was last heard, None while nobody is connected.
+            self.received = 0
+            self.heard: float | None = None
+            #: When somebody was looked for last who waits for a turn.
+            self._looked_at = time.monotonic()
+            self._opened = opened.pop_all()
 
     def __enter__(self) -> Self:
         self._stream.__enter__()
@@ -111,8 +122,12 @@ class StreamedFeed:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._session.close()
-        self._stream.__exit__(kind, error, traceback)
+        with self._opened:
+            self._session.close()
+            self._stream.__exit__(kind, error, traceback)
+            if error is None:
+                with self._feed.source.connect() as connection:
+                    wait_until_free(connection, self._feed.slot)
 
     def stop(self) -> None:
         """Make `slices` end soon, with what is committed by then; from any thread."""
@@ -140,6 +155,8 @@ class StreamedFeed:
                         yield from self._due()
                         if self._ended:
                             return
+                    if self._is_awaited():
+                        self.stop()
         # Where nothing arrived, something may be altered that decides what should have.
         if self._session.waiting.end or self.position > self._durable:
             yield from self._due()
@@ -200,6 +217,13 @@ class StreamedFeed:
         if self._prepared:
             self._held = Prepared(self._lake, self._feed).restore(self._session.assembler)
         self.position = started.lsn
+
+    def _is_awaited(self) -> bool:
+        """Whether another process waits to read the slot; looked at every second."""
+        if time.monotonic() - self._looked_at < TURN_SECONDS:
+            return False
+        self._looked_at = time.monotonic()
+        return self._turn.is_awaited()
 
     def _is_behind(self) -> bool:
         """Whether the slot should hear that nothing came: so that it retains little, and a server can shut down."""

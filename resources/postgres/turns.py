@@ -1,0 +1,61 @@
+"""Turns between processes: an advisory lock of the database (section 13.3.5), who holds it, and whether somebody waits.
+
+In: a session, and the name of the lock. Raises what psycopg raises.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+#: The key of an advisory lock, and the sessions that hold it: pg_locks shows a key in two halves (section 53.13).
+_KEY = sql.SQL("hashtextextended({}, 0)")
+_OF_KEY = sql.SQL(
+    "locktype = 'advisory' and objsubid = 1"
+    " and pg_locks.database = (select oid from pg_database where datname = current_database())"
+    " and (classid::bigint << 32) | objid::bigint = {}"
+)
+_HOLDERS = sql.SQL(
+    "select pid, application_name, coalesce(client_addr::text, 'a local socket'), date_trunc('second', backend_start)"
+    " from pg_locks join pg_stat_activity using (pid) where granted and {}"
+)
+_IS_AWAITED = sql.SQL("select exists (select from pg_locks where not granted and {})")
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A named lock of a session: other sessions wait for it in the order in which they came."""
+
+    connection: psycopg.Connection[Any]
+    name: str
+
+    def take(self, seconds: float) -> None:
+        """Wait for the lock, forever with 0 seconds; raises LockNotAvailable after so many."""
+        self.connection.execute(sql.SQL("set lock_timeout = {}").format(round(seconds * 1000)))
+        self.connection.execute(sql.SQL("select pg_advisory_lock({})").format(self._key))
+
+    def holders(self) -> str:
+        """Who holds the lock."""
+        return _holding(self.connection.execute(_HOLDERS.format(_OF_KEY.format(self._key))).fetchall())
+
+    def is_awaited(self) -> bool:
+        """Whether a session waits for the lock; also where it was lost with its own session, as it has to be taken again."""
+        try:
+            row = self.connection.execute(_IS_AWAITED.format(_OF_KEY.format(self._key))).fetchone()
+        except psycopg.OperationalError:
+            return True
+        return bool(row and row[0])
+
+    @property
+    def _key(self) -> sql.Composed:
+        return _KEY.format(self.name)
+
+
+def _holding(holders: Sequence[tuple[Any, ...]]) -> str:
+    descriptions = [
+        f"{name} (server process {pid}, from {address}, since {since})"
+        for pid, name, address, since in holders
+    ]
+    return f"held by {', '.join(descriptions)}" if descriptions else "its holder is about to end"

@@ -1,0 +1,79 @@
+"""A follower lets other processes take their turn at the slot: checks, runs and copies beside `pgsieve run --follow`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from pgsieve.pipelines.following import follow
+from tests.faults.killable import REFUSED, start_pgsieve
+from tests.fixtures.oracle import wait_until
+from tests.fixtures.shop import Shop
+
+
+@contextmanager
+def writes(shop: Shop) -> Iterator[None]:
+    """Commit a row every few milliseconds meanwhile."""
+    ended = threading.Event()
+
+    def write() -> None:
+        with psycopg.connect(shop.database.info.dsn, autocommit=True) as connection:
+            for number in range(1000, 100_000):
+                connection.execute("insert into orders values (%s, 0)", [number])
+                if ended.wait(0.02):
+                    return
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        writer.join()
+
+
+@contextmanager
+def following(shop: Shop, log: Path) -> Iterator[None]:
+    """A process that follows; it has to end well."""
+    follower = start_pgsieve(("run", "--follow"), shop.path, log)
+    try:
+        yield
+        assert isinstance(follower.pid, int)
+        os.kill(follower.pid, signal.SIGTERM)
+        follower.join(60)
+        assert follower.exitcode == 0, log.read_text()
+    finally:
+        follower.kill()
+
+
+def test_checks_runs_and_copies_have_their_turn_beside_a_follower(
+    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow, "_OTHER_FOLLOWER_SECONDS", 0.5)
+    log = tmp_path / "follower"
+    shop.run()
+
+    def follows(number: int) -> None:
+        shop.database.execute("insert into stock values (%s, 0)", [number])
+        wait_until(lambda: number in shop.ids("two", "stock"), log.read_text)
+
+    with following(shop, log):
+        follows(10)
+        with writes(shop):
+            for command in (("check",), ("check",), ("run",), ("resync", "two", "public.stock")):
+                code, printed = shop.cli(*command)
+                assert (code, "differs" in printed) == (0, False), printed
+            follows(11)
+            code, printed = shop.cli("run", "--follow")
+            assert code == REFUSED
+            assert "another process is following the slot" in printed
+            follows(12)
+    shop.run()
+    assert shop.cli("check")[0] == 0
