@@ -546,7 +546,7 @@ class Lake(LakePaths):
         if is_lost(error):
             raise SparkLostError(
                 "Spark lost executors, or is gone",
-                hint="see the Spark log above; `pgsieve run` goes on from the last commit",
+                hint="see Spark's log, above or of its server; `pgsieve run` goes on from the last commit",
             ) from error
         if is_uri(self.uri) and (refused := store_refusal(causes(error))):
             raise self._refused(refused) from error
@@ -582,7 +582,7 @@ def _named(path: str, error: Exception) -> LakeError:
     message = told(error) if by_spark else first_line(error)
     if (code := refusal(error)) is not None:
         message = os.strerror(code)
-    seen = "see the Spark log above; " if by_spark else ""
+    seen = "see Spark's log, above or of its server; " if by_spark else ""
     return LakeError(
         f'Delta table "{path}": {message}', hint=f"{seen}`pgsieve run` goes on from the last commit"
     )

@@ -7,6 +7,7 @@ ADBC, but not pgsieve. Raises `SparkUnavailableError` where no session can be ha
 """
 
 import atexit
+import logging
 import os
 import shutil
 import sys
@@ -20,6 +21,7 @@ from dagster_pyspark import LazyPySparkResource
 from pydantic import Field, PrivateAttr
 from pyspark import cloudpickle
 from pyspark.errors import PySparkException
+from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from pgsieve.resources.lake.delta.errors import SparkUnavailableError
@@ -119,6 +121,22 @@ def storage_settings(storage: Storage, conf: Mapping[str, str]) -> dict[str, str
     }
 
 
+#: pyspark's client writes what it raises to stderr, too: with executors' tracebacks, and the values that errors quote.
+_CLIENTS_LOGGERS = ("pyspark.sql.connect.logging", "SQLQueryContextLogger", "DataFrameQueryContextLogger")
+#: The variable by which a user asks for the first of these.
+_CLIENTS_LOG_LEVEL = "SPARK_CONNECT_LOG_LEVEL"
+
+
+def silence_client() -> None:
+    """Have pyspark's client write no errors: they are raised, and ours say what is wrong without a value.
+
+    By their level: pyspark disables the first logger, but Dagster's logging.config.dictConfig enables all of them again.
+    """
+    for name in _CLIENTS_LOGGERS:
+        if name != _CLIENTS_LOGGERS[0] or _CLIENTS_LOG_LEVEL not in os.environ:
+            PySparkLogger.getLogger(name).setLevel(logging.CRITICAL + 1)
+
+
 def _ship_by_value() -> None:
     """Have pgsieve's functions travel inside the plan: what runs them need not have pgsieve, or may have another version."""
     for package in SHIPPED:
@@ -147,6 +165,7 @@ class SparkEngine(LazyPySparkResource):
     @property
     def session(self) -> SparkSession:
         """The session, made at the first call; raises SparkUnavailableError."""
+        silence_client()
         if not self.master.startswith("local"):
             _ship_by_value()
         if self.master.startswith("sc://"):
