@@ -127,12 +127,17 @@ class Shop:
         assert ended == 0, printed
         assert self.is_current()
         for table in self.tables:
+            if not self._exists(f"_changes/public/{table}"):
+                continue  # All that was written was copied.
             history = self._rows(f"_changes/public/{table}", "commit_lsn, ordinal")
             assert len(history) == len(set(history)), f"{table}: a change twice in its history"
         ended, printed = self("check")
         assert ended == 0, printed
         assert SECRET not in self.log
         assert "Traceback" not in self.log
+
+    def _exists(self, path: str) -> bool:
+        return DeltaTable.is_deltatable(f"{self._lake}/sales/{path}", self._server.delta_rs)
 
     def _rows(self, path: str, columns: str) -> list[tuple]:
         table = DeltaTable(f"{self._lake}/sales/{path}", storage_options=self._server.delta_rs)

@@ -6,12 +6,13 @@ table the relation versions that carry changes for it (`parts_of`), and the TRUN
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from pgsieve.assets.steps.observed import aggregated
 from pgsieve.assets.steps.records.catalogs import AlteredSlices, Catalogs, as_published, decided_by_server
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.columns import Order
-from pgsieve.assets.steps.records.slices import Slices, slice_summary
+from pgsieve.assets.steps.records.slices import Slices, SliceSummary, slice_summary
 from pgsieve.assets.steps.records.table_states import Name
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.decoding.protocol.messages import Relation, Truncate, decode
@@ -68,8 +69,7 @@ def summarized_slice(lake: Lake, feed: Feed, end: int) -> SliceContents:
     slices = Slices(lake, feed)
     row = slices.row(end)
     if row is None:
-        messages = lake.slices_of(ChangeLog(lake, feed).path, [end])
-        row = slices.append(end, aggregated(messages, slice_summary()))
+        row = slices.append(end, _summary(lake, ChangeLog(lake, feed).path, end))
     versions: dict[int, list[RelationVersion]] = {}
     truncates: list[tuple[Order, Truncate]] = []
     for message in sorted(row["messages"], key=lambda m: (m["commit_lsn"], m["ordinal"])):
@@ -85,6 +85,20 @@ def summarized_slice(lake: Lake, feed: Feed, end: int) -> SliceContents:
                 described[-1] = replace(described[-1], end=begin)
             described.append(RelationVersion(decoded, begin, None))
     return SliceContents(end, row["bytes"], versions, frozenset(row["relations"]), truncates)
+
+
+def _summary(lake: Lake, path: str, end: int) -> Mapping[str, Any]:
+    """What a slice of the change log at a path holds besides row changes."""
+    # The size is that of the whole change log: of the slice's own nothing is recorded.
+    size = lake.records.size(path) if lake.local else None
+    columns = [*("commit_lsn", "ordinal"), *("kind", "relation_id", "data")]
+    rows = lake.slice_rows(path, [end], size, columns=columns)
+    if rows is None:
+        return aggregated(lake.slices_of(path, [end]), slice_summary())
+    passed = SliceSummary()
+    for _ in passed.of(rows.to_batches()):
+        pass
+    return passed.get()
 
 
 @dataclass(frozen=True)

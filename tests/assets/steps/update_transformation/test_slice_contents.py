@@ -1,0 +1,52 @@
+"""What a slice holds is made again from its messages where a run died before it was recorded. No JVM."""
+
+from __future__ import annotations
+
+import struct
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pyarrow as pa
+
+from pgsieve.assets.steps.records.change_log import CHANGE_LOG
+from pgsieve.assets.steps.subscription import Feed
+from pgsieve.assets.steps.update_transformation.slice_contents import summarized_slice
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.postgres.source import Source
+
+FEED = Feed("shop", Source("shop", ""), "shop", "shop", False, {})
+OID = 7
+RELATION = struct.pack(">cI", b"R", OID) + b"public\0t\0d" + struct.pack(">h", 1)
+RELATION += b"\x01id\0" + struct.pack(">Ii", 23, -1)
+INSERT = struct.pack(">cI", b"I", OID) + b"N" + struct.pack(">hci", 1, b"t", 1) + b"1"
+TRUNCATE = struct.pack(">ciBI", b"T", 1, 0, OID)
+
+
+def no_session() -> None:
+    raise AssertionError("no session is needed here")
+
+
+def receive(lake: Lake, end: int, *messages: bytes) -> None:
+    """Append a slice to the change log, as a run leaves it that dies before it writes more."""
+    assert lake.local is not None
+    at = {"slice": end, "commit_lsn": end - 1, "commit_time": datetime.now(UTC), "xid": 1, "relation_id": OID}
+    rows = [
+        {**at, "ordinal": 2 * number, "number": number, "kind": chr(data[0]), "data": data}
+        for number, data in enumerate(messages)
+    ]
+    lake.local.write(lake.change_log("shop"), pa.Table.from_pylist(rows, CHANGE_LOG), end)
+
+
+def test_what_a_small_slice_holds_is_made_again_without_spark(tmp_path: Path) -> None:
+    lake = Lake(str(tmp_path), no_session)
+    receive(lake, 10, RELATION, TRUNCATE, INSERT)
+    receive(lake, 20, INSERT)
+    for _ in range(2):  # the second time as it was recorded
+        contents = summarized_slice(lake, FEED, 10)
+        assert contents.size >= sum(map(len, (RELATION, TRUNCATE, INSERT)))
+        assert contents.changed == {OID}
+        (version,) = contents.versions[OID]
+        assert (version.relation.name, version.begin, version.end) == ("t", (9, 0), None)
+        ((at, truncate),) = contents.truncates
+        assert (at, tuple(truncate.relation_ids)) == ((9, 2), (OID,))
+    assert lake.records.slices(lake.slices("shop"), after=0) == [10]
