@@ -188,6 +188,8 @@ def materialize(
         return None
     except PgsieveError:
         raise
+    except dg.DagsterExecutionInterruptedError:
+        raise KeyboardInterrupt from None
     except dg.Failure as failure:
         raise PgsieveError(failure.description or str(failure)) from failure
     finally:

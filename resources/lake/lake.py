@@ -52,6 +52,7 @@ from pgsieve.resources.lake.delta.named_records import NamedRecords
 from pgsieve.resources.lake.delta.parquet_files import WRITTEN_DDL, write_files
 from pgsieve.resources.lake.delta.records import APPLICATION, Records, commit_metadata, in_order, quoted
 from pgsieve.resources.lake.delta.spark import SparkRecords
+from pgsieve.resources.lake.executors import Executors, SparkExecutors, Threads, cores_of
 from pgsieve.resources.lake.overrun import NewerVersionError, guarded
 from pgsieve.resources.lake.paths import LakePaths
 from pgsieve.resources.lake.session import SparkEngine
@@ -101,12 +102,15 @@ class Lake(LakePaths):
         small_bytes: int = SMALL_BYTES_DEFAULT,
         storage: Storage | None = None,
         folders: Mapping[str, str] | None = None,
+        threads: int | None = None,
     ) -> None:
         storage = storage or storage_of(uri)
         super().__init__(storage.address, folders)
         #: The files of the lake, for this process and for executors.
         self.store = Store.of(storage)
         self._session = session
+        #: Who writes many rows that no Spark expression has to see.
+        self.executors: Executors = SparkExecutors(session) if threads is None else Threads(threads)
         #: delta-rs, where it reaches the lake and may write there.
         self.local: LocalRecords | None = LocalRecords(self.store) if storage.by_delta_rs else None
         self.records: Records = NamedRecords(self.local or SparkRecords(session), self.refusing)
@@ -335,10 +339,11 @@ class Lake(LakePaths):
                     )
             case Way.FILES:
                 given, store, size = schema(), self.store, self.file_bytes(path, properties)
+                written = frame.mapInArrow(
+                    lambda batches: write_files(path, given, batches, store=store, size=size), WRITTEN_DDL
+                )
                 self.commit_files(
-                    frame.mapInArrow(
-                        lambda batches: write_files(path, given, batches, store=store, size=size), WRITTEN_DDL
-                    ),
+                    written.toArrow,
                     path,
                     given,
                     position,
@@ -388,7 +393,7 @@ class Lake(LakePaths):
 
     def commit_files(
         self,
-        written: DataFrame,
+        written: Callable[[], pa.Table],
         path: str,
         schema: pa.Schema,
         position: int | None,
@@ -399,13 +404,13 @@ class Lake(LakePaths):
         base: int | None = None,
         after: int | None = None,
     ) -> list[dict[str, Any]]:
-        """Have the executors write files (`pgsieve.resources.lake.delta.parquet_files`), and commit them; returns their rows.
+        """Have files `written` (`pgsieve.resources.lake.delta.parquet_files`), and commit them; returns their rows.
 
         `base` and `after` as in `write`.
         """
         assert self.local is not None
         with self.refusing(path):
-            files: list[dict[str, Any]] = written.toArrow().to_pylist()
+            files: list[dict[str, Any]] = written().to_pylist()
             self.local.commit(
                 path,
                 schema,
@@ -611,4 +616,5 @@ class LakeResource(dg.ConfigurableResource["LakeResource"]):
     def open(self) -> Lake:
         """The lake; its session is made when it is first needed."""
         small = int(self.engine.spark_config.get(SMALL_BYTES, SMALL_BYTES_DEFAULT))
-        return Lake(self.uri, lambda: self.engine.session, small, folders=self.folders)
+        threads = cores_of(self.engine.master)
+        return Lake(self.uri, lambda: self.engine.session, small, folders=self.folders, threads=threads)

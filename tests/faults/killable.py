@@ -51,8 +51,8 @@ _processes.set_forkserver_preload(
     ]
 )
 
-#: How commands end: a table is set aside, or a difference found; refused, with what to do.
-FOUND, REFUSED = 1, 2
+#: How commands end: a table is set aside, or a difference found; refused, with what to do; interrupted.
+FOUND, REFUSED, INTERRUPTED = 1, 2, 130
 
 TABLES = """
 CREATE TABLE checking (id int PRIMARY KEY, amount int NOT NULL);

@@ -1,7 +1,11 @@
-"""An initial copy under faults that pass: what is copied stays copied, and no table is set aside for them."""
+"""An initial copy under faults that pass: what is copied stays copied, and no table is set aside for them.
+
+A large table is copied by Spark's executors, or by threads of the run's own process (`THREADS`).
+"""
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -15,13 +19,15 @@ from deltalake import DeltaTable
 
 from pgsieve.resources.failpoints import Failpoint
 from pgsieve.resources.postgres.embedded import EmbeddedServer
-from tests.faults.killable import REFUSED, Site, settled, site
+from tests.faults.killable import INTERRUPTED, REFUSED, Site, settled, site
 from tests.faults.proxy import Proxy
 from tests.fixtures.oracle import wait_until
 
 pytestmark = pytest.mark.spark
 
 TABLES = [f"copied_{number}" for number in range(12)]
+#: A Spark on this machine, which a copy does not start.
+THREADS = "local[2]"
 #: The sessions of pgsieve's that there are while a table is copied.
 SESSIONS = {
     "reader": "state = 'active' AND query LIKE 'COPY %'",
@@ -114,13 +120,20 @@ def test_a_killed_copy_leaves_what_it_copied_and_the_next_run_copies_the_rest(
             assert len(operations) == 2, (table, operations)
 
 
-@pytest.mark.parametrize("session", SESSIONS)
+@pytest.mark.parametrize(
+    ("session", "by"),
+    [*((session, "executors") for session in SESSIONS), ("reader", "threads"), ("snapshot", "threads")],
+)
 def test_a_session_terminated_during_a_copy_costs_time_at_most(
-    publisher_server: EmbeddedServer, tmp_path: Path, master: str, session: str
+    publisher_server: EmbeddedServer, tmp_path: Path, master: str, session: str, by: str
 ) -> None:
+    spark = THREADS if by == "threads" else master
     with (
         Proxy(publisher_server.port) as proxy,
-        site(f"copy_{session}", publisher_server, tmp_path, master, port=proxy.port) as (pgsieve, database),
+        site(f"copy_{session}_{by}", publisher_server, tmp_path, spark, port=proxy.port) as (
+            pgsieve,
+            database,
+        ),
     ):
         add_large_table(database)
         proxy.delay = 0.005
@@ -170,5 +183,44 @@ def test_connections_cut_again_and_again_during_a_copy_set_nothing_aside(
         proxy.heal()
         process.join(120)
         assert process.exitcode == 0, pgsieve.log
+        settled(pgsieve, database)
+        compare(pgsieve, database, "large")
+
+
+def test_threads_amid_a_copy_end_with_their_process_and_the_next_run_copies_the_table(
+    publisher_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    with site("copy_by_threads", publisher_server, tmp_path, THREADS) as (pgsieve, database):
+        add_large_table(database, 600_000)  # two chunks
+        large = Path(pgsieve.replica("accounts", "large"))
+        for point in (Failpoint.CHUNK_COPIED, f"{Failpoint.CHUNK_COPIED}:2"):
+            assert pgsieve.run(failpoint=f"{point}") == -signal.SIGKILL, pgsieve.log
+            pgsieve.write(database)
+            assert not DeltaTable.is_deltatable(str(large)), "a part of a table"
+        settled(pgsieve, database)
+        compare(pgsieve, database, "large")
+        files = {Path(file).name for file in DeltaTable(str(large)).file_uris()}
+        assert len(files) > 1
+        assert files < {file.name for file in large.glob("*.parquet")}, "the files of the killed runs"
+
+
+def test_a_copy_by_threads_that_is_interrupted_ends_soon(
+    publisher_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    with (
+        Proxy(publisher_server.port) as proxy,
+        site("copy_interrupted", publisher_server, tmp_path, THREADS, port=proxy.port) as (pgsieve, database),
+    ):
+        add_large_table(database, 600_000)
+        proxy.delay = 0.02  # 250 MB would take more than a minute
+        reading = f"SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND {SESSIONS['reader']}"
+        process = pgsieve.start("run")
+        wait_until(lambda: database.execute(reading).fetchone() == (2,), lambda: pgsieve.log, 120)
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGINT)
+        process.join(20)
+        assert process.exitcode == INTERRUPTED, pgsieve.log
+        wait_until(lambda: database.execute(reading).fetchone() == (0,), lambda: "a chunk is read on")
+        proxy.heal()
         settled(pgsieve, database)
         compare(pgsieve, database, "large")

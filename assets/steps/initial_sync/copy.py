@@ -8,7 +8,7 @@ which snapshot it is, and with the replica's commit it is complete.
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
@@ -49,6 +49,7 @@ from pgsieve.resources.postgres.source import PassingFaultError, quote, read_cat
 BATCH_TABLES, BATCH_BYTES = 64, 16 * 1024**3
 #: How often tables that a passing fault met are copied again without any that succeeds; the first pause, doubled each time.
 _ATTEMPTS, _PAUSE_SECONDS = 5, 1.0
+_LOOK_SECONDS = 0.1
 
 
 def tables_to_copy(subscription: Subscription, lake: Lake) -> list[Name]:
@@ -281,7 +282,15 @@ def _copy_batch(
             TableStates(lake, subscription.name).append([*states.values(), *waiting])
             reach(Failpoint.COPY_PLANNED)
             with ThreadPoolExecutor(PARALLEL_TABLES) as pool:
-                list(pool.map(one, planned))
+                copying = [pool.submit(one, table) for table in planned]
+                try:
+                    for each in copying:
+                        each.result()
+                except BaseException:  # An interruption, too: a large table would be copied to its end.
+                    under_way = [each for each in copying if not each.cancel()]
+                    while wait(under_way, _LOOK_SECONDS).not_done:
+                        lake.executors.stop()
+                    raise
         # On a connection of its own: one from before the copy has been idle for as long as that took.
         with feed.source.connect() as connection:
             after = feed.with_defined(read_catalog(connection))

@@ -209,8 +209,10 @@ def _write_copy(
             return int(copied.num_rows)
         case Way.FILES:
             size = lake.file_bytes(path, properties)
-            written = copied_files(
-                lake.spark, conninfo, snapshot.name, chunks.queries, columns, path, lake.store, size
+            queries = chunks.queries
+            written = partial(
+                copied_files,
+                *(lake.executors, conninfo, snapshot.name, queries, columns, path, lake.store, size),
             )
             files = lake.commit_files(
                 written,

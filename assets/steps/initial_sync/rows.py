@@ -1,12 +1,12 @@
 """Initial copy: chunk queries -> rows, read by the executors at the exported snapshot.
 
-Each Spark partition runs one query; its Arrow batches go to the JVM as they come, so neither the driver nor
-Python ever holds a row.
+Each part of the work runs one query. Its Arrow batches go into a file, or to the JVM, as they come, so nobody ever holds
+a chunk.
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing, suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -17,7 +17,8 @@ from pgsieve.assets.steps.records.columns import ddl
 from pgsieve.decoding.errors import ValueNotRepresentableError
 from pgsieve.decoding.values.types import ColumnType, from_copy
 from pgsieve.resources.failpoints import Failpoint, reach
-from pgsieve.resources.lake.delta.parquet_files import WRITTEN_DDL, write_files
+from pgsieve.resources.lake.delta.parquet_files import write_files
+from pgsieve.resources.lake.executors import Executors, Guard
 from pgsieve.resources.lake.stores.store import Store
 from pgsieve.resources.postgres.sessions import Conninfo
 from pgsieve.resources.postgres.snapshot import SnapshotLostError, read_chunk
@@ -57,7 +58,7 @@ def copied_rows(
 
 
 def copied_files(
-    spark: SparkSession,
+    executors: Executors,
     conninfo: Conninfo,
     snapshot: str,
     queries: Sequence[str],
@@ -65,21 +66,19 @@ def copied_files(
     folder: str,
     store: Store,
     size: int,
-) -> DataFrame:
+) -> pa.Table:
     """The same rows written into files of about `size` bytes of the replica's folder by the executors; one row (`WRITTEN`) a file."""
     statements, schema = list(queries), replica_schema(columns)
 
-    def written(query: str) -> Iterator[pa.RecordBatch]:
-        batches = copied_batches(conninfo, snapshot, query, columns)
-        return write_files(folder, schema, batches, store=store, size=size)
+    def written(query: str, guard: Guard) -> Iterator[pa.RecordBatch]:
+        with closing(copied_batches(conninfo, snapshot, query, columns)) as batches:
+            yield from write_files(folder, schema, guard(batches), store=store, size=size)
 
-    def copy(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in numbers:
-            for number in batch.column(0).to_pylist():
-                # What an interrupted reading has written is in no commit.
-                yield from read_again(partial(written, statements[number]))
+    def copy(number: int, guard: Guard) -> list[pa.RecordBatch]:
+        # What an interrupted reading has written is in no commit.
+        return read_again(partial(written, statements[number], guard))
 
-    return spark.range(0, len(queries), 1, len(queries)).mapInArrow(copy, WRITTEN_DDL)
+    return executors.written(copy, len(statements))
 
 
 def read_again(chunk: Callable[[], Iterable[pa.RecordBatch]]) -> list[pa.RecordBatch]:
@@ -101,7 +100,7 @@ def replica_schema(columns: Sequence[ReplicaColumn]) -> pa.Schema:
 
 def copied_batches(
     conninfo: Conninfo, snapshot: str, query: str, columns: Sequence[ReplicaColumn]
-) -> Iterator[pa.RecordBatch]:
+) -> Generator[pa.RecordBatch, None, None]:
     """The rows that one query selects at `snapshot`, in the replica's types."""
     names = [c.name for c in columns]
     for rows in read_chunk(conninfo, snapshot, query):

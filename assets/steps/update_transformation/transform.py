@@ -355,7 +355,7 @@ def _write_unfiltered(
     ]
     written = reduce(DataFrame.unionByName, frames)
     files = lake.commit_files(
-        written, path, schema, result.slice, properties=_CHANGES_PROPERTIES, after=position
+        written.toArrow, path, schema, result.slice, properties=_CHANGES_PROPERTIES, after=position
     )
     reach(Failpoint.CHANGES_WRITTEN)
     tallies = [json.loads(file["tally"]) for file in files]

@@ -1,0 +1,113 @@
+"""Who runs a function of pgsieve's that writes files: Spark's executors, or threads of this process.
+
+In: a function of a part's number, which yields a row (`WRITTEN`) for each file that it writes, and how many parts there are.
+Out: the rows of all parts. Raises what the function raises; of Spark's executors as Spark tells it.
+
+Where Spark's master is this machine, its executors are processes of this machine behind a JVM, whose start and first jobs take
+longer than most copies. The driver of PostgreSQL, Arrow and the writer of Parquet work without Python's lock, so threads
+keep as many cores busy.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed, wait
+from functools import cache
+from os import cpu_count
+from threading import Event
+from typing import Protocol
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from pgsieve.resources.lake.delta.parquet_files import WRITTEN, WRITTEN_DDL
+
+#: Passes batches on as long as somebody waits for what becomes of them.
+Guard = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+#: Writes the files of a part, whose rows it guards; yields a row (`WRITTEN`) a file.
+WritesPart = Callable[[int, Guard], Iterable[pa.RecordBatch]]
+
+_LOCAL = re.compile(r"local(?:\[(\d+|\*)(?:,\s*\d+)?\])?")
+
+
+class Executors(Protocol):
+    """Those who write files of a lake."""
+
+    def written(self, part: WritesPart, parts: int) -> pa.Table:
+        """Write so many parts, several at a time; the rows of all their files."""
+
+    def stop(self) -> None:
+        """Have all that is being written end soon, with an error to who waits for it."""
+
+
+class SparkExecutors:
+    """Spark's, who may be on other machines; what is interrupted Spark ends itself."""
+
+    def __init__(self, session: Callable[[], SparkSession]) -> None:
+        self._session = session
+
+    def written(self, part: WritesPart, parts: int) -> pa.Table:
+        """As in `Executors`."""
+
+        def write(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for batch in numbers:
+                for number in batch.column(0).to_pylist():
+                    yield from part(number, iter)
+
+        if not parts:
+            return WRITTEN.empty_table()
+        return self._session().range(0, parts, 1, parts).mapInArrow(write, WRITTEN_DDL).toArrow()
+
+    def stop(self) -> None:
+        """As in `Executors`."""
+
+
+class Threads:
+    """Threads of this process, so many at a time, whoever has something to write."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._waiting: set[Event] = set()
+
+    def written(self, part: WritesPart, parts: int) -> pa.Table:
+        """As in `Executors`; where a part fails the others end with their next batch."""
+        ended = Event()
+
+        def guarded(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for batch in batches:
+                if ended.is_set():
+                    raise CancelledError
+                yield batch
+
+        def write(number: int) -> list[pa.RecordBatch]:
+            return list(part(number, guarded))
+
+        self._waiting.add(ended)
+        writing = [_pool(self._number).submit(write, number) for number in range(parts)]
+        try:
+            rows = [batch for each in as_completed(writing) for batch in each.result()]
+        finally:
+            ended.set()
+            # Nobody writes any more, or reads a snapshot, once this has returned.
+            wait([each for each in writing if not each.cancel()])
+            self._waiting.discard(ended)
+        return pa.Table.from_batches(rows, WRITTEN)
+
+    def stop(self) -> None:
+        """As in `Executors`."""
+        for ended in tuple(self._waiting):
+            ended.set()
+
+
+@cache
+def _pool(number: int) -> ThreadPoolExecutor:
+    """The threads of this process that write for everybody."""
+    return ThreadPoolExecutor(number, "pgsieve-executor")
+
+
+def cores_of(master: str) -> int | None:
+    """How many cores of this machine a Spark master means; None for one that means other machines or processes."""
+    match = _LOCAL.fullmatch(master)
+    if match is None:
+        return None
+    number = match[1] or "1"
+    return (cpu_count() or 2) if number == "*" else int(number)

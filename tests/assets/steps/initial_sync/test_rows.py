@@ -1,0 +1,136 @@
+"""A large table is copied by threads of this process where Spark's master is this machine: the same rows, the same refusals. No JVM."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
+
+import psycopg
+import pytest
+from deltalake import DeltaTable
+
+from pgsieve.assets.steps.checks.consistency import check_consistency
+from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
+from pgsieve.assets.steps.initial_sync.one_table import Copied
+from pgsieve.assets.steps.operations.initial_copy import copy_tables
+from pgsieve.assets.steps.subscription import Feed, Subscription
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.postgres import snapshot
+from pgsieve.resources.postgres.embedded import EmbeddedServer
+from pgsieve.resources.postgres.source import Source
+from tests.fixtures.oracle import wait_until
+from tests.fixtures.samples import TYPES, arrays, of_users, scalars
+from tests.fixtures.servers import drop_slots
+
+_numbers = itertools.count(1)
+
+
+def no_session() -> NoReturn:
+    raise AssertionError("this needs no JVM")
+
+
+def quiet(_: str) -> None:
+    pass
+
+
+class Site:
+    """A database of its own, whose publication `p` is copied."""
+
+    def __init__(self, name: str, conninfo: str, database: psycopg.Connection, folder: Path) -> None:
+        self._name, self._conninfo, self.database, self._folder = name, conninfo, database, folder
+
+    def subscription(self, by: str) -> Subscription:
+        """A subscription to all tables, with a slot of its own."""
+        feed = Feed(
+            name=by,
+            source=Source("publisher", self._conninfo),
+            slot=f"{self._name}_{by}",
+            capture=f"{self._name}_{by}",
+            filtered=False,
+            subscriptions={"sub": ("p",)},
+        )
+        return Subscription("sub", feed)
+
+    def lake(self, by: str) -> Lake:
+        """A lake to which this `process` copies tables, or two `threads` of it do."""
+        small = {"process": 2**30, "threads": -1}[by]
+        return Lake(str(self._folder / by), no_session, small, threads=2)
+
+    def copy(self, by: str) -> list[Copied]:
+        """Copy all tables."""
+        subscription, lake = self.subscription(by), self.lake(by)
+        return copy_tables(subscription, lake, tables_to_copy(subscription, lake), quiet)
+
+    def replica(self, by: str, table: str) -> DeltaTable:
+        """What was made of a table."""
+        return DeltaTable(self.lake(by).replica("sub", "public", table))
+
+
+@pytest.fixture
+def site(publisher_server: EmbeddedServer, tmp_path: Path) -> Iterator[Site]:
+    name = f"rows_{next(_numbers)}"
+    with psycopg.connect(publisher_server.conninfo(), autocommit=True) as admin:
+        admin.execute(f"create database {name}")
+        conninfo = publisher_server.conninfo(dbname=name)
+        with psycopg.connect(conninfo, autocommit=True) as database:
+            yield Site(name, conninfo, database, tmp_path)
+            drop_slots(database)
+        admin.execute(f"drop database {name} with (force)")
+
+
+def test_values_of_all_types_are_the_same_whoever_copies_them(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot, "CHUNK_BYTES", 8 * 1024)
+    drawn = random.Random(19)
+    kinds = {"scalars": scalars(drawn), "users": of_users(drawn)}
+    kinds["arrays"] = arrays(drawn, kinds["scalars"])
+    site.database.execute(TYPES)
+    for name, columns in kinds.items():
+        types = [column.type for column in columns]
+        declared = ", ".join(f"c{number} {type_}" for number, type_ in enumerate(types))
+        site.database.execute(f"create table {name} (id int primary key, {declared})")
+        insert = f"insert into {name} values (%s, {', '.join(f'%s::text::{type_}' for type_ in types)})"
+        site.database.execute(insert, [0, *(None for _ in types)])
+        for row in range(1, 100):
+            values = [drawn.choice([*column.edges, column.draw()]) for column in columns]
+            site.database.execute(insert, [row, *values])
+    site.database.execute(f"create publication p for table {', '.join(kinds)}")
+    outcomes = {copied.table: (copied.rows, copied.problem) for copied in site.copy("threads")}
+    assert outcomes == dict.fromkeys(kinds, (100, None))
+    for name in kinds:
+        assert len(site.replica("threads", name).file_uris()) > 1, "in one chunk"
+    checked = check_consistency(site.subscription("threads"), site.lake("threads"), quiet)
+    assert {each.table: (each.publisher_rows, each.equal) for each in checked} == dict.fromkeys(
+        kinds, (100, True)
+    )
+
+
+def test_a_table_is_refused_in_the_same_words_whoever_copies_it(site: Site) -> None:
+    site.database.execute(
+        "create table price (id int primary key, amount numeric(5, 2));"
+        "insert into price select i, case i when 777 then 'NaN' else 1.5 end from generate_series(1, 1000) i;"
+        "create table divided (id int primary key); insert into divided values (1);"
+        "create publication p for table price, divided where (1 / (id - 1) = 1)"
+    )
+    problems = [{copied.table: copied.problem for copied in site.copy(by)} for by in ("process", "threads")]
+    assert problems[0] == problems[1]
+    assert "in the row with key (id)=(777)" in str(problems[0]["price"])
+    assert "division by zero" in str(problems[0]["divided"])
+
+
+def test_the_sessions_of_a_copy_end_where_a_chunk_fails(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot, "CHUNK_BYTES", 64 * 1024)
+    site.database.execute(
+        "create table price (id int primary key, amount numeric(5, 2), note text);"
+        "insert into price select i, case i when 1 then 'NaN' else 1.5 end, repeat('x', 500)"
+        " from generate_series(1, 50000) i;"
+        "create publication p for table price"
+    )
+    (copied,) = site.copy("threads")
+    assert copied.problem is not None
+    sessions = "select query from pg_stat_activity where query like 'COPY%' and datname = current_database()"
+    wait_until(lambda: not site.database.execute(sessions).fetchall(), lambda: "a chunk is read on")
