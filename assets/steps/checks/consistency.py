@@ -53,8 +53,9 @@ class TableConsistency:
         return self.problem is None and self.differing == 0
 
 
-#: How often tables are compared that are rewritten meanwhile.
+#: How often tables are compared that are altered meanwhile.
 ATTEMPTS = 3
+ALTERED = "its columns changed on the publisher; run again to copy it"
 REWRITTEN = "it was rewritten, by TRUNCATE or ALTER TABLE, while its rows were read; check it again"
 
 Names = Collection[Name] | None
@@ -86,7 +87,7 @@ class Moment:
         if state.definition is None or state.definition.columns != tuple(
             (n, t.spark) for n, t in types.items()
         ):
-            return "its columns changed on the publisher; run again to copy it"
+            return ALTERED
         return None
 
     def rewritten(self, names: Collection[Name]) -> list[Name]:
@@ -168,7 +169,7 @@ def check_consistency(
 ) -> list[TableConsistency]:
     """Compare replica tables (all, or `only` some) with the publisher at one LSN.
 
-    A table that is rewritten while it is compared is compared again, at a later LSN.
+    A table that is altered or rewritten while it is compared is compared again, at a later LSN.
     """
     results: dict[Name, TableConsistency] = {}
 
@@ -179,14 +180,14 @@ def check_consistency(
             rewritten = moment.rewritten([name for name in chosen if compared[name].differing])
         results.update(compared)
         results.update({n: TableConsistency(*n, moment.snapshot.lsn, problem=REWRITTEN) for n in rewritten})
-        return rewritten
+        return [*rewritten, *(name for name in chosen if compared[name].problem == ALTERED)]
 
-    while_rewritten(compare, only)
+    while_altered(compare, only)
     return list(results.values())
 
 
-def while_rewritten(step: Callable[[Names], Collection[Name]], names: Names) -> None:
-    """Do a step for some tables, and again for those that it returns, as they were rewritten while it read them."""
+def while_altered(step: Callable[[Names], Collection[Name]], names: Names) -> None:
+    """Do a step for some tables, and again for those that it returns, as they were altered while it read them."""
     for _ in range(ATTEMPTS):
         names = step(names)
         if not names:

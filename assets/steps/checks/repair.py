@@ -16,7 +16,14 @@ from pgsieve.assets.steps.apply.merging import keyless_merge, merge_by_spark
 from pgsieve.assets.steps.apply.replica_tables import renew_cut
 from pgsieve.assets.steps.checkpoint import checkpointed
 from pgsieve.assets.steps.checks.comparison import Sides
-from pgsieve.assets.steps.checks.consistency import REWRITTEN, Moment, Names, at_one_lsn, while_rewritten
+from pgsieve.assets.steps.checks.consistency import (
+    ALTERED,
+    REWRITTEN,
+    Moment,
+    Names,
+    at_one_lsn,
+    while_altered,
+)
 from pgsieve.assets.steps.checks.difference import differing_row_counts
 from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.observed import aggregated
@@ -44,7 +51,7 @@ class Repaired:
 def repair(subscription: Subscription, lake: Lake, names: Collection[Name], log: Log) -> list[Repaired]:
     """Make the named replicas equal to the publisher's tables at one LSN; unknown names are problems, too.
 
-    A table that is rewritten while it is read is repaired at a later LSN.
+    A table that is altered or rewritten while it is read is repaired at a later LSN.
     """
     results: dict[Name, Repaired] = {}
 
@@ -56,9 +63,9 @@ def repair(subscription: Subscription, lake: Lake, names: Collection[Name], log:
             }
             renew_cut(lake, subscription, versions)
         results.update(done)
-        return [name for name, repaired in done.items() if repaired.problem == REWRITTEN]
+        return [name for name, repaired in done.items() if repaired.problem in {ALTERED, REWRITTEN}]
 
-    while_rewritten(mend, names)
+    while_altered(mend, names)
     return list(results.values())
 
 

@@ -179,6 +179,22 @@ def test_a_table_that_is_truncated_while_it_is_compared_is_compared_again(replic
     assert replicated.check().equal
 
 
+def test_a_table_that_gets_a_column_while_it_is_compared_is_compared_again(replicated: Replicated) -> None:
+    replicated.publish(*items(10))
+    statements = iter(["alter table items add more int default 7; insert into items values (11)"])
+
+    @contextmanager
+    def exported(source: Source) -> Iterator[Snapshot]:
+        for statement in statements:
+            replicated.database.execute(statement)
+        with exported_snapshot(source) as snapshot:
+            yield snapshot
+
+    with patch.object(consistency, "exported_snapshot", exported):
+        compared = replicated.check()
+    assert (compared.problem, compared.equal, compared.replica_rows) == (None, True, 11)
+
+
 @pytest.mark.spark
 def test_a_repair_takes_no_row_of_a_table_that_was_read_as_empty(replicated: Replicated) -> None:
     replicated.publish(*items(10))
