@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import random
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from pgsieve.resources.failpoints import Failpoint
 from pgsieve.resources.postgres.embedded import EmbeddedServer
-from tests.faults.killable import site
+from tests.faults.killable import Site, site
 from tests.fixtures.s3_server import S3Server
 
 pytestmark = pytest.mark.spark
@@ -55,39 +57,33 @@ def test_a_run_killed_at_a_failpoint_is_made_good_by_the_next(
 ) -> None:
     with site("killed_later", publisher_server, tmp_path, master) as (pgsieve, database):
         assert pgsieve.run() == 0, pgsieve.log
-        for number, point in enumerate(LATER, 1):
-            pgsieve.write(database)
-            if point == Failpoint.ALTERATION_RECORDED:
-                with database.transaction():
-                    database.execute("ALTER PUBLICATION bank DROP TABLE savings")
-                    database.execute("ALTER PUBLICATION bank ADD TABLE savings")
-            assert (point, pgsieve.run(failpoint=point)) == (point, -signal.SIGKILL), pgsieve.log
-            pgsieve.write(database)
-            # The next run is one that is killed, too, elsewhere, but for every third.
-            if number % 3 == 0 or number == len(LATER):
-                assert pgsieve.run() == 0, pgsieve.log
-                pgsieve.verify(database)
+        kill_at_each(pgsieve, database, LATER)
 
 
 @pytest.mark.long
 def test_a_run_killed_with_its_lake_on_s3_is_made_good_by_the_next(
     publisher_server: EmbeddedServer, s3_server: S3Server, tmp_path: Path
 ) -> None:
-    """A Spark in each run, as nothing else shows that its commits are whole there, too."""
+    """The runs write themselves: for so few rows none starts a JVM."""
     with site("killed_on_s3", publisher_server, tmp_path, "local[2]", store=s3_server) as (pgsieve, database):
-        for number, point in enumerate((*FIRST, *LATER), 1):
-            if point == Failpoint.ALTERATION_RECORDED:
-                with database.transaction():
-                    database.execute("ALTER PUBLICATION bank DROP TABLE savings")
-                    database.execute("ALTER PUBLICATION bank ADD TABLE savings")
-            assert (point, pgsieve.run(failpoint=point)) == (point, -signal.SIGKILL), pgsieve.log
-            pgsieve.write(database)
-            if number == len(FIRST) or (number > len(FIRST) and number % 3 == 0):
-                assert pgsieve.run() == 0, pgsieve.log
-                pgsieve.verify(database)
-                pgsieve.write(database)
-        assert pgsieve.run() == 0, pgsieve.log
-        pgsieve.verify(database)
+        kill_at_each(pgsieve, database, (*FIRST, *LATER), settled_at=len(FIRST))
+
+
+def kill_at_each(
+    pgsieve: Site, database: psycopg.Connection, points: Sequence[str], settled_at: int = 0
+) -> None:
+    """Kill a run at each point in turn; at point `settled_at` and every third from there the next one is let go to its end."""
+    for number, point in enumerate(points, 1):
+        pgsieve.write(database)
+        if point == Failpoint.ALTERATION_RECORDED:
+            with database.transaction():
+                database.execute("ALTER PUBLICATION bank DROP TABLE savings")
+                database.execute("ALTER PUBLICATION bank ADD TABLE savings")
+        assert (point, pgsieve.run(failpoint=point)) == (point, -signal.SIGKILL), pgsieve.log
+        pgsieve.write(database)
+        if number == len(points) or (number >= settled_at and (number - settled_at) % 3 == 0):
+            assert pgsieve.run() == 0, pgsieve.log
+            pgsieve.verify(database)
 
 
 def test_runs_killed_at_random_while_the_source_is_written_to_lose_and_repeat_nothing(
