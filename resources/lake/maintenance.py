@@ -17,7 +17,8 @@ from deltalake import CommitProperties, QueryBuilder, WriterProperties
 from pyspark.sql import Row
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
-from pgsieve.resources.lake.delta.delta_rs import ROW_GROUP, LocalRecords
+from pgsieve.resources.lake.delta.bounds import bounded_if_possible
+from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.delta.layout import FILE_BYTES_PROPERTY, file_bytes
 from pgsieve.resources.lake.delta.records import commit_metadata, quoted
 from pgsieve.resources.lake.lake import METADATA, Lake
@@ -147,17 +148,20 @@ class _ByDeltaRs:
             return _BySpark(self.lake, self.path).compact(by)
         optimize = self.local.table_at(self.path).optimize
         size = file_bytes(self.local.properties(self.path))
-        # One task: each holds the rows of its files in memory.
-        if by:
-            done = optimize.z_order(by, target_size=size, max_concurrent_tasks=1, **self._written())
-        else:
-            done = optimize.compact(target_size=size, max_concurrent_tasks=1, **self._written())
-        return int(done["numFilesRemoved"]) - int(done["numFilesAdded"])
 
-    def _written(self) -> dict[str, Any]:
-        """How files are written, and the commit."""
-        properties = WriterProperties(max_row_group_size=ROW_GROUP, compression="SNAPPY")
-        return {"writer_properties": properties, "commit_properties": self._commit()}
+        def written(files: WriterProperties) -> Mapping[str, Any]:
+            # One task: each holds the rows of its files in memory.
+            how = {
+                "target_size": size,
+                "max_concurrent_tasks": 1,
+                "writer_properties": files,
+                "commit_properties": self._commit(),
+            }
+            done: Mapping[str, Any] = optimize.z_order(by, **how) if by else optimize.compact(**how)
+            return done
+
+        done = bounded_if_possible(written)
+        return int(done["numFilesRemoved"]) - int(done["numFilesAdded"])
 
     def vacuum(self, hours: int) -> int:
         table = self.local.table_at(self.path)

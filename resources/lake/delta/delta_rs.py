@@ -25,6 +25,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
 from pgsieve.decoding.lsn import format_lsn
+from pgsieve.resources.lake.delta.bounds import BOUNDED, bounded_if_possible
 from pgsieve.resources.lake.delta.conforming import conformed
 from pgsieve.resources.lake.delta.errors import DamagedTableError, OverrunError, commit_again
 from pgsieve.resources.lake.delta.key_lookup import Key, present_keys, rows_of
@@ -35,8 +36,6 @@ from pgsieve.resources.lake.delta.records import APPLICATION, VERSIONED, Standin
 from pgsieve.resources.lake.delta.tables import Tables, shared_tables
 from pgsieve.resources.lake.stores.store import Store, joined
 
-#: Several row groups a file, so that decoding one is shared among the cores.
-ROW_GROUP = 128 * 1024
 #: In a column's metadata, where Spark has its comment, too.
 COMMENT = "comment"
 COLUMN_MAPPING = "delta.columnMapping.mode"
@@ -182,19 +181,26 @@ class LocalRecords:
         def attempt(table: DeltaTable | None) -> None:
             if _holds(path, self._standing(path, table).position, position, overwrite=overwrite):
                 return
-            write_deltalake(
-                path if table is None else table,
-                rows,
-                mode="error" if table is None else "overwrite" if overwrite else "append",
-                schema_mode=("overwrite" if overwrite else "merge") if table else None,
-                configuration=None if table else properties,
-                storage_options=self._tables.options if table is None else None,
-                target_file_size=file_bytes(_configuration(table, properties)),
-                writer_properties=WriterProperties(max_row_group_size=ROW_GROUP, compression="SNAPPY"),
-                commit_properties=_commit(
-                    position, metadata, alone=overwrite or base is not None or table is None
-                ),
-            )
+
+            def written(files: WriterProperties) -> None:
+                write_deltalake(
+                    path if table is None else table,
+                    rows,
+                    mode="error" if table is None else "overwrite" if overwrite else "append",
+                    schema_mode=("overwrite" if overwrite else "merge") if table else None,
+                    configuration=None if table else properties,
+                    storage_options=self._tables.options if table is None else None,
+                    target_file_size=file_bytes(_configuration(table, properties)),
+                    writer_properties=files,
+                    commit_properties=_commit(
+                        position, metadata, alone=overwrite or base is not None or table is None
+                    ),
+                )
+
+            if isinstance(rows, pa.Table):
+                bounded_if_possible(written, rows)
+            else:
+                written(BOUNDED)
 
         self._committed(path, attempt, base=base, after=after, once=not isinstance(rows, pa.Table))
 
@@ -312,20 +318,26 @@ class LocalRecords:
 
         def attempt(table: DeltaTable | None) -> None:
             assert table is not None
-            merger = table.merge(
-                source,
-                clauses.on,
-                source_alias="s",
-                target_alias="t",
-                writer_properties=WriterProperties(max_row_group_size=ROW_GROUP, compression="SNAPPY"),
-                commit_properties=_commit(position, alone=True),
-            )
-            metrics.update(
-                merger.when_matched_delete(clauses.deletes)
-                .when_matched_update(dict(clauses.update))
-                .when_not_matched_insert(dict(clauses.insert), clauses.inserts)
-                .execute()
-            )
+            target = table
+
+            def merged(files: WriterProperties) -> Mapping[str, Any]:
+                merger = target.merge(
+                    source,
+                    clauses.on,
+                    source_alias="s",
+                    target_alias="t",
+                    writer_properties=files,
+                    commit_properties=_commit(position, alone=True),
+                )
+                done: Mapping[str, Any] = (
+                    merger.when_matched_delete(clauses.deletes)
+                    .when_matched_update(dict(clauses.update))
+                    .when_not_matched_insert(dict(clauses.insert), clauses.inserts)
+                    .execute()
+                )
+                return done
+
+            metrics.update(bounded_if_possible(merged, source))
 
         self._committed(path, attempt, base=base)
         return {kind: int(metrics[f"num_target_rows_{kind}"]) for kind in ("inserted", "updated", "deleted")}

@@ -99,14 +99,15 @@ def test_values_of_all_types_are_the_same_whoever_copies_them(
             values = [drawn.choice([*column.edges, column.draw()]) for column in columns]
             site.database.execute(insert, [row, *values])
     site.database.execute(f"create publication p for table {', '.join(kinds)}")
-    outcomes = {copied.table: (copied.rows, copied.problem) for copied in site.copy("threads")}
-    assert outcomes == dict.fromkeys(kinds, (100, None))
+    for by in ("process", "threads"):
+        outcomes = {copied.table: (copied.rows, copied.problem) for copied in site.copy(by)}
+        assert outcomes == dict.fromkeys(kinds, (100, None))
+        checked = check_consistency(site.subscription(by), site.lake(by), quiet)
+        assert {each.table: (each.publisher_rows, each.equal) for each in checked} == dict.fromkeys(
+            kinds, (100, True)
+        )
     for name in kinds:
         assert len(site.replica("threads", name).file_uris()) > 1, "in one chunk"
-    checked = check_consistency(site.subscription("threads"), site.lake("threads"), quiet)
-    assert {each.table: (each.publisher_rows, each.equal) for each in checked} == dict.fromkeys(
-        kinds, (100, True)
-    )
 
 
 def test_a_table_is_refused_in_the_same_words_whoever_copies_it(site: Site) -> None:
