@@ -151,7 +151,7 @@ class _ByDeltaRs:
 
         def written(files: WriterProperties) -> Mapping[str, Any]:
             # One task: each holds the rows of its files in memory.
-            how = {
+            how: dict[str, Any] = {
                 "target_size": size,
                 "max_concurrent_tasks": 1,
                 "writer_properties": files,
