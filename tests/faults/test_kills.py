@@ -61,6 +61,7 @@ def test_a_run_killed_at_a_failpoint_is_made_good_by_the_next(
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)  # 29 runs
 def test_a_run_killed_with_its_lake_on_s3_is_made_good_by_the_next(
     publisher_server: EmbeddedServer, s3_server: S3Server, tmp_path: Path
 ) -> None:

@@ -207,6 +207,7 @@ def test_what_a_layout_names_in_vain_is_said(pgsieve: Pgsieve, database: psycopg
 
 @pytest.mark.spark
 @pytest.mark.long
+@pytest.mark.timeout(1800)  # it starts five JVMs
 def test_spark_leaves_and_reads_the_feed_that_this_process_leaves(
     pgsieve: Pgsieve, database: psycopg.Connection
 ) -> None:
