@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -212,3 +213,14 @@ def test_a_command_says_which_extra_it_lacks(python: Path, project: Path, comman
     assert refused.returncode == 2
     assert f"error: `pgsieve {command}` needs {what}, which is not installed" in refused.stderr
     assert f"pip install 'pgsieve[{command}]'" in refused.stderr
+
+
+@pytest.mark.long
+def test_the_wheel_is_all_that_the_demo_needs(wheel: Path, tmp_path: Path) -> None:
+    run(sys.executable, "-m", "venv", tmp_path / "venv", cwd=tmp_path)
+    python = tmp_path / "venv" / "bin" / "python"
+    run(python, "-m", "pip", "install", "--quiet", f"pgsieve[demo] @ {wheel.as_uri()}", cwd=tmp_path)
+    report = json.loads(run(python.with_name("pgsieve"), "demo", "--json", cwd=tmp_path).stdout)
+    assert report["tables"]
+    for table in report["tables"]:
+        assert sorted(table["replica"]) == sorted(table["subscriber"]), table["table"]
