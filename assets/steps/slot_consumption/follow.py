@@ -36,7 +36,7 @@ from pgsieve.decoding.protocol.messages import Commit, Prepare, Truncate, decode
 from pgsieve.decoding.protocol.transactions import TransactionAssembler
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.receiver import Received
-from pgsieve.resources.postgres.slot import slot_state, wait_until_free
+from pgsieve.resources.postgres.slot import SlotAheadError, slot_state, wait_until_free
 from pgsieve.resources.postgres.source import PassingFaultError, SourceUnreachableError
 from pgsieve.resources.postgres.stream import ReplicationStream, Started
 from pgsieve.resources.spool import FileSpool
@@ -140,23 +140,30 @@ class StreamedFeed:
 
     def slices(self) -> Iterator[int]:
         """The end of each slice as soon as it is due; it has to be appended before the next one is asked for."""
-        for item in self._stream.items():
-            match item:
-                case Started():
-                    self._begin(item)
-                case Received():
-                    self.heard = time.monotonic()
-                    self.received += item.messages.nbytes
-                    for messages in self._session.assembler.assemble(item.messages.column("data")):
-                        self._session.waiting.add(messages)
-                    self.position = item.position
-                    waiting = self._session.waiting
-                    if waiting.is_due() or (not waiting.end and self._is_behind()):
-                        yield from self._due()
-                        if self._ended:
-                            return
-                    if self._is_awaited():
-                        self.stop()
+        try:
+            for item in self._stream.items():
+                match item:
+                    case Started():
+                        self._begin(item)
+                    case Received():
+                        self.heard = time.monotonic()
+                        self.received += item.messages.nbytes
+                        for messages in self._session.assembler.assemble(item.messages.column("data")):
+                            self._session.waiting.add(messages)
+                        self.position = item.position
+                        waiting = self._session.waiting
+                        if waiting.is_due() or (not waiting.end and self._is_behind()):
+                            yield from self._due()
+                            if self._ended:
+                                return
+                        if self._is_awaited():
+                            self.stop()
+        except SlotAheadError:
+            # While the connection was cut, the turn may have been lost, too: then another process has read on.
+            if (ChangeLog(self._lake, self._feed).position() or 0) <= self._durable:
+                raise
+            self._log(f"another process has read the slot {self._feed.slot} meanwhile")
+            return
         # Where nothing arrived, something may be altered that decides what should have.
         if self._session.waiting.end or self.position > self._durable:
             yield from self._due()

@@ -7,13 +7,16 @@ through SQL with two_phase, and through the streaming replication protocol, stop
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.prepared import Prepared
 from pgsieve.assets.steps.slot_consumption import appending, follow
 from pgsieve.assets.steps.slot_consumption.drain import drain
@@ -22,9 +25,12 @@ from pgsieve.decoding.protocol.messages import Relation, decode
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.plugin_options import PgoutputOptions
+from pgsieve.resources.postgres.receiver import Receiver
 from pgsieve.resources.postgres.slot import SlotError, SlotInUseError, wait_until_free
 from pgsieve.resources.postgres.source import Source
+from pgsieve.resources.postgres.stream import ReplicationStream
 from tests.fixtures.concurrent_sessions import SETTINGS, STEPS, TABLES, Workload, connect, flushed_lsn
+from tests.fixtures.oracle import wait_until
 from tests.fixtures.servers import new_server
 from tests.fixtures.streamed import consume_stream
 from tests.fixtures.walsender import Walsender
@@ -143,6 +149,45 @@ def test_what_is_prepared_survives_a_run_that_dies(server, tmp_path, monkeypatch
             inserted = [message.new[0].content for *_, kind, message, _ in consumer.changes() if kind == "I"]
             assert inserted == [b"3", b"1", b"5", b"2", b"4"]
         finally:
+            connection.execute("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots")
+            connection.execute("TRUNCATE a")
+
+
+def test_who_was_overtaken_while_the_connection_was_cut_ends_and_loses_nothing(
+    server, tmp_path, monkeypatch
+) -> None:
+    # As where a server restarts: the session of the turn ends with the walsender's, and another process is there sooner.
+    overtaken, begin = threading.Event(), ReplicationStream._start
+    begun = []
+
+    def start(stream: ReplicationStream) -> Receiver:
+        begun.append(stream)
+        assert len(begun) == 1 or overtaken.wait(30)
+        return begin(stream)
+
+    monkeypatch.setattr(ReplicationStream, "_start", start)
+    others = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_type IN ('client backend', 'walsender')"
+    with connect(server) as connection, ThreadPoolExecutor(1) as pool:
+        consumer = Consumer("streamed_at_commit", server, tmp_path)
+        try:
+            connection.execute("INSERT INTO a VALUES (1)")
+            consuming = pool.submit(consume_stream, consumer.feed, consumer.lake, 2**62)
+            change_log = ChangeLog(consumer.lake, consumer.feed)
+            wait_until(lambda: len(consumer.changes()) > 0, lambda: "nothing is appended")
+            before = change_log.position()
+            connection.execute(f"{others} AND pid <> pg_backend_pid()")
+            connection.execute("INSERT INTO a VALUES (2)")
+            drain(consumer.feed, consumer.lake, [], print)
+            assert (change_log.position() or 0) > (before or 0)
+            overtaken.set()
+            consuming.result(30)
+            monkeypatch.undo()
+            connection.execute("INSERT INTO a VALUES (3)")
+            consumer.consume(flushed_lsn(connection))
+            inserted = [message.new[0].content for *_, kind, message, _ in consumer.changes() if kind == "I"]
+            assert inserted == [b"1", b"2", b"3"]
+        finally:
+            overtaken.set()
             connection.execute("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots")
             connection.execute("TRUNCATE a")
 
