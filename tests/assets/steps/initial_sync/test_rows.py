@@ -25,6 +25,8 @@ from tests.fixtures.oracle import wait_until
 from tests.fixtures.samples import TYPES, arrays, of_users, scalars
 from tests.fixtures.servers import drop_slots
 
+pytestmark = pytest.mark.slow
+
 _numbers = itertools.count(1)
 
 

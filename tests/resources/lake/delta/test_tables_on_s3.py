@@ -8,6 +8,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.fixtures.s3_proxy import S3Proxy, s3_proxy
 from tests.fixtures.s3_server import S3Server
 
@@ -49,6 +51,7 @@ def _settle(proxy: S3Proxy) -> None:
         time.sleep(0.3)
 
 
+@pytest.mark.slow
 def test_another_object_for_the_same_lake_asks_only_for_what_is_new(
     s3_server: S3Server, s3_folder: str
 ) -> None:
