@@ -8,6 +8,7 @@ killed anywhere, it is just done again. It may run beside a run: of two writers 
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -29,6 +30,7 @@ from pgsieve.decoding.lsn import format_lsn
 from pgsieve.resources.lake.delta.errors import again_after_conflict
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.maintenance import TableMaintenance, maintenance
+from pgsieve.resources.postgres.source import SourceUnreachableError
 
 #: Grace period: a reader that has just looked up a cut has this long to read its versions.
 READING = timedelta(hours=1)
@@ -57,10 +59,45 @@ class MaintainedTable:
     files: int
 
 
+@contextmanager
+def _alone(feed: Feed, what: str) -> Iterator[None]:
+    """Let no other process compact the same tables: delta-rs commits two compactions of the same files, and doubles rows.
+
+    Where the source is not reached, it is done without the lock.
+    """
+    with ExitStack() as locked:
+        with suppress(SourceUnreachableError):
+            locked.enter_context(feed.source.exclusively(f"maintenance of {what}"))
+        yield
+
+
 def maintain_feed(
     feed: Feed, lake: Lake, subscriptions: Iterable[Subscription], retention: Retention, log: Log
 ) -> list[MaintainedTable]:
     """Maintain the change log and what belongs to it; `subscriptions` are all that read the feed."""
+    with _alone(feed, f"slot {feed.slot}"):
+        return _maintain_feed(feed, lake, subscriptions, retention, log)
+
+
+def maintain_subscription(
+    subscription: Subscription,
+    lake: Lake,
+    retention: Retention,
+    log: Log,
+    only: Collection[Name] | None = None,
+) -> list[MaintainedTable]:
+    """Maintain the change history, the replicas with their cuts, and the records of a subscription.
+
+    Raises ClusteringError, once everything else is done, where a replica cannot be clustered as its layout says.
+    `only` leaves out the history and the replicas of other tables: nothing was written to them.
+    """
+    with _alone(subscription.feed, subscription.name):
+        return _maintain_subscription(subscription, lake, retention, log, only)
+
+
+def _maintain_feed(
+    feed: Feed, lake: Lake, subscriptions: Iterable[Subscription], retention: Retention, log: Log
+) -> list[MaintainedTable]:
     maintainer, change_log = _Maintainer(lake, retention), ChangeLog(lake, feed).path
     applied = min((applied_up_to(lake, s) for s in subscriptions), default=0)
     upto = maintainer.expired(change_log, applied, retention.change_log)
@@ -82,18 +119,13 @@ def maintain_feed(
     return maintainer.done
 
 
-def maintain_subscription(
+def _maintain_subscription(
     subscription: Subscription,
     lake: Lake,
     retention: Retention,
     log: Log,
-    only: Collection[Name] | None = None,
+    only: Collection[Name] | None,
 ) -> list[MaintainedTable]:
-    """Maintain the change history, the replicas with their cuts, and the records of a subscription.
-
-    Raises ClusteringError, once everything else is done, where a replica cannot be clustered as its layout says.
-    `only` leaves out the history and the replicas of other tables: nothing was written to them.
-    """
     maintainer, name = _Maintainer(lake, retention), subscription.name
     record = SubscriptionRecord(lake, name)
     record.refuse_other_folders()
