@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,8 +17,10 @@ from typer.testing import CliRunner
 from pgsieve.pipelines.command_line import cli
 from pgsieve.pipelines.config.model import load_config
 from pgsieve.pipelines.definitions import definitions
+from pgsieve.pipelines.project import project
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.fixtures.servers import drop_slots
+from tests.fixtures.shop import Shop
 
 
 @pytest.fixture
@@ -105,3 +108,16 @@ def test_maintenance_has_a_schedule_that_is_off(file: Path) -> None:
         "sales/maintenance",
         "shop/change_log_maintenance",
     }
+
+
+def test_a_maintenance_waits_for_another_of_the_same_tables(shop: Shop) -> None:
+    shop.copy()
+    declared = project(load_config(shop.path))
+    feed = declared.subscriptions["one"].feed
+    with feed.source.exclusively("maintenance of one"):
+        maintaining = threading.Thread(target=shop.cli, args=("maintain",))
+        maintaining.start()
+        maintaining.join(3)
+        assert maintaining.is_alive()
+    maintaining.join(60)
+    assert not maintaining.is_alive()
