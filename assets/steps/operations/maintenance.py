@@ -59,24 +59,32 @@ class MaintainedTable:
     files: int
 
 
-@contextmanager
-def _alone(feed: Feed, what: str) -> Iterator[None]:
-    """Let no other process compact the same tables: delta-rs commits two compactions of the same files, and doubles rows.
-
-    Where the source is not reached, it is done without the lock.
-    """
-    with ExitStack() as locked:
-        with suppress(SourceUnreachableError):
-            locked.enter_context(feed.source.exclusively(f"maintenance of {what}"))
-        yield
-
-
 def maintain_feed(
     feed: Feed, lake: Lake, subscriptions: Iterable[Subscription], retention: Retention, log: Log
 ) -> list[MaintainedTable]:
     """Maintain the change log and what belongs to it; `subscriptions` are all that read the feed."""
-    with _alone(feed, f"slot {feed.slot}"):
-        return _maintain_feed(feed, lake, subscriptions, retention, log)
+    with _maintaining(feed, f"slot {feed.slot}", lake, retention) as maintainer:
+        change_log = ChangeLog(lake, feed).path
+        applied = min((applied_up_to(lake, s) for s in subscriptions), default=0)
+        upto = maintainer.expired(change_log, applied, retention.change_log)
+        log(
+            f"change log of {feed.name}: applied up to {format_lsn(applied)}, deleted up to {format_lsn(upto)}"
+        )
+        if upto:
+            FeedRecord(lake, feed).note_deleted(upto)
+        owners = [feed.name, *(as_published(feed, s).name for s in feed.subscriptions if not feed.filtered)]
+        for owner in owners:
+            for path in (lake.change_log(owner), lake.slices(owner)):
+                maintainer.maintain(path, f"slice <= {upto:d}" if upto else None)
+        maintainer.maintain(AlteredSlices(lake, feed).path, f"slice <= {upto:d}" if upto else None)
+        # The newest catalog of then is that of the slices which follow.
+        record = Catalogs(lake, feed).path
+        catalogs = [row["lsn"] for row in lake.records.rows(record) if row["lsn"] <= upto]
+        maintainer.maintain(record, f"lsn < {max(catalogs):d}" if catalogs else None)
+        maintainer.maintain(Prepared(lake, feed).path)
+        feed_record = FeedRecord(lake, feed)
+        maintainer.maintain(feed_record.path, superseded(feed_record.counting_versions()))
+        return maintainer.done
 
 
 def maintain_subscription(
@@ -91,85 +99,53 @@ def maintain_subscription(
     Raises ClusteringError, once everything else is done, where a replica cannot be clustered as its layout says.
     `only` leaves out the history and the replicas of other tables: nothing was written to them.
     """
-    with _alone(subscription.feed, subscription.name):
-        return _maintain_subscription(subscription, lake, retention, log, only)
-
-
-def _maintain_feed(
-    feed: Feed, lake: Lake, subscriptions: Iterable[Subscription], retention: Retention, log: Log
-) -> list[MaintainedTable]:
-    maintainer, change_log = _Maintainer(lake, retention), ChangeLog(lake, feed).path
-    applied = min((applied_up_to(lake, s) for s in subscriptions), default=0)
-    upto = maintainer.expired(change_log, applied, retention.change_log)
-    log(f"change log of {feed.name}: applied up to {format_lsn(applied)}, deleted up to {format_lsn(upto)}")
-    if upto:
-        FeedRecord(lake, feed).note_deleted(upto)
-    owners = [feed.name, *(as_published(feed, s).name for s in feed.subscriptions if not feed.filtered)]
-    for owner in owners:
-        for path in (lake.change_log(owner), lake.slices(owner)):
-            maintainer.maintain(path, f"slice <= {upto:d}" if upto else None)
-    maintainer.maintain(AlteredSlices(lake, feed).path, f"slice <= {upto:d}" if upto else None)
-    # The newest catalog of then is that of the slices which follow.
-    record = Catalogs(lake, feed).path
-    catalogs = [row["lsn"] for row in lake.records.rows(record) if row["lsn"] <= upto]
-    maintainer.maintain(record, f"lsn < {max(catalogs):d}" if catalogs else None)
-    maintainer.maintain(Prepared(lake, feed).path)
-    feed_record = FeedRecord(lake, feed)
-    maintainer.maintain(feed_record.path, superseded(feed_record.counting_versions()))
-    return maintainer.done
-
-
-def _maintain_subscription(
-    subscription: Subscription,
-    lake: Lake,
-    retention: Retention,
-    log: Log,
-    only: Collection[Name] | None,
-) -> list[MaintainedTable]:
-    maintainer, name = _Maintainer(lake, retention), subscription.name
-    record = SubscriptionRecord(lake, name)
-    record.refuse_other_folders()
-    tables = TableStates(lake, name).newest()
-    applied, cut = applied_up_to(lake, subscription), Cuts(lake, subscription.name).last()
-    written = {table: state for table, state in tables.items() if only is None or table in only}
-    for path in _histories(lake, name, written):
-        upto = maintainer.expired(path, applied, retention.changes)
-        maintainer.maintain(path, f"slice <= {upto:d}" if upto else None, record=False)
-    # A change after the newest cut tells the next one of its table; a slice without any tells how far this is.
-    applied_rows = f"slice <= {cut.lsn if cut else 0:d} or (slice < {applied:d} and inserts is null)"
-    maintainer.maintain(Transformed(lake, name).path, applied_rows)
-    states = TableStates(lake, name)
-    maintainer.maintain(states.path, superseded(states.counting_versions()))
-    maintainer.maintain(record.path, superseded({record.newest_version()}))
-    maintainer.maintain(Registered(lake, name).path)
-    replicas, refused = [lake.replica(name, *table) for table in written], list[ClusteringError]()
-    clusterings = Clusterings(record)
-    for (table, state), path in zip(written.items(), replicas, strict=True):
-        by = tuple[str, ...]()
-        try:
-            by = clustering(subscription, table, state.definition.columns if state.definition else ())
-        except ClusteringError as error:
-            refused.append(error)
-        if by and maintainer.exists(path) and clusterings.is_due(table, by, maintainer.files(path)):
-            maintainer.compact(path, by=by)
-            clusterings.note(table, by, maintainer.files(path))
+    name = subscription.name
+    with _maintaining(subscription.feed, name, lake, retention) as maintainer:
+        record = SubscriptionRecord(lake, name)
+        record.refuse_other_folders()
+        tables = TableStates(lake, name).newest()
+        applied, cut = applied_up_to(lake, subscription), Cuts(lake, subscription.name).last()
+        written = {table: state for table, state in tables.items() if only is None or table in only}
+        for path in _histories(lake, name, written):
+            upto = maintainer.expired(path, applied, retention.changes)
+            maintainer.maintain(path, f"slice <= {upto:d}" if upto else None, record=False)
+        # A change after the newest cut tells the next one of its table; a slice without any tells how far this is.
+        applied_rows = f"slice <= {cut.lsn if cut else 0:d} or (slice < {applied:d} and inserts is null)"
+        maintainer.maintain(Transformed(lake, name).path, applied_rows)
+        states = TableStates(lake, name)
+        maintainer.maintain(states.path, superseded(states.counting_versions()))
+        maintainer.maintain(record.path, superseded({record.newest_version()}))
+        maintainer.maintain(Registered(lake, name).path)
+        replicas, refused = [lake.replica(name, *table) for table in written], list[ClusteringError]()
+        clusterings = Clusterings(record)
+        for (table, state), path in zip(written.items(), replicas, strict=True):
+            by = tuple[str, ...]()
+            try:
+                by = clustering(subscription, table, state.definition.columns if state.definition else ())
+            except ClusteringError as error:
+                refused.append(error)
+            if by and maintainer.exists(path) and clusterings.is_due(table, by, maintainer.files(path)):
+                maintainer.compact(path, by=by)
+                clusterings.note(table, by, maintainer.files(path))
+            else:
+                maintainer.compact(path)
+        clusterings.save()
+        since = datetime.now(UTC) - max(retention.versions - READING, timedelta())
+        if _renew_cut(lake, subscription, since, newest_version(tables.values())):
+            # First nobody finds a cut any more, then its files go.
+            cuts = Cuts(lake, name).path
+            maintainer.maintain(cuts, maintainer.expired_cuts(cuts, since), since=since)
+            for path in replicas:
+                maintainer.vacuum(path)
+            # What that committed is behind it, too: a run looks for nothing in a replica that is as its cut has it.
+            _renew_cut(lake, subscription, since, newest_version(tables.values()))
         else:
-            maintainer.compact(path)
-    clusterings.save()
-    since = datetime.now(UTC) - max(retention.versions - READING, timedelta())
-    if _renew_cut(lake, subscription, since, newest_version(tables.values())):
-        # First nobody finds a cut any more, then its files go.
-        cuts = Cuts(lake, name).path
-        maintainer.maintain(cuts, maintainer.expired_cuts(cuts, since), since=since)
-        for path in replicas:
-            maintainer.vacuum(path)
-        # What that committed is behind it, too: a run looks for nothing in a replica that is as its cut has it.
-        _renew_cut(lake, subscription, since, newest_version(tables.values()))
-    else:
-        log(f"{name}: a replica is ahead of the cuts, old versions stay until a run has written the next cut")
-    if refused:
-        raise refused[0]
-    return maintainer.done
+            log(
+                f"{name}: a replica is ahead of the cuts, old versions stay until a run has written the next cut"
+            )
+        if refused:
+            raise refused[0]
+        return maintainer.done
 
 
 def _histories(lake: Lake, subscription: str, tables: Mapping[Name, TableState]) -> Iterator[str]:
@@ -280,3 +256,16 @@ class _Maintainer:
                 return work(maintenance(self._lake, path))
 
         return again_after_conflict(attempt)()
+
+
+@contextmanager
+def _maintaining(feed: Feed, what: str, lake: Lake, retention: Retention) -> Iterator[_Maintainer]:
+    """A maintainer whose tables no other process compacts.
+
+    delta-rs commits two compactions of the same files one after the other, which doubles rows. Where the source is not
+    reached, it is done without the lock.
+    """
+    with ExitStack() as locked:
+        with suppress(SourceUnreachableError):
+            locked.enter_context(feed.source.exclusively(f"maintenance of {what}"))
+        yield _Maintainer(lake, retention)

@@ -126,8 +126,7 @@ class StreamedFeed:
             self._session.close()
             self._stream.__exit__(kind, error, traceback)
             if error is None:
-                with self._feed.source.connect() as connection:
-                    wait_until_free(connection, self._feed.slot)
+                self._wait_until_free()
 
     def stop(self) -> None:
         """Make `slices` end soon, with what is committed by then; from any thread."""
@@ -141,29 +140,31 @@ class StreamedFeed:
     def slices(self) -> Iterator[int]:
         """The end of each slice as soon as it is due; it has to be appended before the next one is asked for."""
         try:
-            for item in self._stream.items():
-                match item:
-                    case Started():
-                        self._begin(item)
-                    case Received():
-                        self.heard = time.monotonic()
-                        self.received += item.messages.nbytes
-                        for messages in self._session.assembler.assemble(item.messages.column("data")):
-                            self._session.waiting.add(messages)
-                        self.position = item.position
-                        waiting = self._session.waiting
-                        if waiting.is_due() or (not waiting.end and self._is_behind()):
-                            yield from self._due()
-                            if self._ended:
-                                return
-                        if self._is_awaited():
-                            self.stop()
+            yield from self._slices()
         except SlotAheadError:
             # While the connection was cut, the turn may have been lost, too: then another process has read on.
             if (ChangeLog(self._lake, self._feed).position() or 0) <= self._durable:
                 raise
             self._log(f"another process has read the slot {self._feed.slot} meanwhile")
-            return
+
+    def _slices(self) -> Iterator[int]:
+        for item in self._stream.items():
+            match item:
+                case Started():
+                    self._begin(item)
+                case Received():
+                    self.heard = time.monotonic()
+                    self.received += item.messages.nbytes
+                    for messages in self._session.assembler.assemble(item.messages.column("data")):
+                        self._session.waiting.add(messages)
+                    self.position = item.position
+                    waiting = self._session.waiting
+                    if waiting.is_due() or (not waiting.end and self._is_behind()):
+                        yield from self._due()
+                        if self._ended:
+                            return
+                    if self._is_awaited():
+                        self.stop()
         # Where nothing arrived, something may be altered that decides what should have.
         if self._session.waiting.end or self.position > self._durable:
             yield from self._due()
@@ -209,11 +210,14 @@ class StreamedFeed:
         self._ended = True
         self.stop()
         self._stream.disconnect()
-        with self._feed.source.connect() as connection:
-            wait_until_free(connection, self._feed.slot)
+        self._wait_until_free()
         drained = drain(self._feed, self._lake, (), self._log)
         self.position = self._durable = drained.to_lsn
         return drained
+
+    def _wait_until_free(self) -> None:
+        with self._feed.source.connect() as connection:
+            wait_until_free(connection, self._feed.slot)
 
     def _begin(self, started: Started) -> None:
         """A connection starts: what was not appended is sent again."""
