@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +14,7 @@ import pytest
 
 from pgsieve.pipelines.following import follow
 from tests.faults.killable import REFUSED, start_pgsieve
+from tests.fixtures.background import always
 from tests.fixtures.oracle import wait_until
 from tests.fixtures.shop import Shop
 
@@ -21,22 +22,14 @@ from tests.fixtures.shop import Shop
 @contextmanager
 def writes(shop: Shop) -> Iterator[None]:
     """Commit a row every few milliseconds meanwhile."""
-    ended = threading.Event()
+    numbers = itertools.count(1000)
+    with psycopg.connect(shop.database.info.dsn, autocommit=True) as connection:
 
-    def write() -> None:
-        with psycopg.connect(shop.database.info.dsn, autocommit=True) as connection:
-            for number in range(1000, 100_000):
-                connection.execute("insert into orders values (%s, 0)", [number])
-                if ended.wait(0.02):
-                    return
+        def write() -> None:
+            connection.execute("insert into orders values (%s, 0)", [next(numbers)])
 
-    writer = threading.Thread(target=write)
-    writer.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        writer.join()
+        with always(write, 0.02):
+            yield
 
 
 @contextmanager

@@ -35,7 +35,7 @@ from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.snapshot import Snapshot, exported_snapshot
 from pgsieve.resources.postgres.source import Source
 from tests.fixtures.pgsieve_replica import engine
-from tests.fixtures.servers import drop_slots
+from tests.fixtures.servers import own_database
 
 ROWS = 100_000
 _numbers = itertools.count(1)
@@ -80,21 +80,16 @@ class Replicated:
 @pytest.fixture
 def replicated(publisher_server: EmbeddedServer, tmp_path: Path) -> Iterator[Replicated]:
     name = f"consistency_{next(_numbers)}"
-    with psycopg.connect(publisher_server.conninfo(), autocommit=True) as admin:
-        admin.execute(f"create database {name}")
-        conninfo = publisher_server.conninfo(dbname=name)
-        feed = Feed(
-            name=name,
-            source=Source("publisher", conninfo),
-            slot=name,
-            capture=name,
-            filtered=False,
-            subscriptions={"sub": ("p",)},
-        )
-        with psycopg.connect(conninfo, autocommit=True) as database:
-            yield Replicated(database, Subscription("sub", feed), tmp_path / "lake")
-            drop_slots(database)
-        admin.execute(f"drop database {name} with (force)")
+    feed = Feed(
+        name=name,
+        source=Source("publisher", publisher_server.conninfo(dbname=name)),
+        slot=name,
+        capture=name,
+        filtered=False,
+        subscriptions={"sub": ("p",)},
+    )
+    with own_database(publisher_server, name) as database:
+        yield Replicated(database, Subscription("sub", feed), tmp_path / "lake")
 
 
 def items(rows: int) -> tuple[str, ...]:
@@ -152,45 +147,41 @@ def test_equal_rows_of_a_filtered_table_without_a_key_count_as_often_as_they_are
     assert (comparison.differing, comparison.keys) == (200, ("a row missing from the replica",))
 
 
-def truncated_at_each_export(database: psycopg.Connection, times: int) -> AbstractContextManager[object]:
-    """Let TRUNCATE commit right after a snapshot of `items` with a row was exported, so often."""
-    left = iter(range(times))
+def disturbed_exports(
+    database: psycopg.Connection, *disturbances: tuple[str, str]
+) -> AbstractContextManager[object]:
+    """Run statements right before and right after a snapshot is exported, for so many exports."""
+    left = iter(disturbances)
 
     @contextmanager
     def exported(source: Source) -> Iterator[Snapshot]:
-        number = next(left, None)
-        if number is not None:
-            database.execute("insert into items values (%s)", [-1 - number])
+        before, after = next(left, ("", ""))
+        database.execute(before)
         with exported_snapshot(source) as snapshot:
-            if number is not None:
-                database.execute("truncate items")
+            database.execute(after)
             yield snapshot
 
     return patch.object(consistency, "exported_snapshot", exported)
 
 
+#: Tables with a row that the snapshot knows of, and none that it sees.
+TRUNCATED = [(f"insert into items values ({-number})", "truncate items") for number in range(1, ATTEMPTS + 1)]
+
+
 def test_a_table_that_is_truncated_while_it_is_compared_is_compared_again(replicated: Replicated) -> None:
     replicated.publish(*items(10))
-    with truncated_at_each_export(replicated.database, 1):
+    with disturbed_exports(replicated.database, TRUNCATED[0]):
         compared = replicated.check()
     assert (compared.equal, compared.publisher_rows, compared.replica_rows) == (True, 0, 0)
-    with truncated_at_each_export(replicated.database, ATTEMPTS):
+    with disturbed_exports(replicated.database, *TRUNCATED):
         assert replicated.check().problem == REWRITTEN
     assert replicated.check().equal
 
 
 def test_a_table_that_gets_a_column_while_it_is_compared_is_compared_again(replicated: Replicated) -> None:
     replicated.publish(*items(10))
-    statements = iter(["alter table items add more int default 7; insert into items values (11)"])
-
-    @contextmanager
-    def exported(source: Source) -> Iterator[Snapshot]:
-        for statement in statements:
-            replicated.database.execute(statement)
-        with exported_snapshot(source) as snapshot:
-            yield snapshot
-
-    with patch.object(consistency, "exported_snapshot", exported):
+    added = "alter table items add more int default 7; insert into items values (11)"
+    with disturbed_exports(replicated.database, (added, "")):
         compared = replicated.check()
     assert (compared.problem, compared.equal, compared.replica_rows) == (None, True, 11)
 
@@ -200,7 +191,7 @@ def test_a_repair_takes_no_row_of_a_table_that_was_read_as_empty(replicated: Rep
     replicated.publish(*items(10))
     subscription, lake = replicated.subscription, replicated.lake(10**9, lambda: engine().session)
     name = ("public", "items")
-    with truncated_at_each_export(replicated.database, ATTEMPTS):
+    with disturbed_exports(replicated.database, *TRUNCATED):
         (done,) = repair(subscription, lake, [name], _quiet)
     assert (done.inserted, done.deleted, done.problem) == (0, 0, REWRITTEN)
     assert replicated.replica("items").to_pyarrow_table()["id"].to_pylist() == [-ATTEMPTS]

@@ -23,7 +23,7 @@ from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.source import Source
 from tests.fixtures.oracle import wait_until
 from tests.fixtures.samples import TYPES, arrays, of_users, scalars
-from tests.fixtures.servers import drop_slots
+from tests.fixtures.servers import own_database
 
 pytestmark = pytest.mark.slow
 
@@ -74,13 +74,8 @@ class Site:
 @pytest.fixture
 def site(publisher_server: EmbeddedServer, tmp_path: Path) -> Iterator[Site]:
     name = f"rows_{next(_numbers)}"
-    with psycopg.connect(publisher_server.conninfo(), autocommit=True) as admin:
-        admin.execute(f"create database {name}")
-        conninfo = publisher_server.conninfo(dbname=name)
-        with psycopg.connect(conninfo, autocommit=True) as database:
-            yield Site(name, conninfo, database, tmp_path)
-            drop_slots(database)
-        admin.execute(f"drop database {name} with (force)")
+    with own_database(publisher_server, name) as database:
+        yield Site(name, publisher_server.conninfo(dbname=name), database, tmp_path)
 
 
 def test_values_of_all_types_are_the_same_whoever_copies_them(

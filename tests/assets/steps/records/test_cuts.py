@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import itertools
 import random
-import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -32,8 +29,9 @@ from pgsieve.resources.lake.delta.errors import LakeError
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.source import Source
+from tests.fixtures.background import always
 from tests.fixtures.pgsieve_replica import engine
-from tests.fixtures.servers import drop_slots
+from tests.fixtures.servers import own_database
 
 ACCOUNTS, BALANCE = 20, 100
 TOTAL = 2 * ACCOUNTS * BALANCE
@@ -96,38 +94,14 @@ def _quiet(_: str) -> None:
 @pytest.fixture
 def bank(publisher_server: EmbeddedServer, tmp_path: Path) -> Iterator[Bank]:
     name = f"bank_{next(_numbers)}"
-    with psycopg.connect(publisher_server.conninfo(), autocommit=True) as admin:
-        admin.execute(f"create database {name}")
+    with own_database(publisher_server, name) as database:
+        for table in ("checking", "savings"):
+            database.execute(f"create table {table} (id int primary key, amount int not null)")
+            database.execute(f"insert into {table} select i, {BALANCE} from generate_series(1, {ACCOUNTS}) i")
+        database.execute("create publication p for table checking, savings")
         conninfo = publisher_server.conninfo(dbname=name)
-        with psycopg.connect(conninfo, autocommit=True) as database:
-            for table in ("checking", "savings"):
-                database.execute(f"create table {table} (id int primary key, amount int not null)")
-                database.execute(
-                    f"insert into {table} select i, {BALANCE} from generate_series(1, {ACCOUNTS}) i"
-                )
-            database.execute("create publication p for table checking, savings")
-            feed = Feed(name, Source("bank", conninfo), name, name, False, {"sub": ("p",)})
-            yield Bank(conninfo, Subscription("sub", feed), Lake(str(tmp_path), lambda: engine().session))
-            drop_slots(database)
-        admin.execute(f"drop database {name} with (force)")
-
-
-@contextmanager
-def always(work: Callable[[], None]) -> Iterator[None]:
-    """Do something again and again until the block ends; raises what it raised."""
-    over = threading.Event()
-
-    def repeat() -> None:
-        while not over.is_set():
-            work()
-
-    with ThreadPoolExecutor(1) as pool:
-        working = pool.submit(repeat)
-        try:
-            yield
-        finally:
-            over.set()
-        working.result()
+        feed = Feed(name, Source("bank", conninfo), name, name, False, {"sub": ("p",)})
+        yield Bank(conninfo, Subscription("sub", feed), Lake(str(tmp_path), lambda: engine().session))
 
 
 @pytest.mark.spark

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from pgsieve.resources.lake.delta.errors import OverrunError, missing_file
 from pgsieve.resources.lake.delta.merge import Merge
 from pgsieve.resources.lake.delta.parquet_files import write_files
 from pgsieve.resources.lake.delta.records import Standing
+from tests.fixtures.background import always
 
 Write = Callable[..., None]
 
@@ -41,23 +42,14 @@ def compact(path: str) -> None:
     DeltaTable(path).optimize.compact()
 
 
-@contextlib.contextmanager
-def again_and_again(work: Callable[[], object]) -> Iterator[None]:
+def again_and_again(work: Callable[[], object]) -> contextlib.AbstractContextManager[None]:
     """Within the block another writer works all the time; it may be refused."""
-    done = threading.Event()
 
-    def repeat() -> None:
-        while not done.is_set():
-            with contextlib.suppress(DeltaError):
-                work()
+    def attempt() -> None:
+        with contextlib.suppress(DeltaError):
+            work()
 
-    worker = threading.Thread(target=repeat)
-    worker.start()
-    try:
-        yield
-    finally:
-        done.set()
-        worker.join()
+    return always(attempt)
 
 
 @pytest.mark.parametrize("by", [write, commit])
