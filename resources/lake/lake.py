@@ -50,7 +50,14 @@ from pgsieve.resources.lake.delta.errors import (
 from pgsieve.resources.lake.delta.layout import FOLDERS, file_bytes
 from pgsieve.resources.lake.delta.named_records import NamedRecords
 from pgsieve.resources.lake.delta.parquet_files import WRITTEN_DDL, write_files
-from pgsieve.resources.lake.delta.records import APPLICATION, Records, commit_metadata, in_order, quoted
+from pgsieve.resources.lake.delta.records import (
+    APPLICATION,
+    Records,
+    commit_metadata,
+    in_order,
+    kept_metadata,
+    quoted,
+)
 from pgsieve.resources.lake.delta.spark import SparkRecords
 from pgsieve.resources.lake.executors import Executors, SparkExecutors, Threads, cores_of
 from pgsieve.resources.lake.overrun import NewerVersionError, guarded
@@ -450,7 +457,7 @@ class Lake(LakePaths):
     def _set_properties_by_spark(self, path: str, properties: Mapping[str, str]) -> None:
         assignments = ", ".join(f"'{name}' = '{value}'" for name, value in properties.items())
         settings = {
-            METADATA: commit_metadata(self.records.position(path), {"kept": True}),
+            METADATA: kept_metadata(self.records.position(path)),
             # The size of files is delta-rs' property, and Databricks'.
             _ANY_PROPERTY: "true",
         }

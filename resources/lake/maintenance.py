@@ -10,17 +10,17 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Protocol
 
 import pyarrow as pa
-from deltalake import CommitProperties, QueryBuilder, WriterProperties
+from deltalake import CommitProperties, QueryBuilder
 from pyspark.sql import Row
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
-from pgsieve.resources.lake.delta.bounds import bounded_if_possible
+from pgsieve.resources.lake.delta.compaction import cluster, compact
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.delta.layout import FILE_BYTES_PROPERTY, file_bytes
-from pgsieve.resources.lake.delta.records import commit_metadata, quoted
+from pgsieve.resources.lake.delta.records import kept_metadata, quoted
 from pgsieve.resources.lake.lake import METADATA, Lake
 from pgsieve.resources.lake.way import Way
 
@@ -37,8 +37,6 @@ _LAST_BEFORE = "select coalesce(max(lsn), 0) as lsn from {0} where at < {1}"
 _DELTA_RS, _SPARK = "arrow_cast({}, 'Timestamp(Microsecond, Some(\"UTC\"))')", "timestamp_micros({})"
 #: How many tasks list a table's files in a vacuum: 10,000 if nothing is said, most of them for nothing.
 _LISTING_TASKS = "spark.sql.sources.parallelPartitionDiscovery.parallelism"
-#: In a commit's metadata: its position was read before, and another one may have been committed since.
-_KEPT = {"kept": True}
 #: Of which sizes OPTIMIZE takes files, and makes them: 1 GB if nothing is said.
 _SIZES = ("spark.databricks.delta.optimize.minFileSize", "spark.databricks.delta.optimize.maxFileSize")
 #: OPTIMIZE ZORDER BY refuses columns without statistics otherwise: those beyond the first 32.
@@ -86,6 +84,7 @@ def maintenance(lake: Lake, path: str) -> TableMaintenance:
         local
         and lake.way_to_read(path) is Way.IN_PROCESS
         and not any(map(_is_vector, local.store.names(path)))
+        and not local.table_at(path).metadata().partition_columns
     ):
         return _ByDeltaRs(lake, local, path)
     return _BySpark(lake, path)
@@ -144,24 +143,11 @@ class _ByDeltaRs:
         return list(zip(times, files["size_bytes"].to_pylist(), strict=True))
 
     def compact(self, by: Sequence[str] = ()) -> int:
-        if by and self.local.size(self.path) > CLUSTERED_HERE_BYTES:
+        if not by:
+            return compact(self.local, self.path)
+        if self.local.size(self.path) > CLUSTERED_HERE_BYTES:
             return _BySpark(self.lake, self.path).compact(by)
-        optimize = self.local.table_at(self.path).optimize
-        size = file_bytes(self.local.properties(self.path))
-
-        def written(files: WriterProperties) -> Mapping[str, Any]:
-            # One task: each holds the rows of its files in memory.
-            how: dict[str, Any] = {
-                "target_size": size,
-                "max_concurrent_tasks": 1,
-                "writer_properties": files,
-                "commit_properties": self._commit(),
-            }
-            done: Mapping[str, Any] = optimize.z_order(by, **how) if by else optimize.compact(**how)
-            return done
-
-        done = bounded_if_possible(written)
-        return int(done["numFilesRemoved"]) - int(done["numFilesAdded"])
+        return cluster(self.local, self.path, by)
 
     def vacuum(self, hours: int) -> int:
         table = self.local.table_at(self.path)
@@ -182,9 +168,8 @@ class _ByDeltaRs:
         return len(unneeded)
 
     def _commit(self) -> CommitProperties:
-        """The position stands in the newest commit's metadata, too: Spark looks for it there."""
-        position = self.lake.records.position(self.path)
-        return CommitProperties(custom_metadata={"userMetadata": commit_metadata(position, _KEPT)})
+        metadata = kept_metadata(self.lake.records.position(self.path))
+        return CommitProperties(custom_metadata={"userMetadata": metadata})
 
 
 @dataclass(frozen=True)
@@ -234,7 +219,7 @@ class _BySpark:
         conf = self.lake.spark.conf
         settings = {
             **(more or {}),
-            METADATA: commit_metadata(self.lake.records.position(self.path), _KEPT),
+            METADATA: kept_metadata(self.lake.records.position(self.path)),
             _RETENTION_CHECK: "false",
             _LISTING_TASKS: str(conf.get("spark.sql.shuffle.partitions")),
         }

@@ -260,10 +260,9 @@ class _Maintainer:
 
 @contextmanager
 def _maintaining(feed: Feed, what: str, lake: Lake, retention: Retention) -> Iterator[_Maintainer]:
-    """A maintainer whose tables no other process compacts.
+    """A maintainer of tables that no other process maintains at the moment: of two, one would work in vain.
 
-    delta-rs commits two compactions of the same files one after the other, which doubles rows. Where the source is not
-    reached, it is done without the lock.
+    Where the source is not reached, it is done without the lock.
     """
     with ExitStack() as locked:
         with suppress(SourceUnreachableError):

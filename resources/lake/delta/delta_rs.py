@@ -32,7 +32,14 @@ from pgsieve.resources.lake.delta.key_lookup import Key, present_keys, rows_of
 from pgsieve.resources.lake.delta.layout import file_bytes
 from pgsieve.resources.lake.delta.merge import Merge
 from pgsieve.resources.lake.delta.parquet_files import write_files
-from pgsieve.resources.lake.delta.records import APPLICATION, VERSIONED, Standing, commit_metadata, versioned
+from pgsieve.resources.lake.delta.records import (
+    APPLICATION,
+    VERSIONED,
+    Standing,
+    commit_metadata,
+    kept_metadata,
+    versioned,
+)
 from pgsieve.resources.lake.delta.tables import Tables, shared_tables
 from pgsieve.resources.lake.stores.store import Store, joined
 
@@ -72,7 +79,7 @@ class LocalRecords:
         table = self.table_at(path)
         asked = set(table.protocol().writer_features or ())
         return (
-            _is_plain(table)
+            is_plain(table)
             and asked <= _REWRITABLE
             and table.metadata().configuration.get("delta.enableChangeDataFeed", "false") != "true"
         )
@@ -380,7 +387,7 @@ class LocalRecords:
     def comment(self, path: str, description: str | None, columns: Mapping[str, str]) -> None:
         """Have a table and its columns described so, where they are not yet; rows and position stay."""
         table = self.table_at(path)
-        committed = {"userMetadata": commit_metadata(self.position(path), {"kept": True})}
+        committed = {"userMetadata": kept_metadata(self.position(path))}
         properties = CommitProperties(custom_metadata=committed)
         if (table.metadata().description or "") != (description or ""):
             table.alter.set_table_description(description or "", commit_properties=properties)
@@ -405,7 +412,7 @@ class LocalRecords:
 
     def set_properties(self, path: str, properties: Mapping[str, str]) -> None:
         """Set Delta properties of a table; rows and position stay."""
-        committed = {"userMetadata": commit_metadata(self.position(path), {"kept": True})}
+        committed = {"userMetadata": kept_metadata(self.position(path))}
         self.table_at(path).alter.set_table_properties(
             dict(properties),
             raise_if_not_exists=False,
@@ -524,7 +531,7 @@ class LocalRecords:
             raise DamagedTableError(
                 f'Delta table "{path}": it has lost the slices that end at {ends_lacking}'
             )
-        return chosen if _is_plain(table) else None
+        return chosen if is_plain(table) else None
 
     def slice_rows(
         self, path: str, ends: Collection[int], *, columns: Sequence[str] | None = None, every: bool = False
@@ -548,7 +555,7 @@ class LocalRecords:
 
     def is_plain(self, path: str) -> bool:
         """Whether the rows of a table are those of its Parquet files, without mapped columns or deleted rows."""
-        return _is_plain(self.table_at(path))
+        return is_plain(self.table_at(path))
 
     def is_unmapped(self, path: str) -> bool:
         """Whether the columns of a table, if there is one, have their own names in its files."""
@@ -582,7 +589,8 @@ def _configuration(table: DeltaTable | None, properties: Mapping[str, str] | Non
     return configuration
 
 
-def _is_plain(table: DeltaTable) -> bool:
+def is_plain(table: DeltaTable) -> bool:
+    """Whether the rows of a table are those of its Parquet files, without mapped columns or deleted rows."""
     return _is_unmapped(table) and not pa.table(table.deletion_vectors().read_all()).num_rows
 
 

@@ -7,8 +7,10 @@ is never committed; VACUUM removes it. For executors: nothing here needs pgsieve
 
 import json
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
+from decimal import Context, Decimal
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -22,12 +24,14 @@ WRITTEN = pa.schema({"path": pa.string(), "size": pa.int64(), "stats": pa.string
 WRITTEN_DDL = "path string, size bigint, stats string, tally string"
 
 _FOLDER = Store()
-_ROW_GROUP = 128 * 1024
+ROW_GROUP = 128 * 1024
 
 #: Delta's default: so many columns have statistics, but for integers, which cost nearly nothing.
 _INDEXED_COLUMNS = 32
 #: Texts up to this length are bounds as they are: a UUID has 36 characters.
 _TEXT_CHARACTERS = 64
+#: Delta's decimals have 38 digits at most.
+_EXACT = Context(prec=76)
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - the zone is told beside
 
 Tally = dict[str, Any]
@@ -57,48 +61,70 @@ def write_files(
             files.open_output_stream(path) as stream,
             pq.ParquetWriter(stream, schema, compression="snappy") as writer,
         ):
-            while first is not None and stream.tell() < size:
+            # One at least: where the size is next to nothing, too.
+            while first is not None:
                 if count:
                     count(first, tally)
                 # From Spark fields may come as never NULL, which the table's are not.
-                writer.write_table(pa.Table.from_batches([first]).cast(schema), row_group_size=_ROW_GROUP)
+                writer.write_table(pa.Table.from_batches([first]).cast(schema), row_group_size=ROW_GROUP)
                 first = next(remaining, None)
+                if stream.tell() >= size:
+                    break
         # Not by a metadata_collector: where a write fails, it asks for what is not there, and hides the error.
         footer: pq.FileMetaData = writer.writer.metadata
         row = {
             "path": name,
             "size": files.get_file_info(path).size,
-            "stats": json.dumps(_statistics(footer)),
+            "stats": _statistics(footer),
             "tally": json.dumps(tally),
         }
         yield pa.RecordBatch.from_pylist([row], WRITTEN)
 
 
-def _statistics(metadata: pq.FileMetaData) -> dict[str, Any]:
-    """Delta's statistics of a file: its rows, and the bounds of those top-level columns that can be told exactly.
+def _statistics(metadata: pq.FileMetaData) -> str:
+    """Delta's statistics of a file, as JSON: its rows, and of the top-level columns how many are NULL, and the bounds that are exact.
 
     A bound that is cut would have to stay one for every reader; so long texts have none.
     """
     groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
-    least, greatest = {}, {}
+    least, greatest, nulls = dict[str, str](), dict[str, str](), dict[str, str]()
     for i in range(metadata.num_columns):
         column = metadata.schema.column(i)
-        bounded = [group.column(i).statistics for group in groups]
-        if (
-            column.path != column.name
-            or (read := _bound(column, i)) is None
-            or not bounded
-            or not all(s is not None and s.has_min_max for s in bounded)
-        ):
+        statistics = [group.column(i).statistics for group in groups]
+        if column.path != column.name or not groups or any(s is None for s in statistics):
             continue
-        bounds = read(min(s.min_raw for s in bounded)), read(max(s.max_raw for s in bounded))
-        if None not in bounds:
-            least[column.name], greatest[column.name] = bounds
-    return {"numRecords": metadata.num_rows, "minValues": least, "maxValues": greatest}
+        if i < _INDEXED_COLUMNS and all(s.has_null_count for s in statistics):
+            nulls[column.name] = str(sum(s.null_count for s in statistics))
+        if (read := _bound(column, i)) is None or not all(s.has_min_max for s in statistics):
+            continue
+        low, high = [read(s.min_raw) for s in statistics], [read(s.max_raw) for s in statistics]
+        if None not in (*low, *high):
+            least[column.name], greatest[column.name] = _json(min(low)), _json(max(high))
+    return _json_object(
+        {
+            "numRecords": str(metadata.num_rows),
+            "minValues": _json_object(least),
+            "maxValues": _json_object(greatest),
+            "nullCount": _json_object(nulls),
+        }
+    )
 
 
-def _bound(column: pq.ColumnSchema, place: int) -> Callable[[Any], int | str | None] | None:
-    """How Delta writes a bound of a column, which may be None for one; None for a column without statistics."""
+def _json(value: Any) -> str:
+    """A value in JSON, a decimal with all of its digits."""
+    return f"{value:f}" if isinstance(value, Decimal) else json.dumps(value)
+
+
+def _json_object(members: Mapping[str, str]) -> str:
+    """An object in JSON, of members that are in JSON already."""
+    return "{" + ", ".join(f"{json.dumps(name)}: {value}" for name, value in members.items()) + "}"
+
+
+def _bound(column: pq.ColumnSchema, place: int) -> Callable[[Any], Any] | None:
+    """How a bound of a column is read, so that bounds can be compared; None for one that Delta cannot tell exactly.
+
+    None for a column without bounds.
+    """
     logical, physical = column.logical_type.type, column.physical_type
     if physical in {"INT32", "INT64"} and logical in {"NONE", "INT"}:
         return int
@@ -109,9 +135,15 @@ def _bound(column: pq.ColumnSchema, place: int) -> Callable[[Any], int | str | N
         if unit["timeUnit"] != "microseconds":
             return None
         return _instant if unit["isAdjustedToUTC"] else _local_time
+    if logical == "DECIMAL" and physical == "FIXED_LEN_BYTE_ARRAY":
+        return partial(_decimal, scale=column.scale)
     if logical == "STRING":
         return _text
     return _date if logical == "DATE" else None
+
+
+def _decimal(raw: bytes, scale: int) -> Decimal:
+    return Decimal(int.from_bytes(raw, "big", signed=True)).scaleb(-scale, _EXACT)
 
 
 def _text(raw: bytes) -> str | None:

@@ -37,6 +37,14 @@ def commit_metadata(position: int | None, more: Mapping[str, Any] | None = None)
     return json.dumps({APPLICATION: {"lsn": position, **(more or {})}})
 
 
+def kept_metadata(position: int | None) -> str:
+    """The user metadata of a commit that leaves rows and position: Spark looks for the position in the newest commit.
+
+    It was read before, and another one may have been committed since.
+    """
+    return commit_metadata(position, {"kept": True})
+
+
 def versioned(rows: pa.Table, version: int) -> pa.Table:
     """Rows as the commit of this version is to write them."""
     return rows.append_column(VERSION, pa.array([version] * rows.num_rows, pa.int64()))

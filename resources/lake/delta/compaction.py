@@ -1,0 +1,139 @@
+"""OPTIMIZE of a plain table, as a compare-and-set of the files: small ones become large ones, or all rows are clustered.
+
+In: a table that delta-rs reaches, whose rows are those of its Parquet files. Out: commits that leave its rows as they are, and
+how many files fewer it has. Raises OverrunError where another process has rewritten one of the files meanwhile.
+
+delta-rs has OPTIMIZE, too, but commits two of the same files one after the other, and the rows are there twice. So the
+files are written here, and committed only to a version that still has those which they replace:
+
+    version 7    a b c D         D is large enough. a, b and c are read, and E is written with their rows.
+    version 8    a b c D f       Another process has appended f: E may still take the place of a, b and c.
+    version 9    D f E           The commit names version 8, and fails if somebody else has made a version 9.
+                                 Then the newest version is looked at again.
+    version 9'   a' c D f        Here b is gone, and a was rewritten: E is dropped, and somebody plans anew.
+"""
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from urllib.parse import unquote
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable
+from deltalake.transaction import AddAction, RemoveAction
+
+from pgsieve.resources.lake.delta.delta_rs import LocalRecords, is_plain
+from pgsieve.resources.lake.delta.errors import OverrunError, commit_again
+from pgsieve.resources.lake.delta.layout import file_bytes
+from pgsieve.resources.lake.delta.parquet_files import ROW_GROUP, write_files
+from pgsieve.resources.lake.delta.records import kept_metadata
+from pgsieve.resources.lake.delta.z_order import z_ordered
+from pgsieve.resources.lake.stores.store import joined
+
+#: Files by their paths in the log, with their sizes in bytes.
+Files = Mapping[str, int]
+#: A row group of wide rows ends with so many bytes in memory.
+_ROW_GROUP_BYTES = 64 * 1024 * 1024
+
+
+def compact(local: LocalRecords, path: str) -> int:
+    """Make files of about the table's target size out of the smaller ones; how many files fewer there are.
+
+    Each group of files is a commit of its own: what is done stays done. Memory holds the rows of one row group.
+    """
+    return sum(
+        _replace(local, path, removed, _rows(local, path, removed))
+        for removed in _groups(_files(local.table_at(path)), file_bytes(local.properties(path)))
+    )
+
+
+def cluster(local: LocalRecords, path: str, by: Sequence[str]) -> int:
+    """Make all files anew, with the rows in Z-order of some columns; how many files fewer there are.
+
+    One commit. Memory holds all rows, so this is for small tables.
+    """
+    removed = _files(local.table_at(path))
+    if not removed:
+        return 0
+    rows = pa.Table.from_batches(_rows(local, path, removed), _schema(local, path))
+    return _replace(local, path, removed, z_ordered(rows, by).to_batches())
+
+
+def _files(table: DeltaTable) -> Files:
+    """The files of a table, in the order in which they were written."""
+    files = pa.table(table.get_add_actions()).select(["modification_time", "path", "size_bytes"])
+    rows = files.sort_by([("modification_time", "ascending"), ("path", "ascending")]).to_pylist()
+    return {row["path"]: row["size_bytes"] for row in rows}
+
+
+def _groups(files: Files, target: int) -> Iterator[Files]:
+    """Small files that together have about the target size, two at least; neighbours in time, whose values often are, too."""
+    group, size = dict[str, int](), 0
+    for name, bytes_ in files.items():
+        if bytes_ < target:
+            group[name] = bytes_
+            size += bytes_
+        if size >= target:
+            if len(group) > 1:
+                yield group
+            group, size = {}, 0
+    if len(group) > 1:
+        yield group
+
+
+def _schema(local: LocalRecords, path: str) -> pa.Schema:
+    return pa.schema(local.table_at(path).schema().to_arrow())
+
+
+def _rows(local: LocalRecords, path: str, files: Iterable[str]) -> Iterator[pa.RecordBatch]:
+    """The rows of files, with the table's present columns."""
+    schema = _schema(local, path)
+    for name in files:
+        yield from local.store.batches(joined(path, unquote(name)), schema)
+
+
+def _row_groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema, size: int) -> Iterator[pa.RecordBatch]:
+    """Batches of the size of a row group, out of smaller and larger ones; none takes more than `size` in memory."""
+    gathered, rows, taken = list[pa.RecordBatch](), 0, 0
+    for batch in chain(batches, [None]):
+        if batch is not None:
+            gathered.append(batch)
+            rows, taken = rows + batch.num_rows, taken + batch.nbytes
+        if batch is None or rows >= ROW_GROUP or taken >= size:
+            most = min(ROW_GROUP, rows * size // max(taken, 1))
+            yield from pa.Table.from_batches(gathered, schema).combine_chunks().to_batches(max(most, 1))
+            gathered, rows, taken = [], 0, 0
+
+
+def _replace(local: LocalRecords, path: str, removed: Files, batches: Iterable[pa.RecordBatch]) -> int:
+    """Commit files with these rows in the place of others; how many files fewer there are."""
+    schema, size, now = _schema(local, path), file_bytes(local.properties(path)), time.time_ns() // 1_000_000
+    groups = _row_groups(batches, schema, min(size, _ROW_GROUP_BYTES))
+    added = [
+        file
+        for row in write_files(path, schema, groups, store=local.store, size=size)
+        for file in row.to_pylist()
+    ]
+    actions: list[AddAction | RemoveAction] = [
+        AddAction(file["path"], file["size"], {}, now, False, file["stats"]) for file in added
+    ]
+    actions += [RemoveAction(name, False, now, bytes_, {}) for name, bytes_ in removed.items()]
+
+    def commit() -> None:
+        metadata = kept_metadata(local.position(path))
+        # From here on the table stays at the version that it is looked at in, and that the commit follows.
+        table = local.table_at(path)
+        # A file whose rows somebody has marked as deleted has the same name as before.
+        if not (removed.keys() <= _files(table).keys() and is_plain(table)):
+            raise OverrunError(path)
+        table.create_write_transaction(
+            actions,
+            "append",
+            table.schema(),
+            commit_properties=CommitProperties(
+                custom_metadata={"userMetadata": metadata}, max_commit_retries=0
+            ),
+        )
+
+    commit_again(commit)()
+    return len(removed) - len(added)

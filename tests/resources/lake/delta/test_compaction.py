@@ -1,0 +1,307 @@
+"""OPTIMIZE leaves the rows of a table as they are, whoever else writes to it at the same moment. No JVM but for Spark's turn.
+
+delta-rs' own OPTIMIZE does not: of two at one version both are committed, and every row is there twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import decimal
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable, QueryBuilder, write_deltalake
+from deltalake.exceptions import DeltaError
+
+from pgsieve.resources.lake.delta import compaction
+from pgsieve.resources.lake.delta.compaction import cluster, compact
+from pgsieve.resources.lake.delta.delta_rs import LocalRecords
+from pgsieve.resources.lake.delta.errors import OverrunError, again_after_conflict
+from pgsieve.resources.lake.delta.records import quoted
+from pgsieve.resources.lake.delta.tables import Tables
+from pgsieve.resources.lake.stores.store import Store
+from tests.fixtures.pgsieve_replica import engine
+
+Meanwhile = Callable[[str], object]
+
+_FILES = 6
+_WAYS = {
+    "compact": compact,
+    "cluster": lambda local, path: cluster(local, path, ["slice", "half"]),
+}
+
+
+def other_process() -> LocalRecords:
+    """What another process has: tables that it opened by itself."""
+    return LocalRecords(tables=Tables(Store()))
+
+
+def rows(*values: int) -> pa.Table:
+    return pa.table({"slice": pa.array(values, pa.int64()), "half": [value / 2 for value in values]})
+
+
+def written(path: str) -> str:
+    """A table of as many files as rows."""
+    for value in range(_FILES):
+        other_process().write(path, rows(value), value + 1)
+    return path
+
+
+def values(path: str) -> list[int]:
+    return sorted(LocalRecords().table(path)["slice"].to_pylist())
+
+
+def spark(path: str, statement: str) -> None:
+    engine().session.sql(statement.format(f"delta.{quoted(path)}")).collect()
+
+
+_MEANWHILE: dict[str, tuple[Meanwhile, bool]] = {
+    "nothing": (lambda _: None, True),
+    "it is compacted": (lambda path: compact(other_process(), path), False),
+    "it is clustered": (lambda path: cluster(other_process(), path, ["slice"]), False),
+    "delta-rs compacts it": (lambda path: DeltaTable(path).optimize.compact(), False),
+    "rows are appended": (lambda path: other_process().write(path, rows(7, 8), 7), True),
+    "rows are replaced": (
+        lambda path: other_process().replace_rows(
+            path, lambda batch: pc.not_equal(batch["slice"], 3), rows(33), 7, _FILES - 1
+        ),
+        False,
+    ),
+    "rows are deleted": (lambda path: DeltaTable(path).delete("slice < 2"), False),
+    "rows are overwritten": (lambda path: other_process().write(path, rows(9), 9, overwrite=True), False),
+    "it gets a column": (
+        lambda path: write_deltalake(
+            path, rows(7).append_column("new", pa.array([1])), mode="append", schema_mode="merge"
+        ),
+        True,
+    ),
+    "it is described": (lambda path: other_process().comment(path, "rows", {"slice": "of the log"}), True),
+}
+_BY_SPARK: dict[str, tuple[Meanwhile, bool]] = {
+    "Spark compacts it": (lambda path: spark(path, "optimize {0}"), False),
+    "Spark marks rows as deleted": (
+        lambda path: (
+            spark(path, "alter table {0} set tblproperties (delta.enableDeletionVectors = true)"),
+            spark(path, "optimize {0}"),
+            spark(path, "delete from {0} where slice = 3"),
+        ),
+        False,
+    ),
+    "Spark goes back": (lambda path: spark(path, "restore {0} to version as of 2"), False),
+}
+
+
+@pytest.mark.parametrize(
+    ("meanwhile", "goes_on"),
+    [
+        *(pytest.param(*case, id=name) for name, case in _MEANWHILE.items()),
+        *(pytest.param(*case, id=name, marks=pytest.mark.spark) for name, case in _BY_SPARK.items()),
+    ],
+)
+@pytest.mark.parametrize("way", _WAYS)
+def test_what_another_process_commits_meanwhile_is_neither_lost_nor_doubled(
+    way: str, meanwhile: Meanwhile, goes_on: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, alone = written(str(tmp_path / "t")), written(str(tmp_path / "alone"))
+    meanwhile(alone)
+    write_files = compaction.write_files
+
+    def written_slowly(*of: object, **more: object) -> Iterator[pa.RecordBatch]:
+        yield from write_files(*of, **more)  # type: ignore[arg-type]
+        monkeypatch.setattr(compaction, "write_files", write_files)
+        meanwhile(path)
+
+    monkeypatch.setattr(compaction, "write_files", written_slowly)
+    with contextlib.nullcontext() if goes_on else pytest.raises(OverrunError):
+        assert _WAYS[way](other_process(), path) == _FILES - 1
+    assert values(path) == values(alone)
+    assert other_process().position(path) == other_process().position(alone)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_compactions_and_writers_at_random_leave_what_was_written(tmp_path: Path, seed: int) -> None:
+    path, drawn = written(str(tmp_path / "t")), random.Random(seed)
+
+    def tend(number: int) -> None:
+        for _ in range(8):
+            way = drawn.choice(list(_WAYS))
+            with contextlib.suppress(OverrunError):
+                again_after_conflict(lambda way=way: _WAYS[way](other_process(), path))()
+
+    def append() -> None:
+        for value in range(_FILES, _FILES + 30):
+            again_after_conflict(lambda value=value: other_process().write(path, rows(value), value + 1))()
+
+    def delete() -> None:
+        for value in range(0, _FILES, 2):
+            again_after_conflict(lambda value=value: DeltaTable(path).delete(f"slice = {value}"))()
+
+    with ThreadPoolExecutor(5) as pool:
+        for done in [*(pool.submit(tend, i) for i in range(3)), pool.submit(append), pool.submit(delete)]:
+            done.result()
+    assert values(path) == [*range(1, _FILES, 2), *range(_FILES, _FILES + 30)]
+    assert other_process().position(path) == _FILES + 30
+
+
+_PROCESS = """
+import sys
+from pgsieve.resources.lake.delta.compaction import compact
+from pgsieve.resources.lake.delta.delta_rs import LocalRecords
+from pgsieve.resources.lake.delta.errors import again_after_conflict
+print("ready", flush=True)
+for line in sys.stdin:
+    again_after_conflict(lambda: compact(LocalRecords(), line.strip()))()
+    print("done", flush=True)
+"""
+
+
+def test_two_processes_compact_at_the_same_moment(tmp_path: Path) -> None:
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", _PROCESS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(2)
+    ]
+    try:
+        for process in processes:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+        for number in range(10):
+            path = written(str(tmp_path / str(number)))
+            for process in processes:
+                assert process.stdin is not None
+                process.stdin.write(f"{path}\n")
+                process.stdin.flush()
+            for process in processes:
+                assert process.stdout is not None
+                assert process.stdout.readline() == "done\n"
+            assert values(path) == list(range(_FILES))
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+def test_delta_rs_still_doubles_rows_by_itself(tmp_path: Path) -> None:
+    """Where this fails, delta-rs has learned it, and may compact for us again."""
+    path = written(str(tmp_path / "t"))
+    first, second = DeltaTable(path), DeltaTable(path)
+    first.optimize.compact()
+    with contextlib.suppress(DeltaError):
+        second.optimize.compact()
+    assert len(values(path)) == 2 * _FILES
+
+
+#: What a type's values may be in PostgreSQL, and the expression that Delta's statistics make answerable.
+_COLUMNS = {
+    "number": pa.array([1, None, -(2**63), 2**63 - 1], pa.int64()),
+    "amount": pa.array(
+        [decimal.Decimal(x) if x else None for x in ("1.50", None, "-" + "9" * 14, "9" * 36 + ".01")],
+        pa.decimal128(38, 2),
+    ),
+    "text": ["a", None, "é" * 100, '"\\'],
+    "day": pa.array([0, None, -(10**6), 2_145_042_905], pa.int32()).cast(pa.date32()),
+    "at": pa.array([0, None, -1, 10**15], pa.timestamp("us", "UTC")),
+    "local": pa.array([0, None, -1, 10**15], pa.timestamp("us")),
+    "real": [1.5, None, float("nan"), float("-inf")],
+    "bytes": [b"\0", None, b"", b"\xff"],
+    "yes": [True, None, False, True],
+    "list": pa.array([[1, None], None, [], [2]], pa.list_(pa.int64())),
+    "row": pa.array([{"a": 1, "b": None}, None, {"a": None, "b": "x"}, {"a": 2, "b": "y"}]),
+}
+
+
+@pytest.mark.parametrize("way", ["compact", "cluster"])
+def test_every_type_stays_as_it_is_also_in_files_from_before_a_column(tmp_path: Path, way: str) -> None:
+    path, local = str(tmp_path / "t"), LocalRecords()
+    table = pa.table(_COLUMNS)
+    columns = table.column_names
+    for i in range(table.num_rows):
+        # The first files have fewer columns, and fewer fields.
+        row = table.slice(i, 1)
+        if i == 0:
+            row = row.select(columns[:-1]).append_column("row", pa.array([{"a": 1}]))
+        local.write(path, row.combine_chunks(), i + 1)
+    before = _printed(local, path)
+    if way == "compact":
+        compact(local, path)
+    else:
+        cluster(local, path, ["amount", "day", "text"])
+    assert _printed(local, path) == before
+    (added,) = [json.loads(line)["add"] for line in _newest_entry(path) if '"add"' in line]
+    assert added["dataChange"] is False
+    statistics = json.loads(added["stats"], parse_float=decimal.Decimal)
+    assert statistics["numRecords"] == 4
+    assert statistics["nullCount"] == {
+        name: table[name].null_count for name in columns if name not in {"list", "row"}
+    }
+    bounds = {
+        name: (statistics["minValues"][name], statistics["maxValues"][name]) for name in ("amount", "number")
+    }
+    assert bounds["number"] == (-(2**63), 2**63 - 1)
+    assert bounds["amount"] == (decimal.Decimal("-" + "9" * 14), decimal.Decimal("9" * 36 + ".01"))
+    found = QueryBuilder().register("t", DeltaTable(path)).execute("select amount from t where amount > cast('2' as decimal(38, 2))")
+    assert pa.table(found.read_all()).num_rows == 1
+
+
+def _printed(local: LocalRecords, path: str) -> list[str]:
+    """The rows as text, in which NaN equals NaN; Python has no date so late."""
+    rows = local.table(path)
+    days = rows["day"].cast(pa.int32())
+    return sorted(map(str, rows.set_column(rows.column_names.index("day"), "day", days).to_pylist()))
+
+
+def _newest_entry(path: str) -> list[str]:
+    return max(Path(path, "_delta_log").glob("*.json")).read_text().splitlines()
+
+
+def test_readers_of_the_bounds_find_every_row(tmp_path: Path) -> None:
+    """Files of one row each, then one of all: each condition finds the same rows, by the bounds or without."""
+    path, local = str(tmp_path / "t"), LocalRecords()
+    amounts = [decimal.Decimal(n).scaleb(-2) for n in (-1000, -1, 0, 1, 99, 100, 1000, 10**17)]
+    days = [dt.date(2020, 1, 1) + dt.timedelta(n) for n in range(len(amounts))]
+    rows = pa.table({"amount": pa.array(amounts, pa.decimal128(20, 2)), "day": days})
+    for i in range(len(amounts)):
+        local.write(path, rows.slice(i, 1), i + 1, properties={"delta.targetFileSize": "1"})
+    cluster(local, path, ["amount"])
+    assert DeltaTable(path).get_add_actions().num_rows > 1
+    for amount, day in zip(amounts, days, strict=True):
+        for condition in (f"amount = cast('{amount}' as decimal(20, 2))", f"day = date '{day}'"):
+            query = (
+                QueryBuilder().register("t", DeltaTable(path)).execute(f"select * from t where {condition}")
+            )
+            assert pa.table(query.read_all()).to_pylist() == [{"amount": amount, "day": day}]
+
+
+def test_small_files_become_one_row_group_and_large_ones_stay(tmp_path: Path) -> None:
+    path, local = str(tmp_path / "t"), LocalRecords()
+    large = pa.table({"t": [f"{i * 7919 % 10007:06d}" * 5 for i in range(2000)]})
+    local.write(path, large, 1)
+    local.set_properties(path, {"delta.targetFileSize": "8192"})
+    stays = DeltaTable(path).file_uris()
+    for i in range(8):
+        local.write(path, large.slice(i, 1), i + 2)
+    assert compact(local, path) == 7
+    (made,) = set(DeltaTable(path).file_uris()) - set(stays)
+    assert set(stays) < set(DeltaTable(path).file_uris())
+    assert pq.ParquetFile(made).num_row_groups == 1
+    version = DeltaTable(path).version()
+    assert compact(local, path) == 0
+    assert DeltaTable(path).version() == version
+
+
+def test_an_empty_table_stays_as_it_is(tmp_path: Path) -> None:
+    path, local = str(tmp_path / "t"), LocalRecords()
+    DeltaTable.create(path, rows().schema)
+    assert compact(local, path) == cluster(local, path, ["slice"]) == 0
+    assert DeltaTable(path).version() == 0
