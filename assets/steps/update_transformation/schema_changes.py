@@ -28,12 +28,12 @@ from pgsieve.resources.lake.lake import Lake
 
 def follow_schema_changes(
     subscription: Subscription, lake: Lake, catalog: Catalog, lsn: int, transformed: int, log: Log
-) -> None:
-    """Bring the ready replicas to the definitions of a catalog that was read before `lsn`.
+) -> bool:
+    """Bring the ready replicas to the definitions of a catalog that was read before `lsn`; whether one was not so already.
 
-    Slices up to `transformed` have been transformed.
+    Slices up to `transformed` have been transformed. Raises OverrunError where another process changes a table's state, too.
     """
-    tables = subscription.tables(catalog)
+    tables, changed = subscription.tables(catalog), False
     for name, state in TableStates(lake, subscription.name).newest().items():
         replicated = tables.get(name)
         if state.state != SyncState.READY or state.definition is None or replicated is None:
@@ -41,13 +41,19 @@ def follow_schema_changes(
         present = subscription.definition(replicated, catalog)
         if present == state.definition:
             continue
+        changed = True
         try:
             projection = _projection(
                 planned_sources(state.definition, present), subscription.column_types(replicated)
             )
             former = former_definition(state.definition, present, transformed, lsn)
+            history = state.definition.history.with_columns(present.columns)
+            evolved = replace(present, former=former, history=history, published=state.definition.published)
             if projection.sources != _unchanged(state.definition) or former.key != present.key_numbers:
-                _refuse_unapplied(subscription, lake, state)
+                _evolve(subscription, lake, state, evolved, projection, transformed)
+            else:
+                _refuse_overrun(subscription, lake, state)
+                TableStates(lake, subscription.name).append([replace(state, definition=evolved)])
         except (SchemaChangedError, ValueNotRepresentableError) as error:
             reason = (
                 f'table "{replicated.table.qualified}": {error.message}; it is copied again by the next run'
@@ -56,10 +62,8 @@ def follow_schema_changes(
                 [replace(state, state=SyncState.INITIALIZE, reason=reason)]
             )
             continue
-        history = state.definition.history.with_columns(present.columns)
-        evolved = replace(present, former=former, history=history, published=state.definition.published)
-        _evolve(subscription, lake, state, evolved, projection)
         log(f"{replicated.table.qualified} of {subscription.name} follows its table's definition")
+    return changed
 
 
 def former_definition(followed: Definition, present: Definition, transformed: int, lsn: int) -> Former:
@@ -75,12 +79,26 @@ def _unchanged(definition: Definition) -> tuple[Source, ...]:
     return tuple(Source(name, name) for name in definition.names)
 
 
-def _refuse_unapplied(subscription: Subscription, lake: Lake, state: TableState) -> None:
-    """Raise where changes have been transformed that the replica may lack: they have the former columns and key."""
+def _refuse_overrun(subscription: Subscription, lake: Lake, state: TableState) -> None:
+    """Raise where another process has changed the state: the plan was made from another definition."""
+    states = TableStates(lake, subscription.name)
+    if states.newest().get(state.name) != state:
+        raise OverrunError(states.path)
+
+
+def _refuse_unapplied(subscription: Subscription, lake: Lake, state: TableState, transformed: int) -> None:
+    """Raise where there are changes that the replica may lack, with the former columns and key.
+
+    Also in the history alone, of a run that died before it could record the slice: a later one takes them from there.
+    """
+    assert state.definition is not None
     path = lake.replica(subscription.name, *state.name)
+    history = lake.changes(subscription.name, *state.name, state.definition.history.generation)
     position = max(state.lsn, lake.records.position(path) or 0)
     rows = lake.records.rows(Transformed(lake, subscription.name).path, f"slice > {position:d}")
-    if any((row["schema"], row["table"]) == state.name and _changes(row) for row in rows):
+    if (lake.records.position(history) or 0) > transformed or any(
+        (row["schema"], row["table"]) == state.name and _changes(row) for row in rows
+    ):
         raise SchemaChangedError("changes of the time before are still to be applied")
 
 
@@ -104,21 +122,29 @@ def _evolve(
     state: TableState,
     evolved: Definition,
     projection: Projection,
+    transformed: int,
 ) -> None:
-    """Change the replica, between two states: what dies in between is copied again."""
+    """Change the replica, between two states: what dies in between is copied again.
+
+    A process that transforms at the same moment has the former definition, or leaves the table out. A fence before and one
+    after have it begin anew, and what it recorded before the second one has the table copied again.
+    """
     assert state.definition is not None
     unchanged, planned = _unchanged(state.definition), projection.sources
     path, schema = lake.replica(subscription.name, *state.name), ddl(evolved.columns)
+    states, record = TableStates(lake, subscription.name), Transformed(lake, subscription.name)
     base = lake.records.version(path)
-    # Asked last: the replica is changed as it was when its table still had the former definition, or not at all.
-    if TableStates(lake, subscription.name).newest().get(state.name) != state:
-        raise OverrunError(path)
-    if planned != unchanged:
-        TableStates(lake, subscription.name).append([replace(state, state=SyncState.INITIALIZE)])
-        if planned[: len(unchanged)] == unchanged and all(
-            value.null_count for value in projection.values.values()
-        ):
+    _refuse_overrun(subscription, lake, state)
+    states.append([replace(state, state=SyncState.INITIALIZE)])
+    record.fence()
+    _refuse_unapplied(subscription, lake, state, transformed)
+    if planned[: len(unchanged)] == unchanged and all(
+        value.null_count for value in projection.values.values()
+    ):
+        if planned != unchanged:
             lake.add_columns(path, projection.schema, schema, base)
-        else:
-            lake.rewrite(path, projection.read, projection, projection.schema, schema, base)
-    TableStates(lake, subscription.name).append([replace(state, definition=evolved)])
+    else:
+        lake.rewrite(path, projection.read, projection, projection.schema, schema, base)
+    states.append([replace(state, definition=evolved)])
+    if record.fence() > transformed:
+        raise SchemaChangedError("another process has transformed changes meanwhile")

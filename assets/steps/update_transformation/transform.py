@@ -97,7 +97,10 @@ def _transform(subscription: Subscription, lake: Lake, log: Log, results: list[T
         lsn = current_lsn(connection)
     if hold_back(subscription, lake, present) and subscription.disable_on_error:
         return
-    follow_schema_changes(subscription, lake, present, lsn, begin, log)
+    if follow_schema_changes(subscription, lake, present, lsn, begin, log):
+        # Whoever transforms beside this begins anew, and so does this.
+        _transform(subscription, lake, log, results)
+        return
     for end, reader, catalog in slices_to_read(lake, subscription, present, after=begin):
         if reader is None:
             Transformed(lake, subscription.name).append(end, [], base)

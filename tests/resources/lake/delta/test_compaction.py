@@ -250,7 +250,11 @@ def test_every_type_stays_as_it_is_also_in_files_from_before_a_column(tmp_path: 
     }
     assert bounds["number"] == (-(2**63), 2**63 - 1)
     assert bounds["amount"] == (decimal.Decimal("-" + "9" * 14), decimal.Decimal("9" * 36 + ".01"))
-    found = QueryBuilder().register("t", DeltaTable(path)).execute("select amount from t where amount > cast('2' as decimal(38, 2))")
+    found = (
+        QueryBuilder()
+        .register("t", DeltaTable(path))
+        .execute("select amount from t where amount > cast('2' as decimal(38, 2))")
+    )
     assert pa.table(found.read_all()).num_rows == 1
 
 

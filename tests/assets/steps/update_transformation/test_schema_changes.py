@@ -1,0 +1,96 @@
+"""A table is altered while changes of the time before are on their way. No JVM."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from pgsieve.assets.steps.records.transformed import Transformed
+from pgsieve.assets.steps.slot_consumption.drain import drain
+from pgsieve.assets.steps.update_transformation.transform import _transform, transform
+from pgsieve.pipelines.config.model import load_config
+from pgsieve.pipelines.project import project
+from pgsieve.resources import failpoints
+from pgsieve.resources.failpoints import VARIABLE, Failpoint
+from tests.fixtures.shop import Shop
+
+_ALTERATIONS = {
+    "a column is renamed": "alter table notes rename column n to pieces",
+    "a column is dropped": "alter table notes drop column n",
+    "a column is added": "alter table notes add column m int",
+    "a column is added with a value": "alter table notes add column m int default 7",
+    "another column takes the name": "alter table notes drop column n; alter table notes add column n int",
+    "the key changes": "alter table notes alter n set default 6; alter table notes alter n set not null; create unique index notes_n on notes (n);"
+    " alter table notes replica identity using index notes_n",
+}
+
+
+def quiet(_: str) -> None:
+    pass
+
+
+def replicated(shop: Shop) -> list[dict[str, object]]:
+    return sorted(shop.table("one", "notes").to_pyarrow_table().to_pylist(), key=lambda row: row["id"])
+
+
+def published(shop: Shop) -> list[dict[str, object]]:
+    cursor = shop.database.execute("select * from notes order by id")
+    assert cursor.description is not None
+    return [{c.name: v for c, v in zip(cursor.description, row, strict=True)} for row in cursor]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("alteration", "row_filter"),
+    [*((alteration, "pipeline") for alteration in _ALTERATIONS), ("a column is renamed", "publisher")],
+)
+def test_a_run_that_died_before_it_recorded_a_slice_leaves_no_rows_of_the_former_columns(
+    shop: Shop, alteration: str, row_filter: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop.written["subscriptions"]["one"]["row_filter"] = row_filter
+    shop.configure()
+    shop.copy()
+    shop.database.execute("update notes set n = n + 10 where id = 2; insert into notes values (5, 5)")
+    monkeypatch.setattr(failpoints, "_reached", Counter())
+    monkeypatch.setenv(VARIABLE, f"{Failpoint.CHANGES_WRITTEN}!")
+    code, output = shop.cli("run")
+    assert code != 0, output
+    monkeypatch.delenv(VARIABLE)
+    shop.database.execute(_ALTERATIONS[alteration])
+    shop.database.execute("update notes set id = 30 where id = 3; insert into notes values (6)")
+    # The next run finds that the table has to be copied, and the one after it copies.
+    outputs = [shop.cli("run")[1] for _ in range(2)]
+    assert replicated(shop) == published(shop), "\n".join(outputs)
+    assert shop.state("one", "notes") == "ready"
+
+
+@pytest.mark.parametrize("moment", ["before the first", "after the first", "before the second"])
+def test_what_another_process_transforms_while_a_table_is_altered_is_not_lost(
+    shop: Shop, moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the lock, which may be lost silently: it leaves the table out, which is neither as before nor as it will be."""
+    shop.copy()
+    shop.run()
+    declared = project(load_config(shop.path))
+    one, lake = declared.subscriptions["one"], declared.lake.open()
+    shop.database.execute("update notes set n = n + 10 where id = 2; insert into notes values (5, 5)")
+    drain(one.feed, lake, [one], quiet)
+    shop.database.execute(_ALTERATIONS["a column is renamed"])
+    fence, fences = Transformed.fence, list[str]()
+
+    def beside(record: Transformed) -> int:
+        fences.append(["first", "second"][len(fences)])
+        if moment == f"before the {fences[-1]}":
+            _transform(one, project(load_config(shop.path)).lake.open(), quiet, [])
+        position = fence(record)
+        if moment == f"after the {fences[-1]}":
+            _transform(one, project(load_config(shop.path)).lake.open(), quiet, [])
+        return position
+
+    monkeypatch.setattr(Transformed, "fence", beside)
+    transform(one, lake, quiet)
+    monkeypatch.setattr(Transformed, "fence", fence)
+    outputs = [shop.cli("run")[1] for _ in range(2)]
+    assert fences[:1] == ["first"]
+    assert replicated(shop) == published(shop), "\n".join(outputs)
