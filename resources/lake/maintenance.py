@@ -13,12 +13,13 @@ from datetime import datetime
 from typing import Protocol
 
 import pyarrow as pa
-from deltalake import CommitProperties, QueryBuilder
+from deltalake import CommitProperties, QueryBuilder, WriterProperties
 from pyspark.sql import Row
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
+from pgsieve.resources.lake.delta.bounds import bounded_if_possible
 from pgsieve.resources.lake.delta.compaction import cluster, compact
-from pgsieve.resources.lake.delta.delta_rs import LocalRecords
+from pgsieve.resources.lake.delta.delta_rs import LocalRecords, arrow_schema
 from pgsieve.resources.lake.delta.layout import FILE_BYTES_PROPERTY, file_bytes
 from pgsieve.resources.lake.delta.records import kept_metadata, quoted
 from pgsieve.resources.lake.lake import METADATA, Lake
@@ -134,8 +135,13 @@ class _ByDeltaRs:
 
     def delete(self, condition: str, since: datetime | None = None) -> int:
         condition = condition.format(since=_moment(_DELTA_RS, since))
-        deleted = self.local.table_at(self.path).delete(condition, commit_properties=self._commit())
-        return int(deleted["num_deleted_rows"])
+        table = self.local.table_at(self.path)
+
+        def deleted(files: WriterProperties) -> int:
+            metrics = table.delete(condition, writer_properties=files, commit_properties=self._commit())
+            return int(metrics["num_deleted_rows"])
+
+        return bounded_if_possible(deleted, arrow_schema(table))
 
     def files(self) -> list[tuple[int, int]]:
         files = pa.table(self.local.table_at(self.path).get_add_actions())

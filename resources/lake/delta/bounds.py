@@ -1,7 +1,14 @@
-"""Files that delta-rs writes have bounds of their columns, or none where it cannot tell them.
+"""What a file says of its values' bounds is true for every reader, or it says nothing.
 
-delta-rs panics over the bounds of a date after the year 262142. PostgreSQL's dates end in 5874897, and infinity is later still.
-Without bounds the values are the same; readers can leave out no file by them.
+In: the columns of a file that is to be written. Out: how delta-rs is to write it. Without bounds the values are
+the same; readers can leave out no file, and no row group, by them. What is not told:
+
+- of decimals with more than 15 digits: delta-rs counts their bounds in floating point, 9007199254740993 as ...992, and a
+  reader who looks for the value leaves the file out;
+- of floating-point numbers: Parquet's bounds count no NaN, which is greater than every other number for PostgreSQL and Spark, so that a
+  reader who looks for what is greater than a number leaves NaN out (`parquet_files` writes none either);
+- of dates after the year 262142, over which delta-rs panics. PostgreSQL's dates end in 5874897, and infinity is later
+  still. Then no column of that file has bounds.
 """
 
 from collections.abc import Callable
@@ -12,35 +19,58 @@ import pyarrow.compute as pc
 from deltalake import ColumnProperties, WriterProperties
 from deltalake.exceptions import DeltaError
 
+from pgsieve.resources.lake.delta.parquet_files import ROW_GROUP, leaves
+
 Done = TypeVar("Done")
 
-#: Several row groups a file, so that decoding one is shared among the cores.
-ROW_GROUP = 128 * 1024
 #: 262142-12-31, the last date of chrono, which delta-rs computes with; as days since 1970-01-01.
 _LAST_DAY = 95_026_236
 _PANIC = "`NaiveDate + TimeDelta` overflowed"
+#: A decimal of so many digits comes back from floating point as it was.
+_EXACT_DIGITS = 15
 
-BOUNDED = WriterProperties(max_row_group_size=ROW_GROUP, compression="SNAPPY")
-_UNBOUNDED = WriterProperties(
-    max_row_group_size=ROW_GROUP,
-    compression="SNAPPY",
-    default_column_properties=ColumnProperties(statistics_enabled="NONE"),
-)
+_NONE, _BOUNDS = ColumnProperties(statistics_enabled="NONE"), ColumnProperties(statistics_enabled="CHUNK")
 
 
-def bounded_if_possible(write: Callable[[WriterProperties], Done], rows: pa.Table | None = None) -> Done:
+def bounded_if_possible(
+    write: Callable[[WriterProperties], Done], schema: pa.Schema, rows: pa.Table | None = None
+) -> Done:
     """What `write` does with properties of files that it can comply with; a second time where it could not.
 
-    `rows` are what it writes, or a part of that. What fails so has committed nothing.
+    `schema` has the columns of its files, `rows` are what it writes, or a part of that. What fails so has committed nothing.
     """
     if rows is not None and any(map(_is_beyond, rows.columns)):
-        return write(_UNBOUNDED)
+        return write(writer_properties(None))
     try:
-        return write(BOUNDED)
+        return write(writer_properties(schema))
     except DeltaError as error:
         if _PANIC not in str(error):
             raise
-        return write(_UNBOUNDED)
+        return write(writer_properties(None))
+
+
+def writer_properties(schema: pa.Schema | None) -> WriterProperties:
+    """How delta-rs is to write files of some columns; None for files without any bounds."""
+    fields = list(schema or ())
+    unsure = [field for field in fields if _is_unsure(field.type)]
+    if schema is not None and not any(pa.types.is_nested(field.type) for field in unsure):
+        default, columns = None, {field.name: _NONE for field in unsure}
+    else:
+        # It takes names of whole columns only: where one field of a struct is unsure, no struct has bounds.
+        default, columns = _NONE, {field.name: _BOUNDS for field in fields if field not in unsure}
+    return WriterProperties(
+        max_row_group_size=ROW_GROUP,
+        compression="SNAPPY",
+        default_column_properties=default,
+        column_properties=columns or None,
+    )
+
+
+def _is_unsure(kind: pa.DataType) -> bool:
+    return any(
+        pa.types.is_floating(leaf) or (pa.types.is_decimal(leaf) and leaf.precision > _EXACT_DIGITS)
+        for _, leaf in leaves("", kind)
+    )
 
 
 def _is_beyond(values: pa.ChunkedArray) -> bool:

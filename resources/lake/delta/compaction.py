@@ -22,7 +22,7 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable
 from deltalake.transaction import AddAction, RemoveAction
 
-from pgsieve.resources.lake.delta.delta_rs import LocalRecords, is_plain
+from pgsieve.resources.lake.delta.delta_rs import LocalRecords, arrow_schema, is_plain
 from pgsieve.resources.lake.delta.errors import OverrunError, commit_again
 from pgsieve.resources.lake.delta.layout import file_bytes
 from pgsieve.resources.lake.delta.parquet_files import ROW_GROUP, write_files
@@ -55,7 +55,7 @@ def cluster(local: LocalRecords, path: str, by: Sequence[str]) -> int:
     removed = _files(local.table_at(path))
     if not removed:
         return 0
-    rows = pa.Table.from_batches(_rows(local, path, removed), _schema(local, path))
+    rows = pa.Table.from_batches(_rows(local, path, removed), arrow_schema(local.table_at(path)))
     return _replace(local, path, removed, z_ordered(rows, by).to_batches())
 
 
@@ -81,13 +81,9 @@ def _groups(files: Files, target: int) -> Iterator[Files]:
         yield group
 
 
-def _schema(local: LocalRecords, path: str) -> pa.Schema:
-    return pa.schema(local.table_at(path).schema().to_arrow())
-
-
 def _rows(local: LocalRecords, path: str, files: Iterable[str]) -> Iterator[pa.RecordBatch]:
     """The rows of files, with the table's present columns."""
-    schema = _schema(local, path)
+    schema = arrow_schema(local.table_at(path))
     for name in files:
         yield from local.store.batches(joined(path, unquote(name)), schema)
 
@@ -107,7 +103,11 @@ def _row_groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema, size: int)
 
 def _replace(local: LocalRecords, path: str, removed: Files, batches: Iterable[pa.RecordBatch]) -> int:
     """Commit files with these rows in the place of others; how many files fewer there are."""
-    schema, size, now = _schema(local, path), file_bytes(local.properties(path)), time.time_ns() // 1_000_000
+    schema, size, now = (
+        arrow_schema(local.table_at(path)),
+        file_bytes(local.properties(path)),
+        time.time_ns() // 1_000_000,
+    )
     groups = _row_groups(batches, schema, min(size, _ROW_GROUP_BYTES))
     added = [
         file

@@ -25,7 +25,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
 from pgsieve.decoding.lsn import format_lsn
-from pgsieve.resources.lake.delta.bounds import BOUNDED, bounded_if_possible
+from pgsieve.resources.lake.delta.bounds import bounded_if_possible, writer_properties
 from pgsieve.resources.lake.delta.conforming import conformed
 from pgsieve.resources.lake.delta.errors import DamagedTableError, OverrunError, commit_again
 from pgsieve.resources.lake.delta.key_lookup import Key, present_keys, rows_of
@@ -205,9 +205,10 @@ class LocalRecords:
                 )
 
             if isinstance(rows, pa.Table):
-                bounded_if_possible(written, rows)
+                bounded_if_possible(written, rows.schema, rows)
             else:
-                written(BOUNDED)
+                # A reader's rows come only once.
+                written(writer_properties(rows.schema))
 
         self._committed(path, attempt, base=base, after=after, once=not isinstance(rows, pa.Table))
 
@@ -218,7 +219,7 @@ class LocalRecords:
         """
         if not self.exists(path):
             return True
-        held = pa.struct(pa.schema(self.table_at(path).schema().to_arrow()))
+        held = pa.struct(arrow_schema(self.table_at(path)))
         given = pa.struct(pa.schema(Schema.from_arrow(schema).to_arrow()))
         return bool(held == given) if overwrite else self.is_unmapped(path) and _has_fields(held, given)
 
@@ -344,7 +345,7 @@ class LocalRecords:
                 )
                 return done
 
-            metrics.update(bounded_if_possible(merged, source))
+            metrics.update(bounded_if_possible(merged, arrow_schema(target), source))
 
         self._committed(path, attempt, base=base)
         return {kind: int(metrics[f"num_target_rows_{kind}"]) for kind in ("inserted", "updated", "deleted")}
@@ -541,7 +542,7 @@ class LocalRecords:
         files = self._slice_files(path, table, ends, every=every)
         if files is None:
             return None
-        schema = pa.schema(table.schema().to_arrow())
+        schema = arrow_schema(table)
         if columns is not None:
             schema = pa.schema([schema.field(name) for name in columns])
         within = pc.field("slice").isin(sorted(ends))
@@ -587,6 +588,11 @@ def _configuration(table: DeltaTable | None, properties: Mapping[str, str] | Non
         return properties or {}
     configuration: dict[str, str] = table.metadata().configuration
     return configuration
+
+
+def arrow_schema(table: DeltaTable) -> pa.Schema:
+    """The columns of a table."""
+    return pa.schema(table.schema().to_arrow())
 
 
 def is_plain(table: DeltaTable) -> bool:

@@ -23,8 +23,10 @@ from pgsieve.resources.lake.stores.store import Store, joined
 WRITTEN = pa.schema({"path": pa.string(), "size": pa.int64(), "stats": pa.string(), "tally": pa.string()})
 WRITTEN_DDL = "path string, size bigint, stats string, tally string"
 
-_FOLDER = Store()
+#: Several row groups a file, so that decoding one is shared among the cores.
 ROW_GROUP = 128 * 1024
+
+_FOLDER = Store()
 
 #: Delta's default: so many columns have statistics, but for integers, which cost nearly nothing.
 _INDEXED_COLUMNS = 32
@@ -59,7 +61,9 @@ def write_files(
         tally = Tally()
         with (
             files.open_output_stream(path) as stream,
-            pq.ParquetWriter(stream, schema, compression="snappy") as writer,
+            pq.ParquetWriter(
+                stream, schema, compression="snappy", write_statistics=_bounded(schema)
+            ) as writer,
         ):
             # One at least: where the size is next to nothing, too.
             while first is not None:
@@ -79,6 +83,27 @@ def write_files(
             "tally": json.dumps(tally),
         }
         yield pa.RecordBatch.from_pylist([row], WRITTEN)
+
+
+def _bounded(schema: pa.Schema) -> list[str] | bool:
+    """The columns of which a row group has bounds: paths of leaves, or all of them.
+
+    Floating-point numbers have none, as Parquet's count no NaN, which Spark and PostgreSQL call greater than every number.
+    """
+    columns = [leaf for field in schema for leaf in leaves(field.name, field.type)]
+    bounded = [path for path, kind in columns if not pa.types.is_floating(kind)]
+    return True if len(bounded) == len(columns) else bounded
+
+
+def leaves(path: str, kind: pa.DataType) -> Iterator[tuple[str, pa.DataType]]:
+    """The columns that Parquet makes of one, by their paths."""
+    if pa.types.is_struct(kind):
+        for field in kind:
+            yield from leaves(f"{path}.{field.name}", field.type)
+    elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        yield from leaves(f"{path}.list.element", kind.value_type)
+    else:
+        yield path, kind
 
 
 def _statistics(metadata: pq.FileMetaData) -> str:
