@@ -64,7 +64,7 @@ from pgsieve.resources.lake.overrun import NewerVersionError, guarded
 from pgsieve.resources.lake.paths import LakePaths
 from pgsieve.resources.lake.session import SparkEngine
 from pgsieve.resources.lake.stores.storage import Storage, is_uri, storage_of
-from pgsieve.resources.lake.stores.store import Store
+from pgsieve.resources.lake.stores.store import RowGroup, Store
 from pgsieve.resources.lake.stores.store_errors import StoreRefusal, store_refusal
 from pgsieve.resources.lake.way import Way, is_exact
 
@@ -232,6 +232,16 @@ class Lake(LakePaths):
         reader = self.spark.read.schema(StructType.fromJson(json.loads(schema)))
         rows = reader.parquet(*files) if files else reader.parquet(path).limit(0)
         return rows.where(F.col("slice").isin(sorted(ends)))
+
+    def slice_groups(self, path: str, ends: Collection[int], *, every: bool = False) -> list[RowGroup] | None:
+        """The row groups that have the rows of some slices, and maybe others; None where only Spark may read them.
+
+        `every` as in `slices_of`.
+        """
+        if self.local is None:
+            return None
+        with self.refusing(path):
+            return self.local.slice_groups(path, ends, every=every)
 
     def slice_rows(
         self,

@@ -5,7 +5,6 @@
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-import numpy as np
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
@@ -19,14 +18,11 @@ from pgsieve.assets.steps.update_transformation.decoded_batches import (
     SIDES,
     AddedColumn,
     FilterColumns,
-    count_changes,
     decoded_batches,
 )
 from pgsieve.decoding.protocol.tuples import RelationColumns
 from pgsieve.decoding.publications.update_transformation import UPDATE_TRANSFORMATION
 from pgsieve.decoding.row_filters.analysis import RowFilter
-from pgsieve.resources.lake.delta.parquet_files import WRITTEN_DDL, Tally, write_files
-from pgsieve.resources.lake.stores.store import Store
 
 
 def decoded_changes(
@@ -62,36 +58,6 @@ def decoded_changes(
 def _struct(columns: RelationColumns, names: Collection[str], added: Sequence[AddedColumn]) -> str:
     kept = [(name, t.spark) for name, t in zip(columns.names, columns.types, strict=True) if name in names]
     return struct_ddl([*kept, *((a.name, a.spark) for a in added)])
-
-
-def unfiltered_files(
-    messages: DataFrame,
-    columns: RelationColumns,
-    slice_end: int,
-    key: Sequence[str],
-    schema: pa.Schema,
-    folder: str,
-    store: Store,
-) -> DataFrame:
-    """Decoded changes as they are, written into files by the executors; one row (`WRITTEN`) a file.
-
-    A file's tally counts its changes by operation, its `key_changes`, and by name the columns that some change
-    left out as unchanged (`unchanged`).
-    """
-    names = frozenset(schema.field("new").type.names)
-
-    def rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in decoded_batches(batches, columns, names, key):
-            ends = pa.array(np.full(batch.num_rows, slice_end, np.int64))
-            yield pa.RecordBatch.from_arrays([ends, *batch.columns], schema=schema)
-
-    def count(batch: pa.RecordBatch, tally: Tally) -> None:
-        count_changes(batch, key, tally)
-
-    def write(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return write_files(folder, schema, rows(batches), count, store)
-
-    return messages.select(*ENCODED_COLUMNS).mapInArrow(write, WRITTEN_DDL)
 
 
 def transformed_changes(

@@ -20,7 +20,7 @@ from pgsieve.assets.steps.records.table_states import Name
 from pgsieve.assets.steps.subscription import PARALLEL_TABLES, Subscription
 from pgsieve.assets.steps.update_transformation.decoded_batches import changes_schema
 from pgsieve.assets.steps.update_transformation.messages import FIRST, Choice
-from pgsieve.assets.steps.update_transformation.relation_versions import readings_of
+from pgsieve.assets.steps.update_transformation.relation_versions import readings_of, unfiltered_changes
 from pgsieve.assets.steps.update_transformation.windows import Work
 from pgsieve.decoding.publications.evolution import SchemaChangedError
 from pgsieve.resources.lake.lake import Lake
@@ -31,7 +31,7 @@ def first_failure(subscription: Subscription, lake: Lake, work: Work) -> tuple[i
 
     def one(name: Name) -> tuple[int, str] | None:
         try:
-            _try(subscription, work, name)
+            _try(subscription, lake, work, name)
         except SchemaChangedError:
             return None
         except TABLE_ERRORS as error:
@@ -49,7 +49,7 @@ def first_failing_transaction(subscription: Subscription, lake: Lake, work: Work
 
     def fails(upto: int) -> bool:
         try:
-            _try(subscription, work, name, upto)
+            _try(subscription, lake, work, name, upto)
         except TABLE_ERRORS as error:
             reason(lake, error)  # Raises where it is the lake that fails.
             return True
@@ -60,14 +60,18 @@ def first_failing_transaction(subscription: Subscription, lake: Lake, work: Work
     return first_failing(work.messages.chosen(of_table).commits(), fails)
 
 
-def _try(subscription: Subscription, work: Work, name: Name, upto: int | None = None) -> None:
+def _try(subscription: Subscription, lake: Lake, work: Work, name: Name, upto: int | None = None) -> None:
     """Decode and transform a table's changes, up to a transaction if one is given, and keep nothing."""
     state, parts, messages = work.tables[name], work.parts.get(name, ()), work.messages
     assert state.definition is not None
     if upto is not None:
         parts = [part for part in parts if part.version.begin[0] <= upto]
         messages = messages.chosen(Choice(before=(upto + 1, FIRST)))
-    for reading in readings_of(subscription, messages, parts, (state.lsn, FIRST), state.definition):
+    readings = readings_of(subscription, messages, parts, (state.lsn, FIRST), state.definition)
+    if (unfiltered := unfiltered_changes(readings, state.definition)) is not None:
+        unfiltered.decode(lake.executors)
+        return
+    for reading in readings:
         schema = changes_schema(reading.types(state.definition))
         if reading.changes_in_process(state.definition, schema, Counter()) is None:
             changes = reading.changes(state.definition, Observation())

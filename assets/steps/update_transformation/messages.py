@@ -1,14 +1,16 @@
-"""Messages of the change log, as Spark reads them, or as this process does where they are few.
+"""Messages of the change log, as Spark reads them, as executors do file by file, or as this process does where they are few.
 
-In: slices of a change log, and which of their messages. Out: an Arrow table in the messages' order, or a DataFrame, for which
-there is no session before somebody asks. Raises LakeError.
+In: slices of a change log, and which of their messages. Out: an Arrow table in the messages' order, or row groups of files, or
+a DataFrame, for which there is no session before somebody asks. Raises LakeError.
 """
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame
@@ -16,10 +18,13 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from pgsieve.assets.steps.records.columns import Order, order
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.stores.store import RowGroup, Store
 
 #: The ordinal of an order key before those of all changes of a transaction.
 FIRST = -1
 _CHANGES = ("I", "U", "D")
+#: What a choice goes by.
+_CHOSEN_BY = ("slice", "commit_lsn", "ordinal", "kind", "relation_id")
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,10 @@ class Choice:
 
     def of_table(self, messages: pa.Table) -> pa.Table:
         """These messages, in this process."""
+        return messages.filter(pa.array(self.mask(messages)))
+
+    def mask(self, messages: pa.Table) -> npt.NDArray[np.bool_]:
+        """Which of some messages are these."""
         lsn, ordinal = (np.asarray(messages[name]) for name in ("commit_lsn", "ordinal"))
         chosen = np.ones(messages.num_rows, np.bool_)
         if self.relations is not None:
@@ -61,7 +70,7 @@ class Choice:
             chosen &= (lsn < self.before[0]) | (lsn == self.before[0]) & (ordinal < self.before[1])
         if self.without is not None:
             chosen &= lsn != self.without
-        return messages.filter(pa.array(chosen))
+        return chosen
 
 
 def _at(at: Order) -> Column:
@@ -70,11 +79,41 @@ def _at(at: Order) -> Column:
     )
 
 
-class Messages:
-    """Messages of the change log: `table` where they are few, None else; `frame` is made when Spark is asked."""
+@dataclass(frozen=True)
+class StoredMessages:
+    """Messages where they are stored: row groups of a change log, which may hold others besides. Travels to executors."""
 
-    def __init__(self, frame: Callable[[], DataFrame], table: pa.Table | None = None) -> None:
-        self._frame, self.table = cache(frame), table
+    store: Store
+    groups: Sequence[RowGroup]
+    ends: frozenset[int]
+    choices: tuple[Choice, ...] = ()
+
+    def batches(self, groups: Sequence[RowGroup], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Columns of the messages in some row groups, in their order; of a group without any little is read."""
+        for read in self.store.readers(groups):
+            places = read(_CHOSEN_BY)
+            chosen = np.isin(places["slice"], sorted(self.ends))
+            for choice in self.choices:
+                chosen &= choice.mask(places)
+            if chosen.any():
+                rows = read(columns)
+                rows = rows if chosen.all() else rows.filter(pa.array(chosen))
+                yield from rows.combine_chunks().to_batches()
+
+
+class Messages:
+    """Messages of the change log: `table` where they are few, None else; `stored` where executors may read them by themselves.
+
+    `frame` is made when Spark is asked.
+    """
+
+    def __init__(
+        self,
+        frame: Callable[[], DataFrame],
+        table: pa.Table | None = None,
+        stored: StoredMessages | None = None,
+    ) -> None:
+        self._frame, self.table, self.stored = cache(frame), table, stored
 
     @property
     def frame(self) -> DataFrame:
@@ -84,12 +123,31 @@ class Messages:
     def chosen(self, choice: Choice) -> "Messages":
         """The messages of a choice."""
         table = None if self.table is None else choice.of_table(self.table)
-        return Messages(lambda: choice.of_frame(self.frame), table)
+        stored = self.stored and replace(self.stored, choices=(*self.stored.choices, choice))
+        return Messages(lambda: choice.of_frame(self.frame), table, stored)
 
     def commits(self) -> list[int]:
         """The commit LSNs of the messages, in order."""
+        if self.table is None and self.stored is not None:
+            batches = self.stored.batches(self.stored.groups, ["commit_lsn"])
+            return sorted({lsn for batch in batches for lsn in pc.unique(batch.column(0)).to_pylist()})
         lsns = self.frame.select("commit_lsn").distinct().toArrow() if self.table is None else self.table
         return sorted(pc.unique(lsns["commit_lsn"]).to_pylist())
+
+    @contextmanager
+    def persisted(self) -> Iterator["Messages"]:
+        """The messages; those that Spark is asked for it keeps as long as the block lasts."""
+        kept: list[DataFrame] = []
+
+        def frame() -> DataFrame:
+            kept.append(self.frame.persist())
+            return kept[0]
+
+        try:
+            yield Messages(frame, self.table, self.stored)
+        finally:
+            for each in kept:
+                each.unpersist()
 
 
 def messages_of(lake: Lake, path: str, ends: Collection[int], size: int | None) -> Messages:
@@ -101,5 +159,8 @@ def messages_of(lake: Lake, path: str, ends: Collection[int], size: int | None) 
 
     if table is not None:
         return Messages(frame, table)
-    messages = frame()  # Now, as what is lost is to be heard of now.
+    # Now, as what is lost is to be heard of now.
+    if (groups := lake.slice_groups(path, ends, every=True)) is not None:
+        return Messages(frame, stored=StoredMessages(lake.store, groups, frozenset(ends)))
+    messages = frame()
     return Messages(lambda: messages)

@@ -17,9 +17,14 @@ from pgsieve.assets.steps.records.table_states import Name
 from pgsieve.assets.steps.subscription import Definition, Subscription
 from pgsieve.assets.steps.update_transformation import in_process
 from pgsieve.assets.steps.update_transformation.changes import decoded_changes, transformed_changes
-from pgsieve.assets.steps.update_transformation.decoded_batches import AddedColumn, FilterColumns
+from pgsieve.assets.steps.update_transformation.decoded_batches import (
+    AddedColumn,
+    FilterColumns,
+    changes_schema,
+)
 from pgsieve.assets.steps.update_transformation.messages import Choice, Messages
 from pgsieve.assets.steps.update_transformation.slice_contents import Part
+from pgsieve.assets.steps.update_transformation.unfiltered import UnfilteredChanges
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.protocol.tuples import RelationColumns
 from pgsieve.decoding.publications.evolution import SchemaChangedError, missing_value, present_names
@@ -80,6 +85,15 @@ class Reading:
         """The columns that are decoded, and those of them that the version lacks."""
         needed = {*definition.names, *_used(self.filters)}
         return needed, [a for a in self.added if a.name in needed]
+
+
+def unfiltered_changes(readings: Sequence[Reading], definition: Definition) -> UnfilteredChanges | None:
+    """A table's changes, where executors may read and send all of them as they are; None where that is not so."""
+    versions = [(r.messages.stored, r.columns) for r in readings if r.is_unfiltered(definition)]
+    stored = [(messages, columns) for messages, columns in versions if messages is not None]
+    if not readings or len(stored) < len(readings):
+        return None
+    return UnfilteredChanges(stored, definition.key, changes_schema(readings[0].types(definition)))
 
 
 def defined_types(

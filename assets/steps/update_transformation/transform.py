@@ -9,8 +9,9 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import pyarrow as pa
@@ -28,7 +29,6 @@ from pgsieve.assets.steps.records.table_states import Name, SyncState, TableStat
 from pgsieve.assets.steps.records.transformed import TableChanges, Transformed
 from pgsieve.assets.steps.subscription import PARALLEL_TABLES, Definition, Subscription
 from pgsieve.assets.steps.update_transformation import in_process
-from pgsieve.assets.steps.update_transformation.changes import unfiltered_files
 from pgsieve.assets.steps.update_transformation.decoded_batches import changes_schema, count_changes
 from pgsieve.assets.steps.update_transformation.first_failure import first_failing_transaction, first_failure
 from pgsieve.assets.steps.update_transformation.messages import Messages
@@ -37,6 +37,7 @@ from pgsieve.assets.steps.update_transformation.relation_versions import (
     count,
     defined_types,
     readings_of,
+    unfiltered_changes,
 )
 from pgsieve.assets.steps.update_transformation.schema_changes import follow_schema_changes
 from pgsieve.assets.steps.update_transformation.skip import clear_skip, is_begun
@@ -45,6 +46,7 @@ from pgsieve.assets.steps.update_transformation.slice_contents import (
     SliceContents,
     slices_to_read,
 )
+from pgsieve.assets.steps.update_transformation.unfiltered import UnfilteredChanges
 from pgsieve.assets.steps.update_transformation.windows import (
     LostMessagesError,
     Window,
@@ -170,12 +172,8 @@ def _transform_slice(
 ) -> list[TableChanges]:
     if not work.tables:
         return []
-    contents, messages = work.contents, work.messages
+    contents = work.contents
     shared = len(work.tables) > 1 and not lake.is_small(contents.size)
-    if shared:
-        kept = messages.frame.persist()
-        messages = Messages(lambda: kept)
-
     aside: dict[Name, TableState] = {}
 
     def failed(name: Name, problem: str, *, is_copied: bool = False) -> TableChanges:
@@ -184,7 +182,7 @@ def _transform_slice(
         aside[name] = again if is_copied else state.with_problem(problem)
         return TableChanges(contents.end, *name, problem=problem)
 
-    def one(name: Name) -> TableChanges:
+    def one(name: Name, messages: Messages) -> TableChanges:
         try:
             return _transform_table(
                 subscription,
@@ -212,9 +210,8 @@ def _transform_slice(
                 problem = in_transaction(problem, first_failing_transaction(subscription, lake, work, name))
             return failed(name, problem)
 
-    changes = lake.side_by_side(one, list(work.tables), PARALLEL_TABLES)
-    if shared:
-        kept.unpersist()
+    with work.messages.persisted() if shared else nullcontext(work.messages) as messages:
+        changes = lake.side_by_side(partial(one, messages=messages), list(work.tables), PARALLEL_TABLES)
     if aside and lake.records.version(transformed := Transformed(lake, subscription.name).path) != base:
         raise OverrunError(transformed)  # What fails may be what another process has changed.
     TableStates(lake, subscription.name).append(aside.values())
@@ -253,18 +250,15 @@ def _transform_table(
         raise SchemaChangedError(
             f"changes up to {format_lsn(position)} only were written by a run that ended amid a slice"
         )
-    schema = changes_schema(readings[0].types(definition) if readings else ())
     few = _few_changes(subscription, lake, path, contents, state, readings, truncates)
     if few is not None:
         return _write_few(lake, path, result, few, definition, position)
+    unfiltered = None if truncates or written else unfiltered_changes(readings, definition)
     if (
-        readings
-        and not truncates
-        and not written
-        and all(r.is_unfiltered(definition) for r in readings)
-        and lake.way(path, definition.names, contents.size, lambda: schema) is Way.FILES
+        unfiltered is not None
+        and lake.way(path, definition.names, contents.size, lambda: unfiltered.schema) is Way.FILES
     ):
-        return _write_unfiltered(lake, path, result, readings, definition, schema, position)
+        return _write_unfiltered(lake, path, result, unfiltered, position)
     received = [Observation() for _ in readings]
     frames = [r.changes(definition, o) for r, o in zip(readings, received, strict=True)]
     if truncates:
@@ -343,22 +337,16 @@ def _write_few(
 
 
 def _write_unfiltered(
-    lake: Lake,
-    path: str,
-    result: TableChanges,
-    readings: Sequence[Reading],
-    definition: Definition,
-    schema: pa.Schema,
-    position: int,
+    lake: Lake, path: str, result: TableChanges, changes: UnfilteredChanges, position: int
 ) -> TableChanges:
     """Many changes that no row filter has to see: the executors write them as they decode them."""
-    frames = [
-        unfiltered_files(r.messages.frame, r.columns, result.slice, definition.key, schema, path, lake.store)
-        for r in readings
-    ]
-    written = reduce(DataFrame.unionByName, frames)
     files = lake.commit_files(
-        written.toArrow, path, schema, result.slice, properties=_CHANGES_PROPERTIES, after=position
+        partial(changes.files, lake.executors, result.slice, path, lake.store),
+        path,
+        changes.schema,
+        result.slice,
+        properties=_CHANGES_PROPERTIES,
+        after=position,
     )
     reach(Failpoint.CHANGES_WRITTEN)
     tallies = [json.loads(file["tally"]) for file in files]

@@ -41,7 +41,7 @@ from pgsieve.resources.lake.delta.records import (
     versioned,
 )
 from pgsieve.resources.lake.delta.tables import Tables, shared_tables
-from pgsieve.resources.lake.stores.store import Store, joined
+from pgsieve.resources.lake.stores.store import RowGroup, Store, joined
 
 #: In a column's metadata, where Spark has its comment, too.
 COMMENT = "comment"
@@ -514,6 +514,11 @@ class LocalRecords:
         table = self.table_at(path)
         files = self._slice_files(path, table, ends, every=every)
         return None if files is None else (table.schema().to_json(), files)
+
+    def slice_groups(self, path: str, ends: Collection[int], *, every: bool = False) -> list[RowGroup] | None:
+        """The row groups of the files of some slices, in the files' order; None, and DamagedTableError, as in `slice_files`."""
+        files = self._slice_files(path, self.table_at(path), ends, every=every)
+        return None if files is None else [group for file in files for group in self.store.row_groups(file)]
 
     def _slice_files(
         self, path: str, table: DeltaTable, ends: Collection[int], *, every: bool

@@ -5,8 +5,12 @@ reaches it, with the same options, so that there is one way to give credentials.
 `deltalake` for a lake on an object store. Raises OSError.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -14,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.fs as pafs
+import pyarrow.parquet as pq
 
 from pgsieve.resources.lake.stores.storage import Storage, is_uri
 
@@ -90,6 +95,33 @@ class Store:
         dataset = ds.FileSystemDataset([fragment], schema, fragment.format, files)
         return dataset.to_table(columns=columns and list(columns), filter=filters)
 
+    def row_groups(self, path: str) -> list["RowGroup"]:
+        """The row groups of a Parquet file."""
+        with self._parquet(path) as file:
+            groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
+        return [RowGroup(path, n, g.num_rows, g.total_byte_size) for n, g in enumerate(groups)]
+
+    def readers(self, groups: Iterable["RowGroup"]) -> Iterator[Callable[[Sequence[str]], pa.Table]]:
+        """For each of some row groups, one after the other, what reads columns of its rows.
+
+        A column may be a field of a struct ("new.id"): of the other fields nothing is read, as of a dataset it would be.
+        """
+        for path, of_file in groupby(groups, key=attrgetter("file")):
+            with self._parquet(path) as file:
+                for group in of_file:
+                    yield partial(_read_group, file, group.number)
+
+    def columns(self, path: str, columns: Sequence[str]) -> pa.Table:
+        """Columns of a Parquet file, or fields of its structs as in `readers`."""
+        with self._parquet(path) as file:
+            return _without_views_in(file.read(columns=list(columns)))
+
+    @contextmanager
+    def _parquet(self, path: str) -> Iterator[pq.ParquetFile]:
+        files, inner = self.system(path)
+        with files.open_input_file(inner) as stream, pq.ParquetFile(stream) as file:
+            yield file
+
     def batches(self, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """The rows of a Parquet file a batch at a time, with the columns of a schema; what the file lacks is NULL."""
         files, inner = self.system(path)
@@ -119,6 +151,33 @@ class Store:
         return True
 
 
+@dataclass(frozen=True)
+class RowGroup:
+    """A row group of a Parquet file: its place there, its rows, and their bytes before compression."""
+
+    file: str
+    number: int
+    rows: int
+    bytes: int
+
+
+def parted(groups: Sequence[RowGroup], size: int = 32 * 1024 * 1024) -> list[Sequence[RowGroup]]:
+    """Row groups in their order, so many together that they have `size` bytes: what one executor reads at a time."""
+    parts: list[list[RowGroup]] = []
+    weight = size
+    for group in groups:
+        if weight >= size:
+            parts.append([])
+            weight = 0
+        parts[-1].append(group)
+        weight += group.bytes
+    return list(parts)
+
+
+def _read_group(file: pq.ParquetFile, number: int, columns: Sequence[str]) -> pa.Table:
+    return _without_views_in(file.read_row_group(number, columns=list(columns)))
+
+
 def joined(folder: str, name: str) -> str:
     """The path of a file that is named from its folder."""
     return f"{folder}/{name}" if is_uri(folder) else str(Path(folder, name))
@@ -127,6 +186,11 @@ def joined(folder: str, name: str) -> str:
 def without_views(schema: pa.Schema) -> pa.Schema:
     """A schema with plain text and bytes where it has views of them."""
     return pa.schema([field.with_type(_without_views(field.type)) for field in schema])
+
+
+def _without_views_in(rows: pa.Table) -> pa.Table:
+    schema = without_views(rows.schema)
+    return rows if rows.schema.equals(schema) else rows.cast(schema)
 
 
 def _without_views(kind: pa.DataType) -> pa.DataType:

@@ -1,0 +1,135 @@
+"""Many changes without a row filter: threads decode them from the row groups of a change log. No JVM."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pgsieve.assets.steps.records.change_log import CHANGE_LOG
+from pgsieve.assets.steps.update_transformation import in_process
+from pgsieve.assets.steps.update_transformation.decoded_batches import changes_schema
+from pgsieve.assets.steps.update_transformation.messages import Choice, Messages, StoredMessages
+from pgsieve.assets.steps.update_transformation.unfiltered import UnfilteredChanges
+from pgsieve.decoding.errors import ValueNotRepresentableError
+from pgsieve.decoding.protocol.messages import Delete, Insert, Message, Update, encode
+from pgsieve.decoding.protocol.tuple_data import Null, OldKey, Text
+from pgsieve.decoding.protocol.tuples import RelationColumns
+from pgsieve.decoding.values.types import column_type
+from pgsieve.resources.lake.executors import Threads
+from pgsieve.resources.lake.stores.store import Store, parted
+
+_INT, _TEXT = 23, 25
+_ROWS, _GROUP, _END = 90, 8, 500
+COLUMNS = RelationColumns(("a", "b"), (column_type(_INT, -1), column_type(_TEXT, -1)))
+_SCHEMA = changes_schema(zip(COLUMNS.names, (t.arrow for t in COLUMNS.types), strict=True))
+
+
+def message(number: int) -> Message:
+    key = Text(str(number).encode())
+    match number % 3:
+        case 0:
+            return Insert(number % 2, (key, Text(b"new")))
+        case 1:
+            return Update(number % 2, None, (key, Text(b"newer")))
+        case _:
+            return Delete(number % 2, OldKey((key, Null())))
+
+
+def change_log(folder: Path, messages: list[Message]) -> tuple[pa.Table, StoredMessages]:
+    """A change log of two slices in two files, and the messages of the second slice in it."""
+    rows = pa.Table.from_pylist(
+        [
+            {
+                "slice": _END if number >= 10 else _END - 100,
+                "commit_lsn": 10 * number,
+                "ordinal": 2,
+                "number": number,
+                "commit_time": 0,
+                "kind": encode(message)[:1].decode(),
+                "relation_id": number % 2,
+                "data": encode(message),
+            }
+            for number, message in enumerate(messages)
+        ],
+        CHANGE_LOG,
+    )
+    half = len(messages) // 2
+    files = [str(folder / name) for name in ("one.parquet", "other.parquet")]
+    for file, part in zip(files, (rows.slice(0, half), rows.slice(half)), strict=True):
+        pq.write_table(part, file, row_group_size=_GROUP)
+    store = Store()
+    groups = [group for file in files for group in store.row_groups(file)]
+    return rows.slice(10), StoredMessages(store, groups, frozenset([_END]))
+
+
+def no_frame() -> None:
+    raise AssertionError("no session is needed here")
+
+
+@pytest.fixture
+def messages(tmp_path: Path) -> tuple[pa.Table, StoredMessages]:
+    return change_log(tmp_path, [message(number) for number in range(_ROWS)])
+
+
+def test_the_messages_of_a_choice_are_read_from_their_row_groups(
+    messages: tuple[pa.Table, StoredMessages],
+) -> None:
+    table, stored = messages
+    few, many = Messages(no_frame, table), Messages(no_frame, stored=stored)
+    for choice in (
+        Choice(relations=[1]),
+        Choice(after=(200, 2)),
+        Choice(before=(700, 2)),
+        Choice(without=330),
+    ):
+        few, many = few.chosen(choice), many.chosen(choice)
+        assert many.commits() == few.commits()
+        assert many.stored is not None
+        assert few.table is not None
+        batches = list(many.stored.batches(many.stored.groups, few.table.column_names))
+        assert pa.Table.from_batches(batches) == few.table.combine_chunks()
+    assert len(batches) < len(stored.groups)
+
+
+def test_threads_write_the_changes_that_few_messages_become(
+    tmp_path: Path, messages: tuple[pa.Table, StoredMessages]
+) -> None:
+    table, stored = messages
+    choice = Choice(relations=[1])
+    few, many = Messages(no_frame, table).chosen(choice), Messages(no_frame, stored=stored).chosen(choice)
+    assert few.table is not None
+    assert many.stored is not None
+    decoded = in_process.decoded_changes(few.table, COLUMNS, COLUMNS.names, ("a",))
+    expected = in_process.in_slice([pa.Table.from_batches(decoded)], _END, _SCHEMA)
+    changes = UnfilteredChanges([(many.stored, COLUMNS)], ("a",), _SCHEMA)
+    written = changes.files(Threads(2), _END, str(tmp_path / "changes"), Store()).to_pylist()
+    rows = pa.concat_tables(pq.read_table(tmp_path / "changes" / file["path"]) for file in written)
+    assert rows.sort_by("number").to_pylist() == expected.to_pylist()
+    tallies = [json.loads(file["tally"]) for file in written]
+    assert sum(tally["insert"] for tally in tallies) == expected["operation"].to_pylist().count("insert")
+    changes.decode(Threads(2))
+
+
+def test_what_cannot_be_decoded_is_raised_as_it_is(tmp_path: Path) -> None:
+    _, stored = change_log(
+        tmp_path, [*map(message, range(50)), Insert(1, (Text(b"1"), Text(b"x"))), Insert(0, (Null(), Null()))]
+    )
+    text_as_int = RelationColumns(("b", "a"), (COLUMNS.types[1], COLUMNS.types[0]))
+    schema = changes_schema(zip(text_as_int.names, (t.arrow for t in text_as_int.types), strict=True))
+    of_one = Messages(no_frame, stored=stored).chosen(Choice(relations=[1])).stored
+    assert of_one is not None
+    with pytest.raises(ValueNotRepresentableError, match="column"):
+        UnfilteredChanges([(of_one, text_as_int)], ("b",), schema).decode(Threads(2))
+
+
+def test_row_groups_are_read_so_many_bytes_together(messages: tuple[pa.Table, StoredMessages]) -> None:
+    _, stored = messages
+    every = sum(group.bytes for group in stored.groups)
+    assert [len(part) for part in parted(stored.groups, 1)] == [1] * len(stored.groups)
+    assert parted(stored.groups, every) == [list(stored.groups)]
+    assert [group for part in parted(stored.groups, every // 3) for group in part] == list(stored.groups)
+    assert parted([]) == []
