@@ -116,6 +116,8 @@ class Lake(LakePaths):
         #: The files of the lake, for this process and for executors.
         self.store = Store.of(storage)
         self._session = session
+        #: Whether these are threads of this process, which share what it has in memory.
+        self.has_threads = threads is not None
         #: Who writes many rows that no Spark expression has to see.
         self.executors: Executors = SparkExecutors(session) if threads is None else Threads(threads)
         #: delta-rs, where it reaches the lake and may write there.
@@ -420,10 +422,12 @@ class Lake(LakePaths):
         properties: Mapping[str, str] | None = None,
         base: int | None = None,
         after: int | None = None,
+        removed: Mapping[str, int] | None = None,
     ) -> list[dict[str, Any]]:
         """Have files `written` (`pgsieve.resources.lake.delta.parquet_files`), and commit them; returns their rows.
 
-        `base` and `after` as in `write`.
+        `base` and `after` as in `write`. `removed` are files of the version `base` that go, by the paths in its log, with
+        their sizes.
         """
         assert self.local is not None
         with self.refusing(path):
@@ -438,6 +442,7 @@ class Lake(LakePaths):
                 properties=properties,
                 base=base,
                 after=after,
+                removed=removed,
             )
         return files
 

@@ -6,10 +6,12 @@ process was faster, what is lacking then is planned anew.
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from threading import Lock
 
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from pgsieve.assets.steps.apply.applied import Applied, Pending
+from pgsieve.assets.steps.apply.by_files import FilesWriter, many_changes
 from pgsieve.assets.steps.apply.in_process import FewChangesWriter, few_changes
 from pgsieve.assets.steps.apply.key_conflicts import INSERT_EXISTS, ConflictSearch, KeyConflictError
 from pgsieve.assets.steps.apply.net_change import after_truncate
@@ -22,6 +24,9 @@ from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.delta.errors import LakeError, OverrunError, again_after_conflict
 from pgsieve.resources.lake.delta.records import Standing
 from pgsieve.resources.lake.lake import Lake
+
+#: Who applies many changes holds the keys of a whole batch, and its threads keep all cores busy.
+_ONE_AT_A_TIME = Lock()
 
 #: From this size on a MERGE marks rows in deletion vectors; smaller tables are rewritten sooner than marked.
 LARGE_BYTES = 64 * 1024 * 1024
@@ -116,7 +121,7 @@ class Batch:
 
         def one(plan: Plan) -> tuple[Plan, KeyConflictError | None]:
             try:
-                _conflict_search(self.subscription, self.lake, plan).refuse()
+                _refuse(_conflict_search(self.subscription, self.lake, plan))
             except KeyConflictError as conflict:
                 # The row may be another process's, which has applied the same change.
                 path = self.lake.replica(self.subscription.name, *plan.pending.name)
@@ -201,6 +206,33 @@ def is_overrun(lake: Lake, path: str, standing: Standing) -> bool:
         return False
 
 
+def _refuse(search: ConflictSearch) -> None:
+    """Raise KeyConflictError where there is a conflict, whoever looks for it."""
+    lake, pending = search.lake, search.pending
+    if not lake.is_small(pending.size):
+        with _ONE_AT_A_TIME:
+            many = many_changes(lake, search.path, search.log, search.definition, pending)
+            if many is not None and many.decided is not None:
+                search.refuse_many(many.decided, many.present)
+                return
+    search.refuse()
+
+
+def _applied_by_files(search: ConflictSearch, plan: Plan, end: int) -> Applied:
+    """Apply a plan by files; raises _LeftToSparkError where only Spark can do it."""
+    lake, path, pending = search.lake, search.path, plan.pending
+    with _ONE_AT_A_TIME:
+        many = many_changes(lake, path, search.log, search.definition, pending)
+        if many is None:
+            raise _LeftToSparkError(plan)
+        if many.decided is not None and not plan.examined:
+            search.refuse_many(many.decided, many.present)
+        with lake.refusing(path):
+            applied = FilesWriter(lake, path, pending, end).apply(many)
+            reach(Failpoint.REPLICA_COMMITTED)
+    return applied
+
+
 class _LeftToSparkError(Exception):
     """What this process cannot apply."""
 
@@ -214,7 +246,7 @@ def _apply_table(subscription: Subscription, lake: Lake, plan: Plan, end: int, *
     path, log, definition, pending = search.path, search.log, search.definition, plan.pending
     few = few_changes(lake, path, log, definition, pending)
     if few is None and not by_spark:
-        raise _LeftToSparkError(plan)
+        return _applied_by_files(search, plan, end)
     if few is not None:
         if not plan.examined:
             search.refuse(few)

@@ -20,6 +20,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from pgsieve.assets.steps.apply.applied import Pending
 from pgsieve.assets.steps.apply.conflicting_rows import conflicts, keys_of, lookups
+from pgsieve.assets.steps.apply.decided_keys import DELETE, INSERT, DecidedKeys, Mask
 from pgsieve.assets.steps.records.columns import order
 from pgsieve.assets.steps.records.failures import in_transaction
 from pgsieve.assets.steps.subscription import Definition
@@ -161,6 +162,25 @@ class ConflictSearch:
             base = self.lake.current(self.path)
             if self._meets(decided, base, seen["begins"] or 0, seen["absent"], values):
                 self._by_spark()
+
+    def refuse_many(self, decided: DecidedKeys, present: Mask) -> None:
+        """The same, from what becomes of each key in this process, and which keys the replica has."""
+        suspect = decided.suspect(present)
+        if not suspect.any():
+            return
+        with self._not_applied():
+            keys, operations, commit_lsns = decided.events_of(suspect)
+            events = (
+                Event(change, new=key) if operation == INSERT else Event(change, old=key)
+                for change, (key, operation) in enumerate(
+                    zip(key_values(keys.columns), operations, strict=True)
+                )
+                if operation in {INSERT, DELETE}
+            )
+            before = set(key_values(decided.keys.filter(pa.array(suspect & present)).columns))
+            if event := first_conflict(events, before):
+                values = (keys[name][event.change].as_py() for name in self.definition.key)
+                raise self._error(INSERT_EXISTS, values, int(commit_lsns[event.change]))
 
     @property
     def _may_be(self) -> bool:

@@ -10,6 +10,8 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import unquote
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import (
@@ -28,7 +30,15 @@ from pgsieve.decoding.lsn import format_lsn
 from pgsieve.resources.lake.delta.bounds import bounded_if_possible, writer_properties
 from pgsieve.resources.lake.delta.conforming import conformed
 from pgsieve.resources.lake.delta.errors import DamagedTableError, OverrunError, commit_again
-from pgsieve.resources.lake.delta.key_lookup import Key, present_keys, rows_of
+from pgsieve.resources.lake.delta.key_lookup import (
+    FileMatches,
+    Key,
+    bounds_of,
+    files_within,
+    matched_files,
+    present_keys,
+    rows_of,
+)
 from pgsieve.resources.lake.delta.layout import file_bytes
 from pgsieve.resources.lake.delta.merge import Merge
 from pgsieve.resources.lake.delta.parquet_files import write_files
@@ -73,6 +83,26 @@ class LocalRecords:
     def rows_of(self, path: str, keys: pa.Table, schema: pa.Schema) -> pa.Table:
         """The rows of some keys, with the columns of a schema."""
         return rows_of(self.table_at(path), path, self.store, keys, schema)
+
+    def matches(
+        self, path: str, keys: pa.Table, among: Iterable[npt.NDArray[np.bool_]]
+    ) -> list[FileMatches] | None:
+        """Where a table has some keys, file by file; None where it is not plain, and may have one.
+
+        `among` are parts of the keys with bounds of their own: only files are read that may have a key within those.
+        """
+        table = self.table_at(path)
+        parts = [keys.filter(pa.array(part)) for part in among if part.any()]
+        names = {name for part in parts for name in files_within(table, bounds_of(part))}
+        if not names:
+            return []
+        if not is_plain(table):
+            return None
+        return list(matched_files(table, path, self.store, keys, names))
+
+    def arrow_schema(self, path: str) -> pa.Schema:
+        """The columns of a table as Arrow."""
+        return pa.schema(self.table_at(path).schema().to_arrow())
 
     def takes_rewriting(self, path: str) -> bool:
         """Whether `replace_rows` may rewrite the files of a table: it is plain, and asks no more of those who write."""

@@ -4,9 +4,12 @@ In: a table, and keys as Arrow columns. Out: those of them that the table has. N
 the bounds of every file, as those of an append of growing keys are. Raises what delta-rs and Arrow do.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from urllib.parse import unquote
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
@@ -52,6 +55,44 @@ def rows_of(table: DeltaTable, path: str, store: Store, keys: pa.Table, schema: 
         is_wanted = [key in wanted for key in key_values([rows[name] for name in keys.column_names])]
         parts.append(rows.filter(pa.array(is_wanted, pa.bool_())))
     return pa.concat_tables(parts)
+
+
+@dataclass(frozen=True)
+class FileMatches:
+    """Rows of a file that have one of some keys: their numbers in the file, and those of their keys, side by side.
+
+    The file is named from its folder (`name`) and as the table's log names it (`path`).
+    """
+
+    name: str
+    path: str
+    size: int
+    rows: npt.NDArray[np.int64]
+    keys: npt.NDArray[np.int64]
+
+
+def matched_files(
+    table: DeltaTable, path: str, store: Store, keys: pa.Table, names: Collection[str]
+) -> Iterator[FileMatches]:
+    """Those of some files of a plain table that have rows of some keys, which differ from one another.
+
+    `names` are the files, named from the table's folder; the columns of `keys` have the table's names.
+    """
+    labels = [f"k{number}" for number in range(keys.num_columns)]
+    wanted = _numbered(keys.rename_columns(labels), "key")
+    for action in pa.table(table.get_add_actions()).select(["path", "size_bytes"]).to_pylist():
+        name = unquote(action["path"])
+        if name not in names:
+            continue
+        rows = pa.Table.from_batches(store.batches(joined(path, name), keys.schema), keys.schema)
+        matches = _numbered(rows.rename_columns(labels), "row").join(wanted, labels, join_type="inner")
+        if matches.num_rows:
+            numbers = (np.asarray(matches[each]) for each in ("row", "key"))
+            yield FileMatches(name, action["path"], action["size_bytes"], *numbers)
+
+
+def _numbered(rows: pa.Table, label: str) -> pa.Table:
+    return rows.append_column(label, pa.array(np.arange(rows.num_rows)))
 
 
 def _candidates(

@@ -1,0 +1,198 @@
+"""Many changes of a replica, by files: the rows and counts of the same changes one after the other. No JVM."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from pgsieve.assets.steps.apply import by_files
+from pgsieve.assets.steps.apply.applied import Applied, Pending
+from pgsieve.assets.steps.apply.by_files import FilesWriter, many_changes
+from pgsieve.assets.steps.apply.in_process import FewChangesWriter
+from pgsieve.assets.steps.apply.key_conflicts import ConflictSearch, KeyConflictError
+from pgsieve.assets.steps.records.columns import ROW_OPERATIONS
+from pgsieve.assets.steps.records.transformed import TableChanges
+from pgsieve.assets.steps.subscription import Definition
+from pgsieve.assets.steps.update_transformation.decoded_batches import changes_schema
+from pgsieve.decoding.publications.evolution import Layout
+from pgsieve.resources.lake.lake import Lake
+
+_COLUMNS = (("k", pa.int64()), ("t", pa.string()), ("v", pa.string()))
+_SCHEMA = changes_schema(_COLUMNS)
+_ROWS = pa.schema(_COLUMNS)
+_SPARK = (("k", "bigint"), ("t", "string"), ("v", "string"))
+_ENDS = (200, 300)
+
+Row = dict[str, object]
+
+
+def no_session() -> None:
+    raise AssertionError("no session is needed here")
+
+
+def definition(*key: str) -> Definition:
+    return Definition(_SPARK, key, Layout(1, (), 3, ()))
+
+
+def row(key: int, value: str) -> Row:
+    return {"k": key, "t": f"t{key % 3}", "v": value}
+
+
+class Changes:
+    """Changes of a table in two slices, as a lake has them; its replica holds everything before 100."""
+
+    def __init__(self, folder: Path, rows: list[Row], changes: list[tuple[str, Row]]) -> None:
+        self.lake = Lake(str(folder), no_session, small_bytes=-1, threads=2)  # type: ignore[arg-type]
+        self.path, self.log = str(folder / "replica"), str(folder / "changes")
+        assert self.lake.local is not None
+        for begin in range(0, max(len(rows), 1), 10):  # Several files.
+            part = pa.Table.from_pylist(rows[begin : begin + 10], _ROWS)
+            self.lake.local.write(self.path, part, 100 if begin == 0 else None)
+        half = len(changes) // 2
+        self.slices = []
+        for end, part in zip(_ENDS, (changes[:half], changes[half:]), strict=True):
+            sent = dict.fromkeys(ROW_OPERATIONS, 0)
+            for operation, _ in part:
+                sent[operation] += 1
+            if part:
+                self.slices.append(TableChanges(end, "public", "t", size=len(part) * 10, sent=sent))
+                self.lake.local.write(self.log, self._history(part, end), end)
+
+    def _history(self, changes: list[tuple[str, Row]], end: int) -> pa.Table:
+        return pa.Table.from_pylist(
+            [
+                {
+                    "slice": end,
+                    "commit_lsn": end - 50,
+                    "ordinal": 2 * number,
+                    "number": number,
+                    "operation": operation,
+                    "old": changed if operation == "delete" else None,
+                    "new": None if operation == "delete" else changed,
+                }
+                for number, (operation, changed) in enumerate(changes)
+            ],
+            _SCHEMA,
+        )
+
+    def pending(self) -> Pending:
+        return Pending(self.slices, self.lake.records.standing(self.path))
+
+    def rows(self) -> list[Row]:
+        assert self.lake.local is not None
+        return sorted(self.lake.local.table(self.path).to_pylist(), key=lambda r: tuple(map(str, r.values())))
+
+    def by_files(self, replicated: Definition) -> Applied:
+        pending = self.pending()
+        changes = many_changes(self.lake, self.path, self.log, replicated, pending)
+        assert changes is not None
+        if changes.decided is not None:
+            search = ConflictSearch(self.lake, self.path, self.log, replicated, pending)
+            search.refuse_many(changes.decided, changes.present)
+        return FilesWriter(self.lake, self.path, pending, _ENDS[-1]).apply(changes)
+
+    def one_by_one(self, replicated: Definition) -> Applied:
+        assert self.lake.local is not None
+        pending = self.pending()
+        few = self.lake.local.slice_rows(self.log, [c.slice for c in self.slices])
+        assert few is not None
+        small = Lake(self.lake.uri, no_session)  # type: ignore[arg-type]
+        ConflictSearch(small, self.path, self.log, replicated, pending).refuse(few)
+        return FewChangesWriter(self.lake, self.path, replicated, pending, _ENDS[-1]).apply(few)
+
+
+def _random(draw: random.Random) -> tuple[list[Row], list[tuple[str, Row]]]:
+    present = {key for key in range(20) if draw.random() < 0.7}
+    rows = [row(key, f"before {key}") for key in sorted(present) if draw.random() < 0.9]
+    changes = []
+    for place in range(draw.randint(1, 25)):
+        key = draw.randrange(25)
+        if key not in present:
+            present.add(key)
+            changes.append(("insert", row(key, f"inserted {place}")))
+        elif draw.random() < 0.5:
+            changes.append(("update", row(key, f"updated {place}")))
+        else:
+            if draw.random() < 0.9:  # Else the publications leave out the DELETE.
+                changes.append(("delete", row(key, "")))
+            present.discard(key)
+    return rows, changes
+
+
+def _outcome(apply: Callable[[Definition], Applied], key: tuple[str, ...]) -> Applied | KeyConflictError:
+    try:
+        return apply(definition(*key))
+    except KeyConflictError as conflict:
+        return conflict
+
+
+def _done(applied: Applied) -> tuple[int, ...]:
+    return applied.inserted, applied.updated, applied.deleted, applied.missing
+
+
+@pytest.mark.parametrize("key", [("k",), ("t", "k")])
+def test_random_changes_leave_what_one_after_the_other_does(tmp_path: Path, key: tuple[str, ...]) -> None:
+    conflicts = 0
+    for seed in range(12):
+        rows, changes = _random(random.Random(seed))
+        if not changes:
+            continue
+        files, few = (Changes(tmp_path / f"{seed}{way}", rows, changes) for way in ("files", "few"))
+        before = files.rows()
+        expected = _outcome(few.one_by_one, key)
+        done = _outcome(files.by_files, key)
+        if isinstance(expected, KeyConflictError):
+            conflicts += 1
+            assert isinstance(done, KeyConflictError), f"seed {seed}"
+            assert (done.message, done.commit_lsn) == (expected.message, expected.commit_lsn), f"seed {seed}"
+            assert files.rows() == before, f"seed {seed}"
+            continue
+        assert isinstance(done, Applied), f"seed {seed}"
+        assert _done(done) == _done(expected), f"seed {seed}"
+        assert files.rows() == few.rows(), f"seed {seed}"
+        written = files.lake.records.position(files.path) == _ENDS[-1]
+        assert written == (few.lake.records.position(few.path) == _ENDS[-1]), f"seed {seed}"
+    assert 0 < conflicts < 8
+
+
+def test_inserts_of_a_table_without_a_key_are_appended(tmp_path: Path) -> None:
+    same = [row(1, "same")] * 3
+    changes = Changes(tmp_path, same, [("insert", row(1, "same"))] * 4)
+    assert _done(changes.by_files(definition())) == (4, 0, 0, 0)
+    assert changes.rows() == [row(1, "same")] * 7
+
+
+def test_only_files_of_which_rows_go_are_written_again(tmp_path: Path) -> None:
+    rows = [row(key, "before") for key in range(21)]
+    changes = Changes(tmp_path, rows, [("update", row(3, "after")), ("insert", row(30, "new"))])
+    before = set((tmp_path / "replica").glob("*.parquet"))
+    changes.by_files(definition("k"))
+    local = changes.lake.local
+    assert local is not None
+    kept = {
+        Path(p).name for p in pa.table(local.table_at(changes.path).get_add_actions())["path"].to_pylist()
+    }
+    assert len(kept & {path.name for path in before}) == len(before) - 1
+    after = [row(3, "after"), row(30, "new")]
+    assert {tuple(r.values()) for r in changes.rows()} == {
+        tuple(r.values()) for r in [*(r for r in rows if r["k"] != 3), *after]
+    }
+
+
+@pytest.mark.parametrize(
+    ("limit", "size"),
+    [("KEY_BYTES", 10), ("REWRITTEN_BYTES", 1), ("SUSPECTS", 0)],
+)
+def test_what_is_too_much_for_this_process_is_left_to_spark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, size: int
+) -> None:
+    again = [("delete", row(3, "")), ("insert", row(3, "a")), ("delete", row(3, "")), ("insert", row(3, "b"))]
+    changes = Changes(tmp_path, [row(3, "before")], again)
+    assert many_changes(changes.lake, changes.path, changes.log, definition("k"), changes.pending())
+    monkeypatch.setattr(by_files, limit, size)
+    monkeypatch.setattr(by_files, "REWRITTEN", 0)
+    assert many_changes(changes.lake, changes.path, changes.log, definition("k"), changes.pending()) is None
