@@ -82,10 +82,9 @@ def many_changes(
         return None
     decided = DecidedKeys.of(events)
     with lake.refusing(path):
-        matches = lake.local.matches(path, decided.keys, (decided.expected, decided.absent))
+        most = max(REWRITTEN_BYTES, REWRITTEN * pending.size)
+        matches = lake.local.matches(path, decided.keys, (decided.expected, decided.absent), most)
     if matches is None or (matches and not lake.takes_rewriting(path)):
-        return None
-    if sum(match.size for match in matches) > max(REWRITTEN_BYTES, REWRITTEN * pending.size):
         return None
     present = np.zeros(decided.keys.num_rows, np.bool_)
     for match in matches:

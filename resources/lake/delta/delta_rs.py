@@ -85,20 +85,29 @@ class LocalRecords:
         return rows_of(self.table_at(path), path, self.store, keys, schema)
 
     def matches(
-        self, path: str, keys: pa.Table, among: Iterable[npt.NDArray[np.bool_]]
+        self, path: str, keys: pa.Table, among: Iterable[npt.NDArray[np.bool_]], most_bytes: int
     ) -> list[FileMatches] | None:
-        """Where a table has some keys, file by file; None where it is not plain, and may have one.
+        """Where a table has some keys, file by file; None where it is not plain and may have one, or in more bytes of files.
 
-        `among` are parts of the keys with bounds of their own: only files are read that may have a key within those.
+        `among` are parts of the keys with bounds of their own: only files are read that may have a key within those. Of files
+        with twice as many bytes none is read.
         """
         table = self.table_at(path)
         parts = [keys.filter(pa.array(part)) for part in among if part.any()]
-        names = {name for part in parts for name in files_within(table, bounds_of(part))}
-        if not names:
+        near = {name for part in parts for name in files_within(table, bounds_of(part))}
+        if not near:
             return []
-        if not is_plain(table):
+        files = pa.table(table.get_add_actions()).select(["path", "size_bytes"]).to_pylist()
+        size = sum(file["size_bytes"] for file in files if unquote(file["path"]) in near)
+        if not is_plain(table) or size > 2 * most_bytes:
             return None
-        return list(matched_files(table, path, self.store, keys, names))
+        matches, size = list[FileMatches](), 0
+        for match in matched_files(table, path, self.store, keys, near):
+            matches.append(match)
+            size += match.size
+            if size > most_bytes:
+                return None
+        return matches
 
     def arrow_schema(self, path: str) -> pa.Schema:
         """The columns of a table as Arrow."""

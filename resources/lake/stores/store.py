@@ -125,7 +125,9 @@ class Store:
     def batches(self, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """The rows of a Parquet file a batch at a time, with the columns of a schema; what the file lacks is NULL."""
         files, inner = self.system(path)
-        yield from ds.dataset(inner, schema=schema, format="parquet", filesystem=files).to_batches()
+        dataset = ds.dataset(inner, schema=schema, format="parquet", filesystem=files)
+        # By default so many batches are read ahead that their rows may have gigabytes.
+        yield from dataset.to_batches(batch_readahead=2, fragment_readahead=1)
 
     def names(self, folder: str) -> list[str]:
         """The names of all files below a folder; none where there is no folder."""
