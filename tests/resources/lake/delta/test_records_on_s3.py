@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
@@ -98,6 +99,14 @@ def test_files_that_executors_wrote_are_committed_and_read_by_slice(
     (file,) = listed[1]
     assert file.startswith(path)
     assert records.store.read(file).to_pylist() == rows(20, 3, 4).to_pylist()
+    groups = records.slice_groups(path, [20], every=True)
+    assert groups is not None
+    assert [read(["id"])["id"].to_pylist() for read in store.readers(groups)] == [[3, 4]]
+    matches = records.matches(path, pa.table({"id": [3, 7]}), [np.array([True, True])], 10**6)
+    assert matches is not None
+    assert [(match.path, match.rows.tolist(), match.keys.tolist()) for match in matches] == [
+        (file.rpartition("/")[2], [0], [0])
+    ]
     assert records.present_keys(path, pa.table({"id": [3, 7]})) == {(3,)}
     assert records.size(path) > 0
 
