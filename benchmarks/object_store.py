@@ -1,20 +1,24 @@
 """What a lake on S3 costs, as ratios to the same lake in a folder, in the same run.
 
 In: how many tables have nothing to do, how many rows are copied and caught up with, how many milliseconds each request
-waits besides. Out: seconds on a folder, on a local S3 server, and on that server from afar, with their difference and ratio.
-The server is SeaweedFS; a proxy adds the wait. Each command is a process of its own; what is interleaved is compared.
+waits besides. Out: seconds on a folder, on a local S3 server, and on that server from afar, with their ratio, and the
+processor time of the runs, which other work on the machine changes less; from afar also the number of requests. The server
+is SeaweedFS; a proxy adds the wait. Each command is a process of its own; what is interleaved is compared. Each run is
+printed to stderr as it ends, with the load average.
 
     python benchmarks/object_store.py --tables 50 --rows 2000000 --wait 30
 """
 
 import argparse
 import os
+import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import psycopg
@@ -26,18 +30,29 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.replication import COLUMNS, ROW, SETTINGS, changes
 from pgsieve.resources.postgres.embedded import EmbeddedServer
-from tests.fixtures.s3_proxy import s3_proxy
+from tests.fixtures.s3_proxy import S3Proxy, s3_proxy
 from tests.fixtures.s3_server import BUCKET, S3Server, new_s3_server
 
-FOLDER = "folder"
+FOLDER, FAR = "folder", "far"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a run took: seconds, seconds of the processor, requests that passed the proxy."""
+
+    wall: float
+    processor: float
+    requests: int
 
 
 class Lakes:
     """The same subscription on several lakes, each with a slot of its own."""
 
-    def __init__(self, folder: Path, server: EmbeddedServer, stores: dict[str, S3Server | None]) -> None:
-        self._folder, self._server, self._stores = folder, server, stores
-        self.seconds: dict[str, dict[str, list[float]]] = {}
+    def __init__(
+        self, folder: Path, server: EmbeddedServer, stores: dict[str, S3Server | None], proxy: S3Proxy | None
+    ) -> None:
+        self._folder, self._server, self._stores, self._proxy = folder, server, stores, proxy
+        self.runs: dict[str, dict[str, list[Run]]] = {}
 
     def configure(self, name: str) -> None:
         """Write a pgsieve.yaml for each lake: everything that a database's publication has."""
@@ -57,10 +72,25 @@ class Lakes:
         for place in self._stores:
             path = self._folder / f"{name}_{place}.yaml"
             command = [sys.executable, "-m", "pgsieve", "-c", str(path), "run"]
-            began = time.perf_counter()
+            began, used, asked = time.perf_counter(), _used(), self._requests()
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            run = Run(time.perf_counter() - began, _used() - used, self._requests() - asked)
+            print(
+                f"{what or 'before'}, {place}: {run.wall:.1f} s, processor {run.processor:.1f} s, "
+                f"{run.requests} requests, load average {os.getloadavg()[0]:.1f}",
+                file=sys.stderr,
+            )
             if what:
-                self.seconds.setdefault(what, {}).setdefault(place, []).append(time.perf_counter() - began)
+                self.runs.setdefault(what, {}).setdefault(place, []).append(run)
+
+    def _requests(self) -> int:
+        return len(self._proxy.answered) if self._proxy else 0
+
+
+def _used() -> float:
+    """Processor time of the processes that have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def small(lakes: Lakes, server: EmbeddedServer, tables: int, rounds: int) -> None:
@@ -102,7 +132,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--tables", type=int, default=50)
+    parser.add_argument("--tables", type=int, default=50, help="0: neither nothing to do nor a small change")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--rows", type=int, default=2_000_000, help="0: neither initial sync nor catch-up")
     parser.add_argument("--wait", type=float, default=30.0, help="milliseconds of a server far away; 0: none")
@@ -111,28 +141,39 @@ def main() -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pgsieve-benchmark-")))
         store = stack.enter_context(new_s3_server())
         stores: dict[str, S3Server | None] = {FOLDER: None, "s3": store}
+        proxy = None
         if options.wait:
             proxy = stack.enter_context(s3_proxy(store.url))
             proxy.delay = options.wait / 1000
-            stores["far"] = S3Server(proxy.url)
+            stores[FAR] = S3Server(proxy.url)
         server = stack.enter_context(
             EmbeddedServer(folder / "data", settings={**SETTINGS, "max_replication_slots": "20"})
         )
-        lakes = Lakes(folder, server, stores)
+        lakes = Lakes(folder, server, stores, proxy)
         loads = [os.getloadavg()[0]]
-        small(lakes, server, options.tables, options.rounds)
+        if options.tables:
+            small(lakes, server, options.tables, options.rounds)
         if options.rows:
             large(lakes, server, options.rows)
         loads.append(os.getloadavg()[0])
-    print(f"load average {loads[0]:.1f} to {loads[1]:.1f}, {os.cpu_count()} cores; medians")
-    table = Table(
-        "what", *(f"{place}, s" for place in stores), *(f"{p} / {FOLDER}" for p in list(stores)[1:])
+    print(
+        f"load average {loads[0]:.1f} to {loads[1]:.1f}, {os.cpu_count()} cores; medians, seconds (of the processor)"
     )
-    for what, seconds in lakes.seconds.items():
-        medians = {place: statistics.median(measured) for place, measured in seconds.items()}
-        ratios = (f"{medians[p] / medians[FOLDER]:.2f}" for p in list(stores)[1:])
-        table.add_row(what, *(f"{medians[p]:.2f}" for p in stores), *ratios)
-    Console(width=120).print(table)
+    others = list(stores)[1:]
+    table = Table("what", *stores, *(f"{place} / {FOLDER}" for place in others), "requests")
+    for what, places in lakes.runs.items():
+        wall = {place: statistics.median(run.wall for run in runs) for place, runs in places.items()}
+        processor = {
+            place: statistics.median(run.processor for run in runs) for place, runs in places.items()
+        }
+        requests = statistics.median(run.requests for run in places[FAR]) if FAR in places else None
+        table.add_row(
+            what,
+            *(f"{wall[place]:.2f} ({processor[place]:.2f})" for place in stores),
+            *(f"{wall[place] / wall[FOLDER]:.2f}" for place in others),
+            "" if requests is None else f"{requests:.0f}",
+        )
+    Console(width=140).print(table)
 
 
 if __name__ == "__main__":
