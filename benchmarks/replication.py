@@ -55,13 +55,13 @@ def quiet(_: str) -> None:
     """A log that says nothing."""
 
 
-def changes(connection: psycopg.Connection, table: str, rows: int) -> None:
-    """Commit the changes of the catch-up."""
-    inserts, updates = rows // 2 // 100, rows // 4 // 50
-    insert = f"insert into {table} select {ROW} from generate_series({rows} + b*{inserts} + 1, {rows} + (b+1)*{inserts}) i"
+def changes(connection: psycopg.Connection, table: str, rows: int, after: int | None = None) -> None:
+    """Commit the changes of the catch-up; their keys come after `after`, the number of rows if not said."""
+    inserts, updates, key = rows // 2 // 100, rows // 4 // 50, rows if after is None else after
+    insert = f"insert into {table} select {ROW} from generate_series({key} + b*{inserts} + 1, {key} + (b+1)*{inserts}) i"
     update = (
         f"update {table} set status = 'upd', amount = amount + 1"
-        f" where id between {rows} + b*{2 * updates} + 1 and {rows} + b*{2 * updates} + {updates}"
+        f" where id between {key} + b*{2 * updates} + 1 and {key} + b*{2 * updates} + {updates}"
     )
     for statement, times in ((insert, 100), (update, 50)):
         connection.execute(f"do $$ begin for b in 0..{times - 1} loop {statement}; commit; end loop; end $$")
