@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import Self
@@ -89,6 +89,7 @@ class Site:
         master: str,
         port: int | None = None,
         store: S3Server | None = None,
+        conf: Mapping[str, str] | None = None,
     ) -> None:
         self.name, self._server, self._folder = name, server, folder
         # In the bucket the folder's own name is no other test's.
@@ -100,7 +101,7 @@ class Site:
         configuration = {
             "lake": self._address(self.lake),
             **({"storage": dict(store.storage)} if store else {}),
-            "spark": {"master": master},
+            "spark": {"master": master, "conf": dict(conf or {})},
             "sources": {name: {"conninfo": server.conninfo(dbname=name, port=str(port or server.port))}},
             "subscriptions": {
                 subscription: {
@@ -325,14 +326,16 @@ def site(
     master: str,
     port: int | None = None,
     store: S3Server | None = None,
+    conf: Mapping[str, str] | None = None,
 ) -> Iterator[tuple[Site, psycopg.Connection]]:
     """A site with a database of its own on the server; dropped afterwards with its slots.
 
-    `port` is where pgsieve finds the server, if that is not the server's own; `store` is where its lake is, if not in the folder.
+    `port` is where pgsieve finds the server, if that is not the server's own; `store` is where its lake is, if not in the folder;
+    `conf` are Spark's settings.
     """
     with psycopg.connect(server.conninfo(), autocommit=True) as admin:
         admin.execute(f"CREATE DATABASE {name}")
-    made = Site(name, server, folder, master, port, store)
+    made = Site(name, server, folder, master, port, store, conf)
     with made.connect() as connection:
         connection.execute(TABLES)
     try:

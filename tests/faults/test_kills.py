@@ -15,6 +15,7 @@ from pgsieve.resources.failpoints import Failpoint
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.faults.killable import Site, site
 from tests.fixtures.s3_server import S3Server
+from tests.fixtures.spark_servers import connect_server, python_without_pgsieve
 
 pytestmark = pytest.mark.spark
 
@@ -39,6 +40,8 @@ FIRST = (
 LATER = (*(point for point in Failpoint if point not in FIRST), f"{Failpoint.REPLICA_COMMITTED}:2")
 #: `make soak-hard-day` kills many more.
 KILLS = 12
+#: All rows pass Spark, however few.
+NOT_SMALL = {"spark.pgsieve.smallBytes": "-1"}
 
 
 def test_a_first_run_killed_at_each_failpoint_in_turn_is_made_good_by_the_next(
@@ -68,6 +71,23 @@ def test_a_run_killed_with_its_lake_on_s3_is_made_good_by_the_next(
     """The runs write themselves: for so few rows none starts a JVM."""
     with site("killed_on_s3", publisher_server, tmp_path, "local[2]", store=s3_server) as (pgsieve, database):
         kill_at_each(pgsieve, database, (*FIRST, *LATER), settled_at=len(FIRST))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)  # 28 runs, each with a session of its own on the server
+def test_a_run_killed_as_spark_writes_its_lake_on_s3_is_made_good_by_the_next(
+    publisher_server: EmbeddedServer, s3_server: S3Server, tmp_path: Path
+) -> None:
+    """A Spark Connect server copies, transforms and applies, and outlives the runs: its executors are killed elsewhere."""
+    first = [point for point in FIRST if point != Failpoint.CHUNK_COPIED]
+    with (
+        connect_server(tmp_path, python_without_pgsieve(tmp_path), on_s3=True) as master,
+        site("spark_on_s3", publisher_server, tmp_path / "site", master, store=s3_server, conf=NOT_SMALL) as (
+            pgsieve,
+            database,
+        ),
+    ):
+        kill_at_each(pgsieve, database, (*first, *LATER), settled_at=len(first))
 
 
 def kill_at_each(
