@@ -1,7 +1,7 @@
 """Other Sparks than a local session: a standalone cluster of two workers, and a Spark Connect server.
 
 Both are real, started from the pyspark wheel. The cluster's Python cannot import pgsieve: nothing may lean on
-driver and executors sharing a process, a working folder or an import path.
+driver and executors sharing a process, a working folder or an import path. With the lake on S3 they share no folder at all.
 """
 
 from __future__ import annotations
@@ -13,13 +13,16 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import psycopg
 import pytest
 import yaml
+from deltalake import DeltaTable
 
 from pgsieve.resources.postgres.embedded import EmbeddedServer
+from tests.fixtures.s3_server import S3Server
 from tests.fixtures.servers import drop_slots
 from tests.fixtures.spark_servers import (
     SMALL_DATA,
@@ -31,7 +34,7 @@ from tests.fixtures.spark_servers import (
     wait_for,
 )
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -44,19 +47,45 @@ def database(publisher_server: EmbeddedServer) -> Iterator[psycopg.Connection]:
         with psycopg.connect(publisher_server.conninfo(dbname=name), autocommit=True) as connection:
             connection.execute("create table items (id int primary key, region text)")
             connection.execute("insert into items select i, 'EMEA' from generate_series(1, 10) i")
-            connection.execute("create publication p for table items where (id > 3)")
+            connection.execute("create table log (line text)")
+            connection.execute("alter table log replica identity full")
+            connection.execute("insert into log values ('a'), ('a'), (null)")
+            connection.execute("create publication p for table items where (id > 3), log")
             yield connection
             drop_slots(connection)
         admin.execute(f"drop database {name} with (force)")
 
 
+@dataclass(frozen=True)
+class _Lake:
+    """Where a lake is, and the S3 server that it is on; none: it is in a folder."""
+
+    address: str
+    store: S3Server | None = None
+
+    def delete(self, table: str, where: str) -> None:
+        """Damage a replica."""
+        options = self.store.delta_rs if self.store else None
+        DeltaTable(f"{self.address}/sales/public/{table}", storage_options=options).delete(where)
+
+
+@pytest.fixture(params=["folder", "s3"])
+def lake(request: pytest.FixtureRequest, tmp_path: Path) -> _Lake:
+    if request.param == "folder":
+        return _Lake(str(tmp_path / "lake"))
+    return _Lake(request.getfixturevalue("s3_folder"), request.getfixturevalue("s3_server"))
+
+
 class _Pgsieve:
     """Commands on a configuration whose Spark is elsewhere."""
 
-    def __init__(self, folder: Path, server: EmbeddedServer, master: str, conf: dict[str, str]) -> None:
+    def __init__(
+        self, folder: Path, lake: _Lake, server: EmbeddedServer, master: str, conf: dict[str, str]
+    ) -> None:
         self._path = folder / "pgsieve.yaml"
         written = {
-            "lake": "./lake",
+            "lake": lake.address,
+            **({"storage": dict(lake.store.storage)} if lake.store else {}),
             # No table is so small that the executors are left out.
             "spark": {"master": master, "conf": {**conf, "spark.pgsieve.smallBytes": "-1"}},
             "sources": {"shop": {"conninfo": server.conninfo(dbname="engines")}},
@@ -64,7 +93,7 @@ class _Pgsieve:
         }
         self._path.write_text(yaml.safe_dump(written))
 
-    def start(self, command: str) -> subprocess.Popen[str]:
+    def start(self, *command: str) -> subprocess.Popen[str]:
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("PYSPARK", "SPARK"))}
         return subprocess.Popen(
             [
@@ -72,7 +101,7 @@ class _Pgsieve:
                 "-m",
                 "pgsieve.pipelines.command_line.cli",
                 "--verbose",
-                command,
+                *command,
                 "-c",
                 str(self._path),
             ],
@@ -83,26 +112,34 @@ class _Pgsieve:
             text=True,
         )
 
-    def __call__(self, command: str) -> str:
-        started = self.start(command)
+    def __call__(self, *command: str, ends: int = 0) -> str:
+        started = self.start(*command)
         printed, _ = started.communicate(timeout=600)
-        assert started.returncode == 0, printed
+        assert started.returncode == ends, printed
         return printed
 
 
-def _replicates(pgsieve: _Pgsieve, database: psycopg.Connection) -> None:
-    """Initial sync, increments and the consistency check, each in a process of its own."""
+def _replicates(pgsieve: _Pgsieve, lake: _Lake, database: psycopg.Connection) -> None:
+    """Initial sync, increments, a column more, the consistency check and a repair, each in a process of its own."""
     assert "7" in pgsieve("run")
     _write(database, 11)
     pgsieve("run")
     database.execute("update items set region = 'y' where id = 8")  # no key changes
+    database.execute("alter table items add column note text")
+    database.execute("update items set note = 'z' where id = 8")
     pgsieve("run")
+    pgsieve("check")
+    lake.delete("items", "id = 8")
+    pgsieve("check", "--repair", ends=1)
     pgsieve("check")
 
 
 def _write(database: psycopg.Connection, number: int) -> None:
     """Changes of every kind, those of keys too; `number` is above that of an earlier call by 3 at least."""
     database.execute("insert into items values (%s, 'EMEA'), (%s, 'APAC')", [number, 1000 + number])
+    database.execute("insert into log values ('b'), ('b')")
+    database.execute("update log set line = 'c' where ctid = (select min(ctid) from log)")
+    database.execute("delete from log where ctid = (select max(ctid) from log)")
     database.execute("update items set id = %s where id = %s", [number + 1, number - 7])
     database.execute("update items set region = 'x' where id = %s", [number - 6])
     database.execute("delete from items where id = %s", [number - 5])
@@ -162,14 +199,18 @@ def _lose_executors(ended: threading.Event) -> None:
 
 @pytest.mark.long
 def test_a_standalone_cluster_replicates_also_where_executors_are_lost(
-    server_folder: Path, publisher_server: EmbeddedServer, database: psycopg.Connection, tmp_path: Path
+    server_folder: Path,
+    publisher_server: EmbeddedServer,
+    database: psycopg.Connection,
+    lake: _Lake,
+    tmp_path: Path,
 ) -> None:
     with _cluster(tmp_path) as (master, conf):
-        pgsieve = _Pgsieve(tmp_path, publisher_server, master, conf)
-        _replicates(pgsieve, database)
+        pgsieve = _Pgsieve(tmp_path, lake, publisher_server, master, conf)
+        _replicates(pgsieve, lake, database)
         _write(database, 14)
         impatient = {**conf, "spark.task.maxFailures": "1"}
-        running = _Pgsieve(tmp_path, publisher_server, master, impatient).start("run")
+        running = _Pgsieve(tmp_path, lake, publisher_server, master, impatient).start("run")
         ended = threading.Event()
         losing = threading.Thread(target=_lose_executors, args=[ended])
         losing.start()
@@ -178,7 +219,7 @@ def test_a_standalone_cluster_replicates_also_where_executors_are_lost(
         losing.join()
         # Spark may make good what it lost; else the run ends, and no table is set aside for it.
         assert running.returncode in {0, 2}, printed
-        pgsieve = _Pgsieve(tmp_path, publisher_server, master, conf)
+        pgsieve = _Pgsieve(tmp_path, lake, publisher_server, master, conf)
         pgsieve("run")
         assert "set aside" not in pgsieve("status")
         pgsieve("check")
@@ -186,7 +227,12 @@ def test_a_standalone_cluster_replicates_also_where_executors_are_lost(
 
 @pytest.mark.long  # tests/faults has the same Spark
 def test_a_spark_connect_server_replicates(
-    server_folder: Path, publisher_server: EmbeddedServer, database: psycopg.Connection, tmp_path: Path
+    server_folder: Path,
+    publisher_server: EmbeddedServer,
+    database: psycopg.Connection,
+    lake: _Lake,
+    tmp_path: Path,
 ) -> None:
-    with connect_server(tmp_path / "connect", python_without_pgsieve(tmp_path)) as master:
-        _replicates(_Pgsieve(tmp_path, publisher_server, master, {}), database)
+    on_s3 = lake.store is not None
+    with connect_server(tmp_path / "connect", python_without_pgsieve(tmp_path), on_s3=on_s3) as master:
+        _replicates(_Pgsieve(tmp_path, lake, publisher_server, master, {}), lake, database)
