@@ -22,7 +22,7 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable
 from deltalake.transaction import AddAction, RemoveAction
 
-from pgsieve.resources.lake.delta.delta_rs import LocalRecords, arrow_schema, is_plain
+from pgsieve.resources.lake.delta.delta_rs import LocalRecords, is_plain
 from pgsieve.resources.lake.delta.errors import OverrunError, commit_again
 from pgsieve.resources.lake.delta.layout import file_bytes
 from pgsieve.resources.lake.delta.parquet_files import ROW_GROUP, write_files
@@ -55,7 +55,7 @@ def cluster(local: LocalRecords, path: str, by: Sequence[str]) -> int:
     removed = _files(local.table_at(path))
     if not removed:
         return 0
-    rows = pa.Table.from_batches(_rows(local, path, removed), arrow_schema(local.table_at(path)))
+    rows = pa.Table.from_batches(_rows(local, path, removed), local.arrow_schema(path))
     return _replace(local, path, removed, z_ordered(rows, by).to_batches())
 
 
@@ -83,7 +83,7 @@ def _groups(files: Files, target: int) -> Iterator[Files]:
 
 def _rows(local: LocalRecords, path: str, files: Iterable[str]) -> Iterator[pa.RecordBatch]:
     """The rows of files, with the table's present columns."""
-    schema = arrow_schema(local.table_at(path))
+    schema = local.arrow_schema(path)
     for name in files:
         yield from local.store.batches(joined(path, unquote(name)), schema)
 
@@ -104,7 +104,7 @@ def _row_groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema, size: int)
 def _replace(local: LocalRecords, path: str, removed: Files, batches: Iterable[pa.RecordBatch]) -> int:
     """Commit files with these rows in the place of others; how many files fewer there are."""
     schema, size, now = (
-        arrow_schema(local.table_at(path)),
+        local.arrow_schema(path),
         file_bytes(local.properties(path)),
         time.time_ns() // 1_000_000,
     )

@@ -111,7 +111,7 @@ class LocalRecords:
 
     def arrow_schema(self, path: str) -> pa.Schema:
         """The columns of a table as Arrow."""
-        return pa.schema(self.table_at(path).schema().to_arrow())
+        return arrow_schema(self.table_at(path))
 
     def takes_rewriting(self, path: str) -> bool:
         """Whether `replace_rows` may rewrite the files of a table: it is plain, and asks no more of those who write."""
