@@ -22,7 +22,7 @@ from pgsieve.assets.steps.records.feed import FeedRecord
 from pgsieve.assets.steps.records.prepared import Prepared
 from pgsieve.assets.steps.records.registered import Registered
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
-from pgsieve.assets.steps.records.table_states import Name, TableState, TableStates, newest_version
+from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates, newest_version
 from pgsieve.assets.steps.records.transformed import Transformed
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.assets.steps.validation.layouts import ClusteringError, clustering
@@ -135,8 +135,10 @@ def maintain_subscription(
             # First nobody finds a cut any more, then its files go.
             cuts = Cuts(lake, name).path
             maintainer.maintain(cuts, maintainer.expired_cuts(cuts, since), since=since)
-            for path in replicas:
-                maintainer.vacuum(path)
+            for state, path in zip(written.values(), replicas, strict=True):
+                # Of a copy that takes long, files are older than that before any version needs them.
+                if state.state != SyncState.DATA_SYNC:
+                    maintainer.vacuum(path)
             # What that committed is behind it, too: a run looks for nothing in a replica that is as its cut has it.
             _renew_cut(lake, subscription, since, newest_version(tables.values()))
         else:

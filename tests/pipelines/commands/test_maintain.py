@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import dagster as dg
@@ -14,6 +16,7 @@ import yaml
 from deltalake import DeltaTable
 from typer.testing import CliRunner
 
+from pgsieve.assets.steps.records.table_states import SyncState, TableStates
 from pgsieve.pipelines.command_line import cli
 from pgsieve.pipelines.config.model import load_config
 from pgsieve.pipelines.definitions import definitions
@@ -108,6 +111,21 @@ def test_maintenance_has_a_schedule_that_is_off(file: Path) -> None:
         "sales/maintenance",
         "shop/change_log_maintenance",
     }
+
+
+def test_files_of_a_copy_that_goes_on_stay_however_old_they_are(shop: Shop) -> None:
+    shop.copy()
+    states = TableStates(shop.lake, "one")
+    copying = replace(states.newest()["public", "orders"], state=SyncState.DATA_SYNC, lsn=0)
+    states.append([copying])
+    files = {}
+    for table in ("orders", "notes"):
+        files[table] = Path(shop.lake.replica("one", "public", table), "part-of-a-copy.parquet")
+        files[table].write_bytes(b"")
+        os.utime(files[table], (0, 0))
+    code, output = shop.cli("maintain")
+    assert code == 0, output
+    assert {table: file.exists() for table, file in files.items()} == {"orders": True, "notes": False}
 
 
 def test_a_maintenance_waits_for_another_of_the_same_tables(shop: Shop) -> None:
