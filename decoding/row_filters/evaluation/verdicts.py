@@ -13,11 +13,13 @@ Python recurses, has none in Spark either.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import repeat
 from typing import Any
 
 import pyarrow as pa
 
+from pgsieve.decoding.row_filters.evaluation.columns import NotColumnarError, Values, columnar
 from pgsieve.decoding.row_filters.evaluation.compiler import Program, compiled
 from pgsieve.decoding.row_filters.evaluation.values import python_values
 from pgsieve.decoding.row_filters.nodes import Logical, Node
@@ -29,7 +31,11 @@ def condition(*trees: Node) -> Callable[[pa.RecordBatch], pa.BooleanArray]:
     Of several filters a row has to pass one. They are tried in order, and no further than needed (pgoutput_row_filter_init()
     in src/backend/replication/pgoutput/pgoutput.c joins them with OR).
     """
-    program = compiled(trees[0] if len(trees) == 1 else Logical("OR", trees))
+    tree = trees[0] if len(trees) == 1 else Logical("OR", trees)
+    with suppress(NotColumnarError):
+        compute = columnar(tree)
+        return lambda batch: _every_row(compute(batch), batch)
+    program = compiled(tree)
 
     def verdicts_on(batch: pa.RecordBatch) -> pa.BooleanArray:
         return pa.array(map(program.evaluate, _rows(program, batch)), pa.bool_())
@@ -40,6 +46,11 @@ def condition(*trees: Node) -> Callable[[pa.RecordBatch], pa.BooleanArray]:
 def verdicts(node: Node, batch: pa.RecordBatch) -> pa.BooleanArray:
     """Return the verdict of a row filter's tree on each row of a batch."""
     return condition(node)(batch)
+
+
+def _every_row(values: Values, batch: pa.RecordBatch) -> pa.BooleanArray:
+    """Return the verdict of each row of a batch."""
+    return pa.repeat(values, batch.num_rows) if isinstance(values, pa.Scalar) else values
 
 
 def _rows(program: Program, batch: pa.RecordBatch) -> Iterator[list[Any]]:

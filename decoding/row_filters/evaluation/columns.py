@@ -1,0 +1,256 @@
+"""A row filter's tree as Arrow's computations on whole columns: what most filters are made of.
+
+In: a tree. Out: a function of a batch, whose verdicts are those of `compiler`. Raises NotColumnarError for a tree with any
+other part, which `compiler` follows row by row. No part here can raise an error for a row, so it does not show that
+PostgreSQL evaluates some rows' parts only (section 4.2.14).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from decimal import Decimal
+from functools import reduce
+from math import inf
+from types import MappingProxyType
+from typing import Final, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pgsieve.decoding.row_filters import nodes
+from pgsieve.decoding.row_filters.evaluation.values import constant_value
+from pgsieve.decoding.row_filters.nodes import Digits, Node
+from pgsieve.decoding.values.datetimes import (
+    DATE_INFINITY,
+    DATE_MINUS_INFINITY,
+    TIMESTAMP_INFINITY,
+    TIMESTAMP_MINUS_INFINITY,
+)
+
+#: What an expression is on a batch: an array of its rows, or a scalar, which is the same in each.
+Values: TypeAlias = pa.Array | pa.Scalar
+Columnar: TypeAlias = Callable[[pa.RecordBatch], Values]
+
+
+class NotColumnarError(Exception):
+    """A part of a tree that is not computed by columns."""
+
+
+def columnar(tree: Node) -> Columnar:
+    """Compile a predicate; raises NotColumnarError."""
+    try:
+        return _compiled(tree)
+    except RecursionError:
+        raise NotColumnarError from None
+
+
+#: What values of a type are as Arrow computes with them: text orders by bytes, as `rank` of `values` says.
+_ARROW: Final = MappingProxyType(
+    {
+        nodes.BOOL: pa.bool_(),
+        nodes.INT2: pa.int16(),
+        nodes.INT4: pa.int32(),
+        nodes.INT8: pa.int64(),
+        nodes.TEXT: pa.string(),
+        nodes.VARCHAR: pa.string(),
+        nodes.BPCHAR: pa.string(),
+        nodes.UUID: pa.string(),
+        nodes.TIME: pa.string(),
+        nodes.BYTEA: pa.binary(),
+        nodes.DATE: pa.int32(),
+        nodes.TIMESTAMP: pa.int64(),
+        nodes.TIMESTAMPTZ: pa.int64(),
+    }
+)
+_DATES: Final = MappingProxyType({inf: DATE_INFINITY, -inf: DATE_MINUS_INFINITY})
+_TIMESTAMPS: Final = MappingProxyType({inf: TIMESTAMP_INFINITY, -inf: TIMESTAMP_MINUS_INFINITY})
+#: Infinities in Arrow: the values beyond all others.
+_INFINITIES: Final = MappingProxyType(
+    {nodes.DATE: _DATES, nodes.TIMESTAMP: _TIMESTAMPS, nodes.TIMESTAMPTZ: _TIMESTAMPS}
+)
+_COMPARISONS: Final[MappingProxyType[str, Callable[[Values, Values], Values]]] = MappingProxyType(
+    {
+        "=": pc.equal,
+        "<>": pc.not_equal,
+        "<": pc.less,
+        "<=": pc.less_equal,
+        ">": pc.greater,
+        ">=": pc.greater_equal,
+    }
+)
+
+
+def _compiled(node: Node) -> Columnar:
+    match node:
+        case nodes.ColumnValue():
+            return _column(node)
+        case nodes.Constant():
+            return _constant(node)
+        case nodes.Cast():
+            return _cast(node)
+        case nodes.Collate(operand=operand):
+            return _compiled(operand)
+        case nodes.Arithmetic():
+            return _arithmetic(node)
+        case nodes.Comparison(operator=operator, left=left, right=right):
+            return _computed(_COMPARISONS[operator], *_sides(left, right))
+        case nodes.NotDistinct(left=left, right=right):
+            return _computed(_not_distinct, *_sides(left, right))
+        case nodes.Logical():
+            return _logical(node)
+        case nodes.Not(operand=operand):
+            return _computed(pc.invert, _compiled(operand))
+        case nodes.IsNull(operand=nodes.ColumnValue(name=name)):
+            return lambda batch: batch.column(name).is_null()
+        case nodes.IsNull(operand=operand):
+            return _computed(pc.is_null, _compiled(operand))
+        case nodes.IsTruth(operand=operand, truth=truth):
+            return _computed(lambda value: pc.fill_null(pc.equal(value, truth), False), _compiled(operand))
+        case _:
+            raise NotColumnarError
+
+
+def _computed(function: Callable[..., Values], *operands: Columnar) -> Columnar:
+    return lambda batch: function(*(operand(batch) for operand in operands))
+
+
+# --- values --------------------------------------------------------------------------------
+
+
+def _arrow_type(node: Node) -> pa.DataType:
+    """What an expression's values are as Arrow computes with them."""
+    if node.type_oid == nodes.NUMERIC and node.digits is not None:
+        return pa.decimal128(node.digits.precision, node.digits.scale)
+    if node.type_oid not in _ARROW:
+        raise NotColumnarError
+    return _ARROW[node.type_oid]
+
+
+def _column(node: nodes.ColumnValue) -> Columnar:
+    name, kind = node.name, _arrow_type(node)
+    if node.type_oid == nodes.BPCHAR:  # The padding has no meaning (section 8.3).
+        return lambda batch: pc.utf8_rtrim(batch.column(name), characters=" ")
+    return lambda batch: batch.column(name).cast(kind)
+
+
+def _constant(node: nodes.Constant) -> Columnar:
+    scalar = _scalar(node)
+    return lambda _batch: scalar
+
+
+def _scalar(node: nodes.Constant) -> pa.Scalar:
+    value = constant_value(node.value)
+    kind = _arrow_type(node) if node.type_oid != nodes.NUMERIC else _digits_of(value)
+    if node.type_oid == nodes.BPCHAR and value is not None:
+        value = value.rstrip(" ")
+    return pa.scalar(_INFINITIES.get(node.type_oid, {}).get(value, value), kind)
+
+
+def _digits_of(value: Decimal | None) -> pa.DataType:
+    """The least decimal type that has a value; raises NotColumnarError where there is none."""
+    if value is None:
+        return pa.decimal128(1, 0)
+    if not value.is_finite():
+        raise NotColumnarError
+    _, digits, exponent = value.as_tuple()
+    assert isinstance(exponent, int)
+    least = Digits.of(max(len(digits) + exponent, 0), max(-exponent, 0))
+    if least is None:
+        raise NotColumnarError
+    return pa.decimal128(least.precision, least.scale)
+
+
+def _cast(node: nodes.Cast) -> Columnar:
+    """The conversions that cannot fail, and of which Arrow's values are PostgreSQL's."""
+    operand, source, target = _compiled(node.operand), node.operand.type_oid, node.type_oid
+    if node.modifier:
+        raise NotColumnarError
+    if {source, target} <= {nodes.TEXT, nodes.VARCHAR}:
+        return operand
+    if {source, target} <= set(nodes.INTEGERS) and not nodes.fails(node):
+        return _computed(lambda value: pc.cast(value, _ARROW[target]), operand)
+    raise NotColumnarError
+
+
+def _arithmetic(node: nodes.Arithmetic) -> Columnar:
+    """The remainder of a division by a positive constant, which cannot fail."""
+    if (
+        node.operator != "%"
+        or node.type_oid not in nodes.INTEGERS
+        or not isinstance(node.left, nodes.ColumnValue | nodes.Cast)
+        or not isinstance(node.right, nodes.Constant)
+        or not isinstance(divisor := node.right.value, int)
+        or divisor <= 0
+    ):
+        raise NotColumnarError
+
+    def remainder(values: Values) -> Values:
+        # As in C, and so in PostgreSQL, it has the sign of the dividend.
+        numbers = np.asarray(values.fill_null(0))
+        return pa.array(np.fmod(numbers, numbers.dtype.type(divisor)), mask=np.asarray(values.is_null()))
+
+    return _computed(remainder, _compiled(node.left))
+
+
+# --- predicates ----------------------------------------------------------------------------
+
+
+def _sides(left: Node, right: Node) -> tuple[Columnar, Columnar]:
+    """Both sides of a comparison, of one type; numerics in one that has the values of both."""
+    if left.type_oid != right.type_oid:
+        raise NotColumnarError
+    if left.type_oid != nodes.NUMERIC:
+        return _compiled(left), _compiled(right)
+    kinds = [
+        _digits_of(constant_value(s.value)) if isinstance(s, nodes.Constant) else _arrow_type(s)
+        for s in (left, right)
+    ]
+    scale = max(kind.scale for kind in kinds)
+    common = Digits.of(max(kind.precision - kind.scale for kind in kinds), scale)
+    if common is None:
+        raise NotColumnarError
+    wide = pa.decimal128(common.precision, common.scale)
+    first, second = (_computed(lambda value: pc.cast(value, wide), _compiled(side)) for side in (left, right))
+    return first, second
+
+
+def _not_distinct(left: Values, right: Values) -> Values:
+    both = pc.and_(pc.is_null(left), pc.is_null(right))
+    return pc.or_(pc.fill_null(pc.equal(left, right), False), both)
+
+
+def _logical(node: nodes.Logical) -> Columnar:
+    operands = _membership(node) or [_compiled(operand) for operand in node.operands]
+    connect = pc.and_kleene if node.connective == "AND" else pc.or_kleene
+    return lambda batch: reduce(connect, (operand(batch) for operand in operands))
+
+
+def _membership(node: nodes.Logical) -> list[Columnar] | None:
+    """Look up `x = a OR x = b …`, or the negation of it, in a set of constants; None for what is neither."""
+    operator = "=" if node.connective == "OR" else "<>"
+    first = node.operands[0]
+    if not isinstance(first, nodes.Comparison) or first.left.type_oid == nodes.NUMERIC:
+        return None
+    subject, constants = first.left, list[nodes.Constant]()
+    for operand in node.operands:
+        if (
+            not isinstance(operand, nodes.Comparison)
+            or operand.operator != operator
+            or operand.left != subject
+            or not isinstance(operand.right, nodes.Constant)
+            or operand.right.type_oid != subject.type_oid
+        ):
+            return None
+        constants.append(operand.right)
+    scalars = [scalar for scalar in map(_scalar, constants) if scalar.is_valid]
+    members = pa.array(scalars, _arrow_type(subject))
+    has_null = len(scalars) < len(constants)
+
+    def member(value: Values) -> Values:
+        is_in = pc.is_in(value, members)
+        # NULL where the value is, and where only NULL is left to equal it.
+        known = pc.and_(pc.is_valid(value), is_in) if has_null else pc.is_valid(value)
+        return pc.if_else(known, is_in if operator == "=" else pc.invert(is_in), pa.scalar(None, pa.bool_()))
+
+    return [_computed(member, _compiled(subject))]
