@@ -22,7 +22,7 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable
 from deltalake.transaction import AddAction, RemoveAction
 
-from pgsieve.resources.lake.delta.delta_rs import LocalRecords, is_plain
+from pgsieve.resources.lake.delta.delta_rs import LocalRecords, is_plain, is_removable, removal
 from pgsieve.resources.lake.delta.errors import OverrunError, commit_again
 from pgsieve.resources.lake.delta.layout import file_bytes
 from pgsieve.resources.lake.delta.parquet_files import ROW_GROUP, write_files
@@ -60,10 +60,10 @@ def cluster(local: LocalRecords, path: str, by: Sequence[str]) -> int:
 
 
 def _files(table: DeltaTable) -> Files:
-    """The files of a table, in the order in which they were written."""
+    """The files of a table that can be replaced, in the order in which they were written."""
     files = pa.table(table.get_add_actions()).select(["modification_time", "path", "size_bytes"])
     rows = files.sort_by([("modification_time", "ascending"), ("path", "ascending")]).to_pylist()
-    return {row["path"]: row["size_bytes"] for row in rows}
+    return {row["path"]: row["size_bytes"] for row in rows if is_removable(row["path"])}
 
 
 def _groups(files: Files, target: int) -> Iterator[Files]:
@@ -117,7 +117,7 @@ def _replace(local: LocalRecords, path: str, removed: Files, batches: Iterable[p
     actions: list[AddAction | RemoveAction] = [
         AddAction(file["path"], file["size"], {}, now, False, file["stats"]) for file in added
     ]
-    actions += [RemoveAction(name, False, now, bytes_, {}) for name, bytes_ in removed.items()]
+    actions += [removal(name, bytes_, now, changes=False) for name, bytes_ in removed.items()]
 
     def commit() -> None:
         metadata = kept_metadata(local.position(path))

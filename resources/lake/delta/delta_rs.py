@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 import numpy as np
 import numpy.typing as npt
@@ -59,6 +59,8 @@ COLUMN_MAPPING = "delta.columnMapping.mode"
 _VECTORS = "delta.enableDeletionVectors"
 #: What tables may ask of their writers that one who replaces whole files complies with.
 _REWRITABLE = {"appendOnly", "deletionVectors", "invariants", "timestampNtz"}
+#: What delta-rs writes as it is in a path of the log, besides letters and digits; all else it encodes.
+_NOT_ENCODED = "!$&'()+,-./:;=@_~"
 
 
 class LocalRecords:
@@ -119,6 +121,8 @@ class LocalRecords:
         asked = set(table.protocol().writer_features or ())
         return (
             is_plain(table)
+            and all(map(is_removable, pa.table(table.get_add_actions())["path"].to_pylist()))
+            and not table.metadata().partition_columns
             and asked <= _REWRITABLE
             and table.metadata().configuration.get("delta.enableChangeDataFeed", "false") != "true"
         )
@@ -292,7 +296,7 @@ class LocalRecords:
         actions: list[AddAction | RemoveAction] = [
             AddAction(f["path"], f["size"], {}, now, True, f["stats"]) for f in files
         ]
-        actions += [RemoveAction(name, True, now, size, {}) for name, size in (removed or {}).items()]
+        actions += [removal(name, size, now, changes=True) for name, size in (removed or {}).items()]
 
         def attempt(table: DeltaTable | None) -> None:
             if _holds(path, self._standing(path, table).position, position, overwrite=overwrite):
@@ -637,6 +641,19 @@ def _configuration(table: DeltaTable | None, properties: Mapping[str, str] | Non
 def arrow_schema(table: DeltaTable) -> pa.Schema:
     """The columns of a table."""
     return pa.schema(table.schema().to_arrow())
+
+
+def is_removable(path: str) -> bool:
+    """Whether `removal` names a file as the log does; other writers may encode other characters."""
+    return quote(unquote(path), safe=_NOT_ENCODED) == path
+
+
+def removal(path: str, size: int, time_ms: int, *, changes: bool) -> RemoveAction:
+    """What takes a file out of a table, by its path in the log; `changes` says whether rows change by it.
+
+    delta-rs encodes the path once more. Of one that is encoded already it would remove nothing, and the rows stayed.
+    """
+    return RemoveAction(unquote(path), changes, time_ms, size, {})
 
 
 def is_plain(table: DeltaTable) -> bool:

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -309,3 +310,44 @@ def test_an_empty_table_stays_as_it_is(tmp_path: Path) -> None:
     DeltaTable.create(path, rows().schema)
     assert compact(local, path) == cluster(local, path, ["slice"]) == 0
     assert DeltaTable(path).version() == 0
+
+
+def _first_replaced(local: LocalRecords, path: str) -> None:
+    def staying(batch: pa.RecordBatch) -> pa.Array:
+        return pc.not_equal(batch["slice"], 0)
+
+    assert local.takes_rewriting(path)
+    local.replace_rows(path, staying, rows(0), 9, base=local.version(path))
+
+
+@pytest.mark.parametrize("name", ["a b", "a%20b", "ä#?", "a+b=c"])
+@pytest.mark.parametrize("way", [*_WAYS.values(), _first_replaced], ids=[*_WAYS, "replace_rows"])
+def test_a_file_of_any_name_is_replaced(
+    tmp_path: Path, name: str, way: Callable[[LocalRecords, str], object]
+) -> None:
+    path = written(str(tmp_path / "table"))
+    _rename_first(Path(path), name, quote(name, safe="+="))
+    way(other_process(), path)
+    assert values(path) == list(range(_FILES))
+
+
+@pytest.mark.parametrize("way", _WAYS.values(), ids=[*_WAYS])
+def test_a_file_that_delta_rs_cannot_name_stays(
+    tmp_path: Path, way: Callable[[LocalRecords, str], object]
+) -> None:
+    path = written(str(tmp_path / "table"))
+    _rename_first(Path(path), "a+b", "a%2Bb")
+    way(other_process(), path)
+    assert values(path) == list(range(_FILES))
+    assert not LocalRecords().takes_rewriting(path)
+
+
+def _rename_first(table: Path, name: str, logged: str) -> None:
+    """Another writer's name for a file: in its folder, and in the log."""
+    for log in sorted((table / "_delta_log").glob("*.json")):
+        actions = [json.loads(line) for line in log.read_text().splitlines()]
+        for add in (action["add"] for action in actions if "add" in action):
+            (table / add["path"]).rename(table / f"{name}.parquet")
+            add["path"] = f"{logged}.parquet"
+            log.write_text("\n".join(map(json.dumps, actions)) + "\n")
+            return
