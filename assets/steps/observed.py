@@ -6,6 +6,13 @@ from typing import Any
 from pyspark.sql import Column, DataFrame, Observation
 
 from pgsieve.assets.steps.checkpoint import checkpointed
+from pgsieve.resources.lake.lake import Lake
+
+
+def observation_for(lake: Lake) -> Observation:
+    """An observation for queries of the lake's session, which is started first: its kind decides which kind this is."""
+    _ = lake.spark
+    return Observation()
 
 
 def checkpointed_and_observed(

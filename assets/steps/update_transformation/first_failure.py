@@ -7,8 +7,7 @@ In: a window's tables and messages. Out: the finish LSN of the first transaction
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
-from pyspark.sql import Observation
-
+from pgsieve.assets.steps.observed import observation_for
 from pgsieve.assets.steps.records.failures import (
     TABLE_ERRORS,
     first_failing,
@@ -74,5 +73,5 @@ def _try(subscription: Subscription, lake: Lake, work: Work, name: Name, upto: i
     for reading in readings:
         schema = changes_schema(reading.types(state.definition))
         if reading.changes_in_process(state.definition, schema, Counter()) is None:
-            changes = reading.changes(state.definition, Observation())
+            changes = reading.changes(state.definition, observation_for(lake))
             changes.write.format("noop").mode("overwrite").save()

@@ -19,7 +19,7 @@ from pyspark.sql import Column, DataFrame, Observation
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from pgsieve.assets.steps.log import Log
-from pgsieve.assets.steps.observed import aggregated, observed
+from pgsieve.assets.steps.observed import aggregated, observation_for, observed
 from pgsieve.assets.steps.records.columns import ROW_OPERATIONS, Order, struct_ddl
 from pgsieve.assets.steps.records.columns import field as struct_field
 from pgsieve.assets.steps.records.failures import TABLE_ERRORS, copy_again, in_transaction, is_damage, reason
@@ -259,7 +259,7 @@ def _transform_table(
         and lake.way(path, definition.names, contents.size, lambda: unfiltered.schema) is Way.FILES
     ):
         return _write_unfiltered(lake, path, result, unfiltered, position)
-    received = [Observation() for _ in readings]
+    received = [observation_for(lake) for _ in readings]
     frames = [r.changes(definition, o) for r, o in zip(readings, received, strict=True)]
     if truncates:
         frames.append(_truncate_rows(lake, truncates, definition))
