@@ -74,11 +74,14 @@ def write_files(
                 first = next(remaining, None)
                 if stream.tell() >= size:
                     break
+            writer.close()
+            # The file system would be asked twice, for a folder of this name first.
+            written = stream.tell()
         # Not by a metadata_collector: where a write fails, it asks for what is not there, and hides the error.
         footer: pq.FileMetaData = writer.writer.metadata
         row = {
             "path": name,
-            "size": files.get_file_info(path).size,
+            "size": written,
             "stats": _statistics(footer),
             "tally": json.dumps(tally),
         }
