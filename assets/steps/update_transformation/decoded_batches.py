@@ -135,6 +135,11 @@ def changes_schema(columns: Iterable[tuple[str, pa.DataType]]) -> pa.Schema:
     )
 
 
+def empty_tally() -> Tally:
+    """What `count_changes` adds to."""
+    return {"key_changes": 0, "unchanged": []}
+
+
 def count_changes(batch: pa.RecordBatch, key: Sequence[str], tally: Tally) -> None:
     """Add to a tally the changes by operation, the `key_changes`, and the columns that some change left out (`unchanged`)."""
 

@@ -19,7 +19,7 @@ from pgsieve.assets.steps.records.table_states import Name
 from pgsieve.assets.steps.subscription import PARALLEL_TABLES, Subscription
 from pgsieve.assets.steps.update_transformation.decoded_batches import changes_schema
 from pgsieve.assets.steps.update_transformation.messages import FIRST, Choice
-from pgsieve.assets.steps.update_transformation.relation_versions import readings_of, unfiltered_changes
+from pgsieve.assets.steps.update_transformation.relation_versions import readings_of, stored_changes
 from pgsieve.assets.steps.update_transformation.windows import Work
 from pgsieve.decoding.publications.evolution import SchemaChangedError
 from pgsieve.resources.lake.lake import Lake
@@ -67,11 +67,13 @@ def _try(subscription: Subscription, lake: Lake, work: Work, name: Name, upto: i
         parts = [part for part in parts if part.version.begin[0] <= upto]
         messages = messages.chosen(Choice(before=(upto + 1, FIRST)))
     readings = readings_of(subscription, messages, parts, (state.lsn, FIRST), state.definition)
-    if (unfiltered := unfiltered_changes(readings, state.definition)) is not None:
-        unfiltered.decode(lake.executors)
+    if not readings:
+        return
+    schema = changes_schema(readings[0].types(state.definition))
+    if (stored := stored_changes(readings, state.definition, schema)) is not None:
+        stored.transform(lake.executors)
         return
     for reading in readings:
-        schema = changes_schema(reading.types(state.definition))
         if reading.changes_in_process(state.definition, schema, Counter()) is None:
             changes = reading.changes(state.definition, observation_for(lake))
             changes.write.format("noop").mode("overwrite").save()

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pgsieve.assets.steps.records.columns import Order
+from pgsieve.assets.steps.records.columns import ROW_OPERATIONS, Order
 from pgsieve.assets.steps.update_transformation.decoded_batches import (
     CHANGE_COLUMNS,
     ENCODED_COLUMNS,
@@ -28,6 +28,9 @@ from pgsieve.decoding.row_filters.evaluation.compiler import NotEvaluableError
 from pgsieve.decoding.row_filters.evaluation.verdicts import condition
 
 Mask = npt.NDArray[np.bool_]
+_OPERATIONS = pa.array(ROW_OPERATIONS)
+_CODES = {operation: number for number, operation in enumerate(ROW_OPERATIONS)}
+_NOTHING = -1
 #: For insert, update and delete the row filters that are ORed, None for no filter.
 Filters = Mapping[str, Sequence[RowFilter] | None]
 
@@ -71,32 +74,35 @@ def transformed_changes(
 
 def _transformed(changes: pa.RecordBatch, filters: Filters, operations: Collection[str]) -> pa.RecordBatch:
     """The changes as they are sent, without those that are not."""
-    operation = np.asarray(changes.column("operation").to_pylist(), np.object_)
+    operation = np.asarray(pc.index_in(changes.column("operation"), _OPERATIONS))
     old, new = FILTERED_SIDES if FILTERED_SIDES[0] in changes.schema.names else SIDES
     has_old = np.asarray(changes.column("old").is_valid())
 
     def matches(of: str, side: str, rows: Mask) -> Mask:
-        return _matches(filters[of], changes.column(side), rows & (operation == of))
+        return _matches(filters[of], changes.column(side), rows & (operation == _CODES[of]))
 
     every = np.ones(len(operation), np.bool_)
-    becomes = np.full(len(operation), None, np.object_)
+    becomes = np.full(len(operation), _NOTHING, operation.dtype)
     if "delete" in operations:
-        becomes[matches("delete", old, has_old)] = "delete"
+        becomes[matches("delete", old, has_old)] = _CODES["delete"]
     if "insert" in operations:
-        becomes[matches("insert", new, every)] = "insert"
+        becomes[matches("insert", new, every)] = _CODES["insert"]
+    updates = operation == _CODES["update"]
     if "update" in operations and filters["update"] is None:
-        becomes[operation == "update"] = "update"
-    elif "update" in operations:
+        becomes[updates] = _CODES["update"]
+    elif "update" in operations and updates.any():
         before, after = matches("update", old, has_old), matches("update", new, every)
         # Without an old tuple the new row alone decides.
         before = np.where(has_old, before, after)
         for (old_matches, new_matches), sent_as in UPDATE_TRANSFORMATION.items():
-            becomes[(operation == "update") & (before == old_matches) & (after == new_matches)] = sent_as
+            if sent_as is not None:
+                becomes[updates & (before == old_matches) & (after == new_matches)] = _CODES[sent_as]
     columns = {name: changes.column(name) for name in CHANGE_COLUMNS}
-    columns["operation"] = pa.array(becomes, pa.string())
+    columns["operation"] = _OPERATIONS.take(pa.array(becomes, mask=becomes == _NOTHING))
     for name, gone in (("old", "insert"), ("new", "delete"), ("unchanged", "delete")):
-        columns[name] = _without(columns[name], becomes == gone)
-    return pa.record_batch(columns).filter(columns["operation"].is_valid())
+        columns[name] = _without(columns[name], becomes == _CODES[gone])
+    sent = pa.record_batch(columns)
+    return sent if (becomes != _NOTHING).all() else sent.filter(columns["operation"].is_valid())
 
 
 def _matches(filters: Sequence[RowFilter] | None, rows: pa.StructArray, concerned: Mask) -> Mask:

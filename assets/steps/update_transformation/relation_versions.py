@@ -16,15 +16,14 @@ from pgsieve.assets.steps.records.columns import ROW_OPERATIONS, Order
 from pgsieve.assets.steps.records.table_states import Name
 from pgsieve.assets.steps.subscription import Definition, Subscription
 from pgsieve.assets.steps.update_transformation import in_process
+from pgsieve.assets.steps.update_transformation.by_files import StoredChanges, StoredVersion
 from pgsieve.assets.steps.update_transformation.changes import decoded_changes, transformed_changes
 from pgsieve.assets.steps.update_transformation.decoded_batches import (
     AddedColumn,
     FilterColumns,
-    changes_schema,
 )
 from pgsieve.assets.steps.update_transformation.messages import Choice, Messages
 from pgsieve.assets.steps.update_transformation.slice_contents import Part
-from pgsieve.assets.steps.update_transformation.unfiltered import UnfilteredChanges
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.protocol.tuples import RelationColumns
 from pgsieve.decoding.publications.evolution import SchemaChangedError, missing_value, present_names
@@ -50,15 +49,6 @@ class Reading:
         arriving |= {a.name: a.value.type for a in self.added}
         return [(name, arriving[name]) for name in definition.names]
 
-    def is_unfiltered(self, definition: Definition) -> bool:
-        """Whether every change is sent as it is, its columns in the replica's order."""
-        kept = [name for name in self.columns.names if name in definition.names]
-        return (
-            all(texts is None for texts in self.filters.values())
-            and {*ROW_OPERATIONS} <= self.operations
-            and kept == list(definition.names)
-        )
-
     def changes(self, definition: Definition, received: Observation) -> DataFrame:
         """What the subscription gets, `received` counting what came."""
         needed, added = self._needed(definition)
@@ -81,19 +71,31 @@ class Reading:
         received.update(operation for batch in decoded for operation in batch["operation"].to_pylist())
         return in_process.transformed_changes(decoded, self.filters, self.operations, schema)
 
+    def stored(self, definition: Definition) -> StoredVersion | None:
+        """The same by files; None where Spark has to."""
+        messages = self.messages.stored
+        if messages is None or not in_process.can_filter(self.filters):
+            return None
+        needed, added = self._needed(definition)
+        return StoredVersion(
+            messages, self.columns, frozenset(needed), self.operations, self.filters, added, self.read
+        )
+
     def _needed(self, definition: Definition) -> tuple[set[str], Sequence[AddedColumn]]:
         """The columns that are decoded, and those of them that the version lacks."""
         needed = {*definition.names, *_used(self.filters)}
         return needed, [a for a in self.added if a.name in needed]
 
 
-def unfiltered_changes(readings: Sequence[Reading], definition: Definition) -> UnfilteredChanges | None:
-    """A table's changes, where executors may read and send all of them as they are; None where that is not so."""
-    versions = [(r.messages.stored, r.columns) for r in readings if r.is_unfiltered(definition)]
-    stored = [(messages, columns) for messages, columns in versions if messages is not None]
-    if not readings or len(stored) < len(readings):
+def stored_changes(
+    readings: Sequence[Reading], definition: Definition, schema: pa.Schema, truncates: Sequence[Order] = ()
+) -> StoredChanges | None:
+    """A table's changes and TRUNCATEs, where executors may read and transform all of them by themselves."""
+    versions = [version for reading in readings if (version := reading.stored(definition)) is not None]
+    if len(versions) < len(readings):
         return None
-    return UnfilteredChanges(stored, definition.key, changes_schema(readings[0].types(definition)))
+    emptied = in_process.truncates(truncates, schema) if truncates else None
+    return StoredChanges(versions, definition.key, schema, emptied)
 
 
 def defined_types(

@@ -15,6 +15,7 @@ from functools import partial, reduce
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame, Observation
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
@@ -29,7 +30,13 @@ from pgsieve.assets.steps.records.table_states import Name, SyncState, TableStat
 from pgsieve.assets.steps.records.transformed import TableChanges, Transformed
 from pgsieve.assets.steps.subscription import PARALLEL_TABLES, Definition, Subscription
 from pgsieve.assets.steps.update_transformation import in_process
-from pgsieve.assets.steps.update_transformation.decoded_batches import changes_schema, count_changes
+from pgsieve.assets.steps.update_transformation.by_files import StoredChanges
+from pgsieve.assets.steps.update_transformation.decoded_batches import (
+    SIDES,
+    changes_schema,
+    count_changes,
+    empty_tally,
+)
 from pgsieve.assets.steps.update_transformation.first_failure import first_failing_transaction, first_failure
 from pgsieve.assets.steps.update_transformation.messages import Messages
 from pgsieve.assets.steps.update_transformation.relation_versions import (
@@ -37,7 +44,7 @@ from pgsieve.assets.steps.update_transformation.relation_versions import (
     count,
     defined_types,
     readings_of,
-    unfiltered_changes,
+    stored_changes,
 )
 from pgsieve.assets.steps.update_transformation.schema_changes import follow_schema_changes
 from pgsieve.assets.steps.update_transformation.skip import clear_skip, is_begun
@@ -46,7 +53,6 @@ from pgsieve.assets.steps.update_transformation.slice_contents import (
     SliceContents,
     slices_to_read,
 )
-from pgsieve.assets.steps.update_transformation.unfiltered import UnfilteredChanges
 from pgsieve.assets.steps.update_transformation.windows import (
     LostMessagesError,
     Window,
@@ -250,15 +256,21 @@ def _transform_table(
         raise SchemaChangedError(
             f"changes up to {format_lsn(position)} only were written by a run that ended amid a slice"
         )
-    few = _few_changes(subscription, lake, path, contents, state, readings, truncates)
-    if few is not None:
-        return _write_few(lake, path, result, few, definition, position)
-    unfiltered = None if truncates or written else unfiltered_changes(readings, definition)
-    if (
-        unfiltered is not None
-        and lake.way(path, definition.names, contents.size, lambda: unfiltered.schema) is Way.FILES
-    ):
-        return _write_unfiltered(lake, path, result, unfiltered, position)
+    if written and (tally := _tally(lake, path, contents.end, definition.key)) is not None:
+        return _counted(result, {}, [tally])
+    schema = changes_schema(
+        readings[0].types(definition) if readings else defined_types(subscription, state.name, definition)
+    )
+    way = lake.way(path, definition.names, contents.size, lambda: schema)
+    if way is Way.IN_PROCESS:
+        few = _few_changes(definition, contents, readings, truncates, schema)
+        if few is not None:
+            return _write_few(lake, path, result, few, definition.key, position)
+        _LOGGER.debug("%s: left to Spark, for its messages or row filters", quote_qualified(*state.name))
+    elif way is Way.FILES:
+        stored = stored_changes(readings, definition, schema, truncates)
+        if stored is not None:
+            return _write_stored(lake, path, result, stored, position)
     received = [observation_for(lake) for _ in readings]
     frames = [r.changes(definition, o) for r, o in zip(readings, received, strict=True)]
     if truncates:
@@ -286,77 +298,78 @@ class _FewChanges:
 
 
 def _few_changes(
-    subscription: Subscription,
-    lake: Lake,
-    path: str,
+    definition: Definition,
     contents: SliceContents,
-    state: TableState,
     readings: Sequence[Reading],
     truncates: Sequence[Order],
+    schema: pa.Schema,
 ) -> _FewChanges | None:
     """A table's changes, where this process may have them; None where Spark has to."""
-    definition = state.definition
-    assert definition is not None
-    if lake.way(path, definition.names, contents.size) is not Way.IN_PROCESS:
-        return None
-    schema = changes_schema(
-        readings[0].types(definition) if readings else defined_types(subscription, state.name, definition)
-    )
     received, changes = Counter[str](), [in_process.truncates(truncates, schema)]
     for reading in readings:
         part = reading.changes_in_process(definition, schema, received)
         if part is None:
-            _LOGGER.debug("%s: left to Spark, for its messages or row filters", quote_qualified(*state.name))
             return None
         changes.append(part)
     return _FewChanges(in_process.in_slice(changes, contents.end, schema), received)
 
 
 def _write_few(
-    lake: Lake, path: str, result: TableChanges, few: _FewChanges, definition: Definition, position: int
+    lake: Lake, path: str, result: TableChanges, few: _FewChanges, key: Sequence[str], position: int
 ) -> TableChanges:
-    """Append a table's changes once, and count them: those that are written, or what a run that died has written."""
+    """Append a table's changes once, and count them."""
     assert lake.local is not None
-    sent, received = few.sent, few.received
-    if position >= result.slice:
-        sent, received = lake.local.slice_rows(path, [result.slice]), {}
-    else:
-        with lake.refusing(path):
-            lake.local.write(path, sent, result.slice, properties=_CHANGES_PROPERTIES, after=position)
-        reach(Failpoint.CHANGES_WRITTEN)
-    tally: Tally = {"key_changes": 0, "unchanged": []}
-    for batch in sent.to_batches():
-        count_changes(batch, definition.key, tally)
+    with lake.refusing(path):
+        lake.local.write(path, few.sent, result.slice, properties=_CHANGES_PROPERTIES, after=position)
+    reach(Failpoint.CHANGES_WRITTEN)
+    tally = empty_tally()
+    for batch in few.sent.to_batches():
+        count_changes(batch, key, tally)
+    return _counted(result, few.received, [tally])
+
+
+def _write_stored(
+    lake: Lake, path: str, result: TableChanges, changes: StoredChanges, position: int
+) -> TableChanges:
+    """Many changes: the executors write what the subscription gets of them as they decode them."""
+    received: dict[str, int] = {}
+
+    def written() -> pa.Table:
+        transformed = changes.transformed(lake.executors, result.slice, path, lake.store)
+        received.update(transformed.received)
+        return transformed.files
+
+    files = lake.commit_files(
+        written, path, changes.schema, result.slice, properties=_CHANGES_PROPERTIES, after=position
+    )
+    reach(Failpoint.CHANGES_WRITTEN)
+    return _counted(result, received, [json.loads(file["tally"]) for file in files])
+
+
+def _tally(lake: Lake, path: str, end: int, key: Sequence[str]) -> Tally | None:
+    """The tally of the changes that a run that died has written of a slice; None where only Spark reads them."""
+    groups = lake.slice_groups(path, [end])
+    if groups is None:
+        return None
+    tally = empty_tally()
+    with lake.refusing(path):
+        for read in lake.store.readers(groups):
+            rows = read(
+                ["slice", "operation", "unchanged", *(f"{side}.{name}" for side in SIDES for name in key)]
+            )
+            for batch in rows.filter(pc.equal(rows["slice"], end)).to_batches():
+                count_changes(batch, key, tally)
+    return tally
+
+
+def _counted(result: TableChanges, received: Mapping[str, int], tallies: Sequence[Tally]) -> TableChanges:
+    """The result with how many changes came, and the tallies of those that are sent."""
     return replace(
         result,
         received={o: received.get(o, 0) for o in ROW_OPERATIONS},
-        sent={o: tally.get(o, 0) for o in ROW_OPERATIONS},
-        key_changes=tally["key_changes"],
-        unchanged=tuple(tally["unchanged"]),
-    )
-
-
-def _write_unfiltered(
-    lake: Lake, path: str, result: TableChanges, changes: UnfilteredChanges, position: int
-) -> TableChanges:
-    """Many changes that no row filter has to see: the executors write them as they decode them."""
-    files = lake.commit_files(
-        partial(changes.files, lake.executors, result.slice, path, lake.store),
-        path,
-        changes.schema,
-        result.slice,
-        properties=_CHANGES_PROPERTIES,
-        after=position,
-    )
-    reach(Failpoint.CHANGES_WRITTEN)
-    tallies = [json.loads(file["tally"]) for file in files]
-    counts = {o: sum(t.get(o, 0) for t in tallies) for o in ROW_OPERATIONS}
-    return replace(
-        result,
-        received=counts,
-        sent=counts,
-        key_changes=sum(t["key_changes"] for t in tallies),
-        unchanged=tuple(sorted({name for t in tallies for name in t["unchanged"]})),
+        sent={o: sum(tally.get(o, 0) for tally in tallies) for o in ROW_OPERATIONS},
+        key_changes=sum(tally["key_changes"] for tally in tallies),
+        unchanged=tuple(sorted({name for tally in tallies for name in tally["unchanged"]})),
     )
 
 

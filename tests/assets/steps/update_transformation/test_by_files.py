@@ -1,4 +1,4 @@
-"""Many changes without a row filter: threads decode them from the row groups of a change log. No JVM."""
+"""Many changes: threads decode and filter them from the row groups of a change log. No JVM."""
 
 from __future__ import annotations
 
@@ -10,22 +10,37 @@ import pyarrow.parquet as pq
 import pytest
 
 from pgsieve.assets.steps.records.change_log import CHANGE_LOG
+from pgsieve.assets.steps.records.columns import ROW_OPERATIONS
 from pgsieve.assets.steps.update_transformation import in_process
+from pgsieve.assets.steps.update_transformation.by_files import StoredChanges, StoredVersion
 from pgsieve.assets.steps.update_transformation.decoded_batches import changes_schema
+from pgsieve.assets.steps.update_transformation.in_process import Filters
 from pgsieve.assets.steps.update_transformation.messages import Choice, Messages, StoredMessages
-from pgsieve.assets.steps.update_transformation.unfiltered import UnfilteredChanges
 from pgsieve.decoding.errors import ValueNotRepresentableError
 from pgsieve.decoding.protocol.messages import Delete, Insert, Message, Update, encode
 from pgsieve.decoding.protocol.tuple_data import Null, OldKey, Text
 from pgsieve.decoding.protocol.tuples import RelationColumns
+from pgsieve.decoding.row_filters.analysis import FilterColumn, RowFilter, parse_row_filter
 from pgsieve.decoding.values.types import column_type
 from pgsieve.resources.lake.executors import Threads
 from pgsieve.resources.lake.stores.store import Store, parted
 
 _INT, _TEXT = 23, 25
+
+
+def row_filter(text: str) -> RowFilter:
+    return parse_row_filter(text, {"a": FilterColumn("a", _INT, -1, "")}, "t")
+
+
 _ROWS, _GROUP, _END = 90, 8, 500
 COLUMNS = RelationColumns(("a", "b"), (column_type(_INT, -1), column_type(_TEXT, -1)))
 _SCHEMA = changes_schema(zip(COLUMNS.names, (t.arrow for t in COLUMNS.types), strict=True))
+
+#: Row filters of all operations: none, some that are computed by columns, and some row by row.
+FILTERS: dict[str, Filters] = {
+    text: dict.fromkeys(ROW_OPERATIONS, [row_filter(text)] if text else None)
+    for text in ("", "a % 2 = 1", "a + 1 > 40 OR a < 20", "a < 0")
+}
 
 
 def message(number: int) -> Message:
@@ -95,23 +110,49 @@ def test_the_messages_of_a_choice_are_read_from_their_row_groups(
     assert len(batches) < len(stored.groups)
 
 
+@pytest.mark.parametrize("texts", FILTERS)
+@pytest.mark.parametrize("operations", [frozenset(ROW_OPERATIONS), frozenset(["insert", "update"])])
 def test_threads_write_the_changes_that_few_messages_become(
-    tmp_path: Path, messages: tuple[pa.Table, StoredMessages]
+    tmp_path: Path, messages: tuple[pa.Table, StoredMessages], texts: str, operations: frozenset[str]
 ) -> None:
     table, stored = messages
     choice = Choice(relations=[1])
     few, many = Messages(no_frame, table).chosen(choice), Messages(no_frame, stored=stored).chosen(choice)
     assert few.table is not None
     assert many.stored is not None
+    filters = FILTERS[texts]
+    emptied = in_process.truncates([(405, 3)], _SCHEMA)
     decoded = in_process.decoded_changes(few.table, COLUMNS, COLUMNS.names, ("a",))
-    expected = in_process.in_slice([pa.Table.from_batches(decoded)], _END, _SCHEMA)
-    changes = UnfilteredChanges([(many.stored, COLUMNS)], ("a",), _SCHEMA)
-    written = changes.files(Threads(2), _END, str(tmp_path / "changes"), Store()).to_pylist()
-    rows = pa.concat_tables(pq.read_table(tmp_path / "changes" / file["path"]) for file in written)
-    assert rows.sort_by("number").to_pylist() == expected.to_pylist()
-    tallies = [json.loads(file["tally"]) for file in written]
-    assert sum(tally["insert"] for tally in tallies) == expected["operation"].to_pylist().count("insert")
-    changes.decode(Threads(2))
+    transformed = in_process.transformed_changes(decoded, filters, operations, _SCHEMA)
+    expected = in_process.in_slice([transformed, emptied], _END, _SCHEMA).sort_by("commit_lsn")
+    version = StoredVersion(many.stored, COLUMNS, frozenset(COLUMNS.names), operations, filters)
+    changes = StoredChanges([version], ("a",), _SCHEMA, emptied)
+    written = changes.transformed(Threads(2), _END, str(tmp_path / "changes"), Store())
+    files = written.files.to_pylist()
+    rows = pa.concat_tables(pq.read_table(tmp_path / "changes" / file["path"]) for file in files)
+    assert rows.sort_by("commit_lsn").to_pylist() == expected.to_pylist()
+    tallies = [json.loads(file["tally"]) for file in files]
+    for operation in ("insert", "update", "delete", "truncate"):
+        sent = sum(tally.get(operation, 0) for tally in tallies)
+        assert sent == expected["operation"].to_pylist().count(operation)
+    came = pa.Table.from_batches(decoded)["operation"].to_pylist()
+    assert written.received == {o: came.count(o) for o in ("insert", "update", "delete")}
+    changes.transform(Threads(2))
+
+
+def test_of_changes_that_all_are_filtered_out_no_file_is_written(
+    tmp_path: Path, messages: tuple[pa.Table, StoredMessages]
+) -> None:
+    stored = Messages(no_frame, stored=messages[1]).chosen(Choice(relations=[1])).stored
+    assert stored is not None
+    version = StoredVersion(
+        stored, COLUMNS, frozenset(COLUMNS.names), frozenset(ROW_OPERATIONS), FILTERS["a < 0"]
+    )
+    folder = tmp_path / "changes"
+    written = StoredChanges([version], ("a",), _SCHEMA).transformed(Threads(2), _END, str(folder), Store())
+    assert written.files.num_rows == 0
+    assert sum(written.received.values()) == (_ROWS - 10) // 2
+    assert not folder.exists()
 
 
 def test_what_cannot_be_decoded_is_raised_as_it_is(tmp_path: Path) -> None:
@@ -122,8 +163,9 @@ def test_what_cannot_be_decoded_is_raised_as_it_is(tmp_path: Path) -> None:
     schema = changes_schema(zip(text_as_int.names, (t.arrow for t in text_as_int.types), strict=True))
     of_one = Messages(no_frame, stored=stored).chosen(Choice(relations=[1])).stored
     assert of_one is not None
+    version = StoredVersion(of_one, text_as_int, frozenset("ab"), frozenset(ROW_OPERATIONS), FILTERS[""])
     with pytest.raises(ValueNotRepresentableError, match="column"):
-        UnfilteredChanges([(of_one, text_as_int)], ("b",), schema).decode(Threads(2))
+        StoredChanges([version], ("b",), schema).transform(Threads(2))
 
 
 def test_row_groups_are_read_so_many_bytes_together(messages: tuple[pa.Table, StoredMessages]) -> None:
