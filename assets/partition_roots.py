@@ -12,11 +12,14 @@ are reported where they have something new to say: for what the run materialised
 is set aside, or a disabled subscription, ends the run as failed once everything else is done.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from time import monotonic
 from typing import Any
 
 import dagster as dg
+from dagster._core.definitions.asset_checks.asset_check_evaluation import (
+    AssetCheckEvaluationTargetMaterializationData,
+)
 
 from pgsieve.assets.checks import FRESHNESS, SYNC_STATE, check_of_freshness, check_of_state, check_of_states
 from pgsieve.assets.dagster_names import Name, output_names
@@ -109,16 +112,17 @@ def replica_tables_asset(
             if tell:
                 tell(result)
         took, behind = monotonic() - begin, _freshness(subscription, lake)
-        states = TableStates(lake, subscription.name).newest()
+        states, checks = TableStates(lake, subscription.name).newest(), list[dg.AssetCheckResult]()
         for name, key in chosen.items():
             state = states.get(name)
             if state is None or state.state != SyncState.READY:
                 context.log.error(f"{quote_qualified(*name)} is {_meaning(state)}: {_reason(state)}")
-                _report(context, check_of_state(key, state))
+                checks.append(check_of_state(key, state))
             elif not everything or is_changed(name, result, before):
                 metadata = _metadata(lake, subscription, tables[name], result, state)
                 yield dg.MaterializeResult(asset_key=key, metadata={**metadata, **_lag(behind)})
-                _report(context, check_of_state(key, state), check_of_freshness(key, subscription, behind))
+                checks += [check_of_state(key, state), check_of_freshness(key, subscription, behind)]
+        _report(context, checks)
         if with_cut and result.cut and not problems(subscription, lake):
             yield dg.MaterializeResult(
                 asset_key=cut_key,
@@ -155,11 +159,19 @@ def _lag(behind: Freshness | str) -> dict[str, float]:
     return {} if isinstance(behind, str) or behind.problem else {LAG_SECONDS: behind.seconds}
 
 
-def _report(context: dg.AssetExecutionContext, *results: dg.AssetCheckResult) -> None:
-    """Record what a run found out about a table: checks that it was not asked for, so they are no part of it."""
+def _report(context: dg.AssetExecutionContext, results: Sequence[dg.AssetCheckResult]) -> None:
+    """Record what a run found out about tables: checks that it was not asked for, so they are no part of it.
+
+    Each names the materialization that it is of. Without that Dagster compares times, of which SQLite has whole seconds: it
+    would call a check "not evaluated" that comes after its table within a second.
+    """
+    keys = {result.asset_key for result in results if result.asset_key is not None}
+    records = context.instance.get_asset_records(sorted(keys)) if keys else ()
+    targets = {r.asset_entry.asset_key: r.asset_entry.last_materialization_record for r in records}
     for result in results:
         assert result.asset_key is not None
         assert result.check_name is not None
+        target = targets.get(result.asset_key)
         context.instance.report_runless_asset_event(
             dg.AssetCheckEvaluation(
                 asset_key=result.asset_key,
@@ -168,6 +180,10 @@ def _report(context: dg.AssetExecutionContext, *results: dg.AssetCheckResult) ->
                 severity=result.severity,
                 description=result.description,
                 metadata=result.metadata,
+                target_materialization_data=target
+                and AssetCheckEvaluationTargetMaterializationData(
+                    storage_id=target.storage_id, run_id=target.run_id, timestamp=target.timestamp
+                ),
             )
         )
 
@@ -215,7 +231,8 @@ def _metadata(
     row_filter = table.row_filter or (written_filter(copied.row_filters) if copied else None)
     known = {
         "LSN": format_lsn(cut.lsn) if cut else None,
-        "Delta version": version,
+        # As text: Dagster plots each number.
+        "Delta version": None if version is None else str(version),
         "row filter": row_filter,
     }
     return {
