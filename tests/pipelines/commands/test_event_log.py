@@ -34,6 +34,13 @@ def test_others_see_what_was_recorded_and_few_databases_stay_open(
             for number in range(5):
                 instance.report_runless_asset_event(dg.AssetMaterialization(KEY, metadata={"n": number}))
             runs = [dg.materialize([a], instance=instance).run_id for _ in range(3)]
+            initialised = []
+            monkeypatch.setattr(
+                event_log.KeptEventLog, "_initdb", lambda _, engine: initialised.append(engine)
+            )
+            runs.append(dg.materialize([a], instance=instance).run_id)
+            assert not initialised, "made like the first run's"
+            assert not list(tmp_path.rglob("*.making"))
             assert len(engines) <= 2 + 2 * len(runs), "not one for each event"
             assert len(storage._engines) <= event_log._KEPT
             assert len(other.fetch_materializations(KEY, limit=100).records) == 5 + len(runs)
