@@ -22,7 +22,13 @@ from pgsieve.assets.steps.update_transformation.decoded_batches import (
     count_changes,
     decoded_batches,
 )
-from pgsieve.assets.steps.update_transformation.in_process import Filters, transformed_changes
+from pgsieve.assets.steps.update_transformation.in_process import (
+    NOTHING,
+    Codes,
+    Filters,
+    as_sent,
+    sent_as,
+)
 from pgsieve.assets.steps.update_transformation.messages import StoredMessages
 from pgsieve.decoding.protocol.tuples import RelationColumns
 from pgsieve.resources.lake.delta.parquet_files import WRITTEN, Tally, write_files
@@ -32,7 +38,10 @@ from pgsieve.resources.lake.stores.store import RowGroup, Store, parted
 
 @dataclass(frozen=True)
 class StoredVersion:
-    """The stored messages of a relation version, what is decoded of them, and what the subscription gets of that."""
+    """The stored messages of a relation version, what is decoded of them, and what the subscription gets of that.
+
+    `read` are the columns that the filters read; None without filters.
+    """
 
     messages: StoredMessages
     columns: RelationColumns
@@ -111,15 +120,26 @@ class StoredChanges:
         return [(version, groups) for version in self.versions for groups in parted(version.messages.groups)]
 
     def _changes(self, part: "_Part", received: Counter[str]) -> Iterator[pa.RecordBatch]:
-        version, groups = part
-        messages = version.messages.batches(groups, ENCODED_COLUMNS)
-        for batch in decoded_batches(
-            messages, version.columns, version.names, self.key, version.added, version.read
-        ):
-            for counted in batch["operation"].value_counts().to_pylist():
-                received[counted["values"]] += counted["counts"]
-            changes = transformed_changes([batch], version.filters, version.operations, self.schema)
-            yield from changes.to_batches()
+        """What the subscription gets of a part. Of what a filter lets not pass only the columns are decoded that it reads."""
+        (version, groups), key = part, self.key
+        for messages in version.messages.batches(groups, ENCODED_COLUMNS):
+            chosen, becomes = messages, None
+            if (read := version.read) is not None:
+                (changes,) = decoded_batches([messages], read.columns, read.names, key, read.added)
+                becomes = _counted(changes, version, received)
+                is_sent = becomes != NOTHING
+                chosen, becomes = messages.filter(pa.array(is_sent)), becomes[is_sent]
+            for changes in decoded_batches([chosen], version.columns, version.names, key, version.added):
+                if becomes is None:
+                    becomes = _counted(changes, version, received)
+                yield as_sent(changes, becomes, self.schema)
+
+
+def _counted(changes: pa.RecordBatch, version: StoredVersion, received: Counter[str]) -> Codes:
+    """What changes are sent as (`sent_as`); counted as received."""
+    for counted in changes["operation"].value_counts().to_pylist():
+        received[counted["values"]] += counted["counts"]
+    return sent_as(changes, version.filters, version.operations)
 
 
 _Part = tuple[StoredVersion, Sequence[RowGroup]]

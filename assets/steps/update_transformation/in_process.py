@@ -28,9 +28,12 @@ from pgsieve.decoding.row_filters.evaluation.compiler import NotEvaluableError
 from pgsieve.decoding.row_filters.evaluation.verdicts import condition
 
 Mask = npt.NDArray[np.bool_]
+#: What each change is sent as: a place in `ROW_OPERATIONS`, or `NOTHING`.
+Codes = npt.NDArray[np.int32]
 _OPERATIONS = pa.array(ROW_OPERATIONS)
 _CODES = {operation: number for number, operation in enumerate(ROW_OPERATIONS)}
-_NOTHING = -1
+#: A change that is not sent.
+NOTHING = -1
 #: For insert, update and delete the row filters that are ORed, None for no filter.
 Filters = Mapping[str, Sequence[RowFilter] | None]
 
@@ -67,13 +70,12 @@ def transformed_changes(
     An UPDATE that is transformed is sent whatever `operations` says of insert and delete (29.4.3). Raises what PostgreSQL
     raises for a row of which it would have to evaluate a filter.
     """
-    schema = pa.schema([field for field in schema if field.name in CHANGE_COLUMNS])
-    batches = [_projected(_transformed(batch, filters, operations), schema) for batch in changes]
-    return pa.Table.from_batches(batches, schema)
+    batches = [as_sent(batch, sent_as(batch, filters, operations), schema) for batch in changes]
+    return pa.Table.from_batches(batches, _without_slice(schema))
 
 
-def _transformed(changes: pa.RecordBatch, filters: Filters, operations: Collection[str]) -> pa.RecordBatch:
-    """The changes as they are sent, without those that are not."""
+def sent_as(changes: pa.RecordBatch, filters: Filters, operations: Collection[str]) -> Codes:
+    """What decoded changes, with the columns that filters read, are sent as: places in `ROW_OPERATIONS`, or `NOTHING`."""
     operation = np.asarray(pc.index_in(changes.column("operation"), _OPERATIONS))
     old, new = FILTERED_SIDES if FILTERED_SIDES[0] in changes.schema.names else SIDES
     has_old = np.asarray(changes.column("old").is_valid())
@@ -82,7 +84,7 @@ def _transformed(changes: pa.RecordBatch, filters: Filters, operations: Collecti
         return _matches(filters[of], changes.column(side), rows & (operation == _CODES[of]))
 
     every = np.ones(len(operation), np.bool_)
-    becomes = np.full(len(operation), _NOTHING, operation.dtype)
+    becomes = np.full(len(operation), NOTHING, np.int32)
     if "delete" in operations:
         becomes[matches("delete", old, has_old)] = _CODES["delete"]
     if "insert" in operations:
@@ -94,15 +96,24 @@ def _transformed(changes: pa.RecordBatch, filters: Filters, operations: Collecti
         before, after = matches("update", old, has_old), matches("update", new, every)
         # Without an old tuple the new row alone decides.
         before = np.where(has_old, before, after)
-        for (old_matches, new_matches), sent_as in UPDATE_TRANSFORMATION.items():
-            if sent_as is not None:
-                becomes[updates & (before == old_matches) & (after == new_matches)] = _CODES[sent_as]
+        for (old_matches, new_matches), sent in UPDATE_TRANSFORMATION.items():
+            if sent is not None:
+                becomes[updates & (before == old_matches) & (after == new_matches)] = _CODES[sent]
+    return becomes
+
+
+def as_sent(changes: pa.RecordBatch, becomes: Codes, schema: pa.Schema) -> pa.RecordBatch:
+    """Decoded changes as they are sent (`sent_as`), without those that are not, in the columns of `schema` but for the slice."""
     columns = {name: changes.column(name) for name in CHANGE_COLUMNS}
-    columns["operation"] = _OPERATIONS.take(pa.array(becomes, mask=becomes == _NOTHING))
+    columns["operation"] = _OPERATIONS.take(pa.array(becomes, mask=becomes == NOTHING))
     for name, gone in (("old", "insert"), ("new", "delete"), ("unchanged", "delete")):
         columns[name] = _without(columns[name], becomes == _CODES[gone])
-    sent = pa.record_batch(columns)
-    return sent if (becomes != _NOTHING).all() else sent.filter(columns["operation"].is_valid())
+    sent = _projected(pa.record_batch(columns), _without_slice(schema))
+    return sent if (becomes != NOTHING).all() else sent.filter(columns["operation"].is_valid())
+
+
+def _without_slice(schema: pa.Schema) -> pa.Schema:
+    return pa.schema([field for field in schema if field.name in CHANGE_COLUMNS])
 
 
 def _matches(filters: Sequence[RowFilter] | None, rows: pa.StructArray, concerned: Mask) -> Mask:

@@ -76,10 +76,12 @@ class Reading:
         messages = self.messages.stored
         if messages is None or not in_process.can_filter(self.filters):
             return None
-        needed, added = self._needed(definition)
-        return StoredVersion(
-            messages, self.columns, frozenset(needed), self.operations, self.filters, added, self.read
-        )
+        read, used = self.read, _used(self.filters)
+        if read is None and any(filters is not None for filters in self.filters.values()):
+            read = FilterColumns(frozenset(used), self.columns, [a for a in self.added if a.name in used])
+        added = [a for a in self.added if a.name in definition.names]
+        names = frozenset(definition.names)
+        return StoredVersion(messages, self.columns, names, self.operations, self.filters, added, read)
 
     def _needed(self, definition: Definition) -> tuple[set[str], Sequence[AddedColumn]]:
         """The columns that are decoded, and those of them that the version lacks."""

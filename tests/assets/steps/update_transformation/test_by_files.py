@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,7 +14,7 @@ from pgsieve.assets.steps.records.change_log import CHANGE_LOG
 from pgsieve.assets.steps.records.columns import ROW_OPERATIONS
 from pgsieve.assets.steps.update_transformation import in_process
 from pgsieve.assets.steps.update_transformation.by_files import StoredChanges, StoredVersion
-from pgsieve.assets.steps.update_transformation.decoded_batches import changes_schema
+from pgsieve.assets.steps.update_transformation.decoded_batches import FilterColumns, changes_schema
 from pgsieve.assets.steps.update_transformation.in_process import Filters
 from pgsieve.assets.steps.update_transformation.messages import Choice, Messages, StoredMessages
 from pgsieve.decoding.errors import ValueNotRepresentableError
@@ -39,8 +40,19 @@ _SCHEMA = changes_schema(zip(COLUMNS.names, (t.arrow for t in COLUMNS.types), st
 #: Row filters of all operations: none, some that are computed by columns, and some row by row.
 FILTERS: dict[str, Filters] = {
     text: dict.fromkeys(ROW_OPERATIONS, [row_filter(text)] if text else None)
-    for text in ("", "a % 2 = 1", "a + 1 > 40 OR a < 20", "a < 0")
+    for text in ("", "a % 2 = 1", "a + 1 > 40 OR a < 20", "a < 0", "false", "true")
 }
+
+
+def stored_version(
+    messages: StoredMessages, text: str, operations: Collection[str] = ROW_OPERATIONS
+) -> StoredVersion:
+    filters = FILTERS[text]
+    names = {name for each in filters.values() for one in each or () for name in one.columns}
+    read = FilterColumns(frozenset(names), COLUMNS) if text else None
+    return StoredVersion(
+        messages, COLUMNS, frozenset(COLUMNS.names), frozenset(operations), filters, read=read
+    )
 
 
 def message(number: int) -> Message:
@@ -125,8 +137,7 @@ def test_threads_write_the_changes_that_few_messages_become(
     decoded = in_process.decoded_changes(few.table, COLUMNS, COLUMNS.names, ("a",))
     transformed = in_process.transformed_changes(decoded, filters, operations, _SCHEMA)
     expected = in_process.in_slice([transformed, emptied], _END, _SCHEMA).sort_by("commit_lsn")
-    version = StoredVersion(many.stored, COLUMNS, frozenset(COLUMNS.names), operations, filters)
-    changes = StoredChanges([version], ("a",), _SCHEMA, emptied)
+    changes = StoredChanges([stored_version(many.stored, texts, operations)], ("a",), _SCHEMA, emptied)
     written = changes.transformed(Threads(2), _END, str(tmp_path / "changes"), Store())
     files = written.files.to_pylist()
     rows = pa.concat_tables(pq.read_table(tmp_path / "changes" / file["path"]) for file in files)
@@ -145,9 +156,7 @@ def test_of_changes_that_all_are_filtered_out_no_file_is_written(
 ) -> None:
     stored = Messages(no_frame, stored=messages[1]).chosen(Choice(relations=[1])).stored
     assert stored is not None
-    version = StoredVersion(
-        stored, COLUMNS, frozenset(COLUMNS.names), frozenset(ROW_OPERATIONS), FILTERS["a < 0"]
-    )
+    version = stored_version(stored, "a < 0")
     folder = tmp_path / "changes"
     written = StoredChanges([version], ("a",), _SCHEMA).transformed(Threads(2), _END, str(folder), Store())
     assert written.files.num_rows == 0
