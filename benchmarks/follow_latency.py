@@ -46,6 +46,8 @@ def main(seconds: int, load: int, *, filtered: bool) -> None:
     ):
         database.execute("create table probe (id int primary key, n int, c text)")
         database.execute(f"insert into probe select i, i, 'row ' || i from generate_series(1, {ROWS}) i")
+        if filtered:  # An UPDATE has to bring what its filter reads.
+            database.execute("alter table probe replica identity full")
         tables = ["probe where (n >= 0 and c like '%row%')" if filtered else "probe"]
         if load:
             _pgbench(server, "--initialize", "--quiet").wait()
