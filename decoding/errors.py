@@ -120,11 +120,11 @@ class ValueNotRepresentableError(PgsieveError):
         super().__init__(message, hint=hint)
         self.row = row
 
-    def in_row(self, key: Mapping[str, object]) -> ValueNotRepresentableError:
+    def in_row(self, key: Mapping[str, str]) -> ValueNotRepresentableError:
         """Name the row by its key, as PostgreSQL does; keys may be shown, other values not."""
         if not key:
             return self
-        columns, values = ", ".join(key), ", ".join(map(str, key.values()))
+        columns, values = ", ".join(key), ", ".join(key.values())
         message = f"{self.message}, in the row with key ({columns})=({values})"
         return ValueNotRepresentableError(message, hint=self.hint, row=self.row)
 

@@ -26,6 +26,7 @@ from pgsieve.assets.steps.records.failures import in_transaction
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.values.quoting import quote_qualified
+from pgsieve.decoding.values.replica_output import shown
 from pgsieve.resources.lake.delta.key_lookup import Key, bounds_of, files_within, key_values
 from pgsieve.resources.lake.delta.records import quoted
 from pgsieve.resources.lake.lake import Lake
@@ -40,12 +41,15 @@ _CHANGE = ["commit_lsn", "ordinal", "operation", "old", "new"]
 
 
 class KeyConflictError(PgsieveError):
-    """A change of the publisher's whose key the replica has already; `conflict` is PostgreSQL's name for it."""
+    """A change of the publisher's whose key the replica has already; `conflict` is PostgreSQL's name for it.
+
+    `key` maps its columns to their values as PostgreSQL prints them.
+    """
 
     def __init__(
-        self, table: tuple[str, str], conflict: str, key: Mapping[str, object], commit_lsn: int
+        self, table: tuple[str, str], conflict: str, key: Mapping[str, str], commit_lsn: int
     ) -> None:
-        columns, values = ", ".join(key), ", ".join(map(_shown, key.values()))
+        columns, values = ", ".join(key), ", ".join(key.values())
         problem = (
             f'conflict detected on relation "{".".join(table)}": conflict={conflict}:'
             f" Key already exists in the replica, Key ({columns})=({values})"
@@ -179,8 +183,8 @@ class ConflictSearch:
             )
             before = set(key_values(decided.keys.filter(pa.array(suspect & present)).columns))
             if event := first_conflict(events, before):
-                values = (keys[name][event.change].as_py() for name in self.definition.key)
-                raise self._error(INSERT_EXISTS, values, int(commit_lsns[event.change]))
+                row = keys.slice(event.change, 1)
+                raise self._error(INSERT_EXISTS, row, int(commit_lsns[event.change]))
 
     @property
     def _may_be(self) -> bool:
@@ -210,8 +214,10 @@ class ConflictSearch:
         former = self.definition.former
         return former.until if former and former.key != self.definition.key_numbers else 0
 
-    def _error(self, conflict: str, key: Iterable[object], commit_lsn: int) -> KeyConflictError:
-        named = dict(zip(self.definition.key, key, strict=True))
+    def _error(self, conflict: str, row: pa.Table, commit_lsn: int) -> KeyConflictError:
+        """The error of a row whose first columns are the key's."""
+        values = (shown(column)[0] for column in row.columns)
+        named = dict(zip(self.definition.key, values, strict=False))
         return KeyConflictError(self.pending.name, conflict, named, commit_lsn)
 
     # in this process
@@ -255,8 +261,8 @@ class ConflictSearch:
         event = first_conflict(_events(changes, key), present)
         if event is not None:
             conflict = INSERT_EXISTS if event.old is None else UPDATE_EXISTS
-            values = (new[name][event.change].as_py() for name in key)
-            raise self._error(conflict, values, changes["commit_lsn"][event.change].as_py())
+            row = new.slice(event.change, 1)
+            raise self._error(conflict, row, changes["commit_lsn"][event.change].as_py())
 
     # by Spark
 
@@ -274,10 +280,10 @@ class ConflictSearch:
             if not self._may_conflict(part, base):
                 continue
             moves = bool(self.pending.key_changes)
-            first = conflicts(part, base, key, slices, moves=moves).orderBy("place").first()
-            if first is not None:
-                conflict = INSERT_EXISTS if first["inserted"] else UPDATE_EXISTS
-                raise self._error(conflict, list(first)[: len(key)], first["commit_lsn"])
+            met = conflicts(part, base, key, slices, moves=moves).orderBy("place").limit(1).toArrow()
+            if met.num_rows:
+                conflict = INSERT_EXISTS if met["inserted"][0].as_py() else UPDATE_EXISTS
+                raise self._error(conflict, met, met["commit_lsn"][0].as_py())
 
     def _between_truncates(self, rows: DataFrame) -> Iterator[Column]:
         """What is before, between and after the TRUNCATEs."""
@@ -363,10 +369,3 @@ def _events(changes: pa.Table, key: Sequence[str]) -> Iterator[Event]:
             yield Event(change)
         elif is_sent and before != after:
             yield Event(change, before, after)
-
-
-def _shown(value: object) -> str:
-    """A key's value as PostgreSQL prints it."""
-    if isinstance(value, bool):
-        return "t" if value else "f"
-    return f"\\x{bytes(value).hex()}" if isinstance(value, bytes | bytearray) else str(value)

@@ -28,6 +28,7 @@ from pgsieve.decoding.checksums.segments import (
     hash_expression,
     include_queried,
 )
+from pgsieve.decoding.values.replica_output import shown
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.delta.records import quoted
 from pgsieve.resources.lake.lake import Lake
@@ -155,7 +156,7 @@ class Sides:
             F.coalesce(F.sum("count"), F.lit(0)).alias("surplus"),
         ).first()
         assert counts is not None
-        sample = differences.limit(SAMPLE).toArrow().to_pylist() if counts["rows"] else []
+        sample = _sampled(differences.limit(SAMPLE).toArrow()) if counts["rows"] else []
         replica_rows = replica.count()
         return Difference(replica_rows + int(counts["surplus"]), replica_rows, int(counts["rows"]), sample)
 
@@ -173,8 +174,19 @@ class Sides:
         expected, replica = (pa.Table.from_batches(b, schema) for b in (batches, replica_batches))
         differences = few_differing_rows(expected, replica)
         rows = pc.sum(pc.abs(differences["count"])).as_py() or 0
-        sample = differences.slice(0, SAMPLE).to_pylist()
+        sample = _sampled(differences.slice(0, SAMPLE))
         return Difference(expected.num_rows, replica.num_rows, rows, sample)
+
+
+def _sampled(differences: pa.Table) -> list[dict[str, Any]]:
+    """Rows with their values as PostgreSQL prints them: Python cannot hold every date."""
+    counts = differences["count"].to_pylist()
+    names = [name for name in differences.column_names if name != "count"]
+    texts = zip(*(shown(differences[name]) for name in names), strict=True)
+    return [
+        {**dict(zip(names, row, strict=True)), "count": count}
+        for row, count in zip(texts, counts, strict=True)
+    ]
 
 
 def _hash_column(row_hash: RowHash) -> str:

@@ -25,6 +25,7 @@ from pgsieve.decoding.publications.filters import table_filter
 from pgsieve.decoding.publications.routing import changed_relations
 from pgsieve.decoding.row_filters.analysis import RowFilter
 from pgsieve.decoding.row_filters.letter_case import CaseMappings, NeededMappings
+from pgsieve.decoding.values.replica_output import shown
 from pgsieve.resources.lake.delta.records import quoted
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.case_mappings import with_case_mappings
@@ -145,8 +146,9 @@ def _evaluated(
         assert counted is not None
         key = [name for name in replicated.columns if name in replicated.key]
         sample = rows.where(failing).select([F.col(quoted(n)) for n in key]).limit(SAMPLE)
-        keys = [_key(key, row) for row in sample.collect()] if counted[1] and key else []
-    return TableConformity(counted[0], counted[1], tuple(keys))
+        failed = sample.toArrow() if counted[1] and key else None
+        keys = zip(*map(shown, failed.columns), strict=True) if failed else ()
+    return TableConformity(counted[0], counted[1], tuple(_key(key, values) for values in keys))
 
 
 def _fails(filters: Sequence[RowFilter]) -> Column:
@@ -158,5 +160,5 @@ def _fails(filters: Sequence[RowFilter]) -> Column:
     return ~passed
 
 
-def _key(names: Sequence[str], values: Sequence[object]) -> str:
-    return f"({', '.join(names)})=({', '.join(map(str, values))})"
+def _key(names: Sequence[str], values: Sequence[str]) -> str:
+    return f"({', '.join(names)})=({', '.join(values)})"

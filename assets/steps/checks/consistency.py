@@ -223,10 +223,10 @@ def _result(replicated: ReplicatedTable, lsn: int, difference: Difference) -> Ta
     )
 
 
-def _key_text(replicated: ReplicatedTable, values: Sequence[object], count: int) -> str:
+def _key_text(replicated: ReplicatedTable, values: Sequence[str], count: int) -> str:
     """A differing row by its key only; a table without one shows no value at all."""
     side = "missing from the replica" if count > 0 else "only in the replica"
     if not replicated.key:
         return f"a row {side}"
     names = ", ".join(c for c in replicated.columns if c in replicated.key)
-    return f"({names})=({', '.join(str(v) for v in values)}) {side}"
+    return f"({names})=({', '.join(values)}) {side}"

@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from pgsieve.assets.steps.records.columns import ddl
 from pgsieve.decoding.errors import ValueNotRepresentableError
+from pgsieve.decoding.values.replica_output import shown
 from pgsieve.decoding.values.types import ColumnType, from_copy
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.delta.parquet_files import write_files
@@ -112,9 +113,9 @@ def copied_batches(
     reach(Failpoint.CHUNK_COPIED)
 
 
-def _key(row: pa.RecordBatch, columns: Sequence[ReplicaColumn]) -> dict[str, object]:
+def _key(row: pa.RecordBatch, columns: Sequence[ReplicaColumn]) -> dict[str, str]:
     """The key of one row; nothing where that is what cannot be converted."""
     key = {c.name: (row.column(i), c) for i, c in enumerate(columns) if c.is_key}
     with suppress(ValueNotRepresentableError):
-        return {name: from_copy(value, c.type, name)[0].as_py() for name, (value, c) in key.items()}
+        return {name: shown(from_copy(value, c.type, name))[0] for name, (value, c) in key.items()}
     return {}

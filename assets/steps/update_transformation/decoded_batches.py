@@ -18,6 +18,7 @@ from pgsieve.assets.steps.update_transformation.equality import comparable
 from pgsieve.assets.steps.update_transformation.projection import repeated
 from pgsieve.decoding.errors import ValueNotRepresentableError
 from pgsieve.decoding.protocol.tuples import RelationColumns, decode_changes
+from pgsieve.decoding.values.replica_output import shown
 from pgsieve.resources.lake.delta.parquet_files import Tally
 
 CHANGE_COLUMNS = ("commit_lsn", "ordinal", "number", "commit_time", "operation", "unchanged", "old", "new")
@@ -108,12 +109,15 @@ def _with_added(rows: pa.StructArray, added: Sequence[AddedColumn], whole: pa.Ar
     return pa.StructArray.from_arrays([*children, *values], fields=fields, mask=rows.is_null())
 
 
-def _key_of(message: pa.Array, columns: RelationColumns, key: Sequence[str]) -> Mapping[str, object]:
+def _key_of(message: pa.Array, columns: RelationColumns, key: Sequence[str]) -> Mapping[str, str]:
     """The key of one change; nothing where that is what cannot be converted."""
     with suppress(ValueNotRepresentableError):
         change = decode_changes(message, columns, old_columns=key, new_columns=key)
-        row: Mapping[str, object] | None = change.old[0].as_py() or change.new[0].as_py()
-        return row or {}
+        rows = change.old if change.old.null_count == 0 else change.new
+        if rows.null_count == 0:
+            return {
+                field.name: shown(pc.struct_field(rows, [place]))[0] for place, field in enumerate(rows.type)
+            }
     return {}
 
 

@@ -664,7 +664,10 @@ def is_plain(table: DeltaTable) -> bool:
 def _files(path: str, table: DeltaTable) -> dict[str, tuple[int, int] | None]:
     """Each Parquet file with the first and the last slice that it holds; None where statistics are missing."""
     files: dict[str, tuple[int, int] | None] = {}
-    for row in pa.table(table.get_add_actions(flatten=True)).to_pylist():
+    actions = pa.table(table.get_add_actions(flatten=True))
+    # Bounds of users' columns may be dates that Python cannot hold.
+    read = [name for name in ("path", "min.slice", "max.slice") if name in actions.column_names]
+    for row in actions.select(read).to_pylist():
         least, greatest = row.get("min.slice"), row.get("max.slice")
         bounded = least is not None and greatest is not None
         files[joined(path, unquote(row["path"]))] = (least, greatest) if bounded else None

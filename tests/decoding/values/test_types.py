@@ -510,7 +510,7 @@ def test_the_first_value_that_cannot_be_converted_is_named(before, after):
     with pytest.raises(ValueNotRepresentableError) as refused:
         from_text(values, numeric, "price")
     assert refused.value.row == before
-    shown = str(refused.value.in_row({"a": 1, "b": "x"}))
+    shown = str(refused.value.in_row({"a": "1", "b": "x"}))
     assert 'column "price"' in shown
     assert "in the row with key (a, b)=(1, x)" in shown
     assert "NaN" not in shown

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -19,15 +19,15 @@ from pgsieve.assets.steps.records.transformed import TableChanges
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.assets.steps.update_transformation.decoded_batches import changes_schema
 from pgsieve.decoding.publications.evolution import Layout
+from pgsieve.decoding.values.datetimes import TIMESTAMP_INFINITY, TIMESTAMP_MINUS_INFINITY
 from pgsieve.resources.lake.lake import Lake
 
 _COLUMNS = (("k", pa.int64()), ("t", pa.string()), ("v", pa.string()))
-_SCHEMA = changes_schema(_COLUMNS)
-_ROWS = pa.schema(_COLUMNS)
 _SPARK = (("k", "bigint"), ("t", "string"), ("v", "string"))
 _ENDS = (200, 300)
 
 Row = dict[str, object]
+Columns = Sequence[tuple[str, pa.DataType]]
 
 
 def no_session() -> None:
@@ -45,12 +45,19 @@ def row(key: int, value: str) -> Row:
 class Changes:
     """Changes of a table in two slices, as a lake has them; its replica holds everything before 100."""
 
-    def __init__(self, folder: Path, rows: list[Row], changes: list[tuple[str, Row]]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        rows: list[Row],
+        changes: list[tuple[str, Row]],
+        columns: Columns = _COLUMNS,
+    ) -> None:
+        self.schema, self.history = pa.schema(columns), changes_schema(columns)
         self.lake = Lake(str(folder), no_session, small_bytes=-1, threads=2)  # type: ignore[arg-type]
         self.path, self.log = str(folder / "replica"), str(folder / "changes")
         assert self.lake.local is not None
         for begin in range(0, max(len(rows), 1), 10):  # Several files.
-            part = pa.Table.from_pylist(rows[begin : begin + 10], _ROWS)
+            part = pa.Table.from_pylist(rows[begin : begin + 10], self.schema)
             self.lake.local.write(self.path, part, 100 if begin == 0 else None)
         half = len(changes) // 2
         self.slices = []
@@ -76,7 +83,7 @@ class Changes:
                 }
                 for number, (operation, changed) in enumerate(changes)
             ],
-            _SCHEMA,
+            self.history,
         )
 
     def pending(self) -> Pending:
@@ -196,3 +203,29 @@ def test_what_is_too_much_for_this_process_is_left_to_spark(
     monkeypatch.setattr(by_files, limit, size)
     monkeypatch.setattr(by_files, "REWRITTEN", 0)
     assert many_changes(changes.lake, changes.path, changes.log, definition("k"), changes.pending()) is None
+
+
+_BC = -735_000  # Days since 1970-01-01.
+
+
+@pytest.mark.parametrize(
+    ("kind", "spark", "value", "text"),
+    [
+        (pa.date32(), "date", _BC, "0044-08-22 BC"),
+        (pa.timestamp("us"), "timestamp_ntz", TIMESTAMP_MINUS_INFINITY, "-infinity"),
+        (pa.timestamp("us", "UTC"), "timestamp", TIMESTAMP_INFINITY, "infinity"),
+        (pa.timestamp("us", "UTC"), "timestamp", _BC * 86_400_000_000, "0044-08-22 00:00:00+00 BC"),
+    ],
+)
+@pytest.mark.parametrize("way", ["by_files", "one_by_one"])
+def test_a_conflict_of_a_key_that_python_cannot_hold_is_told_as_postgresql_prints_it(
+    tmp_path: Path, way: str, kind: pa.DataType, spark: str, value: int, text: str
+) -> None:
+    key = pa.scalar(value, pa.int32() if pa.types.is_date(kind) else pa.int64()).cast(kind)
+    columns = (("k", kind), ("v", pa.string()))
+    sent = [("insert", {"k": key, "v": "again"})]
+    changes = Changes(tmp_path, [{"k": key, "v": "before"}], sent, columns)
+    replicated = Definition((("k", spark), ("v", "string")), ("k",), Layout(1, (), 2, ()))
+    with pytest.raises(KeyConflictError) as refused:
+        getattr(changes, way)(replicated)
+    assert f"Key (k)=({text})," in refused.value.message

@@ -184,3 +184,18 @@ def test_row_groups_are_read_so_many_bytes_together(messages: tuple[pa.Table, St
     assert parted(stored.groups, every) == [list(stored.groups)]
     assert [group for part in parted(stored.groups, every // 3) for group in part] == list(stored.groups)
     assert parted([]) == []
+
+
+@pytest.mark.parametrize("key", ["infinity", "0044-03-15 BC"])
+def test_a_value_that_does_not_fit_is_told_with_a_key_that_python_cannot_hold(
+    tmp_path: Path, key: str
+) -> None:
+    columns = RelationColumns(("k", "n"), (column_type(1082, -1), column_type(_INT, -1)))
+    schema = changes_schema(zip(columns.names, (t.arrow for t in columns.types), strict=True))
+    change = Insert(0, (Text(key.encode()), Text(b"NaN")))
+    _, stored = change_log(tmp_path, [change] * 12)
+    version = StoredVersion(
+        stored, columns, frozenset("kn"), frozenset(ROW_OPERATIONS), dict.fromkeys(ROW_OPERATIONS)
+    )
+    with pytest.raises(ValueNotRepresentableError, match=rf"in the row with key \(k\)=\({key}\)"):
+        StoredChanges([version], ["k"], schema).transform(Threads(2))

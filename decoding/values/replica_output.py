@@ -1,0 +1,47 @@
+"""A replica's values as PostgreSQL prints them: Arrow values in, the text of their types' output functions out.
+
+Python cannot hold every date and timestamp that PostgreSQL has: those before year 1 and after 9999 are printed from their
+numbers, as are the infinities. The text is that of a session as `pgsieve.decoding.values.output` has it. Raises nothing
+for values that a replica has.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from pgsieve.decoding.values import datetimes, numeric
+from pgsieve.decoding.values.arrays import text_from_lists
+from pgsieve.decoding.values.output import text_of
+from pgsieve.decoding.values.output_numbers import float4_text, float8_text
+
+_BYTEA, _DATE, _TIMESTAMP, _TIMESTAMPTZ = 17, 1082, 1114, 1184
+
+
+def shown(values: pa.Array | pa.ChunkedArray) -> list[str]:
+    """The text of each value, and null for NULL, as PostgreSQL shows keys (BuildIndexValueDescription in genam.c)."""
+    array = pa.concat_arrays(values.chunks) if isinstance(values, pa.ChunkedArray) else values
+    texts: list[str] = replica_text(array).fill_null("null").to_pylist()
+    return texts
+
+
+def replica_text(values: pa.Array) -> pa.Array:
+    """Print a replica's values as strings; NULL stays NULL."""
+    kind = values.type
+    if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
+        zoned = pa.types.is_timestamp(kind) and kind.tz is not None
+        return text_of(
+            datetimes.to_send(values),
+            _DATE if pa.types.is_date(kind) else _TIMESTAMPTZ if zoned else _TIMESTAMP,
+        )
+    if pa.types.is_list(kind):
+        return text_from_lists(values, replica_text(values.flatten()), ",")
+    if pa.types.is_binary(kind):
+        return text_of(values, _BYTEA)
+    if pa.types.is_decimal(kind):
+        return numeric.text_from_decimal(values)
+    if pa.types.is_floating(kind):
+        printed = float4_text if pa.types.is_float32(kind) else float8_text
+        return pa.array([None if n is None else printed(n) for n in values.to_pylist()], pa.string())
+    if pa.types.is_boolean(kind):
+        return pa.array(["f", "t"]).take(values.cast(pa.int8()))
+    return values.cast(pa.string())
