@@ -173,12 +173,12 @@ class Lake(LakePaths):
                 return _chosen(path, Way.FILES, reason)
         return _chosen(path, Way.SPARK, reason)
 
-    def takes_rewriting(self, path: str) -> bool:
-        """Whether this process may replace files of a table by others with some rows less."""
+    def takes_rewriting(self, path: str, columns: Collection[str]) -> bool:
+        """Whether this process may replace files of a table by others with some rows less; `columns` are those of its rows."""
         if self.local is None:
             return False
         with self.refusing(path):
-            return self.local.takes_rewriting(path)
+            return self.local.takes_rewriting(path, columns)
 
     def way_to_read(self, path: str, size: int | None = None) -> Way:
         """Who reads so many bytes of a table, or its rows as they come (None): this process only what is plain Parquet."""

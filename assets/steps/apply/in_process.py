@@ -38,7 +38,7 @@ def few_changes(lake: Lake, path: str, log: str, definition: Definition, pending
     size = max(pending.size, replica_size // MERGED) if definition.key else pending.size + replica_size
     if lake.way(path, definition.names, size, overwrite=truncated, key=key) is not Way.IN_PROCESS:
         return None
-    if finds_rows and not definition.key and not lake.takes_rewriting(path):
+    if finds_rows and not definition.key and not lake.takes_rewriting(path, definition.names):
         return None
     return lake.slice_rows(log, [c.slice for c in pending.slices], pending.size, every=True)
 

@@ -59,6 +59,9 @@ COLUMN_MAPPING = "delta.columnMapping.mode"
 _VECTORS = "delta.enableDeletionVectors"
 #: What tables may ask of their writers that one who replaces whole files complies with.
 _REWRITABLE = {"appendOnly", "deletionVectors", "invariants", "timestampNtz"}
+#: What a table asks of each row: CHECK constraints among its properties, and by a column's metadata.
+_CONSTRAINT = "delta.constraints."
+_OF_ROWS = ("delta.generationExpression", "delta.identity.", "delta.invariants", "CURRENT_DEFAULT")
 #: What delta-rs writes as it is in a path of the log, besides letters and digits; all else it encodes.
 _NOT_ENCODED = "!$&'()+,-./:;=@_~"
 
@@ -115,14 +118,18 @@ class LocalRecords:
         """The columns of a table as Arrow."""
         return arrow_schema(self.table_at(path))
 
-    def takes_rewriting(self, path: str) -> bool:
-        """Whether `replace_rows` may rewrite the files of a table: it is plain, and asks no more of those who write."""
+    def takes_rewriting(self, path: str, columns: Collection[str]) -> bool:
+        """Whether `replace_rows` may rewrite the files of a table: it is plain, and asks no more of those who write.
+
+        It has these `columns` alone: what a user has added keeps its values only where rows are merged.
+        """
         table = self.table_at(path)
         asked = set(table.protocol().writer_features or ())
         return (
             is_plain(table)
             and all(map(is_removable, pa.table(table.get_add_actions())["path"].to_pylist()))
-            and not table.metadata().partition_columns
+            and {field.name for field in table.schema().fields} == set(columns)
+            and _takes_any_row(table)
             and asked <= _REWRITABLE
             and table.metadata().configuration.get("delta.enableChangeDataFeed", "false") != "true"
         )
@@ -258,11 +265,14 @@ class LocalRecords:
     def takes_files(self, path: str, schema: pa.Schema, *, overwrite: bool = False) -> bool:
         """Whether `commit` can add files of this schema: there is no table, or it has these columns.
 
-        Others, which the files lack, are NULL in their rows; an overwrite is to leave no others.
+        Others, which the files lack, are NULL in their rows; an overwrite is to leave no others. A table that is partitioned, or
+        asks something of each row, takes none.
         """
         if not self.exists(path):
             return True
-        held = pa.struct(arrow_schema(self.table_at(path)))
+        if not _takes_any_row(table := self.table_at(path)):
+            return False
+        held = pa.struct(arrow_schema(table))
         given = pa.struct(pa.schema(Schema.from_arrow(schema).to_arrow()))
         return bool(held == given) if overwrite else self.is_unmapped(path) and _has_fields(held, given)
 
@@ -603,7 +613,7 @@ class LocalRecords:
         return rows.sort_by([("commit_lsn", "ascending"), ("ordinal", "ascending")])
 
     def is_plain(self, path: str) -> bool:
-        """Whether the rows of a table are those of its Parquet files, without mapped columns or deleted rows."""
+        """Whether the rows of a table are those of its Parquet files: no mapped columns, deleted rows or partitions."""
         return is_plain(self.table_at(path))
 
     def is_unmapped(self, path: str) -> bool:
@@ -657,8 +667,24 @@ def removal(path: str, size: int, time_ms: int, *, changes: bool) -> RemoveActio
 
 
 def is_plain(table: DeltaTable) -> bool:
-    """Whether the rows of a table are those of its Parquet files, without mapped columns or deleted rows."""
+    """Whether the rows of a table are those of its Parquet files: no mapped columns, deleted rows or partitions."""
+    if table.metadata().partition_columns:  # Files lack these columns.
+        return False
     return _is_unmapped(table) and not pa.table(table.deletion_vectors().read_all()).num_rows
+
+
+def _takes_any_row(table: DeltaTable) -> bool:
+    """Whether who writes files of a table needs to look at no row: it has no partitions, constraints or computed values.
+
+    Writer versions 3 to 6 list no features that would tell (Delta's protocol, Writer Version Requirements).
+    """
+    metadata, fields = table.metadata(), table.schema().fields
+    return not (
+        metadata.partition_columns
+        or any(name.startswith(_CONSTRAINT) for name in metadata.configuration)
+        or any(not field.nullable for field in fields)
+        or any(name.startswith(_OF_ROWS) for field in fields for name in field.metadata or {})
+    )
 
 
 def _files(path: str, table: DeltaTable) -> dict[str, tuple[int, int] | None]:

@@ -130,8 +130,8 @@ def files_within(table: DeltaTable, bounds: Mapping[str, Bounds]) -> list[str]:
 def _batches(
     table: DeltaTable, store: Store, files: Sequence[str], schema: pa.Schema, bounds: Mapping[str, Bounds]
 ) -> Iterator[pa.RecordBatch]:
-    """Columns of these files; of all files where some of their rows are deleted."""
-    if pa.table(table.deletion_vectors().read_all()).num_rows:
+    """Columns of these files; of all files where some of their rows are deleted, or some columns are not in them."""
+    if table.metadata().partition_columns or pa.table(table.deletion_vectors().read_all()).num_rows:
         select_list = ", ".join('"' + name.replace('"', '""') + '"' for name in schema.names)
         rows = QueryBuilder().register("t", table).execute(f"select {select_list} from t")
         yield from pa.RecordBatchReader.from_stream(rows)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable, Field, write_deltalake
 
 from pgsieve.assets.steps.apply import by_files
 from pgsieve.assets.steps.apply.applied import Applied, Pending
@@ -20,6 +21,7 @@ from pgsieve.assets.steps.subscription import Definition
 from pgsieve.assets.steps.update_transformation.decoded_batches import changes_schema
 from pgsieve.decoding.publications.evolution import Layout
 from pgsieve.decoding.values.datetimes import TIMESTAMP_INFINITY, TIMESTAMP_MINUS_INFINITY
+from pgsieve.resources.lake.delta.compaction import compact
 from pgsieve.resources.lake.lake import Lake
 
 _COLUMNS = (("k", pa.int64()), ("t", pa.string()), ("v", pa.string()))
@@ -229,3 +231,79 @@ def test_a_conflict_of_a_key_that_python_cannot_hold_is_told_as_postgresql_print
     with pytest.raises(KeyConflictError) as refused:
         getattr(changes, way)(replicated)
     assert f"Key (k)=({text})," in refused.value.message
+
+
+def _adds_column(changes: Changes) -> None:
+    """A user's column, with a value in each row."""
+    table = DeltaTable(changes.path)
+    table.alter.add_columns([Field("mine", "string")])
+    table.update({"mine": "'kept'"})
+
+
+def _constrains(changes: Changes) -> None:
+    DeltaTable(changes.path).alter.add_constraint({"small": "k < 1000"})
+
+
+def _partitions(changes: Changes) -> None:
+    """The replica, written partitioned by somebody; the position is that of before."""
+    local = changes.lake.local
+    assert local is not None
+    rows = local.table(changes.path)
+    local.remove(changes.path)
+    write_deltalake(changes.path, rows, partition_by=["t"])
+    local.append(changes.path, rows.schema.empty_table(), 100)
+
+
+def _mine(changes: Changes) -> set[tuple[object, ...]]:
+    return {tuple(row.values()) for row in changes.rows()}
+
+
+@pytest.mark.parametrize("alter", [_adds_column, _constrains, _partitions])
+def test_a_replica_that_a_user_has_altered_is_written_by_who_complies(
+    tmp_path: Path, alter: Callable[[Changes], None]
+) -> None:
+    changes = Changes(
+        tmp_path,
+        [row(3, "before"), row(4, "before")],
+        [("update", row(3, "after")), ("insert", row(7, "new"))],
+    )
+    assert many_changes(changes.lake, changes.path, changes.log, definition("k"), changes.pending())
+    alter(changes)
+    assert many_changes(changes.lake, changes.path, changes.log, definition("k"), changes.pending()) is None
+    changes.one_by_one(definition("k"))
+    mine = ("kept",) if alter is _adds_column else ()
+    assert _mine(changes) == {
+        (*row(3, "after").values(), *mine),
+        (*row(4, "before").values(), *mine),
+        (*row(7, "new").values(), *(None for _ in mine)),
+    }
+
+
+def test_inserts_keep_what_a_user_has_added(tmp_path: Path) -> None:
+    changes = Changes(tmp_path, [row(3, "before")], [("insert", row(7, "new"))])
+    _adds_column(changes)
+    changes.by_files(definition("k"))
+    assert changes.lake.local is not None
+    compact(changes.lake.local, changes.path)
+    assert _mine(changes) == {(*row(3, "before").values(), "kept"), (*row(7, "new").values(), None)}
+
+
+@pytest.mark.parametrize("alter", [_constrains, _partitions])
+def test_inserts_into_a_table_that_asks_more_of_its_writers_are_not_written_as_files(
+    tmp_path: Path, alter: Callable[[Changes], None]
+) -> None:
+    changes = Changes(tmp_path, [row(3, "before")], [("insert", row(7, "new"))])
+    alter(changes)
+    assert many_changes(changes.lake, changes.path, changes.log, definition(), changes.pending()) is None
+    local, kept = changes.lake.local, row(3, "before")
+    assert local is not None
+    keys = pa.table({"t": pa.array([kept["t"], "t9"]), "k": pa.array([kept["k"], 3])})
+    assert local.present_keys(changes.path, keys) == {(kept["t"], kept["k"])}
+
+
+def test_a_key_that_lacks_a_column_is_left_to_spark(tmp_path: Path) -> None:
+    sent = [("insert", {**row(1, "one"), "t": None}), ("insert", {**row(1, "two"), "t": None})]
+    changes = Changes(tmp_path, [row(3, "before")], sent)
+    assert (
+        many_changes(changes.lake, changes.path, changes.log, definition("t", "k"), changes.pending()) is None
+    )

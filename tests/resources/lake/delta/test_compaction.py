@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable, QueryBuilder, write_deltalake
+from deltalake import DeltaTable, Field, QueryBuilder, write_deltalake
 from deltalake.exceptions import DeltaError
 
 from pgsieve.resources.lake.delta import compaction
@@ -316,7 +316,7 @@ def _first_replaced(local: LocalRecords, path: str) -> None:
     def staying(batch: pa.RecordBatch) -> pa.Array:
         return pc.not_equal(batch["slice"], 0)
 
-    assert local.takes_rewriting(path)
+    assert local.takes_rewriting(path, rows().column_names)
     local.replace_rows(path, staying, rows(0), 9, base=local.version(path))
 
 
@@ -339,7 +339,7 @@ def test_a_file_that_delta_rs_cannot_name_stays(
     _rename_first(Path(path), "a+b", "a%2Bb")
     way(other_process(), path)
     assert values(path) == list(range(_FILES))
-    assert not LocalRecords().takes_rewriting(path)
+    assert not LocalRecords().takes_rewriting(path, rows().column_names)
 
 
 def _rename_first(table: Path, name: str, logged: str) -> None:
@@ -351,3 +351,21 @@ def _rename_first(table: Path, name: str, logged: str) -> None:
             add["path"] = f"{logged}.parquet"
             log.write_text("\n".join(map(json.dumps, actions)) + "\n")
             return
+
+
+def test_a_partitioned_table_is_left_to_others(tmp_path: Path) -> None:
+    """Its files lack columns: their rows would be written once more without."""
+    path, local = str(tmp_path / "t"), LocalRecords()
+    for value in range(2):
+        write_deltalake(path, rows(value), partition_by=["slice"], mode="append")
+    assert not local.is_plain(path)
+    with pytest.raises(OverrunError):
+        compact(local, path)
+    assert values(path) == [0, 1]
+
+
+def test_rows_are_not_replaced_where_a_user_has_added_a_column(tmp_path: Path) -> None:
+    path = written(str(tmp_path / "t"))
+    table = DeltaTable(path)
+    table.alter.add_columns([Field("mine", "string")])
+    assert not LocalRecords().takes_rewriting(path, rows().column_names)
