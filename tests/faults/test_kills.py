@@ -40,7 +40,7 @@ FIRST = (
 LATER = (*(point for point in Failpoint if point not in FIRST), f"{Failpoint.REPLICA_COMMITTED}:2")
 #: `make soak-hard-day` kills many more.
 KILLS = 12
-#: All rows pass Spark, however few.
+#: All rows pass Spark, however few; with a local master threads of the run where these can.
 NOT_SMALL = {"spark.pgsieve.smallBytes": "-1"}
 
 
@@ -61,6 +61,36 @@ def test_a_run_killed_at_a_failpoint_is_made_good_by_the_next(
     with site("killed_later", publisher_server, tmp_path, master) as (pgsieve, database):
         assert pgsieve.run() == 0, pgsieve.log
         kill_at_each(pgsieve, database, LATER)
+
+
+#: What comes after threads of the run have written files, or have them committed.
+BY_THREADS = (
+    Failpoint.CHANGES_WRITTEN,
+    Failpoint.REPLICA_COMMITTED,
+)
+
+
+def test_a_run_killed_as_its_threads_write_files_is_made_good_by_the_next(
+    publisher_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    with site("killed_threads", publisher_server, tmp_path, "local[2]", conf=NOT_SMALL) as (
+        pgsieve,
+        database,
+    ):
+        assert pgsieve.run() == 0, pgsieve.log
+        kill_at_each(pgsieve, database, BY_THREADS)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)  # 29 runs
+def test_a_run_killed_at_any_failpoint_where_threads_write_files_is_made_good_by_the_next(
+    publisher_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    with site("killed_by_threads", publisher_server, tmp_path, "local[2]", conf=NOT_SMALL) as (
+        pgsieve,
+        database,
+    ):
+        kill_at_each(pgsieve, database, (*FIRST, *LATER), settled_at=len(FIRST))
 
 
 @pytest.mark.long
