@@ -169,7 +169,7 @@ def initialise(
     text = _configuration(connection, choice, variable)
     environ = {**os.environ, variable: connection.password or ""} if variable else os.environ
     config = parse_config(text, file, environ)  # Raises before anything is written.
-    validation = validate(config)
+    validation = validate(config, rights=False)  # The statements grant what the role lacks.
     _write(file, text, force=force)
     granted = role_statements(found, choice, config, validation.statements)
     _write(statements, granted, force=force)

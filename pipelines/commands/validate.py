@@ -5,19 +5,26 @@ receive, problems with PostgreSQL's SQLSTATE, and the SQL that somebody with mor
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from typing import Any
+
+import psycopg
 
 from pgsieve.assets.steps.operations.resync import changes_since_copy
 from pgsieve.assets.steps.records.table_states import TableStates
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.assets.steps.validation.examination import Examination
 from pgsieve.assets.steps.validation.layouts import layout_problems
+from pgsieve.assets.steps.validation.rights import missing_rights
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.publications.catalog import (
     OPERATIONS,
     Catalog,
     Publication,
+    PublicationError,
     PublishedRelation,
+    ReplicatedTable,
     Table,
     published_relation,
 )
@@ -33,14 +40,17 @@ from pgsieve.pipelines.commands.results import (
     ValidationReport,
 )
 from pgsieve.pipelines.config.model import Config
-from pgsieve.pipelines.project import project
+from pgsieve.pipelines.project import Project, project
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.slot import capture_statements
 from pgsieve.resources.postgres.source import read_catalog
 
 
-def validate(config: Config) -> ValidationReport:
-    """Look at every source and subscription; creates and changes nothing."""
+def validate(config: Config, *, rights: bool = True) -> ValidationReport:
+    """Look at every source and subscription; creates and changes nothing.
+
+    Without `rights` those of the source's role are not asked for: somebody is about to grant them.
+    """
     declared = project(config)
     declared.lake.engine.check_store()
     pictures: dict[tuple[str, str], PublicationPicture] = {}
@@ -51,9 +61,11 @@ def validate(config: Config) -> ValidationReport:
             with feed.source.connect() as connection:
                 server = read_catalog(connection)
                 examined = Examination(connection, feed, server)
+                lacking = list(_lacking(connection, declared, feed, examined.catalog)) if rights else []
         except PgsieveError as error:
             problems.append(_problem(feed.source.name, error))
             continue
+        problems += [p for p in (_problem(feed.source.name, e) for e in lacking) if p not in problems]
         catalog = examined.catalog
         problems += [_problem(feed.source.name, error) for error in examined.refused]
         if examined.unchecked is not None:
@@ -76,6 +88,17 @@ def validate(config: Config) -> ValidationReport:
         if sound:
             statements += list(_statements(feed, catalog, server, version))
     return ValidationReport(tuple(pictures.values()), tuple(received), tuple(problems), tuple(statements))
+
+
+def _lacking(
+    connection: psycopg.Connection[Any], declared: Project, feed: Feed, catalog: Catalog
+) -> Iterator[PgsieveError]:
+    """The rights that the copies of a feed's subscriptions, and its slot, need and the role has not."""
+    tables = list[ReplicatedTable]()
+    for subscription in declared.reading(feed):
+        with suppress(PublicationError):  # `problems` has it.
+            tables += subscription.tables(catalog).values()
+    yield from missing_rights(connection, tables)
 
 
 def _problem(about: str, error: PgsieveError) -> ValidationProblem:

@@ -186,7 +186,7 @@ def parameters_of(conninfo: str) -> Mapping[str, Any]:
         return conninfo_to_dict(conninfo)
     except psycopg.ProgrammingError:
         raise UnreadableConninfoError(
-            "its conninfo is not valid",
+            "the conninfo is not valid",
             hint='write it as libpq does, e.g. "host=db dbname=shop user=pgsieve" or a postgresql:// URI; a password with'
             " special characters goes into a `password` of its own",
         ) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import re
@@ -68,12 +69,29 @@ def test_what_it_writes_is_valid_and_grants_what_is_needed(
         'GRANT SELECT ON "Odd"."Lines" TO clerk;',
         "GRANT SELECT ON public.orders TO clerk;",
     ]
-    # The statements are what the role lacks: with them a run works.
+    # The statements are what the role lacks: with them validate finds nothing, and a run works.
     assert code == 0, text
+    environment = {**os.environ, "SHOP_1_PASSWORD": PASSWORD, "DAGSTER_HOME": str(tmp_path)}
+
+    def lacking() -> list[tuple[str, str]]:
+        command = [sys.executable, "-m", "pgsieve", "-c", str(file), "validate", "--json"]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+        problems = [
+            (p["message"].partition(":")[0], p["sqlstate"]) for p in json.loads(done.stdout)["problems"]
+        ]
+        assert done.returncode == (1 if problems else 0)
+        return problems
+
+    assert lacking() == [
+        ("permission denied to use replication slots", "42501"),
+        ('permission denied for schema "Odd"', "42501"),
+        ('permission denied for table "Odd"."Lines"', "42501"),
+        ("permission denied for table public.orders", "42501"),
+    ]
     with psycopg.connect(publisher_server.conninfo(dbname="Shop-1"), autocommit=True) as owner:
         for line in without_comments(statements.read_text()):
             owner.execute(line)
-    environment = {**os.environ, "SHOP_1_PASSWORD": PASSWORD, "DAGSTER_HOME": str(tmp_path)}
+    assert lacking() == []
     run = subprocess.run(
         [sys.executable, "-m", "pgsieve", "-c", str(file), "run"],
         capture_output=True,
@@ -142,7 +160,7 @@ def test_a_program_may_print_the_password(database: str, tmp_path: Path) -> None
     ("arguments", "message"),
     [
         ([], "--conninfo is missing"),
-        (["--conninfo", "nonsense"], "its conninfo is not valid"),
+        (["--conninfo", "nonsense"], "the conninfo is not valid"),
         (["--conninfo", "host=127.0.0.1 port=1 connect_timeout=2"], "no connection"),
         (["--conninfo", "host=127.0.0.1 password=${NOT_SET}"], "environment variable NOT_SET is not set"),
         (["--conninfo", "{database}", "--publication", "sale"], 'publication "sale" does not exist'),

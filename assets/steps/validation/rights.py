@@ -1,0 +1,66 @@
+"""What the role of a source lacks, asked of the publisher before anything is made.
+
+In: a session of the role, and the tables that it has to copy. Out: an error for each right that is missing, in PostgreSQL's
+words, with the GRANT in the hint (section 29.11, *Security*, of its manual). Superusers lack nothing.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import psycopg
+
+from pgsieve.decoding.errors import PgsieveError
+from pgsieve.decoding.publications.catalog import ReplicatedTable
+from pgsieve.decoding.values.quoting import quote_identifier, quote_qualified
+
+_DENIED = "42501"
+
+#: rds_replication is what Amazon grants in place of the attribute.
+_REPLICATES = """
+select current_user, rolsuper or rolreplication or exists (
+    select from pg_roles granted where granted.rolname = 'rds_replication' and pg_has_role(granted.oid, 'usage'))
+from pg_roles where rolname = current_user
+"""
+_READS = """
+select oid, has_schema_privilege(relnamespace, 'usage'), has_table_privilege(oid, 'select')
+from pg_class join unnest(%s::oid[]) with ordinality as listed (oid, number) using (oid) order by number
+"""
+#: A role may have the right for each of the published columns alone.
+_READS_COLUMNS = """
+select bool_and(has_column_privilege(%s::oid, name, 'select')) from unnest(%s::text[]) as name
+"""
+
+
+def missing_rights(
+    connection: psycopg.Connection[Any], tables: Iterable[ReplicatedTable]
+) -> Iterator[PgsieveError]:
+    """What the session's role may not do: read a slot, use a schema, select from a table."""
+    answer = connection.execute(_REPLICATES).fetchone()
+    assert answer is not None
+    role, replicates = answer
+    grantee = quote_identifier(role)
+    if not replicates:
+        yield PgsieveError(
+            f'permission denied to use replication slots: the role "{role}" has no REPLICATION attribute',
+            hint=f"ALTER ROLE {grantee} REPLICATION; at Amazon: GRANT rds_replication TO {grantee}",
+            sqlstate=_DENIED,
+        )
+    replicated = {each.table.oid: each for each in tables}
+    denied = set[str]()
+    for oid, uses, reads in connection.execute(_READS, [list(replicated)]).fetchall():
+        table = replicated[oid].table
+        if not uses and table.schema not in denied:
+            denied.add(table.schema)
+            yield PgsieveError(
+                f'permission denied for schema "{table.schema}"',
+                hint=f"GRANT USAGE ON SCHEMA {quote_identifier(table.schema)} TO {grantee}",
+                sqlstate=_DENIED,
+            )
+        columns = list(replicated[oid].columns)
+        if not reads and connection.execute(_READS_COLUMNS, [oid, columns]).fetchone() != (True,):
+            name = quote_qualified(table.schema, table.name)
+            yield PgsieveError(
+                f"permission denied for table {name}",
+                hint=f"GRANT SELECT ON {name} TO {grantee}",
+                sqlstate=_DENIED,
+            )
