@@ -52,7 +52,8 @@ def write_files(
     A file that has `size` bytes gets no further batch. `count` adds what it wants to know of each batch to the file's tally, a
     JSON object. Raises OSError.
     """
-    remaining = iter(batches)
+    # A row group without rows has no bounds, and so its file would have none.
+    remaining = (batch for batch in batches if batch.num_rows)
     first = next(remaining, None)
     while first is not None:
         name = f"part-{uuid.uuid4()}.parquet"

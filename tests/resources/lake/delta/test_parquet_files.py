@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import resource
 from collections.abc import Iterator
@@ -30,3 +31,14 @@ def test_a_file_that_cannot_be_written_to_its_end_says_why(rows: int, tmp_path: 
     with pytest.raises(OSError, match="File too large") as refused:
         list(write_files(str(tmp_path), batch.schema, [batch] * rows))
     assert refused.value.errno == errno.EFBIG
+
+
+def test_a_batch_without_rows_takes_no_bounds_away(tmp_path: Path) -> None:
+    rows = pa.record_batch({"slice": pa.array([5, 7], pa.int64())})
+    none = rows.slice(0, 0)
+    (written,) = list(write_files(str(tmp_path), rows.schema, [none, rows, none, rows, none]))
+    (file,) = written.to_pylist()
+    statistics = json.loads(file["stats"])
+    assert (statistics["minValues"], statistics["maxValues"]) == ({"slice": 5}, {"slice": 7})
+    assert statistics["numRecords"] == 4
+    assert not list(write_files(str(tmp_path), rows.schema, [none, none]))
