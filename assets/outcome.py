@@ -27,6 +27,12 @@ class IncompleteError(dg.Failure):
         )
 
 
+def set_aside(subscription: Subscription, lake: Lake) -> set[Name]:
+    """The tables that are set aside."""
+    states = TableStates(lake, subscription.name).newest()
+    return {name for name, state in states.items() if state.state == SyncState.SET_ASIDE}
+
+
 def problems(subscription: Subscription, lake: Lake, names: Iterable[Name] | None = None) -> list[str]:
     """What is wrong: the tables that are set aside, all of them or of these, and that the subscription is disabled."""
     chosen = None if names is None else set(names)

@@ -12,30 +12,26 @@ are reported where they have something new to say: for what the run materialised
 is set aside, or a disabled subscription, ends the run as failed once everything else is done.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from time import monotonic
 from typing import Any
 
 import dagster as dg
-from dagster._core.definitions.asset_checks.asset_check_evaluation import (
-    AssetCheckEvaluationTargetMaterializationData,
-)
 
 from pgsieve.assets.checks import FRESHNESS, SYNC_STATE, check_of_freshness, check_of_state, check_of_states
 from pgsieve.assets.dagster_names import Name, output_names
 from pgsieve.assets.lake import opened
-from pgsieve.assets.metadata import LAG_SECONDS, SECONDS, standard
+from pgsieve.assets.metadata import SECONDS, standard
 from pgsieve.assets.outcome import problems, refuse_incomplete
 from pgsieve.assets.published import PublishedTable, Tables, written_filter
 from pgsieve.assets.steps.apply.applied import Applied
 from pgsieve.assets.steps.apply.replica_tables import ApplyResult, apply
-from pgsieve.assets.steps.checks.freshness import Freshness, check_freshness
 from pgsieve.assets.steps.records.cuts import Cut, Cuts
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import SyncState, TableState, TableStates
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.assets.translator import AssetKind, Naming, of_replica, of_source_table, of_subscription
-from pgsieve.decoding.errors import PgsieveError
+from pgsieve.assets.unrun_events import data_version, lag, measured_freshness, report_checks
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.resources.lake.lake import Lake
@@ -111,7 +107,7 @@ def replica_tables_asset(
             result = apply(subscription, lake, context.log.info, only) if done is None else done
             if tell:
                 tell(result)
-        took, behind = monotonic() - begin, _freshness(subscription, lake)
+        took, behind = monotonic() - begin, measured_freshness(subscription, lake)
         states, checks = TableStates(lake, subscription.name).newest(), list[dg.AssetCheckResult]()
         for name, key in chosen.items():
             state = states.get(name)
@@ -120,14 +116,14 @@ def replica_tables_asset(
                 checks.append(check_of_state(key, state))
             elif not everything or is_changed(name, result, before):
                 metadata = _metadata(lake, subscription, tables[name], result, state)
-                yield dg.MaterializeResult(asset_key=key, metadata={**metadata, **_lag(behind)})
+                yield dg.MaterializeResult(asset_key=key, metadata={**metadata, **lag(behind)})
                 checks += [check_of_state(key, state), check_of_freshness(key, subscription, behind)]
-        _report(context, checks)
+        report_checks(context.instance, checks)
         if with_cut and result.cut and not problems(subscription, lake):
             yield dg.MaterializeResult(
                 asset_key=cut_key,
-                data_version=dg.DataVersion(f"{format_lsn(result.cut.lsn)} {result.cut.at.isoformat()}"),
-                metadata={**_totals(result, result.cut), SECONDS: took, **_lag(behind)},
+                data_version=data_version(result.cut),
+                metadata={**_totals(result, result.cut), SECONDS: took, **lag(behind)},
             )
         whole = SubscriptionRecord(lake, subscription.name).state()
         for check in sorted(context.selected_asset_check_keys):
@@ -145,47 +141,6 @@ def limit_of(subscription: Subscription) -> str:
     """What the check `freshness` claims."""
     limit = subscription.freshness.total_seconds()
     return f"No commit has been waiting for longer than {limit:.0f} s to be applied."
-
-
-def _freshness(subscription: Subscription, lake: Lake) -> Freshness | str:
-    """How far the replicas are behind; where that cannot be measured, why. What was applied is told in any case."""
-    try:
-        return check_freshness(subscription, lake)
-    except PgsieveError as error:
-        return error.message
-
-
-def _lag(behind: Freshness | str) -> dict[str, float]:
-    return {} if isinstance(behind, str) or behind.problem else {LAG_SECONDS: behind.seconds}
-
-
-def _report(context: dg.AssetExecutionContext, results: Sequence[dg.AssetCheckResult]) -> None:
-    """Record what a run found out about tables: checks that it was not asked for, so they are no part of it.
-
-    Each names the materialization that it is of. Without that Dagster compares times, of which SQLite has whole seconds: it
-    would call a check "not evaluated" that comes after its table within a second.
-    """
-    keys = {result.asset_key for result in results if result.asset_key is not None}
-    records = context.instance.get_asset_records(sorted(keys)) if keys else ()
-    targets = {r.asset_entry.asset_key: r.asset_entry.last_materialization_record for r in records}
-    for result in results:
-        assert result.asset_key is not None
-        assert result.check_name is not None
-        target = targets.get(result.asset_key)
-        context.instance.report_runless_asset_event(
-            dg.AssetCheckEvaluation(
-                asset_key=result.asset_key,
-                check_name=result.check_name,
-                passed=result.passed,
-                severity=result.severity,
-                description=result.description,
-                metadata=result.metadata,
-                target_materialization_data=target
-                and AssetCheckEvaluationTargetMaterializationData(
-                    storage_id=target.storage_id, run_id=target.run_id, timestamp=target.timestamp
-                ),
-            )
-        )
 
 
 def _totals(result: ApplyResult, cut: Cut) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import dagster as dg
 from pgsieve.assets.dagster_names import table_partition
 from pgsieve.assets.initial_sync import LACKING, initial_sync_asset, range_tags, stretches, tables_partitions
 from pgsieve.assets.lake import resources
-from pgsieve.assets.outcome import IncompleteError
+from pgsieve.assets.outcome import IncompleteError, set_aside
 from pgsieve.assets.partition_roots import replica_tables_asset
 from pgsieve.assets.slot_consumption import change_log_asset
 from pgsieve.assets.steps.apply.replica_tables import ApplyResult, apply, tables_beyond_cut
@@ -32,6 +32,7 @@ from pgsieve.assets.steps.records.transformed import TableChanges
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.assets.steps.update_transformation.transform import transform
 from pgsieve.assets.translator import Naming
+from pgsieve.assets.unrun_events import report_cut
 from pgsieve.assets.update_transformation import table_changes_asset
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn
@@ -275,8 +276,10 @@ class Materializer:
         materialize(
             self.dagster, self.declared, [table_changes_asset(self.subscription, NAMING)], self.progress, task
         )
-        # Also where an error has just disabled it: what committed before is transformed, and applied.
-        if stale := tables_beyond_cut(self.subscription, self.lake):
+        # Also where an error has just disabled it: what committed before is transformed, and applied. What is set aside
+        # has nothing to apply, but the run has to end as failed.
+        stale = tables_beyond_cut(self.subscription, self.lake) | set_aside(self.subscription, self.lake)
+        if stale:
             published = published_tables(self.declared, [self.subscription])[self.subscription.name]
             if tables := {name: table for name, table in published.items() if name in stale}:
                 assets = [replica_tables_asset(self.subscription, tables, NAMING, tell=self._applied)]
@@ -284,6 +287,7 @@ class Materializer:
                 return
         # No asset has anything new; the cut may: a table that was dropped is not in the next one.
         self._applied(apply(self.subscription, self.lake, _logger.info))
+        report_cut(self.dagster, self.subscription, self.lake, NAMING)
 
     def apply_slice(self) -> tuple[list[TableChanges], ApplyResult] | None:
         """Transform and apply without a run of Dagster's; what was done, None for a subscription that is disabled."""

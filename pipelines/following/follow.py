@@ -21,15 +21,17 @@ from types import FrameType
 import dagster as dg
 
 from pgsieve.assets.dagster_names import Name
+from pgsieve.assets.steps.checks.freshness import Freshness
 from pgsieve.assets.steps.log import quiet
 from pgsieve.assets.steps.operations.maintenance import maintain_feed, maintain_subscription
 from pgsieve.assets.steps.records.failures import passes
 from pgsieve.assets.steps.slot_consumption.follow import StreamedFeed
 from pgsieve.assets.steps.subscription import Feed
+from pgsieve.assets.unrun_events import report_cut
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.commands.failures import Failures, Part, Result
 from pgsieve.pipelines.commands.results import Failure, Progress, RunSummary
-from pgsieve.pipelines.commands.run import Materializer, enabled_ones, instance, summaries
+from pgsieve.pipelines.commands.run import NAMING, Materializer, enabled_ones, instance, summaries
 from pgsieve.pipelines.commands.status import brief_status
 from pgsieve.pipelines.config.model import Config, SubscriptionConfig
 from pgsieve.pipelines.following.follow_report import FollowReport
@@ -49,6 +51,9 @@ _PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 30.0
 
 #: So long another follower of the same slot may take to end.
 _OTHER_FOLLOWER_SECONDS = 10.0
+
+#: So often it is looked whether a cut is due to be reported; sooner where `freshness` is short.
+_CUT_SECONDS = 60.0
 
 #: After so many slices the tables that they wrote are maintained.
 MAINTAIN_SLICES = 500
@@ -187,6 +192,7 @@ class _Follower:
 
     def follow(self) -> None:
         """Follow until stopped, or until all subscriptions have failed."""
+        threading.Thread(target=self._report_cuts, daemon=True).start()
         try:
             self._follow_on()
         finally:
@@ -304,6 +310,24 @@ class _Follower:
     def _tell_dagster(self) -> None:
         with self._turn:
             self._report.tell()
+
+    def _report_cuts(self) -> None:
+        """Now and then tell Dagster of cuts that stay as they are; of those that changed the slices' report tells."""
+        soonest = min((s.freshness.total_seconds() / 8 for s in self._subscriptions), default=_CUT_SECONDS)
+        while not self._stopped.wait(min(_CUT_SECONDS, soonest)) and not self._pulse.ended:
+            with self._turn:
+                streamed = self._streamed
+                if streamed is None or not self._pulse.connected or self._report.waits:
+                    continue
+                behind = Freshness(self._pulse.waiting_seconds, streamed.position)
+                for subscription in self._subscriptions:
+                    if subscription.name in self._failures:
+                        continue
+                    try:
+                        lake = self._declared.lake.open()
+                        report_cut(self._dagster, subscription, lake, NAMING, behind)
+                    except Exception:
+                        _logger.exception("Dagster's records do not have the cut of %s", subscription.name)
 
     def _materializers(self) -> list[Materializer]:
         return self._each(

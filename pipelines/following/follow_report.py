@@ -52,6 +52,11 @@ class FollowReport:
         self._applied: dict[str, ApplyResult] = {}
         self._timer: threading.Timer | None = None
 
+    @property
+    def waits(self) -> bool:
+        """Whether something was gathered that Dagster has not got."""
+        return self._drained is not None
+
     def appended(self, drained: Drained, tell: Callable[[], None]) -> None:
         """A slice was appended; `tell` is called, in a thread of its own, when the report is due."""
         before = self._drained

@@ -1,0 +1,103 @@
+"""A cut that stays as it is: Dagster hears of it without a run, as often as a freshness policy needs, and at once of what is new."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from dataclasses import replace
+from pathlib import Path
+from time import sleep
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from pgsieve.assets.steps.records.table_states import SyncState, TableStates
+from pgsieve.pipelines.commands.run import instance
+from pgsieve.pipelines.config.model import load_config
+from pgsieve.pipelines.following.follow import follow
+from tests.fixtures.oracle import wait_until
+from tests.fixtures.shop import Quiet, Shop
+
+CUT = dg.AssetKey(["one", "cut"])
+CHECKS = [dg.AssetCheckKey(CUT, name) for name in ("sync_state", "freshness")]
+
+
+@pytest.fixture(autouse=True)
+def own_records(shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dagster's records of one test alone: all have the same assets."""
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "dagster"))
+
+
+def often(patch: pytest.MonkeyPatch) -> None:
+    """What is reported at least every few minutes is reported several times a second."""
+    patch.setattr("pgsieve.assets.unrun_events._TIMES", 15 * 60 * 10)
+    patch.setattr("pgsieve.pipelines.following.follow._CUT_SECONDS", 0.3)
+
+
+def heard(shop: Shop) -> tuple[list[dict[str, Any]], dict[str, bool | None]]:
+    """The materializations of the cut, and its checks: whether they passed, None for those of another materialization."""
+    with instance(load_config(shop.path)) as dagster:
+        records = dagster.fetch_materializations(CUT, limit=100, ascending=True).records
+        last = dagster.event_log_storage.get_latest_asset_check_execution_by_key(CHECKS)
+        checks = {}
+        for key, record in last.items():
+            assert record.evaluation is not None
+            target = record.evaluation.target_materialization_data
+            of_last = target is not None and target.storage_id == records[-1].storage_id
+            checks[key.name] = record.evaluation.passed if of_last else None
+    told = [r.asset_materialization for r in records]
+    return [{**m.tags, "run": r.run_id} for m, r in zip(told, records, strict=True) if m and m.tags], checks
+
+
+def test_a_run_without_changes_reports_the_cut_where_the_last_report_is_old(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop.run()
+    (first,), checks = heard(shop)
+    assert checks == {"sync_state": True, "freshness": True}
+    shop.run()
+    assert heard(shop)[0] == [first], "the last report is young"
+    often(monkeypatch)
+    sleep(0.2)
+    shop.run()
+    told, checks = heard(shop)
+    assert (len(told), checks) == (2, {"sync_state": True, "freshness": True})
+    assert told[1]["run"] == ""
+    assert told[1]["dagster/data_version"] == first["dagster/data_version"], "nothing that reads it is stale"
+
+
+def test_a_run_that_finds_a_table_set_aside_fails_though_nothing_is_new(shop: Shop) -> None:
+    shop.run()
+    before = heard(shop)[0]
+    states = TableStates(shop.lake, "one")
+    ready = states.newest()["public", "notes"]
+    states.append([replace(ready, state=SyncState.SET_ASIDE, reason="it is so")])
+    for _ in range(2):
+        assert shop.run("one").problems
+        with instance(load_config(shop.path)) as dagster:
+            assert dagster.get_runs(limit=1)[0].status == dg.DagsterRunStatus.FAILURE
+        told, checks = heard(shop)
+        assert (told, checks["sync_state"]) == (before, False)
+
+
+def test_an_idle_source_that_is_followed_stays_fresh(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    often(monkeypatch)
+    shop.run()
+    before = len(heard(shop)[0])
+
+    def stop() -> None:
+        try:
+            wait_until(lambda: len(heard(shop)[0]) > before + 1, lambda: "nothing is reported", 60)
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    watcher = threading.Thread(target=stop)
+    watcher.start()
+    config = load_config(shop.path)
+    assert follow(config, config.selected(["one"]), Quiet(), lambda _: None) == ()
+    watcher.join()
+    told, checks = heard(shop)
+    assert (len(told) > before + 1, checks) == (True, {"sync_state": True, "freshness": True})
+    assert len({each["dagster/data_version"] for each in told}) == 1
