@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 
+from pgsieve.assets.steps.apply import batch
 from pgsieve.assets.steps.apply.batch import Batch
 from pgsieve.assets.steps.apply.replica_tables import apply
 from pgsieve.assets.steps.checks import consistency
@@ -148,7 +149,7 @@ def _process(folder: Path, conninfo: str, name: str, writer: str, *, filtered: b
     uri = folder.as_uri() if writer == "spark" else str(folder)
     feed = Feed(name, Source("shop", conninfo), name, name, filtered, {"sub": ("p",)})
     small = SMALL_BYTES_DEFAULT if writer == "process" else -1
-    lake = Lake(uri, lambda: session, small)
+    lake = Lake(uri, lambda: session, small, threads=2 if writer == "threads" else None)
     if lake.local:
         # A process has open tables of its own.
         lake.local = delta_rs.LocalRecords(lake.store, Tables(lake.store))
@@ -158,7 +159,10 @@ def _process(folder: Path, conninfo: str, name: str, writer: str, *, filtered: b
 
 @pytest.fixture(
     scope="module",
-    params=["process", *(pytest.param(writer, marks=pytest.mark.long) for writer in ("executors", "spark"))],
+    params=[
+        "process",
+        *(pytest.param(writer, marks=pytest.mark.long) for writer in ("executors", "threads", "spark")),
+    ],
 )
 def overlap(
     publisher_server: EmbeddedServer, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
@@ -171,6 +175,8 @@ def overlap(
     ):
         # A lock that is lost is lost silently.
         patch.setattr(Source, "exclusively", lambda *_: nullcontext())
+        # Each process has a lock of its own for this.
+        patch.setattr(batch, "_ONE_AT_A_TIME", nullcontext())
         admin.execute(f"create database {name}")
         conninfo = publisher_server.conninfo(dbname=name)
         with psycopg.connect(conninfo, autocommit=True) as database:
