@@ -10,9 +10,12 @@ from pathlib import Path
 from textwrap import dedent, indent
 from typing import Any
 
+import dagster as dg
 import pytest
 import typer
 import yaml
+from dagster._core.instance_for_test import instance_for_test
+from dagster.components.testing.utils import create_defs_folder_sandbox
 from typer.testing import CliRunner
 
 from pgsieve.pipelines.command_line.cli import app
@@ -104,6 +107,44 @@ def test_commands_and_options_that_sentences_name_exist(page: Path) -> None:
                 assert word in {option for parameter in command.params for option in parameter.opts}, words
 
 
+def _read_as_component(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A defs.yaml, beside the pgsieve.yaml that it names: Dagster makes definitions of it."""
+    rest = {"subscriptions": {"sales": {"source": "shop", "publications": ["sales"]}}}
+    with instance_for_test(), create_defs_folder_sandbox() as sandbox:
+        file = sandbox.defs_folder_path / "replicas" / "defs.yaml"
+        file.parent.mkdir()
+        file.write_text(text, encoding="utf-8")
+        name = yaml.safe_load(text)["attributes"]["config"]
+        file.with_name(name).write_text(yaml.safe_dump({**AROUND, **rest}), encoding="utf-8")
+        with sandbox.load_component_and_build_defs(defs_path=file.parent) as (_, defs):
+            keys = {key.to_user_string() for key in defs.resolve_asset_graph().get_all_asset_keys()}
+    assert any(key.endswith("sales/cut") for key in keys)
+
+
+def _read_by_dagster(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dagster.yaml: an instance has the pools' limit that it sets."""
+    (folder / "dagster.yaml").write_text(text, encoding="utf-8")
+    monkeypatch.setenv("DAGSTER_HOME", str(folder))
+    with dg.DagsterInstance.get() as dagster:
+        assert dagster.get_settings("concurrency") == yaml.safe_load(text)["concurrency"]
+
+
+def _read_by_prometheus(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prometheus.yml: its rules are those in docs/monitoring, which tests/test_monitoring.py reads."""
+    written = yaml.safe_load(text)
+    assert all((ROOT / "docs/monitoring" / name).exists() for name in written["rule_files"])
+    targets = [t for c in written["scrape_configs"] for s in c["static_configs"] for t in s["targets"]]
+    assert all(re.fullmatch(r"[\w.-]+:\d+", target) for target in targets)
+
+
+#: What a block is that is no pgsieve.yaml, by a key that only this file has.
+OTHER_FILES = {
+    "type": _read_as_component,
+    "concurrency": _read_by_dagster,
+    "scrape_configs": _read_by_prometheus,
+}
+
+
 @pytest.mark.parametrize("text", blocks("yaml"))
 def test_yaml_is_a_configuration_that_is_read_or_names_another_file(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -112,7 +153,9 @@ def test_yaml_is_a_configuration_that_is_read_or_names_another_file(
     if keys <= set(SourceConfig.model_fields):
         text, keys = "sources:\n  shop:\n" + indent(text, "    "), {"sources"}
     if not keys <= KEYS:
-        assert keys & {"type", "concurrency"} or re.match(r"# \S+\.ya?ml\b", text), "which file is it?"
+        readers = [read for key, read in OTHER_FILES.items() if key in keys]
+        assert len(readers) == 1, "which file is it?"
+        readers[0](text, tmp_path, monkeypatch)
         return
     for name in set(re.findall(r"(?<!\$)\$\{(\w+)\}", text)):
         monkeypatch.setenv(name, "x")
