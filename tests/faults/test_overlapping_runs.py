@@ -26,18 +26,25 @@ COMMANDS = (
     ("resync", "accounts", "public.journal"),
     ("resync", "filtered", "public.orders"),
 )
+#: Every row passes as if there were many.
+NOT_SMALL = {"spark.pgsieve.smallBytes": "-1"}
 #: The sessions that hold pgsieve's locks: they end as an idle one does behind a firewall.
 ROB = "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND granted"
 
 
+@pytest.mark.parametrize("by_threads", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_processes_that_overlap_at_random_lose_and_repeat_nothing(
-    publisher_server: EmbeddedServer, tmp_path: Path, master: str
+    publisher_server: EmbeddedServer, tmp_path: Path, master: str, by_threads: bool
 ) -> None:
     budget = float(os.environ.get("PGSIEVE_BUDGET_SECONDS") or 20)
     seed = int(os.environ.get("PGSIEVE_SEED") or random.SystemRandom().randrange(2**32))
     print(f"reproduce: PGSIEVE_SEED={seed} PGSIEVE_BUDGET_SECONDS={budget:g}")
     chosen, rounds, end = random.Random(seed), 0, time.monotonic() + budget
-    with site("overlapping", publisher_server, tmp_path, master) as (pgsieve, database):
+    # Threads of the processes, which write many rows without a JVM, or the processes themselves, which write few.
+    name, master, conf = (
+        ("overlapping_threads", "local[2]", NOT_SMALL) if by_threads else ("overlapping", master, None)
+    )
+    with site(name, publisher_server, tmp_path, master, conf=conf) as (pgsieve, database):
         assert pgsieve.run() == 0, pgsieve.log
         while not rounds or time.monotonic() < end:
             rounds += 1
