@@ -19,7 +19,7 @@ _BYTEA, _DATE, _TIMESTAMP, _TIMESTAMPTZ = 17, 1082, 1114, 1184
 
 def shown(values: pa.Array | pa.ChunkedArray) -> list[str]:
     """The text of each value, and null for NULL, as PostgreSQL shows keys (BuildIndexValueDescription in genam.c)."""
-    array = pa.concat_arrays(values.chunks) if isinstance(values, pa.ChunkedArray) else values
+    array = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
     texts: list[str] = replica_text(array).fill_null("null").to_pylist()
     return texts
 

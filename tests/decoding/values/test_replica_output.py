@@ -37,3 +37,7 @@ def test_each_type_is_printed_as_by_its_output_function(type_oid: int, texts: li
 def test_decimals_have_all_places_of_their_scale() -> None:
     values = pa.array([Decimal("0.0000000001"), Decimal(-2)], pa.decimal128(20, 10))
     assert shown(values) == ["0.0000000001", "-2.0000000000"]
+
+
+def test_no_values_have_no_text() -> None:
+    assert shown(pa.chunked_array([], pa.int32())) == []
