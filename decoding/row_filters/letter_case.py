@@ -13,7 +13,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from string import ascii_lowercase, ascii_uppercase
 from types import MappingProxyType
 from typing import Final, Literal, TypeAlias
@@ -129,9 +128,15 @@ def ranges(characters: str) -> str:
     return "".join(ends)
 
 
-@cache
+#: Not kept by functools.cache: a function of its making is sent to executors by its name, and they need not have pgsieve.
+_TABLES: Final[dict[Changes, Mapping[int, str]]] = {}
+
+
 def _table(changes: Changes) -> Mapping[int, str]:
-    return MappingProxyType({ord(before): after for before, after in zip(*changes, strict=True)})
+    if changes not in _TABLES:
+        table = {ord(before): after for before, after in zip(*changes, strict=True)}
+        _TABLES[changes] = MappingProxyType(table)
+    return _TABLES[changes]
 
 
 def _capitalized(words: Words, text: str) -> str:

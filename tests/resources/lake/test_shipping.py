@@ -8,10 +8,13 @@ import sys
 import pytest
 
 SENT = """
+import sys
 from importlib import import_module
 from pyspark import cloudpickle
 from pgsieve.resources.lake.session import SHIPPED
-from pgsieve.assets.steps.update_transformation import changes
+from pgsieve.assets.steps.update_transformation.by_files import StoredChanges, StoredVersion
+from pgsieve.assets.steps.update_transformation.decoded_batches import FilterColumns, changes_schema, decoded_batches
+from pgsieve.decoding.row_filters.analysis import FilterColumn, parse_row_filter
 from pgsieve.assets.steps.initial_sync import rows as copy
 from pgsieve.assets.steps.slot_consumption import messages
 from pgsieve.decoding.values.builtin_types import BUILTIN_TYPES
@@ -24,19 +27,47 @@ types = tuple(column_type(oid, -1) for oid in BUILTIN_TYPES)
 names = tuple(f"c{oid}" for oid in BUILTIN_TYPES)
 relation = RelationColumns(names, types)
 columns = [copy.ReplicaColumn(name, type) for name, type in zip(names, types)]
-cloudpickle.dumps({what})
+a, b = names[:2]
+filters = [
+    parse_row_filter(text, {"t": FilterColumn("t", 25, -1, "C"), "n": FilterColumn("n", 23, -1, "")}, "t")
+    for text in ("t = 'x' AND n % 2 = 1", "lower(t) ~ 'a+' AND n + 1 > 2 AND sqrt(n) < 3")
+]
+filtered = StoredChanges(
+    [StoredVersion(None, relation, frozenset(), frozenset(), {"insert": filters}, (), FilterColumns(frozenset(), relation))],
+    (),
+    changes_schema([]),
+)
+sys.stdout.buffer.write(cloudpickle.dumps({what}))
+"""
+
+#: An executor without pgsieve.
+RECEIVED = """
+import pickle, sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "pgsieve":
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Absent())
+pickle.load(sys.stdin.buffer)
 """
 
 
 @pytest.mark.parametrize(
     "what",
     [
-        "lambda batches: changes._decoded(batches, relation, names, names)",
+        "lambda batches: decoded_batches(batches, relation, names, names)",
         "lambda: copy.copied_batches('', '', '', columns)",
         "messages.change_log_rows",
+        "filtered._changes",
     ],
 )
 def test_what_executors_run_can_be_sent_to_them(what: str) -> None:
     command = [sys.executable, "-c", SENT.replace("{what}", what)]
-    sent = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert sent.returncode == 0, sent.stderr
+    sent = subprocess.run(command, capture_output=True, check=False)
+    assert sent.returncode == 0, sent.stderr.decode()
+    received = subprocess.run(
+        [sys.executable, "-c", RECEIVED], input=sent.stdout, capture_output=True, check=False
+    )
+    assert received.returncode == 0, received.stderr.decode()
