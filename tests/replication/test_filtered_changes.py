@@ -1,4 +1,4 @@
-"""Changes pass row filters without Spark, few in this process and many by threads, and the rows are the built-in subscriber's.
+"""Changes pass row filters by the same functions in this process, in threads and in executors, and the rows are the built-in subscriber's.
 
 One table's filter is computed by columns, another's row by row.
 """
@@ -9,7 +9,8 @@ import pytest
 
 from tests.fixtures.oracle import Scenario
 
-pytestmark = [pytest.mark.slow, pytest.mark.parametrize("scenario", ["alone", "threads"], indirect=True)]
+_WRITERS = ["alone", "threads", pytest.param("executors", marks=pytest.mark.long)]
+pytestmark = [pytest.mark.slow, pytest.mark.parametrize("scenario", _WRITERS, indirect=True)]
 
 
 def test_changes_pass_row_filters_and_become_what_these_say(scenario: Scenario) -> None:
