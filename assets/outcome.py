@@ -4,7 +4,8 @@ In: what is wrong with a subscription. Out: `IncompleteError`, which fails the r
 runs hears of it. Nothing is rolled back: what was applied stays applied.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import dagster as dg
 
@@ -25,6 +26,17 @@ class IncompleteError(dg.Failure):
             metadata={"problems": dg.MetadataValue.md("\n".join(f"- {problem}" for problem in problems))},
             allow_retries=False,
         )
+
+
+@contextmanager
+def telling(tell: Callable[[Exception], None] | None) -> Iterator[None]:
+    """Tell what fails a step: Dagster keeps the text of an error, not the error."""
+    try:
+        yield
+    except Exception as error:
+        if tell is not None:
+            tell(error)
+        raise
 
 
 def set_aside(subscription: Subscription, lake: Lake) -> set[Name]:

@@ -22,7 +22,7 @@ from pgsieve.assets.checks import FRESHNESS, SYNC_STATE, check_of_freshness, che
 from pgsieve.assets.dagster_names import Name, output_names
 from pgsieve.assets.lake import opened
 from pgsieve.assets.metadata import SECONDS, standard
-from pgsieve.assets.outcome import problems, refuse_incomplete
+from pgsieve.assets.outcome import problems, refuse_incomplete, telling
 from pgsieve.assets.published import PublishedTable, Tables, written_filter
 from pgsieve.assets.steps.apply.applied import Applied
 from pgsieve.assets.steps.apply.replica_tables import ApplyResult, apply
@@ -47,11 +47,12 @@ def replica_tables_asset(
     *,
     freshness_policy: dg.FreshnessPolicy | None = None,
     tell: Callable[[ApplyResult], None] | None = None,
+    fail: Callable[[Exception], None] | None = None,
     done: ApplyResult | None = None,
 ) -> dg.AssetsDefinition:
     """The assets `<subscription>/<schema>/<table>`, and `<subscription>/cut`: changes are applied to each replica.
 
-    `tell` gets what was done, in the process that does it. `done` is what a continuous run has applied already: there
+    `tell` gets what was done, in the process that does it, and `fail` what fails the step. `done` is what a continuous run has applied already: there
     is nothing left but to tell it. `freshness_policy` is the cut's.
     """
     keys = {naming.key(of_replica(subscription, table)): name for name, table in tables.items()}
@@ -97,6 +98,10 @@ def replica_tables_asset(
         pool=f"subscription_{subscription.name}",
     )
     def replica_tables(context: dg.AssetExecutionContext) -> Iterator[Event]:
+        with telling(fail):
+            yield from materialized(context)
+
+    def materialized(context: dg.AssetExecutionContext) -> Iterator[Event]:
         lake, begin = opened(context, naming), monotonic()
         chosen = {keys[key]: key for key in sorted(context.selected_asset_keys & keys.keys())}
         with_cut = cut_key in context.selected_asset_keys

@@ -1,6 +1,6 @@
 """UPDATE transformation as an asset: what a subscription gets of the slices appended since the last time."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any
 
@@ -8,6 +8,7 @@ import dagster as dg
 
 from pgsieve.assets.lake import opened
 from pgsieve.assets.metadata import SECONDS
+from pgsieve.assets.outcome import telling
 from pgsieve.assets.steps.records.transformed import TableChanges
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.assets.steps.update_transformation.transform import transform
@@ -20,12 +21,16 @@ _APPENDED = dg.DataVersion("appended")
 
 
 def table_changes_asset(
-    subscription: Subscription, naming: Naming, *, done: Sequence[TableChanges] | None = None
+    subscription: Subscription,
+    naming: Naming,
+    *,
+    fail: Callable[[Exception], None] | None = None,
+    done: Sequence[TableChanges] | None = None,
 ) -> dg.AssetsDefinition:
     """The asset `<subscription>/table_changes`: decode, filter, transform.
 
-    `done` is what a continuous run has transformed already: there is nothing left but to tell it. What a table fails with
-    is only logged here: the replicas come after this, and end the run as failed.
+    `fail` gets what fails the step. `done` is what a continuous run has transformed already: there is nothing left but to
+    tell it. What a table fails with is only logged here: the replicas come after this, and end the run as failed.
     """
     data = of_subscription(subscription, AssetKind.TABLE_CHANGES)
     upstream = [naming.key(of_feed(subscription.feed, AssetKind.CHANGE_LOG))]
@@ -38,7 +43,8 @@ def table_changes_asset(
     )
     def table_changes(context: dg.AssetExecutionContext) -> dg.MaterializeResult[None]:
         begin, log = monotonic(), context.log.info
-        changes = transform(subscription, opened(context, naming), log) if done is None else done
+        with telling(fail):
+            changes = transform(subscription, opened(context, naming), log) if done is None else done
         for table in (c for c in changes if c.problem):
             context.log.error(f"{quote_qualified(*table.name)}: {table.problem}")
         return dg.MaterializeResult(

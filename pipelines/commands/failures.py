@@ -32,7 +32,7 @@ def _ignore(_: Failure) -> None:
     """The caller reads `listed` at the end."""
 
 
-def _never(_: Exception) -> bool:
+def never(_: Exception) -> bool:
     """Every error ends its part."""
     return False
 
@@ -48,7 +48,7 @@ class Failures:
         return subscription in self._errors
 
     @contextmanager
-    def of(self, *subscriptions: str, unless: Callable[[Exception], bool] = _never) -> Iterator[None]:
+    def of(self, *subscriptions: str, unless: Callable[[Exception], bool] = never) -> Iterator[None]:
         """End the block at an error, which is that of the subscriptions; those that failed before keep theirs.
 
         An error for which `unless` holds is nobody's, and raised.
@@ -70,7 +70,7 @@ class Failures:
         parts: Iterable[Part],
         step: Callable[[Part], Result],
         *,
-        unless: Callable[[Exception], bool] = _never,
+        unless: Callable[[Exception], bool] = never,
     ) -> list[Result]:
         """What a step gives for each subscription that has not failed; one that fails does not stop the others.
 

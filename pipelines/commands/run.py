@@ -8,8 +8,9 @@ error ends the part of the subscriptions that it concerns, and no other's.
 import fcntl
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import dagster as dg
@@ -19,6 +20,7 @@ from pgsieve.assets.initial_sync import LACKING, initial_sync_asset, range_tags,
 from pgsieve.assets.lake import resources
 from pgsieve.assets.outcome import IncompleteError, set_aside
 from pgsieve.assets.partition_roots import replica_tables_asset
+from pgsieve.assets.published import Tables
 from pgsieve.assets.slot_consumption import change_log_asset
 from pgsieve.assets.steps.apply.replica_tables import ApplyResult, apply, tables_beyond_cut
 from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
@@ -37,9 +39,9 @@ from pgsieve.assets.update_transformation import table_changes_asset
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.values.quoting import quote_qualified
-from pgsieve.pipelines.commands.dagster_runs import keep_one_idle, tagged
+from pgsieve.pipelines.commands.dagster_runs import COMMAND, keep_one_idle, tagged
 from pgsieve.pipelines.commands.event_log import connections_kept
-from pgsieve.pipelines.commands.failures import Failures
+from pgsieve.pipelines.commands.failures import Failures, never
 from pgsieve.pipelines.commands.results import (
     AppliedTable,
     CopiedTable,
@@ -52,6 +54,7 @@ from pgsieve.pipelines.config.model import Config, SubscriptionConfig
 from pgsieve.pipelines.project import Project, project
 from pgsieve.pipelines.published import published_tables
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.postgres.kept_sessions import sessions_kept
 from pgsieve.resources.tracing import finished_span, is_traced, span
 
 _logger = logging.getLogger(__name__)
@@ -62,6 +65,8 @@ _QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 NAMING = Naming()
 #: A table whose columns change while it is drained is copied again at once, so often at most.
 _ROUNDS = 3
+#: So many subscriptions are named where it is told what is done.
+_NAMED = 3
 
 
 def run(config: Config, selected: Sequence[SubscriptionConfig], progress: Progress) -> RunSummary:
@@ -72,7 +77,7 @@ def run(config: Config, selected: Sequence[SubscriptionConfig], progress: Progre
     declared = project(config)
     subscriptions, failures = [declared.subscriptions[s.name] for s in selected], Failures()
     enabled = enabled_ones(declared, subscriptions, failures)
-    with instance(config) as dagster:
+    with instance(config) as dagster, sessions_kept():
         results = failures.each(subscriptions, lambda s: Materializer(declared, s, dagster, progress))
         for feed in declared.feeds_of(enabled):
             run_feed(feed, [r for r in results if r.subscription.feed.name == feed.name], failures)
@@ -105,9 +110,55 @@ def run_feed(feed: Feed, reading: Sequence["Materializer"], failures: Failures) 
         with failures.of(*(result.name for result in going)):
             assets = [change_log_asset(feed, first.declared.reading(feed), NAMING)]
             materialize(first.dagster, first.declared, assets, first.progress, f"drain {feed.slot}")
-        failures.each(reading, lambda each: each.apply())
+        apply_together(reading, failures)
         if not any(failures.each(reading, lambda each: each.unfinished())):
             break
+
+
+def apply_together(
+    materializers: Sequence["Materializer"],
+    failures: Failures,
+    *,
+    unless: Callable[[Exception], bool] = never,
+) -> None:
+    """Materialise the transformations, and the replica tables that they, or a copy, have something new for.
+
+    One run of Dagster for all subscriptions, as a run costs more than most steps; an error of one ends no other's.
+    Raises an error for which `unless` holds.
+    """
+    going = [m for m in failures.each(materializers, Materializer.if_enabled, unless=unless) if m is not None]
+    _materialize_each({m: m.table_changes for m in going}, failures, unless)
+    applying = dict(failures.each(going, lambda m: (m, m.replica_tables()), unless=unless))
+    _materialize_each({m: a for m, a in applying.items() if a is not None}, failures, unless)
+    failures.each([m for m, a in applying.items() if a is None], Materializer.report, unless=unless)
+
+
+#: Makes an asset of a subscription; it tells what fails its step.
+_Asset = Callable[[Callable[[Exception], None]], dg.AssetsDefinition]
+
+
+def _materialize_each(
+    assets: Mapping["Materializer", _Asset], failures: Failures, unless: Callable[[Exception], bool]
+) -> None:
+    """Materialise an asset of each subscription, in one run."""
+    if not assets:
+        return
+    first, names, errors = next(iter(assets)), [m.name for m in assets], dict[str, Exception]()
+    with failures.of(*names, unless=unless):
+        result = materialize(
+            first.dagster,
+            first.declared,
+            [asset(partial(errors.__setitem__, m.name)) for m, asset in assets.items()],
+            first.progress,
+            f"apply to {', '.join(names) if len(names) <= _NAMED else f'{len(names)} subscriptions'}",
+            {COMMAND: f"apply to {', '.join(names)}"},
+            raise_on_error=False,
+        )
+        if result is not None and not result.success and not errors:
+            raise _failed(result)
+    for name, error in errors.items():
+        with failures.of(name, unless=unless), _refused_by_dagster():
+            raise error
 
 
 def summaries(materializers: Sequence["Materializer"], failures: Failures) -> tuple[SubscriptionRun, ...]:
@@ -172,8 +223,9 @@ def materialize(
     record says so, and the command's result. None is returned then.
     """
     progress.start(task)
+    result = None
     try:
-        with span(task):
+        with span(task), _refused_by_dagster():
             result = dg.materialize(
                 list(assets),
                 instance=dagster,
@@ -184,19 +236,35 @@ def materialize(
             )
             if is_traced():
                 _trace_steps(dagster, result.run_id)
+    finally:
+        progress.finish(task)
+    if result is None:
+        return None
+    if any(event.event_type == dg.DagsterEventType.RUN_CANCELED for event in result.all_events):
+        raise KeyboardInterrupt
+    keep_one_idle(dagster, result)
+    return result
+
+
+@contextmanager
+def _refused_by_dagster() -> Iterator[None]:
+    """What fails a step as the commands tell it; of what ends as failed but has done all that it can nothing is raised."""
+    try:
+        yield
     except IncompleteError as incomplete:
         _logger.info(incomplete.description)
-        return None
-    except PgsieveError:
-        raise
     except dg.DagsterExecutionInterruptedError:
         raise KeyboardInterrupt from None
     except dg.Failure as failure:
         raise PgsieveError(failure.description or str(failure)) from failure
-    finally:
-        progress.finish(task)
-    keep_one_idle(dagster, result)
-    return result
+
+
+def _failed(result: dg.ExecuteInProcessResult) -> PgsieveError:
+    """Why a run failed that no step of ours has failed."""
+    for event in reversed(result.all_events):
+        if event.is_failure and event.message:
+            return PgsieveError(" ".join(event.message.split()))
+    return PgsieveError(f"Dagster's run {result.run_id} failed")
 
 
 def _trace_steps(dagster: dg.DagsterInstance, run_id: str) -> None:
@@ -211,6 +279,15 @@ def _trace_steps(dagster: dg.DagsterInstance, run_id: str) -> None:
         elif key in began:
             failed = event.event_type == dg.DagsterEventType.STEP_FAILURE
             finished_span(key, began.pop(key), entry.timestamp, failed=failed, step=key)
+
+
+def _replica_tables(
+    subscription: Subscription,
+    tables: Tables,
+    tell: Callable[[ApplyResult], None],
+    fail: Callable[[Exception], None],
+) -> dg.AssetsDefinition:
+    return replica_tables_asset(subscription, tables, NAMING, tell=tell, fail=fail)
 
 
 class Materializer:
@@ -268,24 +345,31 @@ class Materializer:
         """Whether some table needs a copy."""
         return self.enabled and bool(tables_to_copy(self.subscription, self.lake))
 
-    def apply(self) -> None:
-        """Materialise the transformation, and the replica tables that it, or a copy, has something new for."""
-        if not self.enabled:
-            return
-        task = f"apply to {self.subscription.name}"
-        materialize(
-            self.dagster, self.declared, [table_changes_asset(self.subscription, NAMING)], self.progress, task
-        )
-        # Also where an error has just disabled it: what committed before is transformed, and applied. What is set aside
-        # has nothing to apply, but the run has to end as failed.
+    def if_enabled(self) -> "Materializer | None":
+        """None where the subscription is disabled."""
+        return self if self.enabled else None
+
+    def table_changes(self, fail: Callable[[Exception], None]) -> dg.AssetsDefinition:
+        """The asset of the transformation."""
+        return table_changes_asset(self.subscription, NAMING, fail=fail)
+
+    def replica_tables(self) -> _Asset | None:
+        """The assets of the replica tables that have something new; None where there are none.
+
+        Also where an error has just disabled the subscription: what committed before is transformed, and applied. What is set
+        aside has nothing to apply, but the run has to end as failed.
+        """
         stale = tables_beyond_cut(self.subscription, self.lake) | set_aside(self.subscription, self.lake)
-        if stale:
-            published = published_tables(self.declared, [self.subscription])[self.subscription.name]
-            if tables := {name: table for name, table in published.items() if name in stale}:
-                assets = [replica_tables_asset(self.subscription, tables, NAMING, tell=self._applied)]
-                materialize(self.dagster, self.declared, assets, self.progress, task)
-                return
-        # No asset has anything new; the cut may: a table that was dropped is not in the next one.
+        if not stale:
+            return None
+        published = published_tables(self.declared, [self.subscription])[self.subscription.name]
+        tables = {name: table for name, table in published.items() if name in stale}
+        if not tables:
+            return None
+        return partial(_replica_tables, self.subscription, tables, self._applied)
+
+    def report(self) -> None:
+        """Where no asset has anything new the cut may: a table that was dropped is not in the next one."""
         self._applied(apply(self.subscription, self.lake, _logger.info))
         report_cut(self.dagster, self.subscription, self.lake, NAMING)
 

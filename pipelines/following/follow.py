@@ -31,7 +31,14 @@ from pgsieve.assets.unrun_events import report_cut
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.commands.failures import Failures, Part, Result
 from pgsieve.pipelines.commands.results import Failure, Progress, RunSummary
-from pgsieve.pipelines.commands.run import NAMING, Materializer, enabled_ones, instance, summaries
+from pgsieve.pipelines.commands.run import (
+    NAMING,
+    Materializer,
+    apply_together,
+    enabled_ones,
+    instance,
+    summaries,
+)
 from pgsieve.pipelines.commands.status import brief_status
 from pgsieve.pipelines.config.model import Config, SubscriptionConfig
 from pgsieve.pipelines.following.follow_report import FollowReport
@@ -39,6 +46,7 @@ from pgsieve.pipelines.following.metrics import FollowMetrics
 from pgsieve.pipelines.following.watch import Pulse, StalledError, Watch, serving
 from pgsieve.pipelines.project import Project, project
 from pgsieve.resources.lake.delta.errors import SparkLostError
+from pgsieve.resources.postgres.kept_sessions import sessions_kept
 from pgsieve.resources.postgres.slot import current_lsn
 from pgsieve.resources.tracing import span
 
@@ -194,7 +202,8 @@ class _Follower:
         """Follow until stopped, or until all subscriptions have failed."""
         threading.Thread(target=self._report_cuts, daemon=True).start()
         try:
-            self._follow_on()
+            with sessions_kept():
+                self._follow_on()
         finally:
             self._pulse.ended = True
 
@@ -219,7 +228,7 @@ class _Follower:
         with self._turn:
             started = self._materializers()
             self._each(started, Materializer.copy)
-            self._each(started, Materializer.apply)
+            apply_together(started, self._failures, unless=self._tries_again)
             self._tell_of(started)
         if self._going_on():
             try:

@@ -192,9 +192,14 @@ def parameters_of(conninfo: str) -> Mapping[str, Any]:
         ) from None
 
 
-def _settle(connection: psycopg.Connection[Any]) -> None:
+def settle_again(connection: psycopg.Connection[Any]) -> None:
+    """Give a session the settings of a new one, in one round trip; raises psycopg.Error where it does not answer."""
+    _settle(connection, "reset all;")
+
+
+def _settle(connection: psycopg.Connection[Any], before: str = "") -> None:
     """In one round trip of the simple protocol, the only one that a walsender speaks."""
-    settled = connection.pgconn.exec_(_SETTLED.encode())
+    settled = connection.pgconn.exec_((before + _SETTLED).encode())
     if settled.status != ExecStatus.TUPLES_OK:
         raise psycopg.errors.error_from_result(settled, connection.info.encoding)
 

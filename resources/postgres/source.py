@@ -32,6 +32,7 @@ from pgsieve.decoding.publications.filter_rules import Expression, column_names
 from pgsieve.decoding.publications.node_tree import parse_expression
 from pgsieve.decoding.values.builtin_types import MadeOf
 from pgsieve.resources.passwords import concealed
+from pgsieve.resources.postgres.kept_sessions import kept_sessions
 from pgsieve.resources.postgres.pooler import is_pooled, pooler_at, shares_processes, some_pooler
 from pgsieve.resources.postgres.sessions import Conninfo, PasswordCommandError, UnreadableConninfoError
 from pgsieve.resources.postgres.turns import Turn
@@ -116,9 +117,14 @@ class Source:
 
     @contextmanager
     def connect(self, **options: Any) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
-        """An autocommit session (`pgsieve.resources.postgres.sessions`); errors become SourceErrors."""
+        """An autocommit session (`pgsieve.resources.postgres.sessions`); errors become SourceErrors.
+
+        Without `options` it may be one that was used before, as new (`pgsieve.resources.postgres.kept_sessions`).
+        """
+        kept, conninfo = None if options else kept_sessions(), self._sessions
+        connection = kept.take(conninfo) if kept else None
         try:
-            connection = self._sessions.connect(**options)
+            connection = connection or conninfo.connect(**options)
         except (UnreadableConninfoError, PasswordCommandError) as error:
             raise SourceUnreachableError(f'source "{self.name}": {error.message}', hint=error.hint) from None
         except psycopg.Error as error:
@@ -132,7 +138,7 @@ class Source:
                 sqlstate=error.sqlstate,
             ) from None
         try:
-            with connection:
+            with kept.lending(conninfo, connection) if kept else connection:
                 yield connection
         except psycopg.Error as error:
             if connection.broken:
@@ -178,6 +184,7 @@ class Source:
                 yield turn
             finally:
                 _HELD.set({k: held for k, held in _HELD.get().items() if k != key})
+                turn.give()
 
     def executor_conninfo(self) -> Conninfo:
         """How executors open sessions, where the environment (PGPASSWORD, service files) is another."""

@@ -4,6 +4,7 @@ In: a session, and the name of the lock. Raises what psycopg raises.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +36,11 @@ class Turn:
         """Wait for the lock, forever with 0 seconds; raises LockNotAvailable after so many."""
         self.connection.execute(sql.SQL("set lock_timeout = {}").format(round(seconds * 1000)))
         self.connection.execute(sql.SQL("select pg_advisory_lock({})").format(self._key))
+
+    def give(self) -> None:
+        """Let others have the lock; where the session was lost they have it already."""
+        with suppress(psycopg.Error):
+            self.connection.execute(sql.SQL("select pg_advisory_unlock({})").format(self._key))
 
     def holders(self) -> str:
         """Who holds the lock."""
