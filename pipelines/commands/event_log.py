@@ -13,6 +13,8 @@ from pathlib import Path
 
 from dagster._core.storage.event_log import EventLogStorage, SqliteEventLogStorage
 from sqlalchemy import Connection, Engine, create_engine
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.event import listen
 from sqlalchemy.pool import QueuePool
 
 #: A run's own database, that of all runs, and that of events without a run; a continuous command makes many runs.
@@ -68,6 +70,7 @@ class KeptEventLog(SqliteEventLogStorage):
                 pool_size=1,
                 connect_args={"timeout": _BUSY_SECONDS},
             )
+            listen(engine, "connect", _write_soon)
         self._engines[shard] = engine
         while len(self._engines) > _KEPT:
             self._engines.popitem(last=False)[1].dispose()
@@ -77,6 +80,11 @@ class KeptEventLog(SqliteEventLogStorage):
         """Close the connections."""
         while self._engines:
             self._engines.popitem()[1].dispose()
+
+
+def _write_soon(connection: DBAPIConnection, _record: object) -> None:
+    """Do not wait for the disk with each event: a power cut may take the last ones, never the database (sqlite.org/wal.html)."""
+    connection.cursor().execute("PRAGMA synchronous = NORMAL")
 
 
 @contextmanager

@@ -54,6 +54,7 @@ from pgsieve.pipelines.config.model import Config, SubscriptionConfig
 from pgsieve.pipelines.project import Project, project
 from pgsieve.pipelines.published import published_tables
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.stores.shared_reads import reads_shared
 from pgsieve.resources.postgres.kept_sessions import sessions_kept
 from pgsieve.resources.tracing import finished_span, is_traced, span
 
@@ -127,7 +128,8 @@ def apply_together(
     Raises an error for which `unless` holds.
     """
     going = [m for m in failures.each(materializers, Materializer.if_enabled, unless=unless) if m is not None]
-    _materialize_each({m: m.table_changes for m in going}, failures, unless)
+    with reads_shared():
+        _materialize_each({m: m.table_changes for m in going}, failures, unless)
     applying = dict(failures.each(going, lambda m: (m, m.replica_tables()), unless=unless))
     _materialize_each({m: a for m, a in applying.items() if a is not None}, failures, unless)
     failures.each([m for m, a in applying.items() if a is None], Materializer.report, unless=unless)

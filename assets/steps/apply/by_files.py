@@ -164,7 +164,7 @@ class FilesWriter:
         """The new rows of the changes at some places, which are in order; without such places of all INSERTs."""
         slices, since = [c.slice for c in self.pending.slices], self.pending.standing.position or 0
         rows_of = pa.schema([("new", pa.struct(schema))])
-        for read in self.lake.store.readers(groups):
+        for _, read in self.lake.store.readers(groups):
             changes = read(["slice", "number", "commit_lsn", "operation"])
             places = places_of(changes, slices)
             if kept is None:

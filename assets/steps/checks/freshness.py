@@ -25,6 +25,7 @@ from pgsieve.decoding.protocol.messages import (
     timestamp_to_unix_micros,
 )
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.postgres.present_catalog import present_catalog
 from pgsieve.resources.postgres.slot import (
     SlotInUseError,
     SlotState,
@@ -33,7 +34,6 @@ from pgsieve.resources.postgres.slot import (
     peek_query,
     slot_state,
 )
-from pgsieve.resources.postgres.source import read_catalog
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def _first_commit(lake: Lake, feed: Feed, applied: int) -> datetime | None:
 
 def _waiting(connection: psycopg.Connection[Any], lake: Lake, feed: Feed) -> datetime | None:
     """The time of the first transaction that waits in the slot."""
-    catalog = feed.with_defined(read_catalog(connection))
+    catalog = feed.with_defined(present_catalog(connection))
     names = feed.published_part(catalog).slot_publications(catalog)
     options = replace(feed.options, publications=names, streaming="off")
     query = peek_query(feed.slot, current_lsn(connection), options, connection.info.server_version, limit=1)

@@ -29,7 +29,7 @@ from pgsieve.assets.steps.update_transformation.in_process import (
     as_sent,
     sent_as,
 )
-from pgsieve.assets.steps.update_transformation.messages import StoredMessages
+from pgsieve.assets.steps.update_transformation.messages import StoredBatch, StoredMessages
 from pgsieve.decoding.protocol.tuples import RelationColumns
 from pgsieve.resources.lake.delta.parquet_files import WRITTEN, Tally, write_files
 from pgsieve.resources.lake.executors import Executors, Guard
@@ -122,17 +122,28 @@ class StoredChanges:
     def _changes(self, part: "_Part", received: Counter[str]) -> Iterator[pa.RecordBatch]:
         """What the subscription gets of a part. Of what a filter lets not pass only the columns are decoded that it reads."""
         (version, groups), key = part, self.key
-        for messages in version.messages.batches(groups, ENCODED_COLUMNS):
-            chosen, becomes = messages, None
-            if (read := version.read) is not None:
-                (changes,) = decoded_batches([messages], read.columns, read.names, key, read.added)
-                becomes = _counted(changes, version, received)
+        for batch in version.messages.batches(groups, ENCODED_COLUMNS):
+            chosen, becomes = batch.messages, None
+            if version.read is not None:
+                becomes = _counted(_filtered(version, version.read, batch, key), version, received)
                 is_sent = becomes != NOTHING
-                chosen, becomes = messages.filter(pa.array(is_sent)), becomes[is_sent]
+                chosen, becomes = chosen.filter(pa.array(is_sent)), becomes[is_sent]
             for changes in decoded_batches([chosen], version.columns, version.names, key, version.added):
                 if becomes is None:
                     becomes = _counted(changes, version, received)
                 yield as_sent(changes, becomes, self.schema)
+
+
+def _filtered(
+    version: StoredVersion, read: FilterColumns, batch: StoredBatch, key: Sequence[str]
+) -> pa.RecordBatch:
+    """The changes with the columns that filters read, which other subscriptions may read, too."""
+
+    def decoded() -> pa.RecordBatch:
+        (changes,) = decoded_batches([batch.messages], read.columns, read.names, key, read.added)
+        return changes
+
+    return version.messages.shared.get((batch.key, read), decoded)
 
 
 def _counted(changes: pa.RecordBatch, version: StoredVersion, received: Counter[str]) -> Codes:

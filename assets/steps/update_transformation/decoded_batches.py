@@ -7,7 +7,7 @@ the relation's columns, `old` absent where the publisher sent no old tuple, `new
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
@@ -42,11 +42,14 @@ class AddedColumn:
 
 @dataclass(frozen=True)
 class FilterColumns:
-    """The columns that row filters read, in the types that PostgreSQL's have here, where the replica has others."""
+    """The columns that row filters read, in the types that PostgreSQL's have here, where the replica has others.
+
+    A key of what is decoded of some messages; types and values are compared, but have no hash.
+    """
 
     names: frozenset[str]
-    columns: RelationColumns
-    added: Sequence[AddedColumn] = ()
+    columns: RelationColumns = field(hash=False)
+    added: Sequence[AddedColumn] = field(default=(), hash=False)
 
 
 def decoded_batches(

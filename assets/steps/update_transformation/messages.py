@@ -4,10 +4,10 @@ In: slices of a change log, and which of their messages. Out: an Arrow table in 
 a DataFrame, for which there is no session before somebody asks. Raises LakeError.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,8 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from pgsieve.assets.steps.records.columns import Order, order
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.stores.store import RowGroup, Store
+from pgsieve.resources.lake.stores.shared_reads import SharedReads, shared_reads
+from pgsieve.resources.lake.stores.store import Reader, RowGroup, Store
 
 #: The ordinal of an order key before those of all changes of a transaction.
 FIRST = -1
@@ -57,7 +58,7 @@ class Choice:
         """These messages, in this process."""
         return messages.filter(pa.array(self.mask(messages)))
 
-    def mask(self, messages: pa.Table) -> npt.NDArray[np.bool_]:
+    def mask(self, messages: pa.Table | pa.RecordBatch) -> npt.NDArray[np.bool_]:
         """Which of some messages are these."""
         lsn, ordinal = (np.asarray(messages[name]) for name in ("commit_lsn", "ordinal"))
         chosen = np.ones(messages.num_rows, np.bool_)
@@ -80,6 +81,14 @@ def _at(at: Order) -> Column:
 
 
 @dataclass(frozen=True)
+class StoredBatch:
+    """Messages of a row group, and what they depend on: the same for another reader that chooses the same ones."""
+
+    messages: pa.RecordBatch
+    key: Hashable
+
+
+@dataclass(frozen=True)
 class StoredMessages:
     """Messages where they are stored: row groups of a change log, which may hold others besides. Travels to executors."""
 
@@ -87,18 +96,32 @@ class StoredMessages:
     groups: Sequence[RowGroup]
     ends: frozenset[int]
     choices: tuple[Choice, ...] = ()
+    shared: SharedReads = field(default_factory=shared_reads, compare=False, repr=False)
 
-    def batches(self, groups: Sequence[RowGroup], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    def batches(self, groups: Sequence[RowGroup], columns: Sequence[str]) -> Iterator[StoredBatch]:
         """Columns of the messages in some row groups, in their order; of a group without any little is read."""
-        for read in self.store.readers(groups):
-            places = read(_CHOSEN_BY)
+        for group, read in self.store.readers(groups):
+            at, names = (group.file, group.number), tuple(columns)
+            places = self.shared.get((at, _CHOSEN_BY), partial(_read, read, _CHOSEN_BY))
             chosen = np.isin(places["slice"], sorted(self.ends))
             for choice in self.choices:
                 chosen &= choice.mask(places)
-            if chosen.any():
-                rows = read(columns)
-                rows = rows if chosen.all() else rows.filter(pa.array(chosen))
-                yield from rows.combine_chunks().to_batches()
+            if not chosen.any():
+                continue
+            # The same choice is the same messages, whoever makes it.
+            key = (at, names, np.packbits(chosen).tobytes())
+            yield StoredBatch(self.shared.get(key, partial(_chosen, read, names, chosen)), key)
+
+
+def _chosen(read: Reader, columns: Sequence[str], chosen: npt.NDArray[np.bool_]) -> pa.RecordBatch:
+    rows = _read(read, columns)
+    return rows if chosen.all() else rows.filter(pa.array(chosen))
+
+
+def _read(read: Reader, columns: Sequence[str]) -> pa.RecordBatch:
+    """Columns of a row group as one batch."""
+    rows = read(columns)
+    return pa.RecordBatch.from_arrays([c.combine_chunks() for c in rows.columns], schema=rows.schema)
 
 
 class Messages:
@@ -130,7 +153,7 @@ class Messages:
         """The commit LSNs of the messages, in order."""
         if self.table is None and self.stored is not None:
             batches = self.stored.batches(self.stored.groups, ["commit_lsn"])
-            return sorted({lsn for batch in batches for lsn in pc.unique(batch.column(0)).to_pylist()})
+            return sorted({lsn for b in batches for lsn in pc.unique(b.messages.column(0)).to_pylist()})
         lsns = self.frame.select("commit_lsn").distinct().toArrow() if self.table is None else self.table
         return sorted(pc.unique(lsns["commit_lsn"]).to_pylist())
 

@@ -353,7 +353,7 @@ def _tally(lake: Lake, path: str, end: int, key: Sequence[str]) -> Tally | None:
         return None
     tally = empty_tally()
     with lake.refusing(path):
-        for read in lake.store.readers(groups):
+        for _, read in lake.store.readers(groups):
             rows = read(
                 ["slice", "operation", "unchanged", *(f"{side}.{name}" for side in SIDES for name in key)]
             )

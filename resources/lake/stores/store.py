@@ -6,9 +6,9 @@ reaches it, with the same options, so that there is one way to give credentials.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
@@ -101,15 +101,17 @@ class Store:
             groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
         return [RowGroup(path, n, g.num_rows, g.total_byte_size) for n, g in enumerate(groups)]
 
-    def readers(self, groups: Iterable["RowGroup"]) -> Iterator[Callable[[Sequence[str]], pa.Table]]:
-        """For each of some row groups, one after the other, what reads columns of its rows.
+    def readers(self, groups: Iterable["RowGroup"]) -> Iterator[tuple["RowGroup", "Reader"]]:
+        """Some row groups, one after the other, each with what reads columns of its rows.
 
         A column may be a field of a struct ("new.id"): of the other fields nothing is read, as of a dataset it would be.
         """
         for path, of_file in groupby(groups, key=attrgetter("file")):
-            with self._parquet(path) as file:
+            with ExitStack() as stack:
+                # Only where something is read of it.
+                opened = cache(partial(stack.enter_context, self._parquet(path)))
                 for group in of_file:
-                    yield partial(_read_group, file, group.number)
+                    yield group, partial(_read_group, opened, group.number)
 
     def columns(self, path: str, columns: Sequence[str]) -> pa.Table:
         """Columns of a Parquet file, or fields of its structs as in `readers`."""
@@ -153,6 +155,10 @@ class Store:
         return True
 
 
+#: Reads columns of a row group.
+Reader = Callable[[Sequence[str]], pa.Table]
+
+
 @dataclass(frozen=True)
 class RowGroup:
     """A row group of a Parquet file: its place there, its rows, and their bytes before compression."""
@@ -176,8 +182,8 @@ def parted(groups: Sequence[RowGroup], size: int = 32 * 1024 * 1024) -> list[Seq
     return list(parts)
 
 
-def _read_group(file: pq.ParquetFile, number: int, columns: Sequence[str]) -> pa.Table:
-    return _without_views_in(file.read_row_group(number, columns=list(columns)))
+def _read_group(opened: Callable[[], pq.ParquetFile], number: int, columns: Sequence[str]) -> pa.Table:
+    return _without_views_in(opened().read_row_group(number, columns=list(columns)))
 
 
 def joined(folder: str, name: str) -> str:

@@ -101,7 +101,7 @@ def test_files_that_executors_wrote_are_committed_and_read_by_slice(
     assert records.store.read(file).to_pylist() == rows(20, 3, 4).to_pylist()
     groups = records.slice_groups(path, [20], every=True)
     assert groups is not None
-    assert [read(["id"])["id"].to_pylist() for read in store.readers(groups)] == [[3, 4]]
+    assert [read(["id"])["id"].to_pylist() for _, read in store.readers(groups)] == [[3, 4]]
     matches = records.matches(path, pa.table({"id": [3, 7]}), [np.array([True, True])], 10**6)
     assert matches is not None
     assert [(match.path, match.rows.tolist(), match.keys.tolist()) for match in matches] == [

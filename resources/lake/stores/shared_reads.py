@@ -1,0 +1,58 @@
+"""What several readers, one after the other, read of the same row groups: each subscription reads the whole change log.
+
+In: what is read, by a key that says all that it depends on. Out: the same, made once as long as there is room; the first that
+come are kept, as whoever comes next reads in the same order. Raises what making it raises. Executors have nothing to share.
+"""
+
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from threading import Lock
+
+import pyarrow as pa
+
+#: So many bytes are kept.
+BYTES = 128 * 1024 * 1024
+
+
+class SharedReads:
+    """Batches by their keys, up to so many bytes."""
+
+    def __init__(self, room: int = BYTES) -> None:
+        self._room = room
+        self._kept: dict[Hashable, pa.RecordBatch] = {}
+        self._lock = Lock()
+
+    def get(self, key: Hashable, make: Callable[[], pa.RecordBatch]) -> pa.RecordBatch:
+        """The batch of a key: as it is kept, or made now."""
+        with self._lock:
+            kept = self._kept.get(key)
+        if kept is not None:
+            return kept
+        made = make()
+        with self._lock:
+            if made.nbytes <= self._room and key not in self._kept:
+                self._room -= made.nbytes
+                self._kept[key] = made
+        return made
+
+    def __reduce__(self) -> tuple[type["SharedReads"], tuple[int]]:
+        return SharedReads, (0,)
+
+
+_SHARED: ContextVar[SharedReads | None] = ContextVar("reads", default=None)
+
+
+@contextmanager
+def reads_shared() -> Iterator[None]:
+    """Within the block, and the same thread of work, what is read of row groups is kept for the next reader."""
+    token = _SHARED.set(SharedReads())
+    try:
+        yield
+    finally:
+        _SHARED.reset(token)
+
+
+def shared_reads() -> SharedReads:
+    """Those of the block around; without one nothing is kept."""
+    return _SHARED.get() or SharedReads(0)
