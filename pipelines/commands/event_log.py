@@ -7,7 +7,7 @@ Dagster's migrations make: here those of the first one are the pattern of the ot
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -29,6 +29,8 @@ class KeptEventLog(SqliteEventLogStorage):
     _engines: OrderedDict[str, Engine]
     #: A run's database before its first event.
     _pattern: bytes | None
+    #: Tables and columns that are there: Dagster looks at the schema with each event, and no migration takes one away.
+    _there: set[tuple[str, ...]]
 
     @contextmanager
     def _connect(self, shard: str) -> Iterator[Connection]:
@@ -57,6 +59,19 @@ class KeptEventLog(SqliteEventLogStorage):
                 self._initdb(engine)
             finally:
                 made.unlink()
+
+    def has_table(self, table_name: str) -> bool:
+        """Whether the database of all runs has a table."""
+        return self._has((table_name,), lambda: super(KeptEventLog, self).has_table(table_name))
+
+    def _has_asset_key_col_on_connection(self, conn: Connection, column_name: str) -> bool:
+        has_column = super()._has_asset_key_col_on_connection
+        return self._has(("asset_keys", column_name), lambda: has_column(conn, column_name))
+
+    def _has(self, what: tuple[str, ...], look: Callable[[], bool]) -> bool:
+        if what not in self._there and look():
+            self._there.add(what)
+        return what in self._there
 
     def _engine(self, shard: str) -> Engine:
         engine = self._engines.pop(shard, None)
@@ -97,7 +112,7 @@ def connections_kept(storage: EventLogStorage) -> Iterator[None]:
     kept: EventLogStorage = storage
     storage.__class__ = KeptEventLog
     assert isinstance(kept, KeptEventLog)
-    kept._engines, kept._pattern = OrderedDict(), None  # noqa: SLF001 - see above
+    kept._engines, kept._pattern, kept._there = OrderedDict(), None, set()  # noqa: SLF001 - see above
     try:
         yield
     finally:

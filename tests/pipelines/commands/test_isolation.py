@@ -55,6 +55,31 @@ def test_a_subscription_that_fails_is_named_and_the_others_of_its_slot_go_on(sho
     assert shop.ids("two", "stock") == [1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("table", ["_transformed", "_cuts"])
+def test_of_a_step_that_fails_for_one_subscription_dagster_has_the_others(shop: Shop, table: str) -> None:
+    assert shop.cli("run")[0] == 0
+    path = _folder(shop, "one") / table
+    aside = path.with_name("aside")
+    shop.database.execute("insert into orders values (5, 5); insert into stock values (5, 5)")
+    path.rename(aside)
+    path.write_text("in the way")
+    code, output = shop.cli("run")
+    assert code != 0
+    assert output.count("error: one: ") == 1, output
+    assert "error: two" not in output
+    assert shop.ids("two", "stock") == [1, 2, 3, 4, 5]
+    with instance(load_config(shop.path)) as dagster:
+        (run,) = dagster.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.FAILURE]), limit=1)
+        failed = dagster.all_logs(run.run_id, dg.DagsterEventType.STEP_FAILURE)
+        succeeded = dagster.all_logs(run.run_id, dg.DagsterEventType.STEP_SUCCESS)
+    assert [str(entry.step_key)[:3] for entry in failed] == ["one"]
+    assert [str(entry.step_key)[:3] for entry in succeeded] == ["two"]
+    path.unlink()
+    aside.rename(path)
+    assert shop.cli("run")[0] == 0
+    assert shop.ids("one", "orders") == [2, 3, 4, 5]
+
+
 def test_an_error_of_a_source_concerns_its_subscriptions_and_no_others(shop: Shop) -> None:
     source = shop.written["sources"]["shop"]
     gone = {"conninfo": "host=127.0.0.1 port=1 dbname=x"}

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -24,6 +27,7 @@ from pgsieve.decoding.protocol.tuples import RelationColumns
 from pgsieve.decoding.row_filters.analysis import FilterColumn, RowFilter, parse_row_filter
 from pgsieve.decoding.values.types import column_type
 from pgsieve.resources.lake.executors import Threads
+from pgsieve.resources.lake.stores.shared_reads import SharedReads, reads_shared, shared_reads
 from pgsieve.resources.lake.stores.store import Store, parted
 
 _INT, _TEXT = 23, 25
@@ -118,7 +122,7 @@ def test_the_messages_of_a_choice_are_read_from_their_row_groups(
         assert many.stored is not None
         assert few.table is not None
         batches = list(many.stored.batches(many.stored.groups, few.table.column_names))
-        assert pa.Table.from_batches(batches) == few.table.combine_chunks()
+        assert pa.Table.from_batches([b.messages for b in batches]) == few.table.combine_chunks()
     assert len(batches) < len(stored.groups)
 
 
@@ -149,6 +153,38 @@ def test_threads_write_the_changes_that_few_messages_become(
     came = pa.Table.from_batches(decoded)["operation"].to_pylist()
     assert written.received == {o: came.count(o) for o in ("insert", "update", "delete")}
     changes.transform(Threads(2))
+
+
+def test_what_is_read_once_for_several_subscriptions_is_what_each_reads_alone(
+    tmp_path: Path, messages: tuple[pa.Table, StoredMessages]
+) -> None:
+    choices = [Choice(relations=[1]), Choice(relations=[1], after=(200, 2)), Choice(relations=[0])]
+    other_types = RelationColumns(COLUMNS.names, (COLUMNS.types[1], COLUMNS.types[1]))
+    as_text = parse_row_filter("a > '5'", {"a": FilterColumn("a", _TEXT, -1, "C")}, "t")
+    of_text: Filters = {operation: [as_text] for operation in ROW_OPERATIONS}
+
+    def rows(stored: StoredMessages, name: str) -> list[list[dict[str, Any]]]:
+        each = []
+        for number, (choice, text) in enumerate(product(choices, FILTERS)):
+            of_choice = Messages(no_frame, stored=stored).chosen(choice).stored
+            assert of_choice is not None
+            versions = [stored_version(of_choice, text)]
+            if text:  # The same messages and column, read as another type.
+                read = FilterColumns(frozenset("a"), other_types)
+                versions.append(replace(versions[0], filters=of_text, read=read))
+            folder = tmp_path / name / str(number)
+            changes = StoredChanges(versions, ("a",), _SCHEMA)
+            files = changes.transformed(Threads(2), _END, str(folder), Store()).files.to_pylist()
+            tables = [pq.read_table(folder / file["path"]) for file in files]
+            each.append(sorted((row for table in tables for row in table.to_pylist()), key=str))
+        return each
+
+    stored = messages[1]
+    alone = rows(stored, "alone")
+    with reads_shared():
+        kept = replace(stored, shared=shared_reads())
+        assert rows(kept, "shared") == alone
+    assert rows(replace(stored, shared=SharedReads(2000)), "some") == alone
 
 
 def test_of_changes_that_all_are_filtered_out_no_file_is_written(

@@ -1,0 +1,89 @@
+"""Sessions that are used again within a command."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+
+from pgsieve.resources.postgres import kept_sessions
+from pgsieve.resources.postgres.embedded import EmbeddedServer
+from pgsieve.resources.postgres.kept_sessions import sessions_kept
+from pgsieve.resources.postgres.source import Source, SourceError
+
+_PID = "select pg_backend_pid()"
+
+
+@pytest.fixture
+def source(publisher_server: EmbeddedServer) -> Source:
+    return Source("shop", publisher_server.conninfo())
+
+
+def _pid(source: Source) -> int:
+    with source.connect() as session:
+        (row,) = session.execute(_PID).fetchall()
+        return int(row[0])
+
+
+def test_a_session_is_used_again_in_the_block_and_closed_after_it(source: Source) -> None:
+    assert _pid(source) != _pid(source)
+    with sessions_kept():
+        pid = _pid(source)
+        assert _pid(source) == pid
+        with source.connect() as session:
+            assert _pid(source) != pid
+            assert session.execute(_PID).fetchall() == [(pid,)]
+    assert session.closed
+    assert _pid(source) != pid
+
+
+def test_a_session_that_is_used_again_is_as_new(source: Source) -> None:
+    with sessions_kept():
+        with source.connect() as session:
+            session.execute("set search_path = public")
+            session.execute("set lock_timeout = 1")
+            session.execute("set timezone = 'Asia/Tokyo'")
+        with source.connect() as session:
+            for name, value in {
+                "search_path": "pg_catalog, pg_temp",
+                "lock_timeout": "0",
+                "timezone": "UTC",
+            }.items():
+                assert session.execute(f"show {name}").fetchall() == [(value,)]
+
+
+def test_a_lock_ends_with_its_block_though_its_session_is_kept(source: Source) -> None:
+    other = Source("shop", source._conninfo)
+    with sessions_kept():
+        with source.exclusively("sales"):
+            pass
+        with source.connect() as session:
+            assert session.execute("select from pg_locks where locktype = 'advisory'").rowcount == 0
+    with other.exclusively("sales", 1.0):
+        pass
+
+
+@pytest.mark.parametrize("idle_seconds", [10.0, 0.0])
+def test_a_session_that_was_ended_or_idle_for_too_long_is_not_used(
+    source: Source, publisher_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch, idle_seconds: float
+) -> None:
+    monkeypatch.setattr(kept_sessions, "IDLE_SECONDS", idle_seconds)
+    with sessions_kept(), psycopg.connect(publisher_server.conninfo(), autocommit=True) as admin:
+        pid = _pid(source)
+        if idle_seconds:
+            admin.execute("select pg_terminate_backend(%s, 10000)", [pid])
+        assert _pid(source) != pid
+
+
+def test_a_session_in_which_something_failed_is_not_used_again(source: Source) -> None:
+    with sessions_kept():
+        pid = _pid(source)
+        with pytest.raises(SourceError), source.connect() as session:
+            session.execute("select 1 / 0")
+        assert _pid(source) != pid
+
+
+def test_a_walsender_is_not_used_again(source: Source) -> None:
+    with sessions_kept():
+        with source.connect(replication="database", cursor_factory=psycopg.ClientCursor) as walsender:
+            walsender.execute("IDENTIFY_SYSTEM")
+        assert walsender.closed
