@@ -96,7 +96,7 @@ class StoredMessages:
     groups: Sequence[RowGroup]
     ends: frozenset[int]
     choices: tuple[Choice, ...] = ()
-    shared: SharedReads = field(default_factory=shared_reads, compare=False, repr=False)
+    shared: SharedReads = field(default_factory=partial(SharedReads, 0), compare=False, repr=False)
 
     def batches(self, groups: Sequence[RowGroup], columns: Sequence[str]) -> Iterator[StoredBatch]:
         """Columns of the messages in some row groups, in their order; of a group without any little is read."""
@@ -184,6 +184,8 @@ def messages_of(lake: Lake, path: str, ends: Collection[int], size: int | None) 
         return Messages(frame, table)
     # Now, as what is lost is to be heard of now.
     if (groups := lake.slice_groups(path, ends, every=True)) is not None:
-        return Messages(frame, stored=StoredMessages(lake.store, groups, frozenset(ends)))
+        return Messages(
+            frame, stored=StoredMessages(lake.store, groups, frozenset(ends), shared=shared_reads())
+        )
     messages = frame()
     return Messages(lambda: messages)
