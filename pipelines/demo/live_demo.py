@@ -110,6 +110,8 @@ def live_demo(
                 raise PgsieveError(
                     "the runs of the demo have ended", hint="the log above says why; start it again"
                 )
+        progress.start("end PostgreSQL and Dagster")
+    progress.finish("end PostgreSQL and Dagster")
 
 
 def _configuration(home: Path, server: EmbeddedServer) -> Config:
@@ -134,6 +136,9 @@ def _configuration(home: Path, server: EmbeddedServer) -> Config:
 
 def _runs(config: Config, progress: Progress, show: Callable[[RunSummary], None], stop: _Stop) -> None:
     """A run every few seconds; one that a run of the web interface keeps from the slot is tried again."""
+    # A terminal's Ctrl-C reaches all processes of this group. Those that Dagster starts for a step (tail, and
+    # watch_orphans, which would show a traceback) inherit the mask of this thread, and end with their step.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     while not stop.is_set():
         try:
             summary = run(config, config.selected([]), progress)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import signal
 import socket
 import subprocess
@@ -61,6 +62,34 @@ def _descendants(folder: Path) -> list[str]:
         if str(folder).encode() in told and int(process.name) != os.getpid():
             found.append((process / "cmdline").read_text().replace("\0", " "))
     return found
+
+
+@pytest.mark.long
+def test_an_early_ctrl_c_on_a_terminal_shows_no_traceback(tmp_path: Path) -> None:
+    """All processes in the terminal's foreground get the signal, also those that Dagster starts for a step."""
+    folder, shown, ended = tmp_path / "demo", b"", False
+    command = ["pgsieve", "demo", "--ui", "--keep", str(folder), "--port", str(_free_port())]
+    demo, terminal = pty.fork()
+    if demo == 0:
+        os.execv(sys.executable, [sys.executable, "-m", *command])
+    try:
+        interrupted = False
+        while True:
+            try:
+                shown += os.read(terminal, 4096)
+            except OSError:  # Linux ends a terminal without processes so.
+                ended = True
+                break
+            if not interrupted and b"tables of warehouse at" in shown:
+                interrupted = os.write(terminal, b"\x03") == 1
+    finally:
+        if not ended:
+            os.kill(demo, signal.SIGKILL)
+        status = os.waitstatus_to_exitcode(os.waitpid(demo, 0)[1])
+    assert interrupted, shown.decode()
+    assert b"Traceback" not in shown, shown.decode()
+    assert status == 0
+    wait_until(lambda: not _descendants(folder), lambda: "\n".join(_descendants(folder)), 60)
 
 
 @pytest.mark.long
