@@ -30,7 +30,9 @@ _LOCAL = re.compile(r"local(?:\[(\d+|\*)(?:,\s*\d+)?\])?")
 
 
 class Executors(Protocol):
-    """Those who write files of a lake."""
+    """Those who write files of a lake; `number` is how many do at a time, where that is known, else 1."""
+
+    number: int
 
     def written(self, part: WritesPart, parts: int) -> pa.Table:
         """Write so many parts, several at a time; the rows of all their files."""
@@ -41,6 +43,8 @@ class Executors(Protocol):
 
 class SparkExecutors:
     """Spark's, who may be on other machines; what is interrupted Spark ends itself."""
+
+    number = 1
 
     def __init__(self, session: Callable[[], SparkSession]) -> None:
         self._session = session
@@ -65,7 +69,7 @@ class Threads:
     """Threads of this process, so many at a time, whoever has something to write."""
 
     def __init__(self, number: int) -> None:
-        self._number = number
+        self.number = number
         self._waiting: set[Event] = set()
 
     def written(self, part: WritesPart, parts: int) -> pa.Table:
@@ -82,7 +86,7 @@ class Threads:
             return list(part(number, guarded))
 
         self._waiting.add(ended)
-        writing = [_pool(self._number).submit(write, number) for number in range(parts)]
+        writing = [_pool(self.number).submit(write, number) for number in range(parts)]
         try:
             rows = [batch for each in as_completed(writing) for batch in each.result()]
         finally:

@@ -135,7 +135,7 @@ class FilesWriter:
         """Have the files written, and commit them; how many rows they have."""
         lake, path, local = self.lake, self.path, self.lake.local
         assert local is not None
-        parts = parted(changes.groups)
+        parts = parted(changes.groups, lake.executors.number)
         whole, size = local.arrow_schema(path), lake.file_bytes(path, {})
 
         def write(number: int, guard: Guard) -> Iterator[pa.RecordBatch]:

@@ -80,7 +80,7 @@ class StoredChanges:
         A file's tally counts its changes by operation, its `key_changes`, and by name the columns that some change
         left out as unchanged (`unchanged`).
         """
-        parts, key, schema, changes_of = self._parts(), self.key, self.schema, self._changes
+        parts, key, schema, changes_of = self._parts(executors), self.key, self.schema, self._changes
         truncates = self.truncates.to_batches() if self.truncates is not None else []
 
         def in_slice(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -107,7 +107,7 @@ class StoredChanges:
 
     def transform(self, executors: Executors) -> None:
         """Have them transformed, and keep nothing: for what that raises."""
-        parts, changes_of = self._parts(), self._changes
+        parts, changes_of = self._parts(executors), self._changes
 
         def transform(number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
             for _ in guard(changes_of(parts[number], Counter())):
@@ -116,8 +116,8 @@ class StoredChanges:
 
         executors.written(transform, len(parts))
 
-    def _parts(self) -> list["_Part"]:
-        return [(version, groups) for version in self.versions for groups in parted(version.messages.groups)]
+    def _parts(self, executors: Executors) -> list["_Part"]:
+        return [(v, groups) for v in self.versions for groups in parted(v.messages.groups, executors.number)]
 
     def _changes(self, part: "_Part", received: Counter[str]) -> Iterator[pa.RecordBatch]:
         """What the subscription gets of a part. Of what a filter lets not pass only the columns are decoded that it reads."""

@@ -5,6 +5,7 @@ reaches it, with the same options, so that there is one way to give credentials.
 `deltalake` for a lake on an object store. Raises OSError.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -155,6 +156,9 @@ class Store:
         return True
 
 
+#: So many bytes of row groups one executor reads at a time, and so many are worth an executor of their own.
+PART_BYTES, LEAST_BYTES = 32 * 1024 * 1024, 4 * 1024 * 1024
+
 #: Reads columns of a row group.
 Reader = Callable[[Sequence[str]], pa.Table]
 
@@ -169,17 +173,22 @@ class RowGroup:
     bytes: int
 
 
-def parted(groups: Sequence[RowGroup], size: int = 32 * 1024 * 1024) -> list[Sequence[RowGroup]]:
-    """Row groups in their order, so many together that they have `size` bytes: what one executor reads at a time."""
-    parts: list[list[RowGroup]] = []
-    weight = size
+def parted(groups: Sequence[RowGroup], beside: int = 1) -> list[Sequence[RowGroup]]:
+    """Row groups in their order, so many together that they have `PART_BYTES`: what one executor reads at a time.
+
+    Of so many executors `beside` each other none has a part more than another, where the parts are not too small for that.
+    """
+    total = sum(group.bytes for group in groups)
+    number = -(-total // PART_BYTES)
+    if total >= beside * LEAST_BYTES:
+        number = -(-number // beside) * beside
+    parts = defaultdict[int, list[RowGroup]](list)
+    before = 0
     for group in groups:
-        if weight >= size:
-            parts.append([])
-            weight = 0
-        parts[-1].append(group)
-        weight += group.bytes
-    return list(parts)
+        # Where its middle is: so a group of many bytes draws no other one with it.
+        parts[(2 * before + group.bytes) * number // (2 * total) if total else 0].append(group)
+        before += group.bytes
+    return [parts[part] for part in sorted(parts)]
 
 
 def _read_group(opened: Callable[[], pq.ParquetFile], number: int, columns: Sequence[str]) -> pa.Table:

@@ -28,7 +28,7 @@ from pgsieve.decoding.row_filters.analysis import FilterColumn, RowFilter, parse
 from pgsieve.decoding.values.types import column_type
 from pgsieve.resources.lake.executors import Threads
 from pgsieve.resources.lake.stores.shared_reads import SharedReads, reads_shared, shared_reads
-from pgsieve.resources.lake.stores.store import Store, parted
+from pgsieve.resources.lake.stores.store import Store
 
 _INT, _TEXT = 23, 25
 
@@ -211,15 +211,6 @@ def test_what_cannot_be_decoded_is_raised_as_it_is(tmp_path: Path) -> None:
     version = StoredVersion(of_one, text_as_int, frozenset("ab"), frozenset(ROW_OPERATIONS), FILTERS[""])
     with pytest.raises(ValueNotRepresentableError, match="column"):
         StoredChanges([version], ("b",), schema).transform(Threads(2))
-
-
-def test_row_groups_are_read_so_many_bytes_together(messages: tuple[pa.Table, StoredMessages]) -> None:
-    _, stored = messages
-    every = sum(group.bytes for group in stored.groups)
-    assert [len(part) for part in parted(stored.groups, 1)] == [1] * len(stored.groups)
-    assert parted(stored.groups, every) == [list(stored.groups)]
-    assert [group for part in parted(stored.groups, every // 3) for group in part] == list(stored.groups)
-    assert parted([]) == []
 
 
 @pytest.mark.parametrize("key", ["infinity", "0044-03-15 BC"])

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pgsieve.resources.lake.stores.storage import Storage
-from pgsieve.resources.lake.stores.store import Store
+from pgsieve.resources.lake.stores.store import PART_BYTES, RowGroup, Store, parted
 from tests.fixtures.s3_server import S3Server
 
 
@@ -26,3 +29,28 @@ def test_a_probe_of_s3_leaves_nothing(s3_server: S3Server, s3_folder: str) -> No
 def test_a_store_that_refuses_says_so(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="no-folder"):
         Store().probe(f"{tmp_path.as_uri()}/no-folder", ".probe")
+
+
+def _groups(sizes: Sequence[int]) -> list[RowGroup]:
+    return [RowGroup("file", number, 1, size) for number, size in enumerate(sizes)]
+
+
+@given(st.lists(st.integers(0, 3 * PART_BYTES), max_size=40), st.integers(1, 8))
+def test_parts_have_all_row_groups_in_their_order_and_their_bytes_are_bounded(
+    sizes: list[int], beside: int
+) -> None:
+    groups, largest = _groups(sizes), max(sizes, default=0)
+    parts = parted(groups, beside)
+    assert [group for part in parts for group in part] == groups
+    assert all(parts)
+    assert all(sum(group.bytes for group in part) <= PART_BYTES + largest for part in parts)
+
+
+@pytest.mark.parametrize(
+    ("megabytes", "beside", "parts"),
+    [(3, 2, 1), (8, 2, 2), (33, 2, 2), (75, 1, 3), (75, 2, 4), (75, 4, 4), (0, 2, 0)],
+)
+def test_executors_beside_each_other_have_as_many_parts(megabytes: int, beside: int, parts: int) -> None:
+    sizes = [len(part) for part in parted(_groups([1024 * 1024] * megabytes), beside)]
+    assert len(sizes) == parts
+    assert max(sizes, default=0) - min(sizes, default=0) <= 1
