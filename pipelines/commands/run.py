@@ -9,11 +9,12 @@ import fcntl
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 
 import dagster as dg
+from dagster_shared.error import SerializableErrorInfo
 
 from pgsieve.assets.dagster_names import table_partition
 from pgsieve.assets.initial_sync import LACKING, initial_sync_asset, range_tags, stretches, tables_partitions
@@ -61,6 +62,7 @@ from pgsieve.resources.tracing import finished_span, is_traced, span
 _logger = logging.getLogger(__name__)
 
 _STEP_ENDS = {dg.DagsterEventType.STEP_SUCCESS, dg.DagsterEventType.STEP_FAILURE}
+_INTERRUPTS = {dg.DagsterExecutionInterruptedError.__name__, KeyboardInterrupt.__name__}
 _QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 #: The commands' own assets have the keys that they have without a translation.
 NAMING = Naming()
@@ -128,7 +130,7 @@ def apply_together(
     Raises an error for which `unless` holds.
     """
     going = [m for m in failures.each(materializers, Materializer.if_enabled, unless=unless) if m is not None]
-    with reads_shared():
+    with reads_shared() if len(going) > 1 else nullcontext():
         _materialize_each({m: m.table_changes for m in going}, failures, unless)
     applying = dict(failures.each(going, lambda m: (m, m.replica_tables()), unless=unless))
     _materialize_each({m: a for m, a in applying.items() if a is not None}, failures, unless)
@@ -242,7 +244,7 @@ def materialize(
         progress.finish(task)
     if result is None:
         return None
-    if any(event.event_type == dg.DagsterEventType.RUN_CANCELED for event in result.all_events):
+    if any(error.cls_name in _INTERRUPTS for error in _errors(result)):
         raise KeyboardInterrupt
     keep_one_idle(dagster, result)
     return result
@@ -262,11 +264,15 @@ def _refused_by_dagster() -> Iterator[None]:
 
 
 def _failed(result: dg.ExecuteInProcessResult) -> PgsieveError:
-    """Why a run failed that no step of ours has failed."""
-    for event in reversed(result.all_events):
-        if event.is_failure and event.message:
-            return PgsieveError(" ".join(event.message.split()))
-    return PgsieveError(f"Dagster's run {result.run_id} failed")
+    """Why a run failed of which no step of ours has."""
+    messages = [" ".join(error.message.split()) for error in _errors(result)]
+    return PgsieveError(messages[-1] if messages else f"Dagster's run {result.run_id} failed")
+
+
+def _errors(result: dg.ExecuteInProcessResult) -> list[SerializableErrorInfo]:
+    """What Dagster tells of the errors of a run."""
+    errors = [getattr(event.event_specific_data, "error", None) for event in result.all_events]
+    return [error for error in errors if error is not None]
 
 
 def _trace_steps(dagster: dg.DagsterInstance, run_id: str) -> None:

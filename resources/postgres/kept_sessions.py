@@ -18,8 +18,8 @@ from psycopg.pq import TransactionStatus
 
 from pgsieve.resources.postgres.sessions import Conninfo, settle_again
 
-#: A session that was idle for longer is closed.
-IDLE_SECONDS = 10.0
+#: A session that was idle for longer is closed, and what more than so many are idle: a role may have a limit of sessions.
+IDLE_SECONDS, MOST = 10.0, 3
 
 _Session = psycopg.Connection[tuple[Any, ...]]
 _KEPT: ContextVar["KeptSessions | None"] = ContextVar("sessions", default=None)
@@ -56,11 +56,13 @@ class KeptSessions:
         self._give(conninfo, session)
 
     def _give(self, conninfo: Conninfo, session: _Session) -> None:
-        if session.closed or session.info.transaction_status != TransactionStatus.IDLE:
-            session.close()
-            return
-        with self._lock:
-            self._idle[conninfo].append((time.monotonic(), session))
+        """Keep a session, unless it was lost, was left amid something, or there are enough."""
+        if not session.closed and session.info.transaction_status == TransactionStatus.IDLE:
+            with self._lock:
+                if len(idle := self._idle[conninfo]) < MOST:
+                    idle.append((time.monotonic(), session))
+                    return
+        session.close()
 
     def close(self) -> None:
         """Close them all."""

@@ -20,6 +20,7 @@ from pgsieve.pipelines.commands.status import status
 from pgsieve.pipelines.config.model import load_config
 from pgsieve.pipelines.definitions import definitions
 from pgsieve.pipelines.following.follow import follow
+from pgsieve.resources.postgres.source import Source
 from tests.fixtures.shop import Quiet, Shop
 
 
@@ -78,6 +79,25 @@ def test_of_a_step_that_fails_for_one_subscription_dagster_has_the_others(shop: 
     aside.rename(path)
     assert shop.cli("run")[0] == 0
     assert shop.ids("one", "orders") == [2, 3, 4, 5]
+
+
+def test_ctrl_c_ends_the_step_that_is_under_way_and_is_no_subscriptions_fault(shop: Shop) -> None:
+    assert shop.cli("run")[0] == 0
+    shop.database.execute("insert into orders values (5, 5); insert into stock values (5, 5)")
+    command = [sys.executable, "-m", "pgsieve", "-c", str(shop.path), "run"]
+    source = Source("shop", shop.written["sources"]["shop"]["conninfo"])
+    with (
+        source.exclusively("two"),
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process,
+    ):
+        assert process.stderr is not None
+        assert any('waiting for "two"' in line for line in process.stderr)
+        process.send_signal(signal.SIGINT)
+        output = "".join(process.communicate(timeout=60))
+    assert process.returncode == 130, output
+    assert "error: " not in output
+    assert shop.cli("run")[0] == 0
+    assert [shop.ids("one", "orders"), shop.ids("two", "stock")] == [[2, 3, 4, 5], [1, 2, 3, 4, 5]]
 
 
 def test_an_error_of_a_source_concerns_its_subscriptions_and_no_others(shop: Shop) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 import psycopg
 import pytest
 
@@ -80,6 +82,13 @@ def test_a_session_in_which_something_failed_is_not_used_again(source: Source) -
         with pytest.raises(SourceError), source.connect() as session:
             session.execute("select 1 / 0")
         assert _pid(source) != pid
+
+
+def test_few_sessions_stay_idle(source: Source) -> None:
+    with sessions_kept(), ExitStack() as opened:
+        sessions = [opened.enter_context(source.connect()) for _ in range(kept_sessions.MOST + 2)]
+        opened.close()
+        assert [session.closed for session in sessions].count(False) == kept_sessions.MOST
 
 
 def test_a_walsender_is_not_used_again(source: Source) -> None:
