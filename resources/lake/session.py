@@ -16,6 +16,7 @@ from contextlib import suppress
 from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
+from threading import Lock
 
 from dagster_pyspark import LazyPySparkResource
 from pydantic import Field, PrivateAttr
@@ -125,6 +126,7 @@ def storage_settings(storage: Storage, conf: Mapping[str, str]) -> dict[str, str
 _CLIENTS_LOGGERS = ("pyspark.sql.connect.logging", "SQLQueryContextLogger", "DataFrameQueryContextLogger")
 #: The variable by which a user asks for the first of these.
 _CLIENTS_LOG_LEVEL = "SPARK_CONNECT_LOG_LEVEL"
+_SILENCING = Lock()
 
 
 def silence_client() -> None:
@@ -132,9 +134,12 @@ def silence_client() -> None:
 
     By their level: pyspark disables the first logger, but Dagster's logging.config.dictConfig enables all of them again.
     """
-    for name in _CLIENTS_LOGGERS:
-        if name != _CLIENTS_LOGGERS[0] or _CLIENTS_LOG_LEVEL not in os.environ:
-            PySparkLogger.getLogger(name).setLevel(logging.CRITICAL + 1)
+    # Meanwhile pyspark has the class of all new loggers be its own. Of two threads the second would take that for the former
+    # class and leave it, and Dagster's next run cannot make a logger of it.
+    with _SILENCING:
+        for name in _CLIENTS_LOGGERS:
+            if name != _CLIENTS_LOGGERS[0] or _CLIENTS_LOG_LEVEL not in os.environ:
+                PySparkLogger.getLogger(name).setLevel(logging.CRITICAL + 1)
 
 
 def _ship_by_value() -> None:
