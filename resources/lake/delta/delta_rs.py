@@ -508,8 +508,11 @@ class LocalRecords:
         """
         if (table := self._opened(path)) is None:
             return None
-        written = self.store.written_at(joined(path, f"_delta_log/{table.version():020d}.json"))
-        return f"{table.metadata().id} {written}", table.version()
+        entry = joined(path, f"_delta_log/{table.version():020d}.json")
+        (row,) = self._tables.remembered(
+            path, table, "written", lambda: [{"written": self.store.written_at(entry)}]
+        )
+        return f"{table.metadata().id} {row['written']}", table.version()
 
     def version(self, path: str) -> int:
         """The newest version of a table."""
