@@ -64,8 +64,10 @@ class Packages:
 
 def delta_packages() -> Packages:
     """The Delta jars that fit the installed pyspark and delta-spark."""
-    spark = ".".join(version("pyspark").split(".")[:2])
-    return Packages((f"io.delta:delta-spark_{spark}_2.13:{version('delta-spark')}",))
+    delta = version("delta-spark")
+    # Delta 4.0 is for one Spark only, and does not name it.
+    spark = "" if delta.startswith("4.0.") else "_" + ".".join(version("pyspark").split(".")[:2])
+    return Packages((f"io.delta:delta-spark{spark}_2.13:{delta}",))
 
 
 def s3_packages() -> Packages:

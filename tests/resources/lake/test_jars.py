@@ -169,3 +169,17 @@ def test_jars_are_fetched_once_and_a_repository_that_does_not_answer_is_named(
     fetch(needed, {})
     assert capfd.readouterr().err == ""
     assert set(class_path(needed, [], {})) == {"spark.jars"}
+
+
+@pytest.mark.parametrize(
+    ("spark", "delta", "name"),
+    [
+        ("4.1.4", "4.4.0", "io.delta:delta-spark_4.1_2.13:4.4.0"),
+        ("4.0.5", "4.0.1", "io.delta:delta-spark_2.13:4.0.1"),
+    ],
+)
+def test_the_jar_is_named_as_the_installed_delta_names_it(
+    monkeypatch: pytest.MonkeyPatch, spark: str, delta: str, name: str
+) -> None:
+    monkeypatch.setattr(jars_module, "version", {"pyspark": spark, "delta-spark": delta}.__getitem__)
+    assert delta_packages().name == name
