@@ -15,6 +15,7 @@ from pgsieve.assets.outcome import IncompleteError
 from pgsieve.assets.steps.initial_sync.one_table import Copied
 from pgsieve.assets.steps.log import quiet
 from pgsieve.assets.steps.operations.initial_copy import copy_tables
+from pgsieve.assets.steps.operations.registration import Registration
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.assets.translator import AssetKind, Naming, of_subscription
 from pgsieve.decoding.lsn import format_lsn
@@ -46,6 +47,7 @@ def initial_sync_asset(
     subscription: Subscription,
     naming: Naming,
     *,
+    names: str | None = None,
     tell: Callable[[str], None] = quiet,
     report: Callable[[Sequence[Copied]], None] | None = None,
 ) -> dg.AssetsDefinition:
@@ -53,7 +55,7 @@ def initial_sync_asset(
 
     `tell` hears what the run's log gets: how far a long copy is. `report` gets what was copied, in the process that does
     it. A run with the tag LACKING copies only those of its tables that still need it once it has its turn. A table that cannot be copied is not materialised, and fails the run after the others
-    are copied.
+    are copied. With `names`, a template, the replicas are registered in the catalog last.
     """
     data = of_subscription(subscription, AssetKind.INITIAL_SYNC)
     key = naming.key(data)
@@ -75,14 +77,14 @@ def initial_sync_asset(
         def initial_sync(
             context: dg.AssetExecutionContext,
         ) -> Iterator[dg.MaterializeResult[None] | dg.AssetMaterialization]:
-            names, begin = [partition_table(key) for key in context.partition_keys], monotonic()
+            tables, begin = [partition_table(key) for key in context.partition_keys], monotonic()
 
             def log(line: str) -> None:
                 context.log.info(line)
                 tell(line)
 
-            lacking = LACKING in context.run.tags
-            copied = copy_tables(subscription, opened(context, naming), names, log, lacking=lacking)
+            lake, lacking = opened(context, naming), LACKING in context.run.tags
+            copied = copy_tables(subscription, lake, tables, log, lacking=lacking)
             if report:
                 report(copied)
             metadata = {**_metadata(copied), SECONDS: monotonic() - begin}
@@ -93,12 +95,15 @@ def initial_sync_asset(
             }
             if not failed:
                 yield dg.MaterializeResult(asset_key=key, metadata=metadata)
-                return
-            for name in names:
-                if name not in failed:
-                    partition = table_partition(name)
-                    yield dg.AssetMaterialization(key, metadata=metadata, partition=partition)
-            raise IncompleteError(subscription.name, list(failed.values()))
+            else:
+                for name in tables:
+                    if name not in failed:
+                        partition = table_partition(name)
+                        yield dg.AssetMaterialization(key, metadata=metadata, partition=partition)
+            if names is not None:
+                Registration(subscription, lake, names).register()
+            if failed:
+                raise IncompleteError(subscription.name, list(failed.values()))
 
     return initial_sync
 

@@ -1,6 +1,9 @@
-"""Retention, compaction and vacuum as assets of their own: one a feed, one a subscription."""
+"""Retention, compaction and vacuum as assets of their own: one a feed, one a subscription.
 
-from collections.abc import Sequence
+That of a subscription also registers in the catalog what is not yet, and lets comments follow.
+"""
+
+from collections.abc import Iterator, Sequence
 from time import monotonic
 from typing import Any
 
@@ -14,6 +17,7 @@ from pgsieve.assets.steps.operations.maintenance import (
     maintain_feed,
     maintain_subscription,
 )
+from pgsieve.assets.steps.operations.registration import Registration
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.assets.translator import AssetKind, Naming, of_feed, of_subscription
 
@@ -39,9 +43,9 @@ def feed_maintenance_asset(
 
 
 def subscription_maintenance_asset(
-    subscription: Subscription, retention: Retention, naming: Naming
+    subscription: Subscription, retention: Retention, naming: Naming, *, names: str | None = None
 ) -> dg.AssetsDefinition:
-    """The asset `<subscription>/maintenance`."""
+    """The asset `<subscription>/maintenance`; `names` is the template of the replicas' names in the catalog."""
     data = of_subscription(subscription, AssetKind.MAINTENANCE)
 
     @dg.multi_asset(
@@ -50,10 +54,12 @@ def subscription_maintenance_asset(
         required_resource_keys={naming.lake},
         pool=f"subscription_{subscription.name}",
     )
-    def maintenance(context: dg.AssetExecutionContext) -> dg.MaterializeResult[None]:
+    def maintenance(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult[None]]:
         begin = monotonic()
         lake = opened(context, naming)
-        return _result(maintain_subscription(subscription, lake, retention, context.log.info), begin)
+        yield _result(maintain_subscription(subscription, lake, retention, context.log.info), begin)
+        if names is not None:
+            Registration(subscription, lake, names).register()
 
     return maintenance
 

@@ -108,7 +108,7 @@ def assemble(
     return dg.Definitions(
         assets=[
             *_source_tables(subscriptions, tables, naming),
-            *(initial_sync_asset(s, naming) for s in subscriptions),
+            *(initial_sync_asset(s, naming, names=declared.names) for s in subscriptions),
             *(change_log_asset(f, declared.reading(f), naming) for f in feeds),
             *(table_changes_asset(s, naming) for s in subscriptions),
             *(
@@ -118,7 +118,10 @@ def assemble(
                 for s in subscriptions
             ),
             *(feed_maintenance_asset(f, declared.reading(f), declared.retention, naming) for f in feeds),
-            *(subscription_maintenance_asset(s, declared.retention, naming) for s in subscriptions),
+            *(
+                subscription_maintenance_asset(s, declared.retention, naming, names=declared.names)
+                for s in subscriptions
+            ),
         ],
         asset_checks=[
             checks

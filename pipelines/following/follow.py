@@ -6,6 +6,7 @@ left out until the command is started again. The others go on; after the last on
 A fault of the server or the network that passes is no failure: once a feed has been followed, it is followed again.
 Copies are Dagster runs. Slices are reported to Dagster every few minutes (`pipelines/following/follow_report.py`).
 Every few hundred slices the follower maintains what they wrote, as each slice leaves a few more files and commits.
+A table is registered in the catalog once it is copied; a name that is taken is told, and ends nothing.
 Where nothing moves though something waits, the process ends with an error, for its supervisor to start it again
 (`pipelines/following/watch.py`).
 """
@@ -230,11 +231,22 @@ class _Follower:
             self._each(started, Materializer.copy)
             apply_together(started, self._failures, unless=self._tries_again)
             self._tell_of(started)
+            self._register(started)
         if self._going_on():
             try:
                 self._read()
             finally:
                 self._tell_dagster()
+
+    def _register(self, materializers: Sequence[Materializer]) -> None:
+        """Register in the catalog what is not yet; what fails is tried again with the next copy, or maintenance."""
+        for materializer in materializers:
+            if materializer.name in self._failures:
+                continue
+            try:
+                materializer.register()
+            except PgsieveError as error:
+                self._tell(RunSummary((), (Failure((materializer.name,), error),)))
 
     def _tries_again(self, error: Exception) -> bool:
         """Whether the same may succeed later: what never worked may be wrong, and a Spark that is lost stays so."""
@@ -315,6 +327,7 @@ class _Follower:
             maintain_feed(self._feed, lake, self._declared.reading(self._feed), retention, quiet)
         except Exception:
             _logger.exception("what was followed is not maintained yet")
+        self._register(self._materializers())
 
     def _tell_dagster(self) -> None:
         with self._turn:

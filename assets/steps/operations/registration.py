@@ -67,6 +67,8 @@ class Registration:
             catalog.register(name, path)
         except SPARK_ERRORS as error:
             self.lake.refuse_unavailable(error)
+            if is_at(catalog.location(name), path):
+                return  # Another run registered it a moment before.
             raise CatalogNameError(
                 f'subscription "{self.subscription.name}": the catalog does not take {written(name)}: {told(error)}',
                 hint="choose other `names` in `catalog` of pgsieve.yaml; Hive takes letters, digits and underscores; and see"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psycopg
@@ -16,6 +18,7 @@ from deltalake import DeltaTable
 
 from pgsieve.pipelines.demo.demo import SMALL_DATA
 from pgsieve.resources.postgres.embedded import EmbeddedServer
+from tests.fixtures.oracle import wait_until
 from tests.fixtures.servers import drop_slots
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -49,7 +52,8 @@ class Pgsieve:
             "spark.hadoop.javax.jdo.option.ConnectionURL": f"jdbc:derby:;databaseName={folder}/metastore_db;create=true",
         }
 
-    def __call__(self, *command: str, names: str, ends: int = 0, **environment: str) -> str:
+    def configure(self, names: str) -> Path:
+        """Write the pgsieve.yaml; its path."""
         written = {
             "lake": "./a lake",
             "spark": {"master": "local[2]", "conf": self.conf},
@@ -59,6 +63,10 @@ class Pgsieve:
         }
         path = self._folder / "pgsieve.yaml"
         path.write_text(yaml.safe_dump(written))
+        return path
+
+    def __call__(self, *command: str, names: str, ends: int = 0, **environment: str) -> str:
+        path = self.configure(names)
         done = subprocess.run(
             [sys.executable, "-m", "pgsieve", "--verbose", *command, "-c", str(path)],
             cwd=self._folder,
@@ -70,6 +78,28 @@ class Pgsieve:
         )
         assert done.returncode == ends, done.stdout
         return done.stdout
+
+    @contextmanager
+    def following(self, names: str) -> Iterator[Path]:
+        """`pgsieve run --follow` for the block, then SIGTERM; what it prints."""
+        log = self._folder / "follow.log"
+        command = [sys.executable, "-m", "pgsieve", "run", "--follow", "-c", str(self.configure(names))]
+        with log.open("w") as output:
+            process = subprocess.Popen(command, cwd=self._folder, stdout=output, stderr=subprocess.STDOUT)
+        try:
+            yield log
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(timeout=120) == 0, log.read_text()
+        finally:
+            process.kill()
+            process.wait()
+
+    def registered(self) -> set[str]:
+        """The names that pgsieve has, or is about to have, in the catalog."""
+        folder = self._folder / "a lake/sales/_registered"
+        if not DeltaTable.is_deltatable(str(folder)):
+            return set()
+        return set(map(str, DeltaTable(folder).to_pyarrow_table()["name"].to_pylist()))
 
     def sql(self, *statements: str) -> list[str]:
         """The last statement's rows, by a session of the same metastore that is not pgsieve's."""
@@ -115,3 +145,38 @@ def test_replicas_are_registered_described_and_unregistered_and_nothing_else_is_
     assert pgsieve.sql("show tables in sales") == []
     assert pgsieve.sql("show tables in taken") == ["('taken', 'public_orders', False)"]
     assert replica.version() >= 0
+
+
+@pytest.mark.long
+def test_a_follower_and_a_copy_of_dagster_register_what_they_copied(
+    tmp_path: Path, publisher_server: EmbeddedServer, database: psycopg.Connection
+) -> None:
+    pgsieve = Pgsieve(tmp_path, publisher_server.conninfo(dbname="registered"))
+    pgsieve.sql("create database followed", "create table followed.items (a int) using parquet")
+    with pgsieve.following("followed.{table}") as log:
+        # A name that is taken ends nothing.
+        wait_until(
+            lambda: "the catalog has `followed`.`Items` already" in log.read_text(), log.read_text, 240
+        )
+        database.execute("create table late (id int primary key)")
+        database.execute("insert into late values (7)")
+        database.execute("alter publication p add table late")
+        database.execute("insert into orders values (3, 'c')")
+        wait_until(lambda: any("late" in name for name in pgsieve.registered()), log.read_text, 240)
+    path = pgsieve.configure("copied.{table}")
+    materialize = [
+        *("dagster", "asset", "materialize", "-m", "pgsieve.pipelines.definitions"),
+        *("--select", 'key:"sales/initial_sync"', "--partition", "public.late"),
+    ]
+    home = str(tmp_path / ".pgsieve/dagster")
+    subprocess.run(
+        [str(Path(sys.executable).with_name(materialize[0])), *materialize[1:]],
+        cwd=tmp_path,
+        env={**os.environ, "PGSIEVE_CONFIG": str(path), "DAGSTER_HOME": home},
+        check=False,
+    )
+    rows = pgsieve.sql(
+        "select id, (select count(*) from followed.orders), (select count(*) from copied.items)"
+        " from followed.late join copied.late using (id)"
+    )
+    assert rows == ["(7, 3, 0)"]
