@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.pandas.functions import arrow_udf
 from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import DataType, StringType, StructField, StructType
 
@@ -90,6 +89,9 @@ def udf(of: PythonFunction, *, can_fail: bool) -> Callable[..., Column]:
 
     def evaluate(*operands: pa.Array) -> pa.Array:
         return of.attempted(operands) if can_fail else of.evaluated(operands)
+
+    # Imported late: Spark 4.0 has none, and most filters do not need it.
+    from pyspark.sql.pandas.functions import arrow_udf
 
     evaluated: Callable[..., Column] = arrow_udf(evaluate, returns)  # type: ignore[call-overload]
     return evaluated
