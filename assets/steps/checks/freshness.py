@@ -34,6 +34,25 @@ from pgsieve.resources.postgres.slot import (
     peek_query,
     slot_state,
 )
+from pgsieve.resources.postgres.source import Source
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What a slot with these publications was asked, that had been `confirmed` up to somewhere: `since` when something waits."""
+
+    confirmed: int
+    publications: tuple[str, ...]
+    upto: int
+    since: datetime | None
+
+    def holds(self, confirmed: int, publications: tuple[str, ...], upto: int) -> bool:
+        """Whether the answer would be the same now."""
+        same = (self.confirmed, self.publications) == (confirmed, publications)
+        return same and (self.since is not None or self.upto == upto)
+
+
+_FIRST: dict[tuple[Source, str], _Asked] = {}
 
 
 @dataclass(frozen=True)
@@ -87,7 +106,7 @@ def unread_since(
     """
     if state.active or not peeking:
         return _read(connection, lake, feed, ChangeLog(lake, feed).position() or 0)
-    return _waiting(connection, lake, feed)
+    return _waiting(connection, lake, feed, state)
 
 
 def _applied(subscription: Subscription, lake: Lake) -> int:
@@ -108,16 +127,34 @@ def _first_commit(lake: Lake, feed: Feed, applied: int) -> datetime | None:
     return None if row is None or row[0] is None else row[0].astimezone(UTC)
 
 
-def _waiting(connection: psycopg.Connection[Any], lake: Lake, feed: Feed) -> datetime | None:
-    """The time of the first transaction that waits in the slot."""
-    catalog = feed.with_defined(present_catalog(connection))
-    names = feed.published_part(catalog).slot_publications(catalog)
-    options = replace(feed.options, publications=names, streaming="off")
-    query = peek_query(feed.slot, current_lsn(connection), options, connection.info.server_version, limit=1)
+def _waiting(
+    connection: psycopg.Connection[Any], lake: Lake, feed: Feed, state: SlotState
+) -> datetime | None:
+    """The time of the first transaction that waits in the slot.
+
+    The server decodes for it from the slot's restart_lsn on, which may be long before (section 49.2.2): so of the subscriptions
+    that share a slot one asks. What waits first goes on waiting until the slot is confirmed, and nothing does as long as nothing
+    is written.
+    """
+    catalog, lsn = feed.with_defined(present_catalog(connection)), current_lsn(connection)
+    names = tuple(feed.published_part(catalog).slot_publications(catalog))
+    asked = _FIRST.get((feed.source, feed.slot))
+    if asked is not None and asked.holds(state.confirmed_lsn, names, lsn):
+        return asked.since
     try:
-        message = first_message(connection, feed.source.name, feed.slot, query) if names else None
+        since = _first_waiting(connection, feed, names, lsn)
     except SlotInUseError:
         return _read(connection, lake, feed, ChangeLog(lake, feed).position() or 0)
+    _FIRST[feed.source, feed.slot] = _Asked(state.confirmed_lsn, names, lsn, since)
+    return since
+
+
+def _first_waiting(
+    connection: psycopg.Connection[Any], feed: Feed, names: tuple[str, ...], upto: int
+) -> datetime | None:
+    options = replace(feed.options, publications=names, streaming="off")
+    query = peek_query(feed.slot, upto, options, connection.info.server_version, limit=1)
+    message = first_message(connection, feed.source.name, feed.slot, query) if names else None
     if message is None:
         return None
     match decode(message):
