@@ -249,7 +249,7 @@ _VERSION = {"AS OF 41": "AS OF 1", "AS OF 17": "AS OF 1"}
 #: For each page what is done with its blocks, by their first lines and in their order.
 PAGE_BLOCKS: dict[str, list[tuple[str, Run | NotRun]]] = {
     "README.md": [
-        ("make demo", NotRun("tests/test_tutorial.py runs `make demo`; `make test` is what runs this test")),
+        ("make demo", NotRun("tests/test_tutorial.py runs the demo; `make test` is what runs this test")),
         ("# pgsieve.yaml", Run(World.configure)),
         (
             "pgsieve validate",

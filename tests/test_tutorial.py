@@ -1,4 +1,4 @@
-"""The tutorial with one's own database, as it is written: its SQL, its pgsieve.yaml, and its commands in their order."""
+"""The tutorials as they are written: their SQL, their pgsieve.yaml, and their commands in their order."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from functools import reduce
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.fixtures.servers import own_database
+from tests.fixtures.spark_servers import free_port
 from tests.test_docs import FENCE, ROOT, command_lines
 
 pytestmark = pytest.mark.long
@@ -68,3 +70,30 @@ def test_the_tutorial_with_a_database_of_ones_own_works_as_written(
             if owner.execute("select from pg_roles where rolname = 'pgsieve'").rowcount:
                 owner.execute("drop owned by pgsieve; drop role pgsieve")
     assert ran == ["validate", "run", "run", "status", "check", "drop"]
+
+
+def test_the_tutorial_with_the_demo_works_as_written(tmp_path: Path) -> None:
+    text = (ROOT / "docs/tutorial-demo.md").read_text(encoding="utf-8")
+    blocks = [block for _, language, block in FENCE.findall(text) if language == "console"]
+    own = {
+        "make demo ARGS='--keep ./demo'": "pgsieve demo --keep ./demo",
+        ".venv/bin/python": sys.executable,
+        # It stays until it is interrupted; tests/pipelines/demo/test_live_demo.py looks at what it shows.
+        ".venv/bin/pgsieve demo --ui": f"timeout --signal INT 60 pgsieve demo --ui --keep ./live --port {free_port()} || test $? = 124",
+        "/tmp/pgsieve-demo-…": "live",
+    }
+    programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    replaced = set[str]()
+    for block in blocks:
+        replaced |= {written for written in own if written in block}
+        commands = reduce(lambda text, written: text.replace(written, own[written]), own, block)
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", commands],
+            cwd=tmp_path,
+            env={**os.environ, "PATH": programs, "DAGSTER_HOME": str(tmp_path / "dagster")},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, (commands, done.stdout, done.stderr)
+    assert replaced == own.keys()
