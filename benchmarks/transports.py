@@ -71,17 +71,17 @@ def main() -> None:
     ):
         tcp, local = Source("tcp", server.conninfo()), Source("unix", server.conninfo(host=str(server.data)))
         with tcp.connect() as connection:
-            connection.execute("create table t (a bigint primary key, b text)")
-            connection.execute(f"create publication {PUBLICATION} for table t")
+            connection.execute("create table public.t (a bigint primary key, b text)")
+            connection.execute(f"create publication {PUBLICATION} for table public.t")
             start = create_slot(connection, "tcp", SLOT)
             connection.execute(
-                f"do $$ begin for n in 0..{options.rows // PER_TRANSACTION - 1} loop insert into t select"
+                f"do $$ begin for n in 0..{options.rows // PER_TRANSACTION - 1} loop insert into public.t select"
                 f" n * {PER_TRANSACTION} + i, 'some text' from generate_series(1, {PER_TRANSACTION}) i;"
                 " commit; end loop; end $$".encode()
             )
             # A last commit, so that both readings end with one: no idle server has to be waited for.
             end = current_lsn(connection)
-            connection.execute("insert into t values (0, 'last')")
+            connection.execute("insert into public.t values (0, 'last')")
         print(f"{'':24}{'messages/s':>14}{'cpu us/message':>16}{'ratio':>8}   slot from {format_lsn(start)}")
         for source in (local, tcp):
             best: dict[str, float] = {}
