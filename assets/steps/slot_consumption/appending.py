@@ -19,6 +19,7 @@ from pgsieve.assets.steps.slot_consumption.messages import change_log_rows, drai
 from pgsieve.assets.steps.subscription import Feed
 from pgsieve.decoding.protocol.descriptions import RelationDescriptions
 from pgsieve.decoding.protocol.transactions import TransactionAssembler
+from pgsieve.resources.ahead import ahead
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.delta.errors import LakeError
 from pgsieve.resources.lake.delta.parquet_files import write_files
@@ -47,15 +48,15 @@ def append_slice(
     """
     assert lake.local is not None
     passed, path = SliceSummary(), ChangeLog(lake, feed).path
-    rows = passed.of(change_log_rows(messages, end))
     try:
         with lake.refusing(path):
             # Not as one stream through delta-rs, which needs more memory than one process should for its slices.
-            written = [
-                file
-                for batch in write_files(path, CHANGE_LOG, rows, store=lake.store)
-                for file in batch.to_pylist()
-            ]
+            with ahead(passed.of(change_log_rows(messages, end))) as rows:
+                written = [
+                    file
+                    for batch in write_files(path, CHANGE_LOG, rows, store=lake.store)
+                    for file in batch.to_pylist()
+                ]
             reach(Failpoint.SLICE_WRITTEN)
             lake.local.commit(path, CHANGE_LOG, written, end, base=base, after=after)
             reach(Failpoint.SLICE_COMMITTED)

@@ -1,0 +1,70 @@
+"""Reading ahead: the same items in the same order, made while the caller works; errors are the caller's, and no thread is left."""
+
+import threading
+from collections.abc import Iterator
+from contextvars import ContextVar
+
+import pytest
+
+from pgsieve.resources.ahead import ahead
+
+VARIABLE: ContextVar[str] = ContextVar("variable", default="")
+
+
+def test_all_items_come_in_their_order() -> None:
+    with ahead(range(1000), 3) as items:
+        assert list(items) == list(range(1000))
+
+
+def test_no_more_than_so_many_items_are_made_before_they_are_asked_for() -> None:
+    made, third = list[int](), threading.Event()
+
+    def items() -> Iterator[int]:
+        for number in range(10):
+            made.append(number)
+            if number == 3:
+                third.set()
+            yield number
+
+    with ahead(items(), 2) as coming:
+        assert next(coming) == 0
+        assert third.wait(10), "two wait, and a third one is made"
+        assert made == [0, 1, 2, 3]
+        assert list(coming) == list(range(1, 10))
+
+
+def test_what_making_an_item_raises_comes_after_the_items_before_it() -> None:
+    def items() -> Iterator[int]:
+        yield 1
+        raise OSError("no space left on device")
+
+    with ahead(items()) as coming:
+        assert next(coming) == 1
+        with pytest.raises(OSError, match="no space left"):
+            next(coming)
+
+
+def test_who_leaves_early_leaves_no_thread_and_makes_no_further_item() -> None:
+    made = list[int]()
+
+    def items() -> Iterator[int]:
+        for number in range(1_000_000):
+            made.append(number)
+            yield number
+
+    before = threading.active_count()
+    with ahead(items()) as coming:
+        assert next(coming) == 0
+    assert threading.active_count() == before
+    count = len(made)
+    assert count < 1000
+    assert len(made) == count
+
+
+def test_items_are_made_in_the_context_of_the_caller() -> None:
+    token = VARIABLE.set("the caller's")
+    try:
+        with ahead(VARIABLE.get() for _ in range(2)) as items:
+            assert list(items) == ["the caller's"] * 2
+    finally:
+        VARIABLE.reset(token)
