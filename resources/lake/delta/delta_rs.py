@@ -161,6 +161,11 @@ class LocalRecords:
         """The rows with the greatest number in a column; none where there is no table."""
         if (table := self._opened(path)) is None:
             return []
+        return self._tables.remembered(
+            path, table, f"newest {column}", lambda: self._newest(path, table, column)
+        )
+
+    def _newest(self, path: str, table: DeltaTable, column: str) -> list[dict[str, Any]]:
         # The statistics of the files tell the number; then only the file that has it is read.
         files = pa.table(table.get_add_actions(flatten=True))
         greatest = files[f"max.{column}"] if f"max.{column}" in files.column_names else pa.nulls(1)

@@ -137,7 +137,7 @@ class Tables:
     def remembered(
         self, path: str, table: DeltaTable, query: str, rows: Callable[[], list[dict[str, Any]]]
     ) -> list[dict[str, Any]]:
-        """What a query of a small table gives: it is asked once for each version of a table that is held open."""
+        """What a query of a small table gives, by a text that says which: it is asked once for each version of a table that is held open."""
         held = self._mine().get(path)
         if held is None or held.table is not table:
             return rows()
