@@ -26,6 +26,7 @@ from pgsieve.assets.slot_consumption import change_log_asset
 from pgsieve.assets.steps.apply.replica_tables import ApplyResult, apply, tables_beyond_cut
 from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
 from pgsieve.assets.steps.initial_sync.one_table import Copied
+from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.operations.registration import Registration
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.cuts import Cuts
@@ -37,6 +38,7 @@ from pgsieve.assets.steps.update_transformation.transform import transform
 from pgsieve.assets.translator import Naming
 from pgsieve.assets.unrun_events import report_cut
 from pgsieve.assets.update_transformation import table_changes_asset
+from pgsieve.assets.work import Work
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.values.quoting import quote_qualified
@@ -51,6 +53,7 @@ from pgsieve.pipelines.commands.results import (
     SubscriptionRun,
 )
 from pgsieve.pipelines.commands.ui import dagster_home
+from pgsieve.pipelines.commands.work_ahead import done_ahead
 from pgsieve.pipelines.config.model import Config, SubscriptionConfig
 from pgsieve.pipelines.project import Project, project
 from pgsieve.pipelines.published import published_tables
@@ -130,11 +133,23 @@ def apply_together(
     Raises an error for which `unless` holds.
     """
     going = [m for m in failures.each(materializers, Materializer.if_enabled, unless=unless) if m is not None]
-    with reads_shared() if len(going) > 1 else nullcontext():
-        _materialize_each({m: m.table_changes for m in going}, failures, unless)
-    applying = dict(failures.each(going, lambda m: (m, m.replica_tables()), unless=unless))
-    _materialize_each({m: a for m, a in applying.items() if a is not None}, failures, unless)
-    failures.each([m for m, a in applying.items() if a is None], Materializer.report, unless=unless)
+    if not going:
+        return
+    lake = going[0].lake
+    with (
+        reads_shared() if len(going) > 1 else nullcontext(),
+        done_ahead(lake, [m.transform for m in going]) as works,
+    ):
+        assets = {m: partial(m.table_changes, work) for m, work in zip(going, works, strict=True)}
+        _materialize_each(assets, failures, unless)
+    told = dict(failures.each(going, lambda m: (m, m.tables_to_tell()), unless=unless))
+    applying = [m for m, tables in told.items() if tables]
+    with done_ahead(lake, [m.apply for m in applying]) as applies:
+        replicas = {
+            m: partial(m.replica_tables, told[m], work) for m, work in zip(applying, applies, strict=True)
+        }
+        _materialize_each(replicas, failures, unless)
+    failures.each([m for m in told if m not in replicas], Materializer.report, unless=unless)
 
 
 #: Makes an asset of a subscription; it tells what fails its step.
@@ -289,15 +304,6 @@ def _trace_steps(dagster: dg.DagsterInstance, run_id: str) -> None:
             finished_span(key, began.pop(key), entry.timestamp, failed=failed, step=key)
 
 
-def _replica_tables(
-    subscription: Subscription,
-    tables: Tables,
-    tell: Callable[[ApplyResult], None],
-    fail: Callable[[Exception], None],
-) -> dg.AssetsDefinition:
-    return replica_tables_asset(subscription, tables, NAMING, tell=tell, fail=fail)
-
-
 class Materializer:
     """One subscription's part of a run."""
 
@@ -357,28 +363,43 @@ class Materializer:
         """None where the subscription is disabled."""
         return self if self.enabled else None
 
-    def table_changes(self, fail: Callable[[Exception], None]) -> dg.AssetsDefinition:
-        """The asset of the transformation."""
-        return table_changes_asset(self.subscription, NAMING, fail=fail)
+    def transform(self, log: Log) -> list[TableChanges]:
+        """Transform what the change log has."""
+        return transform(self.subscription, self.lake, log)
 
-    def replica_tables(self) -> _Asset | None:
-        """The assets of the replica tables that have something new; None where there are none.
+    def apply(self, log: Log) -> ApplyResult:
+        """Apply what is transformed."""
+        return apply(self.subscription, self.lake, log)
+
+    def table_changes(
+        self, work: Work[Sequence[TableChanges]], fail: Callable[[Exception], None]
+    ) -> dg.AssetsDefinition:
+        """The asset of the transformation."""
+        return table_changes_asset(self.subscription, NAMING, fail=fail, work=work)
+
+    def replica_tables(
+        self, tables: Tables, work: Work[ApplyResult], fail: Callable[[Exception], None]
+    ) -> dg.AssetsDefinition:
+        """The assets of some replica tables."""
+        return replica_tables_asset(
+            self.subscription, tables, NAMING, tell=self._applied, fail=fail, work=work
+        )
+
+    def tables_to_tell(self) -> Tables:
+        """The replica tables that have something new.
 
         Also where an error has just disabled the subscription: what committed before is transformed, and applied. What is set
         aside has nothing to apply, but the run has to end as failed.
         """
         stale = tables_beyond_cut(self.subscription, self.lake) | set_aside(self.subscription, self.lake)
         if not stale:
-            return None
+            return {}
         published = published_tables(self.declared, [self.subscription])[self.subscription.name]
-        tables = {name: table for name, table in published.items() if name in stale}
-        if not tables:
-            return None
-        return partial(_replica_tables, self.subscription, tables, self._applied)
+        return {name: table for name, table in published.items() if name in stale}
 
     def report(self) -> None:
         """Where no asset has anything new the cut may: a table that was dropped is not in the next one."""
-        self._applied(apply(self.subscription, self.lake, _logger.info))
+        self._applied(self.apply(_logger.info))
         report_cut(self.dagster, self.subscription, self.lake, NAMING)
 
     def apply_slice(self) -> tuple[list[TableChanges], ApplyResult] | None:
@@ -386,9 +407,9 @@ class Materializer:
         if not self.enabled:
             return None
         with span("transform", subscription=self.name):
-            changes = transform(self.subscription, self.lake, _logger.info)
+            changes = self.transform(_logger.info)
         with span("apply", subscription=self.name):
-            result = apply(self.subscription, self.lake, _logger.info)
+            result = self.apply(_logger.info)
         self._applied(result)
         return changes, result
 

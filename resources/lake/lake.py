@@ -196,13 +196,14 @@ class Lake(LakePaths):
             try:
                 return act(item)
             finally:
-                self._lend_tables()
+                self.lend_tables()
 
-        self._lend_tables()
+        self.lend_tables()
         with ThreadPoolExecutor(threads) as pool:
             return list(pool.map(one, items))
 
-    def _lend_tables(self) -> None:
+    def lend_tables(self) -> None:
+        """Leave the tables that this thread holds open to other threads: it works with none of them at the moment."""
         if self.local is not None:
             self.local.lend_tables()
 
