@@ -12,7 +12,7 @@ from threading import Lock
 import pyarrow as pa
 
 #: So many bytes are kept.
-BYTES = 128 * 1024 * 1024
+BYTES = 256 * 1024 * 1024
 
 
 class SharedReads:
