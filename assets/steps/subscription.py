@@ -259,7 +259,16 @@ class Definition:
 
 
 def _layout(read: Mapping[str, Any]) -> Layout:
-    columns = (LayoutColumn(**{**column, "missing": tuple(column["missing"])}) for column in read["columns"])
+    columns = (
+        LayoutColumn(
+            **{
+                **column,
+                "missing": tuple(column["missing"]),
+                "made": tuple(map(tuple, column.get("made", ()))),
+            }
+        )
+        for column in read["columns"]
+    )
     files = tuple((oid, file) for oid, file in read["files"])
     return Layout(read["oid"], tuple(columns), read["columns_ever"], files)
 

@@ -18,6 +18,7 @@ from itertools import pairwise
 
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.publications.catalog import Attribute, Catalog, Table
+from pgsieve.decoding.values.builtin_types import DefinedTypes
 
 #: text and varchar hold the same bytes and print alike.
 _TEXTS = {25, 1043}
@@ -31,7 +32,8 @@ class SchemaChangedError(PgsieveError):
 class LayoutColumn:
     """A column of a table: its number, name and type, and the transaction that altered it.
 
-    `missing` has the missing value, or those of a partitioned table's leaves where they differ; None is NULL.
+    `missing` has the missing value, or those of a partitioned table's leaves where they differ; None is NULL. `made` are
+    the enums and composites that a user's type is made of: kind and oid, then the labels or fields by which values print.
     """
 
     number: int
@@ -40,6 +42,7 @@ class LayoutColumn:
     type_modifier: int
     changed: int
     missing: tuple[str | None, ...] = ()
+    made: tuple[tuple[str, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,15 @@ class Layout:
             else [table]
         )
         columns = tuple(
-            LayoutColumn(a.number, a.name, a.type_oid, a.type_modifier, a.changed, _missing(a, parts))
+            LayoutColumn(
+                a.number,
+                a.name,
+                a.type_oid,
+                a.type_modifier,
+                a.changed,
+                _missing(a, parts),
+                _made(a.type_oid, catalog.types),
+            )
             for a in table.attributes
         )
         files = tuple(sorted((part.oid, part.file) for part in parts))
@@ -90,6 +101,23 @@ class Layout:
 def _missing(attribute: Attribute, parts: Sequence[Table]) -> tuple[str | None, ...]:
     values = {a.missing for part in parts for a in part.attributes if a.name == attribute.name}
     return tuple(sorted(values, key=lambda value: (value is not None, value or "")))
+
+
+def _made(type_oid: int, types: DefinedTypes) -> tuple[tuple[str, ...], ...]:
+    """What of a type may be altered so that its values print in another way, although nobody writes them anew."""
+    made: dict[int, tuple[str, ...]] = {}
+    reached, rest = set[int](), [type_oid]
+    while rest:
+        oid = rest.pop()
+        if oid in reached or (type_ := types.get(oid)) is None:
+            continue
+        reached.add(oid)
+        rest += [type_.of, *(field for _, field in type_.fields)]
+        if type_.kind == "e":
+            made[oid] = ("e", str(oid), *type_.labels)
+        elif type_.kind == "c":
+            made[oid] = ("c", str(oid), *(f"{number} {field}" for number, field in type_.fields))
+    return tuple(made[oid] for oid in sorted(made))
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +180,8 @@ def _source(
         raise SchemaChangedError(f'column "{name}" is published now')
     if columns[before.name] != spark or not _prints_alike(before.type_oid, column.type_oid):
         raise SchemaChangedError(f'column "{name}" has another type')
+    if _is_altered(before.made, column.made):
+        raise SchemaChangedError(f'the type of column "{name}" was altered')
     if column.changed != before.changed and _files_differ(former, present):
         raise SchemaChangedError(f'column "{name}" was altered and the table rewritten')
     return Source(name, before.name)
@@ -171,6 +201,18 @@ def missing_value(column: LayoutColumn, former: Layout, present: Layout) -> str 
 
 def _prints_alike(former: int, present: int) -> bool:
     return former == present or {former, present} <= _TEXTS
+
+
+def _is_altered(former: tuple[tuple[str, ...], ...], present: tuple[tuple[str, ...], ...]) -> bool:
+    """Whether values print in another way: an enum may have got labels. A layout from before this was recorded says nothing."""
+    if not former:
+        return False
+    before = {entry[:2]: entry for entry in former}
+    return any(
+        (entry[: len(was)] if entry[0] == "e" else entry) != was
+        for entry in present
+        if (was := before.get(entry[:2])) is not None
+    )
 
 
 def _files_differ(former: Layout, present: Layout) -> bool:

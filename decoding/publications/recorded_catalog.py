@@ -32,7 +32,8 @@ def catalog_to_json(catalog: Catalog, publications: Collection[str]) -> str:
         "tables": [_written(t) for t in kept],
         **({"case_mappings": {n: asdict(m) for n, m in mappings.items()}} if mappings else {}),
         "publications": [asdict(p) for p in chosen],
-        "types": {oid: asdict(made) for oid, made in catalog.types.items()},
+        # Of what a value is decoded by; values tell the rest themselves.
+        "types": {oid: {"kind": made.kind, "of": made.of} for oid, made in catalog.types.items()},
     }
     return json.dumps(written, default=sorted, ensure_ascii=False)
 

@@ -113,11 +113,14 @@ class MadeOf:
     """A type made of another one, as pg_type has it.
 
     `kind` is typtype ('d', 'e', 'c', 'r' or 'm'), or 'a' for an array; `of` the base type of a domain, the
-    subtype of a range, the range of a multirange. An array's element and a composite's fields come with each value.
+    subtype of a range, the range of a multirange, the element of an array. `labels` are those of an enum, the oldest first;
+    `fields` those of a composite that something is made of, by number and type. Values in binary format have these with them.
     """
 
     kind: str
     of: int = 0
+    labels: tuple[str, ...] = ()
+    fields: tuple[tuple[int, int], ...] = ()
 
 
 DefinedTypes: TypeAlias = Mapping[int, MadeOf]

@@ -37,6 +37,9 @@ with relations as (
   union all select concat_ws(' ', 'type', t.oid, t.xmin) from pg_type t join pg_namespace n on n.oid = typnamespace
     where t.oid >= 16384 and nspname !~ '^pg_'
   union all select concat_ws(' ', 'range', rngtypid, xmin) from pg_range where rngtypid >= 16384
+  union all select concat_ws(' ', 'label', oid, xmin) from pg_enum
+  union all select concat_ws(' ', 'field', attrelid, attnum, a.xmin)
+    from pg_attribute a join pg_class c on c.oid = attrelid where c.oid >= 16384 and c.relkind in ('c', 'v', 'm', 'f')
   union all select concat_ws(' ', 'collation', oid, xmin) from pg_collation where oid >= 16384
   union all select concat_ws(' ', 'function', oid, xmin) from pg_proc where oid >= 16384
   union all select concat_ws(' ', 'operator', oid, xmin) from pg_operator where oid >= 16384

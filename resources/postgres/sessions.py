@@ -41,8 +41,15 @@ OUTPUT_SETTINGS: Mapping[str, str] = {
 #: Temporary tables last: left out, they would come before pg_catalog (section 19.11.1).
 _SEARCH_PATH = "pg_catalog,pg_temp"
 
+#: By the first ADBC knows no type, as the server names their functions in quotes. By the second nothing of pgsieve's own can be made.
+_USUAL: Mapping[str, str] = {"quote_all_identifiers": "off", "default_transaction_read_only": "off"}
+
 #: Settings that no user's options may change. The encoding is a parameter of its own.
-_PINNED = {k: v for k, v in OUTPUT_SETTINGS.items() if k != "client_encoding"} | {"search_path": _SEARCH_PATH}
+_PINNED = {
+    **{k: v for k, v in OUTPUT_SETTINGS.items() if k != "client_encoding"},
+    **_USUAL,
+    "search_path": _SEARCH_PATH,
+}
 
 #: Settings that end statements and sessions, and the first version that has each.
 _TIMEOUTS: Mapping[str, int] = {

@@ -7,7 +7,7 @@ subclasses for a slot that is missing, in use, ahead of what is durable, or inva
 """
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -80,7 +80,8 @@ class SlotState:
     """A row of pg_replication_slots, with distances in bytes.
 
     `lag` is the WAL between what is confirmed and the current position, `retained` the WAL that the slot keeps, `safe`
-    what may still be written before the slot can be lost; None where nothing bounds it.
+    what may still be written before the slot can be lost; None where nothing bounds it. `invalidation` says why it was
+    invalidated, where the server tells that (from 17 on).
     """
 
     name: str
@@ -94,6 +95,16 @@ class SlotState:
     safe: int | None
     two_phase: bool
     failover: bool
+    invalidation: str
+
+
+#: What keeps a slot from being invalidated again, by the reason (section 53.19, invalidation_reason).
+_AGAINST: Mapping[str, str] = {
+    "wal_removed": "raise max_slot_wal_keep_size",
+    "idle_timeout": "raise idle_replication_slot_timeout, or run more often",
+    "rows_removed": "set hot_standby_feedback = on at the standby",
+    "wal_level_insufficient": "set wal_level = logical at the primary",
+}
 
 
 def current_lsn(connection: psycopg.Connection[Any]) -> int:
@@ -152,7 +163,8 @@ def slot_state(connection: psycopg.Connection[Any], slot: str) -> SlotState | No
         "select slot_name, plugin, active, confirmed_flush_lsn::text, restart_lsn::text, coalesce(wal_status, ''),"
         " (now.lsn - confirmed_flush_lsn)::bigint, (now.lsn - restart_lsn)::bigint, safe_wal_size::bigint,"
         " coalesce((to_jsonb(s) ->> 'two_phase')::boolean, false),"  # a column from 14 on
-        " coalesce((to_jsonb(s) ->> 'failover')::boolean, false)"  # from 17 on
+        " coalesce((to_jsonb(s) ->> 'failover')::boolean, false),"  # from 17 on
+        " coalesce(to_jsonb(s) ->> 'invalidation_reason', '')"
         " from pg_replication_slots s, (select case when pg_is_in_recovery() then pg_last_wal_replay_lsn()"
         " else pg_current_wal_insert_lsn() end) now(lsn) where slot_name = %s and database = current_database()",
         [slot],
@@ -248,7 +260,7 @@ def verify_slot(
         raise SlotInvalidatedError(
             f'source "{source}": can no longer access replication slot "{slot}": it has been invalidated, changes since'
             f" {format_lsn(durable or state.confirmed_lsn)} are lost",
-            hint=f"raise max_slot_wal_keep_size, then {resynchronise}",
+            hint=f"{_AGAINST.get(state.invalidation, _AGAINST['wal_removed'])}, then {resynchronise}",
             sqlstate="55000",
         )
     if durable is not None and state.confirmed_lsn > durable:

@@ -409,8 +409,18 @@ select p.oid::bigint, p.pubname, p.puballtables, p.pubinsert, p.pubupdate, p.pub
 
 #: What users' types are made of; a type of an extension in C is of its own kind, and not among these.
 _TYPES = """
+with parts as materialized (
+  select atttypid as oid from pg_attribute where attrelid >= 16384 and attnum > 0 and atttypid >= 16384
+  union select typbasetype from pg_type where typbasetype >= 16384
+  union select rngsubtype from pg_range where rngsubtype >= 16384
+)
 select t.oid::bigint, case when t.typtype = 'b' then 'a' else t.typtype::text end,
-       coalesce(nullif(t.typbasetype, 0), r.rngsubtype, m.rngtypid, 0)::bigint
+       coalesce(nullif(t.typbasetype, 0), r.rngsubtype, m.rngtypid, t.typelem)::bigint,
+       case t.typtype when 'e' then
+         (select array_agg(e.enumlabel::text order by e.oid) from pg_enum e where e.enumtypid = t.oid) end,
+       case when t.typtype = 'c' and (t.oid in (select oid from parts) or t.typarray in (select oid from parts)) then
+         (select json_agg(json_build_array(a.attnum, a.atttypid::bigint) order by a.attnum) from pg_attribute a
+           where a.attrelid = t.typrelid and a.attnum > 0 and not a.attisdropped) end
   from pg_type t
   left join pg_range r on r.rngtypid = t.oid
   left join pg_range m on {multirange} = t.oid
@@ -447,7 +457,10 @@ def read_catalog(connection: psycopg.Connection[Any], snapshot: str | None = Non
             )
         publications = _read_publications(connection, version, tables)
         types_query = _TYPES.format(multirange="m.rngmultitypid" if version >= 140000 else "null")
-        types = {oid: MadeOf(kind, of) for oid, kind, of in connection.execute(types_query)}
+        types = {
+            oid: MadeOf(kind, of, tuple(labels or ()), tuple((n, t) for n, t in fields or ()))
+            for oid, kind, of, labels, fields in connection.execute(types_query)
+        }
     return Catalog(tables=tables, publications=publications, types=types, server_version=version)
 
 

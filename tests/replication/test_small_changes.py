@@ -52,7 +52,7 @@ _SLICES = (
     BEGIN; INSERT INTO emptied VALUES (3, 'gone'); TRUNCATE emptied; INSERT INTO emptied VALUES (1, 'again'), (4, 'four');
         UPDATE emptied SET b = 'changed' WHERE a = 4; COMMIT;
     UPDATE keyed SET a = 40 WHERE a = 20; UPDATE keyed SET b = 0 WHERE a = 40; DELETE FROM keyed WHERE a = 7;
-    INSERT INTO keyed VALUES (7, 70, 'again', 70);
+    INSERT INTO keyed VALUES (7, 70, 'again', 70); INSERT INTO by_two VALUES ('b', '2000-01-01', 1);
     DELETE FROM keyless WHERE x = 3 AND ctid = (SELECT min(ctid) FROM keyless WHERE x = 3);
     INSERT INTO root VALUES (5, 'five'); UPDATE root SET a = 15 WHERE a = 5; UPDATE root SET b = 'fifteen' WHERE a = 15
     """,

@@ -59,6 +59,8 @@ def slices_to_read(
             yield end, published, present
         elif decided_by_server(feed, name) and (recorded := Catalogs(lake, feed).of_slice(end)):
             catalog, readers = recorded
+            # A type may be younger, within a value of an older one. What an oid means never changes.
+            catalog = replace(catalog, types={**catalog.types, **present.types})
             yield end, subscription if name in readers else None, catalog
         else:
             yield end, subscription, present

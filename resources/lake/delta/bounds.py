@@ -8,7 +8,7 @@ the same; readers can leave out no file, and no row group, by them. What is not 
 - of floating-point numbers: Parquet's bounds count no NaN, which is greater than every other number for PostgreSQL and Spark, so that a
   reader who looks for what is greater than a number leaves NaN out (`parquet_files` writes none either);
 - of dates after the year 262142, over which delta-rs panics. PostgreSQL's dates end in 5874897, and infinity is later
-  still. Then no column of that file has bounds.
+  still. Then no date of that file has bounds, and no column with one within.
 """
 
 from collections.abc import Callable
@@ -40,20 +40,20 @@ def bounded_if_possible(
     `schema` has the columns of its files, `rows` are what it writes, or a part of that. What fails so has committed nothing.
     """
     if rows is not None and any(map(_is_beyond, rows.columns)):
-        return write(writer_properties(None))
+        return write(writer_properties(schema, dates=False))
     try:
         return write(writer_properties(schema))
     except DeltaError as error:
         if _PANIC not in str(error):
             raise
-        return write(writer_properties(None))
+        return write(writer_properties(schema, dates=False))
 
 
-def writer_properties(schema: pa.Schema | None) -> WriterProperties:
-    """How delta-rs is to write files of some columns; None for files without any bounds."""
-    fields = list(schema or ())
-    unsure = [field for field in fields if _is_unsure(field.type)]
-    if schema is not None and not any(pa.types.is_nested(field.type) for field in unsure):
+def writer_properties(schema: pa.Schema, *, dates: bool = True) -> WriterProperties:
+    """How delta-rs is to write files of some columns: with bounds, but for those that it cannot tell, or not of `dates`."""
+    fields = list(schema)
+    unsure = [field for field in fields if _is_unsure(field.type, dates=dates)]
+    if not any(pa.types.is_nested(field.type) for field in unsure):
         default, columns = None, {field.name: _NONE for field in unsure}
     else:
         # It takes names of whole columns only: where one field of a struct is unsure, no struct has bounds.
@@ -66,9 +66,11 @@ def writer_properties(schema: pa.Schema | None) -> WriterProperties:
     )
 
 
-def _is_unsure(kind: pa.DataType) -> bool:
+def _is_unsure(kind: pa.DataType, *, dates: bool) -> bool:
     return any(
-        pa.types.is_floating(leaf) or (pa.types.is_decimal(leaf) and leaf.precision > _EXACT_DIGITS)
+        pa.types.is_floating(leaf)
+        or (pa.types.is_decimal(leaf) and leaf.precision > _EXACT_DIGITS)
+        or (pa.types.is_date(leaf) and not dates)
         for _, leaf in leaves("", kind)
     )
 

@@ -135,6 +135,47 @@ def test_what_messages_and_catalog_do_not_tell_is_copied_again(
         followed(connection, *definitions)
 
 
+TYPES = """
+    CREATE TYPE mood AS ENUM ('sad', 'ok'); CREATE DOMAIN feeling AS mood[]; CREATE TABLE kind (x int);
+    CREATE TYPE pair AS (a int, f feeling); CREATE TYPE spans AS RANGE (subtype = pair); CREATE TYPE other AS ENUM ('x');
+    CREATE TABLE typed (id int PRIMARY KEY, p spans, k kind[])
+"""
+
+
+@pytest.mark.parametrize(
+    "definition",
+    [
+        "ALTER TYPE mood RENAME VALUE 'sad' TO 'unhappy'",
+        "ALTER TYPE pair ADD ATTRIBUTE b int",
+        "ALTER TYPE pair DROP ATTRIBUTE a, ADD ATTRIBUTE b int",
+        "ALTER TABLE kind ADD y int",
+    ],
+)
+def test_a_type_by_which_rows_print_in_another_way_has_the_table_copied_again(
+    connection: Connection, definition: str
+) -> None:
+    connection.execute(TYPES)
+    with pytest.raises(SchemaChangedError, match="the type of column"):
+        followed(connection, definition, table="typed")
+
+
+@pytest.mark.parametrize(
+    "definition",
+    [
+        "ALTER TYPE mood ADD VALUE 'happy'",
+        "ALTER TYPE mood ADD VALUE 'happy' BEFORE 'sad'",
+        "ALTER TYPE pair RENAME ATTRIBUTE a TO b",
+        "ALTER TYPE mood RENAME TO temper",
+        "ALTER TYPE other RENAME VALUE 'x' TO 'y'",
+        "ALTER TABLE kind RENAME x TO z",
+    ],
+)
+def test_a_type_by_which_rows_print_as_before_copies_nothing(connection: Connection, definition: str) -> None:
+    connection.execute(TYPES)
+    kept = followed(connection, definition, table="typed")
+    assert kept == [Source(name, name) for name in ("id", "p", "k")]
+
+
 def test_a_column_added_beside_a_column_list_may_have_values_that_were_not_sent(
     connection: Connection,
 ) -> None:

@@ -225,9 +225,19 @@ def test_an_invalidated_slot_names_the_command_that_copies_everything_again(
         database.execute("insert into orders values (1)")
         with pytest.raises(SlotError, match="can no longer access replication slot") as raised:
             shop.copy()
+        assert str(raised.value.hint).startswith("raise max_slot_wal_keep_size, then")
         assert "`pgsieve resync one`" in str(raised.value.hint)
         assert shop.resync("one").lost is not None
         assert shop.ids("one", "orders") == [1]
+        if postgres_version >= 18:
+            database.execute("alter system set idle_replication_slot_timeout = '1s'")
+            database.execute("select pg_reload_conf(), pg_sleep(2)")
+            database.execute("checkpoint")
+            with pytest.raises(SlotError, match="it has been invalidated") as raised:
+                shop.copy()
+            assert str(raised.value.hint).startswith(
+                "raise idle_replication_slot_timeout, or run more often, then"
+            )
 
 
 def test_another_cluster_is_an_error_that_names_both_and_the_command_begins_from_scratch(

@@ -15,7 +15,8 @@ from tests.fixtures.servers import new_server
 
 TABLES = """
     CREATE SCHEMA s; CREATE TABLE s.x (a int PRIMARY KEY);
-    CREATE TYPE mood AS ENUM ('good', 'bad'); CREATE COLLATION c FROM "C";
+    CREATE TYPE mood AS ENUM ('good', 'bad'); CREATE TYPE pair AS (a int, b text); CREATE TABLE pairs (p pair);
+    CREATE COLLATION c FROM "C";
     CREATE FUNCTION f(int) RETURNS int IMMUTABLE RETURN $1 + 1;
     CREATE TABLE t (a int PRIMARY KEY, b text COLLATE c, m mood, g int GENERATED ALWAYS AS (f(a)) STORED);
     CREATE TABLE r (a int PRIMARY KEY, b text) PARTITION BY RANGE (a);
@@ -43,6 +44,10 @@ ALTERATIONS = """
     ALTER TABLE t DROP CONSTRAINT t_pkey
     ALTER TABLE t RENAME TO u
     ALTER TYPE mood RENAME TO temper
+    ALTER TYPE temper ADD VALUE 'fair'
+    ALTER TYPE temper RENAME VALUE 'bad' TO 'foul'
+    ALTER TYPE pair ADD ATTRIBUTE c date
+    ALTER TYPE pair DROP ATTRIBUTE a
     ALTER FUNCTION f(int) RENAME TO g
     ALTER SCHEMA s RENAME TO z
     ALTER TABLE child NO INHERIT parent

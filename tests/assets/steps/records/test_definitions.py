@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
 
-from pgsieve.assets.steps.subscription import Definition, Former, History
+from pgsieve.assets.steps.subscription import Definition, Former, History, planned_sources
 from pgsieve.decoding.publications.evolution import Layout, LayoutColumn
 
+MOOD = (("c", "16390", "1 16384"), ("e", "16384", "sad", "ok"))
 LAYOUT = Layout(
-    7, (LayoutColumn(1, "a", 23, -1, 9), LayoutColumn(3, "ß", 25, -1, 8, ("x", None))), 3, ((7, 70),)
+    7, (LayoutColumn(1, "a", 23, -1, 9), LayoutColumn(3, "ß", 25, -1, 8, ("x", None), MOOD)), 3, ((7, 70),)
 )
 MADE = Definition(
     columns=(("a", "int"), ("ß", "string")),
@@ -24,6 +26,16 @@ MADE = Definition(
 def test_a_definition_comes_back_from_its_text() -> None:
     read = Definition.from_json(MADE.to_json())
     assert (read, read.former, read.history) == (MADE, MADE.former, MADE.history)
+
+
+def test_a_definition_from_before_types_were_recorded_says_nothing_of_them() -> None:
+    written = json.loads(MADE.to_json())
+    for column in written["layout"]["columns"]:
+        del column["made"]
+    read = Definition.from_json(json.dumps(written))
+    assert [column.made for column in read.layout.columns] == [(), ()]
+    # The next run takes what is there now, and copies nothing.
+    assert [source.former for source in planned_sources(read, MADE)] == ["a", "ß"]
 
 
 def test_what_a_table_was_and_its_history_make_no_other_definition() -> None:

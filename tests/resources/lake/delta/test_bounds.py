@@ -61,6 +61,16 @@ def test_dates_within_lists_and_structs_are_looked_at(
     assert "panicked" not in capfd.readouterr().err
 
 
+def test_other_columns_have_bounds_beside_distant_dates(tmp_path: Path) -> None:
+    # By those of `slice` this process knows what a file of a change history has; without them Spark would have to read it.
+    new = pa.StructArray.from_arrays([dates(_INFINITY, 1), pa.array([1, 2])], ["day", "id"])
+    path, local = str(tmp_path / "t"), LocalRecords()
+    local.write(path, pa.table({"slice": [10, 10], "commit_lsn": [5, 6], "ordinal": [0, 0], "new": new}), 10)
+    rows = local.slice_rows(path, [10], every=True)
+    assert rows is not None
+    assert rows.num_rows == 2
+
+
 def test_other_dates_have_bounds(tmp_path: Path) -> None:
     path = str(tmp_path / "t")
     LocalRecords().write(path, pa.table({"id": [1, 2], "day": dates(1, 2)}), 10)

@@ -12,6 +12,7 @@ from deltalake import DeltaTable, QueryBuilder, write_deltalake
 
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.delta.key_lookup import bounds_of, files_within, key_values, present_keys
+from pgsieve.resources.lake.delta.merge import Merge
 from pgsieve.resources.lake.delta.parquet_files import write_files
 from pgsieve.resources.lake.stores.store import Store
 
@@ -81,6 +82,20 @@ def test_keys_are_looked_up_in_the_files_that_may_have_them(kind: str, write: ob
             if kind != "infinity"
             else True
         )
+
+
+@pytest.mark.parametrize("kind", KEYS)
+def test_keys_are_looked_up_in_a_file_that_a_merge_has_rewritten(kind: str, tmp_path: Path) -> None:
+    values, type_ = KEYS[kind]
+    column, path, local = pa.array(values, type_), str(tmp_path), LocalRecords()
+    for added, number in ((column, 1), (column.slice(1), 2)):
+        local.write(f"{path}/{number}", pa.table({"k": added, "v": [0] * len(added)}), 1)
+        source = {"k0": column[1:2], "v0": column[1:2], "v1": [1], "action": ["upsert"], "expected": [True]}
+        local.merge(f"{path}/{number}", pa.table(source), Merge.flat(["k"], ["k", "v"], ()), 2, 0)
+        keys = pa.table({"k": column})
+        assert local.present_keys(f"{path}/{number}", keys) == set(key_values([pa.chunked_array([added])]))
+        rows = local.rows_of(f"{path}/{number}", keys.slice(1, 1), pa.schema({"k": type_, "v": pa.int64()}))
+        assert rows["v"].to_pylist() == [1]
 
 
 def test_keys_of_several_columns_are_looked_up_as_a_whole(tmp_path: Path) -> None:
