@@ -48,7 +48,6 @@ from pgsieve.resources.lake.delta.errors import (
     refusal,
     told,
 )
-from pgsieve.resources.lake.delta.kept_commits import check_commits_are_kept
 from pgsieve.resources.lake.delta.layout import FOLDERS, file_bytes
 from pgsieve.resources.lake.delta.named_records import NamedRecords
 from pgsieve.resources.lake.delta.parquet_files import WRITTEN_DDL, write_files
@@ -62,6 +61,7 @@ from pgsieve.resources.lake.delta.records import (
 )
 from pgsieve.resources.lake.delta.spark import SparkRecords
 from pgsieve.resources.lake.executors import Executors, SparkExecutors, Threads, cores_of
+from pgsieve.resources.lake.kept_commits import check_commits_are_kept
 from pgsieve.resources.lake.overrun import NewerVersionError, guarded
 from pgsieve.resources.lake.paths import LakePaths
 from pgsieve.resources.lake.session import SparkEngine

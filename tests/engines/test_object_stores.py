@@ -179,7 +179,9 @@ def test_a_lake_that_is_copied_from_a_folder_goes_on_on_s3(
     )
     pafs.copy_files(str(tmp_path / "a lake"), s3_folder.removeprefix("s3://"), destination_filesystem=store)
     on_s3.pop("storage")
-    pgsieve.path.write_text(yaml.safe_dump(on_s3))
+    # A secret among Spark's own settings is in the command that starts a JVM, but in no record and no message.
+    settings = {**on_s3["spark"]["conf"], "spark.hadoop.fs.s3a.secret.key": "${STORE_SECRET}"}
+    pgsieve.path.write_text(yaml.safe_dump({**on_s3, "spark": {**on_s3["spark"], "conf": settings}}))
     database.execute("""update "Größe ""x""/y" set note = 'b'; delete from items where id = 3""")
     environment = {**s3_server.environment, "JAVA_HOME": "/none"}
     assert "copied" not in pgsieve("run", **environment)
@@ -187,6 +189,7 @@ def test_a_lake_that_is_copied_from_a_folder_goes_on_on_s3(
     pgsieve("check", **environment)
     pgsieve("maintain", **environment)
     pgsieve("check", **environment)
+    pgsieve.path.write_text(yaml.safe_dump(on_s3))
     database.execute("truncate items; insert into items values (1, 'EMEA')")
     pgsieve("run", **s3_server.environment)  # Spark finds the credentials where delta-rs does.
     pgsieve("check", **environment)
