@@ -9,7 +9,7 @@ BIN := .venv/bin
 PIP_ENVIRONMENT := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1
 
 .DEFAULT_GOAL := help
-.PHONY: help prerequisites setup demo test test-fast test-versions test-oldest test-dagster test-long soak soak-filters soak-hard-day check docs pictures audit sbom benchmarks log-store clean
+.PHONY: help prerequisites setup demo test test-fast test-versions test-oldest test-dagster test-spark40 test-long soak soak-filters soak-hard-day check docs pictures audit sbom benchmarks log-store clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -66,6 +66,19 @@ test-dagster-%: setup
 	@PIP_DISABLE_PIP_VERSION_CHECK=1 .venv/dagster-$*/bin/python -m pip install --quiet $(DAGSTER_$*)
 	@.venv/dagster-$*/bin/python -c 'import dagster; print("Dagster", dagster.__version__)'
 	@.venv/dagster-$*/bin/python -c "import sys, dagster, pytest; sys.exit(pytest.main(sys.argv[1:]))" $(DAGSTER_TESTS) -m 'not long' $(ARGS)
+
+# Another Spark, in the same way; the S3 server is a program of .venv.
+SPARK_40 := .venv/spark-4.0/bin/python
+SPARK_TESTS := tests/replication/test_row_filters.py tests/replication/test_identity_changes.py \
+    tests/replication/test_filter_restrictions.py tests/properties/test_filter_functions.py tests/properties/test_row_filters.py
+test-spark40: setup ## row filters, identities and lakes on S3 with Spark 4.0 and Delta 4.0
+	@$(BIN)/python -m venv .venv/spark-4.0
+	@echo "import site; site.addsitedir('$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')')" \
+	    > $$($(SPARK_40) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/beside.pth
+	@PIP_DISABLE_PIP_VERSION_CHECK=1 $(SPARK_40) -m pip install --quiet 'pyspark[connect]>=4.0,<4.1' 'delta-spark>=4.0,<4.1'
+	@$(SPARK_40) -c 'import pyspark; print("Spark", pyspark.__version__)'
+	@PGSIEVE_WRITER=executors PGSIEVE_BUDGET_SECONDS=$${PGSIEVE_BUDGET_SECONDS:-30} $(SPARK_40) -m pytest $(SPARK_TESTS) $(ARGS)
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(SPARK_40) -m pytest tests/resources/lake/test_s3_commits.py tests/replication/test_lakes.py -k 's3 and not schema_changes' $(ARGS)
 
 BUDGET = PGSIEVE_BUDGET_SECONDS=$${PGSIEVE_BUDGET_SECONDS:-3600}
 soak: setup ## random workloads beside CREATE SUBSCRIPTION, for an hour or PGSIEVE_BUDGET_SECONDS

@@ -61,6 +61,7 @@ A message names the object, what is wrong and what to do; it never holds a cell 
         UncheckedFilterError          resources.postgres.filter_analysis
         UndefinedColumnError
         UnreadableConninfoError       resources.postgres.sessions
+        UnsafeStoreError              resources.lake.kept_commits
         UnsupportedBinaryError
         UnsupportedFilterError
         UnsupportedTypeError

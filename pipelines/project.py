@@ -14,7 +14,7 @@ from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.publications.definition import DefinedPublication, DefinedTable
 from pgsieve.pipelines.config.model import Config, SourceConfig, SubscriptionConfig
-from pgsieve.resources.lake.session import SparkEngine, refuse_other_log_store
+from pgsieve.resources.lake.session import SparkEngine, conceal_settings, refuse_other_log_store
 from pgsieve.resources.lake.stores.storage import Storage, declare
 from pgsieve.resources.postgres.plugin_options import PgoutputOptions
 from pgsieve.resources.postgres.source import Source
@@ -45,6 +45,7 @@ def project(config: Config) -> Project:
     storage = config.storage.of(config.lake)
     _refuse_unsafe(storage, config.spark.conf)
     declare(storage)
+    conceal_settings(config.spark.conf)
     feeds: dict[str, Feed] = {}
     for name, source in config.sources.items():
         sharing = {

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pyspark
 
-from pgsieve.resources.lake.jars import delta_packages, kept_jars
+from pgsieve.resources.lake.jars import delta_packages, kept_jars, s3_packages
 from pgsieve.resources.lake.stores.log_store import JAR, SOURCE
 
 #: Spark 4 needs this Java or a newer one.
@@ -41,8 +41,9 @@ def compiled() -> dict[str, bytes]:
     """The class files of the source, by their names in the jar."""
     jars = [str(jar) for jar in Path(pyspark.__file__).parent.glob("jars/hadoop-client-api-*.jar")]
     jars += [jar for jar in kept_jars(delta_packages().name) or [] if "delta-storage" in jar]
+    jars += kept_jars(s3_packages().name) or []
     with tempfile.TemporaryDirectory() as folder:
-        command = ["javac", "--release", _RELEASE, "-Xlint:all", "-Werror", "-g:none"]
+        command = ["javac", "--release", _RELEASE, "-Xlint:all,-classfile", "-Werror", "-g:none"]
         subprocess.run([*command, "-cp", ":".join(jars), "-d", folder, str(SOURCE)], check=True)
         classes = sorted(Path(folder).rglob("*.class"))
         return {path.relative_to(folder).as_posix(): path.read_bytes() for path in classes}

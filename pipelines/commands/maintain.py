@@ -17,7 +17,13 @@ def maintain(
     declared = project(config)
     subscriptions = [declared.subscriptions[s.name] for s in selected]
     assets = [
-        *((s.name, subscription_maintenance_asset(s, declared.retention, NAMING)) for s in subscriptions),
+        *(
+            (
+                s.name,
+                subscription_maintenance_asset(s, declared.retention, NAMING, names=declared.names),
+            )
+            for s in subscriptions
+        ),
         *(
             (feed.name, feed_maintenance_asset(feed, declared.reading(feed), declared.retention, NAMING))
             for feed in declared.feeds_of(subscriptions)

@@ -47,12 +47,13 @@ from pgsieve.resources.postgres.source import read_catalog
 
 
 def validate(config: Config, *, rights: bool = True) -> ValidationReport:
-    """Look at every source and subscription; creates and changes nothing.
+    """Look at the lake's store, every source and subscription; what it creates in the store to try it, it removes.
 
     Without `rights` those of the source's role are not asked for: somebody is about to grant them.
     """
     declared = project(config)
     declared.lake.engine.check_store()
+    declared.lake.open().check_commits_are_kept(record=False)
     pictures: dict[tuple[str, str], PublicationPicture] = {}
     received, problems, statements = [], [], []
     for feed in declared.feeds.values():

@@ -21,6 +21,7 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Field,
     SecretStr,
     ValidationError,
     ValidationInfo,
@@ -67,7 +68,7 @@ from pgsieve.pipelines.config.values import (
     streaming_mode,
     switch,
 )
-from pgsieve.resources.lake.stores.storage import is_uri
+from pgsieve.resources.lake.stores.storage import is_uri, misread
 
 __all__ = [
     "Config",
@@ -101,7 +102,8 @@ class SparkConfig(_Section):
     """
 
     master: Filled = "local[*]"
-    conf: dict[str, str] = {}
+    #: Somebody may have put credentials there.
+    conf: dict[str, str] = Field(default={}, repr=False)
     engine: Annotated[Literal["off", "use", "start"], BeforeValidator(switch)] = "use"
     engine_idle: Wait = timedelta(minutes=15)
 
@@ -271,10 +273,12 @@ class Config(_Section):
     @field_validator("lake")
     @classmethod
     def _lake_is_absolute(cls, lake: str, info: ValidationInfo) -> str:
-        if is_uri(lake):
-            return lake.rstrip("/") or lake
-        folder = info.data["path"].parent if "path" in info.data else Path.cwd()
-        return os.path.normpath(os.path.join(folder, os.path.expanduser(lake)))  # noqa: PTH111, PTH118
+        if not is_uri(lake):
+            folder = info.data["path"].parent if "path" in info.data else Path.cwd()
+            lake = os.path.normpath(os.path.join(folder, os.path.expanduser(lake)))  # noqa: PTH111, PTH118
+        if problem := misread(lake):
+            raise refusal(*problem)
+        return lake.rstrip("/") or lake
 
     @model_validator(mode="after")
     def _references_hold(self) -> Self:

@@ -35,8 +35,8 @@ _JARS, _PACKAGES, _EXCLUDES = "spark.jars", "spark.jars.packages", "spark.jars.e
 #: What a user says of where packages come from, and how: a proxy is an option of Java's.
 _REPOSITORIES = ("spark.jars.repositories", "spark.jars.ivy", "spark.driver.extraJavaOptions")
 
-#: The AWS SDK that each hadoop-aws is built with.
-_AWS_SDK = {"3.4.0": "2.23.19", "3.4.1": "2.24.6", "3.4.2": "2.29.52"}
+#: The AWS SDK that each hadoop-aws is built with; 3.4.1, Spark 4.0's, is built with 2.24.6, and was tested with a later one.
+_AWS_SDK = {"3.4.0": "2.23.19", "3.4.1": "2.29.52", "3.4.2": "2.29.52"}
 #: The parts of the SDK that S3A uses; hadoop-aws itself asks for all of it, 641 MB.
 _AWS_PARTS = ("s3", "s3-transfer-manager", "sts")
 _NOT_FROM_AWS = (

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from threading import Lock
 from typing import Any, TypeVar
 
 import dagster as dg
@@ -60,6 +61,7 @@ from pgsieve.resources.lake.delta.records import (
 )
 from pgsieve.resources.lake.delta.spark import SparkRecords
 from pgsieve.resources.lake.executors import Executors, SparkExecutors, Threads, cores_of
+from pgsieve.resources.lake.kept_commits import check_commits_are_kept
 from pgsieve.resources.lake.overrun import NewerVersionError, guarded
 from pgsieve.resources.lake.paths import LakePaths
 from pgsieve.resources.lake.session import SparkEngine
@@ -86,6 +88,10 @@ _LOGGER = logging.getLogger(__name__)
 #: What a writable lake takes: a full disk may still have room for an empty file.
 _PROBE, _PROBE_NAME = bytes(64 * 1024), ".pgsieve-write-probe"
 _DAMAGED = 'restore it from a backup, or make it again: section "A damaged lake" of docs/operations.md'
+
+#: Lakes and servers that keep commits, as this process knows; one thread finds out.
+_safe: set[tuple[str, str]] = set()
+_TRYING = Lock()
 
 #: Spark configuration of pgsieve's own: batches of a local lake up to this size are written without Spark.
 SMALL_BYTES = "spark.pgsieve.smallBytes"
@@ -115,6 +121,7 @@ class Lake(LakePaths):
         super().__init__(storage.address, folders)
         #: The files of the lake, for this process and for executors.
         self.store = Store.of(storage)
+        self._storage = storage
         self._session = session
         #: Whether these are threads of this process, which share what it has in memory.
         self.has_threads = threads is not None
@@ -276,9 +283,27 @@ class Lake(LakePaths):
             self.local.remove(f"{path}/_delta_log")
 
     def check_writable(self) -> None:
-        """Raise LakeUnavailableError now rather than after the copy; only a local lake can be tried cheaply."""
+        """Raise LakeUnavailableError now rather than after the copy; only a local lake can be tried cheaply.
+
+        Raises UnsafeStoreError where a store with S3's interface may lose commits.
+        """
         if not is_uri(self.uri):
             self.try_writing()
+        self.check_commits_are_kept()
+
+    def check_commits_are_kept(self, *, record: bool = True) -> None:
+        """Raise UnsafeStoreError where the store may lose commits; S3 itself is not tried.
+
+        Without `record` what is made for that is removed, and nothing is left in the lake.
+        """
+        endpoint = self._storage.endpoint()
+        if self.local is None or endpoint is None or not self._storage.imitates_s3():
+            return
+        with _TRYING:
+            if (tried := (self.uri, endpoint)) not in _safe:
+                with self.refusing(self.uri):
+                    check_commits_are_kept(self.uri, self.store, endpoint, record=record)
+                _safe.add(tried)
 
     def try_writing(self) -> None:
         """Raise LakeUnavailableError where the lake does not take a file; where only Spark writes, that is not tried."""

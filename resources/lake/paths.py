@@ -9,6 +9,9 @@ from collections.abc import Mapping
 
 from pgsieve.resources.lake.delta.layout import FOLDERS
 
+#: What a lake has beside its subscriptions' folders: no folder of a subscription or a table is called so.
+OWN_FOLDER = "_pgsieve"
+
 
 def escape(identifier: str) -> str:
     """An identifier as a folder name, reversibly: all but [a-z0-9_] becomes ~XX (UTF-8, hexadecimal).
@@ -42,7 +45,7 @@ class LakePaths:
 
     def _of_feed(self, slot_owner: str) -> str:
         """A feed's folder; what belongs to a part of it has a name with slashes, and a folder below."""
-        return "/".join([self.uri, "_pgsieve", *map(escape, slot_owner.split("/"))])
+        return "/".join([self.uri, OWN_FOLDER, *map(escape, slot_owner.split("/"))])
 
     def change_log(self, slot_owner: str) -> str:
         """The raw messages of a source's slot (of a subscription's, where it has one of its own)."""
@@ -95,7 +98,7 @@ class LakePaths:
 
     def feed(self, slot_owner: str) -> str:
         """The cluster that a slot's LSNs are of, the newest row counts."""
-        return f"{self.uri}/_pgsieve/{escape(slot_owner)}/feed"
+        return f"{self.uri}/{OWN_FOLDER}/{escape(slot_owner)}/feed"
 
     def cuts(self, subscription: str) -> str:
         """The LSNs at which all replica tables agree, with their Delta versions."""

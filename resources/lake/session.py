@@ -9,6 +9,7 @@ ADBC, but not pgsieve. Raises `SparkUnavailableError` where no session can be ha
 import atexit
 import logging
 import os
+import re
 import shutil
 import sys
 from collections.abc import Mapping
@@ -31,6 +32,7 @@ from pgsieve.resources.lake.engine.record import EngineFolder
 from pgsieve.resources.lake.jars import Packages, class_path, delta_packages, fetch, s3_packages
 from pgsieve.resources.lake.stores import log_store
 from pgsieve.resources.lake.stores.storage import Storage, storage_of
+from pgsieve.resources.passwords import remember
 
 #: Settings a session may change at any time; set on Spark Connect too.
 SESSION_SETTINGS: dict[str, str] = {
@@ -62,6 +64,16 @@ LOCAL_SETTINGS: dict[str, str] = {
     "spark.databricks.delta.snapshotPartitions": "1",
     "spark.driver.memory": "4g",
 }
+
+#: A setting that is no secret, whatever its name says.
+_PLAIN = re.compile(r"(?i)true|false|\d+[a-z]{0,2}|.{0,7}")
+
+
+def conceal_settings(conf: Mapping[str, str]) -> None:
+    """Have no text show the values of settings whose names say that they are secret."""
+    secret = re.compile(LOCAL_SETTINGS["spark.redaction.regex"])
+    remember(*(value for name, value in conf.items() if secret.search(name) and not _PLAIN.fullmatch(value)))
+
 
 #: Packages whose functions run on executors.
 SHIPPED = ("pgsieve.decoding", "pgsieve.resources", "pgsieve.assets")
@@ -156,7 +168,7 @@ class SparkEngine(LazyPySparkResource):
     """Dagster's lazy PySpark resource, for every kind of master."""
 
     master: str = "local[*]"
-    spark_config: dict[str, str] = Field(default={})
+    spark_config: dict[str, str] = Field(default={}, repr=False)
     #: The lake's address, by which its storage is declared.
     lake: str = ""
     #: Whether a session on this machine is had of the warm engine: `off`, `use` where one serves, or `start` one.

@@ -157,6 +157,47 @@ def test_a_lake_on_s3_is_followed_and_dropped(
     assert not DeltaTable.is_deltatable(path, s3_server.delta_rs)
 
 
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("pgsieve", ["p"], indirect=True)
+def test_a_lake_that_is_copied_from_a_folder_goes_on_on_s3(
+    pgsieve: Pgsieve, database: psycopg.Connection, s3_server: S3Server, s3_folder: str, tmp_path: Path
+) -> None:
+    """Object by object, with any tool; credentials come from the environment alone."""
+    database.execute("""create table "Größe ""x""/y" (id int primary key, note text)""")
+    database.execute("""insert into "Größe ""x""/y" values (1, 'a')""")
+    database.execute("""alter publication p add table "Größe ""x""/y" """)
+    on_s3 = yaml.safe_load(pgsieve.path.read_text())
+    in_a_folder = {**on_s3, "lake": str(tmp_path / "a lake")}
+    in_a_folder.pop("storage")
+    pgsieve.path.write_text(yaml.safe_dump(in_a_folder))
+    pgsieve("run", JAVA_HOME="/none")
+    database.execute("insert into items values (12, 'EMEA'); update plain set line = 'c' where id = 1")
+    pgsieve("run", JAVA_HOME="/none")
+    store = pafs.S3FileSystem(
+        access_key=KEY, secret_key=SECRET, endpoint_override=s3_server.url, region=REGION
+    )
+    pafs.copy_files(str(tmp_path / "a lake"), s3_folder.removeprefix("s3://"), destination_filesystem=store)
+    on_s3.pop("storage")
+    # A secret among Spark's own settings is in the command that starts a JVM, but in no record and no message.
+    settings = {**on_s3["spark"]["conf"], "spark.hadoop.fs.s3a.secret.key": "${STORE_SECRET}"}
+    pgsieve.path.write_text(yaml.safe_dump({**on_s3, "spark": {**on_s3["spark"], "conf": settings}}))
+    database.execute("""update "Größe ""x""/y" set note = 'b'; delete from items where id = 3""")
+    environment = {**s3_server.environment, "JAVA_HOME": "/none"}
+    assert "copied" not in pgsieve("run", **environment)
+    assert ids_in(f"{s3_folder}/sales/public/items", s3_server) == [1, 2, *range(4, 11), 12]
+    pgsieve("check", **environment)
+    pgsieve("maintain", **environment)
+    pgsieve("check", **environment)
+    pgsieve.path.write_text(yaml.safe_dump(on_s3))
+    database.execute("truncate items; insert into items values (1, 'EMEA')")
+    pgsieve("run", **s3_server.environment)  # Spark finds the credentials where delta-rs does.
+    pgsieve("check", **environment)
+    pgsieve("drop", "sales", "--delete-tables", **environment)
+    assert SECRET not in pgsieve.seen
+    assert SECRET.encode() not in pgsieve.left
+
+
 #: The net change of each table has everything: new rows, moved keys, rows that leave and enter the filter.
 CHANGES = """
 insert into items values (12, 'EMEA'), (13, 'APAC');

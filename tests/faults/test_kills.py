@@ -137,13 +137,17 @@ def kill_at_each(
             pgsieve.verify(database)
 
 
+@pytest.mark.parametrize("lake", ["folder", pytest.param("s3", marks=pytest.mark.long)])
 def test_runs_killed_at_random_while_the_source_is_written_to_lose_and_repeat_nothing(
-    publisher_server: EmbeddedServer, tmp_path: Path, master: str
+    request: pytest.FixtureRequest, publisher_server: EmbeddedServer, tmp_path: Path, lake: str
 ) -> None:
     seed = int(os.environ.get("PGSIEVE_SEED") or random.SystemRandom().randrange(2**32))
     print(f"reproduce: PGSIEVE_SEED={seed}")
     chosen = random.Random(seed)
-    with site("killed_at_random", publisher_server, tmp_path, master) as (pgsieve, database):
+    master = request.getfixturevalue("master") if lake == "folder" else "local[2]"
+    store = request.getfixturevalue("s3_server") if lake == "s3" else None
+    name = f"killed_at_random_{lake}"
+    with site(name, publisher_server, tmp_path, master, store=store) as (pgsieve, database):
         for number in range(1, KILLS + 1):
             with pgsieve.writing():
                 process = pgsieve.start("run", *chosen.choice([[], ["--follow"]]))

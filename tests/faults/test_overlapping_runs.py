@@ -32,19 +32,26 @@ NOT_SMALL = {"spark.pgsieve.smallBytes": "-1"}
 ROB = "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND granted"
 
 
-@pytest.mark.parametrize("by_threads", [False, pytest.param(True, marks=pytest.mark.long)])
+#: Processes that write few rows themselves; threads of theirs, which write many without a JVM; and the former on S3.
+WRITERS = [
+    "process",
+    *(pytest.param(writer, marks=pytest.mark.long) for writer in ("threads", "s3", "s3_threads")),
+]
+
+
+@pytest.mark.parametrize("writer", WRITERS)
 def test_processes_that_overlap_at_random_lose_and_repeat_nothing(
-    publisher_server: EmbeddedServer, tmp_path: Path, master: str, by_threads: bool
+    request: pytest.FixtureRequest, publisher_server: EmbeddedServer, tmp_path: Path, writer: str
 ) -> None:
     budget = float(os.environ.get("PGSIEVE_BUDGET_SECONDS") or 20)
     seed = int(os.environ.get("PGSIEVE_SEED") or random.SystemRandom().randrange(2**32))
     print(f"reproduce: PGSIEVE_SEED={seed} PGSIEVE_BUDGET_SECONDS={budget:g}")
     chosen, rounds, end = random.Random(seed), 0, time.monotonic() + budget
-    # Threads of the processes, which write many rows without a JVM, or the processes themselves, which write few.
-    name, master, conf = (
-        ("overlapping_threads", "local[2]", NOT_SMALL) if by_threads else ("overlapping", master, None)
-    )
-    with site(name, publisher_server, tmp_path, master, conf=conf) as (pgsieve, database):
+    conf = NOT_SMALL if writer.endswith("threads") else None
+    master = request.getfixturevalue("master") if writer == "process" else "local[2]"
+    store = request.getfixturevalue("s3_server") if writer.startswith("s3") else None
+    name = f"overlapping_{writer}"
+    with site(name, publisher_server, tmp_path, master, store=store, conf=conf) as (pgsieve, database):
         assert pgsieve.run() == 0, pgsieve.log
         while not rounds or time.monotonic() < end:
             rounds += 1

@@ -15,10 +15,14 @@ from pathlib import Path
 
 import psycopg
 import pyarrow as pa
+import pyarrow.fs as pafs
 import pytest
 import yaml
 from deltalake import DeltaTable, QueryBuilder
+from deltalake.fs import DeltaStorageHandler
 
+from pgsieve.resources.lake.stores.storage import Storage
+from pgsieve.resources.lake.stores.store import Store
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.faults.killable import REFUSED, start_pgsieve
 from tests.fixtures.oracle import wait_until
@@ -28,6 +32,7 @@ from tests.fixtures.s3_proxy import (
     EXPIRED,
     INTERNAL,
     NO_BUCKET,
+    NOT_IMPLEMENTED,
     SLOW_DOWN,
     Answer,
     S3Proxy,
@@ -135,6 +140,13 @@ class Shop:
         assert ended == 0, printed
         assert SECRET not in self.log
         assert "Traceback" not in self.log
+
+    def objects(self) -> list[str]:
+        """What the lake has: SeaweedFS keeps a folder whose objects are gone, and lists it as an object of no bytes."""
+        files = pafs.PyFileSystem(DeltaStorageHandler(self._lake, self._server.delta_rs))
+        entries = files.get_file_info(pafs.FileSelector("", recursive=True, allow_not_found=True))
+        folders = {entry.path for entry in entries if entry.type == pafs.FileType.Directory}
+        return [entry.path for entry in entries if entry.path not in folders]
 
     def _exists(self, path: str) -> bool:
         return DeltaTable.is_deltatable(f"{self._lake}/sales/{path}", self._server.delta_rs)
@@ -297,6 +309,62 @@ def test_a_store_that_refuses_stops_a_run_and_sets_nothing_aside(
         refused("maintain")
         refused("status")
         refused("check")
+    shop.settle()
+
+
+@pytest.mark.parametrize("shop", ["process"], indirect=True)
+def test_dropping_with_tables_deletes_nothing_of_another_lake(
+    shop: Shop, s3_server: S3Server, s3_folder: str
+) -> None:
+    store = Store.of(Storage.of(s3_folder, s3_server.storage))
+    beside = [f"{s3_folder}{end}" for end in ("2/sales/x", "/sales2/x", "-old/_pgsieve/shop/x")]
+    within = f"{s3_folder}/sales/other/_pgsieve/shop/x"
+    for path in (*beside, within):
+        store.touch(path)
+    assert shop("run")[0] == 0, shop.log
+    before = shop.objects()
+    ended, printed = shop("drop", "sales", "--delete-tables")
+    assert ended == REFUSED, printed
+    assert "another lake is in its folder" in printed
+    assert shop.objects() == before
+    assert len(shop.confirmed()) == 1
+    store.remove(within.rpartition("/other/")[0] + "/other")
+    ended, printed = shop("drop", "sales", "--delete-tables")
+    assert ended == 0, printed
+    assert shop.confirmed() == []
+    assert all(map(store.has, beside))
+    assert not [name for name in shop.objects() if name.startswith("sales/")]
+
+
+@pytest.mark.parametrize("kind", ["ignored", pytest.param("unknown", marks=pytest.mark.long)])
+@pytest.mark.parametrize("shop", ["process"], indirect=True)
+def test_a_store_that_may_lose_commits_is_refused_before_anything_is_there(
+    shop: Shop, s3_server: S3Server, s3_folder: str, kind: str
+) -> None:
+    if kind == "ignored":
+        shop.proxy.lies = True
+        said = "does not keep If-None-Match on PUT: it took two objects of one name"
+    else:
+        shop.proxy.refuse(NOT_IMPLEMENTED, methods="PUT", part="_delta_log/")
+        said = "does not know If-None-Match on PUT"
+    # A server that says 5xx is asked ten times.
+    commands = [("validate",), ("run",), ("run", "--follow"), ("resync", "sales")]
+    for command in commands if kind == "ignored" else commands[:1]:
+        ended, printed = shop(*command)
+        assert ended == REFUSED, printed
+        assert f"the server at {shop.proxy.url} {said}" in printed
+        assert "only_writer: spark" in printed
+        assert "Traceback" not in printed
+        assert shop.confirmed() == []
+        assert shop.objects() == []
+    shop.proxy.heal()
+    assert shop("validate")[0] == 0, shop.log
+    assert shop.objects() == []
+    for tried in (True, False):
+        shop.proxy.answered.clear()
+        shop.write()
+        assert shop("run")[0] == 0, shop.log
+        assert any("_commits_tried" in path for _, path, _ in shop.proxy.answered) is tried
     shop.settle()
 
 

@@ -12,6 +12,7 @@ import random
 import shutil
 import time
 from pathlib import Path
+from typing import cast, get_args
 
 import pytest
 from psycopg import errors
@@ -28,8 +29,11 @@ pytestmark = pytest.mark.spark
 IN_THE_WAY = (errors.UniqueViolation, errors.LockNotAvailable, errors.CheckViolation)
 #: However small a transaction is, it is streamed. PostgreSQL 16 has the setting under another name.
 STREAMED = {16: "logical_replication_mode = 'immediate'"}
-#: Small and large batches, and small ones after large ones.
+#: Small and large batches, and small ones after large ones; or whom PGSIEVE_WRITER names.
 WRITERS: tuple[Writer, ...] = ("process", "executors", "either")
+if named := os.environ.get("PGSIEVE_WRITER"):
+    assert named in get_args(Writer)
+    WRITERS = (cast("Writer", named),)
 
 STREAMED_SINCE_17 = "debug_logical_replication_streaming = 'immediate'"
 

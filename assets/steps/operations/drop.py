@@ -21,6 +21,7 @@ from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.publications.catalog import Catalog
 from pgsieve.decoding.publications.routing import CapturePublication
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.paths import OWN_FOLDER
 from pgsieve.resources.postgres.slot import drop_slot, shrink_capture
 from pgsieve.resources.postgres.source import read_catalog
 
@@ -59,6 +60,8 @@ def drop_subscription(
             hint=f"drop it without --delete-tables, then remove {lake.uri}/{name} with the store's own tools",
             sqlstate="0A000",
         )
+    if delete_tables:
+        _refuse_lake_within(lake, name)
     others = tuple(s for s in feed.subscriptions if s != name and in_use(lake, s))
     # A lake that refuses says so while the subscription is whole.
     if in_use(lake, name):
@@ -84,6 +87,19 @@ def drop_subscription(
         with lake.refusing(f"{lake.uri}/{name}"):
             done = replace(done, folders=tuple(f for f in folders if local.remove(f)))
     return done
+
+
+def _refuse_lake_within(lake: Lake, name: str) -> None:
+    """Raise PgsieveError where another lake is in the folder of a subscription, which is removed with all that it has."""
+    folder = f"{lake.uri}/{name}"
+    with lake.refusing(folder):
+        has_lake = lake.store.has_folder(folder, OWN_FOLDER)
+    if has_lake:
+        raise PgsieveError(
+            f'subscription "{name}": another lake is in its folder "{folder}", and would be deleted with it',
+            hint="drop it without --delete-tables, then remove the folders of its tables with the store's own tools",
+            sqlstate="55006",
+        )
 
 
 def _drop_on_server(

@@ -36,10 +36,10 @@ def copy_tables(
         return []
     record = SubscriptionRecord(lake, subscription.name)
     record.refuse_disabled()
+    lake.check_writable()
     record.keep_folders()
     feed = subscription.feed
     feed.source.check_ready()
-    lake.check_writable()
     with feed.exclusively(), feed.source.connect() as connection:
         sound_catalog(connection, subscription, present_catalog(connection))
         ready_slot(connection, feed, lake)

@@ -1,6 +1,6 @@
 """Functions of `decoding` over columns, where Spark has no expression with PostgreSQL's meaning.
 
-In: a function of Python values. Out: one of Columns, which hands whole Arrow batches to the executors' Python.
+In: a function of Python values. Out: one of Columns, which hands whole Arrow batches to the executors' Python; Spark 4.0 rows.
 Spark evaluates such a call, and its operands, for every row that reaches it, whatever conditions are around it:
 one that may fail returns its error, and `value_of` raises that where Spark comes to it.
 """
@@ -11,8 +11,7 @@ from functools import cache
 from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
-from pyspark.sql import Column
+from pyspark.sql import Column, Row
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import DataType, StringType, StructField, StructType
@@ -43,33 +42,34 @@ class PythonFunction:
     def evaluated(self, operands: Sequence[pa.Array]) -> pa.Array:
         """Return the values of rows of operands."""
         rows = zip(*(operand.to_pylist() for operand in operands), strict=True)
-        values = [None if self.strict and None in row else self.function(*row) for row in rows]
-        return pa.array(values, to_arrow_type(self.returns))
+        return pa.array([self.value(*row) for row in rows], to_arrow_type(self.returns))
 
     def attempted(self, operands: Sequence[pa.Array]) -> pa.Array:
         """Return the values or errors of rows of operands."""
-        # PostgreSQL evaluates operands from the left: what fails first is what is told.
-        failed = pc.coalesce(
-            pa.nulls(len(operands[0]), pa.string()), *(o.field(_ERROR) for o in operands if _is_outcome(o))
-        ).to_pylist()
-        operand_values = [operand.field(_VALUE) if _is_outcome(operand) else operand for operand in operands]
-        rows = zip(*(operand.to_pylist() for operand in operand_values), strict=True)
-        outcomes = [self._attempt(row, error) for row, error in zip(rows, failed, strict=True)]
+        rows = zip(*(operand.to_pylist() for operand in operands), strict=True)
+        outcomes = [self.outcome(*row) for row in rows]
         values = pa.array([value for value, _ in outcomes], to_arrow_type(self.returns))
         errors = pa.array([error for _, error in outcomes], pa.string())
         return pa.StructArray.from_arrays([values, errors], [_VALUE, _ERROR])
 
-    def _attempt(self, row: tuple[Any, ...], error: str | None) -> tuple[Any, str | None]:
-        if error is not None or (self.strict and None in row):
-            return None, error
+    def value(self, *operands: Any) -> Any:
+        """Return the value of a row of operands."""
+        row = [bytes(each) if isinstance(each, bytearray) else each for each in operands]
+        return None if self.strict and None in row else self.function(*row)
+
+    def outcome(self, *operands: Any) -> tuple[Any, str | None]:
+        """Return the value of a row of operands, or the error: of an operand that is an outcome, or the function's own."""
+        # PostgreSQL evaluates operands from the left: what fails first is what is told.
+        outcomes = [operand for operand in operands if isinstance(operand, dict | Row)]
+        failed = next((each[_ERROR] for each in outcomes if each[_ERROR] is not None), None)
+        if failed is not None:
+            return None, failed
         try:
-            return self.function(*row), None
+            return self.value(
+                *(each[_VALUE] if isinstance(each, dict | Row) else each for each in operands)
+            ), None
         except PgsieveError as raised:
             return None, str(raised)
-
-
-def _is_outcome(operand: pa.Array) -> bool:
-    return isinstance(operand, pa.StructArray) and operand.type.get_field_index(_ERROR) >= 0
 
 
 def value_of(outcome: Column) -> Column:
@@ -90,8 +90,16 @@ def udf(of: PythonFunction, *, can_fail: bool) -> Callable[..., Column]:
     def evaluate(*operands: pa.Array) -> pa.Array:
         return of.attempted(operands) if can_fail else of.evaluated(operands)
 
-    # Imported late: Spark 4.0 has none, and most filters do not need it.
-    from pyspark.sql.pandas.functions import arrow_udf
+    def evaluate_row(*operands: Any) -> Any:
+        return of.outcome(*operands) if can_fail else of.value(*operands)
 
-    evaluated: Callable[..., Column] = arrow_udf(evaluate, returns)  # type: ignore[call-overload]
+    evaluated: Callable[..., Column]
+    try:
+        # Imported late: most filters do not need it.
+        from pyspark.sql.pandas.functions import arrow_udf
+    except ImportError:
+        # Spark 4.0 has none, and hands Python each row.
+        evaluated = F.udf(evaluate_row, returns, useArrow=False)
+    else:
+        evaluated = arrow_udf(evaluate, returns)  # type: ignore[call-overload]
     return evaluated

@@ -138,7 +138,8 @@ def _append_by_executor(
     path = ChangeLog(lake, feed).path
     observed = drained.observe(summary, *slice_summary())
     lake.write(observed, path, position=end, options=_FILE_OPTIONS, base=base, after=after)
-    if summary.get:  # Else it is made of the slice, where it is read.
+    # Else it is made of the slice, where it is read: Spark 4.0 observes an array as an object of Java's.
+    if isinstance(summary.get.get("relations"), list):
         Slices(lake, feed).append(end, summary.get)
     return True
 

@@ -285,7 +285,7 @@ def _transform_table(
         received={o: 0 if written else sum(r.get.get(o) or 0 for r in received) for o in ROW_OPERATIONS},
         sent={o: counts[o] or 0 for o in ROW_OPERATIONS},
         key_changes=counts["key_changes"] or 0,
-        unchanged=tuple(sorted(counts["unchanged"] or ())),
+        unchanged=tuple(sorted(json.loads(counts["unchanged"] or "[]"))),
     )
 
 
@@ -385,7 +385,8 @@ def _write_changes(
     counts = [
         *(count(o).alias(o) for o in ROW_OPERATIONS),
         F.sum(F.when(_changes_key(definition.key), 1).otherwise(0)).alias("key_changes"),
-        F.array_distinct(F.flatten(F.collect_set("unchanged"))).alias("unchanged"),
+        # As text: Spark 4.0 observes an array as an object of Java's.
+        F.to_json(F.array_distinct(F.flatten(F.collect_set("unchanged")))).alias("unchanged"),
     ]
 
     def rows() -> DataFrame:

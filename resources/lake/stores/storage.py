@@ -35,6 +35,10 @@ _SDK_CHAIN = "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider
 _KEYS = "org.apache.hadoop.fs.s3a.{}AWSCredentialsProvider"
 _TOKENS = "org.apache.hadoop.fs.azurebfs.oauth2.{}TokenProvider"
 _DEFAULT_REGION = "us-east-1"
+#: Where the environment names another server than S3 itself: what delta-rs reads of it, Spark is told.
+_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+#: The hosts of S3 itself.
+_S3_ITSELF = re.compile(r"(?i)\.amazonaws\.com(?:\.cn)?\.?$")
 
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # two letters at least
 
@@ -42,6 +46,47 @@ _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # two letters at least
 def is_uri(lake: str) -> bool:
     """Whether a lake is at a URI, and not in a folder."""
     return bool(_URI.match(lake))
+
+
+#: In a path at a URI, what an engine takes for something else than a part of a name, or writes in another way than the other.
+_AMBIGUOUS = re.compile(r"""[%?#*\\^`"<>|{}\[\]\x00-\x1f\x7f]""")
+#: In a folder, what delta-rs makes another path of, or no path.
+_AMBIGUOUS_IN_FOLDERS = re.compile(r"%[0-9A-Fa-f]{2}|[\\^|\[\]\x00-\x1f\x7f]")
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+def misread(lake: str) -> tuple[str, str] | None:
+    """Why both engines would not take an address for the same place, and what to do; None where they do.
+
+    Nothing of the address is shown but single characters: somebody may have put credentials there.
+    """
+    if not is_uri(lake):
+        if found := _AMBIGUOUS_IN_FOLDERS.search(lake):
+            return (
+                f"is a path with {found[0]!r}, which delta-rs reads as something else",
+                "take another folder",
+            )
+        return None
+    scheme, _, rest = lake.partition(":")
+    if (scheme := scheme.lower()) not in {*SCHEMES, "file"}:
+        return None  # Spark alone goes there.
+    bucket, _, path = rest.removeprefix("//").partition("/")
+    if SCHEMES.get(scheme) in {"s3", "gs"} and not (rest.startswith("//") and _BUCKET.fullmatch(bucket)):
+        hint = (
+            f"write it as {scheme}://BUCKET/PATH; credentials and the server's address belong into `storage`"
+        )
+        return "has no bucket, or something else beside its name", hint
+    if found := _AMBIGUOUS.search(path):
+        return (
+            f"has {found[0]!r} in its path, which not every engine takes for a part of a name",
+            "take another path",
+        )
+    if {"", ".", ".."} & set(path.rstrip("/").split("/")) and path.strip("/"):
+        return (
+            "has an empty part of its path, or one of dots alone",
+            "write each folder's name between single slashes",
+        )
+    return None
 
 
 @dataclass(frozen=True)
@@ -86,19 +131,32 @@ class Storage:
         """Whether of two commits of one version the store keeps the first, whoever makes them."""
         return self.platform is not None or self.scheme in _ATOMIC
 
-    def delta_rs_options(self) -> dict[str, str]:
+    def endpoint(self, environ: Mapping[str, str] = os.environ) -> str | None:
+        """The address of S3's interface, where the options or the environment name one."""
+        if self.platform != "s3":
+            return None
+        named = (environ.get(name) for name in _ENDPOINTS)
+        return self.options.get("endpoint") or next(filter(None, named), None)
+
+    def imitates_s3(self, environ: Mapping[str, str] = os.environ) -> bool:
+        """Whether the store has S3's interface and is not S3, which says itself what its conditions are worth."""
+        endpoint = self.endpoint(environ)
+        return endpoint is not None and not _S3_ITSELF.search(urlsplit(endpoint).hostname or "")
+
+    def delta_rs_options(self, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
         """What delta-rs is told; it takes the rest from the environment and the machine by itself."""
         option = self.options.get
         if self.platform == "s3":
+            endpoint = self.endpoint(environ)
             options = {
-                "aws_endpoint_url": option("endpoint"),
+                "aws_endpoint_url": endpoint,
                 "aws_region": option("region"),
                 "aws_access_key_id": option("access_key_id"),
                 "aws_secret_access_key": option("secret_access_key"),
                 "aws_session_token": option("session_token"),
                 "aws_conditional_put": "etag",
             }
-            if (option("endpoint") or "").startswith("http://"):
+            if (endpoint or "").lower().startswith("http://"):
                 options["aws_allow_http"] = "true"
             if option("path_style") == "false":
                 options["aws_virtual_hosted_style_request"] = "true"
@@ -131,7 +189,7 @@ class Storage:
 
     def _s3a(self, environ: Mapping[str, str]) -> dict[str, str | None]:
         option = self.options.get
-        endpoint = option("endpoint") or environ.get("AWS_ENDPOINT_URL")
+        endpoint = self.endpoint(environ)
         region = option("region") or environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION")
         provider = _SDK_CHAIN
         if option("access_key_id"):

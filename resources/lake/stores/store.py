@@ -134,18 +134,32 @@ class Store:
 
     def names(self, folder: str) -> list[str]:
         """The names of all files below a folder; none where there is no folder."""
+        return [file.base_name for file in self._files(folder)]
+
+    def has_folder(self, folder: str, name: str) -> bool:
+        """Whether there is a file below a folder in one of this name."""
+        _, inner = self.system(folder)
+        depth = len(inner.split("/"))
+        return any(name in file.path.split("/")[depth:-1] for file in self._files(folder))
+
+    def _files(self, folder: str) -> list[pafs.FileInfo]:
         files, inner = self.system(folder)
         entries = files.get_file_info(pafs.FileSelector(inner, allow_not_found=True, recursive=True))
         # Some servers keep an empty object for a folder, also for one whose files are gone.
         folders = {entry.path for entry in entries if entry.type == pafs.FileType.Directory}
-        return [e.base_name for e in entries if e.type == pafs.FileType.File and e.path not in folders]
+        return [entry for entry in entries if entry.type == pafs.FileType.File and entry.path not in folders]
 
     def probe(self, folder: str, name: str) -> None:
         """Make an empty file in a folder, and delete it."""
-        files, inner = self.system(f"{folder}/{name}")
+        self.touch(path := f"{folder}/{name}")
+        files, inner = self.system(path)
+        files.delete_file(inner)
+
+    def touch(self, path: str) -> None:
+        """Make an empty file."""
+        files, inner = self.system(path)
         # To delta-rs' stream only Parquet's writer can write.
         files.open_output_stream(inner).close()
-        files.delete_file(inner)
 
     def remove(self, folder: str) -> bool:
         """Remove a folder with everything in it; False where there is none."""

@@ -21,6 +21,7 @@ class StoreFault(Enum):
     CREDENTIALS = "the store does not accept the credentials"
     NO_CREDENTIALS = "there are no credentials for the store"
     DENIED = "the store does not allow it"
+    REGION = "the bucket is in another region"
     BUSY = "the store answers with errors"
     UNREACHED = "the store does not answer"
 
@@ -34,6 +35,7 @@ _HINTS = {
     f" machine's role; {_GO_ON}",
     StoreFault.DENIED: "these credentials need the right to list, read, write and delete objects below the lake, and the"
     f" bucket may not be read-only; {_GO_ON}",
+    StoreFault.REGION: f"give the bucket's `region` in `storage` of pgsieve.yaml, or as AWS_REGION; {_GO_ON}",
     StoreFault.BUSY: "run again later: nothing is lost, a slot is confirmed only up to what the lake holds",
     StoreFault.UNREACHED: f"see whether this machine reaches the endpoint of `storage` in pgsieve.yaml; {_GO_ON}",
 }
@@ -66,6 +68,10 @@ _CODES = {
         StoreFault.DENIED,
     ),
     **dict.fromkeys(
+        ("AuthorizationHeaderMalformed", "PermanentRedirect"),
+        StoreFault.REGION,
+    ),
+    **dict.fromkeys(
         (
             *("SlowDown", "ServiceUnavailable", "InternalError", "RequestTimeout", "ServerBusy"),
             *("OperationTimedOut", "ThrottlingException", "TooManyRequests"),
@@ -84,6 +90,7 @@ _CLASSES = {
     "NoAuthWithAWSException": StoreFault.NO_CREDENTIALS,
     "NoAwsCredentialsException": StoreFault.NO_CREDENTIALS,
     "CredentialInitializationException": StoreFault.NO_CREDENTIALS,
+    "AWSRedirectException": StoreFault.REGION,
     "AWSServiceThrottledException": StoreFault.BUSY,
     "AWSStatus500Exception": StoreFault.BUSY,
     "AWSNoResponseException": StoreFault.UNREACHED,
@@ -103,6 +110,8 @@ _CODE = re.compile(r"<Code>(\w+)</Code>|Status Code: \d{3}[^\n]*?\):\s?([A-Z]\w+
 _STATUS_CODE = re.compile(r"non-2xx status code\s+(\d{3})|Status Code: (\d{3})")
 #: Where credentials of a machine's role are asked for; there is none where nobody answers.
 _METADATA = re.compile(r"Error performing [A-Z]+ http://(?:169\.254\.169\.254|metadata\.google\.internal)")
+#: delta-rs' word for an answer of S3's that sends it to another region.
+_OTHER_REGION = "incorrectly configured region"
 _CLASS = re.compile("|".join(_CLASSES))
 _NETWORK = re.compile(
     r"error sending request|error trying to connect|[Cc]onnection (?:refused|reset|closed)|dns error"
@@ -147,6 +156,8 @@ def _refusal(text: str) -> StoreRefusal | None:
         return None
     if _METADATA.search(text):
         return StoreRefusal(StoreFault.NO_CREDENTIALS)
+    if _OTHER_REGION in text:
+        return StoreRefusal(StoreFault.REGION)
     for match in _CODE.finditer(text):
         code = next(filter(None, match.groups()))
         if code in _CODES:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,20 @@ def test_secrets_are_in_no_repr_and_no_text() -> None:
     assert SECRET not in concealed(f"403 Forbidden: {SECRET}")
 
 
+def test_secrets_among_the_settings_of_spark_are_in_no_repr_and_no_text() -> None:
+    settings = {
+        "spark.hadoop.fs.s3a.secret.key": SECRET,
+        "spark.hadoop.fs.azure.account.key.shop.dfs.core.windows.net": SECRET[::-1],
+        "spark.hadoop.hadoop.security.token.enabled": "true",
+    }
+    config = read("s3://bucket/lake", "{}", f"spark: {{conf: {json.dumps(settings)}}}\n")
+    lake = project(config).lake
+    for secret in (SECRET, SECRET[::-1]):
+        assert secret not in repr(config) + repr(lake)
+        assert secret not in concealed(f"403 Forbidden: {secret}")
+    assert concealed("it is true") == "it is true"
+
+
 @pytest.mark.parametrize(
     ("lake", "storage", "says"),
     [
@@ -62,6 +77,28 @@ def test_what_is_refused_says_where_and_why(lake: str, storage: str, says: str) 
     with pytest.raises(ConfigError) as caught:
         read(lake, storage)
     assert f"pgsieve.yaml:2: {says}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("lake", "says"),
+    [
+        *((f"s3://b/a{c}b", f"has {c!r} in its path") for c in '%?#*\\^`"<>|{}[]'),
+        ("s3a://b/a%20b", "has '%' in its path"),
+        ("abfss://l@a.dfs.core.windows.net/a%20b", "has '%' in its path"),
+        ("file:///lakes/a%20b", "has '%' in its path"),
+        *((f"s3://b/{path}", "has an empty part") for path in ("a//b", "/a", "./a", "a/..", "a/../b")),
+        *((lake, "has no bucket, or something else") for lake in ("s3:/b/l", "s3:///l", "S3://", "gs:/b/l")),
+        (f"s3://AKIA7:{SECRET}@bucket/l", "has no bucket, or something else"),
+        ("s3://bucket:9000/l", "has no bucket, or something else"),
+        ("/lakes/[shop]", "is a path with '['"),
+        ("./a%20b", "is a path with '%20'"),
+    ],
+)
+def test_an_address_that_engines_take_for_several_places_is_refused(lake: str, says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read(json.dumps(lake), "{}")
+    assert f"pgsieve.yaml:1: lake: {says}" in str(caught.value)
+    assert SECRET not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,12 @@ import org.apache.hadoop.fs.FSDataOutputStream;
 import org.apache.hadoop.fs.FSDataOutputStreamBuilder;
 import org.apache.hadoop.fs.FileSystem;
 import org.apache.hadoop.fs.Path;
+import org.apache.hadoop.fs.s3a.S3AFileSystem;
+import org.apache.hadoop.fs.s3a.S3AUtils;
+import org.apache.hadoop.fs.s3a.impl.PutObjectOptions;
+import software.amazon.awssdk.core.exception.SdkException;
+import software.amazon.awssdk.core.sync.RequestBody;
+import software.amazon.awssdk.services.s3.model.PutObjectRequest;
 
 /**
  * Commits to Delta tables on S3 that leave every other writer's commit whole.
@@ -71,7 +77,16 @@ public class ConditionalPutLogStore extends S3SingleDriverLogStore {
         FSDataOutputStreamBuilder<?, ?> builder = files.createFile(path);
         // A file system that does not know the condition refuses it, rather than write without.
         builder.create().overwrite(true).recursive().must(CONDITION, true);
-        FSDataOutputStream stream = (FSDataOutputStream) builder.build();
+        FSDataOutputStream stream;
+        try {
+            stream = (FSDataOutputStream) builder.build();
+        } catch (IllegalArgumentException unknown) {
+            if (!(files instanceof S3AFileSystem)) {
+                throw unknown;
+            }
+            putByClient((S3AFileSystem) files, path, content);
+            return;
+        }
         try {
             stream.write(content);
         } catch (IOException | RuntimeException failure) {
@@ -79,6 +94,20 @@ public class ConditionalPutLogStore extends S3SingleDriverLogStore {
             throw failure;
         }
         stream.close();
+    }
+
+    /** As `put`, where S3A has no such condition (before Hadoop 3.4.2): by its own client, which has. */
+    private static void putByClient(S3AFileSystem files, Path path, byte[] content) throws IOException {
+        String key = files.pathToKey(path);
+        try {
+            PutObjectRequest request = files.getRequestFactory()
+                    .newPutObjectRequestBuilder(key, PutObjectOptions.keepingDirs(), content.length, false)
+                    .ifNoneMatch("*")
+                    .build();
+            files.getS3AInternals().getAmazonS3Client(CONDITION).putObject(request, RequestBody.fromBytes(content));
+        } catch (SdkException failure) {
+            throw S3AUtils.translateException("PUT", path, failure);
+        }
     }
 
     /** Whether the object is there and is this commit; raises FileAlreadyExistsException where it is another's. */

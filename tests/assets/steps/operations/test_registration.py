@@ -148,7 +148,7 @@ def test_replicas_are_registered_described_and_unregistered_and_nothing_else_is_
 
 
 @pytest.mark.long
-def test_a_follower_and_a_copy_of_dagster_register_what_they_copied(
+def test_a_follower_a_copy_of_dagster_and_maintenance_register_what_there_is(
     tmp_path: Path, publisher_server: EmbeddedServer, database: psycopg.Connection
 ) -> None:
     pgsieve = Pgsieve(tmp_path, publisher_server.conninfo(dbname="registered"))
@@ -175,8 +175,9 @@ def test_a_follower_and_a_copy_of_dagster_register_what_they_copied(
         env={**os.environ, "PGSIEVE_CONFIG": str(path), "DAGSTER_HOME": home},
         check=False,
     )
+    pgsieve("maintain", names="maintained.{table}")
     rows = pgsieve.sql(
-        "select id, (select count(*) from followed.orders), (select count(*) from copied.items)"
-        " from followed.late join copied.late using (id)"
+        "select id, (select count(*) from followed.orders), (select count(*) from copied.items),"
+        " (select count(*) from maintained.orders) from followed.late join copied.late using (id)"
     )
-    assert rows == ["(7, 3, 0)"]
+    assert rows == ["(7, 3, 0, 3)"]

@@ -49,7 +49,7 @@ def test_a_store_is_safe_where_it_keeps_the_first_of_two_commits(address: str, i
 
 def test_an_s3_server_of_ones_own_in_the_words_of_both_engines() -> None:
     storage = Storage.of("s3://bucket/lake", MINIO)
-    assert storage.delta_rs_options() == {
+    assert storage.delta_rs_options({}) == {
         "aws_endpoint_url": "http://minio:9000",
         "aws_access_key_id": "AKIA7",
         "aws_secret_access_key": "x7Qm-secret-2Lp",
@@ -68,7 +68,7 @@ def test_an_s3_server_of_ones_own_in_the_words_of_both_engines() -> None:
 
 def test_without_options_both_engines_look_where_aws_tools_do() -> None:
     storage = Storage.of("s3://bucket/lake")
-    assert storage.delta_rs_options() == {"aws_conditional_put": "etag"}
+    assert storage.delta_rs_options({}) == {"aws_conditional_put": "etag"}
     chain = "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider"
     assert storage.spark_settings({}) == {"fs.s3a.aws.credentials.provider": chain}
     assert storage.spark_settings({"AWS_ENDPOINT_URL": "https://store:1", "AWS_REGION": "eu-1"}) == {
@@ -84,6 +84,34 @@ def test_a_session_token_needs_the_provider_that_reads_it() -> None:
     settings = storage.spark_settings({})
     assert settings["fs.s3a.session.token"] == storage.delta_rs_options()["aws_session_token"] == "t"
     assert settings["fs.s3a.aws.credentials.provider"].endswith(".TemporaryAWSCredentialsProvider")
+
+
+@pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"])
+def test_a_server_that_the_environment_names_is_both_engines(name: str) -> None:
+    storage = Storage.of("s3://bucket/lake")
+    environ = {name: "http://store:1"}
+    told = storage.delta_rs_options(environ)
+    assert (told["aws_endpoint_url"], told["aws_allow_http"]) == ("http://store:1", "true")
+    assert storage.spark_settings(environ)["fs.s3a.endpoint"] == "http://store:1"
+    own = Storage.of("s3://bucket/lake", MINIO)
+    assert own.delta_rs_options(environ)["aws_endpoint_url"] == own.spark_settings(environ)["fs.s3a.endpoint"]
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "imitates"),
+    [
+        (None, False),
+        ("https://s3.eu-central-1.amazonaws.com", False),
+        ("https://bucket.vpce-1a2b.s3.eu-1.vpce.amazonaws.com", False),
+        ("https://s3.cn-north-1.amazonaws.com.cn", False),
+        ("http://minio:9000", True),
+        ("https://amazonaws.com.example.org", True),
+        ("https://notamazonaws.com", True),
+    ],
+)
+def test_a_server_other_than_s3_is_known_by_its_name(endpoint: str | None, imitates: bool) -> None:
+    options = {} if endpoint is None else {"endpoint": endpoint}
+    assert Storage.of("s3://bucket/lake", options).imitates_s3({}) is imitates
 
 
 def test_azure_in_the_words_of_both_engines() -> None:

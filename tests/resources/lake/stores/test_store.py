@@ -26,6 +26,44 @@ def test_a_probe_of_s3_leaves_nothing(s3_server: S3Server, s3_folder: str) -> No
     assert ".probe" not in store.names(s3_folder)
 
 
+@pytest.mark.slow
+def test_what_is_removed_is_a_folder_and_not_what_begins_like_it(
+    s3_server: S3Server, s3_folder: str, tmp_path: Path
+) -> None:
+    for lake in (s3_folder, str(tmp_path)):
+        store = Store.of(Storage.of(s3_folder, s3_server.storage))
+        names = (
+            "lake/sales/t/_x",
+            "lake/sales2/x",
+            "lake/sales~2/x",
+            "lake/sales.old/x",
+            "lake2/sales/x",
+            "lake/sale/x",
+        )
+        for name in names:
+            if lake == str(tmp_path):
+                Path(lake, name).parent.mkdir(parents=True)
+            store.touch(f"{lake}/{name}")
+        assert store.remove(f"{lake}/lake/sales")
+        assert not store.remove(f"{lake}/lake/sales")
+        assert [name for name in names if store.has(f"{lake}/{name}")] == list(names[1:])
+
+
+@pytest.mark.slow
+def test_a_folder_is_found_at_any_depth_by_its_whole_name(
+    s3_server: S3Server, s3_folder: str, tmp_path: Path
+) -> None:
+    for lake in (s3_folder, str(tmp_path)):
+        store = Store.of(Storage.of(s3_folder, s3_server.storage))
+        assert not store.has_folder(f"{lake}/sales", "_pgsieve")
+        for name, found in (("a/_pgsieve2/x", False), ("_pgsieve", False), ("b/c/_pgsieve/x", True)):
+            path = f"{lake}/sales/{name}"
+            if lake == str(tmp_path):
+                Path(path).parent.mkdir(parents=True, exist_ok=True)
+            store.touch(path)
+            assert store.has_folder(f"{lake}/sales", "_pgsieve") is found
+
+
 def test_a_store_that_refuses_says_so(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="no-folder"):
         Store().probe(f"{tmp_path.as_uri()}/no-folder", ".probe")

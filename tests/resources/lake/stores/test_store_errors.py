@@ -11,7 +11,7 @@ from pgsieve.resources.lake.delta.errors import LakeUnavailableError, StoreUnava
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.stores.storage import Storage
 from pgsieve.resources.lake.stores.store_errors import StoreFault, store_refusal
-from tests.fixtures.s3_proxy import DENIED, EXPIRED, NO_BUCKET, Answer, S3Proxy, s3_proxy
+from tests.fixtures.s3_proxy import DENIED, EXPIRED, NO_BUCKET, OTHER_REGION, Answer, S3Proxy, s3_proxy
 from tests.fixtures.s3_server import SECRET, S3Server
 
 ROWS = pa.table({"id": [1]})
@@ -37,6 +37,8 @@ def lake_at(address: str, options: dict[str, str]) -> Lake:
         (EXPIRED, "the store does not accept the credentials (ExpiredToken)", "renew them"),
         (DENIED, "the store does not allow it (AccessDenied)", "need the right"),
         (NO_BUCKET, "there is no such bucket or container (NoSuchBucket)", "create it"),
+        (OTHER_REGION, "the bucket is in another region (AuthorizationHeaderMalformed)", "`region`"),
+        (Answer(301, "PermanentRedirect"), "the bucket is in another region", "`region`"),
     ],
     ids=lambda each: each.code if isinstance(each, Answer) else "",
 )
@@ -48,7 +50,7 @@ def test_a_refusal_names_the_lake_the_stores_word_and_what_to_do(
     proxy.heal()
     lake.records.append(path, ROWS)
     # A bucket is gone as a whole.
-    for part in ("",) if answer is NO_BUCKET else ("", "_delta_log/"):
+    for part in ("",) if answer in {NO_BUCKET, OTHER_REGION} or answer.status == 301 else ("", "_delta_log/"):
         proxy.refuse(answer, part=part)
         for act in (lambda: lake.records.append(path, ROWS), lambda: lake.records.standing(path)):
             with pytest.raises(LakeUnavailableError) as refused:

@@ -1,0 +1,115 @@
+"""Whether a store with S3's interface keeps the first of two commits of one version: it is tried, once for each lake and server.
+
+In: a lake's address and its store. Out: nothing where the store does; an empty object in the lake may say so of this server.
+Raises UnsafeStoreError where two writers of one version were both told that theirs is there, or where the store does not know
+the condition; what delta-rs raises where it refuses.
+
+Tables are made and removed below `_pgsieve/_commits_tried/`, each by two writers at once. Delta-rs looks first whether there is
+one, so only a pair that both come to the commit says something: the slower is refused by the store, or else a commit is lost.
+"""
+
+import logging
+import re
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from enum import Enum, auto
+from threading import Barrier
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Schema
+from deltalake.exceptions import CommitFailedError, DeltaError
+
+from pgsieve.decoding.errors import PgsieveError
+from pgsieve.resources.lake.paths import OWN_FOLDER, escape
+from pgsieve.resources.lake.stores.store import Store
+
+#: So many pairs have to be told apart by the store; at most so many are tried.
+_SEEN, _TRIED = 8, 60
+_SCHEMA = Schema.from_arrow(pa.schema([("number", pa.int64())]))
+#: What delta-rs says where there is a table before it comes to the commit.
+_EARLIER = "table already exists"
+#: What servers say that do not know the condition.
+_UNKNOWN = re.compile(r"NotImplemented|Status: 501|status code\s+501|\b501 Not Implemented")
+
+_LOGGER = logging.getLogger(__name__)
+
+
+class UnsafeStoreError(PgsieveError):
+    """The lake's store does not keep the first of two commits of one version."""
+
+    def __init__(self, lake: str, endpoint: str, why: str) -> None:
+        super().__init__(
+            f'lake "{lake}": the server at {endpoint} {why}: commits to the lake could be lost',
+            hint="use a server that keeps If-None-Match on PUT (docs/object-stores.md names some), or a newer version of this one;"
+            " or, where one Spark session or Spark Connect server is the only one that ever writes to the lake, say so:"
+            " `storage: {only_writer: spark}`",
+            sqlstate="0A000",
+        )
+
+
+class _Ended(Enum):
+    """How a writer's commit ended: it was told that it is there; by the store that another is; it had seen another before."""
+
+    MADE = auto()
+    REFUSED = auto()
+    TOO_LATE = auto()
+
+
+def check_commits_are_kept(lake: str, store: Store, endpoint: str, *, record: bool) -> None:
+    """Raise UnsafeStoreError where the server at an endpoint may lose a commit to the lake.
+
+    `record` has the lake remember that it does not, so that it is not tried again.
+    """
+    known = f"{lake}/{OWN_FOLDER}/_commits_kept/{escape(endpoint)}"
+    if store.has(known):
+        return
+    folder = f"{lake}/{OWN_FOLDER}/_commits_tried/{uuid.uuid4().hex}"
+    try:
+        seen = _pairs_told_apart(lake, folder, store, endpoint)
+    finally:
+        store.remove(folder)
+    if seen < _SEEN:
+        _LOGGER.debug('lake "%s": of %d pairs of commits %d met: it is tried again', lake, _TRIED, seen)
+    elif record:
+        store.touch(known)
+
+
+def _pairs_told_apart(lake: str, folder: str, store: Store, endpoint: str) -> int:
+    """How many pairs of commits met, and were told apart by the store."""
+    seen = 0
+    with ThreadPoolExecutor(2) as pool:
+        for number in range(_TRIED):
+            together = Barrier(2)
+            path = f"{folder}/{number}"
+            try:
+                ended = list(pool.map(lambda _: _made(path, store, together), range(2)))  # noqa: B023 - within the round
+            except (DeltaError, OSError) as error:
+                if _UNKNOWN.search(str(error)):
+                    why = "does not know If-None-Match on PUT"
+                    raise UnsafeStoreError(lake, endpoint, why) from error
+                raise
+            if ended == [_Ended.MADE] * 2:
+                why = "does not keep If-None-Match on PUT: it took two objects of one name, and told both writers so"
+                raise UnsafeStoreError(lake, endpoint, why)
+            seen += sorted(e.name for e in ended) == [_Ended.MADE.name, _Ended.REFUSED.name]
+            if seen == _SEEN:
+                break
+    return seen
+
+
+def _made(path: str, store: Store, together: Barrier) -> _Ended:
+    together.wait()
+    try:
+        DeltaTable.create(
+            path,
+            _SCHEMA,
+            storage_options=dict(store.options),
+            commit_properties=CommitProperties(max_commit_retries=0),
+        )
+    except CommitFailedError:
+        return _Ended.REFUSED
+    except DeltaError as error:
+        if _EARLIER in str(error):
+            return _Ended.TOO_LATE
+        raise
+    return _Ended.MADE

@@ -1,0 +1,71 @@
+"""What pgsieve takes for a lake's address is one place for Spark, for delta-rs, and for the files that executors write."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pytest
+
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.stores.storage import Storage, misread
+from tests.fixtures.s3_server import BUCKET, KEY, REGION, SECRET, S3Server
+from tests.fixtures.spark_writer import SparkWriter, spark_writer
+
+pytestmark = [pytest.mark.spark, pytest.mark.long]
+
+DOTTED = "my.dotted.bucket"
+
+
+@pytest.fixture(scope="module")
+def spark(s3_server: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkWriter]:
+    with spark_writer("s3://lake", s3_server.storage, tmp_path_factory.mktemp("spark")) as writer:
+        yield writer
+
+
+def _taken(prefix: str) -> str:
+    """All characters that may stand in a path after a prefix, between letters."""
+    found = [
+        c
+        for c in string.printable + "äŁ日"
+        if misread(f"{prefix}/a{c}b") is None and c not in "/\n\r\t\x0b\x0c"
+    ]
+    return "".join(found)
+
+
+def test_every_character_that_is_taken_is_the_same_to_both_engines(
+    s3_server: S3Server, spark: SparkWriter, tmp_path: Path
+) -> None:
+    store = pafs.S3FileSystem(
+        access_key=KEY,
+        secret_key=SECRET,
+        endpoint_override=s3_server.url,
+        region=REGION,
+        allow_bucket_creation=True,
+    )
+    store.create_dir(DOTTED)
+    in_uris, in_folders = _taken(f"s3://{BUCKET}"), _taken(str(tmp_path))
+    assert set(in_uris) >= set(f"{string.ascii_letters}{string.digits} ~!$&'()+,-.:;=@_ä日")
+    addresses = [f"s3://{BUCKET}/a{in_uris}b", f"S3A://{DOTTED}/a b/", f"{tmp_path}/a{in_folders}b"]
+    for address in addresses:
+        assert misread(address) is None
+        storage = Storage.of(address, None if address.startswith("/") else s3_server.storage)
+        lake = Lake(storage.address, lambda: None, storage=storage)  # type: ignore[arg-type, return-value]
+        assert lake.local is not None
+        path = lake.replica("sales", "Public", f"T {in_uris[:20]}")
+        lake.local.write(path, pa.table({"id": [1]}), None)
+        assert spark.append(path, [2]) is None
+        lake.local.write(path, pa.table({"id": [3]}), None)
+        assert spark.count(path) == 3
+        assert sorted(lake.local.table(path)["id"].to_pylist()) == [1, 2, 3]
+        schema = pa.schema([("id", pa.int64())])
+        by_files = pa.Table.from_batches(lake.local.plain_batches(path, schema))
+        assert sorted(by_files["id"].to_pylist()) == [1, 2, 3]
+        # Nothing is anywhere else.
+        assert lake.store.has(f"{path}/_delta_log/00000000000000000002.json")
+        assert lake.local.remove(f"{lake.uri}/sales")
+        assert not lake.local.exists(path)
+        assert lake.store.names(lake.uri) == []
