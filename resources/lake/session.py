@@ -63,6 +63,8 @@ LOCAL_SETTINGS: dict[str, str] = {
     "spark.driver.memory": "4g",
 }
 
+_LOGGER = logging.getLogger(__name__)
+
 #: Packages whose functions run on executors.
 SHIPPED = ("pgsieve.decoding", "pgsieve.resources", "pgsieve.assets")
 
@@ -241,6 +243,7 @@ class SparkEngine(LazyPySparkResource):
     def _started(self) -> SparkSession:
         if self._spark_session is None:
             self.fetch_jars()
+            _LOGGER.info("starting Spark, %s", self.master)
             storage = storage_of(self.lake)
             config = self.settings
             os.environ["PYSPARK_PYTHON"] = config["spark.pyspark.python"]
