@@ -12,6 +12,7 @@ import dagster as dg
 from pgsieve.assets.dagster_names import Name, told_apart
 from pgsieve.assets.lake import opened
 from pgsieve.assets.metadata import LAG_BYTES, LAG_SECONDS
+from pgsieve.assets.outcome import as_step
 from pgsieve.assets.published import Tables
 from pgsieve.assets.steps.checks.conformity import TableConformity, check_conformity, is_checkable
 from pgsieve.assets.steps.checks.consistency import TableConsistency, check_consistency
@@ -79,10 +80,11 @@ def consistency_checks(
             context: dg.AssetCheckExecutionContext,
         ) -> Iterator[dg.AssetCheckResult]:
             names = [keys[key] for key in _selected(context)]
-            lake = opened(context, naming)
             by_name = {name: key for key, name in keys.items()}
-            for compared in check_consistency(subscription, lake, context.log.info, names):
-                yield _result(by_name[compared.schema, compared.table], compared)
+            with as_step(context):
+                lake = opened(context, naming)
+                for compared in check_consistency(subscription, lake, context.log.info, names):
+                    yield _result(by_name[compared.schema, compared.table], compared)
 
         return consistency
 
@@ -134,9 +136,10 @@ def conformity_checks(
         def conformity(
             context: dg.AssetCheckExecutionContext,
         ) -> Iterator[dg.AssetCheckResult]:
-            lake = opened(context, naming)
-            for key in _selected(context):
-                yield _conformity(key, check_conformity(subscription, lake, keys[key]))
+            with as_step(context):
+                lake = opened(context, naming)
+                for key in _selected(context):
+                    yield _conformity(key, check_conformity(subscription, lake, keys[key]))
 
         return conformity
 
@@ -184,7 +187,8 @@ def freshness_checks(
         def freshness(
             context: dg.AssetCheckExecutionContext,
         ) -> Iterator[dg.AssetCheckResult]:
-            measured = check_freshness(subscription, opened(context, naming))
+            with as_step(context):
+                measured = check_freshness(subscription, opened(context, naming))
             for key in _selected(context):
                 yield check_of_freshness(key, subscription, measured)
 
@@ -210,11 +214,12 @@ def sync_state_checks(
         def sync_state(
             context: dg.AssetCheckExecutionContext,
         ) -> Iterator[dg.AssetCheckResult]:
-            lake = opened(context, naming)
-            states, whole = (
-                TableStates(lake, subscription.name).newest(),
-                SubscriptionRecord(lake, subscription.name).state(),
-            )
+            with as_step(context):
+                lake = opened(context, naming)
+                states, whole = (
+                    TableStates(lake, subscription.name).newest(),
+                    SubscriptionRecord(lake, subscription.name).state(),
+                )
             for key in _selected(context):
                 yield check_of_state(key, states.get(keys[key]), whole)
 

@@ -11,7 +11,7 @@ import dagster as dg
 from pgsieve.assets.dagster_names import partition_table, table_partition
 from pgsieve.assets.lake import opened
 from pgsieve.assets.metadata import SECONDS, column_schema
-from pgsieve.assets.outcome import IncompleteError
+from pgsieve.assets.outcome import IncompleteError, as_step
 from pgsieve.assets.steps.initial_sync.one_table import Copied
 from pgsieve.assets.steps.log import quiet
 from pgsieve.assets.steps.operations.initial_copy import copy_tables
@@ -75,6 +75,12 @@ def initial_sync_asset(
             can_subset=True,
         )
         def initial_sync(
+            context: dg.AssetExecutionContext,
+        ) -> Iterator[dg.MaterializeResult[None] | dg.AssetMaterialization]:
+            with as_step(context):
+                yield from copied_tables(context)
+
+        def copied_tables(
             context: dg.AssetExecutionContext,
         ) -> Iterator[dg.MaterializeResult[None] | dg.AssetMaterialization]:
             tables, begin = [partition_table(key) for key in context.partition_keys], monotonic()

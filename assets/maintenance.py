@@ -11,6 +11,7 @@ import dagster as dg
 
 from pgsieve.assets.lake import opened
 from pgsieve.assets.metadata import SECONDS
+from pgsieve.assets.outcome import as_step
 from pgsieve.assets.steps.operations.maintenance import (
     MaintainedTable,
     Retention,
@@ -36,8 +37,9 @@ def feed_maintenance_asset(
     )
     def change_log_maintenance(context: dg.AssetExecutionContext) -> dg.MaterializeResult[None]:
         begin = monotonic()
-        lake = opened(context, naming)
-        return _result(maintain_feed(feed, lake, subscriptions, retention, context.log.info), begin)
+        with as_step(context):
+            lake = opened(context, naming)
+            return _result(maintain_feed(feed, lake, subscriptions, retention, context.log.info), begin)
 
     return change_log_maintenance
 
@@ -56,10 +58,11 @@ def subscription_maintenance_asset(
     )
     def maintenance(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult[None]]:
         begin = monotonic()
-        lake = opened(context, naming)
-        yield _result(maintain_subscription(subscription, lake, retention, context.log.info), begin)
-        if names is not None:
-            Registration(subscription, lake, names).register()
+        with as_step(context):
+            lake = opened(context, naming)
+            yield _result(maintain_subscription(subscription, lake, retention, context.log.info), begin)
+            if names is not None:
+                Registration(subscription, lake, names).register()
 
     return maintenance
 

@@ -1,9 +1,11 @@
-"""How a step ends that could not do all of it: as a failure, after everything else is done.
+"""How a step ends that could not do all of it: as a failure whose description says why.
 
-In: what is wrong with a subscription. Out: `IncompleteError`, which fails the run, so that whoever watches for failed
-runs hears of it. Nothing is rolled back: what was applied stays applied.
+In: what is wrong with a subscription, or the error of a step. Out: `IncompleteError`, which comes after everything else is
+done, or `StepFailedError`. Both fail the run, so that whoever watches for failed runs hears of it, and Dagster shows their
+descriptions before any traceback. Nothing is rolled back: what was applied stays applied.
 """
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -13,6 +15,7 @@ from pgsieve.assets.dagster_names import Name
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord, disabled_error
 from pgsieve.assets.steps.records.table_states import SyncState, TableStates
 from pgsieve.assets.steps.subscription import Subscription
+from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.resources.lake.lake import Lake
 
@@ -26,6 +29,50 @@ class IncompleteError(dg.Failure):
             metadata={"problems": dg.MetadataValue.md("\n".join(f"- {problem}" for problem in problems))},
             allow_retries=False,
         )
+
+
+class StepFailedError(dg.Failure):
+    """An error of pgsieve's that ends a step; `error` is the error. A retry policy of the user's holds for it."""
+
+    def __init__(self, error: PgsieveError) -> None:
+        known = {"what to do": error.hint, "SQLSTATE": error.sqlstate}
+        super().__init__(
+            description=error.message, metadata={name: value for name, value in known.items() if value}
+        )
+        self.error = error
+
+
+class _Forwards(logging.Handler):
+    """Gives what pgsieve's own loggers say to the log of a run."""
+
+    def __init__(self, log: logging.Logger) -> None:
+        super().__init__(logging.INFO)
+        self._log = log
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._log.log(record.levelno, record.getMessage())
+
+
+@contextmanager
+def as_step(
+    context: dg.OpExecutionContext | dg.AssetExecutionContext | dg.AssetCheckExecutionContext,
+) -> Iterator[None]:
+    """The block is a step: what it waits for is in the run's log, and what it fails with is what the run shows first.
+
+    Dagster calls another error than a Failure "Error occurred while executing op", and tells a sensor no more.
+    """
+    logger, handler = logging.getLogger("pgsieve"), _Forwards(context.log)
+    level = logger.level
+    if not logger.isEnabledFor(logging.INFO):
+        logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    try:
+        yield
+    except PgsieveError as error:
+        raise StepFailedError(error) from error
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from pgsieve.assets.checks import FRESHNESS, SYNC_STATE, check_of_freshness, che
 from pgsieve.assets.dagster_names import Name, output_names
 from pgsieve.assets.lake import opened
 from pgsieve.assets.metadata import SECONDS, standard
-from pgsieve.assets.outcome import problems, refuse_incomplete, telling
+from pgsieve.assets.outcome import as_step, problems, refuse_incomplete, telling
 from pgsieve.assets.published import PublishedTable, Tables, written_filter
 from pgsieve.assets.steps.apply.applied import Applied
 from pgsieve.assets.steps.apply.replica_tables import ApplyResult, apply
@@ -98,7 +98,7 @@ def replica_tables_asset(
         pool=f"subscription_{subscription.name}",
     )
     def replica_tables(context: dg.AssetExecutionContext) -> Iterator[Event]:
-        with telling(fail):
+        with as_step(context), telling(fail):
             yield from materialized(context)
 
     def materialized(context: dg.AssetExecutionContext) -> Iterator[Event]:

@@ -8,6 +8,7 @@ import dagster as dg
 from pgsieve.assets.checks import slot_health, slot_health_spec
 from pgsieve.assets.lake import opened
 from pgsieve.assets.metadata import LAG_BYTES, SECONDS, standard
+from pgsieve.assets.outcome import as_step
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.assets.steps.slot_consumption.reading import Drained
@@ -40,6 +41,12 @@ def change_log_asset(
         can_subset=True,
     )
     def change_log(
+        context: dg.AssetExecutionContext,
+    ) -> Iterator[dg.MaterializeResult[None] | dg.AssetCheckResult]:
+        with as_step(context):
+            yield from appended(context)
+
+    def appended(
         context: dg.AssetExecutionContext,
     ) -> Iterator[dg.MaterializeResult[None] | dg.AssetCheckResult]:
         if context.selected_asset_keys:

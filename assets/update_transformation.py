@@ -7,7 +7,7 @@ import dagster as dg
 
 from pgsieve.assets.lake import opened
 from pgsieve.assets.metadata import SECONDS
-from pgsieve.assets.outcome import telling
+from pgsieve.assets.outcome import as_step, telling
 from pgsieve.assets.steps.records.transformed import TableChanges
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.assets.steps.update_transformation.transform import transform
@@ -43,7 +43,7 @@ def table_changes_asset(
     )
     def table_changes(context: dg.AssetExecutionContext) -> dg.MaterializeResult[None]:
         log = context.log.info
-        with telling(fail):
+        with as_step(context), telling(fail):
             if work is None:
                 done: Done[Sequence[TableChanges]] = timed(
                     lambda: transform(subscription, opened(context, naming), log)

@@ -5,6 +5,7 @@ sensor that starts a run which fails when a slot is missing, has lost WAL or ret
 failed runs hears of it, and nobody would of a failed tick.
 """
 
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 import dagster as dg
@@ -13,13 +14,14 @@ from dagster._core.definitions.unresolved_asset_job_definition import Unresolved
 from pgsieve.assets.checks import slot_problem
 from pgsieve.assets.dagster_names import table_partition
 from pgsieve.assets.initial_sync import LACKING, range_tags, stretches, tables_partitions
+from pgsieve.assets.outcome import as_step
 from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.assets.translator import AssetKind, Naming, of_subscription
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.postgres.slot import slot_state
+from pgsieve.resources.postgres.slot import resynchronisation, slot_state
 from pgsieve.resources.postgres.source import SourceUnreachableError
 
 #: So long the sensor waits for a copy that it requested: Dagster may never hear of a run that was killed. A request too
@@ -104,11 +106,13 @@ def slot_alarm_job(feed: Feed, naming: Naming) -> dg.JobDefinition:
 
     @dg.op(name=f"{name}_if_unhealthy", required_resource_keys={naming.lake})
     def slot_alarm(context: dg.OpExecutionContext) -> None:
-        lake = getattr(context.resources, naming.lake).open()
-        if (problem := _slot_problem(feed, lake)) is not None:
+        with as_step(context):
+            lake = getattr(context.resources, naming.lake).open()
+            problem = _slot_problem(feed, lake)
+        if problem is not None:
             raise dg.Failure(
-                description=f"{problem}. Run the increments oftener, and look for a run that fails",
-                metadata={"slot": feed.slot, "source": feed.source.name},
+                description=problem.text,
+                metadata={"what to do": problem.way_out, "slot": feed.slot, "source": feed.source.name},
                 allow_retries=False,
             )
         context.log.info(f"replication slot {feed.slot} is healthy again")
@@ -123,16 +127,28 @@ def slot_alarm_job(feed: Feed, naming: Naming) -> dg.JobDefinition:
     return alarm
 
 
-def _slot_problem(feed: Feed, lake: Lake) -> str | None:
+@dataclass(frozen=True)
+class _Problem:
+    """What is wrong with a slot, and what to do about it."""
+
+    text: str
+    way_out: str
+
+
+def _slot_problem(feed: Feed, lake: Lake) -> _Problem | None:
     """What is wrong with the slot; nothing is before the first run, which makes it."""
     try:
         with feed.source.connect() as connection:
             state = slot_state(connection, feed.slot)
     except SourceUnreachableError as error:
-        return error.message
+        return _Problem(error.message, error.hint or "see whether the server is running")
     if state is None and ChangeLog(lake, feed).position() is None:
         return None
-    return slot_problem(feed.slot, state)
+    if (text := slot_problem(feed.slot, state)) is None:
+        return None
+    if state is None or state.wal_status == "lost":
+        return _Problem(text, resynchronisation(feed.subscriptions))
+    return _Problem(text, "run the increments oftener, and look for a run that fails")
 
 
 def slot_lag_sensor(
@@ -155,7 +171,7 @@ def slot_lag_sensor(
             context.update_cursor("")
             return dg.SkipReason(f"replication slot {feed.slot} is healthy")
         if context.cursor and now - datetime.fromisoformat(context.cursor) < _SILENCE:
-            return dg.SkipReason(f"{problem}; a run has failed for it at {context.cursor}")
+            return dg.SkipReason(f"{problem.text}; a run has failed for it at {context.cursor}")
         context.update_cursor(now.isoformat())
         return dg.RunRequest()
 

@@ -5,6 +5,7 @@ published is the component's state, which Dagster keeps (`dg utils refresh-defs-
 """
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,28 +31,48 @@ from pgsieve.pipelines.project import project
 from pgsieve.pipelines.published import Published, kept_published, read_feeds
 
 _EXAMPLE = """\
-# All keys: docs/configuration.md of pgsieve. ${NAME} is an environment variable.
-lake: ./lake
+# All keys: docs/configuration.md of pgsieve. ${{NAME}} is an environment variable.
+lake: {lake} # the project's folder; or s3://bucket/path
 sources:
   shop:
     conninfo: "host=localhost dbname=shop user=pgsieve"
-    password: ${SHOP_PASSWORD}
+    # password: ${{SHOP_PASSWORD}}
 subscriptions:
   sales:
     source: shop
     publications: [sales]
 """
 
+#: How a defs.yaml names the component.
+_OWN_TYPE = re.compile(r"^type: *['\"]?pgsieve\.(\w+\.)*PgsieveComponent\b", re.MULTILINE)
+
 
 class PgsieveScaffolder(Scaffolder[Any]):
-    """Writes a defs.yaml, and beside it a pgsieve.yaml to be filled in."""
+    """Writes a defs.yaml, and beside it a pgsieve.yaml to be filled in, with the lake outside of what is packaged.
+
+    The second component of a project gets a prefix of its own.
+    """
 
     def scaffold(self, request: ScaffoldRequest[Any]) -> None:
         """Write both."""
-        scaffold_component(request, {"config": "pgsieve.yaml"})
-        file = request.target_path / "pgsieve.yaml"
+        folder = request.target_path
+        named = {"prefix": re.sub(r"[^A-Za-z0-9_]", "_", folder.name)} if _has_another(folder) else {}
+        scaffold_component(request, {"config": "pgsieve.yaml", **named})
+        file = folder / "pgsieve.yaml"
         if not file.exists():
-            file.write_text(_EXAMPLE, encoding="utf-8")
+            root = folder if request.project_root is None else request.project_root
+            lake = Path(os.path.relpath(root / "lake", folder)).as_posix()
+            file.write_text(
+                _EXAMPLE.format(lake=lake if lake.startswith(".") else f"./{lake}"), encoding="utf-8"
+            )
+
+
+def _has_another(folder: Path) -> bool:
+    """Whether a folder beside this one has such a component already."""
+    return any(
+        file.parent != folder and _OWN_TYPE.search(file.read_text(encoding="utf-8", errors="replace"))
+        for file in folder.parent.rglob("defs.yaml")
+    )
 
 
 def _relative_path(context: dg.ResolutionContext, path: str) -> Path:

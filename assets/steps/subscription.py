@@ -57,9 +57,12 @@ class Feed:
     #: Whether the slot is to be synchronized to standbys.
     failover: bool = False
 
-    def exclusively(self) -> AbstractContextManager[Turn]:
-        """Read the slot alone in the block; whoever works on a subscription alone, too, begins with this."""
-        return self.source.exclusively(f"slot {self.slot}")
+    def exclusively(self, seconds: float | None = None) -> AbstractContextManager[Turn]:
+        """Read the slot alone in the block; whoever works on a subscription alone, too, begins with this.
+
+        Waits for its turn; raises LockHeldError after so many `seconds`.
+        """
+        return self.source.exclusively(f"slot {self.slot}", seconds)
 
     def with_defined(self, catalog: Catalog) -> Catalog:
         """The catalog with the publications of pgsieve.yaml beside those of the server, as far as they are sound."""

@@ -5,6 +5,7 @@ nothing is confirmed. Raises PgsieveError for a source, slot, plugin or option t
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import chain, islice
 
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.subscription import Feed
@@ -21,11 +22,12 @@ from pgsieve.resources.postgres.slot import (
     has_changes,
     peek_query,
     read_messages,
+    refusing_slot,
     slot_state,
     type_names,
     verify_slot,
 )
-from pgsieve.resources.postgres.source import read_catalog, refusing
+from pgsieve.resources.postgres.source import read_catalog
 
 #: From here on Stream Abort has its LSN and time, where streaming = parallel.
 _PARALLEL_PROTOCOL = 4
@@ -129,10 +131,14 @@ def _waiting(feed: Feed, version: int, *, streaming: bool) -> Iterator[bytes]:
             streaming="parallel" if streaming else "off",
             messages=True,
         )
-        first = peek_query(slot, upto, options, version, limit=1)
-        if not has_changes(connection, source.name, slot, first):
-            return
-    query = peek_query(slot, upto, options, version)
-    with refusing(source.name, f'read the replication slot "{slot}"'):
-        for batch in read_messages(source.executor_conninfo(), query):
+        with feed.exclusively():
+            first = peek_query(slot, upto, options, version, limit=1)
+            if not has_changes(connection, source.name, slot, first):
+                return
+            batches = read_messages(source.executor_conninfo(), peek_query(slot, upto, options, version))
+            # The server has read all of the slot before it sends anything: others need not wait for who prints it.
+            with refusing_slot(source.name, slot, "read"):
+                begun = list(islice(batches, 1))
+    with refusing_slot(source.name, slot, "read"):
+        for batch in chain(begun, batches):
             yield from batch.column("data").to_pylist()

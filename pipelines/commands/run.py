@@ -19,7 +19,7 @@ from dagster_shared.error import SerializableErrorInfo
 from pgsieve.assets.dagster_names import table_partition
 from pgsieve.assets.initial_sync import LACKING, initial_sync_asset, range_tags, stretches, tables_partitions
 from pgsieve.assets.lake import resources
-from pgsieve.assets.outcome import IncompleteError, set_aside
+from pgsieve.assets.outcome import IncompleteError, StepFailedError, set_aside
 from pgsieve.assets.partition_roots import replica_tables_asset
 from pgsieve.assets.published import Tables
 from pgsieve.assets.slot_consumption import change_log_asset
@@ -268,14 +268,19 @@ def materialize(
 @contextmanager
 def _refused_by_dagster() -> Iterator[None]:
     """What fails a step as the commands tell it; of what ends as failed but has done all that it can nothing is raised."""
+    error = None
     try:
         yield
     except IncompleteError as incomplete:
         _logger.info(incomplete.description)
     except dg.DagsterExecutionInterruptedError:
         raise KeyboardInterrupt from None
+    except StepFailedError as failed:
+        error = failed.error
     except dg.Failure as failure:
         raise PgsieveError(failure.description or str(failure)) from failure
+    if error is not None:  # Not as one that came while Dagster's was handled: it is the same.
+        raise error
 
 
 def _failed(result: dg.ExecuteInProcessResult) -> PgsieveError:

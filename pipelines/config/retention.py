@@ -29,13 +29,14 @@ def _time(value: object) -> timedelta | None:
 
 
 def _wait(value: object) -> timedelta:
-    match = re.fullmatch(r"([1-9][0-9]{0,4}) minutes?", str(value))
-    time = timedelta(minutes=int(match[1])) if match else _time(value)
-    if not time:
+    if isinstance(value, timedelta):
+        return value
+    match = re.fullmatch(r"([1-9][0-9]{0,4}) (minute|hour|day|week)s?", str(value))
+    if not match:
         raise _refused(
             "is not a time to wait for", "a number of minutes, hours, days or weeks, as in `15 minutes`"
         )
-    return time
+    return int(match[1]) * _UNITS.get(match[2], timedelta(minutes=1))
 
 
 #: How long something may wait.

@@ -23,6 +23,8 @@ from pgsieve.resources.lake.delta.parquet_files import WRITTEN, WRITTEN_DDL
 
 #: Passes batches on as long as somebody waits for what becomes of them.
 Guard = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+#: Hears how many parts are written.
+Hear = Callable[[int], None]
 #: Writes the files of a part, whose rows it guards; yields a row (`WRITTEN`) a file.
 WritesPart = Callable[[int, Guard], Iterable[pa.RecordBatch]]
 
@@ -34,8 +36,8 @@ class Executors(Protocol):
 
     number: int
 
-    def written(self, part: WritesPart, parts: int) -> pa.Table:
-        """Write so many parts, several at a time; the rows of all their files."""
+    def written(self, part: WritesPart, parts: int, hear: Hear | None = None) -> pa.Table:
+        """Write so many parts, several at a time; the rows of all their files. `hear` is called where it is known."""
 
     def stop(self) -> None:
         """Have all that is being written end soon, with an error to who waits for it."""
@@ -49,8 +51,9 @@ class SparkExecutors:
     def __init__(self, session: Callable[[], SparkSession]) -> None:
         self._session = session
 
-    def written(self, part: WritesPart, parts: int) -> pa.Table:
-        """As in `Executors`."""
+    def written(self, part: WritesPart, parts: int, hear: Hear | None = None) -> pa.Table:
+        """As in `Executors`; what becomes of a part only Spark knows before all are written."""
+        del hear
 
         def write(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for batch in numbers:
@@ -72,7 +75,7 @@ class Threads:
         self.number = number
         self._waiting: set[Event] = set()
 
-    def written(self, part: WritesPart, parts: int) -> pa.Table:
+    def written(self, part: WritesPart, parts: int, hear: Hear | None = None) -> pa.Table:
         """As in `Executors`; where a part fails the others end with their next batch."""
         ended = Event()
 
@@ -87,8 +90,12 @@ class Threads:
 
         self._waiting.add(ended)
         writing = [_pool(self.number).submit(write, number) for number in range(parts)]
+        rows: list[pa.RecordBatch] = []
         try:
-            rows = [batch for each in as_completed(writing) for batch in each.result()]
+            for done, each in enumerate(as_completed(writing), 1):
+                rows += each.result()
+                if hear is not None:
+                    hear(done)
         finally:
             ended.set()
             # Nobody writes any more, or reads a snapshot, once this has returned.

@@ -12,6 +12,7 @@ https://spark.apache.org/docs/4.1.0/configuration.html#runtime-environment (spar
 """
 
 import json
+import logging
 import os
 import re
 import shutil
@@ -26,6 +27,8 @@ from time import monotonic
 from urllib.parse import unquote, urlsplit
 
 from pgsieve.resources.lake.delta.errors import SparkUnavailableError
+
+_LOGGER = logging.getLogger(__name__)
 
 #: A folder that has the jars and, in a file of this name, which of them belong to which packages.
 FOLDER_VARIABLE = "PGSIEVE_JARS"
@@ -139,8 +142,7 @@ def fetch(needed: Iterable[Packages], conf: Mapping[str, str]) -> None:
 
 def _fetch(packages: Packages, repositories: Mapping[str, str]) -> None:
     """Have a process of its own ask for them, as Ivy is asked when a JVM starts."""
-    sys.stderr.write(f"fetching the jars of {packages.coordinates[0]} for Spark, once\n")
-    sys.stderr.flush()
+    _tell(f"fetching the jars of {packages.coordinates[0]} for Spark, once")
     began = monotonic()
     done = subprocess.run(  # noqa: S603 - our own interpreter, no shell
         [sys.executable, "-m", "pgsieve.resources.lake.jars", packages.name],
@@ -157,8 +159,14 @@ def _fetch(packages: Packages, repositories: Mapping[str, str]) -> None:
             f" one, `pgsieve jars FOLDER` on another machine, and {FOLDER_VARIABLE}=FOLDER here",
         )
     size = sum(Path(jar).stat().st_size for jar in jars) / 1e6
-    sys.stderr.write(f"fetched {len(jars)} jars, {size:.0f} MB, in {monotonic() - began:.0f} s\n")
+    _tell(f"fetched {len(jars)} jars, {size:.0f} MB, in {monotonic() - began:.0f} s")
+
+
+def _tell(line: str) -> None:
+    """On stderr, and where an orchestrator's log is looked at, there."""
+    sys.stderr.write(f"{line}\n")
     sys.stderr.flush()
+    _LOGGER.info(line)
 
 
 def _reason(output: str) -> str:

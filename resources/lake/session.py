@@ -65,6 +65,7 @@ LOCAL_SETTINGS: dict[str, str] = {
     "spark.driver.memory": "4g",
 }
 
+_LOGGER = logging.getLogger(__name__)
 #: A setting that is no secret, whatever its name says.
 _PLAIN = re.compile(r"(?i)true|false|\d+[a-z]{0,2}|.{0,7}")
 
@@ -253,6 +254,7 @@ class SparkEngine(LazyPySparkResource):
     def _started(self) -> SparkSession:
         if self._spark_session is None:
             self.fetch_jars()
+            _LOGGER.info("starting Spark, %s", self.master)
             storage = storage_of(self.lake)
             config = self.settings
             os.environ["PYSPARK_PYTHON"] = config["spark.pyspark.python"]

@@ -11,7 +11,9 @@ pgsieve's role (section 5.10.6). No session is ended for being long or idle, and
 import os
 import signal
 import subprocess
+import threading
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -69,6 +71,10 @@ _KEEPALIVES: Mapping[str, str] = {
     "tcp_user_timeout": "120000",
 }
 
+#: What reads a slot or a table sends nothing for minutes: the server looks so often whether its client is there still, or
+#: goes on for one that was killed (section 19.3.2; from 14 on, not on every platform).
+_NOTICING = ("client_connection_check_interval", "2s")
+
 #: For what came without our options: from a service file, or through a pooler that keeps them to itself. Without a
 #: function before the path is set. What the user's own options say has the source "client", and stays.
 _SETTLED = (
@@ -77,6 +83,8 @@ _SETTLED = (
     + "select pg_catalog.set_config(name, '0', false) from pg_catalog.pg_settings"
     f" where name in ({', '.join(repr(name) for name in _TIMEOUTS)}) and source <> 'client' and setting <> '0'"
 )
+
+_LOOK_SECONDS = 0.1
 
 #: A command that makes a password may ask a server for it.
 PASSWORD_SECONDS = 30.0
@@ -88,6 +96,26 @@ class UnreadableConninfoError(PgsieveError):
 
 class PasswordCommandError(PgsieveError):
     """The command that should print a password did not."""
+
+
+def execute(cursor: "dbapi.Cursor", query: str) -> None:
+    """Run a query of an ADBC session; what interrupts this thread cancels it, and is raised.
+
+    In the main thread the driver has SIGINT itself cancel a query, and Python never hears of it: whoever waits would take the
+    interruption for a fault of the server's, and ask again. So there another thread waits for the driver.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        cursor.execute(query)
+        return
+    with ThreadPoolExecutor(1, "pgsieve-query") as pool:
+        running = pool.submit(cursor.execute, query)
+        try:
+            running.result()
+        finally:
+            while not running.done():  # One that comes before the query cancels nothing.
+                with suppress(adbc_driver_manager.Error):
+                    cursor.adbc_cancel()
+                wait([running], _LOOK_SECONDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +164,9 @@ class Conninfo:
         parameters: dict[str, Any] = dict(connection.info.get_parameters())
         version = connection.info.server_version
         options = parameters.get("options") if self._has_service else self._user_options
+        noticing = _NOTICING if _can_be_set(connection, *_NOTICING) else None
         parameters["options"] = _options(
-            options, [name for name, least in _TIMEOUTS.items() if least <= version]
+            options, [name for name, least in _TIMEOUTS.items() if least <= version], noticing
         )
         # Those that libpq does not show: the password, also from a file, and that of the client's key.
         for option in connection.pgconn.info:
@@ -211,9 +240,16 @@ def _settle(connection: psycopg.Connection[Any], before: str = "") -> None:
         raise psycopg.errors.error_from_result(settled, connection.info.encoding)
 
 
-def _options(own: str | None, timeouts: Sequence[str]) -> str:
+def _can_be_set(connection: psycopg.Connection[Any], name: str, value: str) -> bool:
+    """Whether the server takes this value of a setting."""
+    taken = connection.pgconn.exec_(f"set {name} = '{value}'; reset {name}".encode())
+    return taken.status == ExecStatus.COMMAND_OK
+
+
+def _options(own: str | None, timeouts: Sequence[str], noticing: tuple[str, str] | None = None) -> str:
     """The server's command line: of two values of a setting the later one counts."""
     switches = [f"-c {name}=0" for name in timeouts]
+    switches += [f"-c {'='.join(noticing)}"] if noticing else []
     pinned = [f"-c {name}={value}" for name, value in _PINNED.items()]
     return " ".join([*switches, *([own] if own else []), *pinned])
 

@@ -7,6 +7,7 @@ subclasses for a slot that is missing, in use, ahead of what is durable, or inva
 """
 
 import logging
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ from pgsieve.decoding.publications.catalog import Catalog, Table
 from pgsieve.decoding.publications.routing import CapturePublication, capture_suffixes
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.postgres.plugin_options import PgoutputOptions
-from pgsieve.resources.postgres.sessions import Conninfo
+from pgsieve.resources.postgres.sessions import Conninfo, execute
 from pgsieve.resources.postgres.source import (
     PassingFaultError,
     Source,
@@ -316,9 +317,13 @@ def refusing_slot(source: str, slot: str, what: str) -> Iterator[None]:
     except SourceError as error:
         if error.sqlstate != "55006":
             raise
+        # The server's own words end with the number: 'replication slot "s" is active for PID 42'.
+        reader = re.search(r"\d+(?=\D*$)", str(error.__cause__))
         raise SlotInUseError(
-            f'source "{source}": replication slot "{slot}" is in use by another process',
-            hint="stop the other consumer, or give each pgsieve configuration a `slot` of its own",
+            f'source "{source}": replication slot "{slot}" is in use by another process'
+            + (f" (server process {reader[0]})" if reader else ""),
+            hint="stop the other consumer, which pg_stat_activity names, or give each pgsieve configuration a `slot` of its own;"
+            " a process that was killed gives the slot back once the server notices",
             sqlstate="55006",
         ) from error
 
@@ -403,7 +408,7 @@ def read_messages(conninfo: Conninfo, query: str) -> Iterator[pa.RecordBatch]:
     """Run a peek and yield its Arrow batches (data), with nothing held in memory; for executors, too."""
     with conninfo.adbc() as connection, connection.cursor() as cursor:
         cursor.adbc_statement.set_options(**_BATCHES)
-        cursor.execute(query)
+        execute(cursor, query)
         for batch in fetched(cursor):
             reach(Failpoint.BATCH_RECEIVED)
             yield batch

@@ -19,7 +19,7 @@ from psycopg.pq import ExecStatus
 
 from pgsieve.decoding.lsn import parse_lsn
 from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable
-from pgsieve.resources.postgres.sessions import Conninfo
+from pgsieve.resources.postgres.sessions import Conninfo, execute
 from pgsieve.resources.postgres.slot import warn_of_waiting
 from pgsieve.resources.postgres.source import (
     PassingFaultError,
@@ -165,7 +165,7 @@ def read_chunk(conninfo: Conninfo, snapshot: str, query: str) -> Iterator[pa.Rec
             raise SnapshotLostError("the exported snapshot is gone", sqlstate=error.sqlstate) from None
         try:
             with without_values():
-                cursor.execute(query)
+                execute(cursor, query)
         except SourceError as error:
             if error.sqlstate not in _ALTERED:
                 raise

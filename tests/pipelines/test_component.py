@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
@@ -15,6 +16,7 @@ from dagster.components.testing.utils import DefsFolderSandbox, create_defs_fold
 
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.component import PgsieveComponent
+from pgsieve.pipelines.config.model import load_config
 from tests.fixtures.shop import Shop
 
 TYPE = "pgsieve.PgsieveComponent"
@@ -48,13 +50,27 @@ def _descriptions(defs: dg.Definitions) -> dict[str, str]:
 
 
 def test_what_is_scaffolded_loads(sandbox: DefsFolderSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SHOP_PASSWORD", "a password")
+    monkeypatch.delenv("SHOP_PASSWORD", raising=False)
     path = sandbox.scaffold_component(component_cls=PgsieveComponent, defs_path="replicas")
     assert yaml.safe_load((path / "defs.yaml").read_text())["attributes"] == {"config": "pgsieve.yaml"}
+    # What is replicated is no part of the package.
+    assert Path(load_config(path / "pgsieve.yaml").lake) == sandbox.project_root / "lake"
     with sandbox.load_component_and_build_defs(defs_path=path) as (_, defs):
         dg.Definitions.validate_loadable(defs)
         assert set(defs.resources or {}) == {"pgsieve_lake"}
         assert dg.AssetKey(["sales", "cut"]) in defs.resolve_asset_graph().get_all_asset_keys()
+
+
+def test_a_second_component_gets_names_of_its_own(sandbox: DefsFolderSandbox) -> None:
+    sandbox.scaffold_component(component_cls=PgsieveComponent, defs_path="replicas")
+    path = sandbox.scaffold_component(component_cls=PgsieveComponent, defs_path="crm-app")
+    attributes = yaml.safe_load((path / "defs.yaml").read_text())["attributes"]
+    assert attributes == {"config": "pgsieve.yaml", "prefix": "crm_app"}
+    configuration = (path / "pgsieve.yaml").read_text()
+    (path / "pgsieve.yaml").write_text(configuration.replace("shop", "app").replace("sales", "copy"))
+    with sandbox.build_all_defs() as defs:
+        dg.Definitions.validate_loadable(defs)
+        assert set(defs.resources or {}) == {"pgsieve_lake", "crm_app_lake"}
 
 
 def test_a_translation_changes_keys_groups_tags_and_what_depends_on_them(sandbox: DefsFolderSandbox) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -9,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import dagster as dg
+import psycopg
 import pytest
 
 import pgsieve
@@ -285,6 +288,44 @@ def test_a_slot_that_is_gone_starts_a_run_that_fails_once_an_hour(
     (failed,) = result.get_step_failure_events()
     assert failed.step_failure_data.user_failure_data is not None
     assert "does not exist" in (failed.step_failure_data.user_failure_data.description or "")
+
+
+def test_what_fails_a_step_is_what_the_run_says_first(shop: Shop, dagster: dg.DagsterInstance) -> None:
+    shop.copy()
+    shop.database.execute("select pg_drop_replication_slot(%s)", [shop.written["sources"]["shop"]["slot"]])
+    result = _increments(shop, dagster)
+    (failed,) = result.get_step_failure_events()
+    told = failed.step_failure_data.user_failure_data
+    assert told is not None
+    assert "does not exist, but Delta holds its changes" in (told.description or "")
+    assert {name: value.value for name, value in told.metadata.items()} == {
+        "what to do": "copy every table again: `pgsieve resync one` and `pgsieve resync two`",
+        "SQLSTATE": "42704",
+    }
+    (error,) = [e.event_specific_data.error for e in result.all_events if e.is_job_failure] or [None]
+    assert error is None or "does not exist, but Delta" in error.message
+    # The command raises the error itself, with its hint and its SQLSTATE.
+    code, text = shop.cli("run", "one")
+    assert code == 2
+    assert "[42704]" in text
+    assert "pgsieve resync one" in text
+
+
+def test_what_a_step_waits_for_is_in_the_log_of_its_run(shop: Shop, dagster: dg.DagsterInstance) -> None:
+    shop.copy()
+    slot = shop.written["sources"]["shop"]["slot"]
+    with psycopg.connect(shop.written["sources"]["shop"]["conninfo"], autocommit=True) as other:
+        other.execute("select pg_advisory_lock(hashtextextended(%s, 0))", [f"pgsieve slot {slot}"])
+        ending = threading.Timer(3, other.close)
+        ending.start()
+        result = _increments(shop, dagster)
+        ending.join()
+    assert result.success
+    said = [entry.user_message for entry in dagster.all_logs(result.run_id) if not entry.is_dagster_event]
+    (waiting,) = [line for line in said if line.startswith("waiting for")]
+    assert f'waiting for "slot {slot}" of source "shop": held by ' in waiting
+    level = logging.getLogger("pgsieve").level
+    assert level == logging.NOTSET, "it is as before"
 
 
 def test_a_translator_changes_keys_and_what_depends_on_them(silent: Path) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections import deque
@@ -19,7 +22,9 @@ from pgsieve.resources.passwords import concealed, remember_those_of
 from pgsieve.resources.postgres import sessions
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.filter_analysis import analysis, filter_columns
+from pgsieve.resources.postgres.slot import read_messages
 from pgsieve.resources.postgres.source import Source, SourceError, SourceUnreachableError, read_catalog
+from tests.fixtures.oracle import wait_until
 
 TIMEOUTS = {
     "statement_timeout": 0,
@@ -267,3 +272,48 @@ def test_what_the_server_says_is_an_error_of_ours_with_no_value_and_no_password(
     assert refused.value.sqlstate == sqlstate
     assert shown in refused.value.message
     assert "hunter22" not in "".join(traceback.format_exception(refused.value))
+
+
+_READS = """
+import sys
+from pgsieve.resources.postgres.source import Source
+with Source("shop", sys.argv[1]).executor_conninfo().adbc() as session, session.cursor() as cursor:
+    cursor.execute("select 'a reader that is killed', pg_sleep(600)")
+"""
+_READERS = "select pid from pg_stat_activity where query like '%a reader that is killed%' and pid <> pg_backend_pid()"
+
+
+def test_the_server_ends_what_it_reads_for_a_process_that_was_killed(
+    publisher_server: EmbeddedServer,
+) -> None:
+    with psycopg.connect(publisher_server.conninfo(), autocommit=True) as database:
+        reader = subprocess.Popen([sys.executable, "-c", _READS, publisher_server.conninfo()])
+        try:
+            wait_until(lambda: database.execute(_READERS).rowcount == 1, lambda: "it does not begin")
+        finally:
+            reader.kill()
+            reader.wait()
+        wait_until(lambda: database.execute(_READERS).rowcount == 0, lambda: "it goes on", seconds=20)
+
+
+def test_a_setting_of_the_users_own_counts(publisher_server: EmbeddedServer) -> None:
+    source = Source("shop", publisher_server.conninfo(options="-c client_connection_check_interval=7000"))
+    with source.executor_conninfo().adbc() as session, session.cursor() as cursor:
+        cursor.execute("select current_setting('client_connection_check_interval')")
+        assert cursor.fetchone() == ("7s",)
+
+
+def test_an_interruption_ends_a_query_and_is_no_fault_of_the_servers(
+    publisher_server: EmbeddedServer,
+) -> None:
+    """The driver has SIGINT cancel what the main thread waits for: a run went on, and read the slot again."""
+    reading = Source("shop", publisher_server.conninfo()).executor_conninfo()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        begin = time.monotonic()
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            list(read_messages(reading, "select 'data'::bytea as data from pg_sleep(60)"))
+        assert time.monotonic() - begin < 20
+    finally:
+        signal.signal(signal.SIGINT, before)

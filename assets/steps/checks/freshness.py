@@ -5,6 +5,7 @@ waits: a database in which nothing is written, or nothing that is published, mak
 SourceError where the publisher does not tell.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -34,7 +35,10 @@ from pgsieve.resources.postgres.slot import (
     peek_query,
     slot_state,
 )
-from pgsieve.resources.postgres.source import Source
+from pgsieve.resources.postgres.source import LockHeldError, Source
+
+#: So long a look at the slot waits for its turn: what another process does with the slot may take long.
+_TURN_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -102,11 +106,13 @@ def unread_since(
 ) -> datetime | None:
     """Since when the first transaction that the change log lacks has been waiting in the slot; None where none does.
 
-    Of a slot that another process reads, and without `peeking`, this is the longest time that it may be.
+    Of a slot that another process reads, and without `peeking`, this is the longest time that it may be. To look is to read the
+    slot: it takes its turn, as one that reads meanwhile to apply would be refused.
     """
-    if state.active or not peeking:
-        return _read(connection, lake, feed, ChangeLog(lake, feed).position() or 0)
-    return _waiting(connection, lake, feed, state)
+    if peeking and not state.active:
+        with suppress(LockHeldError, SlotInUseError), feed.exclusively(_TURN_SECONDS):
+            return _waiting(connection, feed, state)
+    return _read(connection, lake, feed, ChangeLog(lake, feed).position() or 0)
 
 
 def _applied(subscription: Subscription, lake: Lake) -> int:
@@ -127,9 +133,7 @@ def _first_commit(lake: Lake, feed: Feed, applied: int) -> datetime | None:
     return None if row is None or row[0] is None else row[0].astimezone(UTC)
 
 
-def _waiting(
-    connection: psycopg.Connection[Any], lake: Lake, feed: Feed, state: SlotState
-) -> datetime | None:
+def _waiting(connection: psycopg.Connection[Any], feed: Feed, state: SlotState) -> datetime | None:
     """The time of the first transaction that waits in the slot.
 
     The server decodes for it from the slot's restart_lsn on, which may be long before (section 49.2.2): so of the subscriptions
@@ -141,10 +145,7 @@ def _waiting(
     asked = _FIRST.get((feed.source, feed.slot))
     if asked is not None and asked.holds(state.confirmed_lsn, names, lsn):
         return asked.since
-    try:
-        since = _first_waiting(connection, feed, names, lsn)
-    except SlotInUseError:
-        return _read(connection, lake, feed, ChangeLog(lake, feed).position() or 0)
+    since = _first_waiting(connection, feed, names, lsn)
     _FIRST[feed.source, feed.slot] = _Asked(state.confirmed_lsn, names, lsn, since)
     return since
 

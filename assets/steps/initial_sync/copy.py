@@ -233,7 +233,7 @@ def _copy_batch(
     def one(table: PlannedTable) -> None:
         name = (table.replicated.table.schema, table.replicated.table.name)
         try:
-            outcome = copy_table(subscription, lake, table, conninfo, snapshot)
+            outcome = copy_table(subscription, lake, table, conninfo, snapshot, log)
         except PgsieveError as error:
             if not passes(error):
                 raise

@@ -23,6 +23,7 @@ from pgsieve.assets.steps.initial_sync.rows import (
     read_again,
     replica_schema,
 )
+from pgsieve.assets.steps.log import Log, quiet
 from pgsieve.assets.steps.observed import observed
 from pgsieve.assets.steps.records.failures import reason
 from pgsieve.assets.steps.subscription import (
@@ -44,6 +45,9 @@ from pgsieve.resources.postgres.snapshot import (
     Snapshot,
 )
 from pgsieve.resources.postgres.source import quote, refusing
+
+#: So often a copy says how far it is.
+TELL_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,22 @@ class PlannedTable:
     generation: int
 
 
+class Progress:
+    """How far the copy of one table is, told at most every half minute."""
+
+    def __init__(self, table: str, parts: int, size: int, log: Log) -> None:
+        self._table, self._parts, self._size, self._log = table, parts, size, log
+        self._told = time.monotonic()
+
+    def hear(self, done: int) -> None:
+        """So many parts are copied."""
+        if done < self._parts and time.monotonic() - self._told >= TELL_SECONDS:
+            self._told = time.monotonic()
+            self._log(
+                f"{self._table}: {done} of {self._parts} parts copied, of {self._size / 1024**2:,.1f} MiB in all"
+            )
+
+
 def select_list(subscription: Subscription, replicated: ReplicatedTable) -> list[str]:
     """The select list of the copy, in the forms that `pgsieve.decoding.values.types.from_copy` reads."""
     attributes = {a.name: a for a in replicated.table.attributes}
@@ -93,8 +113,12 @@ def copy_table(
     planned: PlannedTable,
     conninfo: Conninfo,
     snapshot: Snapshot,
+    log: Log = quiet,
 ) -> Copied:
-    """Copy a table at a snapshot; a problem of its own, or another process that copied it later, stands in the result."""
+    """Copy a table at a snapshot; a problem of its own, or another process that copied it later, stands in the result.
+
+    `log` hears every half minute how far it is.
+    """
     started = time.monotonic()
     replicated, table = planned.replicated, planned.replicated.table
     types = subscription.column_types(replicated)
@@ -110,7 +134,8 @@ def copy_table(
             columns = [ReplicaColumn(name, t, name in replicated.key) for name, t in types.items()]
             with refusing(subscription.feed.source.name, f'copy table "{table.qualified}"'):
                 properties = subscription.layout.of((table.schema, table.name)).delta()
-                rows = _write_copy(lake, path, chunks, conninfo, snapshot, columns, properties)
+                progress = Progress(table.qualified, len(chunks.queries), chunks.bytes, log)
+                rows = _write_copy(lake, path, chunks, conninfo, snapshot, columns, properties, progress)
                 # A table that was there before kept its own.
                 if properties:
                     again_after_conflict(lake.set_properties)(path, properties)
@@ -184,6 +209,7 @@ def _write_copy(
     snapshot: Snapshot,
     columns: Sequence[ReplicaColumn],
     properties: Mapping[str, str],
+    progress: "Progress",
 ) -> int:
     """Replace the replica by the rows at the snapshot; how many there are. `properties` are Delta's, of a new replica."""
     _check_names(columns)
@@ -212,7 +238,17 @@ def _write_copy(
             queries = chunks.queries
             written = partial(
                 copied_files,
-                *(lake.executors, conninfo, snapshot.name, queries, columns, path, lake.store, size),
+                *(
+                    lake.executors,
+                    conninfo,
+                    snapshot.name,
+                    queries,
+                    columns,
+                    path,
+                    lake.store,
+                    size,
+                    progress.hear,
+                ),
             )
             files = lake.commit_files(
                 written,

@@ -19,7 +19,7 @@ from pgsieve.decoding.values.replica_output import shown
 from pgsieve.decoding.values.types import ColumnType, from_copy
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.delta.parquet_files import write_files
-from pgsieve.resources.lake.executors import Executors, Guard
+from pgsieve.resources.lake.executors import Executors, Guard, Hear
 from pgsieve.resources.lake.stores.store import Store
 from pgsieve.resources.postgres.sessions import Conninfo
 from pgsieve.resources.postgres.snapshot import SnapshotLostError, read_chunk
@@ -67,8 +67,12 @@ def copied_files(
     folder: str,
     store: Store,
     size: int,
+    hear: Hear | None = None,
 ) -> pa.Table:
-    """The same rows written into files of about `size` bytes of the replica's folder by the executors; one row (`WRITTEN`) a file."""
+    """The same rows written into files of about `size` bytes of the replica's folder by the executors; one row (`WRITTEN`) a file.
+
+    `hear` is called with the number of queries that are done.
+    """
     statements, schema = list(queries), replica_schema(columns)
 
     def written(query: str, guard: Guard) -> Iterator[pa.RecordBatch]:
@@ -79,7 +83,7 @@ def copied_files(
         # What an interrupted reading has written is in no commit.
         return read_again(partial(written, statements[number], guard))
 
-    return executors.written(copy, len(statements))
+    return executors.written(copy, len(statements), hear)
 
 
 def read_again(chunk: Callable[[], Iterable[pa.RecordBatch]]) -> list[pa.RecordBatch]:

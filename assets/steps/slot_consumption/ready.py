@@ -29,6 +29,7 @@ from pgsieve.resources.postgres.slot import (
     has_changes,
     inserted_lsn,
     peek_query,
+    wait_until_free,
 )
 from pgsieve.resources.postgres.source import SourceError
 
@@ -45,6 +46,8 @@ def ready_slot(
     sound, server = sound_part(connection, feed, catalog)
     if sound != feed:
         digest, catalog = read_digested(connection, sound)
+    # What a run that was killed has the server read goes on until the server notices.
+    wait_until_free(connection, feed.slot)
     state = take_slot(connection, feed, lake)
     durable = ChangeLog(lake, feed).position()
     names = sound.slot_publications(server)

@@ -460,6 +460,11 @@ REFUSED = {
         None,
     ),
     # values
+    "freshness": (
+        with_subscription("freshness: 30 seconds"),
+        (5, "subscriptions.sales.freshness", "is not a time to wait for"),
+        "a number of minutes, hours, days or weeks, as in `15 minutes`",
+    ),
     "row_filter": (
         with_subscription("row_filter: publsher"),
         (5, "subscriptions.sales.row_filter", "should be one of pipeline, publisher"),

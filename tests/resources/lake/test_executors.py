@@ -93,3 +93,9 @@ def test_what_is_stopped_ends_with_its_next_batch() -> None:
         threads.stop()
         with pytest.raises(CancelledError):
             writing.result(_WAIT_SECONDS)
+
+
+def test_how_many_parts_are_written_is_told() -> None:
+    heard: list[int] = []
+    Threads(2).written(lambda number, _: [row(str(number))], 3, heard.append)
+    assert heard == [1, 2, 3]

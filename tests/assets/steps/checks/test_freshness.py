@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+import time
+
+import psycopg
 import pytest
 
 from pgsieve.assets.steps.checks import freshness
 from pgsieve.assets.steps.checks.freshness import check_freshness
+from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.pipelines.config.model import load_config
 from pgsieve.pipelines.project import project
 from tests.fixtures.shop import Shop
@@ -43,3 +48,49 @@ def test_of_what_waits_in_a_slot_one_of_its_subscriptions_asks(
     assert waiting() == ([False] * 4, 1)
     shop.database.execute("insert into notes values (5, 5)")
     assert waiting() == ([True] * 4, 1)
+
+
+def test_who_asks_what_waits_keeps_nobody_from_reading_the_slot(shop: Shop) -> None:
+    """As a check of the web interface and a run once met: to look decodes all that a long transaction holds back."""
+    shop.run()
+    declared = project(load_config(shop.path))
+    subscription = declared.subscriptions["one"]
+    ended = threading.Event()
+
+    def look() -> None:
+        own = project(load_config(shop.path))
+        while not ended.is_set():
+            freshness._FIRST.clear()
+            assert check_freshness(own.subscriptions["one"], own.lake.open()).problem is None
+
+    with psycopg.connect(shop.written["sources"]["shop"]["conninfo"]) as long:
+        long.execute("insert into stock values (1000, 0)")
+        shop.database.execute("insert into notes select i, i from generate_series(5, 50000) i")
+        looking = threading.Thread(target=look)
+        looking.start()
+        try:
+            until, number = time.monotonic() + 4, 100_000
+            while time.monotonic() < until:
+                shop.database.execute("insert into orders values (%s, 0)", [(number := number + 1)])
+                drain(subscription.feed, declared.lake.open(), [subscription], lambda _: None)
+        finally:
+            ended.set()
+            looking.join()
+
+
+def test_a_look_does_not_wait_for_long_where_another_process_has_its_turn(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(freshness, "_TURN_SECONDS", 0.2)
+    shop.run()
+    declared = project(load_config(shop.path))
+    subscription = declared.subscriptions["one"]
+    freshness._FIRST.clear()
+    shop.database.execute("insert into orders values (5, 5)")
+    held = "select pg_advisory_lock(hashtextextended(%s, 0))"
+    with psycopg.connect(shop.written["sources"]["shop"]["conninfo"], autocommit=True) as other:
+        other.execute(held, [f"pgsieve slot {subscription.feed.slot}"])
+        begin = time.monotonic()
+        assert check_freshness(subscription, declared.lake.open()).seconds > 0
+        assert time.monotonic() - begin < 10
+    assert not freshness._FIRST, "the slot was not read"
