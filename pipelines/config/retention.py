@@ -30,7 +30,10 @@ def _time(value: object) -> timedelta | None:
 
 def _wait(value: object) -> timedelta:
     match = re.fullmatch(r"([1-9][0-9]{0,4}) minutes?", str(value))
-    time = timedelta(minutes=int(match[1])) if match else _time(value)
+    try:
+        time = timedelta(minutes=int(match[1])) if match else _time(value)
+    except PydanticCustomError:  # Its hint is that of a time for which something is kept.
+        time = None
     if not time:
         raise _refused(
             "is not a time to wait for", "a number of minutes, hours, days or weeks, as in `15 minutes`"
