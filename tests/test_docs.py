@@ -192,3 +192,19 @@ def test_every_page_of_the_documentation_is_in_the_navigation() -> None:
     nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     pages = {page.name for page in (ROOT / "docs").glob("*.md")}
     assert pages <= set(re.findall(r"[\w-]+\.md", nav))
+
+
+def test_every_page_of_the_documentation_is_in_the_readmes_table() -> None:
+    linked = set(re.findall(r"\]\(docs/([\w-]+\.md)\)", (ROOT / "README.md").read_text(encoding="utf-8")))
+    assert {page.name for page in (ROOT / "docs").glob("*.md")} <= linked
+
+
+def test_every_picture_is_shown_and_tells_what_it_shows() -> None:
+    """A text beside each for who does not see it; no file of docs/images that no page has."""
+    shown = {}
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        shown |= {Path(target).name: words for words, target in re.findall(r"!\[(.*?)\]\((.+?)\)", text)}
+    assert all(len(words) > 20 for words in shown.values()), shown
+    pictures = {path.name for path in (ROOT / "docs/images").iterdir() if path.suffix != ".cast"}
+    assert pictures == shown.keys()

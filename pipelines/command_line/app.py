@@ -18,6 +18,8 @@ Dagster and Spark are imported inside the commands that need them: `--help` and 
 import errno
 import inspect
 import os
+import re
+import sys
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from functools import wraps
@@ -31,12 +33,13 @@ from pgsieve import __version__
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.command_line import console
 from pgsieve.pipelines.commands.results import Failure
-from pgsieve.pipelines.config.model import Config, load_config
+from pgsieve.pipelines.config.model import DEFAULT_FILE, FILE_VARIABLE, Config, load_config
 from pgsieve.resources.tracing import span
 
 FOUND = 1
 REFUSED = 2
 FAULT = 70
+INTERRUPTED = 130
 
 
 class Command(TyperCommand):
@@ -45,9 +48,12 @@ class Command(TyperCommand):
     def invoke(self, ctx: Any) -> Any:
         """Run the command's function; its arguments have been read by now."""
         try:
-            return super().invoke(ctx)
-        except (typer.Exit, typer.Abort):
+            result = super().invoke(ctx)
+            sys.stdout.flush()  # What cannot be written is refused here, not by the interpreter as it ends.
+        except typer.Exit:
             raise
+        except typer.Abort as error:  # Ctrl-C or Ctrl-D at a question.
+            raise typer.Exit(INTERRUPTED) from error
         except PgsieveError as error:
             console.print_error(error)
             raise typer.Exit(REFUSED) from error
@@ -61,6 +67,7 @@ class Command(TyperCommand):
                 raise typer.Exit(REFUSED) from error
             console.print_unexpected(error, verbose=is_verbose(ctx))
             raise typer.Exit(FAULT) from error
+        return result
 
 
 app = typer.Typer(
@@ -81,9 +88,27 @@ ConfigFile = Annotated[
         help="Configuration file (default: $PGSIEVE_CONFIG, else ./pgsieve.yaml).",
     ),
 ]
+
+
+def _completed(ctx: typer.Context, incomplete: str) -> list[str]:
+    """What a shell completes: subscriptions of the configuration file; none where it cannot be read."""
+    import yaml
+
+    file = ctx.params.get("config") or ctx.find_root().params.get("config")
+    try:
+        text = Path(file or os.environ.get(FILE_VARIABLE) or DEFAULT_FILE).read_text(encoding="utf-8")
+        return [name for name in yaml.safe_load(text)["subscriptions"] if name.startswith(incomplete)]
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError):
+        return []
+
+
 Subscriptions = Annotated[
     list[str] | None,
-    typer.Argument(metavar="SUBSCRIPTION", help="Subscriptions, by name (default: all)."),
+    typer.Argument(
+        metavar="SUBSCRIPTION",
+        help="Subscriptions, by name (default: all).",
+        autocompletion=_completed,
+    ),
 ]
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
@@ -111,7 +136,10 @@ LogFormat = Annotated[
     ),
 ]
 
-Subscription = Annotated[str, typer.Argument(metavar="SUBSCRIPTION", help="A subscription, by name.")]
+Subscription = Annotated[
+    str,
+    typer.Argument(metavar="SUBSCRIPTION", help="A subscription, by name.", autocompletion=_completed),
+]
 
 
 def command(
@@ -132,6 +160,8 @@ def command(
             "log_format", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=LogFormat
         )
         signed: Any = invoked
+        # Typer shows the line breaks of a paragraph, which are those of the source.
+        signed.__doc__ = re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.cleandoc(function.__doc__ or ""))
         signed.__signature__ = declared.replace(parameters=[*declared.parameters.values(), parameter])
         signed.__annotations__ = {**function.__annotations__, "log_format": LogFormat}
         to.command(name, cls=Command, epilog=epilog, rich_help_panel=panel)(invoked)

@@ -5,6 +5,10 @@ exit codes of `app`. The modules of commands register them, in the order in whic
 """
 
 import gc
+import io
+import os
+import sys
+from pathlib import Path
 
 from pgsieve.pipelines.command_line.app import app
 
@@ -19,7 +23,20 @@ _CONTAINERS = 100_000
 def main() -> None:
     """Entry point of the console script."""
     gc.set_threshold(_CONTAINERS)
-    app(prog_name="pgsieve")
+    # Python has none where the caller has closed it (`>&-`).
+    sys.stdout, sys.stderr = sys.stdout or _nowhere(), sys.stderr or _nowhere()
+    try:
+        app(prog_name="pgsieve")
+    finally:
+        try:
+            sys.stdout.flush()
+        except OSError:
+            # It is told already. The interpreter would write it once more as it ends, and exit with 120.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _nowhere() -> io.TextIOWrapper:
+    return Path(os.devnull).open("w", encoding="utf-8")
 
 
 if __name__ == "__main__":

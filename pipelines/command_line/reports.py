@@ -37,6 +37,7 @@ from pgsieve.pipelines.commands.results import (
     RunSummary,
     StatusReport,
     SubscriptionRun,
+    SubscriptionStatus,
     SurveyedPublication,
     SurveyedTable,
     TableStatus,
@@ -160,6 +161,7 @@ def print_status(report: StatusReport) -> None:
     for slot in report.slots:
         if slot.problem:
             print_out(Text.assemble((f"{slot.source}: ", "red"), slot.problem))
+    silent = {slot.source for slot in report.slots if slot.problem}
     for subscription in report.subscriptions:
         title = f"{subscription.name} (source {subscription.source}, row_filter {subscription.row_filter})"
         tables = table_of(
@@ -168,10 +170,12 @@ def print_status(report: StatusReport) -> None:
         for table in subscription.tables:
             state_text = cell(table.state, "red" if table.problem else "")
             position = (table.lsn, table.version, table.rows)
-            add_row(
-                tables, quote_qualified(table.schema, table.name), state_text, *position, table.row_filter
-            )
+            # What a source does not tell is no table without a row filter.
+            filtered = "unknown" if subscription.source in silent else table.row_filter
+            add_row(tables, quote_qualified(table.schema, table.name), state_text, *position, filtered)
         print_out("", tables)
+        if progress := _progress_of(subscription):
+            print_out(Text(progress))
         if subscription.problem:
             print_out(Text.assemble((f"{subscription.name}: ", "red"), subscription.problem))
         if not subscription.enabled:
@@ -186,6 +190,17 @@ def print_status(report: StatusReport) -> None:
                 print_out(
                     Text.assemble((f"{quote_qualified(table.schema, table.name)}: ", "red"), table.problem)
                 )
+
+
+def _progress_of(subscription: SubscriptionStatus) -> str:
+    """How far behind a subscription is, and when it was last known to be up to date; nothing before the first run."""
+    told = []
+    if subscription.seconds_behind is not None:
+        waiting = timedelta(seconds=round(subscription.seconds_behind))
+        told.append(f"{waiting} behind" if subscription.seconds_behind else "up to date")
+    if subscription.last_success is not None:
+        told.append(f"everything was last found applied at {subscription.last_success}")
+    return "; ".join(told)
 
 
 def _print_since_copy(table: TableStatus | ReceivedTable) -> None:
@@ -395,8 +410,9 @@ def print_demo(report: DemoReport) -> None:
     )
     print_out(
         Text.assemble("\n", verdict, f" {report.seconds:.0f} s."),
-        Text(f"Delta tables: {report.lake}"),
-        Text(f"The graph:    pgsieve ui -c {report.config}"),
+        Text(f"Delta tables:  {report.lake}"),
+        Text(f"Configuration: {report.config}"),
+        Text("The servers have ended. One that stays, with Dagster's pages on it: pgsieve demo --ui"),
     )
 
 

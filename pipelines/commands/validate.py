@@ -41,6 +41,7 @@ from pgsieve.pipelines.commands.results import (
 )
 from pgsieve.pipelines.config.model import Config
 from pgsieve.pipelines.project import Project, project
+from pgsieve.resources.lake.delta.errors import LakeUnavailableError
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.slot import capture_statements
 from pgsieve.resources.postgres.source import read_catalog
@@ -56,6 +57,10 @@ def validate(config: Config, *, rights: bool = True) -> ValidationReport:
     declared.lake.open().check_commits_are_kept(record=False)
     pictures: dict[tuple[str, str], PublicationPicture] = {}
     received, problems, statements = [], [], []
+    try:
+        declared.lake.open().check_permitted()
+    except LakeUnavailableError as error:
+        problems.append(_problem("lake", error))
     for feed in declared.feeds.values():
         try:
             version = feed.source.check_ready()

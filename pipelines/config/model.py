@@ -318,6 +318,9 @@ class _BrokenReferencesError(PgsieveError):
         super().__init__(f"{dotted(location)}: {message}", hint=hint)
 
 
+_NO_SOURCE = "is not a source of this file"
+
+
 def _broken_references(config: Config) -> Iterator[tuple[Location, str, str]]:
     """Yield what is wrong between sections that are right by themselves: place, message, hint."""
     for name, message, hint in config.storage.misplaced(config.lake):
@@ -341,7 +344,7 @@ def _broken_references(config: Config) -> Iterator[tuple[Location, str, str]]:
         subscribed = config.sources.get(subscription.source)
         if subscribed is None:
             hint = name_hint(subscription.source, tuple(config.sources))
-            yield (*place, "source"), "is not a source of this file", hint
+            yield (*place, "source"), _NO_SOURCE, hint
             continue
         if subscription.row_filter != "publisher":
             continue
@@ -402,6 +405,7 @@ _MESSAGES = {
     "bool_type": "should be true or false",
     "bool_parsing": "should be true or false",
 }
+_HINTS = dict.fromkeys(("tuple_type", "frozen_set_type"), "in brackets, also a single entry: `[…]`")
 
 
 def _allowed(location: Location) -> tuple[str, ...]:
@@ -428,7 +432,19 @@ def _problem(details: ErrorDetails, document: Document) -> Problem:
         return Problem(key, line, f"should be one of {', '.join(allowed)}", hint, allowed)
     if kind == "refused":
         return Problem(key, line, context["message"], context["hint"])
-    return Problem(key, line, _MESSAGES.get(kind, details["msg"]))
+    return Problem(key, line, _MESSAGES.get(kind, details["msg"]), _HINTS.get(kind))
+
+
+def _missing_sources(document: Document) -> Iterator[Problem]:
+    """The sources that subscriptions name and the file has not, where the file is not yet a `Config`."""
+    sources, subscriptions = (document.content.get(section) for section in ("sources", "subscriptions"))
+    if not isinstance(sources, dict) or not isinstance(subscriptions, dict):
+        return
+    for name, subscription in subscriptions.items():
+        source = subscription.get("source") if isinstance(subscription, dict) else None
+        if isinstance(source, str) and source not in sources:
+            place = ("subscriptions", name, "source")
+            yield Problem(dotted(place), document.line(place), _NO_SOURCE, name_hint(source, tuple(sources)))
 
 
 def _without_own_fields(document: Document, file: Path) -> dict[str, Any]:
@@ -462,7 +478,11 @@ def parse_config(text: str, path: Path, environ: Mapping[str, str] = os.environ)
         return Config.model_validate({**content, "path": path})
     except ValidationError as error:
         problems = [
-            _problem(details, document) for details in error.errors(include_url=False, include_input=False)
+            *(
+                _problem(details, document)
+                for details in error.errors(include_url=False, include_input=False)
+            ),
+            *_missing_sources(document),
         ]
     except _BrokenReferencesError as error:
         problems = [

@@ -105,7 +105,8 @@ Show = Callable[[str, Sequence[ComparedTable]], None]
 def demo(folder: Path | None, progress: Progress, show: Show, *, on_s3: bool = False) -> DemoReport:
     """Run the demo; everything is made in `folder`, or in a temporary one that stays for a look.
 
-    `on_s3` has the lake on an S3 server of its own. Raises EmbeddedS3Error where that is not installed.
+    `on_s3` has the lake on an S3 server of its own. Raises EmbeddedS3Error where that is not installed, and the error
+    of a run that failed.
     """
     started = monotonic()
     home = (folder or Path(tempfile.mkdtemp(prefix="pgsieve-demo-"))).resolve()
@@ -131,7 +132,8 @@ def demo(folder: Path | None, progress: Progress, show: Show, *, on_s3: bool = F
             _execute(source, step.statements)
             if number == 0:
                 _subscribe(targets, publisher)
-            run(config, _changing(config, step), progress)
+            if failures := run(config, _changing(config, step), progress).failures:
+                raise failures[0].error
             for target in targets.values():
                 _wait(source, target)
             tables = [

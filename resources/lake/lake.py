@@ -5,6 +5,7 @@ In: the lake's URI and a Spark session. Out: DataFrames, and commits that carry 
 (Delta protocol, transaction identifiers). Raises `LakeError` where the lake cannot be read or written.
 """
 
+import errno
 import json
 import logging
 import os
@@ -304,6 +305,17 @@ class Lake(LakePaths):
                 with self.refusing(self.uri):
                     check_commits_are_kept(self.uri, self.store, endpoint, record=record)
                 _safe.add(tried)
+
+    def check_permitted(self) -> None:
+        """Raise LakeUnavailableError where a folder does not let this user write; makes nothing, and asks no store."""
+        if is_uri(self.uri):
+            return
+        folder = Path(self.uri).absolute()
+        there = next(each for each in (folder, *folder.parents) if each.exists())
+        if not there.is_dir():
+            raise self._unavailable(f"{there} is no folder")
+        if not os.access(there, os.W_OK | os.X_OK):
+            raise self._unavailable(f"{os.strerror(errno.EACCES)} ({there})")
 
     def try_writing(self) -> None:
         """Raise LakeUnavailableError where the lake does not take a file; where only Spark writes, that is not tried."""

@@ -456,7 +456,8 @@ def capture_statements(
     """The SQL that makes the capture publication as planned; empty where it already is."""
     tables = ", ".join(map(_listed, planned.tables))
     options = (
-        f"publish = {literal(', '.join(planned.operations))}, publish_via_partition_root = {planned.via_root}"
+        f"publish = {literal(', '.join(planned.operations))},"
+        f" publish_via_partition_root = {'true' if planned.via_root else 'false'}"
     )
     if server_version >= 180000:
         options += ", publish_generated_columns = stored"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import asdict
@@ -220,6 +222,20 @@ def test_an_exit_code_of_a_command_is_kept():
     assert CliRunner().invoke(_failing(typer.Exit(1)), ["fail"]).exit_code == 1
 
 
+def test_help_has_no_line_break_within_a_paragraph():
+    """Typer shows those of the source: a line of it then ends anywhere on the terminal."""
+    for each in [
+        *cli.app.registered_commands,
+        *cli.app.registered_groups[0].typer_instance.registered_commands,
+    ]:
+        text = inspect.cleandoc(each.callback.__doc__)
+        assert not re.search(r"[^\n]\n[^\n]", text), each.callback.__name__
+
+
+def test_an_interrupted_question_is_130_too(invoke, monkeypatch):
+    assert CliRunner().invoke(_failing(typer.Abort()), ["fail"]).exit_code == 130
+
+
 def test_an_interrupt_is_130_as_in_a_shell():
     assert CliRunner().invoke(_failing(KeyboardInterrupt()), ["fail"]).exit_code == 130
 
@@ -304,6 +320,41 @@ def test_the_console_script_exits_with_the_code(tmp_path):
     assert result.returncode == 2
     assert result.stdout == ""
     assert result.stderr.startswith(f"error: {tmp_path}/none.yaml: cannot be read")
+
+
+@pytest.mark.parametrize(("where", "code"), [("> /dev/full", 2), (">&-", 1), ("2>&- | cat", 0)])
+def test_a_stdout_that_takes_nothing_is_refused_and_a_closed_one_is_none(tmp_path, where, code):
+    (tmp_path / "pgsieve.yaml").write_text(LEAST)
+    shell = f"{sys.executable} -m pgsieve -c {tmp_path}/pgsieve.yaml engine status --json {where}"
+    environ = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run(
+        ["sh", "-c", shell], capture_output=True, text=True, env=environ, check=False, timeout=60
+    )
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+    assert ("No space left on device" in done.stderr) == (code == 2)
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        ("pgsieve run s", "sales,sports"),
+        ("pgsieve drop sp", "sports"),
+        ("pgsieve -c other.yaml check ", "other"),
+        ("pgsieve resync -c other.yaml ", "other"),
+        ("pgsieve -c nowhere.yaml run ", ""),
+    ],
+)
+def test_a_shell_completes_subscriptions_of_the_file(tmp_path, words, names):
+    (tmp_path / "pgsieve.yaml").write_text(LEAST + "  sports: {source: shop, publications: [p2]}\n")
+    (tmp_path / "other.yaml").write_text(LEAST.replace("sales", "other"))
+    asked = {"_PGSIEVE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    done = subprocess.run(
+        [Path(sys.executable).with_name("pgsieve")],
+        cwd=tmp_path, env={**os.environ, **asked}, capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert done.stdout.split() == [name for name in names.split(",") if name]
 
 
 def test_help_and_a_wrong_file_import_neither_dagster_nor_spark():

@@ -182,6 +182,38 @@ def test_status_shows_slots_and_tables_and_reasons(capsys):
     ]
 
 
+def test_status_tells_how_far_behind_a_subscription_is_and_what_it_does_not_know(capsys):
+    silent = SlotStatus(
+        "mail", None, "pgsieve_mail", exists=False, active=False, wal_status=None, confirmed_lsn=None,
+        lag_bytes=None, change_log_lsn=None, problem="no connection",
+    )  # fmt: skip
+    table = TableStatus("public", "orders", "ready", None, "0/2", 4, 1_000)
+    subscriptions = (
+        SubscriptionStatus(
+            "sales", "shop", "pipeline", (table,), seconds_behind=75.2, last_success="2026-11-23T08:40:11Z"
+        ),
+        SubscriptionStatus("news", "mail", "pipeline", (table,), last_success="2026-11-23T08:40:11Z"),
+        SubscriptionStatus("idle", "shop", "pipeline", (), seconds_behind=0.0),
+    )
+    reports.print_status(StatusReport((silent,), subscriptions))
+    shown = [" ".join(words) for words in lines(capsys)]
+    assert shown[shown.index("sales (source shop, row_filter pipeline)") :] == [
+        "sales (source shop, row_filter pipeline)",
+        "table state LSN version rows row filter",
+        "public.orders ready 0/2 4 1,000 –",
+        "0:01:15 behind; everything was last found applied at 2026-11-23T08:40:11Z",
+        "",
+        "news (source mail, row_filter pipeline)",
+        "table state LSN version rows row filter",
+        "public.orders ready 0/2 4 1,000 unknown",
+        "everything was last found applied at 2026-11-23T08:40:11Z",
+        "",
+        "idle (source shop, row_filter pipeline)",
+        "table state LSN version rows row filter",
+        "up to date",
+    ]
+
+
 def test_check_shows_the_keys_that_differ(capsys):
     equal = CheckedTable("sales", "public", "items", 5, 5, equal=True, differing_keys=(), lsn="0/2F")
     differs = CheckedTable(
@@ -289,7 +321,9 @@ def test_the_demo_shows_three_sides_and_says_where_things_are(capsys):
     shown = capsys.readouterr().out
     assert "just the rows of the built-in subscription" in shown
     assert "/d/lake" in shown
-    assert "pgsieve ui -c /d/pgsieve.yaml" in shown
+    assert "/d/pgsieve.yaml" in shown
+    assert "The servers have ended" in shown
+    assert "pgsieve demo --ui" in shown
 
 
 def test_the_demo_says_which_replica_differs(capsys):

@@ -115,3 +115,16 @@ def test_problems_come_in_the_words_of_the_server(conninfo: str, tmp_path: Path)
             "42P10",
         ),
     ]
+
+
+def test_a_lake_that_is_no_folder_is_named_before_anything_is_copied(conninfo: str, tmp_path: Path) -> None:
+    (tmp_path / "lake").touch()
+    code, report = validated(conninfo, tmp_path, "inserted")
+    assert code == 1
+    (problem,) = (p for p in report["problems"] if p["object"] == "lake")
+    assert problem["message"].startswith(
+        f'lake "{tmp_path}/lake" cannot be written: {tmp_path}/lake is no folder'
+    )
+    (tmp_path / "lake").unlink()
+    assert not [p for p in validated(conninfo, tmp_path, "inserted")[1]["problems"] if p["object"] == "lake"]
+    assert not (tmp_path / "lake").exists()

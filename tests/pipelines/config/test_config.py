@@ -401,12 +401,12 @@ REFUSED = {
     "text for a list": (
         LEAST.replace("[p1]", "p1"),
         (5, "subscriptions.sales.publications", "should be a list"),
-        None,
+        "in brackets, also a single entry: `[…]`",
     ),
     "text for a set": (
         with_published("{tables: [{table: a.b}], publish: insert}"),
         (3, "sources.shop.publications.emea.publish", "should be a list"),
-        None,
+        "in brackets, also a single entry: `[…]`",
     ),
     "text for a mapping": (
         LEAST.replace("{conninfo: dbname=shop}", "dbname=shop"),
@@ -591,7 +591,7 @@ REFUSED = {
     "a password command for a shell": (
         LEAST.replace("conninfo: ", "password_command: echo secret, conninfo: "),
         (3, "sources.shop.password_command", "should be a list"),
-        None,
+        "in brackets, also a single entry: `[…]`",
     ),
     "a password command without a program": (
         LEAST.replace("conninfo: ", "password_command: [''], conninfo: "),
@@ -628,6 +628,11 @@ REFUSED = {
         LEAST.replace("sales", "s" * 64),
         (5, f"subscriptions.{'s' * 64}", "cannot be a name"),
         FOLDER,
+    ),
+    "a freshness in a unit that there is not": (
+        with_subscription("freshness: 3 fortnights"),
+        (5, "subscriptions.sales.freshness", "is not a time to wait for"),
+        "a number of minutes, hours, days or weeks, as in `15 minutes`",
     ),
     "an unknown source": (
         LEAST.replace("source: shop", "source: shops"),
@@ -955,3 +960,13 @@ def test_retention_is_written_as_people_say_it(written, kept):
 def test_a_retention_that_is_none_is_refused(written):
     with pytest.raises(ConfigError, match="retention"):
         parse_config(LEAST + f"retention: {{{written}}}\n", FILE, {})
+
+
+def test_a_source_that_is_missing_is_told_beside_what_else_is_wrong(tmp_path):
+    text = LEAST.replace("source: shop", "source: shops, row_filter: publsher")
+    with pytest.raises(ConfigError) as raised:
+        parse_config(text, tmp_path / "pgsieve.yaml")
+    assert [(p.key, p.message) for p in raised.value.problems] == [
+        ("subscriptions.sales.row_filter", "should be one of pipeline, publisher"),
+        ("subscriptions.sales.source", "is not a source of this file"),
+    ]
