@@ -133,18 +133,15 @@ def apply_together(
     Raises an error for which `unless` holds.
     """
     going = [m for m in failures.each(materializers, Materializer.if_enabled, unless=unless) if m is not None]
-    if not going:
-        return
-    lake = going[0].lake
     with (
         reads_shared() if len(going) > 1 else nullcontext(),
-        done_ahead(lake, [m.transform for m in going]) as works,
+        done_ahead([(m.lake, m.transform) for m in going]) as works,
     ):
         assets = {m: partial(m.table_changes, work) for m, work in zip(going, works, strict=True)}
         _materialize_each(assets, failures, unless)
     told = dict(failures.each(going, lambda m: (m, m.tables_to_tell()), unless=unless))
     applying = [m for m, tables in told.items() if tables]
-    with done_ahead(lake, [m.apply for m in applying]) as applies:
+    with done_ahead([(m.lake, m.apply) for m in applying]) as applies:
         replicas = {
             m: partial(m.replica_tables, told[m], work) for m, work in zip(applying, applies, strict=True)
         }

@@ -10,7 +10,7 @@ take as long as a small work.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from contextvars import copy_context
 from functools import partial
@@ -24,38 +24,42 @@ T = TypeVar("T")
 
 
 @contextmanager
-def done_ahead(lake: Lake, works: Sequence[Callable[[Log], T]]) -> Iterator[list[Work[T]]]:
-    """The same works, of which each is begun before it is asked for; one alone is done when it is asked for.
+def done_ahead(works: Sequence[tuple[Lake, Callable[[Log], T]]]) -> Iterator[list[Work[T]]]:
+    """The works, each with the lake that it writes, of which each is begun before it is asked for; one alone only then.
 
-    Who leaves the block before all are done waits for the one that is being done, which ends soon; no other is begun.
+    Whoever leaves the block early waits for the one that is being done, which ends soon; no other is begun.
     """
     if len(works) < 2:
-        yield [partial(_now, work) for work in works]
+        yield [partial(_now, work) for _, work in works]
         return
 
-    def one(work: Callable[[Log], T]) -> tuple[Done[T], list[str]]:
-        lines: list[str] = []
+    def one(lake: Lake, work: Callable[[Log], T], lines: list[str]) -> Done[T]:
         try:
-            return timed(lambda: work(lines.append)), lines
+            return timed(lambda: work(lines.append))
         finally:
             lake.lend_tables()
 
     with ThreadPoolExecutor(1, "pgsieve-ahead") as worker:
-        lake.lend_tables()
+        works[0][0].lend_tables()
+        logs: list[list[str]] = [[] for _ in works]
         # A context can be entered by one at a time.
-        begun = [worker.submit(copy_context().run, one, work) for work in works]
+        begun = [
+            worker.submit(copy_context().run, one, lake, work, lines)
+            for (lake, work), lines in zip(works, logs, strict=True)
+        ]
 
         def asked(number: int, log: Log) -> Done[T]:
-            lake.lend_tables()  # The step before is told of.
-            done, lines = begun[number].result()
-            for line in lines:
+            works[number][0].lend_tables()  # What this thread has looked at for the steps before.
+            wait([begun[number]])
+            for line in logs[number]:
                 log(line)
-            return done
+            return begun[number].result()
 
         try:
             yield [partial(asked, number) for number in range(len(works))]
         except BaseException:
-            lake.executors.stop()
+            for lake, _ in works:
+                lake.executors.stop()
             raise
         finally:
             worker.shutdown(wait=False, cancel_futures=True)
