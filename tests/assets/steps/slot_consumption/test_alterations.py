@@ -178,7 +178,12 @@ def test_a_recorded_catalog_decides_as_the_catalog_does(published) -> None:
     recorded = catalog_from_json(catalog_to_json(catalog, ["p", "q"]))
     for names in (["p"], ["q"]):
         assert routes(recorded, recorded.select(names)) == routes(catalog, catalog.select(names))
-    assert recorded.types == catalog.types
+    # Labels and fields are the layout's, of the present catalog: no value is decoded by them.
+    assert recorded.types.keys() == catalog.types.keys()
+    assert all(
+        (t.kind, t.of) == (recorded.types[oid].kind, recorded.types[oid].of)
+        for oid, t in catalog.types.items()
+    )
     assert "w" not in {table.name for table in recorded.tables.values()}
 
 
