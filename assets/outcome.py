@@ -26,7 +26,11 @@ class IncompleteError(dg.Failure):
     def __init__(self, subscription: str, problems: Sequence[str]) -> None:
         super().__init__(
             description=f"subscription {subscription}: {'; '.join(problems)}",
-            metadata={"problems": dg.MetadataValue.md("\n".join(f"- {problem}" for problem in problems))},
+            metadata={
+                "problems": dg.MetadataValue.md("\n".join(f"- {problem}" for problem in problems)),
+                "what to do": "of a table that is set aside remove the reason; then materialise its Dagster partition in"
+                f" {subscription}/initial_sync, or `pgsieve resync {subscription} TABLE`: both copy it again",
+            },
             allow_retries=False,
         )
 

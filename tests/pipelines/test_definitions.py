@@ -221,6 +221,7 @@ def test_a_run_that_finds_a_table_set_aside_fails_after_everything_else(
     assert failed.step_key == "pgsieve_one_replica_tables"
     assert failure.user_failure_data is not None
     assert failure.user_failure_data.description == ("subscription one: public.notes is set aside: a value")
+    assert "`pgsieve resync one TABLE`" in str(failure.user_failure_data.metadata["what to do"].value)
     key = dg.AssetCheckKey(dg.AssetKey(["one", "public", "notes"]), "sync_state")
     (record,) = dagster.event_log_storage.get_asset_check_execution_history(key, limit=9)
     assert record.event is not None
