@@ -26,7 +26,6 @@ from pgsieve.assets.slot_consumption import change_log_asset
 from pgsieve.assets.steps.apply.replica_tables import ApplyResult, apply, tables_beyond_cut
 from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
 from pgsieve.assets.steps.initial_sync.one_table import Copied
-from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.operations.registration import Registration
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.cuts import Cuts
@@ -38,7 +37,6 @@ from pgsieve.assets.steps.update_transformation.transform import transform
 from pgsieve.assets.translator import Naming
 from pgsieve.assets.unrun_events import report_cut
 from pgsieve.assets.update_transformation import table_changes_asset
-from pgsieve.assets.work import Work
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.values.quoting import quote_qualified
@@ -53,7 +51,6 @@ from pgsieve.pipelines.commands.results import (
     SubscriptionRun,
 )
 from pgsieve.pipelines.commands.ui import dagster_home
-from pgsieve.pipelines.commands.work_ahead import done_ahead
 from pgsieve.pipelines.config.model import Config, SubscriptionConfig
 from pgsieve.pipelines.project import Project, project
 from pgsieve.pipelines.published import published_tables
@@ -133,20 +130,12 @@ def apply_together(
     Raises an error for which `unless` holds.
     """
     going = [m for m in failures.each(materializers, Materializer.if_enabled, unless=unless) if m is not None]
-    with (
-        reads_shared() if len(going) > 1 else nullcontext(),
-        done_ahead([(m.lake, m.transform) for m in going]) as works,
-    ):
-        assets = {m: partial(m.table_changes, work) for m, work in zip(going, works, strict=True)}
-        _materialize_each(assets, failures, unless)
+    with reads_shared() if len(going) > 1 else nullcontext():
+        _materialize_each({m: m.table_changes for m in going}, failures, unless)
     told = dict(failures.each(going, lambda m: (m, m.tables_to_tell()), unless=unless))
-    applying = [m for m, tables in told.items() if tables]
-    with done_ahead([(m.lake, m.apply) for m in applying]) as applies:
-        replicas = {
-            m: partial(m.replica_tables, told[m], work) for m, work in zip(applying, applies, strict=True)
-        }
-        _materialize_each(replicas, failures, unless)
-    failures.each([m for m in told if m not in replicas], Materializer.report, unless=unless)
+    applying = {m: partial(m.replica_tables, tables) for m, tables in told.items() if tables}
+    _materialize_each(applying, failures, unless)
+    failures.each([m for m in told if m not in applying], Materializer.report, unless=unless)
 
 
 #: Makes an asset of a subscription; it tells what fails its step.
@@ -365,27 +354,13 @@ class Materializer:
         """None where the subscription is disabled."""
         return self if self.enabled else None
 
-    def transform(self, log: Log) -> list[TableChanges]:
-        """Transform what the change log has."""
-        return transform(self.subscription, self.lake, log)
-
-    def apply(self, log: Log) -> ApplyResult:
-        """Apply what is transformed."""
-        return apply(self.subscription, self.lake, log)
-
-    def table_changes(
-        self, work: Work[Sequence[TableChanges]], fail: Callable[[Exception], None]
-    ) -> dg.AssetsDefinition:
+    def table_changes(self, fail: Callable[[Exception], None]) -> dg.AssetsDefinition:
         """The asset of the transformation."""
-        return table_changes_asset(self.subscription, NAMING, fail=fail, work=work)
+        return table_changes_asset(self.subscription, NAMING, fail=fail)
 
-    def replica_tables(
-        self, tables: Tables, work: Work[ApplyResult], fail: Callable[[Exception], None]
-    ) -> dg.AssetsDefinition:
+    def replica_tables(self, tables: Tables, fail: Callable[[Exception], None]) -> dg.AssetsDefinition:
         """The assets of some replica tables."""
-        return replica_tables_asset(
-            self.subscription, tables, NAMING, tell=self._applied, fail=fail, work=work
-        )
+        return replica_tables_asset(self.subscription, tables, NAMING, tell=self._applied, fail=fail)
 
     def tables_to_tell(self) -> Tables:
         """The replica tables that have something new.
@@ -401,7 +376,7 @@ class Materializer:
 
     def report(self) -> None:
         """Where no asset has anything new the cut may: a table that was dropped is not in the next one."""
-        self._applied(self.apply(_logger.info))
+        self._applied(apply(self.subscription, self.lake, _logger.info))
         report_cut(self.dagster, self.subscription, self.lake, NAMING)
 
     def apply_slice(self) -> tuple[list[TableChanges], ApplyResult] | None:
@@ -409,9 +384,9 @@ class Materializer:
         if not self.enabled:
             return None
         with span("transform", subscription=self.name):
-            changes = self.transform(_logger.info)
+            changes = transform(self.subscription, self.lake, _logger.info)
         with span("apply", subscription=self.name):
-            result = self.apply(_logger.info)
+            result = apply(self.subscription, self.lake, _logger.info)
         self._applied(result)
         return changes, result
 

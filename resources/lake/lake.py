@@ -204,14 +204,13 @@ class Lake(LakePaths):
             try:
                 return act(item)
             finally:
-                self.lend_tables()
+                self._lend_tables()
 
-        self.lend_tables()
+        self._lend_tables()
         with ThreadPoolExecutor(threads) as pool:
             return list(pool.map(one, items))
 
-    def lend_tables(self) -> None:
-        """Leave the tables that this thread holds open to other threads: it works with none of them at the moment."""
+    def _lend_tables(self) -> None:
         if self.local is not None:
             self.local.lend_tables()
 
