@@ -67,6 +67,10 @@ def as_step(
     """
     logger, handler = logging.getLogger("pgsieve"), _Forwards(context.log)
     level = logger.level
+    # Without any handler Python shows warnings on stderr: with this one it would not.
+    shown = None if logger.hasHandlers() else logging.lastResort
+    if shown is not None:
+        logger.addHandler(shown)
     if not logger.isEnabledFor(logging.INFO):
         logger.setLevel(logging.INFO)
     logger.addHandler(handler)
@@ -76,6 +80,8 @@ def as_step(
         raise StepFailedError(error) from error
     finally:
         logger.removeHandler(handler)
+        if shown is not None:
+            logger.removeHandler(shown)
         logger.setLevel(level)
 
 
