@@ -13,6 +13,7 @@ is set aside, or a disabled subscription, ends the run as failed once everything
 """
 
 from collections.abc import Callable, Iterator
+from time import monotonic
 from typing import Any
 
 import dagster as dg
@@ -31,7 +32,6 @@ from pgsieve.assets.steps.records.table_states import SyncState, TableState, Tab
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.assets.translator import AssetKind, Naming, of_replica, of_source_table, of_subscription
 from pgsieve.assets.unrun_events import data_version, lag, measured_freshness, report_checks
-from pgsieve.assets.work import Done, Work, timed
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.resources.lake.lake import Lake
@@ -48,12 +48,12 @@ def replica_tables_asset(
     freshness_policy: dg.FreshnessPolicy | None = None,
     tell: Callable[[ApplyResult], None] | None = None,
     fail: Callable[[Exception], None] | None = None,
-    work: Work[ApplyResult] | None = None,
+    done: ApplyResult | None = None,
 ) -> dg.AssetsDefinition:
     """The assets `<subscription>/<schema>/<table>`, and `<subscription>/cut`: changes are applied to each replica.
 
-    `tell` gets what was done, in the process that does it, and `fail` what fails the step. `work` does it instead of the step itself, to all tables: a continuous run
-    has applied already, and there is nothing left but to tell of it. `freshness_policy` is the cut's.
+    `tell` gets what was done, in the process that does it, and `fail` what fails the step. `done` is what a continuous run has applied already: there
+    is nothing left but to tell it. `freshness_policy` is the cut's.
     """
     keys = {naming.key(of_replica(subscription, table)): name for name, table in tables.items()}
     cut_data = of_subscription(subscription, AssetKind.CUT)
@@ -102,17 +102,17 @@ def replica_tables_asset(
             yield from materialized(context)
 
     def materialized(context: dg.AssetExecutionContext) -> Iterator[Event]:
-        lake, log = opened(context, naming), context.log.info
+        lake, begin = opened(context, naming), monotonic()
         chosen = {keys[key]: key for key in sorted(context.selected_asset_keys & keys.keys())}
         with_cut = cut_key in context.selected_asset_keys
         everything, before = with_cut or len(chosen) == len(keys), Cuts(lake, subscription.name).last()
-        done = Done(ApplyResult(), 0.0)
+        result = ApplyResult()
         if context.selected_asset_keys:
             only = None if everything else list(chosen)
-            done = timed(lambda: apply(subscription, lake, log, only)) if work is None else work(log)
+            result = apply(subscription, lake, context.log.info, only) if done is None else done
             if tell:
-                tell(done.result)
-        result, behind = done.result, measured_freshness(subscription, lake)
+                tell(result)
+        took, behind = monotonic() - begin, measured_freshness(subscription, lake)
         states, checks = TableStates(lake, subscription.name).newest(), list[dg.AssetCheckResult]()
         for name, key in chosen.items():
             state = states.get(name)
@@ -128,7 +128,7 @@ def replica_tables_asset(
             yield dg.MaterializeResult(
                 asset_key=cut_key,
                 data_version=data_version(result.cut),
-                metadata={**_totals(result, result.cut), SECONDS: done.seconds, **lag(behind)},
+                metadata={**_totals(result, result.cut), SECONDS: took, **lag(behind)},
             )
         whole = SubscriptionRecord(lake, subscription.name).state()
         for check in sorted(context.selected_asset_check_keys):

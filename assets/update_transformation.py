@@ -1,6 +1,7 @@
 """UPDATE transformation as an asset: what a subscription gets of the slices appended since the last time."""
 
 from collections.abc import Callable, Sequence
+from time import monotonic
 from typing import Any
 
 import dagster as dg
@@ -12,7 +13,6 @@ from pgsieve.assets.steps.records.transformed import TableChanges
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.assets.steps.update_transformation.transform import transform
 from pgsieve.assets.translator import AssetKind, Naming, of_feed, of_subscription
-from pgsieve.assets.work import Done, Work, timed
 from pgsieve.decoding.values.quoting import quote_qualified
 
 #: The same in each run: changes are appended, and most are not of the table that is looked at. A version of its own for each
@@ -25,12 +25,12 @@ def table_changes_asset(
     naming: Naming,
     *,
     fail: Callable[[Exception], None] | None = None,
-    work: Work[Sequence[TableChanges]] | None = None,
+    done: Sequence[TableChanges] | None = None,
 ) -> dg.AssetsDefinition:
     """The asset `<subscription>/table_changes`: decode, filter, transform.
 
-    `fail` gets what fails the step. `work` does it instead of the step itself: a continuous run has transformed already, and
-    there is nothing left but to tell of it. What a table fails with is only logged here: the replicas come after this, and end the run as failed.
+    `fail` gets what fails the step. `done` is what a continuous run has transformed already: there is nothing left but to
+    tell it. What a table fails with is only logged here: the replicas come after this, and end the run as failed.
     """
     data = of_subscription(subscription, AssetKind.TABLE_CHANGES)
     upstream = [naming.key(of_feed(subscription.feed, AssetKind.CHANGE_LOG))]
@@ -42,19 +42,13 @@ def table_changes_asset(
         pool=f"subscription_{subscription.name}",
     )
     def table_changes(context: dg.AssetExecutionContext) -> dg.MaterializeResult[None]:
-        log = context.log.info
+        begin, log = monotonic(), context.log.info
         with as_step(context), telling(fail):
-            if work is None:
-                done: Done[Sequence[TableChanges]] = timed(
-                    lambda: transform(subscription, opened(context, naming), log)
-                )
-            else:
-                done = work(log)
-        changes = done.result
+            changes = transform(subscription, opened(context, naming), log) if done is None else done
         for table in (c for c in changes if c.problem):
             context.log.error(f"{quote_qualified(*table.name)}: {table.problem}")
         return dg.MaterializeResult(
-            metadata={**_metadata(changes), SECONDS: done.seconds}, data_version=_APPENDED
+            metadata={**_metadata(changes), SECONDS: monotonic() - begin}, data_version=_APPENDED
         )
 
     return table_changes

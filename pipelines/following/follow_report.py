@@ -21,7 +21,6 @@ from pgsieve.assets.steps.records.transformed import TableChanges
 from pgsieve.assets.steps.slot_consumption.reading import Drained
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.assets.update_transformation import table_changes_asset
-from pgsieve.assets.work import done
 from pgsieve.pipelines.commands.results import Progress
 from pgsieve.pipelines.commands.run import NAMING, materialize
 from pgsieve.pipelines.project import Project
@@ -91,10 +90,10 @@ class FollowReport:
                 if (result := applied.get(subscription.name)) is None:
                     continue
                 transformed = list(changes[subscription.name].values())
-                assets.append(table_changes_asset(subscription, NAMING, work=done(transformed)))
+                assets.append(table_changes_asset(subscription, NAMING, done=transformed))
                 published = published_tables(self._declared, [subscription])[subscription.name]
                 if tables := {name: table for name, table in published.items() if name in result.tables}:
-                    assets.append(replica_tables_asset(subscription, tables, NAMING, work=done(result)))
+                    assets.append(replica_tables_asset(subscription, tables, NAMING, done=result))
             task = f"follow {self._feed.slot}"
             # What ends as failed for one subscription is told of the others all the same.
             told = materialize(
