@@ -72,21 +72,8 @@ class Lakes:
         """`pgsieve run` on each lake in turn; what it is said to measure, or None."""
         for place in self._stores:
             path = self._folder / f"{name}_{place}.yaml"
-            command = [sys.executable, "-m", "pgsieve", "-c", str(path), "run"]
-            began, used, asked = time.perf_counter(), _used(), self._requests()
-            process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-            # A JVM outlives the run that started it by a moment, so nobody waits for it.
-            jvms: dict[int, float] = {}
-            while process.poll() is None:
-                jvms |= _used_by_jvms(process.pid)
-                time.sleep(0.2)
-            if process.returncode:
-                raise subprocess.CalledProcessError(process.returncode, command)
-            run = Run(
-                time.perf_counter() - began,
-                _used() - used + sum(jvms.values()),
-                self._requests() - asked,
-            )
+            asked = self._requests()
+            run = Run(*run_as_process(path), self._requests() - asked)
             print(
                 f"{what or 'before'}, {place}: {run.wall:.1f} s, processor {run.processor:.1f} s, "
                 f"{run.requests} requests, load average {os.getloadavg()[0]:.1f}",
@@ -97,6 +84,21 @@ class Lakes:
 
     def _requests(self) -> int:
         return len(self._proxy.answered) if self._proxy else 0
+
+
+def run_as_process(configuration: Path) -> tuple[float, float]:
+    """The seconds of a `pgsieve run` as a process, and those of the processor with its JVMs."""
+    command = [sys.executable, "-m", "pgsieve", "-c", str(configuration), "run"]
+    began, used = time.perf_counter(), _used()
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    # A JVM outlives the run that started it by a moment, so nobody waits for it.
+    jvms = dict[int, float]()
+    while process.poll() is None:
+        jvms |= _used_by_jvms(process.pid)
+        time.sleep(0.2)
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command)
+    return time.perf_counter() - began, _used() - used + sum(jvms.values())
 
 
 def _used() -> float:

@@ -8,14 +8,11 @@ table. The tables take turns, and are those of `benchmarks/replication.py`. Need
 import argparse
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
-import time
 from pathlib import Path
 
 import psycopg
-from object_store import _used, _used_by_jvms
+from object_store import run_as_process
 from replication import COLUMNS, ROW, SETTINGS, configuration
 
 from pgsieve.resources.postgres.embedded import EmbeddedServer
@@ -33,20 +30,6 @@ def _fill(database: psycopg.Connection, table: str, rows: int) -> None:
     database.execute(f"create publication {table} for table {table}")
 
 
-def _run(path: Path) -> tuple[float, float]:
-    """The seconds of a `pgsieve run`, and those of the processor."""
-    began, used = time.monotonic(), _used()
-    command = [sys.executable, "-m", "pgsieve", "-c", str(path), "run"]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    jvms = dict[int, float]()
-    while process.poll() is None:
-        jvms |= _used_by_jvms(process.pid)
-        time.sleep(0.1)
-    if process.returncode:
-        raise subprocess.CalledProcessError(process.returncode, command)
-    return time.monotonic() - began, _used() - used + sum(jvms.values())
-
-
 def main(numbers: list[int], updates: int, rounds: int) -> None:
     """Measure tables of so many rows."""
     measured: dict[int, list[tuple[float, float]]] = {rows: [] for rows in numbers}
@@ -58,13 +41,13 @@ def main(numbers: list[int], updates: int, rounds: int) -> None:
         paths = {rows: configuration(Path(folder), server, f"rows_{rows}") for rows in numbers}
         for rows, path in paths.items():
             _fill(database, f"rows_{rows}", rows)
-            seconds, _ = _run(path)
+            seconds, _ = run_as_process(path)
             print(f"{rows:,} rows: copied in {seconds:.1f} s", flush=True)
         for number in range(rounds):
             for rows, path in paths.items():
                 step = max(rows // updates, 1)
                 database.execute(f"update rows_{rows} set qty = qty + 1 where id % {step} = {number % step}")
-                measured[rows].append(_run(path))
+                measured[rows].append(run_as_process(path))
                 seconds, processor = measured[rows][-1]
                 print(
                     f"{rows:,} rows: {seconds:.1f} s ({processor:.1f}), load average {os.getloadavg()[0]:.1f}",
