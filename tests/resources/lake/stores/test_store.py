@@ -9,9 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgsieve.resources.lake.stores.storage import Storage
+from pgsieve.resources.lake.stores.storage import Storage, is_uri
 from pgsieve.resources.lake.stores.store import PART_BYTES, RowGroup, Store, parted
 from tests.fixtures.s3_server import S3Server
+
+
+def _touch(store: Store, path: str) -> None:
+    """Make an empty file, in a folder that may not be there."""
+    if not is_uri(path):
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+    store.touch(path)
 
 
 def test_a_probe_leaves_nothing(tmp_path: Path) -> None:
@@ -41,9 +48,7 @@ def test_what_is_removed_is_a_folder_and_not_what_begins_like_it(
             "lake/sale/x",
         )
         for name in names:
-            if lake == str(tmp_path):
-                Path(lake, name).parent.mkdir(parents=True)
-            store.touch(f"{lake}/{name}")
+            _touch(store, f"{lake}/{name}")
         assert store.remove(f"{lake}/lake/sales")
         assert not store.remove(f"{lake}/lake/sales")
         assert [name for name in names if store.has(f"{lake}/{name}")] == list(names[1:])
@@ -57,10 +62,7 @@ def test_a_folder_is_found_at_any_depth_by_its_whole_name(
         store = Store.of(Storage.of(s3_folder, s3_server.storage))
         assert not store.has_folder(f"{lake}/sales", "_pgsieve")
         for name, found in (("a/_pgsieve2/x", False), ("_pgsieve", False), ("b/c/_pgsieve/x", True)):
-            path = f"{lake}/sales/{name}"
-            if lake == str(tmp_path):
-                Path(path).parent.mkdir(parents=True, exist_ok=True)
-            store.touch(path)
+            _touch(store, f"{lake}/sales/{name}")
             assert store.has_folder(f"{lake}/sales", "_pgsieve") is found
 
 
