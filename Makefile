@@ -12,7 +12,7 @@ PIP_ENVIRONMENT := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constrain
 .PHONY: help prerequisites setup demo test test-fast test-versions test-oldest test-dagster test-spark40 test-long soak soak-filters soak-hard-day check docs pictures audit sbom benchmarks log-store clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 prerequisites: # says what to install where Python or Java is missing
 	@PYTHON='$(PYTHON)' sh scripts/prerequisites.sh >/dev/null

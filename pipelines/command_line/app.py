@@ -48,8 +48,7 @@ class Command(TyperCommand):
     def invoke(self, ctx: Any) -> Any:
         """Run the command's function; its arguments have been read by now."""
         try:
-            result = super().invoke(ctx)
-            sys.stdout.flush()  # What cannot be written is refused here, not by the interpreter as it ends.
+            return self._printed(ctx)
         except typer.Exit:
             raise
         except typer.Abort as error:  # Ctrl-C or Ctrl-D at a question.
@@ -67,6 +66,15 @@ class Command(TyperCommand):
                 raise typer.Exit(REFUSED) from error
             console.print_unexpected(error, verbose=is_verbose(ctx))
             raise typer.Exit(FAULT) from error
+
+    def _printed(self, ctx: Any) -> Any:
+        """Run it to its end, whatever its exit code: what cannot be written is refused here, not by the interpreter as it ends."""
+        try:
+            result = super().invoke(ctx)
+        except typer.Exit:
+            sys.stdout.flush()
+            raise
+        sys.stdout.flush()
         return result
 
 

@@ -326,7 +326,8 @@ def test_the_console_script_exits_with_the_code(tmp_path):
 def test_a_stdout_that_takes_nothing_is_refused_and_a_closed_one_is_none(tmp_path, where, code):
     (tmp_path / "pgsieve.yaml").write_text(LEAST)
     shell = f"{sys.executable} -m pgsieve -c {tmp_path}/pgsieve.yaml engine status --json {where}"
-    environ = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    # As a shell has it: Python writes at once where PYTHONUNBUFFERED is set, else at the end.
+    environ = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONUNBUFFERED": ""}
     done = subprocess.run(
         ["sh", "-c", shell], capture_output=True, text=True, env=environ, check=False, timeout=60
     )
