@@ -30,6 +30,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from pyspark.sql.types import StructType
 
+from pgsieve.resources.lake.delta.deletion_vectors import UnreadableLogError
 from pgsieve.resources.lake.delta.delta_rs import COLUMN_MAPPING, LocalRecords, writable
 from pgsieve.resources.lake.delta.errors import (
     ConcurrentWriteError,
@@ -49,6 +50,7 @@ from pgsieve.resources.lake.delta.errors import (
     refusal,
     told,
 )
+from pgsieve.resources.lake.delta.key_lookup import FileMatches
 from pgsieve.resources.lake.delta.layout import FOLDERS, file_bytes
 from pgsieve.resources.lake.delta.named_records import NamedRecords
 from pgsieve.resources.lake.delta.parquet_files import WRITTEN_DDL, write_files
@@ -117,6 +119,7 @@ class Lake(LakePaths):
         storage: Storage | None = None,
         folders: Mapping[str, str] | None = None,
         threads: int | None = None,
+        vectors: bool = True,
     ) -> None:
         storage = storage or storage_of(uri)
         super().__init__(storage.address, folders)
@@ -132,6 +135,8 @@ class Lake(LakePaths):
         self.local: LocalRecords | None = LocalRecords(self.store) if storage.by_delta_rs else None
         self.records: Records = NamedRecords(self.local or SparkRecords(session), self.refusing)
         self._small_bytes = small_bytes
+        #: Whether the user has deletion vectors in large tables.
+        self._vectors = vectors
 
     def folders_of(self, subscription: str) -> str:
         """The template of the folders of a subscription's replicas: as it was given, or else as the lake has recorded it."""
@@ -187,6 +192,32 @@ class Lake(LakePaths):
             return False
         with self.refusing(path):
             return self.local.takes_rewriting(path, columns)
+
+    def takes_marking(self, path: str, columns: Collection[str]) -> bool:
+        """Whether this process may mark rows of a table in deletion vectors; `columns` are those of its rows."""
+        if self.local is None or not self._vectors:
+            return False
+        with self.refusing(path):
+            return self.local.takes_marking(path, columns)
+
+    def files_to_mark(
+        self, path: str, matches: Sequence[FileMatches], base: int
+    ) -> list[Mapping[str, Any]] | None:
+        """How the log of a table has the files in which there are `matches`, to mark rows in them; None where it does not tell.
+
+        The table gets deletion vectors where it had none: then OverrunError is raised, as where its version is not `base`.
+        """
+        assert self.local is not None
+        with self.refusing(path):
+            try:
+                if not self.local.has_deletion_vectors(path):
+                    self.local.enable_deletion_vectors(path)
+                if self.local.version(path) != base:
+                    raise OverrunError(path)
+                return self.local.added_files(path, matches, base)
+            except UnreadableLogError as error:
+                _LOGGER.debug("%s: %s", path, error)
+                return None
 
     def way_to_read(self, path: str, size: int | None = None) -> Way:
         """Who reads so many bytes of a table, or its rows as they come (None): this process only what is plain Parquet."""
@@ -483,6 +514,21 @@ class Lake(LakePaths):
             )
         return files
 
+    def commit_marked(
+        self,
+        written: Callable[[], pa.Table],
+        path: str,
+        marked: Iterable[tuple[FileMatches, Mapping[str, Any]]],
+        position: int,
+        base: int,
+    ) -> list[dict[str, Any]]:
+        """Have files `written` as for `commit_files`, and commit them with rows `marked` as deleted; returns their rows."""
+        assert self.local is not None
+        with self.refusing(path):
+            files: list[dict[str, Any]] = written().to_pylist()
+            self.local.mark_rows(path, marked, files, position, base)
+        return files
+
     def file_bytes(self, path: str, properties: Mapping[str, str]) -> int:
         """How large the files of a table should be; `properties` are those of a new table."""
         assert self.local is not None
@@ -675,5 +721,11 @@ class LakeResource(dg.ConfigurableResource["LakeResource"]):
     def open(self) -> Lake:
         """The lake; its session is made when it is first needed."""
         small = int(self.engine.spark_config.get(SMALL_BYTES, SMALL_BYTES_DEFAULT))
-        threads = cores_of(self.engine.master)
-        return Lake(self.uri, lambda: self.engine.session, small, folders=self.folders, threads=threads)
+        return Lake(
+            self.uri,
+            lambda: self.engine.session,
+            small,
+            folders=self.folders,
+            threads=cores_of(self.engine.master),
+            vectors=self.engine.spark_config.get(_WANT_VECTORS, "true").lower() == "true",
+        )

@@ -2,13 +2,15 @@
 
 In: a batch's changes in the files of the change history. Out: `Applied`. What becomes of the keys is decided by columns
 (`decided_keys`); then threads of this process write the rows that come, from the row groups of the history, and once more the
-replica's files of which rows go. `writer` does the same by Spark, also where rows move or a column was left out: the rows,
+replica's files of which rows go. Where that would be too much, or rows of them are marked already, rows that go are marked in
+deletion vectors. `writer` does the same by Spark, also where rows move or a column was left out: the rows,
 the counts and the position are the same. Raises LakeError.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -30,7 +32,7 @@ KEY_BYTES = 256 * 1024 * 1024
 #: So many keys are looked at one change after the other, whether an INSERT met a row.
 SUSPECTS = 100_000
 #: Files of a replica are written once more up to so many bytes, or to so many times those of the changes; beyond that rows
-#: are marked as deleted, by Spark.
+#: are marked as deleted.
 REWRITTEN_BYTES, REWRITTEN = 64 * 1024 * 1024, 4
 
 
@@ -38,7 +40,8 @@ REWRITTEN_BYTES, REWRITTEN = 64 * 1024 * 1024, 4
 class ManyChanges:
     """A batch's changes as they are stored, what becomes of their keys, which are `present` in the replica, and where.
 
-    `schema` has the columns of the rows. Without a key there are INSERTs alone, and nothing is decided.
+    `schema` has the columns of the rows. Without a key there are INSERTs alone, and nothing is decided. `added` is how the
+    replica's log has the files in which rows are to be marked; None where the files are to be written once more.
     """
 
     groups: Sequence[RowGroup]
@@ -46,6 +49,7 @@ class ManyChanges:
     decided: DecidedKeys | None
     matches: Sequence[FileMatches]
     present: Mask
+    added: Sequence[Mapping[str, Any]] | None = None
 
 
 def many_changes(
@@ -84,15 +88,25 @@ def many_changes(
     decided = DecidedKeys.of(events)
     with lake.refusing(path):
         most = max(REWRITTEN_BYTES, REWRITTEN * pending.size)
-        matches = lake.local.matches(path, decided.keys, (decided.expected, decided.absent), most)
-    if matches is None or (matches and not lake.takes_rewriting(path, definition.names)):
+        marks = lake.takes_marking(path, definition.names)
+        matches = lake.local.matches(
+            path, decided.keys, (decided.expected, decided.absent), None if marks else most
+        )
+    if matches is None:
         return None
+    added = None
+    if marks and sum(match.size for match in matches) > most:
+        added = lake.files_to_mark(path, matches, pending.standing.version)
+    if matches and added is None and not lake.takes_rewriting(path, definition.names):
+        added = lake.files_to_mark(path, matches, pending.standing.version) if marks else None
+        if added is None:
+            return None
     present = np.zeros(decided.keys.num_rows, np.bool_)
     for match in matches:
         present[match.keys] = True
     if np.count_nonzero(decided.suspect(present)) > SUSPECTS:
         return None
-    return ManyChanges(groups, schema, decided, matches, present)
+    return ManyChanges(groups, schema, decided, matches, present, added)
 
 
 def _may_be_of_other_key(definition: Definition, pending: Pending) -> bool:
@@ -137,25 +151,27 @@ class FilesWriter:
         assert local is not None
         parts = parted(changes.groups, lake.executors.number)
         whole, size = local.arrow_schema(path), lake.file_bytes(path, {})
+        base, rewritten = self.pending.standing.version, changes.matches if changes.added is None else ()
 
         def write(number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
-            if number < len(changes.matches):
-                match = changes.matches[number]
+            if number < len(rewritten):
+                match = rewritten[number]
                 batches = lake.store.batches(joined(path, match.name), whole)
                 return write_files(
                     path, whole, guard(_without(batches, match.rows)), store=lake.store, size=size
                 )
-            rows = self._rows(parts[number - len(changes.matches)], changes.schema, kept)
+            rows = self._rows(parts[number - len(rewritten)], changes.schema, kept)
             return write_files(path, changes.schema, guard(rows), store=lake.store, size=size)
 
-        files = lake.commit_files(
-            lambda: lake.executors.written(write, len(changes.matches) + len(parts)),
-            path,
-            changes.schema,
-            self.end,
-            base=self.pending.standing.version,
-            removed={match.path: match.size for match in changes.matches},
-        )
+        def written() -> pa.Table:
+            return lake.executors.written(write, len(rewritten) + len(parts))
+
+        if changes.added is not None:
+            marked = zip(changes.matches, changes.added, strict=True)
+            files = lake.commit_marked(written, path, marked, self.end, base)
+        else:
+            removed = {match.path: match.size for match in rewritten}
+            files = lake.commit_files(written, path, changes.schema, self.end, base=base, removed=removed)
         return sum(json.loads(file["stats"])["numRecords"] for file in files)
 
     def _rows(

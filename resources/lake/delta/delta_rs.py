@@ -7,6 +7,7 @@ in this process; large ones, and everything in a lake that delta-rs does not rea
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -25,10 +26,13 @@ from deltalake import (
 )
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, RemoveAction
+from pyarrow.fs import LocalFileSystem
 
 from pgsieve.decoding.lsn import format_lsn
+from pgsieve.resources.lake.delta import deletion_vectors
 from pgsieve.resources.lake.delta.bounds import bounded_if_possible, writer_properties
 from pgsieve.resources.lake.delta.conforming import conformed
+from pgsieve.resources.lake.delta.deletion_vectors import Marked
 from pgsieve.resources.lake.delta.errors import DamagedTableError, OverrunError, commit_again
 from pgsieve.resources.lake.delta.key_lookup import (
     FileMatches,
@@ -90,12 +94,12 @@ class LocalRecords:
         return rows_of(self.table_at(path), path, self.store, keys, schema)
 
     def matches(
-        self, path: str, keys: pa.Table, among: Iterable[npt.NDArray[np.bool_]], most_bytes: int
+        self, path: str, keys: pa.Table, among: Iterable[npt.NDArray[np.bool_]], most_bytes: int | None
     ) -> list[FileMatches] | None:
         """Where a table has some keys, file by file; None where it is not plain and may have one, or in more bytes of files.
 
         `among` are parts of the keys with bounds of their own: only files are read that may have a key within those. Of files
-        with twice as many bytes none is read.
+        with twice as many bytes none is read. Without `most_bytes` the files may have as many as they like, and deletion vectors.
         """
         table = self.table_at(path)
         parts = [keys.filter(pa.array(part)) for part in among if part.any()]
@@ -104,6 +108,8 @@ class LocalRecords:
             return []
         files = pa.table(table.get_add_actions()).select(["path", "size_bytes"]).to_pylist()
         size = sum(file["size_bytes"] for file in files if unquote(file["path"]) in near)
+        if most_bytes is None:
+            return list(matched_files(table, path, self.store, keys, near))
         if not is_plain(table) or size > 2 * most_bytes:
             return None
         matches, size = list[FileMatches](), 0
@@ -133,6 +139,89 @@ class LocalRecords:
             and asked <= _REWRITABLE
             and table.metadata().configuration.get("delta.enableChangeDataFeed", "false") != "true"
         )
+
+    def takes_marking(self, path: str, columns: Collection[str]) -> bool:
+        """Whether `mark_rows` may mark rows of a table as deleted: it lies in a folder, and asks no more of those who write.
+
+        It has these `columns` alone, as for `takes_rewriting`.
+        """
+        if not self._in_folder(path):
+            return False
+        table = self.table_at(path)
+        protocol, configuration = table.protocol(), table.metadata().configuration
+        return (
+            _is_unmapped(table)
+            and {field.name for field in table.schema().fields} == set(columns)
+            and _takes_any_row(table)
+            and protocol.min_writer_version in {1, 2, 7}
+            and set(protocol.writer_features or ()) <= _REWRITABLE
+            and configuration.get("delta.enableChangeDataFeed", "false") != "true"
+            and configuration.get("delta.appendOnly", "false") != "true"
+        )
+
+    def enable_deletion_vectors(self, path: str) -> None:
+        """Let writers of a table in a folder mark rows in deletion vectors; rows and position stay."""
+        table = self.table_at(path)
+        information = _information("SET TBLPROPERTIES", table.version(), kept_metadata(self.position(path)))
+        deletion_vectors.enable(self._folder(path), table, information)
+
+    def added_files(self, path: str, matches: Sequence[FileMatches], base: int) -> list[Mapping[str, Any]]:
+        """How the log has files in which there are `matches`; raises UnreadableLogError."""
+        found = deletion_vectors.added_files(self._folder(path), base, {match.name for match in matches})
+        return [found[match.name] for match in matches]
+
+    def mark_rows(
+        self,
+        path: str,
+        marked: Iterable[tuple[FileMatches, Mapping[str, Any]]],
+        files: Iterable[Mapping[str, Any]],
+        position: int,
+        base: int,
+    ) -> None:
+        """Mark rows as deleted, given with how the log has their files, and add files, in one commit, once per position.
+
+        `base` as in `write`. The table has deletion vectors enabled.
+        """
+        now = time.time_ns() // 1_000_000
+        rows = [
+            Marked(dict(added), np.union1d(match.deleted, match.rows).astype(np.int64))
+            for match, added in marked
+        ]
+        new = [
+            {
+                "path": file["path"],
+                "partitionValues": {},
+                "size": file["size"],
+                "modificationTime": now,
+                "dataChange": True,
+                "stats": file["stats"],
+            }
+            for file in files
+        ]
+        others = [
+            {"commitInfo": _information("MERGE", base, commit_metadata(position))},
+            {"txn": {"appId": APPLICATION, "version": position, "lastUpdated": now}},
+        ]
+
+        def attempt(table: DeltaTable | None) -> None:
+            if table is None or _holds(path, self._standing(path, table).position, position, overwrite=False):
+                return
+            deletion_vectors.commit_marked(self._folder(path), base, rows, new, others, now)
+            self._checkpoint(self.table_at(path))
+
+        self._committed(path, attempt, base=base)
+
+    def _checkpoint(self, table: DeltaTable) -> None:
+        """What delta-rs does after commits of its own."""
+        interval = int(table.metadata().configuration.get("delta.checkpointInterval", 100))
+        if table.version() % interval == 0:
+            table.create_checkpoint()
+
+    def _in_folder(self, path: str) -> bool:
+        return isinstance(self.store.system(path)[0], LocalFileSystem)
+
+    def _folder(self, path: str) -> Path:
+        return Path(self.store.system(path)[1])
 
     def plain_batches(self, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """The rows of a plain table, with the columns of a schema, a batch at a time."""
@@ -632,6 +721,19 @@ class LocalRecords:
     def has_deletion_vectors(self, path: str) -> bool:
         """Whether writers of the table may mark rows in deletion vectors."""
         return self.table_at(path).metadata().configuration.get(_VECTORS) == "true"
+
+
+def _information(operation: str, base: int, metadata: str) -> dict[str, Any]:
+    """What a commit that this process writes says of itself, as delta-rs has its own say it."""
+    return {
+        "timestamp": time.time_ns() // 1_000_000,
+        "operation": operation,
+        "operationParameters": {},
+        "readVersion": base,
+        "isBlindAppend": False,
+        "engineInfo": "pgsieve",
+        "userMetadata": metadata,
+    }
 
 
 def writable(rows: pa.Table) -> pa.Table:

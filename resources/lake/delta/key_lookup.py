@@ -5,6 +5,7 @@ the bounds of every file, as those of an append of growing keys are. Raises what
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from urllib.parse import unquote
 
@@ -15,11 +16,15 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from deltalake import DeltaTable, QueryBuilder
 
+from pgsieve.resources.lake.delta.deletion_vectors import deleted_rows
 from pgsieve.resources.lake.stores.store import Store, joined
 
 #: The least and the greatest value of a column.
 Bounds = tuple[pa.Scalar, pa.Scalar]
 Key = tuple[object, ...]
+
+#: The keys of so many files are looked through at once; each may have tens of megabytes of them.
+_BESIDE = 2
 
 #: Delta's statistics of times may be cut to milliseconds, also the greatest one (Per-file Statistics of its protocol).
 _CUT = pa.scalar(1_000, pa.duration("us"))
@@ -61,7 +66,8 @@ def rows_of(table: DeltaTable, path: str, store: Store, keys: pa.Table, schema: 
 class FileMatches:
     """Rows of a file that have one of some keys: their numbers in the file, and those of their keys, side by side.
 
-    The file is named from its folder (`name`) and as the table's log names it (`path`).
+    The file is named from its folder (`name`) and as the table's log names it (`path`). `deleted` are the rows that a
+    deletion vector leaves out, none of which is among the others.
     """
 
     name: str
@@ -69,26 +75,36 @@ class FileMatches:
     size: int
     rows: npt.NDArray[np.int64]
     keys: npt.NDArray[np.int64]
+    deleted: npt.NDArray[np.int64]
 
 
 def matched_files(
     table: DeltaTable, path: str, store: Store, keys: pa.Table, names: Collection[str]
 ) -> Iterator[FileMatches]:
-    """Those of some files of a plain table that have rows of some keys, which differ from one another.
+    """Those of some files of a table that have rows of some keys, which differ from one another.
 
-    `names` are the files, named from the table's folder; the columns of `keys` have the table's names.
+    `names` are the files, named from the table's folder; the columns of `keys` have the table's names, and its files theirs.
     """
     labels = [f"k{number}" for number in range(keys.num_columns)]
-    wanted = _numbered(keys.rename_columns(labels), "key")
-    for action in pa.table(table.get_add_actions()).select(["path", "size_bytes"]).to_pylist():
-        name = unquote(action["path"])
-        if name not in names:
-            continue
+    wanted, none = _numbered(keys.rename_columns(labels), "key"), np.empty(0, np.int64)
+    deleted = deleted_rows(table)
+
+    def matches_in(name: str, named: str, size: int) -> FileMatches:
         rows = pa.Table.from_batches(store.batches(joined(path, name), keys.schema), keys.schema)
         matches = _numbered(rows.rename_columns(labels), "row").join(wanted, labels, join_type="inner")
-        if matches.num_rows:
-            numbers = (np.asarray(matches[each]) for each in ("row", "key"))
-            yield FileMatches(name, action["path"], action["size_bytes"], *numbers)
+        row, key = (np.asarray(matches[each]) for each in ("row", "key"))
+        gone = deleted.get(name, none)
+        stays = np.isin(row, gone, invert=True)
+        return FileMatches(name, named, size, row[stays], key[stays], gone)
+
+    actions = pa.table(table.get_add_actions()).select(["path", "size_bytes"]).to_pylist()
+    files = [(unquote(each["path"]), each["path"], each["size_bytes"]) for each in actions]
+    files = [file for file in files if file[0] in names]
+    with ThreadPoolExecutor(_BESIDE) as pool:
+        # So many at a time, as whoever has enough reads no more.
+        for begin in range(0, len(files), _BESIDE):
+            found = pool.map(matches_in, *zip(*files[begin : begin + _BESIDE], strict=True))
+            yield from (match for match in found if len(match.rows))
 
 
 def _numbered(rows: pa.Table, label: str) -> pa.Table:

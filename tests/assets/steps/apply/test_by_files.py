@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, Field, write_deltalake
@@ -53,9 +55,11 @@ class Changes:
         rows: list[Row],
         changes: list[tuple[str, Row]],
         columns: Columns = _COLUMNS,
+        *,
+        vectors: bool = True,
     ) -> None:
         self.schema, self.history = pa.schema(columns), changes_schema(columns)
-        self.lake = Lake(str(folder), no_session, small_bytes=-1, threads=2)  # type: ignore[arg-type]
+        self.lake = Lake(str(folder), no_session, small_bytes=-1, threads=2, vectors=vectors)  # type: ignore[arg-type]
         self.path, self.log = str(folder / "replica"), str(folder / "changes")
         assert self.lake.local is not None
         for begin in range(0, max(len(rows), 1), 10):  # Several files.
@@ -103,6 +107,20 @@ class Changes:
             search = ConflictSearch(self.lake, self.path, self.log, replicated, pending)
             search.refuse_many(changes.decided, changes.present)
         return FilesWriter(self.lake, self.path, pending, _ENDS[-1]).apply(changes)
+
+    def mark(self, gone: list[Row], position: int, *, checkpointed: bool) -> None:
+        """Mark rows as deleted."""
+        local = self.lake.local
+        assert local is not None
+        local.enable_deletion_vectors(self.path)
+        if checkpointed:
+            DeltaTable(self.path).create_checkpoint()
+        keys = pa.Table.from_pylist(gone, self.schema).select(["k"])
+        matches = local.matches(self.path, keys, [np.ones(len(gone), np.bool_)], None)
+        assert matches is not None
+        base = local.version(self.path)
+        added = local.added_files(self.path, matches, base)
+        local.mark_rows(self.path, zip(matches, added, strict=True), [], position, base)
 
     def one_by_one(self, replicated: Definition) -> Applied:
         assert self.lake.local is not None
@@ -168,6 +186,41 @@ def test_random_changes_leave_what_one_after_the_other_does(tmp_path: Path, key:
     assert 0 < conflicts < 8
 
 
+@pytest.mark.parametrize("key", [("k",), ("t", "k")])
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_random_changes_leave_the_same_where_rows_are_marked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: tuple[str, ...], checkpointed: bool
+) -> None:
+    monkeypatch.setattr(by_files, "REWRITTEN_BYTES", -1)
+    monkeypatch.setattr(by_files, "REWRITTEN", 0)
+    applied = 0
+    for seed in range(12):
+        rows, changes = _random(random.Random(seed))
+        if not changes:
+            continue
+        # Rows that are gone by the time have deletion vectors already, in files that have others and in one that has none.
+        gone = [row(1000 + number, "gone") for number in range(14)]
+        mixed = [each for pair in zip_longest(rows, gone) for each in pair if each]
+        marked = Changes(tmp_path / f"{seed}marked", mixed, changes)
+        marked.mark(gone, 110, checkpointed=checkpointed)
+        few = Changes(tmp_path / f"{seed}few", rows, changes)
+        assert marked.rows() == few.rows(), f"seed {seed}"
+        expected = _outcome(few.one_by_one, key)
+        done = _outcome(marked.by_files, key)
+        if isinstance(expected, KeyConflictError):
+            assert isinstance(done, KeyConflictError), f"seed {seed}"
+            assert (done.message, done.commit_lsn) == (expected.message, expected.commit_lsn), f"seed {seed}"
+        else:
+            assert isinstance(done, Applied), f"seed {seed}"
+            assert _done(done) == _done(expected), f"seed {seed}"
+            applied += 1
+        assert marked.rows() == few.rows(), f"seed {seed}"
+        if checkpointed:
+            DeltaTable(marked.path).create_checkpoint()
+            assert marked.rows() == few.rows(), f"seed {seed}"
+    assert applied > 4
+
+
 def test_inserts_of_a_table_without_a_key_are_appended(tmp_path: Path) -> None:
     same = [row(1, "same")] * 3
     changes = Changes(tmp_path, same, [("insert", row(1, "same"))] * 4)
@@ -200,7 +253,7 @@ def test_what_is_too_much_for_this_process_is_left_to_spark(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, size: int
 ) -> None:
     again = [("delete", row(3, "")), ("insert", row(3, "a")), ("delete", row(3, "")), ("insert", row(3, "b"))]
-    changes = Changes(tmp_path, [row(3, "before")], again)
+    changes = Changes(tmp_path, [row(3, "before")], again, vectors=False)
     assert many_changes(changes.lake, changes.path, changes.log, definition("k"), changes.pending())
     monkeypatch.setattr(by_files, limit, size)
     monkeypatch.setattr(by_files, "REWRITTEN", 0)
