@@ -30,7 +30,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from pyspark.sql.types import StructType
 
-from pgsieve.resources.lake.delta.deletion_vectors import UnreadableLogError
+from pgsieve.resources.lake.delta.deletion_vectors import UnmarkableError
 from pgsieve.resources.lake.delta.delta_rs import COLUMN_MAPPING, LocalRecords, writable
 from pgsieve.resources.lake.delta.errors import (
     ConcurrentWriteError,
@@ -203,7 +203,7 @@ class Lake(LakePaths):
     def files_to_mark(
         self, path: str, matches: Sequence[FileMatches], base: int
     ) -> list[Mapping[str, Any]] | None:
-        """How the log of a table has the files in which there are `matches`, to mark rows in them; None where it does not tell.
+        """How the log of a table has the files in which there are `matches`, to mark rows in them; None where that cannot be.
 
         The table gets deletion vectors where it had none: then OverrunError is raised, as where its version is not `base`.
         """
@@ -215,7 +215,7 @@ class Lake(LakePaths):
                 if self.local.version(path) != base:
                     raise OverrunError(path)
                 return self.local.added_files(path, matches, base)
-            except UnreadableLogError as error:
+            except UnmarkableError as error:
                 _LOGGER.debug("%s: %s", path, error)
                 return None
 
@@ -627,9 +627,9 @@ class Lake(LakePaths):
                 conf.unset(key)
 
     def enable_deletion_vectors(self, path: str) -> None:
-        """Let a table that was small so far mark rows in deletion vectors, unless the user turned them off."""
+        """Let a table that was small so far mark rows in deletion vectors, unless the user turned them off, for it or for all."""
         wanted = self.spark.conf.get(_WANT_VECTORS, "true") == "true"
-        if wanted and not self.records.has_deletion_vectors(path):
+        if wanted and self.records.has_deletion_vectors(path) is None:
             with self.refusing(path):
                 self.spark.sql(
                     f"alter table delta.{quoted(path)} set tblproperties ('delta.enableDeletionVectors' = 'true')"

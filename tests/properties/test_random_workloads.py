@@ -29,8 +29,8 @@ pytestmark = pytest.mark.spark
 IN_THE_WAY = (errors.UniqueViolation, errors.LockNotAvailable, errors.CheckViolation)
 #: However small a transaction is, it is streamed. PostgreSQL 16 has the setting under another name.
 STREAMED = {16: "logical_replication_mode = 'immediate'"}
-#: Small and large batches, and small ones after large ones; or whom PGSIEVE_WRITER names.
-WRITERS: tuple[Writer, ...] = ("process", "executors", "either")
+#: Small and large batches, small ones after large ones, and rows that are marked; or whom PGSIEVE_WRITER names.
+WRITERS: tuple[Writer, ...] = ("process", "executors", "either", "marking")
 if named := os.environ.get("PGSIEVE_WRITER"):
     assert named in get_args(Writer)
     WRITERS = (cast("Writer", named),)

@@ -107,7 +107,7 @@ def _merged(sides: Sides, net: DataFrame, lsn: int) -> tuple[int, int]:
         F.lit("insert").alias("action"), "row", F.explode(F.sequence(F.lit(1), F.col("expected").cast("int")))
     )
     source = gone.unionByName(come.select("action", "row"))
-    vectors = sides.lake.records.has_deletion_vectors(sides.path)
+    vectors = bool(sides.lake.records.has_deletion_vectors(sides.path))
     with sides.lake.committing(None, vectors=vectors, metadata={"repaired": lsn}):
         merge_by_spark(
             sides.lake,

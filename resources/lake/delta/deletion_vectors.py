@@ -3,7 +3,7 @@
 In: a table in a folder, and which rows of which files go. Out: one commit, in which each file has a deletion vector that says so
 beside the rows that it had marked before. Delta-rs reads deletion vectors but commits none; so the log's entry is written here, as
 Delta's protocol has it (Deletion Vectors; Deletion Vector Format; Add File and Remove File). Raises OSError, CommitFailedError
-where another writer was faster, and UnreadableLogError where the log does not tell how a file was added.
+where another writer was faster, and UnmarkableError.
 
     deletion_vector_<uuid>.bin    1 | size, bytes, CRC | size, bytes, CRC | ...
                                       ^ offset in the descriptor of a file's vector
@@ -12,6 +12,7 @@ where another writer was faster, and UnreadableLogError where the log does not t
 """
 
 import base64
+import errno
 import json
 import os
 import re
@@ -51,11 +52,14 @@ _MAPS = frozenset({"partitionValues", "tags", "configuration", "options"})
 #: What tells a file of the log from others, and from itself with other rows marked.
 _IDENTITY = ("path", "partitionValues", "size", "deletionVector")
 
+#: What file systems say that have no hard links.
+_UNLINKABLE = {errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EXDEV}
+
 Action = dict[str, Any]
 
 
-class UnreadableLogError(Exception):
-    """The log of a table does not tell how a file was added; some writer has other checkpoints."""
+class UnmarkableError(Exception):
+    """Rows of a table cannot be marked from here: its log does not tell how a file was added, or its folder takes no hard links."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,7 @@ def _within(root: str, path: str) -> str:
     for prefix in (root, "file://" + root.removeprefix("file://")):
         if path.startswith(prefix):
             return path.removeprefix(prefix)
-    raise UnreadableLogError(f"{path} is not within {root}")
+    raise UnmarkableError(f"{path} is not within {root}")
 
 
 def commit_marked(
@@ -170,7 +174,7 @@ def _commit(folder: Path, version: int, actions: Sequence[Action]) -> None:
 def added_files(folder: Path, version: int, wanted: Collection[str]) -> dict[str, Action]:
     """How some files of a version were added to it last (their `add` actions), by their names from the table's folder.
 
-    Raises UnreadableLogError.
+    Raises UnmarkableError.
     """
     found = dict[str, Action]()
     for actions in _backwards(folder, version, "add", _ADDED):
@@ -182,7 +186,7 @@ def added_files(folder: Path, version: int, wanted: Collection[str]) -> dict[str
             if name in wanted:
                 found.setdefault(name, added)
     if found.keys() != set(wanted) or any(not each.get("stats") for each in found.values()):
-        raise UnreadableLogError(f"the log of {folder} does not tell how its files were added")
+        raise UnmarkableError(f"the log of {folder} does not tell how its files were added")
     return found
 
 
@@ -195,7 +199,7 @@ def enable(folder: Path, table: DeltaTable, information: Action) -> None:
     version, protocol = table.version(), table.protocol()
     newest = next((a for each in _backwards(folder, version, "metaData", None) for a in each), None)
     if newest is None:
-        raise UnreadableLogError(f"the log of {folder} does not tell the table's columns")
+        raise UnmarkableError(f"the log of {folder} does not tell the table's columns")
     configuration = {**dict(newest.get("configuration") or {}), PROPERTY: "true"}
     # What version 2 of the writers' protocol stands for (Writer Version Requirements).
     writers = set(protocol.writer_features or ("appendOnly", "invariants")) | {FEATURE}
@@ -213,12 +217,27 @@ def enable(folder: Path, table: DeltaTable, information: Action) -> None:
     _commit(folder, version + 1, actions)
 
 
+def refuse_unlinkable(folder: Path) -> None:
+    """Raise UnmarkableError where the log of a table takes no hard links, by which an entry is made once."""
+    one, other = (folder / "_delta_log" / f"_link_{uuid.uuid4()}.tmp" for _ in range(2))
+    try:
+        one.touch()
+        os.link(one, other)
+    except OSError as error:
+        if error.errno not in _UNLINKABLE:
+            raise
+        raise UnmarkableError(f"{folder}: {error.strerror}") from error
+    finally:
+        for each in (one, other):
+            each.unlink(missing_ok=True)
+
+
 def _backwards(
     folder: Path, version: int, kind: str, fields: Collection[str] | None
 ) -> Iterator[Iterable[Action]]:
     """The actions of one kind in each entry of the log from a version back, those of the last checkpoint at last.
 
-    Of a checkpoint these `fields` are read. Raises UnreadableLogError where there is neither an entry nor such a checkpoint.
+    Of a checkpoint these `fields` are read. Raises UnmarkableError where there is neither an entry nor such a checkpoint.
     """
     log = folder / "_delta_log"
     checkpoints = (int(m[1]) for entry in log.iterdir() if (m := _CHECKPOINT.fullmatch(entry.name)))
@@ -227,7 +246,7 @@ def _backwards(
         try:
             lines = (log / f"{number:020}.json").read_text(encoding="utf-8").splitlines()
         except FileNotFoundError:
-            raise UnreadableLogError(f"version {number} is missing in the log of {folder}") from None
+            raise UnmarkableError(f"version {number} is missing in the log of {folder}") from None
         yield [action[kind] for line in lines if line.strip() and kind in (action := json.loads(line))]
     if last >= 0:
         yield _checkpointed(log / f"{last:020}.checkpoint.parquet", kind, fields)

@@ -60,7 +60,7 @@ from pgsieve.resources.lake.stores.store import RowGroup, Store, joined
 #: In a column's metadata, where Spark has its comment, too.
 COMMENT = "comment"
 COLUMN_MAPPING = "delta.columnMapping.mode"
-_VECTORS = "delta.enableDeletionVectors"
+_VECTORS = deletion_vectors.PROPERTY
 #: What tables may ask of their writers that one who replaces whole files complies with.
 _REWRITABLE = {"appendOnly", "deletionVectors", "invariants", "timestampNtz"}
 #: What a table asks of each row: CHECK constraints among its properties, and by a column's metadata.
@@ -157,16 +157,19 @@ class LocalRecords:
             and set(protocol.writer_features or ()) <= _REWRITABLE
             and configuration.get("delta.enableChangeDataFeed", "false") != "true"
             and configuration.get("delta.appendOnly", "false") != "true"
+            and configuration.get(_VECTORS) != "false"
         )
 
     def enable_deletion_vectors(self, path: str) -> None:
         """Let writers of a table in a folder mark rows in deletion vectors; rows and position stay."""
+        deletion_vectors.refuse_unlinkable(self._folder(path))
         table = self.table_at(path)
         information = _information("SET TBLPROPERTIES", table.version(), kept_metadata(self.position(path)))
         deletion_vectors.enable(self._folder(path), table, information)
 
     def added_files(self, path: str, matches: Sequence[FileMatches], base: int) -> list[Mapping[str, Any]]:
-        """How the log has files in which there are `matches`; raises UnreadableLogError."""
+        """How the log has files in which there are `matches`; raises UnmarkableError where `mark_rows` could not mark there."""
+        deletion_vectors.refuse_unlinkable(self._folder(path))
         found = deletion_vectors.added_files(self._folder(path), base, {match.name for match in matches})
         return [found[match.name] for match in matches]
 
@@ -718,9 +721,10 @@ class LocalRecords:
         table = self._opened(path)
         return table is None or _is_unmapped(table)
 
-    def has_deletion_vectors(self, path: str) -> bool:
-        """Whether writers of the table may mark rows in deletion vectors."""
-        return self.table_at(path).metadata().configuration.get(_VECTORS) == "true"
+    def has_deletion_vectors(self, path: str) -> bool | None:
+        """Whether writers of the table may mark rows in deletion vectors; None where its properties do not say."""
+        said = self.table_at(path).metadata().configuration.get(_VECTORS)
+        return None if said is None else said == "true"
 
 
 def _information(operation: str, base: int, metadata: str) -> dict[str, Any]:

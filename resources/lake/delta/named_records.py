@@ -99,7 +99,7 @@ class NamedRecords:
         with self._refusing(path):
             return self._records.slices(path, after)
 
-    def has_deletion_vectors(self, path: str) -> bool:
-        """Whether writers of the table may mark rows in deletion vectors."""
+    def has_deletion_vectors(self, path: str) -> bool | None:
+        """Whether writers of the table may mark rows in deletion vectors; None where its properties do not say."""
         with self._refusing(path):
             return self._records.has_deletion_vectors(path)

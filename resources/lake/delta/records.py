@@ -129,5 +129,5 @@ class Records(Protocol):
     def slices(self, path: str, after: int) -> Sequence[int]:
         """The ends of the change log's slices beyond an LSN, in order."""
 
-    def has_deletion_vectors(self, path: str) -> bool:
-        """Whether writers of the table may mark rows in deletion vectors."""
+    def has_deletion_vectors(self, path: str) -> bool | None:
+        """Whether writers of the table may mark rows in deletion vectors; None where its properties do not say."""

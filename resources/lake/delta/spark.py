@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from pgsieve.resources.lake.delta.deletion_vectors import PROPERTY
 from pgsieve.resources.lake.delta.errors import ConcurrentWriteError, OverrunError
 from pgsieve.resources.lake.delta.records import (
     APPLICATION,
@@ -163,11 +164,12 @@ class SparkRecords:
             ends += sorted(int(row[0]) for row in newer.select("slice").distinct().collect())
         return ends
 
-    def has_deletion_vectors(self, path: str) -> bool:
-        """Whether writers of the table may mark rows in deletion vectors."""
+    def has_deletion_vectors(self, path: str) -> bool | None:
+        """Whether writers of the table may mark rows in deletion vectors; None where its properties do not say."""
         row = self._session().sql(f"describe detail delta.{quoted(path)}").first()
         assert row is not None
-        return bool(row["properties"].get("delta.enableDeletionVectors") == "true")
+        said = row["properties"].get(PROPERTY)
+        return None if said is None else bool(said == "true")
 
 
 def _lsn(metadata: str | None) -> tuple[int | None, bool]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from pgsieve.resources.lake.delta.deletion_vectors import UnreadableLogError
+from pgsieve.resources.lake.delta.deletion_vectors import UnmarkableError
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.delta.errors import OverrunError
 from pgsieve.resources.lake.delta.parquet_files import write_files
@@ -101,7 +103,7 @@ def test_a_log_that_does_not_tell_how_a_file_was_added_is_refused(tmp_path: Path
     matches = local.matches(path, pa.table({"id": [4]}), [np.ones(1, bool)], None)
     assert matches
     (tmp_path / "t" / "_delta_log" / f"{0:020}.json").unlink()
-    with pytest.raises(UnreadableLogError):
+    with pytest.raises(UnmarkableError):
         local.added_files(
             path, [*matches, matches[0].__class__("other.parquet", "", 0, *[np.empty(0, int)] * 3)], 3
         )
@@ -145,3 +147,20 @@ def test_spark_and_this_process_mark_rows_in_turns(tmp_path: Path, seed: int) ->
         by_spark = {row["id"]: row["n"] for row in spark.read.format("delta").load(path).collect()}
         assert (by_spark, rows_of(path)) == (held, held), f"turn {turn}"
     assert spark.sql(f"select count(*) from {name}").collect()[0][0] == len(held)
+
+
+def test_a_folder_without_hard_links_is_left_to_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tmp_path / "t")
+    local = table_of(path, range(9))
+    matches = local.matches(path, pa.table({"id": [4]}), [np.ones(1, bool)], None)
+    assert matches
+
+    def refuses(*_: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuses)
+    with pytest.raises(UnmarkableError, match="Operation not permitted"):
+        local.added_files(path, matches, local.version(path))
+    assert not list((tmp_path / "t" / "_delta_log").glob("*.tmp"))
