@@ -99,6 +99,9 @@ _TRYING = Lock()
 #: Spark configuration of pgsieve's own: batches of a local lake up to this size are written without Spark.
 SMALL_BYTES = "spark.pgsieve.smallBytes"
 SMALL_BYTES_DEFAULT = 8 * 1024 * 1024
+#: Another one: up to this size files of a replica are written once more without rows that go, beyond it these are marked.
+REWRITTEN_BYTES = "spark.pgsieve.rewrittenBytes"
+REWRITTEN_BYTES_DEFAULT = 64 * 1024 * 1024
 
 
 def column_mapping(columns: Iterable[str]) -> dict[str, str]:
@@ -120,6 +123,7 @@ class Lake(LakePaths):
         folders: Mapping[str, str] | None = None,
         threads: int | None = None,
         vectors: bool = True,
+        rewritten_bytes: int = REWRITTEN_BYTES_DEFAULT,
     ) -> None:
         storage = storage or storage_of(uri)
         super().__init__(storage.address, folders)
@@ -137,6 +141,8 @@ class Lake(LakePaths):
         self._small_bytes = small_bytes
         #: Whether the user has deletion vectors in large tables.
         self._vectors = vectors
+        #: So many bytes of a replica's files are written once more for rows that go; -1: none.
+        self.rewritten_bytes = rewritten_bytes
 
     def folders_of(self, subscription: str) -> str:
         """The template of the folders of a subscription's replicas: as it was given, or else as the lake has recorded it."""
@@ -728,4 +734,5 @@ class LakeResource(dg.ConfigurableResource["LakeResource"]):
             folders=self.folders,
             threads=cores_of(self.engine.master),
             vectors=self.engine.spark_config.get(_WANT_VECTORS, "true").lower() == "true",
+            rewritten_bytes=int(self.engine.spark_config.get(REWRITTEN_BYTES, REWRITTEN_BYTES_DEFAULT)),
         )

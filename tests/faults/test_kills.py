@@ -42,6 +42,7 @@ LATER = (*(point for point in Failpoint if point not in FIRST), f"{Failpoint.REP
 KILLS = 12
 #: All rows pass Spark, however few; with a local master threads of the run where these can.
 NOT_SMALL = {"spark.pgsieve.smallBytes": "-1"}
+MARKING = NOT_SMALL | {"spark.pgsieve.rewrittenBytes": "-1"}
 
 
 def test_a_first_run_killed_at_each_failpoint_in_turn_is_made_good_by_the_next(
@@ -73,7 +74,7 @@ BY_THREADS = (
 def test_a_run_killed_as_its_threads_write_files_is_made_good_by_the_next(
     publisher_server: EmbeddedServer, tmp_path: Path
 ) -> None:
-    with site("killed_threads", publisher_server, tmp_path, "local[2]", conf=NOT_SMALL) as (
+    with site("killed_threads", publisher_server, tmp_path, "local[2]", conf=MARKING) as (
         pgsieve,
         database,
     ):
@@ -83,10 +84,11 @@ def test_a_run_killed_as_its_threads_write_files_is_made_good_by_the_next(
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)  # 29 runs
+@pytest.mark.parametrize("conf", [NOT_SMALL, MARKING])
 def test_a_run_killed_at_any_failpoint_where_threads_write_files_is_made_good_by_the_next(
-    publisher_server: EmbeddedServer, tmp_path: Path
+    publisher_server: EmbeddedServer, tmp_path: Path, conf: dict[str, str]
 ) -> None:
-    with site("killed_by_threads", publisher_server, tmp_path, "local[2]", conf=NOT_SMALL) as (
+    with site("killed_by_threads", publisher_server, tmp_path, "local[2]", conf=conf) as (
         pgsieve,
         database,
     ):

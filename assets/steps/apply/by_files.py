@@ -31,9 +31,9 @@ from pgsieve.resources.lake.way import Way, is_exact
 KEY_BYTES = 256 * 1024 * 1024
 #: So many keys are looked at one change after the other, whether an INSERT met a row.
 SUSPECTS = 100_000
-#: Files of a replica are written once more up to so many bytes, or to so many times those of the changes; beyond that rows
-#: are marked as deleted.
-REWRITTEN_BYTES, REWRITTEN = 64 * 1024 * 1024, 4
+#: Files of a replica are written once more up to so many times the bytes of the changes, or to those of a setting of the lake;
+#: beyond that rows are marked as deleted.
+REWRITTEN = 4
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def many_changes(
         return None
     decided = DecidedKeys.of(events)
     with lake.refusing(path):
-        most = max(REWRITTEN_BYTES, REWRITTEN * pending.size)
+        most = max(lake.rewritten_bytes, REWRITTEN * pending.size) if lake.rewritten_bytes >= 0 else -1
         marks = lake.takes_marking(path, definition.names)
         matches = lake.local.matches(
             path, decided.keys, (decided.expected, decided.absent), None if marks else most

@@ -189,10 +189,8 @@ def test_random_changes_leave_what_one_after_the_other_does(tmp_path: Path, key:
 @pytest.mark.parametrize("key", [("k",), ("t", "k")])
 @pytest.mark.parametrize("checkpointed", [False, True])
 def test_random_changes_leave_the_same_where_rows_are_marked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: tuple[str, ...], checkpointed: bool
+    tmp_path: Path, key: tuple[str, ...], checkpointed: bool
 ) -> None:
-    monkeypatch.setattr(by_files, "REWRITTEN_BYTES", -1)
-    monkeypatch.setattr(by_files, "REWRITTEN", 0)
     applied = 0
     for seed in range(12):
         rows, changes = _random(random.Random(seed))
@@ -202,6 +200,7 @@ def test_random_changes_leave_the_same_where_rows_are_marked(
         gone = [row(1000 + number, "gone") for number in range(14)]
         mixed = [each for pair in zip_longest(rows, gone) for each in pair if each]
         marked = Changes(tmp_path / f"{seed}marked", mixed, changes)
+        marked.lake.rewritten_bytes = -1
         marked.mark(gone, 110, checkpointed=checkpointed)
         few = Changes(tmp_path / f"{seed}few", rows, changes)
         assert marked.rows() == few.rows(), f"seed {seed}"
@@ -247,7 +246,7 @@ def test_only_files_of_which_rows_go_are_written_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("limit", "size"),
-    [("KEY_BYTES", 10), ("REWRITTEN_BYTES", 1), ("SUSPECTS", 0)],
+    [("KEY_BYTES", 10), ("rewritten_bytes", -1), ("SUSPECTS", 0)],
 )
 def test_what_is_too_much_for_this_process_is_left_to_spark(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, size: int
@@ -255,8 +254,7 @@ def test_what_is_too_much_for_this_process_is_left_to_spark(
     again = [("delete", row(3, "")), ("insert", row(3, "a")), ("delete", row(3, "")), ("insert", row(3, "b"))]
     changes = Changes(tmp_path, [row(3, "before")], again, vectors=False)
     assert many_changes(changes.lake, changes.path, changes.log, definition("k"), changes.pending())
-    monkeypatch.setattr(by_files, limit, size)
-    monkeypatch.setattr(by_files, "REWRITTEN", 0)
+    monkeypatch.setattr(changes.lake if limit.islower() else by_files, limit, size)
     assert many_changes(changes.lake, changes.path, changes.log, definition("k"), changes.pending()) is None
 
 
