@@ -99,7 +99,7 @@ _TRYING = Lock()
 #: Spark configuration of pgsieve's own: batches of a local lake up to this size are written without Spark.
 SMALL_BYTES = "spark.pgsieve.smallBytes"
 SMALL_BYTES_DEFAULT = 8 * 1024 * 1024
-#: Another one: up to this size files of a replica are written once more without rows that go, beyond it these are marked.
+#: Another one: of replicas up to this size files are written once more without rows that go; in larger ones these are marked.
 REWRITTEN_BYTES = "spark.pgsieve.rewrittenBytes"
 REWRITTEN_BYTES_DEFAULT = 64 * 1024 * 1024
 
@@ -141,7 +141,7 @@ class Lake(LakePaths):
         self._small_bytes = small_bytes
         #: Whether the user has deletion vectors in large tables.
         self._vectors = vectors
-        #: So many bytes of a replica's files are written once more for rows that go; -1: none.
+        #: Of replicas up to so many bytes files are written once more for rows that go; -1: of none.
         self.rewritten_bytes = rewritten_bytes
 
     def folders_of(self, subscription: str) -> str:

@@ -31,8 +31,8 @@ from pgsieve.resources.lake.way import Way, is_exact
 KEY_BYTES = 256 * 1024 * 1024
 #: So many keys are looked at one change after the other, whether an INSERT met a row.
 SUSPECTS = 100_000
-#: Files of a replica are written once more up to so many times the bytes of the changes, or to those of a setting of the lake;
-#: beyond that rows are marked as deleted.
+#: Files of a replica are written once more without the rows that go where it is small, as a setting of the lake says, or where they
+#: have up to so many times the bytes of the changes; else the rows are marked as deleted.
 REWRITTEN = 4
 
 
@@ -86,27 +86,36 @@ def many_changes(
     if events is None or any(column.null_count for column in events.keys.columns):
         return None
     decided = DecidedKeys.of(events)
-    with lake.refusing(path):
-        most = max(lake.rewritten_bytes, REWRITTEN * pending.size) if lake.rewritten_bytes >= 0 else -1
-        marks = lake.takes_marking(path, definition.names)
-        matches = lake.local.matches(
-            path, decided.keys, (decided.expected, decided.absent), None if marks else most
-        )
-    if matches is None:
+    if (found := _found(lake, path, definition, decided, pending)) is None:
         return None
-    added = None
-    if marks and sum(match.size for match in matches) > most:
-        added = lake.files_to_mark(path, matches, pending.standing.version)
-    if matches and added is None and not lake.takes_rewriting(path, definition.names):
-        added = lake.files_to_mark(path, matches, pending.standing.version) if marks else None
-        if added is None:
-            return None
+    matches, added = found
     present = np.zeros(decided.keys.num_rows, np.bool_)
     for match in matches:
         present[match.keys] = True
     if np.count_nonzero(decided.suspect(present)) > SUSPECTS:
         return None
     return ManyChanges(groups, schema, decided, matches, present, added)
+
+
+def _found(
+    lake: Lake, path: str, definition: Definition, decided: DecidedKeys, pending: Pending
+) -> tuple[Sequence[FileMatches], Sequence[Mapping[str, Any]] | None] | None:
+    """Where the replica has rows of the keys, and how its log has those files where rows are to be marked; None for Spark."""
+    assert lake.local is not None
+    with lake.refusing(path):
+        marks, most = lake.takes_marking(path, definition.names), REWRITTEN * pending.size
+        if not marks or lake.records.size(path) <= lake.rewritten_bytes:
+            most = max(most, lake.rewritten_bytes)
+        elif lake.rewritten_bytes < 0:
+            most = 0
+        among = decided.expected, decided.absent
+        matches = lake.local.matches(path, decided.keys, among, None if marks else most)
+    if not matches:
+        return None if matches is None else ((), None)
+    if sum(match.size for match in matches) <= most and lake.takes_rewriting(path, definition.names):
+        return matches, None
+    added = lake.files_to_mark(path, matches, pending.standing.version) if marks else None
+    return None if added is None else (matches, added)
 
 
 def _may_be_of_other_key(definition: Definition, pending: Pending) -> bool:
