@@ -226,11 +226,11 @@ class Lake(LakePaths):
                 return None
 
     def way_to_read(self, path: str, size: int | None = None) -> Way:
-        """Who reads so many bytes of a table, or its rows as they come (None): this process only what is plain Parquet."""
+        """Who reads so many bytes of a table, or its rows as they come (None): this process where no column is mapped."""
         if self.local is None or not (size is None or self.is_small(size)):
             return Way.SPARK
         with self.refusing(path):
-            return Way.IN_PROCESS if self.local.is_plain(path) else Way.SPARK
+            return Way.IN_PROCESS if self.local.is_readable(path) else Way.SPARK
 
     def side_by_side(self, act: Callable[[Item], Done], items: Sequence[Item], threads: int) -> list[Done]:
         """What `act` makes of each item, in so many threads, which share the tables that are held open."""

@@ -712,9 +712,10 @@ class LocalRecords:
         )
         return rows.sort_by([("commit_lsn", "ascending"), ("ordinal", "ascending")])
 
-    def is_plain(self, path: str) -> bool:
-        """Whether the rows of a table are those of its Parquet files: no mapped columns, deleted rows or partitions."""
-        return is_plain(self.table_at(path))
+    def is_readable(self, path: str) -> bool:
+        """Whether delta-rs and Arrow read the rows of a table as they are: it has no mapped columns, and no partitions."""
+        table = self.table_at(path)
+        return _is_unmapped(table) and not table.metadata().partition_columns
 
     def is_unmapped(self, path: str) -> bool:
         """Whether the columns of a table, if there is one, have their own names in its files."""

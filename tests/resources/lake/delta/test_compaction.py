@@ -358,7 +358,7 @@ def test_a_partitioned_table_is_left_to_others(tmp_path: Path) -> None:
     path, local = str(tmp_path / "t"), LocalRecords()
     for value in range(2):
         write_deltalake(path, rows(value), partition_by=["slice"], mode="append")
-    assert not local.is_plain(path)
+    assert not local.is_readable(path)
     with pytest.raises(OverrunError):
         compact(local, path)
     assert values(path) == [0, 1]

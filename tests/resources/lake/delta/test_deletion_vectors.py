@@ -11,15 +11,22 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from pyspark.sql import SparkSession
 
 from pgsieve.resources.lake.delta.deletion_vectors import UnmarkableError
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.delta.errors import OverrunError
 from pgsieve.resources.lake.delta.parquet_files import write_files
 from pgsieve.resources.lake.delta.records import quoted
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.way import Way
 from tests.fixtures.pgsieve_replica import engine
 
 _ROWS = pa.schema({"id": pa.int64(), "n": pa.int64()})
+
+
+def no_session() -> SparkSession:
+    raise AssertionError("no session is needed here")
 
 
 def table_of(path: str, keys: range, files: int = 3) -> LocalRecords:
@@ -66,6 +73,41 @@ def test_marked_rows_are_gone_and_the_position_is_reached_once(tmp_path: Path) -
     assert (local.version(path), rows_of(path)) == (version, expected)
     mark(local, path, [2, 3], 11)
     assert rows_of(path) == {k: v for k, v in expected.items() if k not in {2, 3}}
+
+
+def test_each_version_is_read_without_spark(tmp_path: Path) -> None:
+    path = str(tmp_path / "t")
+    local, expected = table_of(path, range(12)), {}
+    for position, key in enumerate((3, 4, 5), 10):
+        mark(local, path, [key], position)
+        expected[local.version(path)] = {n for n in range(12) if not 3 <= n <= key}
+    lake = Lake(str(tmp_path), no_session)
+    assert lake.way_to_read(path) is Way.IN_PROCESS
+    for version, keys in expected.items():
+        batches = local.batches(path, version)
+        assert sorted(n for batch in batches for n in batch.column("id").to_pylist()) == sorted(keys)
+
+
+@pytest.mark.parametrize("how", ["overwrite", "merge", "delete"])
+def test_delta_rs_writes_where_rows_are_marked(tmp_path: Path, how: str) -> None:
+    path = str(tmp_path / "t")
+    local, held = table_of(path, range(9)), {n: 2 * n for n in range(9) if n != 1}
+    mark(local, path, [1], 10)
+    table, rows = DeltaTable(path), pa.table({"id": [4], "n": [-4]}, _ROWS)
+    match how:
+        case "overwrite":
+            local.write(path, rows, 11, overwrite=True)
+            held = {4: -4}
+        case "merge":
+            merger = table.merge(rows, "t.id = s.id", source_alias="s", target_alias="t")
+            merger.when_matched_update({"n": "s.n"}).execute()
+            held[4] = -4
+        case "delete":
+            table.delete("id = 4")
+            del held[4]
+    assert rows_of(path) == held
+    mark(local, path, sorted(held), 12)
+    assert rows_of(path) == {}
 
 
 def test_a_file_of_which_all_rows_go_leaves_the_table(tmp_path: Path) -> None:
