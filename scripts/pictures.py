@@ -157,6 +157,7 @@ def quiet(demo: Demo) -> Iterator[None]:
 def execute_all(page: Page) -> None:
     """Execute the checks of the page's asset, and wait for the last."""
     page.get_by_role("button", name="Execute all").first.click()
+    expect(page.get_by_text("In Progress").first).to_be_visible()
     for state in ("Not Evaluated", "In Progress"):
         expect(page.get_by_text(state)).to_have_count(0)
 
