@@ -4,7 +4,7 @@ A run of Dagster costs 0.2 s, an event without one some milliseconds. In: result
 Out: events in Dagster's records.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 
 import dagster as dg
@@ -38,6 +38,8 @@ from pgsieve.resources.lake.lake import Lake
 
 #: So often within a subscription's `freshness` a cut that stays as it is is reported: a policy never misses it.
 _TIMES = 4
+#: Of so many inputs that a run does not materialise it tells what the run before it did.
+_MOST_INPUTS = 100
 
 
 def data_version(cut: Cut) -> dg.DataVersion:
@@ -126,6 +128,24 @@ def report_cut(
             )
         )
     report_checks(dagster, [state, check_of_freshness(key, subscription, measured)])
+
+
+def inputs_of_before(
+    dagster: dg.DagsterInstance, key: dg.AssetKey, inputs: Collection[dg.AssetKey]
+) -> dict[str, str]:
+    """What the asset's last materialization tells of some inputs, for one by a run that has no assets of these.
+
+    Without it Dagster calls the asset "unsynced": one of its inputs is new to it. Nothing is told of very many inputs, as Dagster
+    keeps two tags of each with each materialization.
+    """
+    if not 0 < len(inputs) <= _MOST_INPUTS:
+        return {}
+    newest = dagster.get_latest_data_version_record(key)
+    before = (newest and newest.event_log_entry.tags) or {}
+    names = [
+        tag(each) for each in inputs for tag in (get_input_data_version_tag, get_input_event_pointer_tag)
+    ]
+    return {name: before[name] for name in names if name in before}
 
 
 def _inputs(dagster: dg.DagsterInstance, key: dg.AssetKey) -> dict[str, str]:

@@ -82,6 +82,19 @@ def test_a_run_without_changes_reports_the_cut_where_the_last_report_is_old(shop
     assert stale_causes(shop) == []
 
 
+def test_a_cut_is_made_of_the_tables_that_have_not_changed_too(shop: Shop) -> None:
+    shop.run()
+    assert stale_causes(shop) == []
+    for table in ("orders", "notes"):
+        shop.database.execute(f"insert into {table} values (20, 20)")
+        shop.run()
+        assert stale_causes(shop) == [], table
+    shop.database.execute("alter publication p drop table notes")
+    shop.database.execute("insert into orders values (30, 30)")
+    shop.run()
+    assert stale_causes(shop) == [], "a table that has left the publication"
+
+
 def test_a_run_that_finds_a_table_set_aside_fails_though_nothing_is_new(shop: Shop) -> None:
     shop.run()
     before = heard(shop)[0]
