@@ -23,6 +23,7 @@ from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.assets.translator import AssetKind, Naming, of_feed, of_replica
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.values.quoting import quote_qualified
+from pgsieve.decoding.wording import counted
 from pgsieve.resources.postgres.slot import SlotState, slot_state
 
 Keys = Mapping[dg.AssetKey, Name]
@@ -114,7 +115,7 @@ def _difference(compared: TableConsistency) -> str | None:
         return None
     keys = ", ".join(compared.keys)
     more = ", …" if len(compared.keys) < compared.differing else ""
-    rows = "1 row differs" if compared.differing == 1 else f"{compared.differing} rows differ"
+    rows = f"{counted(compared.differing, 'row')} {'differs' if compared.differing == 1 else 'differ'}"
     return f"{rows}: {keys}{more}. `pgsieve check --repair` writes what the publisher has."
 
 

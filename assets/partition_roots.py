@@ -14,6 +14,7 @@ is set aside, or a disabled subscription, ends the run as failed once everything
 
 from collections.abc import Callable, Iterator
 from time import monotonic
+from types import MappingProxyType
 from typing import Any
 
 import dagster as dg
@@ -31,7 +32,13 @@ from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import SyncState, TableState, TableStates
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.assets.translator import AssetKind, Naming, of_replica, of_source_table, of_subscription
-from pgsieve.assets.unrun_events import data_version, lag, measured_freshness, report_checks
+from pgsieve.assets.unrun_events import (
+    data_version,
+    inputs_of_before,
+    lag,
+    measured_freshness,
+    report_checks,
+)
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.resources.lake.lake import Lake
@@ -45,6 +52,7 @@ def replica_tables_asset(
     tables: Tables,
     naming: Naming,
     *,
+    unchanged: Tables = MappingProxyType({}),
     freshness_policy: dg.FreshnessPolicy | None = None,
     tell: Callable[[ApplyResult], None] | None = None,
     fail: Callable[[Exception], None] | None = None,
@@ -53,13 +61,15 @@ def replica_tables_asset(
     """The assets `<subscription>/<schema>/<table>`, and `<subscription>/cut`: changes are applied to each replica.
 
     `tell` gets what was done, in the process that does it, and `fail` what fails the step. `done` is what a continuous run has applied already: there
-    is nothing left but to tell it. `freshness_policy` is the cut's.
+    is nothing left but to tell it. `unchanged` are tables that the cut is made of as well, but have nothing new to tell. `freshness_policy`
+    is the cut's.
     """
     keys = {naming.key(of_replica(subscription, table)): name for name, table in tables.items()}
     cut_data = of_subscription(subscription, AssetKind.CUT)
     cut_key = naming.key(cut_data)
     outputs = output_names([*keys, cut_key])
     changes_key = naming.key(of_subscription(subscription, AssetKind.TABLE_CHANGES))
+    others = {naming.key(of_replica(subscription, table)) for table in unchanged.values()}
     source = subscription.feed.source.name
     specs = {
         key: naming.spec(
@@ -128,6 +138,7 @@ def replica_tables_asset(
             yield dg.MaterializeResult(
                 asset_key=cut_key,
                 data_version=data_version(result.cut),
+                tags=inputs_of_before(context.instance, cut_key, others),
                 metadata={**_totals(result, result.cut), SECONDS: took, **lag(behind)},
             )
         whole = SubscriptionRecord(lake, subscription.name).state()

@@ -4,7 +4,7 @@ In: a `ReplicatedTable` of a catalog, or a table's state in the lake. Out: names
 text; a filter that nobody knows stays unknown, and is never called "none".
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from pgsieve.assets.dagster_names import Name
@@ -42,6 +42,14 @@ class PublishedTable:
 
 
 Tables = Mapping[Name, PublishedTable]
+
+
+def partitioned(tables: Tables, names: Container[Name]) -> tuple[Tables, Tables]:
+    """Those of the tables that have such a name, and the others."""
+    return (
+        {name: table for name, table in tables.items() if name in names},
+        {name: table for name, table in tables.items() if name not in names},
+    )
 
 
 def written_filter(row_filters: Iterable[str] | None) -> str:

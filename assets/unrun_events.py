@@ -4,12 +4,22 @@ A run of Dagster costs 0.2 s, an event without one some milliseconds. In: result
 Out: events in Dagster's records.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 
 import dagster as dg
 from dagster._core.definitions.asset_checks.asset_check_evaluation import (
     AssetCheckEvaluationTargetMaterializationData,
+)
+from dagster._core.definitions.data_version import (
+    CODE_VERSION_TAG,
+    DATA_VERSION_IS_USER_PROVIDED_TAG,
+    DATA_VERSION_TAG,
+    NULL_EVENT_POINTER,
+    extract_data_provenance_from_entry,
+    extract_data_version_from_entry,
+    get_input_data_version_tag,
+    get_input_event_pointer_tag,
 )
 from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
 
@@ -28,6 +38,8 @@ from pgsieve.resources.lake.lake import Lake
 
 #: So often within a subscription's `freshness` a cut that stays as it is is reported: a policy never misses it.
 _TIMES = 4
+#: Of so many inputs that a run does not materialise it tells what the run before it did.
+_MOST_INPUTS = 100
 
 
 def data_version(cut: Cut) -> dg.DataVersion:
@@ -112,10 +124,46 @@ def report_cut(
                     "tables changed": 0,
                     **lag(measured),
                 },
-                tags={"dagster/data_version": version.value},
+                tags={DATA_VERSION_TAG: version.value, **_inputs(dagster, key)},
             )
         )
     report_checks(dagster, [state, check_of_freshness(key, subscription, measured)])
+
+
+def inputs_of_before(
+    dagster: dg.DagsterInstance, key: dg.AssetKey, inputs: Collection[dg.AssetKey]
+) -> dict[str, str]:
+    """What the asset's last materialization tells of some inputs, for one by a run that has no assets of these.
+
+    Without it Dagster calls the asset "unsynced": one of its inputs is new to it. Nothing is told of very many inputs, as Dagster
+    keeps two tags of each with each materialization.
+    """
+    if not 0 < len(inputs) <= _MOST_INPUTS:
+        return {}
+    newest = dagster.get_latest_data_version_record(key)
+    before = (newest and newest.event_log_entry.tags) or {}
+    names = [
+        tag(each) for each in inputs for tag in (get_input_data_version_tag, get_input_event_pointer_tag)
+    ]
+    return {name: before[name] for name in names if name in before}
+
+
+def _inputs(dagster: dg.DagsterInstance, key: dg.AssetKey) -> dict[str, str]:
+    """What a run's materialization tells of the asset's inputs, as they are now; nothing where no run has told of them.
+
+    Without it Dagster compares times, and calls the asset "unsynced" as soon as an input is materialised again.
+    """
+    newest = dagster.get_latest_data_version_record(key)
+    before = newest and extract_data_provenance_from_entry(newest.event_log_entry)
+    if not before:
+        return {}
+    tags = {CODE_VERSION_TAG: before.code_version, DATA_VERSION_IS_USER_PROVIDED_TAG: "true"}
+    for each, version in before.input_data_versions.items():
+        record = dagster.get_latest_data_version_record(each)
+        present = record and extract_data_version_from_entry(record.event_log_entry)
+        tags[get_input_data_version_tag(each)] = (present or version).value
+        tags[get_input_event_pointer_tag(each)] = str(record.storage_id) if record else NULL_EVENT_POINTER
+    return tags
 
 
 def _is_reported(
@@ -148,5 +196,5 @@ def _is_reported(
         newest is not None
         and newest.timestamp >= since
         and materialization is not None
-        and (materialization.tags or {}).get("dagster/data_version") == version.value
+        and (materialization.tags or {}).get(DATA_VERSION_TAG) == version.value
     )

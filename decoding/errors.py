@@ -91,7 +91,7 @@ class PgsieveError(Exception):
 
     def __str__(self) -> str:
         code = f" [{self.sqlstate}]" if self.sqlstate else ""
-        hint = f"\nHINT: {self.hint}" if self.hint else ""
+        hint = f"\nhint: {self.hint}" if self.hint else ""
         return f"{self.message}{code}{hint}"
 
 

@@ -31,7 +31,7 @@ from pgsieve.pipelines.project import project
 from pgsieve.pipelines.published import Published, kept_published, read_feeds
 
 _EXAMPLE = """\
-# All keys: docs/configuration.md of pgsieve. ${{NAME}} is an environment variable.
+# All keys: pgsieve's documentation, "Configuration: pgsieve.yaml". ${{NAME}} is an environment variable.
 lake: {lake} # the project's folder; or s3://bucket/path
 sources:
   shop:

@@ -77,7 +77,7 @@ def wait_until(holds: Callable[[], bool]) -> None:
     while not holds():
         if time.monotonic() > until:
             raise TimeoutError
-        time.sleep(1)
+        time.sleep(0.2)  # A run without changes takes less than a second.
 
 
 @contextmanager
@@ -157,6 +157,7 @@ def quiet(demo: Demo) -> Iterator[None]:
 def execute_all(page: Page) -> None:
     """Execute the checks of the page's asset, and wait for the last."""
     page.get_by_role("button", name="Execute all").first.click()
+    expect(page.get_by_text("In Progress").first).to_be_visible()
     for state in ("Not Evaluated", "In Progress"):
         expect(page.get_by_text(state)).to_have_count(0)
 
@@ -178,6 +179,10 @@ def lineage(page: Page, demo: Demo) -> None:
         wait_until(lambda: not demo.running())
         page.goto(f"{demo.address}/locations/{LOCATION}/asset-groups/sales")
         page.get_by_text("4 / 4 Passed").first.wait_for()
+        # Between two runs: within one its assets are "unsynced" in turns.
+        wait_until(demo.running)
+        for state in ("Materializing", "Unsynced"):
+            expect(page.get_by_text(state)).to_have_count(0)
         save(page, "lineage")
 
 

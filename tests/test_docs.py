@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shlex
@@ -82,6 +83,53 @@ def test_every_command_has_help_with_an_example_that_it_accepts(name: str) -> No
     assert examples
     for words in command_lines("\n".join(examples)):
         accepted(words)
+
+
+#: How messages and files that pgsieve writes name a part of the documentation, which a wheel does not have beside it.
+REFERENCE = re.compile(r"pgsieve's documentation, \"(.+?)\"")
+
+
+def test_what_is_shown_names_no_file_of_the_repository_but_sections_that_exist() -> None:
+    headings = {
+        line.lstrip("# ")
+        for page in PAGES
+        for line in page.read_text(encoding="utf-8").splitlines()
+        if line[:1] == "#"
+    }
+    named = set[str]()
+    for path in (
+        path
+        for folder in ("assets", "decoding", "pipelines", "resources")
+        for path in (ROOT / folder).rglob("*.py")
+    ):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        explained = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in explained:
+                assert not re.search(r"docs/[\w-]+\.md", node.value), f"{path}:{node.lineno}"
+                named |= set(REFERENCE.findall(node.value))
+    assert named
+    assert named <= headings
+
+
+def test_the_architecture_lists_what_is_there() -> None:
+    """Every module but decoding's, of which it names those that a reader looks for; and no file that is not there."""
+    table = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8").partition("## Where things are")[2]
+    listed = set[str]()
+    for cell in re.findall(r"^\| (.+?) \|", table, re.MULTILINE):
+        folder = ""
+        for name in re.findall(r"`([^`]+)`", cell):
+            listed.add(name if "/" in name else f"{folder}/{name}")
+            folder = name.rpartition("/")[0] or folder
+    assert not [name for name in listed if not list(ROOT.glob(name.replace("…", "*")))]
+    modules = {
+        str(path.relative_to(ROOT))
+        for folder in ("assets", "pipelines", "resources")
+        for path in (ROOT / folder).rglob("*.py")
+        if path.name[0] != "_"
+    }
+    folders = tuple(name for name in listed if name.endswith("/"))
+    assert not sorted(name for name in modules - listed if not name.startswith(folders))
 
 
 def test_every_command_is_in_the_reference() -> None:

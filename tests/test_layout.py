@@ -12,6 +12,7 @@ from functools import cache
 from graphlib import TopologicalSorter
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, distribution
+from itertools import pairwise
 from pathlib import Path
 
 import grimp
@@ -123,6 +124,29 @@ def imported(path: Path) -> Iterator[str]:
             yield (node.module or "").partition(".")[0]
         elif isinstance(node, ast.Import):
             yield from (alias.name.partition(".")[0] for alias in node.names)
+
+
+def numbers_before_a_plural(path: Path) -> Iterator[str]:
+    """What of a module's messages says `1 tables`: a length, or a number with commas, before a word that ends with an s."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if not isinstance(node, ast.JoinedStr):
+            continue
+        for value, after in pairwise(node.values):
+            if not isinstance(value, ast.FormattedValue) or not isinstance(after, ast.Constant):
+                continue
+            shown = ast.unparse(value.value) + (ast.unparse(value.format_spec) if value.format_spec else "")
+            is_number = (
+                "len(" in shown or ":," in ast.unparse(value) or re.search(r"\b(rows|count|number)$", shown)
+            )
+            if is_number and re.match(
+                r" (\w+ )?(?!is\b|was\b|has\b|as\b|bytes\b)[a-z]+s\b", str(after.value)
+            ):
+                yield f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node)}"
+
+
+def test_numbers_of_things_are_said_by_one_function() -> None:
+    """`counted` of decoding/wording.py: 1 table, 2 tables."""
+    assert not [each for path in modules() for each in numbers_before_a_plural(path)]
 
 
 def test_nothing_is_imported_under_two_names() -> None:

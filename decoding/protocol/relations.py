@@ -26,6 +26,7 @@ from pgsieve.decoding.errors import ProtocolError
 from pgsieve.decoding.protocol.messages import Delete, Insert, Relation, Type, Update
 from pgsieve.decoding.values.catalog_names import TYPE_NAMES
 from pgsieve.decoding.values.quoting import quote_identifier, quote_qualified
+from pgsieve.decoding.wording import counted
 
 _CATALOG = "pg_catalog"
 
@@ -52,7 +53,7 @@ class PublishedRelation:
         for row in rows:
             if len(row) != expected:
                 raise ProtocolError(
-                    f"a row of relation {self.message.relation_id} has {len(row)} values for {expected} columns",
+                    f"a row of relation {self.message.relation_id} has {counted(len(row), 'value')} for {counted(expected, 'column')}",
                     sqlstate=PROTOCOL_VIOLATION,
                 )
 

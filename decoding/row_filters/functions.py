@@ -50,6 +50,7 @@ from pgsieve.decoding.row_filters.type_rules import (
     type_name,
 )
 from pgsieve.decoding.values.builtin_types import ELEMENTS
+from pgsieve.decoding.wording import counted
 
 
 def logical(connective: Literal["AND", "OR"], operands: Sequence[Node]) -> Node:
@@ -277,5 +278,5 @@ def function(name: str, operands: list[Node], mappings: CaseMappings = only_asci
         return call(name, operands, mappings)
     least, most, build = rule
     if not least <= len(operands) <= most:
-        raise RefusedError(f"{name} does not take {len(operands)} arguments")
+        raise RefusedError(f"{name} does not take {counted(len(operands), 'argument')}")
     return build(operands)

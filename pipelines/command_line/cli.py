@@ -4,13 +4,16 @@ In: arguments, the configuration file, the environment. Out: results on stdout, 
 exit codes of `app`. The modules of commands register them, in the order in which `--help` lists them.
 """
 
+import errno
 import gc
 import io
 import os
 import sys
 from pathlib import Path
 
-from pgsieve.pipelines.command_line.app import app
+from pgsieve.decoding.errors import PgsieveError
+from pgsieve.pipelines.command_line.app import FAULT, FOUND, REFUSED, app
+from pgsieve.pipelines.command_line.console import print_error
 
 # isort: off
 from pgsieve.pipelines.command_line import first_steps, replication, comparison, operation  # noqa: F401
@@ -25,14 +28,34 @@ def main() -> None:
     gc.set_threshold(_CONTAINERS)
     # Python has none where the caller has closed it (`>&-`).
     sys.stdout, sys.stderr = sys.stdout or _nowhere(), sys.stderr or _nowhere()
+    code: str | int | None = FAULT
     try:
         app(prog_name="pgsieve")
+    except SystemExit as ended:
+        code = ended.code
+    except OSError as error:
+        code = _unwritten(error)
     finally:
         try:
             sys.stdout.flush()
-        except OSError:
-            # It is told already. The interpreter would write it once more as it ends, and exit with 120.
+        except OSError as error:
+            # The interpreter would write it once more as it ends, and exit with 120.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            code = code or _unwritten(error)  # A command has told it, and ended with a code.
+    sys.exit(code)
+
+
+def _unwritten(error: OSError) -> int:
+    """Tell what could not be written outside of commands: help, the version, a shell's completion. Out: the exit code."""
+    if error.errno == errno.EPIPE:
+        return FOUND  # As of a command: `pgsieve --help | head` is no fault.
+    print_error(
+        PgsieveError(
+            f"{error.filename or 'stdout'} cannot be written: {error.strerror}",
+            hint="make room, or write elsewhere",
+        )
+    )
+    return REFUSED
 
 
 def _nowhere() -> io.TextIOWrapper:

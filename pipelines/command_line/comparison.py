@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.command_line import console, reports
 from pgsieve.pipelines.command_line.app import (
     FOUND,
@@ -36,6 +37,8 @@ def status(
     Exits with 2 if a source does not answer, or a subscription cannot be replicated. What the lake has of it is
     still shown.
     """
+    if prometheus and as_json:
+        raise PgsieveError("`--json` and `--prometheus` are two formats", hint="leave out one of them")
     settings = load(ctx, config)
     from pgsieve.pipelines.commands.status import status as read_status
 

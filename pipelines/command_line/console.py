@@ -55,9 +55,9 @@ def _out() -> Console:
     return Console(highlight=False, markup=False, emoji=False, width=width)
 
 
-def to_stderr() -> Console:
-    """Write to stderr: progress, errors, and what is shown before a question."""
-    return Console(stderr=True, highlight=False, markup=False, emoji=False)
+def to_stderr(*, is_terminal: bool | None = None) -> Console:
+    """Write to stderr: progress, errors, and what is shown before a question; whether it is a terminal is asked each time, or said."""
+    return Console(stderr=True, highlight=False, markup=False, emoji=False, force_terminal=is_terminal)
 
 
 def print_out(*what: RenderableType) -> None:
@@ -174,6 +174,7 @@ class _TerminalProgress:
 
     def finish(self, task: str) -> None:
         self._bars.remove_task(self._tasks.pop(task))
+        self._bars.refresh()  # Results may be printed next, which go to another stream.
 
     def tell(self, line: str) -> None:
         self._bars.console.print(line, markup=False, highlight=False)
@@ -215,6 +216,8 @@ def progress() -> Iterator[Progress]:
     if not console.is_terminal:
         yield _LineProgress()
         return
+    # Dagster puts a pipe before the terminal while a step runs: Rich would print lines into that of the task.
+    console = to_stderr(is_terminal=True)
     text = TextColumn("{task.description}", markup=False)
     with Bars(SpinnerColumn(), text, TimeElapsedColumn(), console=console, transient=True) as bars:
         yield _TerminalProgress(bars)

@@ -60,6 +60,8 @@ def demo(
     """
     require_extra("demo")
     if with_ui:
+        if as_json:
+            raise PgsieveError("`--ui` stays, and has no result", hint="leave out `--json` or `--ui`")
         if lake != _DemoLake.FOLDER:
             raise PgsieveError("`--ui` has its lake in a folder", hint="leave out `--lake` or `--ui`")
         require_extra("ui")
@@ -142,7 +144,7 @@ def init(
 
     file = config or ctx.obj or Path(os.environ.get(FILE_VARIABLE) or DEFAULT_FILE)
     refuse_existing(file, force=force)
-    connection, found = connected(conninfo, password_command)
+    connection, found = connected(conninfo, password_command, source)
     choice = chosen(found, publications or [], tables or [], source, subscription, lake, role)
     report = initialise(file, connection, found, choice, force=force)
     if as_json:

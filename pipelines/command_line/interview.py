@@ -33,8 +33,10 @@ def _answer(question: str, default: str | None = None, *, hidden: bool = False) 
     return str(typer.prompt(question, default=default, hide_input=hidden, err=True))
 
 
-def connected(conninfo: str | None, password_command: str | None) -> tuple[Connection, Survey]:
-    """The connection, and what its database has; a password is asked for where one is needed."""
+def connected(
+    conninfo: str | None, password_command: str | None, source: str | None
+) -> tuple[Connection, Survey]:
+    """The connection, and what its database has; a password is asked for where one is needed. Errors name the source."""
     if conninfo is None:
         if not _is_asked():
             raise PgsieveError(
@@ -43,13 +45,13 @@ def connected(conninfo: str | None, password_command: str | None) -> tuple[Conne
         conninfo = _answer("conninfo (e.g. host=db dbname=shop user=pgsieve, or a postgresql:// URI)")
     connection = Connection.of(conninfo, password_command)
     try:
-        return connection, survey(connection)
+        return connection, survey(connection, source)
     except SourceUnreachableError as error:
         has_password = connection.password is not None or connection.password_command
         if has_password or "password" not in error.message or not _is_asked():
             raise
     connection = Connection(connection.conninfo, _answer("password", hidden=True))
-    return connection, survey(connection)
+    return connection, survey(connection, source)
 
 
 def chosen(

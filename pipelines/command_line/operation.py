@@ -19,6 +19,7 @@ from pgsieve.pipelines.command_line.app import (
     load,
 )
 from pgsieve.pipelines.command_line.extras import require_extra
+from pgsieve.pipelines.commands.results import EngineStopReport
 
 _PANEL = "Operate"
 
@@ -156,9 +157,13 @@ def print_engine_status(
 
 
 @command("Example: pgsieve engine stop", "stop", engine)
-def stop_engine(ctx: typer.Context, config: ConfigFile = None) -> None:
+def stop_engine(ctx: typer.Context, config: ConfigFile = None, as_json: AsJson = False) -> None:
     """End the engine, also where runs use it: they end with an error, and the next ones go on."""
     settings = load(ctx, config)
     from pgsieve.pipelines.commands.engine import stop
 
-    reports.print_engine_stopped(stop(settings))
+    report = EngineStopReport(stop(settings))
+    if as_json:
+        console.print_json(report)
+    else:
+        reports.print_engine_stopped(report)

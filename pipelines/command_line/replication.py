@@ -21,6 +21,7 @@ from pgsieve.pipelines.command_line.app import (
     is_verbose,
     load,
 )
+from pgsieve.pipelines.commands.results import EnableReport, SkipReport
 
 _PANEL = "Replicate"
 
@@ -149,6 +150,7 @@ def skip(
         str, typer.Argument(metavar="LSN", help="The finish LSN of the transaction to skip; none clears it.")
     ],
     config: ConfigFile = None,
+    as_json: AsJson = False,
 ) -> None:
     """Skip all changes of one transaction, as ALTER SUBSCRIPTION ... SKIP does.
 
@@ -159,17 +161,27 @@ def skip(
     (selected,) = settings.selected([subscription])
     from pgsieve.pipelines.commands.skip import skip as choose
 
-    reports.print_skip(subscription, choose(settings, selected, lsn))
+    report = SkipReport(subscription, choose(settings, selected, lsn))
+    if as_json:
+        console.print_json(report)
+    else:
+        reports.print_skip(report)
 
 
 @command("Example: pgsieve enable sales", panel=_PANEL)
-def enable(ctx: typer.Context, subscription: Subscription, config: ConfigFile = None) -> None:
+def enable(
+    ctx: typer.Context, subscription: Subscription, config: ConfigFile = None, as_json: AsJson = False
+) -> None:
     """Enable a subscription that an error disabled (disable_on_error); the next run goes on where it stopped."""
     settings = load(ctx, config)
     (selected,) = settings.selected([subscription])
     from pgsieve.pipelines.commands.skip import enable as enable_again
 
-    reports.print_enabled(subscription, enable_again(settings, selected))
+    report = EnableReport(subscription, enable_again(settings, selected))
+    if as_json:
+        console.print_json(report)
+    else:
+        reports.print_enabled(report)
 
 
 @command("Example: pgsieve drop sales --delete-tables", panel=_PANEL)

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from pgsieve.decoding.publications.catalog import OPERATIONS
 from pgsieve.decoding.values.quoting import quote_identifier, quote_qualified
+from pgsieve.decoding.wording import counted
 from pgsieve.pipelines.command_line.console import (
     add_row,
     cell,
@@ -26,7 +27,9 @@ from pgsieve.pipelines.commands.results import (
     ComparedTable,
     DemoReport,
     DropReport,
+    EnableReport,
     EngineReport,
+    EngineStopReport,
     InitReport,
     JarsReport,
     LiveDemo,
@@ -35,6 +38,7 @@ from pgsieve.pipelines.commands.results import (
     ReceivedTable,
     ResyncReport,
     RunSummary,
+    SkipReport,
     StatusReport,
     SubscriptionRun,
     SubscriptionStatus,
@@ -96,15 +100,16 @@ def print_resync(report: ResyncReport) -> None:
         print_run(RunSummary((report.run,)))
 
 
-def print_enabled(subscription: str, changed: bool) -> None:
+def print_enabled(report: EnableReport) -> None:
     """Print that a subscription is enabled."""
-    print_out(Text(f"{subscription}: {'enabled' if changed else 'was enabled already'}"))
+    print_out(Text(f"{report.subscription}: {'enabled' if report.changed else 'was enabled already'}"))
 
 
-def print_skip(subscription: str, lsn: str | None) -> None:
+def print_skip(report: SkipReport) -> None:
     """Print what a subscription will skip."""
+    lsn = report.skip_lsn
     outcome = f"will skip the transaction finished at LSN {lsn}" if lsn else "skips no transaction"
-    print_out(Text(f"{subscription}: {outcome}"))
+    print_out(Text(f"{report.subscription}: {outcome}"))
 
 
 def print_drop(report: DropReport) -> None:
@@ -230,12 +235,15 @@ def print_check(report: CheckReport) -> None:
             )
         if table.repaired:
             written, removed = table.repaired
-            outcome = f"repaired, {written} rows written and {removed} taken out"
+            outcome = f"repaired, {counted(written, 'row')} written and {removed:,} taken out"
             print_out(Text(f"{table.subscription} {quote_qualified(table.schema, table.name)}: {outcome}"))
     unequal = sum(not table.equal for table in report.tables)
     total = len(report.tables)
     print_out(
-        Text(f"{unequal} of {total} tables differ", style="bold red")
+        Text(
+            f"{unequal:,} of {counted(total, 'table')} {'differs' if unequal == 1 else 'differ'}",
+            style="bold red",
+        )
         if unequal
         else Text("every table equals the publisher", style="bold green")
     )
@@ -442,6 +450,6 @@ def print_engine(report: EngineReport) -> None:
         )
 
 
-def print_engine_stopped(stopped: bool) -> None:
+def print_engine_stopped(report: EngineStopReport) -> None:
     """Print whether there was an engine to end."""
-    print_out("the engine has ended" if stopped else "no engine ran")
+    print_out("the engine has ended" if report.stopped else "no engine ran")

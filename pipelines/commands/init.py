@@ -32,7 +32,10 @@ from pgsieve.resources.postgres.sessions import parameters_of
 from pgsieve.resources.postgres.slot import CREATED
 from pgsieve.resources.postgres.source import Source, read_catalog
 
-_HEAD = "# Written by `pgsieve init`. docs/configuration.md has every key; `pgsieve validate` looks for problems.\n"
+_HEAD = (
+    "# Written by `pgsieve init`; `pgsieve validate` looks for problems. All keys: pgsieve's documentation,"
+    ' "Configuration: pgsieve.yaml".\n'
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,14 @@ class Connection:
             ) from None
         return cls(make_conninfo("", **parameters), password, command)
 
+    @property
+    def database(self) -> str:
+        """The database that is asked for; libpq's default is the one that has the user's name (section 32.1.2)."""
+        parameters = parameters_of(self.conninfo)
+        return str(
+            parameters.get("dbname") or os.environ.get("PGDATABASE") or parameters.get("user") or "database"
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Survey:
@@ -87,9 +98,10 @@ class Survey:
     catalog: Catalog
 
 
-def survey(connection: Connection) -> Survey:
-    """Look at a database; changes nothing."""
-    source = Source("init", connection.conninfo, connection.password, connection.password_command)
+def survey(connection: Connection, source_name: str | None = None) -> Survey:
+    """Look at a database; changes nothing. Errors call it by the source's name, else by the database's."""
+    name = source_name or safe_name(connection.database)
+    source = Source(name, connection.conninfo, connection.password, connection.password_command)
     source.check_ready()
     with source.connect() as session:
         catalog = read_catalog(session)

@@ -129,6 +129,22 @@ class ResyncReport:
 
 
 @dataclass(frozen=True, slots=True)
+class SkipReport:
+    """What `pgsieve skip` chose: the finish LSN of the transaction that a subscription will skip, None for none."""
+
+    subscription: str
+    skip_lsn: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class EnableReport:
+    """What `pgsieve enable` did: `changed` is false for a subscription that was enabled already."""
+
+    subscription: str
+    changed: bool
+
+
+@dataclass(frozen=True, slots=True)
 class DropReport:
     """What `pgsieve drop` removed, and what it left: `kept_for` are the subscriptions that need the slot."""
 
@@ -392,6 +408,13 @@ class EngineReport:
     used: bool = False
     seconds: int = 0
     resident_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStopReport:
+    """What `pgsieve engine stop` did: `stopped` is false where no engine ran."""
+
+    stopped: bool
 
 
 @dataclass(frozen=True, slots=True)

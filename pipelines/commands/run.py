@@ -21,7 +21,7 @@ from pgsieve.assets.initial_sync import LACKING, initial_sync_asset, range_tags,
 from pgsieve.assets.lake import resources
 from pgsieve.assets.outcome import IncompleteError, StepFailedError, set_aside
 from pgsieve.assets.partition_roots import replica_tables_asset
-from pgsieve.assets.published import Tables
+from pgsieve.assets.published import Tables, partitioned
 from pgsieve.assets.slot_consumption import change_log_asset
 from pgsieve.assets.steps.apply.replica_tables import ApplyResult, apply, tables_beyond_cut
 from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
@@ -40,6 +40,7 @@ from pgsieve.assets.update_transformation import table_changes_asset
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.values.quoting import quote_qualified
+from pgsieve.decoding.wording import counted
 from pgsieve.pipelines.commands.dagster_runs import COMMAND, keep_one_idle, tagged
 from pgsieve.pipelines.commands.event_log import connections_kept
 from pgsieve.pipelines.commands.failures import Failures, never
@@ -131,10 +132,10 @@ def apply_together(
     """
     going = [m for m in failures.each(materializers, Materializer.if_enabled, unless=unless) if m is not None]
     with reads_shared() if len(going) > 1 else nullcontext():
-        _materialize_each({m: m.table_changes for m in going}, failures, unless)
+        _materialize_each("transform for", {m: m.table_changes for m in going}, failures, unless)
     told = dict(failures.each(going, lambda m: (m, m.tables_to_tell()), unless=unless))
-    applying = {m: partial(m.replica_tables, tables) for m, tables in told.items() if tables}
-    _materialize_each(applying, failures, unless)
+    applying = {m: partial(m.replica_tables, *tables) for m, tables in told.items() if tables[0]}
+    _materialize_each("apply to", applying, failures, unless)
     failures.each([m for m in told if m not in applying], Materializer.report, unless=unless)
 
 
@@ -143,9 +144,12 @@ _Asset = Callable[[Callable[[Exception], None]], dg.AssetsDefinition]
 
 
 def _materialize_each(
-    assets: Mapping["Materializer", _Asset], failures: Failures, unless: Callable[[Exception], bool]
+    what: str,
+    assets: Mapping["Materializer", _Asset],
+    failures: Failures,
+    unless: Callable[[Exception], bool],
 ) -> None:
-    """Materialise an asset of each subscription, in one run."""
+    """Materialise an asset of each subscription, in one run; `what` is done for, or to, their names."""
     if not assets:
         return
     first, names, errors = next(iter(assets)), [m.name for m in assets], dict[str, Exception]()
@@ -155,8 +159,8 @@ def _materialize_each(
             first.declared,
             [asset(partial(errors.__setitem__, m.name)) for m, asset in assets.items()],
             first.progress,
-            f"apply to {', '.join(names) if len(names) <= _NAMED else f'{len(names)} subscriptions'}",
-            {COMMAND: f"apply to {', '.join(names)}"},
+            f"{what} {', '.join(names) if len(names) <= _NAMED else counted(len(names), 'subscription')}",
+            {COMMAND: f"{what} {', '.join(names)}"},
             raise_on_error=False,
         )
         if result is not None and not result.success and not errors:
@@ -338,7 +342,7 @@ class Materializer:
         self.dagster.add_dynamic_partitions(partitions.name, sorted(keys))
         order = list(partitions.get_partition_keys(dynamic_partitions_store=self.dagster))
         for stretch in stretches(order, keys):
-            task = f"copy {len(stretch)} tables of {self.subscription.name}"
+            task = f"copy {counted(len(stretch), 'table')} of {self.subscription.name}"
             materialize(
                 self.dagster, self.declared, [asset], self.progress, task, range_tags(stretch) | lacking
             )
@@ -358,21 +362,25 @@ class Materializer:
         """The asset of the transformation."""
         return table_changes_asset(self.subscription, NAMING, fail=fail)
 
-    def replica_tables(self, tables: Tables, fail: Callable[[Exception], None]) -> dg.AssetsDefinition:
-        """The assets of some replica tables."""
-        return replica_tables_asset(self.subscription, tables, NAMING, tell=self._applied, fail=fail)
+    def replica_tables(
+        self, tables: Tables, unchanged: Tables, fail: Callable[[Exception], None]
+    ) -> dg.AssetsDefinition:
+        """The assets of some replica tables, and of a cut that is made of the others as well."""
+        return replica_tables_asset(
+            self.subscription, tables, NAMING, unchanged=unchanged, tell=self._applied, fail=fail
+        )
 
-    def tables_to_tell(self) -> Tables:
-        """The replica tables that have something new.
+    def tables_to_tell(self) -> tuple[Tables, Tables]:
+        """The replica tables that have something new, and the others; neither where nothing is new.
 
         Also where an error has just disabled the subscription: what committed before is transformed, and applied. What is set
         aside has nothing to apply, but the run has to end as failed.
         """
         stale = tables_beyond_cut(self.subscription, self.lake) | set_aside(self.subscription, self.lake)
         if not stale:
-            return {}
+            return {}, {}
         published = published_tables(self.declared, [self.subscription])[self.subscription.name]
-        return {name: table for name, table in published.items() if name in stale}
+        return partitioned(published, stale)
 
     def report(self) -> None:
         """Where no asset has anything new the cut may: a table that was dropped is not in the next one."""

@@ -15,6 +15,7 @@ import dagster as dg
 from pgsieve.assets.dagster_names import Name
 from pgsieve.assets.outcome import IncompleteError
 from pgsieve.assets.partition_roots import replica_tables_asset
+from pgsieve.assets.published import partitioned
 from pgsieve.assets.slot_consumption import change_log_asset
 from pgsieve.assets.steps.apply.replica_tables import ApplyResult, total
 from pgsieve.assets.steps.records.transformed import TableChanges
@@ -92,8 +93,11 @@ class FollowReport:
                 transformed = list(changes[subscription.name].values())
                 assets.append(table_changes_asset(subscription, NAMING, done=transformed))
                 published = published_tables(self._declared, [subscription])[subscription.name]
-                if tables := {name: table for name, table in published.items() if name in result.tables}:
-                    assets.append(replica_tables_asset(subscription, tables, NAMING, done=result))
+                tables, unchanged = partitioned(published, result.tables)
+                if tables:
+                    assets.append(
+                        replica_tables_asset(subscription, tables, NAMING, unchanged=unchanged, done=result)
+                    )
             task = f"follow {self._feed.slot}"
             # What ends as failed for one subscription is told of the others all the same.
             told = materialize(

@@ -26,6 +26,7 @@ from pathlib import Path
 from time import monotonic
 from urllib.parse import unquote, urlsplit
 
+from pgsieve.decoding.wording import counted
 from pgsieve.resources.lake.delta.errors import SparkUnavailableError
 
 _LOGGER = logging.getLogger(__name__)
@@ -159,7 +160,7 @@ def _fetch(packages: Packages, repositories: Mapping[str, str]) -> None:
             f" one, `pgsieve jars FOLDER` on another machine, and {FOLDER_VARIABLE}=FOLDER here",
         )
     size = sum(Path(jar).stat().st_size for jar in jars) / 1e6
-    _tell(f"fetched {len(jars)} jars, {size:.0f} MB, in {monotonic() - began:.0f} s")
+    _tell(f"fetched {counted(len(jars), 'jar')}, {size:.0f} MB, in {monotonic() - began:.0f} s")
 
 
 def _tell(line: str) -> None:

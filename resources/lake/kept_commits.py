@@ -40,7 +40,7 @@ class UnsafeStoreError(PgsieveError):
     def __init__(self, lake: str, endpoint: str, why: str) -> None:
         super().__init__(
             f'lake "{lake}": the server at {endpoint} {why}: commits to the lake could be lost',
-            hint="use a server that keeps If-None-Match on PUT (docs/object-stores.md names some), or a newer version of this one;"
+            hint='use a server that keeps If-None-Match on PUT (pgsieve\'s documentation, "No commit is lost", names some), or a newer version of this one;'
             " or, where one Spark session or Spark Connect server is the only one that ever writes to the lake, say so:"
             " `storage: {only_writer: spark}`",
             sqlstate="0A000",

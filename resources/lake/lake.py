@@ -90,7 +90,7 @@ _LOGGER = logging.getLogger(__name__)
 
 #: What a writable lake takes: a full disk may still have room for an empty file.
 _PROBE, _PROBE_NAME = bytes(64 * 1024), ".pgsieve-write-probe"
-_DAMAGED = 'restore it from a backup, or make it again: section "A damaged lake" of docs/operations.md'
+_DAMAGED = 'restore it from a backup, or make it again: pgsieve\'s documentation, "A damaged lake"'
 
 #: Lakes and servers that keep commits, as this process knows; one thread finds out.
 _safe: set[tuple[str, str]] = set()

@@ -12,10 +12,13 @@ from typing import Any
 
 import dagster as dg
 import pytest
+from dagster._core.definitions.data_version import CachingStaleStatusResolver
+from dagster._core.loader import LoadingContextForTest
 
 from pgsieve.assets.steps.records.table_states import SyncState, TableStates
 from pgsieve.pipelines.commands.run import instance
 from pgsieve.pipelines.config.model import load_config
+from pgsieve.pipelines.definitions import build_definitions
 from pgsieve.pipelines.following.follow import follow
 from tests.fixtures.oracle import wait_until
 from tests.fixtures.shop import Quiet, Shop
@@ -51,21 +54,45 @@ def heard(shop: Shop) -> tuple[list[dict[str, Any]], dict[str, bool | None]]:
     return [{**m.tags, "run": r.run_id} for m, r in zip(told, records, strict=True) if m and m.tags], checks
 
 
-def test_a_run_without_changes_reports_the_cut_where_the_last_report_is_old(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def stale_causes(shop: Shop) -> list[str]:
+    """Why Dagster calls the cut "unsynced"."""
+    graph = build_definitions(shop.path).resolve_asset_graph()
+    with instance(load_config(shop.path)) as dagster:
+        resolver = CachingStaleStatusResolver(dagster, graph, LoadingContextForTest(dagster))
+        return [f"{cause.reason}: {cause.dependency}" for cause in resolver.get_stale_causes(CUT)]
+
+
+def test_a_run_without_changes_reports_the_cut_where_the_last_report_is_old(shop: Shop) -> None:
     shop.run()
     (first,), checks = heard(shop)
     assert checks == {"sync_state": True, "freshness": True}
     shop.run()
     assert heard(shop)[0] == [first], "the last report is young"
-    often(monkeypatch)
-    sleep(0.2)
-    shop.run()
+    with pytest.MonkeyPatch.context() as patch:
+        often(patch)
+        sleep(0.2)
+        shop.run()
     told, checks = heard(shop)
     assert (len(told), checks) == (2, {"sync_state": True, "freshness": True})
     assert told[1]["run"] == ""
     assert told[1]["dagster/data_version"] == first["dagster/data_version"], "nothing that reads it is stale"
+    sleep(1.1)  # Dagster compares whole seconds.
+    shop.run()
+    assert len(heard(shop)[0]) == 2, "this run has materialised what the cut is made from, and not the cut"
+    assert stale_causes(shop) == []
+
+
+def test_a_cut_is_made_of_the_tables_that_have_not_changed_too(shop: Shop) -> None:
+    shop.run()
+    assert stale_causes(shop) == []
+    for table in ("orders", "notes"):
+        shop.database.execute(f"insert into {table} values (20, 20)")
+        shop.run()
+        assert stale_causes(shop) == [], table
+    shop.database.execute("alter publication p drop table notes")
+    shop.database.execute("insert into orders values (30, 30)")
+    shop.run()
+    assert stale_causes(shop) == [], "a table that has left the publication"
 
 
 def test_a_run_that_finds_a_table_set_aside_fails_though_nothing_is_new(shop: Shop) -> None:

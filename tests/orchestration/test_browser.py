@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import signal
 import subprocess
+import sys
 import time
+import urllib.request
 from typing import TYPE_CHECKING
 
 import psutil
@@ -13,10 +17,15 @@ import pytest
 from deltalake import DeltaTable
 from playwright.sync_api import Page, expect
 
-from tests.fixtures.browser import PATIENCE_SECONDS, Web, page, web
+from pgsieve.pipelines.config.model import load_config
+from pgsieve.pipelines.project import project
+from tests.fixtures.browser import PATIENCE_SECONDS, Web, page, served, web
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
+
+    from pgsieve.resources.postgres.embedded import EmbeddedServer
 
 __all__ = ["page", "web"]
 
@@ -39,6 +48,8 @@ def test_the_graph_shows_the_steps_and_the_replicas(web: Web, page: Page) -> Non
     page.goto(f"{web.address}/locations/pgsieve.pipelines.definitions/asset-groups/sales")
     for asset in ("initial_sync", "table_changes", "customers", "orders"):
         expect(page.get_by_text(asset, exact=True).first).to_be_visible()
+    page.wait_for_load_state("networkidle")
+    expect(page.get_by_text("Join the Dagster community")).to_have_count(0)  # Dagster's newsletter.
 
 
 def test_chosen_tables_are_copied(web: Web, page: Page) -> None:
@@ -63,6 +74,68 @@ def test_a_job_applies_what_has_changed(web: Web, page: Page) -> None:
     expect(page.get_by_text("Latest materialization").first).to_be_visible()
 
 
+def _run(web: Web) -> None:
+    """All tables are copied: of what was not Dagster asks whether one is sure."""
+    command = [sys.executable, "-m", "pgsieve", "run", "-c", str(web.path)]
+    environ = {**os.environ, "DAGSTER_HOME": ""}  # The records of `pgsieve ui`.
+    subprocess.run(command, check=True, capture_output=True, env=environ)
+
+
+def _runs(web: Web) -> list[str]:
+    """The ids of Dagster's runs, the newest first."""
+    query = {"query": "{ runsOrError { ... on Runs { results { id } } } }"}
+    request = urllib.request.Request(
+        f"{web.address}/graphql", json.dumps(query).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return [run["id"] for run in json.load(answer)["data"]["runsOrError"]["results"]]
+
+
+def _materialize_all(web: Web, page: Page) -> str:
+    """Run the job of increments; the id of its run."""
+    before = _runs(web)
+    page.goto(f"{web.address}/locations/pgsieve.pipelines.definitions/jobs/shop_increments")
+    page.get_by_role("button", name=re.compile("Materialize all")).click()
+    _until(lambda: _runs(web) != before, web)
+    return _runs(web)[0]
+
+
+@pytest.mark.long
+def test_a_run_that_is_cancelled_loses_nothing(web: Web, page: Page) -> None:
+    """It is cancelled while its changes wait: they are in the change log and confirmed, and in no replica."""
+    config = load_config(web.path)
+    _run(web)
+    before = _rows(web, "orders")
+    source = project(config).subscriptions["sales"].feed.source
+    with source.exclusively("sales"):
+        web.database.execute("insert into orders values (112, 'EMEA')")
+        run = _materialize_all(web, page)
+        page.goto(f"{web.address}/runs/{run}")
+        page.get_by_text(re.compile("waiting for .*sales")).first.wait_for()
+        page.get_by_role("button", name="Terminate").click()
+        page.get_by_role("dialog").get_by_role("button", name=re.compile("^Terminate")).click()
+        expect(page.get_by_text("Canceled").first).to_be_visible()
+    assert _rows(web, "orders") == before
+    web.database.execute("insert into orders values (113, 'EMEA')")
+    _materialize_all(web, page)
+    _until(lambda: _rows(web, "orders") == before + 2, web)
+
+
+@pytest.mark.long
+def test_a_run_that_fails_says_what_to_do(web: Web, page: Page) -> None:
+    closed = "update pg_database set datallowconn = {} where datname = current_database()"
+    web.database.execute(closed.format("false"))
+    try:
+        run = _materialize_all(web, page)
+        page.goto(f"{web.address}/runs/{run}")
+        expect(page.get_by_text("Failure").first).to_be_visible()
+    finally:
+        web.database.execute(closed.format("true"))
+    expect(page.get_by_text(re.compile("is not currently accepting connections")).first).to_be_visible()
+    expect(page.get_by_text("what to do").first).to_be_visible()
+    expect(page.get_by_text(re.compile("check host, port, dbname")).first).to_be_visible()
+
+
 def test_a_schedule_is_switched_on(web: Web, page: Page) -> None:
     page.goto(f"{web.address}/automation")
     # The row's other label selects it.
@@ -83,6 +156,26 @@ def test_a_check_that_fails_is_red_and_says_why(web: Web, page: Page) -> None:
     expect(page.get_by_text("differing rows").first).to_be_visible()
     expect(page.get_by_role("row", name=re.compile("differing rows")).first).to_contain_text("1")
     expect(page.get_by_text("Failed").first).to_be_visible()
+
+
+@pytest.mark.long
+def test_sigterm_lets_a_run_in_progress_finish_and_then_nothing_is_left(
+    publisher_server: EmbeddedServer, page: Page, tmp_path: Path
+) -> None:
+    with served(publisher_server, tmp_path, "browser_term") as web:
+        _run(web)
+        source = project(load_config(web.path)).subscriptions["sales"].feed.source
+        with source.exclusively("sales"):
+            web.database.execute("insert into orders values (112, 'EMEA')")
+            run = _materialize_all(web, page)
+            page.goto(f"{web.address}/runs/{run}")
+            page.get_by_text(re.compile("waiting for .*sales")).first.wait_for()
+            children = psutil.Process(web.process.pid).children(recursive=True)
+            web.process.terminate()
+            web.process.wait(PATIENCE_SECONDS)
+        _, alive = psutil.wait_procs(children, timeout=PATIENCE_SECONDS)
+        assert not alive
+        assert _rows(web, "orders") == 10
 
 
 def test_ctrl_c_ends_the_server_and_its_children(web: Web) -> None:

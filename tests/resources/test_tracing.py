@@ -73,8 +73,9 @@ def test_a_run_is_a_trace_with_a_span_for_each_step(shop: Shop, endpoint: str) -
         "pgsieve run",
         f"drain {slot}",
         "shop__change_log",
-        "apply to two",
+        "transform for two",
         "two__table_changes",
+        "apply to two",
         "two_replica_tables",
     }
     root, drained, step = spans["pgsieve run"], spans[f"drain {slot}"], spans["shop__change_log"]
@@ -82,6 +83,8 @@ def test_a_run_is_a_trace_with_a_span_for_each_step(shop: Shop, endpoint: str) -
     assert drained.parent_span_id == root.span_id
     assert step.parent_span_id == drained.span_id
     assert step.trace_id == root.trace_id
+    for task, asset in (("transform for", "two__table_changes"), ("apply to", "two_replica_tables")):
+        assert spans[asset].parent_span_id == spans[f"{task} two"].span_id
     assert drained.start_time_unix_nano <= step.start_time_unix_nano <= step.end_time_unix_nano
     named = {a.key: a.value.string_value for a in Collector.received[0].resource_spans[0].resource.attributes}
     assert named["service.name"] == "pgsieve"

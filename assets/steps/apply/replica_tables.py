@@ -24,6 +24,7 @@ from pgsieve.assets.steps.records.table_states import Name, SyncState, TableStat
 from pgsieve.assets.steps.records.transformed import Transformed
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.decoding.lsn import format_lsn
+from pgsieve.decoding.wording import counted
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.delta.records import Standing
 from pgsieve.resources.lake.lake import Lake
@@ -122,7 +123,9 @@ def _apply(
                 reached = max(reached, applied.standing.position or 0)
         if subscription.disable_on_error and any(a.problem and not a.damaged for a in result.tables.values()):
             return result  # Its replicas hold what they held, or the whole batch; no cut tells of it.
-        log(f"applied everything up to {format_lsn(end)} to {len(todo)} tables of {subscription.name}")
+        log(
+            f"applied everything up to {format_lsn(end)} to {counted(len(todo), 'table')} of {subscription.name}"
+        )
         copied = max((s.lsn for s in states.values() if s.state == SyncState.READY), default=0)
         if alone and max(copied, reached) <= end:
             current = _versions(lake, subscription, end, states, versions, cut)

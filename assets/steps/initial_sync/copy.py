@@ -33,6 +33,7 @@ from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.publications.catalog import Table
 from pgsieve.decoding.publications.evolution import SchemaChangedError
 from pgsieve.decoding.values.quoting import quote_qualified
+from pgsieve.decoding.wording import counted
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.delta.errors import LakeError
 from pgsieve.resources.lake.lake import Lake
@@ -50,6 +51,8 @@ BATCH_TABLES, BATCH_BYTES = 64, 16 * 1024**3
 #: How often tables that a passing fault met are copied again without any that succeeds; the first pause, doubled each time.
 _ATTEMPTS, _PAUSE_SECONDS = 5, 1.0
 _LOOK_SECONDS = 0.1
+#: From this size on a line of progress tells it.
+_TOLD_BYTES = 1024**2
 
 
 def tables_to_copy(subscription: Subscription, lake: Lake) -> list[Name]:
@@ -146,7 +149,7 @@ def copy_batches(
             failures = 1 if outcome.copied else failures + 1
             if failures == _ATTEMPTS:
                 raise _given_up(subscription, waiting, outcome.fault)
-            log(f"{outcome.fault.message}; {len(outcome.again)} tables are copied again")
+            log(f"{outcome.fault.message}; to be copied again: {counted(len(outcome.again), 'table')}")
             time.sleep(_PAUSE_SECONDS * 2 ** (failures - 1))
         between(bool(waiting))
     failed = [c for c in copied if c.problem]
@@ -169,7 +172,10 @@ def _given_up(subscription: Subscription, waiting: Sequence[Name], fault: Pgsiev
     """The error of a copy that meets faults again and again."""
     if isinstance(fault, LakeError):
         return fault
-    first, more = quote(*waiting[0]), f" and {len(waiting) - 1} other tables" if len(waiting) > 1 else ""
+    first, more = (
+        quote(*waiting[0]),
+        f" and {counted(len(waiting) - 1, 'other table')}" if len(waiting) > 1 else "",
+    )
     return PassingFaultError(
         f'source "{subscription.feed.source.name}": cannot copy table {first}{more} of subscription'
         f' "{subscription.name}" now: {fault.message}',
@@ -255,7 +261,7 @@ def _copy_batch(
                 }
                 published = [*tables, *problems]
                 log(
-                    f"copying {len(tables)} tables of {subscription.name} at {format_lsn(snapshot.lsn)}, {progress} done"
+                    f"copying {counted(len(tables), 'table')} of {subscription.name} at {format_lsn(snapshot.lsn)}, {progress} done"
                 )
                 if feed.options.origin == "none":
                     _warn_of_other_origins(subscription, [t.table for t in tables.values()], connection, log)
@@ -312,7 +318,8 @@ def _described(copied: Copied, size: int) -> str:
     name = quote_qualified(copied.schema, copied.table)
     if copied.problem:
         return f"{name} cannot be copied: {copied.problem}"
-    return f"{name}: {copied.rows:,} rows of {size / 1024**2:,.1f} MiB copied in {copied.seconds:.1f} s"
+    bytes_told = f" of {size / 1024**2:,.1f} MiB" if size >= _TOLD_BYTES else ""
+    return f"{name}: {counted(copied.rows, 'row')}{bytes_told} copied in {copied.seconds:.1f} s"
 
 
 def _warn_of_other_origins(

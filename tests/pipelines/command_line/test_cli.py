@@ -337,6 +337,26 @@ def test_a_stdout_that_takes_nothing_is_refused_and_a_closed_one_is_none(tmp_pat
     assert ("No space left on device" in done.stderr) == (code == 2)
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("arguments", ["--help", "status --help", "--version", "engine"])
+def test_help_and_version_that_cannot_be_written_are_refused(arguments, unbuffered):
+    shell = f"{sys.executable} -m pgsieve {arguments} > /dev/full"
+    environ = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT / "src"),
+        "PYTHONUNBUFFERED": unbuffered,
+        "SHELL": "/bin/bash",
+    }
+    done = subprocess.run(
+        ["sh", "-c", shell], capture_output=True, text=True, env=environ, check=False, timeout=60
+    )
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.splitlines() == [
+        "error: stdout cannot be written: No space left on device",
+        "hint: make room, or write elsewhere",
+    ]
+
+
 @pytest.mark.parametrize(
     ("words", "names"),
     [

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
+import pty
+import select
+import sys
 
 import pytest
 from rich.console import Console
@@ -39,8 +43,36 @@ def test_progress_off_a_terminal_is_a_line_at_each_end(capsys):
 
 def test_progress_on_a_terminal_is_a_bar_with_the_name_as_it_is(monkeypatch):
     screen = io.StringIO()
-    monkeypatch.setattr(console, "to_stderr", lambda: Console(file=screen, force_terminal=True, width=100))
+    monkeypatch.setattr(
+        console, "to_stderr", lambda **_: Console(file=screen, force_terminal=True, width=100)
+    )
     with console.progress() as progress:
         progress.start("copy public.[red]t")
         progress.finish("copy public.[red]t")
     assert "copy public.[red]t" in screen.getvalue()
+
+
+PRINTED_AFTER_A_TASK = """
+from pgsieve.pipelines.command_line import console
+with console.progress() as progress:
+    progress.start("a task")
+    progress.finish("a task")
+    console.print_out("a result")
+"""
+
+
+def test_a_result_does_not_stand_in_the_line_of_a_task() -> None:
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.environ["TERM"] = "xterm-256color"
+        os.execv(sys.executable, [sys.executable, "-c", PRINTED_AFTER_A_TASK])
+    shown = b""
+    while select.select([terminal], [], [], 60)[0]:
+        try:
+            shown += os.read(terminal, 4096)
+        except OSError:  # Linux ends a terminal without processes so.
+            break
+    assert os.waitpid(pid, 0)[1] == 0
+    after = shown.rpartition(b"a task")[2]
+    assert after, shown
+    assert after.partition(b"a result")[0].endswith(b"\r\x1b[2K"), shown

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import os
+import pty
+import re
+import select
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -490,3 +495,22 @@ def test_drop_forgets_that_a_subscription_was_disabled_and_what_it_skips(shop: S
     assert (state.enabled, state.skip_lsn) == (True, None)
     SubscriptionRecord(shop.lake, "one").set(state)
     assert SubscriptionRecord(shop.lake, "one").state() == state
+
+
+def test_on_a_terminal_what_is_told_has_lines_of_its_own(shop: Shop) -> None:
+    """Dagster puts a pipe between a step and the terminal: what is told took the rest of the line of the task that runs."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.environ["TERM"] = "xterm-256color"
+        os.execv(sys.executable, [sys.executable, "-m", "pgsieve", "-c", str(shop.path), "run", "two"])
+    shown = b""
+    while select.select([terminal], [], [], 120)[0]:
+        try:
+            shown += os.read(terminal, 4096)
+        except OSError:  # Linux ends a terminal without processes so.
+            break
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, shown.decode()
+    assert b"copy 1 table of two" in shown, "the line of a task"
+    lines = re.findall(rb"([^\n]*)public\.stock: 4 rows copied in", shown)
+    assert len(lines) == 1
+    assert lines[0].endswith(b"\x1b[2K"), shown.decode()

@@ -161,7 +161,9 @@ def test_a_program_may_print_the_password(database: str, tmp_path: Path) -> None
     [
         ([], "--conninfo is missing"),
         (["--conninfo", "nonsense"], "the conninfo is not valid"),
-        (["--conninfo", "host=127.0.0.1 port=1 connect_timeout=2"], "no connection"),
+        (["--conninfo", "host=127.0.0.1 port=1 connect_timeout=2 dbname=Shop-1"], 'source "shop_1": no connection'),
+        (["--conninfo", "host=127.0.0.1 port=1 user=clerk"], 'source "clerk": no connection'),
+        (["--conninfo", "host=127.0.0.1 port=1", "--source", "web"], 'source "web": no connection'),
         (["--conninfo", "host=127.0.0.1 password=${NOT_SET}"], "environment variable NOT_SET is not set"),
         (["--conninfo", "{database}", "--publication", "sale"], 'publication "sale" does not exist'),
         (["--conninfo", "{database}", "--table", "public.order"], 'table "public.order" does not exist'),

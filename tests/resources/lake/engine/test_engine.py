@@ -108,8 +108,9 @@ def _status(shop: Shop) -> dict[str, Any]:
 def test_runs_share_an_engine_which_ends_when_nobody_needs_it(shop: Shop) -> None:
     shop.configure(spark={"conf": {"spark.pgsieve.smallBytes": "0"}})
     assert _cli(shop, "engine", "status").returncode == 1
-    started = _cli(shop, "engine", "start")
+    started = _cli(shop, "engine", "start", "--json")
     assert started.returncode == 0, started.stderr
+    assert json.loads(started.stdout)["serving"]
     first = _status(shop)
     assert first["current"]
     assert not first["used"]

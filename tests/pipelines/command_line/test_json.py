@@ -1,0 +1,106 @@
+"""`--json`: every command that has a result prints it as JSON as well, on a real source and lake. No JVM, but for the demo."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from pgsieve.pipelines.command_line import cli
+from pgsieve.resources.postgres.embedded import EmbeddedServer
+from tests.fixtures.shop import Shop
+
+ROOT = Path(__file__).parents[3]
+
+#: Commands whose stdout is no result of theirs, and why.
+WITHOUT = {
+    "decode": "the messages are in the plugin's format, and `--plugin json` is one",
+    "refresh-defs-state": "it prints nothing",
+    "ui": "it becomes Dagster's server",
+}
+
+#: Arguments of each command, in an order in which each has something to do, and the keys of its result.
+CALLS = [
+    ("validate", "", {"publications", "subscriptions", "problems", "statements"}),
+    ("run", "", {"subscriptions", "failures"}),
+    ("status", "", {"slots", "subscriptions"}),
+    ("check", "", {"tables", "failures"}),
+    ("resync", "one public.notes", {"subscription", "tables", "lost", "run", "followed"}),
+    ("skip", "one 7/7", {"subscription", "skip_lsn"}),
+    ("skip", "one none", {"subscription", "skip_lsn"}),
+    ("enable", "one", {"subscription", "changed"}),
+    ("maintain", "one", None),
+    ("engine status", "", {"serving", "address", "pid", "version", "current", "used", "seconds", "resident_bytes"}),
+    ("engine stop", "", {"stopped"}),
+    ("drop", "two --delete-tables", {"subscription", "slot", "altered", "publications", "kept_for", "folders", "left", "unregistered"}),
+]  # fmt: skip
+#: Where the others are called with it: they need a JVM, servers of their own, or a machine's jars.
+ELSEWHERE = {
+    "init": ('"init"', __file__),
+    "demo": ('"demo", "--json"', "tests/test_distribution.py"),
+    "jars": ('"jars", "copy", "--json"', "tests/pipelines/command_line/test_cli.py"),
+    "engine start": ('"engine", "start", "--json"', "tests/resources/lake/engine/test_engine.py"),
+}
+
+
+def _commands(click: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, child in click.commands.items():
+        if hasattr(child, "commands"):
+            yield from _commands(child, f"{prefix}{name} ")
+        else:
+            yield f"{prefix}{name}", child
+
+
+COMMANDS = dict(_commands(typer.main.get_command(cli.app)))
+
+
+def test_every_command_with_a_result_has_the_option() -> None:
+    without = {
+        name
+        for name, command in COMMANDS.items()
+        if not any("--json" in parameter.opts for parameter in command.params)
+    }
+    assert without == WITHOUT.keys()
+    assert {name for name, *_ in CALLS} | ELSEWHERE.keys() | WITHOUT.keys() == COMMANDS.keys()
+    for call, file in ELSEWHERE.values():
+        assert call in (ROOT / file).read_text(encoding="utf-8"), file
+
+
+@pytest.mark.slow
+def test_stdout_is_the_result_and_nothing_else(shop: Shop) -> None:
+    shop.configure(spark={"engine": "use"})
+    for name, arguments, keys in CALLS:
+        command = ["-c", str(shop.path), *name.split(), *arguments.split(), "--json"]
+        done = CliRunner().invoke(cli.app, command, prog_name="pgsieve")
+        assert done.exit_code == (1 if name == "engine status" else 0), (name, done.stdout, done.stderr)
+        result = json.loads(done.stdout)
+        if keys is None:
+            assert [each.keys() for each in result]
+        else:
+            assert result.keys() == keys, name
+
+
+def test_init_prints_json_too(publisher_server: EmbeddedServer, tmp_path: Path) -> None:
+    with psycopg.connect(publisher_server.conninfo(), autocommit=True) as admin:
+        admin.execute("create database init_json")
+        conninfo = publisher_server.conninfo(dbname="init_json")
+        with psycopg.connect(conninfo, autocommit=True) as owner:
+            owner.execute("create table t (a int primary key); create publication p for table t")
+        command = ["-c", str(tmp_path / "pgsieve.yaml"), "init", "--conninfo", conninfo, "--json"]
+        done = CliRunner().invoke(cli.app, command, prog_name="pgsieve")
+        admin.execute("drop database init_json with (force)")
+    assert done.exit_code == 0, done.stderr
+    assert json.loads(done.stdout).keys() == {"config", "statements", "variable", "role", "validation"}
+
+
+@pytest.mark.parametrize("arguments", ["demo --ui --json", "status --prometheus --json"])
+def test_what_has_another_format_refuses_it(arguments: str) -> None:
+    done = CliRunner().invoke(cli.app, arguments.split(), prog_name="pgsieve")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "`--json`" in done.stderr
