@@ -124,14 +124,24 @@ def replica_tables_asset(
                 tell(result)
         took, behind = monotonic() - begin, measured_freshness(subscription, lake)
         states, checks = TableStates(lake, subscription.name).newest(), list[dg.AssetCheckResult]()
+        told = [
+            name
+            for name in chosen
+            if (state := states.get(name)) is not None
+            and state.state == SyncState.READY
+            and (not everything or is_changed(name, result, before))
+        ]
+        with lake.one_moment(*(lake.replica(subscription.name, *name) for name in told)):
+            metadata = {
+                name: _metadata(lake, subscription, tables[name], result, states[name]) for name in told
+            }
         for name, key in chosen.items():
             state = states.get(name)
             if state is None or state.state != SyncState.READY:
                 context.log.error(f"{quote_qualified(*name)} is {_meaning(state)}: {_reason(state)}")
                 checks.append(check_of_state(key, state))
-            elif not everything or is_changed(name, result, before):
-                metadata = _metadata(lake, subscription, tables[name], result, state)
-                yield dg.MaterializeResult(asset_key=key, metadata={**metadata, **lag(behind)})
+            elif name in metadata:
+                yield dg.MaterializeResult(asset_key=key, metadata={**metadata[name], **lag(behind)})
                 checks += [check_of_state(key, state), check_of_freshness(key, subscription, behind)]
         report_checks(context.instance, checks)
         if with_cut and result.cut and not problems(subscription, lake):

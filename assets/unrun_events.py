@@ -101,15 +101,15 @@ def report_cut(
     Rarely, as each time Dagster's records grow: where a fourth of `freshness` has passed since the last time, the cut is
     another one, or a table has another state. `behind` is how far the replicas are behind, where the caller knows.
     """
-    cut = Cuts(lake, subscription.name).last()
-    if cut is None:
-        return
+    cuts, states_of = Cuts(lake, subscription.name), TableStates(lake, subscription.name)
+    record = SubscriptionRecord(lake, subscription.name)
+    with lake.one_moment(cuts.path, states_of.path, record.path):
+        cut = cuts.last()
+        if cut is None:
+            return
+        states, whole = states_of.newest(), record.state()
     key = naming.key(of_subscription(subscription, AssetKind.CUT))
     version = data_version(cut)
-    states, whole = (
-        TableStates(lake, subscription.name).newest(),
-        SubscriptionRecord(lake, subscription.name).state(),
-    )
     state = check_of_states(key, states, whole)
     if _is_reported(dagster, subscription, state, version):
         return

@@ -27,11 +27,13 @@ from pgsieve.assets.steps.apply.replica_tables import ApplyResult, apply, tables
 from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
 from pgsieve.assets.steps.initial_sync.one_table import Copied
 from pgsieve.assets.steps.operations.registration import Registration
+from pgsieve.assets.steps.records.catalogs import Catalogs
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.cuts import Cuts
+from pgsieve.assets.steps.records.feed import FeedRecord
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord, disabled_error
 from pgsieve.assets.steps.records.table_states import SyncState, TableStates
-from pgsieve.assets.steps.records.transformed import TableChanges
+from pgsieve.assets.steps.records.transformed import TableChanges, Transformed
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.assets.steps.update_transformation.transform import transform
 from pgsieve.assets.translator import Naming
@@ -80,13 +82,34 @@ def run(config: Config, selected: Sequence[SubscriptionConfig], progress: Progre
     """
     declared = project(config)
     subscriptions, failures = [declared.subscriptions[s.name] for s in selected], Failures()
-    enabled = enabled_ones(declared, subscriptions, failures)
+    lake = declared.lake.open()
+    with lake.one_moment(*_asked_first(lake, subscriptions)):
+        enabled = enabled_ones(declared, subscriptions, failures)
     with instance(config) as dagster, sessions_kept():
-        results = failures.each(subscriptions, lambda s: Materializer(declared, s, dagster, progress))
+        with lake.one_moment(*_of_whole(lake, subscriptions)):
+            results = failures.each(subscriptions, lambda s: Materializer(declared, s, dagster, progress))
         for feed in declared.feeds_of(enabled):
             run_feed(feed, [r for r in results if r.subscription.feed.name == feed.name], failures)
         failures.each(results, Materializer.register)
         return RunSummary(summaries(results, failures), failures.listed())
+
+
+def _of_whole(lake: Lake, subscriptions: Sequence[Subscription]) -> list[str]:
+    """The tables of pgsieve's own that tell of subscriptions as a whole."""
+    return [
+        table.path for s in subscriptions for table in (Cuts(lake, s.name), SubscriptionRecord(lake, s.name))
+    ]
+
+
+def _asked_first(lake: Lake, subscriptions: Sequence[Subscription]) -> list[str]:
+    """The tables of pgsieve's own that a run asks, whatever there is to do: on an object store they are opened side by side."""
+    states = [each(lake, s.name).path for s in subscriptions for each in (TableStates, Transformed)]
+    feeds = {s.feed.name: s.feed for s in subscriptions}.values()
+    return [
+        *_of_whole(lake, subscriptions),
+        *states,
+        *(each(lake, feed).path for feed in feeds for each in (ChangeLog, Catalogs, FeedRecord)),
+    ]
 
 
 def enabled_ones(
@@ -376,7 +399,10 @@ class Materializer:
         Also where an error has just disabled the subscription: what committed before is transformed, and applied. What is set
         aside has nothing to apply, but the run has to end as failed.
         """
-        stale = tables_beyond_cut(self.subscription, self.lake) | set_aside(self.subscription, self.lake)
+        name = self.subscription.name
+        asked = [each(self.lake, name).path for each in (Cuts, Transformed, TableStates)]
+        with self.lake.one_moment(*asked):
+            stale = tables_beyond_cut(self.subscription, self.lake) | set_aside(self.subscription, self.lake)
         if not stale:
             return {}, {}
         published = published_tables(self.declared, [self.subscription])[self.subscription.name]
@@ -429,26 +455,27 @@ class Materializer:
 
     def summary(self) -> SubscriptionRun:
         """What was done."""
-        cut = Cuts(self.lake, self.subscription.name).last()
-        states = TableStates(self.lake, self.subscription.name).newest().values()
+        name = self.subscription.name
+        cuts, states_of = Cuts(self.lake, name), TableStates(self.lake, name)
+        record, change_log = SubscriptionRecord(self.lake, name), ChangeLog(self.lake, self.subscription.feed)
+        with self.lake.one_moment(cuts.path, states_of.path, record.path, change_log.path):
+            cut, states, state = cuts.last(), states_of.newest().values(), record.state()
+            position = change_log.position() or 0
+            cut_version = self.lake.records.version(cuts.path) if cut else None
         problems = tuple(
             f"{quote_qualified(*s.name)} is {s.state.meaning}: {s.reason}"
             for s in states
             if s.reason and s.state not in {SyncState.READY, SyncState.REMOVED}
         )
-        state = SubscriptionRecord(self.lake, self.subscription.name).state()
         if not state.enabled:
             problems += (str(disabled_error(self.subscription.name, state).message),)
-        position = ChangeLog(self.lake, self.subscription.feed).position() or 0
         return SubscriptionRun(
             name=self.subscription.name,
             copied=tuple(self.copied),
             tables=tuple(self.applied.values()),
             from_lsn=format_lsn(self.before.lsn if self.before else 0),
             to_lsn=format_lsn(max(position, cut.lsn if cut else 0)),
-            cut_version=self.lake.records.version(Cuts(self.lake, self.subscription.name).path)
-            if cut
-            else None,
+            cut_version=cut_version,
             changed=bool(self.copied or self.applied),
             problems=problems,
             notice=state.notice if state.notice != self.noticed else None,

@@ -76,24 +76,28 @@ def check_commits_are_kept(lake: str, store: Store, endpoint: str, *, record: bo
 
 def _pairs_told_apart(lake: str, folder: str, store: Store, endpoint: str) -> int:
     """How many pairs of commits met, and were told apart by the store."""
-    seen = 0
-    with ThreadPoolExecutor(2) as pool:
-        for number in range(_TRIED):
-            together = Barrier(2)
-            path = f"{folder}/{number}"
+    seen = tried = 0
+    with ThreadPoolExecutor(2 * _SEEN) as pool:
+        while seen < _SEEN and tried < _TRIED:
+            # Side by side: each pair takes some twenty requests, one after the other.
+            numbers = range(tried, min(tried + _SEEN - seen, _TRIED))
+            pairs = [
+                [pool.submit(_made, f"{folder}/{number}", store, together) for _ in range(2)]
+                for number, together in ((number, Barrier(2)) for number in numbers)
+            ]
             try:
-                ended = list(pool.map(lambda _: _made(path, store, together), range(2)))  # noqa: B023 - within the round
+                ends = [[writer.result() for writer in pair] for pair in pairs]
             except (DeltaError, OSError) as error:
                 if _UNKNOWN.search(str(error)):
                     why = "does not know If-None-Match on PUT"
                     raise UnsafeStoreError(lake, endpoint, why) from error
                 raise
-            if ended == [_Ended.MADE] * 2:
+            if [_Ended.MADE] * 2 in ends:
                 why = "does not keep If-None-Match on PUT: it took two objects of one name, and told both writers so"
                 raise UnsafeStoreError(lake, endpoint, why)
-            seen += sorted(e.name for e in ended) == [_Ended.MADE.name, _Ended.REFUSED.name]
-            if seen == _SEEN:
-                break
+            met = [_Ended.MADE.name, _Ended.REFUSED.name]
+            seen += sum(sorted(e.name for e in ended) == met for ended in ends)
+            tried += len(numbers)
     return seen
 
 

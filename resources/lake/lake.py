@@ -14,7 +14,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
 from threading import Lock
@@ -63,6 +63,7 @@ from pgsieve.resources.lake.delta.records import (
     quoted,
 )
 from pgsieve.resources.lake.delta.spark import SparkRecords
+from pgsieve.resources.lake.delta.tables import shared_tables
 from pgsieve.resources.lake.executors import Executors, SparkExecutors, Threads, cores_of
 from pgsieve.resources.lake.kept_commits import check_commits_are_kept
 from pgsieve.resources.lake.overrun import NewerVersionError, guarded
@@ -136,7 +137,10 @@ class Lake(LakePaths):
         #: Who writes many rows that no Spark expression has to see.
         self.executors: Executors = SparkExecutors(session) if threads is None else Threads(threads)
         #: delta-rs, where it reaches the lake and may write there.
-        self.local: LocalRecords | None = LocalRecords(self.store) if storage.by_delta_rs else None
+        self._tables = shared_tables(self.store.options)
+        self.local: LocalRecords | None = (
+            LocalRecords(self.store, self._tables) if storage.by_delta_rs else None
+        )
         self.records: Records = NamedRecords(self.local or SparkRecords(session), self.refusing)
         self._small_bytes = small_bytes
         #: Whether the user has deletion vectors in large tables.
@@ -241,13 +245,22 @@ class Lake(LakePaths):
             try:
                 return act(item)
             finally:
-                self._lend_tables()
+                self.lend_tables()
 
-        self._lend_tables()
+        self.lend_tables()
         with ThreadPoolExecutor(threads) as pool:
             return list(pool.map(one, items))
 
-    def _lend_tables(self) -> None:
+    def one_moment(self, *paths: str) -> AbstractContextManager[None]:
+        """Within the block this thread asks each table of an object store once which version is its newest.
+
+        Of those at `paths` all at once, and now. Nothing is written to them within the block, and nothing is decided in it that a
+        version committed meanwhile must not outlive: who writes afterwards looks again.
+        """
+        return nullcontext() if self.local is None else self._tables.one_moment(paths)
+
+    def lend_tables(self) -> None:
+        """Leave the tables that this thread holds open to others: it has finished with its work."""
         if self.local is not None:
             self.local.lend_tables()
 

@@ -10,8 +10,10 @@ import signal
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import takewhile
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from urllib.parse import unquote
 
 import psycopg
 import pyarrow as pa
@@ -365,6 +367,18 @@ def test_a_store_that_may_lose_commits_is_refused_before_anything_is_there(
         shop.write()
         assert shop("run")[0] == 0, shop.log
         assert any("_commits_tried" in path for _, path, _ in shop.proxy.answered) is tried
+    shop.settle()
+
+
+@pytest.mark.parametrize("shop", ["process"], indirect=True)
+def test_a_store_that_is_far_away_is_asked_little_for_each_table_of_a_first_copy(shop: Shop) -> None:
+    for number in range(6):
+        shop.publish(f"more{number}")
+    assert shop("run")[0] == 0, shop.log
+    copying = takewhile(lambda a: a[0] != "PUT" or "/_transformed/" not in a[1], shop.proxy.answered)
+    of_tables = [path for _, path, _ in copying if "/public/" in unquote(path)]
+    # A look at a table that is held open is two requests, as is one at none; opening one is four, writing a new one ten.
+    assert len(of_tables) <= 24 * len(shop.tables)
     shop.settle()
 
 

@@ -282,6 +282,9 @@ def test_via_the_root_rows_are_found_by_the_key_of_the_root(scenario: Scenario, 
     scenario.check(expect={"tab1": ["1|w", "2|yy", "3|"]})
 
 
+@pytest.mark.parametrize(
+    "scenario", ["process", pytest.param("s3_threads", marks=pytest.mark.long)], indirect=True
+)
 def test_via_the_root_a_partition_with_another_identity_sends_what_finds_no_row(scenario: Scenario) -> None:
     scenario.publisher(
         "CREATE TABLE tab (a int PRIMARY KEY, b int NOT NULL, c text) PARTITION BY LIST (a);"

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from threading import Semaphore
 from typing import Any
 
 import psycopg
@@ -37,6 +38,7 @@ from pgsieve.decoding.wording import counted
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.delta.errors import LakeError
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.stores.storage import is_uri
 from pgsieve.resources.postgres.origins import subscribed_tables
 from pgsieve.resources.postgres.present_catalog import present_catalog
 from pgsieve.resources.postgres.snapshot import (
@@ -53,6 +55,8 @@ _ATTEMPTS, _PAUSE_SECONDS = 5, 1.0
 _LOOK_SECONDS = 0.1
 #: From this size on a line of progress tells it.
 _TOLD_BYTES = 1024**2
+#: The tables that are copied at the same time to an object store: most of the time each waits for an answer of it.
+_TABLES_FAR_AWAY = 8
 
 
 def tables_to_copy(subscription: Subscription, lake: Lake) -> list[Name]:
@@ -235,16 +239,20 @@ def _copy_batch(
     copied: list[Copied] = []
     faults: dict[Name, PgsieveError] = {}
     published: list[Name] = list(names)
+    # Each that reads has a session of the publisher's, of which a role may have few; what is written waits for the lake.
+    reading = Semaphore(PARALLEL_TABLES)
 
     def one(table: PlannedTable) -> None:
         name = (table.replicated.table.schema, table.replicated.table.name)
         try:
-            outcome = copy_table(subscription, lake, table, conninfo, snapshot, log)
+            outcome = copy_table(subscription, lake, table, conninfo, snapshot, log, reading)
         except PgsieveError as error:
             if not passes(error):
                 raise
             faults[name] = error
             return
+        finally:
+            lake.lend_tables()
         copied.append(outcome)
         log(_described(outcome, table.chunks.bytes))
 
@@ -287,7 +295,7 @@ def _copy_batch(
             ]
             TableStates(lake, subscription.name).append([*states.values(), *waiting])
             reach(Failpoint.COPY_PLANNED)
-            with ThreadPoolExecutor(PARALLEL_TABLES) as pool:
+            with ThreadPoolExecutor(_TABLES_FAR_AWAY if is_uri(lake.uri) else PARALLEL_TABLES) as pool:
                 copying = [pool.submit(one, table) for table in planned]
                 try:
                     for each in copying:

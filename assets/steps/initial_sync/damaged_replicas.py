@@ -1,5 +1,7 @@
 """Room for a copy where the replica is damaged: its log is taken away, and the cuts that would name other rows."""
 
+from dataclasses import dataclass
+
 from pgsieve.assets.steps.records.cuts import Cuts
 from pgsieve.assets.steps.records.failures import reason
 from pgsieve.assets.steps.records.table_states import Name
@@ -8,23 +10,41 @@ from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.maintenance import maintenance
 
 
-def make_room(subscription: str, lake: Lake, name: Name, generation: int) -> None:
-    """Let a copy replace a damaged replica: take away logs that cannot be read, and cuts of versions to come.
+@dataclass(frozen=True)
+class Damage:
+    """What is in the way of a copy: logs that cannot be read, and whether there are cuts of versions to come."""
+
+    logs: tuple[str, ...] = ()
+    of_cuts: bool = False
+
+
+def damage_of(subscription: str, lake: Lake, name: Name, generation: int) -> Damage:
+    """What is in the way of a copy of a table.
 
     The change history of this generation, which goes on after the copy, is begun anew where its log is unreadable. A
-    table begun anew, or put back, counts versions again that cuts have named: those cuts would name other rows. Data
-    files stay until they are vacuumed. Raises LakeError where a log cannot be taken away.
+    table begun anew, or put back, counts versions again that cuts have named: those cuts would name other rows.
     """
-    path, history = lake.replica(subscription, *name), lake.changes(subscription, *name, generation)
-    version, of_history = (_version(lake, each) for each in (path, history))
+    paths = lake.replica(subscription, *name), lake.changes(subscription, *name, generation)
+    versions = {path: _version(lake, path) for path in paths}
+    version = versions[paths[0]]
     newest = -1 if version is None else version
-    if any(cut.tables.get(name, -1) > newest for cut in Cuts(lake, subscription).kept()):
+    return Damage(
+        tuple(path for path, readable in versions.items() if readable is None),
+        any(cut.tables.get(name, -1) > newest for cut in Cuts(lake, subscription).kept()),
+    )
+
+
+def make_room(subscription: str, lake: Lake, damage: Damage) -> None:
+    """Let a copy replace a damaged replica; its data files stay until they are vacuumed.
+
+    Raises LakeError where a log cannot be taken away.
+    """
+    if damage.of_cuts:
         kept = Cuts(lake, subscription).path
         with lake.refusing(kept):
             again_after_conflict(lambda: maintenance(lake, kept).delete("true"))()
-    for each, readable_version in ((path, version), (history, of_history)):
-        if readable_version is None:
-            lake.remove_log(each)
+    for path in damage.logs:
+        lake.remove_log(path)
 
 
 def _version(lake: Lake, path: str) -> int | None:

@@ -7,6 +7,7 @@ what passes by itself, and what is the lake's fault.
 import json
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,7 +15,7 @@ import pyarrow as pa
 from pyspark.sql import Observation
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
-from pgsieve.assets.steps.initial_sync.damaged_replicas import make_room
+from pgsieve.assets.steps.initial_sync.damaged_replicas import Damage, damage_of, make_room
 from pgsieve.assets.steps.initial_sync.rows import (
     ReplicaColumn,
     copied_batches,
@@ -23,8 +24,9 @@ from pgsieve.assets.steps.initial_sync.rows import (
     read_again,
     replica_schema,
 )
-from pgsieve.assets.steps.log import Log, quiet
+from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.observed import observed
+from pgsieve.assets.steps.records.cuts import Cuts
 from pgsieve.assets.steps.records.failures import reason
 from pgsieve.assets.steps.subscription import (
     Subscription,
@@ -113,11 +115,12 @@ def copy_table(
     planned: PlannedTable,
     conninfo: Conninfo,
     snapshot: Snapshot,
-    log: Log = quiet,
+    log: Log,
+    reading: AbstractContextManager[object],
 ) -> Copied:
     """Copy a table at a snapshot; a problem of its own, or another process that copied it later, stands in the result.
 
-    `log` hears every half minute how far it is.
+    `log` hears every half minute how far it is. `reading` is held while the publisher is read.
     """
     started = time.monotonic()
     replicated, table = planned.replicated, planned.replicated.table
@@ -128,20 +131,22 @@ def copy_table(
         # Without copy_data a table that comes back goes on from the rows it has.
         kept = not subscription.copy_data and lake.records.exists(path)
         if not kept:
-            make_room(subscription.name, lake, (table.schema, table.name), planned.generation)
-            _refuse_later(subscription, lake, path, table, snapshot)
             chunks = planned.chunks if subscription.copy_data else Chunks([], 0)
             columns = [ReplicaColumn(name, t, name in replicated.key) for name, t in types.items()]
+            way = _way(subscription, lake, planned, snapshot, chunks.bytes, columns)
             with refusing(subscription.feed.source.name, f'copy table "{table.qualified}"'):
                 properties = subscription.layout.of((table.schema, table.name)).delta()
                 progress = Progress(table.qualified, len(chunks.queries), chunks.bytes, log)
-                rows = _write_copy(lake, path, chunks, conninfo, snapshot, columns, properties, progress)
+                rows = _write_copy(
+                    lake, path, way, chunks, conninfo, snapshot, columns, properties, progress, reading
+                )
                 # A table that was there before kept its own.
                 if properties:
                     again_after_conflict(lake.set_properties)(path, properties)
             reach(Failpoint.TABLE_COPIED)
-            overrun = is_beyond(lake, path, snapshot.lsn)
-        version = lake.records.version(path)
+        standing = lake.records.standing(path)
+        overrun = not kept and (standing.position or 0) > snapshot.lsn
+        version = standing.version
     except OverrunError:
         overrun = True
     except PgsieveError as error:
@@ -163,6 +168,39 @@ def copy_table(
 def is_beyond(lake: Lake, path: str, lsn: int) -> bool:
     """Whether a replica holds more than what committed before an LSN."""
     return (lake.records.position(path) or 0) > lsn
+
+
+def _way(
+    subscription: Subscription,
+    lake: Lake,
+    planned: PlannedTable,
+    snapshot: Snapshot,
+    size: int,
+    columns: Sequence[ReplicaColumn],
+) -> Way:
+    """Who writes the copy, once there is room for it; raises OverrunError and PgsieveError where it is not to be written.
+
+    What is looked at here is of one moment: who has written since then is found by the copy's commit.
+    """
+    table, schema = planned.replicated.table, replica_schema(columns)
+    name = table.schema, table.name
+    path, history = (
+        lake.replica(subscription.name, *name),
+        lake.changes(subscription.name, *name, planned.generation),
+    )
+
+    def decided() -> Way:
+        _refuse_later(subscription, lake, path, table, snapshot)
+        _check_names(columns)
+        return lake.way(path, schema.names, size, lambda: schema, overwrite=True)
+
+    with lake.one_moment(path, history, Cuts(lake, subscription.name).path):
+        damage = damage_of(subscription.name, lake, name, planned.generation)
+        if damage == Damage():
+            return decided()
+    make_room(subscription.name, lake, damage)
+    with lake.one_moment():
+        return decided()
 
 
 def _refuse_later(
@@ -204,24 +242,26 @@ def _check_names(columns: Sequence[ReplicaColumn]) -> None:
 def _write_copy(
     lake: Lake,
     path: str,
+    way: Way,
     chunks: Chunks,
     conninfo: Conninfo,
     snapshot: Snapshot,
     columns: Sequence[ReplicaColumn],
     properties: Mapping[str, str],
     progress: "Progress",
+    reading: AbstractContextManager[object],
 ) -> int:
     """Replace the replica by the rows at the snapshot; how many there are. `properties` are Delta's, of a new replica."""
-    _check_names(columns)
     schema = replica_schema(columns)
-    match lake.way(path, schema.names, chunks.bytes, lambda: schema, overwrite=True):
+    match way:
         case Way.IN_PROCESS:
             assert lake.local is not None
-            batches = [
-                batch
-                for query in chunks.queries
-                for batch in read_again(partial(copied_batches, conninfo, snapshot.name, query, columns))
-            ]
+            with reading:
+                batches = [
+                    batch
+                    for query in chunks.queries
+                    for batch in read_again(partial(copied_batches, conninfo, snapshot.name, query, columns))
+                ]
             copied = pa.Table.from_batches(batches, schema)
             with lake.refusing(path):
                 lake.local.write(
@@ -236,20 +276,21 @@ def _write_copy(
         case Way.FILES:
             size = lake.file_bytes(path, properties)
             queries = chunks.queries
-            written = partial(
-                copied_files,
-                *(
-                    lake.executors,
-                    conninfo,
-                    snapshot.name,
-                    queries,
-                    columns,
-                    path,
-                    lake.store,
-                    size,
-                    progress.hear,
-                ),
-            )
+
+            def written() -> pa.Table:
+                with reading:
+                    return copied_files(
+                        lake.executors,
+                        conninfo,
+                        snapshot.name,
+                        queries,
+                        columns,
+                        path,
+                        lake.store,
+                        size,
+                        progress.hear,
+                    )
+
             files = lake.commit_files(
                 written,
                 path,
@@ -261,7 +302,8 @@ def _write_copy(
             )
             return sum(json.loads(file["stats"])["numRecords"] for file in files)
         case Way.SPARK:
-            return _copy_by_spark(lake, path, chunks, conninfo, snapshot, columns, properties)
+            with reading:
+                return _copy_by_spark(lake, path, chunks, conninfo, snapshot, columns, properties)
 
 
 def _copy_by_spark(

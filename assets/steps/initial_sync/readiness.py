@@ -61,15 +61,15 @@ def settle(
 ) -> set[Name]:
     """Call ready what an earlier run has copied: the replica holds the snapshot that its state announced."""
     states = TableStates(lake, subscription.name).newest()
-    complete = [
-        replace(state, state=SyncState.READY)
-        for name, state in states.items()
-        if name in names
-        and is_announced(state)
-        and state.definition is not None
-        and _holds(lake, lake.replica(subscription.name, *name), state.lsn)
-        and not state.definition.layout.is_rewritten(catalog)
-    ]
+    paths = {n: lake.replica(subscription.name, *n) for n in names if is_announced(states.get(n))}
+    with lake.one_moment(*paths.values()):
+        complete = [
+            replace(states[name], state=SyncState.READY)
+            for name, path in paths.items()
+            if (definition := states[name].definition) is not None
+            and _holds(lake, path, states[name].lsn)
+            and not definition.layout.is_rewritten(catalog)
+        ]
     ready = declare(subscription, lake, complete).ready
     for state in ready:
         log(f"{quote_qualified(*state.name)} was copied at {format_lsn(state.lsn)} by an earlier run")
@@ -115,9 +115,10 @@ def declare(subscription: Subscription, lake: Lake, states: Sequence[TableState]
     def finish() -> None:
         base = max(lake.records.standing(TableStates(lake, name).path).version, 0)
         paths = {s.name: lake.replica(name, *s.name) for s in states}
-        overrun[:] = [
-            s.name for s in states if s.state == SyncState.READY and is_beyond(lake, paths[s.name], s.lsn)
-        ]
+        with lake.one_moment(*paths.values()):
+            overrun[:] = [
+                s.name for s in states if s.state == SyncState.READY and is_beyond(lake, paths[s.name], s.lsn)
+            ]
         finished = [
             replace(s, state=SyncState.FINISHED_COPY) if s.state == SyncState.READY else s for s in states
         ]

@@ -133,14 +133,15 @@ class TableStates:
 
         They are read again only where the table has another version: a step asks several times, and rarely has one changed.
         """
-        # Asked first: what is written meanwhile has a later version, and is read again.
-        stamp = self.lake.records.stamp(self.path)
-        if stamp is None:
-            return self._states()
-        read = _read.get(self.path)
-        if read is None or read[0] != stamp:
-            read = _read[self.path] = stamp, self._states()
-        return dict(read[1])
+        with self.lake.one_moment():
+            # Asked first: what is written meanwhile has a later version, and is read again.
+            stamp = self.lake.records.stamp(self.path)
+            if stamp is None:
+                return self._states()
+            read = _read.get(self.path)
+            if read is None or read[0] != stamp:
+                read = _read[self.path] = stamp, self._states()
+            return dict(read[1])
 
     def _states(self) -> dict[Name, TableState]:
         states: dict[Name, Mapping[str, Any]] = {}

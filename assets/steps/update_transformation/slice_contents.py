@@ -51,9 +51,12 @@ def slices_to_read(
     reads what the publisher sent. None: the slot was not read for it at that time.
     """
     feed, name = subscription.feed, subscription.name
-    altered = AlteredSlices(lake, feed).ends(name, ChangeLog(lake, feed).position() or 0)
     published = replace(subscription, feed=as_published(feed, name))
-    appended = lake.records.slices(ChangeLog(lake, feed).path, after=after)
+    with lake.one_moment():
+        # In this order: a slice is in `altered` before it is in the change log.
+        durable = ChangeLog(lake, feed).position() or 0
+        altered = AlteredSlices(lake, feed).ends(name, durable)
+        appended = lake.records.slices(ChangeLog(lake, feed).path, after=after)
     for end in sorted({*appended, *(end for end in altered if end > after)}):
         if end in altered:
             yield end, published, present

@@ -2,14 +2,16 @@
 
 In: paths, and the store with its options. Out: tables at their newest version. In a folder opening a table costs several
 times what a commit costs, and two looks at its log tell whether one that is open is still the newest. On an object store
-opening it takes several requests, one after the other, and bringing it up to date one or two. Each thread has tables of its
-own, as delta-rs changes the one that it commits with; one that has finished with its work leaves them to others
-(`Tables.lend`). Raises what delta-rs does.
+opening it takes several requests, one after the other, and bringing it up to date two. So who asks several things before it
+writes asks them of one moment there (`Tables.one_moment`). Each thread has tables of its own, as delta-rs changes the one that
+it commits with; one that has finished with its work leaves them to others (`Tables.lend`). Raises what delta-rs does.
 """
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -23,6 +25,8 @@ from pgsieve.resources.lake.stores.store import Store
 
 #: So many tables of folders a thread holds open, and so many wait for a thread: one takes up to a megabyte.
 _HELD = 128
+#: So many tables are looked at side by side: each look waits for answers.
+_LOOKS = 8
 
 #: What tells a file from another one of its name.
 Stamp = tuple[int, int, int]
@@ -85,15 +89,58 @@ class Tables:
             return self.open_if_any(path) is not None
         return Path(path, "_delta_log").is_dir() and DeltaTable.is_deltatable(path)
 
+    @contextmanager
+    def one_moment(self, paths: Collection[str] = ()) -> Iterator[None]:
+        """Within the block this thread looks at a table of an object store once: at those of `paths` now, side by side.
+
+        So what is planned within it is of one moment, and whoever commits afterwards looks again. Nothing is written within
+        the block. In a folder, where a look costs nothing, there is no difference. A look that fails raises when it is asked for.
+        """
+        outer = self._seen()
+        if outer is None:
+            self._threads.seen = {}
+        try:
+            self._look_at([path for path in dict.fromkeys(paths) if is_uri(path)])
+            yield
+        finally:
+            if outer is None:
+                self._threads.seen = None
+
+    def _look_at(self, paths: Collection[str]) -> None:
+        """Look at tables that were not looked at in this moment, each in a thread of its own."""
+        seen, mine = self._seen(), self._mine()
+        assert seen is not None
+        paths = [path for path in paths if path not in seen]
+        if len(paths) < 2:
+            return  # It is looked at where it is asked for.
+        with self._lock:
+            self._idle.update({path: mine.pop(path) for path in paths if path in mine})
+
+        def look(path: str) -> "_Held | Exception | None":
+            try:
+                self.open_if_any(path)
+            except Exception as error:  # noqa: BLE001 - of whoever asks for the table
+                return error
+            return self._mine().pop(path, None)
+
+        with ThreadPoolExecutor(min(_LOOKS, len(paths)), "pgsieve-look") as pool:
+            seen |= zip(paths, pool.map(look, paths), strict=True)
+        mine |= {path: held for path, held in seen.items() if path in paths and isinstance(held, _Held)}
+
     def open_if_any(self, path: str) -> DeltaTable | None:
         """The newest version of a table; None where there is none."""
         if (held := self._held(path)) is not None:
             return held.table
+        seen = self._seen()
+        if seen is not None and path in seen:
+            return None
         if not is_uri(path):
             return self._opened(path) if self.exists(path) else None
         try:
             return self._opened(path)
         except TableNotFoundError:
+            if seen is not None:
+                seen[path] = None
             return None
 
     def open(self, path: str) -> DeltaTable:
@@ -103,7 +150,11 @@ class Tables:
 
     def _held(self, path: str) -> _Held | None:
         """One that this thread holds open, or nobody, at its newest version; None where there is none."""
-        mine = self._mine()
+        seen, mine = self._seen(), self._mine()
+        if seen is not None and path in seen:
+            if isinstance(known := seen[path], Exception):
+                raise known
+            return known
         held = mine.pop(path, None)
         if held is None:
             with self._lock:
@@ -111,12 +162,14 @@ class Tables:
         if held is None or not held.follows(path):
             return None
         mine[path] = held
+        self._note(path, held)
         return held
 
     def _opened(self, path: str) -> DeltaTable:
         held, mine = _Held(DeltaTable(path, storage_options=self.options)), self._mine()
         if is_uri(path) or held.is_seen(path):
             mine[path] = held
+            self._note(path, held)
             if not is_uri(path) and len(mine) > _HELD:
                 mine.popitem(last=False)
         return held.table
@@ -124,6 +177,8 @@ class Tables:
     def lend(self) -> None:
         """Leave what this thread holds open to whoever asks next: it works with none of them at the moment."""
         mine = self._mine()
+        if seen := self._seen():
+            seen.clear()
         with self._lock:
             self._idle.update(mine)
             while len(self._idle) > _HELD:
@@ -159,8 +214,20 @@ class Tables:
         """The tables that this thread holds open."""
         if getattr(self._threads, "removals", None) != self._removals:
             self._threads.tables, self._threads.removals = OrderedDict[str, _Held](), self._removals
+            if seen := getattr(self._threads, "seen", None):
+                seen.clear()
         tables: OrderedDict[str, _Held] = self._threads.tables
         return tables
+
+    def _seen(self) -> "dict[str, _Held | Exception | None] | None":
+        """What this thread has seen in the moment that it is in: tables, none at a path, errors; None where it is in none."""
+        self._mine()  # What was removed is not there any more.
+        seen: dict[str, _Held | Exception | None] | None = getattr(self._threads, "seen", None)
+        return seen
+
+    def _note(self, path: str, held: _Held) -> None:
+        if is_uri(path) and (seen := self._seen()) is not None:
+            seen[path] = held
 
 
 def _stamp(path: str, version: int) -> Stamp | None:

@@ -6,12 +6,21 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from pgsieve.resources.lake.delta.delta_rs import LocalRecords
+from pgsieve.resources.lake.stores.store import Store
 from tests.fixtures.s3_proxy import S3Proxy, s3_proxy
 from tests.fixtures.s3_server import S3Server
+
+#: What a process has told, and which paths it has asked the store for.
+_Step = tuple[Any, list[str]]
 
 _ROOT = Path(__file__).resolve().parents[4]
 #: A process of its own: while delta-rs waits for an answer it keeps Python's lock, which the proxy needs.
@@ -41,6 +50,72 @@ look()
 lake().records.append(path, pa.table({"id": [3]}), 4)
 look()
 """
+#: Tables are there, and one is not; what is seen of them in one moment, and after another process has written.
+_MOMENT = """
+import json, sys, time
+import pyarrow as pa
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.stores.storage import Storage
+
+storage = Storage.of(sys.argv[1], json.loads(sys.argv[2]))
+paths = [f"{storage.address}/t{number}" for number in range(9)]
+lake = Lake(storage.address, None, storage=storage)
+for path in paths[:8]:
+    lake.records.append(path, pa.table({"id": [1]}), 1)
+
+def tell(told):
+    print(json.dumps(told), flush=True)
+    return sys.stdin.readline()
+
+def seen():
+    return [lake.records.standing(path).position if lake.records.exists(path) else None for path in paths]
+
+tell(None)
+began = time.monotonic()
+with lake.one_moment(*paths):
+    took = time.monotonic() - began
+    tell([took, seen()])
+    tell(seen())  # Another has written.
+tell(seen())
+lake.records.append(paths[0], pa.table({"id": [3]}), 3)
+with lake.one_moment():
+    tell(seen())
+"""
+
+
+@contextmanager
+def _program(text: str, folder: str, server: S3Server, proxy: S3Proxy) -> Iterator[Callable[[], _Step]]:
+    """A process that tells something and waits; each call is one step of it: what it tells, and the paths that it has asked for."""
+    options = json.dumps({**server.storage, "endpoint": proxy.url})
+    program = subprocess.Popen(
+        [sys.executable, "-c", text, folder, options],
+        cwd=_ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    to, of = program.stdin, program.stdout
+    assert to is not None
+    assert of is not None
+    waiting = False
+
+    def step() -> _Step:
+        nonlocal waiting
+        if waiting:
+            to.write("\n")
+            to.flush()
+        waiting = True
+        told = json.loads(of.readline())
+        _settle(proxy)
+        asked = [path for _, path, _ in proxy.answered]
+        proxy.answered.clear()
+        return told, asked
+
+    try:
+        yield step
+    finally:
+        program.kill()
+        program.communicate()
 
 
 def _settle(proxy: S3Proxy) -> None:
@@ -55,26 +130,33 @@ def _settle(proxy: S3Proxy) -> None:
 def test_another_object_for_the_same_lake_asks_only_for_what_is_new(
     s3_server: S3Server, s3_folder: str
 ) -> None:
-    with s3_proxy(s3_server.url) as proxy:
-        options = json.dumps({**s3_server.storage, "endpoint": proxy.url})
-        program = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM, s3_folder, options],
-            cwd=_ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert program.stdin is not None
-        assert program.stdout is not None
-        looks, asked = [], []
-        for _ in range(3):
-            looks.append(json.loads(program.stdout.readline()))
-            _settle(proxy)
-            asked.append([path for _, path, _ in proxy.answered])
-            proxy.answered.clear()
-            program.stdin.write("\n")
-            program.stdin.flush()
-        program.communicate()
-    assert looks == [[[0, 1, 2], 3], [[0, 1, 2], 3], [[0, 1, 2, 3], 4]]
+    with s3_proxy(s3_server.url) as proxy, _program(_PROGRAM, s3_folder, s3_server, proxy) as step:
+        looks, asked = zip(*(step() for _ in range(3)), strict=True)
+    assert looks == ([[0, 1, 2], 3], [[0, 1, 2], 3], [[0, 1, 2, 3], 4])
     assert not [path for path in asked[1] if path.endswith((".json", ".parquet"))]
     assert len(asked[1]) <= 4
+
+
+@pytest.mark.slow
+def test_within_one_moment_each_table_is_looked_at_once_and_all_side_by_side(
+    s3_server: S3Server, s3_folder: str
+) -> None:
+    with s3_proxy(s3_server.url) as proxy, _program(_MOMENT, s3_folder, s3_server, proxy) as step:
+        step()
+        proxy.delay = 0.3
+        (took, seen), asked = step()
+        proxy.delay = 0
+        assert seen == [*[1] * 8, None]
+        # Each look is two requests, one after the other.
+        assert took < 8 * 2 * 0.3 / 2
+        assert len([path for path in asked if path.endswith("_last_checkpoint")]) == 9
+        assert len([path for path in asked if "list-type=2" in path]) == 9
+        for name, position in (("t0", 2), ("t8", 1)):
+            table = pa.table({"id": [2]})
+            LocalRecords(Store(tuple(s3_server.delta_rs.items()))).append(
+                f"{s3_folder}/{name}", table, position
+            )
+        assert step() == ([*[1] * 8, None], [])
+        assert step()[0] == [2, *[1] * 7, 1]
+        # What this process has written, it sees.
+        assert step()[0] == [3, *[1] * 7, 1]
