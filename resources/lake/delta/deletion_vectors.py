@@ -30,7 +30,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
-from deltalake.exceptions import CommitFailedError
+from deltalake.exceptions import CommitFailedError, DeltaError
 from pyroaring import BitMap64
 
 #: The numbers of rows in a file.
@@ -76,21 +76,24 @@ class Marked:
 
 
 def deleted_rows(table: DeltaTable) -> dict[str, Rows]:
-    """The rows that are marked as deleted, by the names of their files from the table's folder."""
+    """The rows that are marked as deleted, by the names of their files from the table's folder; raises DeltaError."""
     vectors = pa.table(table.deletion_vectors().read_all())
-    root = table.table_uri.rstrip("/") + "/"
+    if not vectors.num_rows:
+        return {}
+    names = {unquote(path) for path in pa.table(table.get_add_actions())["path"].to_pylist()}
     deleted = {}
     for path, stays in zip(vectors["filepath"].to_pylist(), vectors["selection_vector"], strict=True):
-        deleted[_within(root, path)] = np.flatnonzero(~np.asarray(stays.values)).astype(np.int64)
+        deleted[_named(path, names)] = np.flatnonzero(~np.asarray(stays.values)).astype(np.int64)
     return deleted
 
 
-def _within(root: str, path: str) -> str:
-    """A file's path from the table's folder; `root` may be a path where the other is a URI."""
-    for prefix in (root, "file://" + root.removeprefix("file://")):
-        if path.startswith(prefix):
-            return path.removeprefix(prefix)
-    raise UnmarkableError(f"{path} is not within {root}")
+def _named(path: str, names: Collection[str]) -> str:
+    """Which of some files, named from the table's folder, is at a path, which delta-rs encodes as a URL."""
+    parts = unquote(path).split("/")
+    for first in range(len(parts) - 1, -1, -1):
+        if (name := "/".join(parts[first:])) in names:
+            return name
+    raise DeltaError(f"the log has a deletion vector for {path}, and no such file")
 
 
 def commit_marked(
