@@ -162,7 +162,7 @@ def test_faults_without_an_end_are_refused_and_set_nothing_aside(
         # The server's last words may be lost with the connection.
         assert "[57P01]" in pgsieve.log or "closed the connection" in pgsieve.log
         assert set(versions(pgsieve)) == set(TABLES)
-        assert "public.copied_3: 50 rows of" in pgsieve.log, "progress is told"
+        assert "public.copied_3: 50 rows copied in" in pgsieve.log, "progress is told"
         proxy.heal()
         settled(pgsieve, database)
         compare(pgsieve, database, "large", *TABLES)

@@ -234,8 +234,8 @@ def test_check_shows_the_keys_that_differ(capsys):
         ["sales", "public.items", "5", "5", "equal", "0/2F"],
         ["sales", "public.orders", "10", "9", "differs", "0/2F"],
         ["sales", "public.orders:", "differing", "keys", "(1),", "(7)"],
-        ["sales", "public.orders:", *["repaired,", "1", "rows", "written", "and", "1", "taken", "out"]],
-        ["1", "of", "2", "tables", "differ"],
+        ["sales", "public.orders:", *["repaired,", "1", "row", "written", "and", "1", "taken", "out"]],
+        ["1", "of", "2", "tables", "differs"],
     ]
     assert not report.equal
 
