@@ -23,8 +23,9 @@ from pgsieve.decoding.errors import PgsieveError
 from pgsieve.resources.lake.paths import OWN_FOLDER, escape
 from pgsieve.resources.lake.stores.store import Store
 
-#: So many pairs have to be told apart by the store; at most so many are tried.
-_SEEN, _TRIED = 8, 60
+#: So many pairs have to be told apart by the store, as one that only looks before it writes tells most of them apart; at most so
+#: many are tried, and so many at a time.
+_SEEN, _TRIED, _BESIDE = 24, 160, 8
 _SCHEMA = Schema.from_arrow(pa.schema([("number", pa.int64())]))
 #: What delta-rs says where there is a table before it comes to the commit.
 _EARLIER = "table already exists"
@@ -77,10 +78,10 @@ def check_commits_are_kept(lake: str, store: Store, endpoint: str, *, record: bo
 def _pairs_told_apart(lake: str, folder: str, store: Store, endpoint: str) -> int:
     """How many pairs of commits met, and were told apart by the store."""
     seen = tried = 0
-    with ThreadPoolExecutor(2 * _SEEN) as pool:
+    with ThreadPoolExecutor(2 * _BESIDE) as pool:
         while seen < _SEEN and tried < _TRIED:
             # Side by side: each pair takes some twenty requests, one after the other.
-            numbers = range(tried, min(tried + _SEEN - seen, _TRIED))
+            numbers = range(tried, min(tried + min(_BESIDE, _SEEN - seen), _TRIED))
             pairs = [
                 [pool.submit(_made, f"{folder}/{number}", store, together) for _ in range(2)]
                 for number, together in ((number, Barrier(2)) for number in numbers)
