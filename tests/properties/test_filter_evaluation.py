@@ -55,11 +55,14 @@ def one(evaluate: Callable[[pa.RecordBatch], pa.BooleanArray], row: pa.RecordBat
         return error.sqlstate or "none"
 
 
-def compare(sample: Sample, rows: pa.RecordBatch, batch: list[Candidate], tally: Tally) -> None:
+def compare(sample: Sample, rows: pa.RecordBatch, batch: list[Candidate], tally: Tally) -> int:
+    """Compare both sides; how many filters were left out, as the server fails for every row alike."""
+    left_out = 0
     expected = sample.verdicts([f"({item.text})" for item in batch])
     for item, truth in zip(batch, expected, strict=True):
         failing = any(map(fails, truth))
         if failing and len(set(truth)) == 1:
+            left_out += 1
             continue  # The planner computes constants before any row is read, and their error comes first.
         for row_filter in item.filters:
             described = f"{item.text!r}, read as {row_filter.expression!r}, tree {row_filter.tree}"
@@ -77,6 +80,7 @@ def compare(sample: Sample, rows: pa.RecordBatch, batch: list[Candidate], tally:
             tally.compared += 1
             tally.rows += len(result)
             tally.failing_rows += sum(map(fails, truth))
+    return left_out
 
 
 def test_random_filters_are_what_the_server_evaluates(sample: Sample, rows: pa.RecordBatch) -> None:
@@ -100,8 +104,10 @@ def test_what_is_known_to_be_difficult(sample: Sample, rows: pa.RecordBatch, tex
     candidates = [
         Candidate(text, [sample.parsed(sample.printed(text)), sample.parsed(text)]) for text in texts
     ]
-    compare(sample, rows, candidates, tally := Tally())
-    assert tally.compared == 2 * len(texts)
+    left_out = compare(sample, rows, candidates, tally := Tally())
+    # The rows are drawn: in some draws a filter fails for all of them.
+    assert left_out < len(texts) // 4
+    assert tally.compared == 2 * (len(texts) - left_out)
 
 
 def test_a_long_list_is_looked_up(sample: Sample, rows: pa.RecordBatch) -> None:

@@ -148,7 +148,10 @@ def empty_tally() -> Tally:
 
 
 def count_changes(batch: pa.RecordBatch, key: Sequence[str], tally: Tally) -> None:
-    """Add to a tally the changes by operation, the `key_changes`, and the columns that some change left out (`unchanged`)."""
+    """Add to a tally the changes by operation, the `key_changes`, and the columns that some change left out (`unchanged`).
+
+    Of the tuples only the columns of the key are looked at: without a key the batch needs none.
+    """
 
     def add(name: str, count: int) -> None:
         tally[name] = tally.get(name, 0) + count
@@ -162,7 +165,8 @@ def count_changes(batch: pa.RecordBatch, key: Sequence[str], tally: Tally) -> No
         # An old tuple of another replica identity has NULL there, which finds no row: the new key's is not changed.
         only_one = pc.xor(pc.is_null(old), pc.is_null(new))
         differs = pc.or_(differs, pc.or_(only_one, pc.fill_null(pc.not_equal(old, new), False)))
-    moves = pc.and_(pc.equal(batch.column("operation"), "update"), pc.is_valid(batch.column("old")))
-    add("key_changes", pc.sum(pc.and_(moves, differs)).as_py() or 0)
+    if key:
+        moves = pc.and_(pc.equal(batch.column("operation"), "update"), pc.is_valid(batch.column("old")))
+        add("key_changes", pc.sum(pc.and_(moves, differs)).as_py() or 0)
     left_out = pc.unique(pc.list_flatten(batch.column("unchanged"))).to_pylist()
     tally["unchanged"] = sorted({*tally.get("unchanged", ()), *left_out})

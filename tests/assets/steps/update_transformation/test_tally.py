@@ -47,3 +47,12 @@ def test_what_moves_a_row(
         count_changes(batch, ["a", "x"], tally)
     assert tally["key_changes"] == 2 * moves
     assert tally[operation] == 2
+
+
+def test_without_a_key_no_tuple_is_needed() -> None:
+    rows = {
+        "operation": ["insert", "update", "update"],
+        "unchanged": pa.array([[], ["t"], []], pa.list_(pa.string())),
+    }
+    count_changes(pa.RecordBatch.from_pydict(rows), (), tally := empty_tally())
+    assert tally == {"insert": 1, "update": 2, "key_changes": 0, "unchanged": ["t"]}
