@@ -167,6 +167,7 @@ def count_changes(batch: pa.RecordBatch, key: Sequence[str], tally: Tally) -> No
         differs = pc.or_(differs, pc.or_(only_one, pc.fill_null(pc.not_equal(old, new), False)))
     if key:
         moves = pc.and_(pc.equal(batch.column("operation"), "update"), pc.is_valid(batch.column("old")))
-        add("key_changes", pc.sum(pc.and_(moves, differs)).as_py() or 0)
+        differs = pc.and_(moves, differs)
+    add("key_changes", pc.sum(differs).as_py() or 0)
     left_out = pc.unique(pc.list_flatten(batch.column("unchanged"))).to_pylist()
     tally["unchanged"] = sorted({*tally.get("unchanged", ()), *left_out})

@@ -54,5 +54,6 @@ def test_without_a_key_no_tuple_is_needed() -> None:
         "operation": ["insert", "update", "update"],
         "unchanged": pa.array([[], ["t"], []], pa.list_(pa.string())),
     }
-    count_changes(pa.RecordBatch.from_pydict(rows), (), tally := empty_tally())
+    tally: dict[str, Any] = {}
+    count_changes(pa.RecordBatch.from_pydict(rows), (), tally)
     assert tally == {"insert": 1, "update": 2, "key_changes": 0, "unchanged": ["t"]}
