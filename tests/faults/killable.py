@@ -54,6 +54,10 @@ _processes.set_forkserver_preload(
 #: How commands end: a table is set aside, or a difference found; refused, with what to do; interrupted.
 FOUND, REFUSED, INTERRUPTED = 1, 2, 130
 
+#: All rows pass Spark, however few; with a local master threads of the run where these can. And these mark rows that go as deleted.
+NOT_SMALL = {"spark.pgsieve.smallBytes": "-1"}
+MARKING = NOT_SMALL | {"spark.pgsieve.rewrittenBytes": "-1"}
+
 TABLES = """
 CREATE TABLE checking (id int PRIMARY KEY, amount int NOT NULL);
 CREATE TABLE savings (id int PRIMARY KEY, amount int NOT NULL);

@@ -13,7 +13,7 @@ import pytest
 
 from pgsieve.resources.failpoints import Failpoint
 from pgsieve.resources.postgres.embedded import EmbeddedServer
-from tests.faults.killable import Site, site
+from tests.faults.killable import MARKING, NOT_SMALL, Site, site
 from tests.fixtures.s3_server import S3Server
 from tests.fixtures.spark_servers import connect_server, python_without_pgsieve
 
@@ -40,9 +40,6 @@ FIRST = (
 LATER = (*(point for point in Failpoint if point not in FIRST), f"{Failpoint.REPLICA_COMMITTED}:2")
 #: `make soak-hard-day` kills many more.
 KILLS = 12
-#: All rows pass Spark, however few; with a local master threads of the run where these can.
-NOT_SMALL = {"spark.pgsieve.smallBytes": "-1"}
-MARKING = NOT_SMALL | {"spark.pgsieve.rewrittenBytes": "-1"}
 
 
 def test_a_first_run_killed_at_each_failpoint_in_turn_is_made_good_by_the_next(

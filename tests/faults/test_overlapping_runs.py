@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from pgsieve.resources.postgres.embedded import EmbeddedServer
-from tests.faults.killable import Site, site
+from tests.faults.killable import MARKING, NOT_SMALL, Site, site
 
 pytestmark = pytest.mark.spark
 
@@ -26,9 +26,6 @@ COMMANDS = (
     ("resync", "accounts", "public.journal"),
     ("resync", "filtered", "public.orders"),
 )
-#: Every row passes as if there were many.
-NOT_SMALL = {"spark.pgsieve.smallBytes": "-1"}
-MARKING = NOT_SMALL | {"spark.pgsieve.rewrittenBytes": "-1"}
 #: The sessions that hold pgsieve's locks: they end as an idle one does behind a firewall.
 ROB = "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND granted"
 

@@ -32,7 +32,7 @@ from pgsieve.decoding.lsn import format_lsn
 from pgsieve.resources.lake.delta import deletion_vectors
 from pgsieve.resources.lake.delta.bounds import bounded_if_possible, writer_properties
 from pgsieve.resources.lake.delta.conforming import conformed
-from pgsieve.resources.lake.delta.deletion_vectors import Marked
+from pgsieve.resources.lake.delta.deletion_vectors import Marked, deleted_rows
 from pgsieve.resources.lake.delta.errors import DamagedTableError, OverrunError, commit_again
 from pgsieve.resources.lake.delta.key_lookup import (
     FileMatches,
@@ -106,14 +106,14 @@ class LocalRecords:
         near = {name for part in parts for name in files_within(table, bounds_of(part))}
         if not near:
             return []
+        if most_bytes is None:
+            return list(matched_files(table, path, self.store, keys, near, deleted_rows(table)))
         files = pa.table(table.get_add_actions()).select(["path", "size_bytes"]).to_pylist()
         size = sum(file["size_bytes"] for file in files if unquote(file["path"]) in near)
-        if most_bytes is None:
-            return list(matched_files(table, path, self.store, keys, near))
         if not is_plain(table) or size > 2 * most_bytes:
             return None
         matches, size = list[FileMatches](), 0
-        for match in matched_files(table, path, self.store, keys, near):
+        for match in matched_files(table, path, self.store, keys, near, {}):
             matches.append(match)
             size += match.size
             if size > most_bytes:
@@ -130,14 +130,10 @@ class LocalRecords:
         It has these `columns` alone: what a user has added keeps its values only where rows are merged.
         """
         table = self.table_at(path)
-        asked = set(table.protocol().writer_features or ())
         return (
             is_plain(table)
             and all(map(is_removable, pa.table(table.get_add_actions())["path"].to_pylist()))
-            and {field.name for field in table.schema().fields} == set(columns)
-            and _takes_any_row(table)
-            and asked <= _REWRITABLE
-            and table.metadata().configuration.get("delta.enableChangeDataFeed", "false") != "true"
+            and _takes_changes(table, columns)
         )
 
     def takes_marking(self, path: str, columns: Collection[str]) -> bool:
@@ -148,14 +144,11 @@ class LocalRecords:
         if not self._in_folder(path):
             return False
         table = self.table_at(path)
-        protocol, configuration = table.protocol(), table.metadata().configuration
+        configuration = table.metadata().configuration
         return (
             _is_unmapped(table)
-            and {field.name for field in table.schema().fields} == set(columns)
-            and _takes_any_row(table)
-            and protocol.min_writer_version in {1, 2, 7}
-            and set(protocol.writer_features or ()) <= _REWRITABLE
-            and configuration.get("delta.enableChangeDataFeed", "false") != "true"
+            and _takes_changes(table, columns)
+            and table.protocol().min_writer_version in {1, 2, 7}
             and configuration.get("delta.appendOnly", "false") != "true"
             and configuration.get(_VECTORS) != "false"
         )
@@ -799,6 +792,16 @@ def _takes_any_row(table: DeltaTable) -> bool:
         or any(name.startswith(_CONSTRAINT) for name in metadata.configuration)
         or any(not field.nullable for field in fields)
         or any(name.startswith(_OF_ROWS) for field in fields for name in field.metadata or {})
+    )
+
+
+def _takes_changes(table: DeltaTable, columns: Collection[str]) -> bool:
+    """Whether who takes rows out of a table of these columns and adds others owes nothing else: no feed of changes, no rule."""
+    return (
+        {field.name for field in table.schema().fields} == set(columns)
+        and _takes_any_row(table)
+        and set(table.protocol().writer_features or ()) <= _REWRITABLE
+        and table.metadata().configuration.get("delta.enableChangeDataFeed", "false") != "true"
     )
 
 

@@ -16,7 +16,6 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from deltalake import DeltaTable, QueryBuilder
 
-from pgsieve.resources.lake.delta.deletion_vectors import deleted_rows
 from pgsieve.resources.lake.stores.store import Store, joined
 
 #: The least and the greatest value of a column.
@@ -79,15 +78,20 @@ class FileMatches:
 
 
 def matched_files(
-    table: DeltaTable, path: str, store: Store, keys: pa.Table, names: Collection[str]
+    table: DeltaTable,
+    path: str,
+    store: Store,
+    keys: pa.Table,
+    names: Collection[str],
+    deleted: Mapping[str, npt.NDArray[np.int64]],
 ) -> Iterator[FileMatches]:
     """Those of some files of a table that have rows of some keys, which differ from one another.
 
-    `names` are the files, named from the table's folder; the columns of `keys` have the table's names, and its files theirs.
+    `names` are the files, named from the table's folder, and `deleted` the rows of them that are marked as such; the columns of
+    `keys` have the table's names, and its files theirs.
     """
     labels = [f"k{number}" for number in range(keys.num_columns)]
     wanted, none = _numbered(keys.rename_columns(labels), "key"), np.empty(0, np.int64)
-    deleted = deleted_rows(table)
 
     def matches_in(name: str, named: str, size: int) -> FileMatches:
         rows = pa.Table.from_batches(store.batches(joined(path, name), keys.schema), keys.schema)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import io
-import os
-import pty
-import select
-import sys
 
 import pytest
 from rich.console import Console
 
 from pgsieve.pipelines.command_line import console
+from tests.fixtures.terminal import shown_on_a_terminal
 
 
 @pytest.mark.parametrize(
@@ -62,17 +59,8 @@ with console.progress() as progress:
 
 
 def test_a_result_does_not_stand_in_the_line_of_a_task() -> None:
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.environ["TERM"] = "xterm-256color"
-        os.execv(sys.executable, [sys.executable, "-c", PRINTED_AFTER_A_TASK])
-    shown = b""
-    while select.select([terminal], [], [], 60)[0]:
-        try:
-            shown += os.read(terminal, 4096)
-        except OSError:  # Linux ends a terminal without processes so.
-            break
-    assert os.waitpid(pid, 0)[1] == 0
+    code, shown = shown_on_a_terminal("-c", PRINTED_AFTER_A_TASK, seconds=60)
+    assert code == 0
     after = shown.rpartition(b"a task")[2]
     assert after, shown
     assert after.partition(b"a result")[0].endswith(b"\r\x1b[2K"), shown

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import os
-import pty
 import re
-import select
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -43,6 +39,7 @@ from pgsieve.resources.postgres.slot import (
 from pgsieve.resources.postgres.source import SourceUnreachableError
 from tests.fixtures.servers import new_server
 from tests.fixtures.shop import Shop
+from tests.fixtures.terminal import shown_on_a_terminal
 
 _numbers = itertools.count(1)
 
@@ -499,17 +496,8 @@ def test_drop_forgets_that_a_subscription_was_disabled_and_what_it_skips(shop: S
 
 def test_on_a_terminal_what_is_told_has_lines_of_its_own(shop: Shop) -> None:
     """Dagster puts a pipe between a step and the terminal: what is told took the rest of the line of the task that runs."""
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.environ["TERM"] = "xterm-256color"
-        os.execv(sys.executable, [sys.executable, "-m", "pgsieve", "-c", str(shop.path), "run", "two"])
-    shown = b""
-    while select.select([terminal], [], [], 120)[0]:
-        try:
-            shown += os.read(terminal, 4096)
-        except OSError:  # Linux ends a terminal without processes so.
-            break
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, shown.decode()
+    code, shown = shown_on_a_terminal("-m", "pgsieve", "-c", str(shop.path), "run", "two", seconds=120)
+    assert code == 0, shown.decode()
     assert b"copy 1 table of two" in shown, "the line of a task"
     lines = re.findall(rb"([^\n]*)public\.stock: 4 rows copied in", shown)
     assert len(lines) == 1
