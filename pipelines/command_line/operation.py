@@ -69,7 +69,9 @@ def ui(
     with instance(settings) as dagster:
         register_tables(settings, dagster)
     keep_for_this_process(settings)
-    serve(settings, host, port, *(["--log-format", "json"] if console.log_as_text() else []))
+    options = ["--log-format", "json"] if console.log_as_text() else []
+    if code := serve(settings, host, port, *options):
+        raise typer.Exit(code)
 
 
 @command("Example: pgsieve refresh-defs-state", "refresh-defs-state", panel=_PANEL)

@@ -1,22 +1,31 @@
 """Dagster's web server and daemon on pgsieve's definitions, as one command.
 
-In: the configuration, an address. Does not return: the process becomes `dagster dev`. Raises PgsieveError when
-Dagster's folder cannot be made.
+In: the configuration, an address. `dagster dev` and everything that it starts, the runs too, live in a session of their own, and
+end with the block that started them. Raises PgsieveError when Dagster's folder cannot be made.
 """
 
 import os
 import signal
+import subprocess
 import sys
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import NoReturn
+from types import FrameType
 
 import pgsieve
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.config.model import FILE_VARIABLE, Config
+from pgsieve.resources.processes import end_with_parent
 
 #: Dagster's own settings for a folder that pgsieve makes: nothing is reported to anybody, and no newsletter offered.
 _INSTANCE_SETTINGS = "telemetry:\n  enabled: false\nnux:\n  enabled: false\n"
+#: So long a run in progress may take to end; less than service managers wait before they kill (systemd: 90 s, Kubernetes: 30 s).
+_STOP_SECONDS = 20.0
+#: So long the system may take to let go of what was killed.
+_KILLED_SECONDS = 5.0
 #: The same as earlier versions of pgsieve wrote them.
 _FORMER_SETTINGS = "telemetry:\n  enabled: false\n"
 
@@ -64,9 +73,88 @@ def environment(config: Config, environ: Mapping[str, str] = os.environ) -> dict
     return {**environ, FILE_VARIABLE: str(config.path), "DAGSTER_HOME": str(dagster_home(config, environ))}
 
 
-def serve(config: Config, host: str, port: int, *options: str) -> NoReturn:
-    """Become the server, with more options of its own, which SIGINT and SIGTERM end with all its children."""
-    arguments = [*command(host, port), *options]
-    # It hands every signal on to its children as SIGINT, which a shell without job control has its jobs ignore.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    os.execve(arguments[0], arguments, environment(config))  # noqa: S606 - our own interpreter, no shell
+class Stop(threading.Event):
+    """Set by SIGINT, SIGTERM, and SIGHUP, which a terminal sends that is closed; one more sets `at_once`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.at_once = threading.Event()
+
+    @contextmanager
+    def by_signals(self) -> Iterator[None]:
+        """Listen to the signals within the block."""
+
+        def stop(_number: int, _frame: FrameType | None) -> None:
+            (self.at_once if self.is_set() else self).set()
+
+        before = {
+            number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+        }
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def wait_awake(self, seconds: float) -> bool:
+        """Wait in the main thread, which has to be awake for a signal's handler; whether it was set."""
+        until = time.monotonic() + seconds
+        while not self.is_set() and time.monotonic() < until:
+            self.wait(min(0.5, max(0.0, until - time.monotonic())))
+        return self.is_set()
+
+
+@contextmanager
+def dagster(
+    config: Config, host: str, port: int, *options: str, stop: Stop, log: Path | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Dagster's web server, its daemon, and the runs that they start, all of which end with the block.
+
+    A run in progress is interrupted; it loses nothing. What has not ended after some time, or when it is to end at once, is
+    killed. What they print goes to `log`, or to where this process prints.
+    """
+    with ExitStack() as opened:
+        output = opened.enter_context(log.open("wb")) if log else None
+        process = subprocess.Popen(  # noqa: S603 - our own interpreter, no shell
+            [*command(host, port), *options],
+            env=environment(config),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            # A terminal's Ctrl-C reaches this process alone, which ends them in order.
+            start_new_session=True,
+            preexec_fn=end_with_parent,  # noqa: PLW1509 - one call of the system, and this process has one thread
+        )
+    try:
+        yield process
+    finally:
+        _end_session(process, stop)
+
+
+def _end_session(process: subprocess.Popen[bytes], stop: Stop) -> None:
+    """End a process, and all others of its session."""
+    for number, seconds in ((signal.SIGINT, _STOP_SECONDS), (signal.SIGKILL, _KILLED_SECONDS)):
+        until = time.monotonic() + seconds
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+            while time.monotonic() < until and not (number == signal.SIGINT and stop.at_once.is_set()):
+                _reap(process.pid)
+                os.killpg(process.pid, 0)
+                time.sleep(0.1)
+    process.wait()
+
+
+def _reap(group: int) -> None:
+    """Let those of a group go that have ended: in a container without another init process all of them are this one's children."""
+    with suppress(ChildProcessError):
+        while os.waitpid(-group, os.WNOHANG)[0]:
+            pass
+
+
+def serve(config: Config, host: str, port: int, *options: str) -> int:
+    """Run the server, with more options of its own, until it ends or SIGINT, SIGTERM or SIGHUP ends it; its exit code."""
+    stop = Stop()
+    with stop.by_signals(), dagster(config, host, port, *options, stop=stop) as process:
+        while process.poll() is None and not stop.wait_awake(1.0):
+            pass
+        return 0 if stop.is_set() else process.returncode

@@ -11,12 +11,11 @@ import signal
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import ExitStack
 from http import HTTPStatus
 from pathlib import Path
 from time import monotonic
-from types import FrameType
 from urllib.error import URLError
 from urllib.request import urlopen
 
@@ -26,7 +25,7 @@ from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.commands import engine
 from pgsieve.pipelines.commands.results import LiveDemo, Progress, RunSummary
 from pgsieve.pipelines.commands.run import instance, run
-from pgsieve.pipelines.commands.ui import command, environment
+from pgsieve.pipelines.commands.ui import Stop, dagster
 from pgsieve.pipelines.config.model import Config, load_config
 from pgsieve.pipelines.definitions import register_tables
 from pgsieve.pipelines.demo.demo import SMALL_DATA
@@ -39,29 +38,6 @@ RUN_SECONDS = 10.0
 #: Dagster's processes take this long to start, on a busy machine.
 _START_SECONDS = 300.0
 _STOP_SECONDS = 20.0
-
-
-class _Stop(threading.Event):
-    """Set by SIGINT and SIGTERM."""
-
-    @contextmanager
-    def by_signals(self) -> Iterator[None]:
-        def stop(_number: int, _frame: FrameType | None) -> None:
-            self.set()
-
-        before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def wait_awake(self, seconds: float) -> bool:
-        """Wait in the main thread, which has to be awake for a signal's handler; whether it was set."""
-        until = monotonic() + seconds
-        while not self.is_set() and monotonic() < until:
-            self.wait(min(0.5, max(0.0, until - monotonic())))
-        return self.is_set()
 
 
 def live_demo(
@@ -79,7 +55,7 @@ def live_demo(
     home.mkdir(parents=True, exist_ok=True)
     # The demo's records are its own, wherever else this user keeps Dagster's.
     os.environ.pop("DAGSTER_HOME", None)
-    stop = _Stop()
+    stop = Stop()
     with ExitStack() as opened:
         opened.enter_context(stop.by_signals())
         progress.start("start PostgreSQL")
@@ -89,9 +65,11 @@ def live_demo(
         progress.finish("start PostgreSQL")
         config = _configuration(home, server)
         opened.callback(engine.stop, config)
-        with instance(config) as dagster:
-            register_tables(config, dagster)
-        dagster_server = opened.enter_context(_dagster(config, host, port, home))
+        with instance(config) as records:
+            register_tables(config, records)
+        dagster_server = opened.enter_context(
+            dagster(config, host, port, stop=stop, log=home / "dagster.log")
+        )
         opened.enter_context(traffic(server.conninfo()))
         runs = threading.Thread(target=_runs, args=(config, progress, show, stop), name="runs", daemon=True)
         runs.start()
@@ -134,7 +112,7 @@ def _configuration(home: Path, server: EmbeddedServer) -> Config:
     return load_config(path)
 
 
-def _runs(config: Config, progress: Progress, show: Callable[[RunSummary], None], stop: _Stop) -> None:
+def _runs(config: Config, progress: Progress, show: Callable[[RunSummary], None], stop: Stop) -> None:
     """A run every few seconds; one that a run of the web interface keeps from the slot is tried again."""
     # A terminal's Ctrl-C reaches all processes of this group. Those that Dagster starts for a step (tail, and
     # watch_orphans, which would show a traceback) inherit the mask of this thread, and end with their step.
@@ -150,37 +128,7 @@ def _runs(config: Config, progress: Progress, show: Callable[[RunSummary], None]
         stop.wait(RUN_SECONDS)
 
 
-@contextmanager
-def _dagster(config: Config, host: str, port: int, home: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Dagster's web server and daemon, which end with the block; their log is a file."""
-    with (home / "dagster.log").open("wb") as log:
-        process = subprocess.Popen(  # noqa: S603 - our own interpreter, no shell
-            command(host, port),
-            env=environment(config),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # A terminal's Ctrl-C reaches this process alone, which ends them in order.
-        )
-    try:
-        yield process
-    finally:
-        process.send_signal(signal.SIGINT)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(_STOP_SECONDS)
-        _end_group(process)
-
-
-def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """End what is left of a process and its children."""
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
-    process.wait()
-
-
-def _wait_for(url: str, process: subprocess.Popen[bytes], stop: _Stop, home: Path) -> None:
+def _wait_for(url: str, process: subprocess.Popen[bytes], stop: Stop, home: Path) -> None:
     until = monotonic() + _START_SECONDS
     while not stop.wait_awake(0.5):
         if process.poll() is not None or monotonic() > until:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
+from dagster import DagsterInstance, DagsterRunStatus
 from deltalake import DeltaTable
 from playwright.sync_api import Page, expect
 
@@ -159,10 +160,11 @@ def test_a_check_that_fails_is_red_and_says_why(web: Web, page: Page) -> None:
 
 
 @pytest.mark.long
-def test_sigterm_lets_a_run_in_progress_finish_and_then_nothing_is_left(
-    publisher_server: EmbeddedServer, page: Page, tmp_path: Path
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_run_in_progress_and_the_next_one_goes_on(
+    publisher_server: EmbeddedServer, page: Page, tmp_path: Path, number: signal.Signals
 ) -> None:
-    with served(publisher_server, tmp_path, "browser_term") as web:
+    with served(publisher_server, tmp_path, f"browser_{number.name.lower()}") as web:
         _run(web)
         source = project(load_config(web.path)).subscriptions["sales"].feed.source
         with source.exclusively("sales"):
@@ -171,10 +173,14 @@ def test_sigterm_lets_a_run_in_progress_finish_and_then_nothing_is_left(
             page.goto(f"{web.address}/runs/{run}")
             page.get_by_text(re.compile("waiting for .*sales")).first.wait_for()
             children = psutil.Process(web.process.pid).children(recursive=True)
-            web.process.terminate()
-            web.process.wait(PATIENCE_SECONDS)
-        _, alive = psutil.wait_procs(children, timeout=PATIENCE_SECONDS)
-        assert not alive
+            web.process.send_signal(number)
+            assert web.process.wait(PATIENCE_SECONDS) == 0
+            assert not psutil.wait_procs(children, timeout=0)[1]
+        with DagsterInstance.from_config(str(web.path.parent / ".pgsieve" / "dagster")) as dagster:
+            record = dagster.get_run_by_id(run)
+        assert record is not None
+        assert record.status in {DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED}
+        _run(web)
         assert _rows(web, "orders") == 10
 
 

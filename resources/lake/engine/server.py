@@ -7,7 +7,6 @@ time does not pass while the process lives that it was started for, and is over 
     python -m pgsieve.resources.lake.engine.server FOLDER < plan.json
 """
 
-import ctypes
 import json
 import os
 import secrets
@@ -21,8 +20,8 @@ from pathlib import Path
 
 from pgsieve import __version__
 from pgsieve.resources.lake.engine.record import EngineFolder, EngineRecord
+from pgsieve.resources.processes import end_with_parent
 
-_PR_SET_PDEATHSIG = 1
 _LOOK_SECONDS = 0.5
 _STARTED_SECONDS = 120.0
 _ENDED_SECONDS = 10.0
@@ -52,7 +51,7 @@ def serve(folder: EngineFolder, plan: Plan) -> int:
             cwd=folder.path,
             env={**os.environ, "SPARK_CONNECT_AUTHENTICATE_TOKEN": token, "PYSPARK_PYTHON": sys.executable},
             stdin=subprocess.DEVNULL,
-            preexec_fn=_end_with_parent,  # noqa: PLW1509 - this process has one thread
+            preexec_fn=end_with_parent,  # noqa: PLW1509 - this process has one thread
         )
         try:
             if not _answers(spark, port):
@@ -76,12 +75,6 @@ def _command(folder: EngineFolder, port: int) -> list[str]:
         *("--conf", f"spark.connect.grpc.binding.port={port}"),
         *("--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "spark-internal"),
     ]
-
-
-def _end_with_parent() -> None:
-    """Have the system end this process when its parent does, also where that one is killed (Linux: prctl(2))."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _free_port() -> int:

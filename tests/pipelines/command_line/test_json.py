@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[3]
 WITHOUT = {
     "decode": "the messages are in the plugin's format, and `--plugin json` is one",
     "refresh-defs-state": "it prints nothing",
-    "ui": "it becomes Dagster's server",
+    "ui": "it serves until it is stopped",
 }
 
 #: Arguments of each command, in an order in which each has something to do, and the keys of its result.

@@ -1,4 +1,4 @@
-"""The web interface: which process it becomes, and where Dagster keeps its records."""
+"""The web interface: what it starts and how that ends, and where Dagster keeps its records."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import urllib.request
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 
@@ -79,28 +80,72 @@ def test_dagster_knows_the_options_of_the_command():
     assert "--no-such" in wrong.stderr
 
 
-def test_the_process_becomes_the_server(tmp_path):
-    """Another interpreter in its place shows the arguments and variables that it gets."""
-    show = tmp_path / "python"
-    show.write_text(
-        f"#!{sys.executable}\nimport json, os, sys\n"
-        "print(json.dumps([sys.argv[1:], os.getpid(), os.environ['PGSIEVE_CONFIG']]))\n"
-    )
-    show.chmod(0o755)
+def _with_another_server(tmp_path: Path, body: str) -> subprocess.Popen[str]:
+    """`pgsieve ui` with another program in place of Dagster."""
+    server = tmp_path / "python"
+    server.write_text(f"#!{sys.executable}\nimport json, os, signal, subprocess, sys, time\n{body}\n")
+    server.chmod(0o755)
     file = tmp_path / "pgsieve.yaml"
     file.write_text(LEAST)
     code = (
         "import sys, os\nfrom pgsieve.pipelines.command_line.cli import app\n"
-        f"sys.executable = {str(show)!r}\n"
+        f"sys.executable = {str(server)!r}\n"
         f"app(['ui', '-c', {str(file)!r}, '--port', '3999'])"
     )
-    environ = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environ)
+    environ = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONUNBUFFERED": "1"}
+    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environ)
+
+
+def test_the_server_gets_its_arguments_and_variables_and_its_exit_code_is_the_commands(tmp_path):
+    process = _with_another_server(
+        tmp_path, "print(json.dumps([sys.argv[1:], os.environ['PGSIEVE_CONFIG']]))\nsys.exit(7)"
+    )
     out, _ = process.communicate(timeout=60)
-    arguments, pid, path = json.loads(out)
-    assert pid == process.pid
-    assert path == str(file)
+    arguments, path = json.loads(out)
+    assert path == str(tmp_path / "pgsieve.yaml")
     assert arguments == ui.command("127.0.0.1", 3999)[1:]
+    assert process.returncode == 7
+
+
+#: A server with a child that ends at no signal but SIGKILL; both say that they are ready.
+_STUBBORN = """
+child = 'import signal, time; [signal.signal(n, signal.SIG_IGN) for n in (2, 15)]; print("up"); time.sleep(600)'
+subprocess.Popen([os.environ["PYTHON"], "-c", child])
+print(os.getpid())
+time.sleep(600)
+"""
+
+
+def _started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[subprocess.Popen[str], int]:
+    monkeypatch.setenv("PYTHON", sys.executable)
+    process = _with_another_server(tmp_path, _STUBBORN)
+    assert process.stdout is not None
+    printed = {process.stdout.readline().strip() for _ in range(2)}
+    assert "up" in printed
+    return process, int((printed - {"up"}).pop())
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_second_signal_ends_at_once_what_does_not_end_by_itself(tmp_path, monkeypatch, number):
+    process, session = _started(tmp_path, monkeypatch)
+    process.send_signal(number)
+    time.sleep(1)
+    assert process.poll() is None
+    assert _processes(session), "the child has time to end"
+    process.send_signal(number)
+    assert process.wait(20) == 0
+    assert not _processes(session)
+
+
+def test_a_command_that_is_killed_leaves_no_server(tmp_path, monkeypatch):
+    process, session = _started(tmp_path, monkeypatch)
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 60
+    while any(line.split()[0] == str(session) for line in _processes(session)):
+        assert time.monotonic() < deadline, _processes(session)
+        time.sleep(0.05)
+    os.killpg(session, signal.SIGKILL)
 
 
 def _processes(session: int) -> list[str]:
@@ -147,13 +192,11 @@ def test_a_signal_ends_the_server_and_its_children_though_a_shell_started_it_in_
             assert process.poll() is None, (tmp_path / "log").read_text()
             assert time.monotonic() < deadline, (tmp_path / "log").read_text()
             time.sleep(0.2)
-        assert len(_processes(process.pid)) > 2, "the web server, the daemon, the code server"
+        children = psutil.Process(process.pid).children(recursive=True)
+        assert len(children) > 3, "Dagster, the web server, the daemon, the code server"
         process.terminate()
-        process.wait(120)
-        deadline = time.monotonic() + 60
-        while left := _processes(process.pid):
-            assert time.monotonic() < deadline, left
-            time.sleep(0.2)
+        assert process.wait(120) == 0
+        assert not psutil.wait_procs(children, timeout=0)[1]
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
