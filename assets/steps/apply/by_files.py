@@ -24,7 +24,7 @@ from pgsieve.resources.lake.delta.key_lookup import FileMatches
 from pgsieve.resources.lake.delta.parquet_files import write_files
 from pgsieve.resources.lake.executors import Guard
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.stores.store import RowGroup, joined, parted
+from pgsieve.resources.lake.stores.store import Reader, RowGroup, joined, parted
 from pgsieve.resources.lake.way import Way, is_exact
 
 #: The keys of a batch may have so many bytes: they are held at once.
@@ -187,20 +187,26 @@ class FilesWriter:
         self, groups: Sequence[RowGroup], schema: pa.Schema, kept: Places | None
     ) -> Iterator[pa.RecordBatch]:
         """The new rows of the changes at some places, which are in order; without such places of all INSERTs."""
+        rows_of, store = pa.schema([("new", pa.struct(schema))]), self.lake.store
+        with store.ahead(groups, (self._kept(read, kept) for _, read in store.readers(groups))) as read:
+            for rows in read:
+                if rows is not None:
+                    yield pa.RecordBatch.from_struct_array(conformed(rows, rows_of)["new"].combine_chunks())
+
+    def _kept(self, read: Reader, kept: Places | None) -> pa.Table | None:
+        """Of a row group the new rows of the changes at some places; None where there are none."""
         slices, since = [c.slice for c in self.pending.slices], self.pending.standing.position or 0
-        rows_of = pa.schema([("new", pa.struct(schema))])
-        for _, read in self.lake.store.readers(groups):
-            changes = read(["slice", "number", "commit_lsn", "operation"])
-            places = places_of(changes, slices)
-            if kept is None:
-                inserted = np.asarray(pc.equal(changes["operation"], "insert"))
-                chosen = (places >= 0) & (np.asarray(changes["commit_lsn"]) >= since) & inserted
-            else:
-                chosen = _is_in(places, kept)
-            if chosen.any():
-                rows = read(["new"])
-                rows = rows if chosen.all() else rows.filter(pa.array(chosen))
-                yield pa.RecordBatch.from_struct_array(conformed(rows, rows_of)["new"].combine_chunks())
+        changes = read(["slice", "number", "commit_lsn", "operation"])
+        places = places_of(changes, slices)
+        if kept is None:
+            inserted = np.asarray(pc.equal(changes["operation"], "insert"))
+            chosen = (places >= 0) & (np.asarray(changes["commit_lsn"]) >= since) & inserted
+        else:
+            chosen = _is_in(places, kept)
+        if not chosen.any():
+            return None
+        rows = read(["new"])
+        return rows if chosen.all() else rows.filter(pa.array(chosen))
 
 
 def _is_in(places: Places, kept: Places) -> Mask:

@@ -121,17 +121,25 @@ class StoredChanges:
 
     def _changes(self, part: "_Part", received: Counter[str]) -> Iterator[pa.RecordBatch]:
         """What the subscription gets of a part. Of what a filter lets not pass only the columns are decoded that it reads."""
-        (version, groups), key = part, self.key
-        for batch in version.messages.batches(groups, ENCODED_COLUMNS):
-            chosen, becomes = batch.messages, None
-            if version.read is not None:
-                becomes = _counted(_filtered(version, version.read, batch, key), version, received)
-                is_sent = becomes != NOTHING
-                chosen, becomes = chosen.filter(pa.array(is_sent)), becomes[is_sent]
-            for changes in decoded_batches([chosen], version.columns, version.names, key, version.added):
-                if becomes is None:
-                    becomes = _counted(changes, version, received)
-                yield as_sent(changes, becomes, self.schema)
+        version, groups = part
+        with version.messages.store.ahead(
+            groups, version.messages.batches(groups, ENCODED_COLUMNS)
+        ) as batches:
+            for batch in batches:
+                yield from self._changes_of(batch, version, received)
+
+    def _changes_of(
+        self, batch: StoredBatch, version: "StoredVersion", received: Counter[str]
+    ) -> Iterator[pa.RecordBatch]:
+        key, chosen, becomes = self.key, batch.messages, None
+        if version.read is not None:
+            becomes = _counted(_filtered(version, version.read, batch, key), version, received)
+            is_sent = becomes != NOTHING
+            chosen, becomes = chosen.filter(pa.array(is_sent)), becomes[is_sent]
+        for changes in decoded_batches([chosen], version.columns, version.names, key, version.added):
+            if becomes is None:
+                becomes = _counted(changes, version, received)
+            yield as_sent(changes, becomes, self.schema)
 
 
 def _filtered(

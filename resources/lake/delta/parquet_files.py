@@ -23,8 +23,10 @@ from pgsieve.resources.lake.stores.store import Store, joined
 WRITTEN = pa.schema({"path": pa.string(), "size": pa.int64(), "stats": pa.string(), "tally": pa.string()})
 WRITTEN_DDL = "path string, size bigint, stats string, tally string"
 
-#: Several row groups a file, so that decoding one is shared among the cores.
+#: Several row groups a file, so that decoding one is shared among the cores; few, as far away each costs requests.
 ROW_GROUP = 128 * 1024
+#: Rows of so many bytes are a row group, however few: they are held until they are written.
+_GROUP_BYTES = 16 * 1024 * 1024
 
 _FOLDER = Store()
 
@@ -52,8 +54,7 @@ def write_files(
     A file that has `size` bytes gets no further batch. `count` adds what it wants to know of each batch to the file's tally, a
     JSON object. Raises OSError.
     """
-    # A row group without rows has no bounds, and so its file would have none.
-    remaining = (batch for batch in batches if batch.num_rows)
+    remaining = _row_groups(batches, min(_GROUP_BYTES, size))
     first = next(remaining, None)
     while first is not None:
         name = f"part-{uuid.uuid4()}.parquet"
@@ -69,9 +70,10 @@ def write_files(
             # One at least: where the size is next to nothing, too.
             while first is not None:
                 if count:
-                    count(first, tally)
+                    for batch in first:
+                        count(batch, tally)
                 # From Spark fields may come as never NULL, which the table's are not.
-                writer.write_table(pa.Table.from_batches([first]).cast(schema), row_group_size=ROW_GROUP)
+                writer.write_table(pa.Table.from_batches(first).cast(schema), row_group_size=ROW_GROUP)
                 first = next(remaining, None)
                 if stream.tell() >= size:
                     break
@@ -87,6 +89,25 @@ def write_files(
             "tally": json.dumps(tally),
         }
         yield pa.RecordBatch.from_pylist([row], WRITTEN)
+
+
+def _row_groups(batches: Iterable[pa.RecordBatch], most_bytes: int) -> Iterator[list[pa.RecordBatch]]:
+    """Batches, so many together as make a row group."""
+    held, rows, size = list[pa.RecordBatch](), 0, 0
+    for batch in batches:
+        # A row group without rows has no bounds, and so its file would have none.
+        if not batch.num_rows:
+            continue
+        if held and rows + batch.num_rows > ROW_GROUP:
+            yield held
+            held, rows, size = [], 0, 0
+        held.append(batch)
+        rows, size = rows + batch.num_rows, size + batch.nbytes
+        if size >= most_bytes:
+            yield held
+            held, rows, size = [], 0, 0
+    if held:
+        yield held
 
 
 def _bounded(schema: pa.Schema) -> list[str] | bool:

@@ -13,6 +13,7 @@ from functools import cache, partial
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
@@ -21,7 +22,10 @@ import pyarrow.dataset as ds
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
+from pgsieve.resources.ahead import ahead
 from pgsieve.resources.lake.stores.storage import Storage, is_uri
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -114,6 +118,15 @@ class Store:
                 for group in of_file:
                     yield group, partial(_read_group, opened, group.number)
 
+    @contextmanager
+    def ahead(self, groups: Sequence["RowGroup"], items: Iterable[T]) -> Iterator[Iterator[T]]:
+        """What is made of row groups, of which the next is fetched meanwhile from a store that is far away."""
+        if groups and not isinstance(self.system(groups[0].file)[0], pafs.LocalFileSystem):
+            with ahead(items, 1) as fetched:
+                yield fetched
+        else:
+            yield iter(items)
+
     def columns(self, path: str, columns: Sequence[str]) -> pa.Table:
         """Columns of a Parquet file, or fields of its structs as in `readers`."""
         with self._parquet(path) as file:
@@ -122,7 +135,11 @@ class Store:
     @contextmanager
     def _parquet(self, path: str) -> Iterator[pq.ParquetFile]:
         files, inner = self.system(path)
-        with files.open_input_file(inner) as stream, pq.ParquetFile(stream) as file:
+        # Far away the chunks of a row group's columns are asked for in few requests, side by side.
+        with (
+            files.open_input_file(inner) as stream,
+            pq.ParquetFile(stream, pre_buffer=not isinstance(files, pafs.LocalFileSystem)) as file,
+        ):
             yield file
 
     def batches(self, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
