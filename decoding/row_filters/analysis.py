@@ -37,6 +37,7 @@ from pgsieve.decoding.row_filters.nodes import (
     IsTruth,
     Node,
     Not,
+    RowFilter,
     can_fail,
     column_names,
     is_null,
@@ -59,15 +60,6 @@ class FilterColumn:
     type_oid: int
     type_modifier: int
     collation: str
-
-
-@dataclass(frozen=True, slots=True)
-class RowFilter:
-    """A row filter that can be evaluated: keep the row when `tree` is true, not when it is false or NULL."""
-
-    expression: str
-    tree: Node
-    columns: frozenset[str]
 
 
 def parse_row_filter(

@@ -285,6 +285,15 @@ class Case(Node):
     default: Node
 
 
+@dataclass(frozen=True, slots=True)
+class RowFilter:
+    """A row filter that can be evaluated: keep the row when `tree` is true, not when it is false or NULL."""
+
+    expression: str
+    tree: Node
+    columns: frozenset[str]
+
+
 def children(node: Node) -> Iterator[Node]:
     """Return the operands of a node, in order."""
     for field in fields(node):

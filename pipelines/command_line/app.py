@@ -206,7 +206,11 @@ def common(
 
 def load(ctx: typer.Context, config: Path | None) -> Config:
     """Read the file of the option after the command, else of the one before it, else the default."""
-    return load_config(config or ctx.obj)
+    settings = load_config(config or ctx.obj)
+    from pgsieve.resources.data_frames import spare_data_frames
+
+    spare_data_frames()
+    return settings
 
 
 def is_verbose(ctx: Any) -> bool:

@@ -11,12 +11,11 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import adbc_driver_manager
 import psycopg
 import pyarrow as pa
-from adbc_driver_manager.dbapi import Cursor
 from psycopg import sql
 
 from pgsieve.decoding.errors import PgsieveError
@@ -36,6 +35,9 @@ from pgsieve.resources.postgres.kept_sessions import kept_sessions
 from pgsieve.resources.postgres.pooler import is_pooled, pooler_at, shares_processes, some_pooler
 from pgsieve.resources.postgres.sessions import Conninfo, PasswordCommandError, UnreadableConninfoError
 from pgsieve.resources.postgres.turns import Turn
+
+if TYPE_CHECKING:
+    from adbc_driver_manager.dbapi import Cursor
 
 
 class SourceError(PgsieveError):
@@ -287,7 +289,7 @@ def _cause(error: Exception) -> Exception | None:
     return None
 
 
-def fetched(cursor: Cursor) -> Iterator[pa.RecordBatch]:
+def fetched(cursor: "Cursor") -> Iterator[pa.RecordBatch]:
     """What an ADBC cursor has executed, as Arrow batches; its errors keep their SQLSTATE, those of `fetch_record_batch` do not."""
     assert cursor._results is not None  # noqa: SLF001 (the only reader that asks the driver what failed)
     yield from cursor._results.reader  # noqa: SLF001

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 import pyarrow as pa
 import pytest
 
-from pgsieve.decoding.row_filters.analysis import RowFilter
 from pgsieve.decoding.row_filters.evaluation.verdicts import condition, verdicts
+from pgsieve.decoding.row_filters.nodes import RowFilter
 from pgsieve.decoding.row_filters.numeric import NumericError
 from pgsieve.decoding.row_filters.strings import FilterValueError
 from pgsieve.resources.postgres.embedded import EmbeddedServer

@@ -23,8 +23,8 @@ from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable, published_relation
 from pgsieve.decoding.publications.filters import table_filter
 from pgsieve.decoding.publications.routing import changed_relations
-from pgsieve.decoding.row_filters.analysis import RowFilter
 from pgsieve.decoding.row_filters.letter_case import CaseMappings, NeededMappings
+from pgsieve.decoding.row_filters.nodes import RowFilter
 from pgsieve.decoding.values.replica_output import shown
 from pgsieve.resources.lake.delta.records import quoted
 from pgsieve.resources.lake.lake import Lake

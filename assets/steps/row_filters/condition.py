@@ -30,8 +30,7 @@ from pgsieve.assets.steps.row_filters.values import (
     value_type,
 )
 from pgsieve.decoding.row_filters import nodes
-from pgsieve.decoding.row_filters.analysis import RowFilter
-from pgsieve.decoding.row_filters.nodes import Digits, Node
+from pgsieve.decoding.row_filters.nodes import Digits, Node, RowFilter
 from pgsieve.decoding.values.builtin_types import ELEMENTS
 
 _COMPARISONS: Final[dict[str, Callable[[Column, Column], Column]]] = {

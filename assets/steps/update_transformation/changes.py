@@ -22,7 +22,7 @@ from pgsieve.assets.steps.update_transformation.decoded_batches import (
 )
 from pgsieve.decoding.protocol.tuples import RelationColumns
 from pgsieve.decoding.publications.update_transformation import UPDATE_TRANSFORMATION
-from pgsieve.decoding.row_filters.analysis import RowFilter
+from pgsieve.decoding.row_filters.nodes import RowFilter
 
 
 def decoded_changes(

@@ -23,9 +23,9 @@ from pgsieve.assets.steps.update_transformation.decoded_batches import (
 )
 from pgsieve.decoding.protocol.tuples import RelationColumns
 from pgsieve.decoding.publications.update_transformation import UPDATE_TRANSFORMATION
-from pgsieve.decoding.row_filters.analysis import RowFilter
 from pgsieve.decoding.row_filters.evaluation.compiler import NotEvaluableError
 from pgsieve.decoding.row_filters.evaluation.verdicts import condition
+from pgsieve.decoding.row_filters.nodes import RowFilter
 
 Mask = npt.NDArray[np.bool_]
 #: What each change is sent as: a place in `ROW_OPERATIONS`, or `NOTHING`.

@@ -28,7 +28,7 @@ from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.protocol.tuples import RelationColumns
 from pgsieve.decoding.publications.evolution import SchemaChangedError, missing_value, present_names
 from pgsieve.decoding.publications.filters import row_filter
-from pgsieve.decoding.row_filters.analysis import RowFilter
+from pgsieve.decoding.row_filters.nodes import RowFilter
 from pgsieve.decoding.values.types import column_type, from_text
 
 

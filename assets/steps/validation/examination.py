@@ -26,8 +26,7 @@ from pgsieve.decoding.publications.catalog import (
     replicated_tables,
 )
 from pgsieve.decoding.publications.definition import DefinedPublication
-from pgsieve.decoding.publications.filters import table_filter
-from pgsieve.decoding.publications.generated_columns import expanded
+from pgsieve.decoding.publications.filters import reads_unsent, table_filter
 from pgsieve.decoding.publications.replica_identity import refused_changes
 from pgsieve.decoding.publications.routing import changed_relations
 from pgsieve.decoding.row_filters.letter_case import NeededMappings
@@ -191,7 +190,7 @@ def _beyond_spark(sent: PublishedRelation) -> Iterator[PgsieveError]:
                 yield read
                 continue
             try:
-                if operation != "insert" and expanded(text, sent.publish_as) != text:
+                if operation != "insert" and reads_unsent(sent.publish_as, text):
                     _refuse_uncomputable(sent, read)
             except PgsieveError as error:
                 yield error

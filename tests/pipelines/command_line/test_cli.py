@@ -378,6 +378,24 @@ def test_a_shell_completes_subscriptions_of_the_file(tmp_path, words, names):
     assert done.stdout.split() == [name for name in names.split(",") if name]
 
 
+def test_a_run_imports_neither_data_frames_nor_the_parser_of_row_filters_and_who_asks_later_has_them(
+    tmp_path,
+):
+    (tmp_path / "pgsieve.yaml").write_text("lake: ./lake\nsources: {shop: {conninfo: dbname=shop}}\n")
+    spared = "sorted({'pandas', 'polars', 'sqlglot'} & set(sys.modules))"
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom types import SimpleNamespace\n"
+        "from pgsieve.pipelines.command_line.app import load\n"
+        f"load(SimpleNamespace(obj=None), Path({str(tmp_path / 'pgsieve.yaml')!r}))\n"
+        "import pyarrow, pgsieve.pipelines.commands.run, adbc_driver_postgresql.dbapi\n"
+        f"pyarrow.array([1])\nprint({spared})\n"
+        "print(pyarrow.table({'a': [1]}).to_pandas()['a'].tolist())\n"
+        "import pandas, polars\n"
+        "print(pyarrow.array(pandas.Series([1, None]), from_pandas=True).null_count, polars.DataFrame({'a': [1]}).height)"
+    )
+    assert _process("-c", code).stdout == "[]\n[1]\n1 1\n"
+
+
 def test_help_and_a_wrong_file_import_neither_dagster_nor_spark():
     heavy = "{'dagster', 'pyspark', 'delta', 'pyarrow', 'sqlglot'} & set(sys.modules)"
     code = (

@@ -24,7 +24,8 @@ from pgsieve.decoding.errors import ValueNotRepresentableError
 from pgsieve.decoding.protocol.messages import Delete, Insert, Message, Update, encode
 from pgsieve.decoding.protocol.tuple_data import Null, OldKey, Text
 from pgsieve.decoding.protocol.tuples import RelationColumns
-from pgsieve.decoding.row_filters.analysis import FilterColumn, RowFilter, parse_row_filter
+from pgsieve.decoding.row_filters.analysis import FilterColumn, parse_row_filter
+from pgsieve.decoding.row_filters.nodes import RowFilter
 from pgsieve.decoding.values.types import column_type
 from pgsieve.resources.lake.executors import Threads
 from pgsieve.resources.lake.stores.shared_reads import SharedReads, reads_shared, shared_reads

@@ -7,7 +7,8 @@ import pytest
 
 from pgsieve.assets.steps.update_transformation.decoded_batches import changes_schema
 from pgsieve.assets.steps.update_transformation.in_process import can_filter, transformed_changes, truncates
-from pgsieve.decoding.row_filters.analysis import FilterColumn, RowFilter, parse_row_filter
+from pgsieve.decoding.row_filters.analysis import FilterColumn, parse_row_filter
+from pgsieve.decoding.row_filters.nodes import RowFilter
 
 _INT = 23
 Row = tuple[int | None, int | None]
