@@ -23,7 +23,7 @@ from pyspark.sql.connect.column import Column as ConnectColumn
 from pgsieve.assets.steps.row_filters.condition import condition
 from pgsieve.assets.steps.row_filters.python import udf
 from pgsieve.decoding.row_filters.analysis import RowFilter, parse_row_filter
-from pgsieve.resources.lake.lake import SPARK_ERRORS
+from pgsieve.resources.lake.access import SPARK_ERRORS
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.fixtures.filter_oracle import (
     Candidate,

@@ -18,6 +18,7 @@ from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.delta.errors import OverrunError
 from pgsieve.resources.lake.delta.parquet_files import write_files
 from pgsieve.resources.lake.delta.records import quoted
+from pgsieve.resources.lake.delta.row_removal import added_files, enable_marking, mark_rows
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.way import Way
 from tests.fixtures.pgsieve_replica import engine
@@ -35,7 +36,7 @@ def table_of(path: str, keys: range, files: int = 3) -> LocalRecords:
     for number in range(files):
         ids = list(keys)[number::files]
         local.write(path, pa.table({"id": ids, "n": [2 * each for each in ids]}, _ROWS), number + 1)
-    local.enable_deletion_vectors(path)
+    enable_marking(local, path)
     return local
 
 
@@ -48,10 +49,10 @@ def mark(
         path, pa.table({"id": pa.array(keys, pa.int64())}), [np.ones(len(keys), bool)], None
     )
     assert matches is not None
-    added = local.added_files(path, matches, base)
+    added = added_files(local, path, matches, base)
     new = pa.table({"id": list(rows or {}), "n": list((rows or {}).values())}, _ROWS)
     files = [f for batch in write_files(path, _ROWS, new.to_batches()) for f in batch.to_pylist()]
-    local.mark_rows(path, zip(matches, added, strict=True), files, position, base)
+    mark_rows(local, path, zip(matches, added, strict=True), files, position, base)
 
 
 def rows_of(path: str) -> dict[int, int]:
@@ -127,14 +128,14 @@ def test_who_was_slower_marks_nothing(tmp_path: Path) -> None:
     key = pa.table({"id": [4]})
     matches = local.matches(path, key, [np.ones(1, bool)], None)
     assert matches
-    added = local.added_files(path, matches, base)
+    added = added_files(local, path, matches, base)
     write_deltalake(path, pa.table({"id": [100], "n": [200]}, _ROWS), mode="append")
     with pytest.raises(OverrunError):
-        local.mark_rows(path, zip(matches, added, strict=True), [], 10, base)
+        mark_rows(local, path, zip(matches, added, strict=True), [], 10, base)
     # Also where the entry of the log comes only after the look at it.
     mark(other, path, [4], 11)
     with pytest.raises(OverrunError):
-        local.mark_rows(path, zip(matches, added, strict=True), [], 12, base)
+        mark_rows(local, path, zip(matches, added, strict=True), [], 12, base)
     assert rows_of(path) == {n: 2 * n for n in [*range(9), 100] if n != 4}
     assert not list((tmp_path / "t" / "_delta_log").glob("*.tmp"))
 
@@ -146,8 +147,8 @@ def test_a_log_that_does_not_tell_how_a_file_was_added_is_refused(tmp_path: Path
     assert matches
     (tmp_path / "t" / "_delta_log" / f"{0:020}.json").unlink()
     with pytest.raises(UnmarkableError):
-        local.added_files(
-            path, [*matches, matches[0].__class__("other.parquet", "", 0, *[np.empty(0, int)] * 3)], 3
+        added_files(
+            local, path, [*matches, matches[0].__class__("other.parquet", "", 0, *[np.empty(0, int)] * 3)], 3
         )
 
 
@@ -204,5 +205,5 @@ def test_a_folder_without_hard_links_is_left_to_others(
 
     monkeypatch.setattr(os, "link", refuses)
     with pytest.raises(UnmarkableError, match="Operation not permitted"):
-        local.added_files(path, matches, local.version(path))
+        added_files(local, path, matches, local.version(path))
     assert not list((tmp_path / "t" / "_delta_log").glob("*.tmp"))
