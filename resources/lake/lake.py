@@ -21,11 +21,11 @@ from pyspark.sql.types import StructType
 from pgsieve.resources.lake.access import LakeAccess
 from pgsieve.resources.lake.delta import row_removal
 from pgsieve.resources.lake.delta.commits import writable
-from pgsieve.resources.lake.delta.deletion_vectors import UnmarkableError
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.delta.errors import LakeError, OverrunError
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
 from pgsieve.resources.lake.delta.layout import FOLDERS, file_bytes
+from pgsieve.resources.lake.delta.log import UnmarkableError
 from pgsieve.resources.lake.delta.named_records import NamedRecords
 from pgsieve.resources.lake.delta.parquet_files import WRITTEN_DDL, write_files
 from pgsieve.resources.lake.delta.records import Records, in_order, quoted

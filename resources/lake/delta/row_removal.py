@@ -1,20 +1,19 @@
 """Rows taken out of a table, and others put in, in one commit: files are written once more without them, or the rows are marked.
 
 In: a table that delta-rs reaches, and which of its rows go. Out: one commit, once per position. Whole files are replaced where the
-rows of a table are those of its files; rows are marked in deletion vectors (`deletion_vectors`) where a table lies in a folder.
+rows of a table are those of its files; rows are marked in deletion vectors (`deletion_vectors`) where its log takes an entry of ours.
 Raises OverrunError where the table has another version than the rows were found in, and UnmarkableError.
 """
 
 import time
+import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
 from deltalake import DeltaTable
-from pyarrow.fs import LocalFileSystem
 
 from pgsieve.resources.lake.delta import deletion_vectors
 from pgsieve.resources.lake.delta.commits import Commits, holds, is_removable
@@ -22,6 +21,7 @@ from pgsieve.resources.lake.delta.deletion_vectors import Marked
 from pgsieve.resources.lake.delta.errors import OverrunError
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
 from pgsieve.resources.lake.delta.layout import file_bytes
+from pgsieve.resources.lake.delta.log import Log
 from pgsieve.resources.lake.delta.parquet_files import write_files
 from pgsieve.resources.lake.delta.records import APPLICATION, commit_metadata, kept_metadata
 from pgsieve.resources.lake.delta.requirements import is_plain, takes_changes, takes_marks
@@ -78,30 +78,31 @@ def replace_rows(
 
 
 def takes_marking(commits: Commits, path: str, columns: Collection[str]) -> bool:
-    """Whether `mark_rows` may mark rows of a table as deleted: it lies in a folder, and asks no more of those who write.
+    """Whether `mark_rows` may mark rows of a table as deleted: its log takes entries from here, and it asks no more of those who write.
 
     It has these `columns` alone, as for `takes_rewriting`.
     """
-    if not isinstance(commits.store.system(path)[0], LocalFileSystem):
+    if Log.of(path, commits.store) is None:
         return False
     table = commits.table_at(path)
     return takes_marks(table) and takes_changes(table, columns)
 
 
 def enable_marking(commits: Commits, path: str) -> None:
-    """Let writers of a table in a folder mark rows in deletion vectors; rows and position stay. Raises UnmarkableError."""
-    deletion_vectors.refuse_unlinkable(_folder(commits, path))
-    table = commits.table_at(path)
+    """Let writers of a table mark rows in deletion vectors; rows and position stay. Raises UnmarkableError."""
+    log, table = _log(commits, path), commits.table_at(path)
+    log.files.refuse_unmakeable()
     information = _information("SET TBLPROPERTIES", table.version(), kept_metadata(commits.position(path)))
-    deletion_vectors.enable(_folder(commits, path), table, information)
+    deletion_vectors.enable(log, table, information)
 
 
 def added_files(
     commits: Commits, path: str, matches: Sequence[FileMatches], base: int
 ) -> list[Mapping[str, Any]]:
     """How the log has files in which there are `matches`; raises UnmarkableError where `mark_rows` could not mark there."""
-    deletion_vectors.refuse_unlinkable(_folder(commits, path))
-    found = deletion_vectors.added_files(_folder(commits, path), base, {match.name for match in matches})
+    log = _log(commits, path)
+    log.files.refuse_unmakeable()
+    found = deletion_vectors.added_files(log, base, {match.name for match in matches})
     return [found[match.name] for match in matches]
 
 
@@ -140,7 +141,7 @@ def mark_rows(
     def attempt(table: DeltaTable | None) -> None:
         if table is None or holds(path, commits.standing_of(path, table).position, position, overwrite=False):
             return
-        deletion_vectors.commit_marked(_folder(commits, path), base, rows, new, others, now)
+        deletion_vectors.commit_marked(_log(commits, path), base, rows, new, others, now)
         _checkpoint(commits.table_at(path))
 
     commits.committed(path, attempt, base=base)
@@ -153,12 +154,14 @@ def _checkpoint(table: DeltaTable) -> None:
         table.create_checkpoint()
 
 
-def _folder(commits: Commits, path: str) -> Path:
-    return Path(commits.store.system(path)[1])
+def _log(commits: Commits, path: str) -> Log:
+    log = Log.of(path, commits.store)
+    assert log is not None  # as `takes_marking` has said
+    return log
 
 
 def _information(operation: str, base: int, metadata: str) -> dict[str, Any]:
-    """What a commit that this process writes says of itself, as delta-rs has its own say it."""
+    """What a commit that this process writes says of itself, as delta-rs has its own say it; and what no other commit has."""
     return {
         "timestamp": time.time_ns() // 1_000_000,
         "operation": operation,
@@ -167,4 +170,5 @@ def _information(operation: str, base: int, metadata: str) -> dict[str, Any]:
         "isBlindAppend": False,
         "engineInfo": "pgsieve",
         "userMetadata": metadata,
+        "txnId": str(uuid.uuid4()),
     }
