@@ -12,7 +12,8 @@ from pyspark.sql import DataFrame
 
 from pgsieve.assets.steps.records.cuts import cut_before, frames_at, tables_at
 from pgsieve.assets.translator import Naming
-from pgsieve.resources.lake.lake import Lake, LakeResource
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.resource import LakeResource
 
 
 class PgsieveLake(LakeResource):

@@ -3,19 +3,34 @@
 In: numbers of rows. Out: for each table the median of `--rounds` runs as processes of their own, each after so many
 `--updates` at keys that lie evenly apart: wall clock, in brackets processor time with the JVM, and the ratio to the first
 table. The tables take turns, and are those of `benchmarks/replication.py`. Needs about 0.3 KB of disk a row.
+
+With `--store` the lakes are on a local S3 server, behind a proxy that has each request wait `--wait` milliseconds: then the
+requests of a run are said, too, and the bytes that it downloads and uploads. `--rewritten` are bytes of
+`spark.pgsieve.rewrittenBytes`: each table is measured with each of them.
 """
 
 import argparse
 import os
 import statistics
+import sys
 import tempfile
+from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import psycopg
-from object_store import run_as_process
-from replication import COLUMNS, ROW, SETTINGS, configuration
+import yaml
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.object_store import run_as_process
+from benchmarks.replication import COLUMNS, ROW, SETTINGS
+from pgsieve.resources.lake.resource import REWRITTEN_BYTES
 from pgsieve.resources.postgres.embedded import EmbeddedServer
+from tests.fixtures.s3_proxy import S3Proxy, s3_proxy
+from tests.fixtures.s3_server import BUCKET, S3Server, new_s3_server
 
 #: Rows that one statement inserts.
 _STATEMENT = 1_000_000
@@ -30,37 +45,89 @@ def _fill(database: psycopg.Connection, table: str, rows: int) -> None:
     database.execute(f"create publication {table} for table {table}")
 
 
-def main(numbers: list[int], updates: int, rounds: int) -> None:
-    """Measure tables of so many rows."""
-    measured: dict[int, list[tuple[float, float]]] = {rows: [] for rows in numbers}
-    with (
-        tempfile.TemporaryDirectory(prefix="pgsieve-benchmark-") as folder,
-        EmbeddedServer(Path(folder) / "data", settings={**SETTINGS, "fsync": "off"}) as server,
-        psycopg.connect(server.conninfo(), autocommit=True) as database,
-    ):
-        paths = {rows: configuration(Path(folder), server, f"rows_{rows}") for rows in numbers}
-        # Before there is a slot, which would have the filling of the others decoded.
-        for rows in numbers:
-            _fill(database, f"rows_{rows}", rows)
-        for rows, path in paths.items():
-            seconds, _ = run_as_process(path)
-            print(f"{rows:,} rows: copied in {seconds:.1f} s", flush=True)
-        for number in range(rounds):
-            for rows, path in paths.items():
-                step = max(rows // updates, 1)
-                database.execute(f"update rows_{rows} set qty = qty + 1 where id % {step} = {number % step}")
-                measured[rows].append(run_as_process(path))
-                seconds, processor = measured[rows][-1]
-                print(
-                    f"{rows:,} rows: {seconds:.1f} s ({processor:.1f}), load average {os.getloadavg()[0]:.1f}",
-                    flush=True,
-                )
-    first = statistics.median(seconds for seconds, _ in measured[numbers[0]])
-    for rows, runs in measured.items():
-        seconds, processor = (statistics.median(values) for values in zip(*runs, strict=True))
-        print(
-            f"{updates:,} updates of {rows:,} rows: {seconds:.2f} s ({processor:.2f}), {seconds / first:.2f}x"
+@dataclass(frozen=True)
+class Case:
+    """A table of so many rows, by the setting with which it is replicated (None: the default)."""
+
+    rows: int
+    rewritten: int | None
+
+    @property
+    def table(self) -> str:
+        """The table, whose publication has its name, too."""
+        return f"rows_{self.rows}"
+
+    def __str__(self) -> str:
+        """As it is shown."""
+        return f"{self.rows:,} rows" + (
+            "" if self.rewritten is None else f", {REWRITTEN_BYTES} {self.rewritten}"
         )
+
+    def configuration(self, folder: Path, server: EmbeddedServer, proxy: S3Proxy | None) -> Path:
+        """A pgsieve.yaml with one subscription to the table, on a store behind a proxy or in a folder."""
+        name = f"{self.table}_{'default' if self.rewritten is None else self.rewritten}".replace("-", "_")
+        written: dict[str, object] = {
+            "lake": f"s3://{BUCKET}/{name}" if proxy else f"./lake_{name}",
+            "sources": {name: {"conninfo": server.conninfo()}},
+            "subscriptions": {f"s_{name}": {"source": name, "publications": [self.table]}},
+        }
+        if proxy:
+            written["storage"] = dict(S3Server(proxy.url).storage)
+        if self.rewritten is not None:
+            written["spark"] = {"conf": {REWRITTEN_BYTES: str(self.rewritten)}}
+        path = folder / f"{name}.yaml"
+        path.write_text(yaml.safe_dump(written))
+        return path
+
+
+def _run(path: Path, proxy: S3Proxy | None) -> tuple[float, ...]:
+    """A run's seconds and those of the processor; on a store its requests, and the megabytes that it downloads and uploads."""
+    if proxy is None:
+        return run_as_process(path)
+    before = len(proxy.answered), proxy.downloaded, proxy.uploaded
+    took = run_as_process(path)
+    requests, down, up = len(proxy.answered), proxy.downloaded, proxy.uploaded
+    return *took, requests - before[0], (down - before[1]) / 1e6, (up - before[2]) / 1e6
+
+
+def _told(run: Sequence[float]) -> str:
+    told = f"{run[0]:.2f} s ({run[1]:.2f})"
+    if len(run) > 2:
+        told += f", {run[2]:.0f} requests, {run[3]:.1f} MB down, {run[4]:.1f} MB up"
+    return told
+
+
+def main(options: argparse.Namespace) -> None:
+    """Measure tables of so many rows."""
+    cases = [Case(rows, rewritten) for rows in options.numbers for rewritten in options.rewritten or [None]]
+    measured = defaultdict[Case, list[tuple[float, ...]]](list)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pgsieve-benchmark-")))
+        proxy = None
+        if options.store:
+            proxy = stack.enter_context(s3_proxy(stack.enter_context(new_s3_server()).url))
+            proxy.delay = options.wait / 1000
+        settings = {**SETTINGS, "fsync": "off", "max_replication_slots": "20"}
+        server = stack.enter_context(EmbeddedServer(folder / "data", settings=settings))
+        database = stack.enter_context(psycopg.connect(server.conninfo(), autocommit=True))
+        paths = {case: case.configuration(folder, server, proxy) for case in cases}
+        # Before there is a slot, which would have the filling of the others decoded.
+        for case in {case.rows: case for case in cases}.values():
+            _fill(database, case.table, case.rows)
+        for case, path in paths.items():
+            print(f"{case}: copied in {_told(_run(path, proxy))}", flush=True)
+        for number in range(options.rounds):
+            for rows in options.numbers:
+                step = max(rows // options.updates, 1)
+                database.execute(f"update rows_{rows} set qty = qty + 1 where id % {step} = {number % step}")
+                for case in (case for case in cases if case.rows == rows):
+                    measured[case].append(_run(paths[case], proxy))
+                    told = _told(measured[case][-1])
+                    print(f"{case}: {told}, load average {os.getloadavg()[0]:.1f}", flush=True)
+    medians = {case: [*map(statistics.median, zip(*runs, strict=True))] for case, runs in measured.items()}
+    first = medians[cases[0]][0]
+    for case, median in medians.items():
+        print(f"{options.updates:,} updates, {case}: {_told(median)}, {median[0] / first:.2f}x")
 
 
 if __name__ == "__main__":
@@ -70,5 +137,7 @@ if __name__ == "__main__":
     parser.add_argument("numbers", type=int, nargs="+")
     parser.add_argument("--updates", type=int, default=10_000)
     parser.add_argument("--rounds", type=int, default=3)
-    arguments = parser.parse_args()
-    main(arguments.numbers, arguments.updates, arguments.rounds)
+    parser.add_argument("--store", action="store_true", help="the lakes are on S3, not in a folder")
+    parser.add_argument("--wait", type=float, default=0.0, help="milliseconds that each request waits")
+    parser.add_argument("--rewritten", type=int, nargs="+", help=f"values of {REWRITTEN_BYTES}")
+    main(parser.parse_args())

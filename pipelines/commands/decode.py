@@ -98,8 +98,9 @@ def _recorded(declared: Project, feed: Feed) -> Iterator[bytes]:
                 f'source "{feed.source.name}": nothing has been recorded of slot "{feed.slot}"',
                 hint="`pgsieve run` records it",
             )
-        for end in lake.local.slices(path, 0):
-            yield from lake.local.messages(path, end)
+        slices = lake.local.change_log(path)
+        for end in slices.ends(0):
+            yield from slices.messages(end)
 
 
 def _waiting(feed: Feed, version: int, *, streaming: bool) -> Iterator[bytes]:

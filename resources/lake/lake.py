@@ -5,104 +5,55 @@ In: the lake's URI and a Spark session. Out: DataFrames, and commits that carry 
 (Delta protocol, transaction identifiers). Raises `LakeError` where the lake cannot be read or written.
 """
 
-import errno
 import json
 import logging
-import os
-import re
-import shutil
-import tempfile
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from pathlib import Path
-from threading import Lock
 from typing import Any, TypeVar
 
-import dagster as dg
 import pyarrow as pa
-from deltalake.exceptions import CommitFailedError, DeltaError
-from py4j.protocol import Py4JError
-from pydantic import Field
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from pyspark.sql.types import StructType
 
-from pgsieve.resources.lake.delta.deletion_vectors import UnmarkableError
-from pgsieve.resources.lake.delta.delta_rs import COLUMN_MAPPING, LocalRecords, writable
-from pgsieve.resources.lake.delta.errors import (
-    ConcurrentWriteError,
-    DamagedTableError,
-    ExecutorError,
-    LakeError,
-    LakeUnavailableError,
-    OverrunError,
-    SparkLostError,
-    StoreUnavailableError,
-    causes,
-    first_line,
-    is_lost,
-    missing_file,
-    of_one_folder,
-    raise_ours,
-    refusal,
-    told,
-)
+from pgsieve.resources.lake.access import LakeAccess
+from pgsieve.resources.lake.delta import row_removal
+from pgsieve.resources.lake.delta.commits import writable
+from pgsieve.resources.lake.delta.delta_rs import LocalRecords
+from pgsieve.resources.lake.delta.errors import LakeError, OverrunError
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
 from pgsieve.resources.lake.delta.layout import FOLDERS, file_bytes
+from pgsieve.resources.lake.delta.log import UnmarkableError
 from pgsieve.resources.lake.delta.named_records import NamedRecords
 from pgsieve.resources.lake.delta.parquet_files import WRITTEN_DDL, write_files
-from pgsieve.resources.lake.delta.records import (
-    APPLICATION,
-    Records,
-    commit_metadata,
-    in_order,
-    kept_metadata,
-    quoted,
-)
+from pgsieve.resources.lake.delta.records import Records, in_order, quoted
+from pgsieve.resources.lake.delta.requirements import COLUMN_MAPPING
 from pgsieve.resources.lake.delta.spark import SparkRecords
 from pgsieve.resources.lake.delta.tables import shared_tables
-from pgsieve.resources.lake.executors import Executors, SparkExecutors, Threads, cores_of
-from pgsieve.resources.lake.kept_commits import check_commits_are_kept
-from pgsieve.resources.lake.overrun import NewerVersionError, guarded
-from pgsieve.resources.lake.paths import LakePaths
-from pgsieve.resources.lake.session import SparkEngine
-from pgsieve.resources.lake.stores.storage import Storage, is_uri, storage_of
-from pgsieve.resources.lake.stores.store import RowGroup, Store
-from pgsieve.resources.lake.stores.store_errors import StoreRefusal, store_refusal
+from pgsieve.resources.lake.executors import Executors, SparkExecutors, Threads
+from pgsieve.resources.lake.overrun import guarded
+from pgsieve.resources.lake.spark_writes import (
+    committing,
+    enable_vectors_by_spark,
+    numbered,
+    set_properties_by_spark,
+    write_by_spark,
+)
+from pgsieve.resources.lake.stores.storage import Storage, storage_of
+from pgsieve.resources.lake.stores.store import RowGroup
 from pgsieve.resources.lake.way import Way, is_exact
 
 Item = TypeVar("Item")
 Done = TypeVar("Done")
 
-_TXN_APP = "spark.databricks.delta.write.txnAppId"
-_TXN_VERSION = "spark.databricks.delta.write.txnVersion"
-#: What Spark raises: errors that it checks for itself, and what Java does beneath it.
-SPARK_ERRORS = (PySparkException, Py4JError)
-#: Spark's setting for what a commit's user metadata says.
-METADATA = "spark.databricks.delta.commitInfo.userMetadata"
-_VECTORS = "spark.databricks.delta.merge.deletionVectors.persistent"
-_ANY_PROPERTY = "spark.databricks.delta.allowArbitraryProperties.enabled"
-_WANT_VECTORS = "spark.databricks.delta.properties.defaults.enableDeletionVectors"
+#: Batches of a lake that delta-rs reaches are written without Spark up to this size, if nothing else is said.
+SMALL_BYTES_DEFAULT = 8 * 1024 * 1024
+#: Of replicas up to this size files are written once more without rows that go; in larger ones these are marked.
+REWRITTEN_BYTES_DEFAULT = 64 * 1024 * 1024
 
 _LOGGER = logging.getLogger(__name__)
-
-#: What a writable lake takes: a full disk may still have room for an empty file.
-_PROBE, _PROBE_NAME = bytes(64 * 1024), ".pgsieve-write-probe"
-_DAMAGED = 'restore it from a backup, or make it again: pgsieve\'s documentation, "A damaged lake"'
-
-#: Lakes and servers that keep commits, as this process knows; one thread finds out.
-_safe: set[tuple[str, str]] = set()
-_TRYING = Lock()
-
-#: Spark configuration of pgsieve's own: batches of a local lake up to this size are written without Spark.
-SMALL_BYTES = "spark.pgsieve.smallBytes"
-SMALL_BYTES_DEFAULT = 8 * 1024 * 1024
-#: Another one: of replicas up to this size files are written once more without rows that go; in larger ones these are marked.
-REWRITTEN_BYTES = "spark.pgsieve.rewrittenBytes"
-REWRITTEN_BYTES_DEFAULT = 64 * 1024 * 1024
 
 
 def column_mapping(columns: Iterable[str]) -> dict[str, str]:
@@ -112,7 +63,7 @@ def column_mapping(columns: Iterable[str]) -> dict[str, str]:
     return {}
 
 
-class Lake(LakePaths):
+class Lake(LakeAccess):
     """The Delta tables of one lake."""
 
     def __init__(
@@ -127,10 +78,7 @@ class Lake(LakePaths):
         rewritten_bytes: int = REWRITTEN_BYTES_DEFAULT,
     ) -> None:
         storage = storage or storage_of(uri)
-        super().__init__(storage.address, folders)
-        #: The files of the lake, for this process and for executors.
-        self.store = Store.of(storage)
-        self._storage = storage
+        super().__init__(storage, folders)
         self._session = session
         #: Whether these are threads of this process, which share what it has in memory.
         self.has_threads = threads is not None
@@ -201,14 +149,14 @@ class Lake(LakePaths):
         if self.local is None:
             return False
         with self.refusing(path):
-            return self.local.takes_rewriting(path, columns)
+            return row_removal.takes_rewriting(self.local, path, columns)
 
     def takes_marking(self, path: str, columns: Collection[str]) -> bool:
         """Whether this process may mark rows of a table in deletion vectors; `columns` are those of its rows."""
         if self.local is None or not self._vectors:
             return False
         with self.refusing(path):
-            return self.local.takes_marking(path, columns)
+            return row_removal.takes_marking(self.local, path, columns)
 
     def files_to_mark(
         self, path: str, matches: Sequence[FileMatches], base: int
@@ -221,10 +169,10 @@ class Lake(LakePaths):
         with self.refusing(path):
             try:
                 if not self.local.has_deletion_vectors(path):
-                    self.local.enable_deletion_vectors(path)
+                    row_removal.enable_marking(self.local, path)
                 if self.local.version(path) != base:
                     raise OverrunError(path)
-                return self.local.added_files(path, matches, base)
+                return row_removal.added_files(self.local, path, matches, base)
             except UnmarkableError as error:
                 _LOGGER.debug("%s: %s", path, error)
                 return None
@@ -285,11 +233,11 @@ class Lake(LakePaths):
         `every` says that each has rows: then DamagedTableError is raised in a local lake where one has none.
         """
         with self.refusing(path):
-            readable = self.local.slice_files(path, ends, every=every) if self.local else None
-        if readable is None:
+            slices = self.local.change_log(path) if self.local else None
+            files = slices.files(ends, every=every) if slices else None
+        if slices is None or files is None:
             return self.current(path).where(F.col("slice").isin(sorted(ends)))
-        schema, files = readable
-        reader = self.spark.read.schema(StructType.fromJson(json.loads(schema)))
+        reader = self.spark.read.schema(StructType.fromJson(json.loads(slices.table.schema().to_json())))
         rows = reader.parquet(*files) if files else reader.parquet(path).limit(0)
         return rows.where(F.col("slice").isin(sorted(ends)))
 
@@ -301,7 +249,7 @@ class Lake(LakePaths):
         if self.local is None:
             return None
         with self.refusing(path):
-            return self.local.slice_groups(path, ends, every=every)
+            return self.local.change_log(path).row_groups(ends, every=every)
 
     def slice_rows(
         self,
@@ -319,7 +267,7 @@ class Lake(LakePaths):
         if self.local is None or not self.is_small(size):
             return None
         with self.refusing(path):
-            return self.local.slice_rows(path, ends, columns=columns, every=every)
+            return self.local.change_log(path).rows(ends, columns=columns, every=every)
 
     # writing
 
@@ -331,72 +279,6 @@ class Lake(LakePaths):
             )
         with self.refusing(path):
             self.local.remove(f"{path}/_delta_log")
-
-    def check_writable(self) -> None:
-        """Raise LakeUnavailableError now rather than after the copy; only a local lake can be tried cheaply.
-
-        Raises UnsafeStoreError where a store with S3's interface may lose commits.
-        """
-        if not is_uri(self.uri):
-            self.try_writing()
-        self.check_commits_are_kept()
-
-    def check_commits_are_kept(self, *, record: bool = True) -> None:
-        """Raise UnsafeStoreError where the store may lose commits; S3 itself is not tried.
-
-        Without `record` what is made for that is removed, and nothing is left in the lake.
-        """
-        endpoint = self._storage.endpoint()
-        if self.local is None or endpoint is None or not self._storage.imitates_s3():
-            return
-        with _TRYING:
-            if (tried := (self.uri, endpoint)) not in _safe:
-                with self.refusing(self.uri):
-                    check_commits_are_kept(self.uri, self.store, endpoint, record=record)
-                _safe.add(tried)
-
-    def check_permitted(self) -> None:
-        """Raise LakeUnavailableError where a folder does not let this user write; makes nothing, and asks no store."""
-        if is_uri(self.uri):
-            return
-        folder = Path(self.uri).absolute()
-        there = next(each for each in (folder, *folder.parents) if each.exists())
-        if not there.is_dir():
-            raise self._unavailable(f"{there} is no folder")
-        if not os.access(there, os.W_OK | os.X_OK):
-            raise self._unavailable(f"{os.strerror(errno.EACCES)} ({there})")
-
-    def try_writing(self) -> None:
-        """Raise LakeUnavailableError where the lake does not take a file; where only Spark writes, that is not tried."""
-        if is_uri(self.uri):
-            if self.local is not None:
-                with self.refusing(self.uri):
-                    self.store.probe(self.uri, _PROBE_NAME)
-            return
-        try:
-            folder = Path(self.uri)
-            folder.mkdir(parents=True, exist_ok=True)
-            probe = folder / _PROBE_NAME
-            try:
-                probe.write_bytes(_PROBE)
-            finally:
-                probe.unlink(missing_ok=True)
-        except OSError as error:
-            raise self._unavailable(error.strerror or str(error)) from error
-
-    def _unavailable(self, refused: str) -> LakeUnavailableError:
-        """The error that says what refuses, how much room there is, and that nothing is lost."""
-        folders = {self.uri: "lake", tempfile.gettempdir(): "temporary files"}
-        free = [
-            f"{shutil.disk_usage(folder).free / 1024**2:,.1f} MiB free for {use} ({folder})"
-            for folder, use in folders.items()
-            if Path(folder).is_dir()
-        ]
-        return LakeUnavailableError(
-            f'lake "{self.uri}" cannot be written: {refused}' + (f"; {', '.join(free)}" if free else ""),
-            hint="make room, give this user the right to write there, or choose another `lake` in pgsieve.yaml; then run"
-            " again: nothing is lost, a slot is confirmed only up to what the lake holds",
-        )
 
     def write(
         self,
@@ -459,43 +341,17 @@ class Lake(LakePaths):
                     base=base,
                 )
             case Way.SPARK:
-                self._write_by_spark(
-                    guarded(frame, path, base, self.store),
-                    path,
-                    position,
-                    overwrite=overwrite,
-                    metadata=metadata,
-                    properties=properties,
-                    options=options or {},
-                )
-
-    def _write_by_spark(
-        self,
-        frame: DataFrame,
-        path: str,
-        position: int | None,
-        *,
-        overwrite: bool,
-        metadata: Mapping[str, Any] | None,
-        properties: Mapping[str, str],
-        options: Mapping[str, str],
-    ) -> None:
-        writer = (
-            frame.write.format("delta")
-            .mode("overwrite" if overwrite else "append")
-            .options(**({} if position is None else {"txnAppId": APPLICATION, "txnVersion": str(position)}))
-            .option("userMetadata", commit_metadata(position, metadata))
-            .options(**properties, **options)
-        )
-        writer = (
-            writer.option("overwriteSchema", "true") if overwrite else writer.option("mergeSchema", "true")
-        )
-        with self.refusing(path):
-            if overwrite and COLUMN_MAPPING in properties and self.records.exists(path):
-                self.spark.sql(
-                    f"alter table delta.{quoted(path)} set tblproperties ('{COLUMN_MAPPING}' = 'name')"
-                )
-            writer.save(path)
+                with self.refusing(path):
+                    write_by_spark(
+                        guarded(frame, path, base, self.store),
+                        path,
+                        position,
+                        overwrite=overwrite,
+                        metadata=metadata,
+                        properties=properties,
+                        options=options or {},
+                        exists=lambda: self.records.exists(path),
+                    )
 
     def commit_files(
         self,
@@ -545,7 +401,7 @@ class Lake(LakePaths):
         assert self.local is not None
         with self.refusing(path):
             files: list[dict[str, Any]] = written().to_pylist()
-            self.local.mark_rows(path, marked, files, position, base)
+            row_removal.mark_rows(self.local, path, marked, files, position, base)
         return files
 
     def file_bytes(self, path: str, properties: Mapping[str, str]) -> int:
@@ -568,23 +424,8 @@ class Lake(LakePaths):
             if self.local is not None and self.local.takes_properties(path):
                 self.local.set_properties(path, lacking)
             else:
-                self._set_properties_by_spark(path, lacking)
+                set_properties_by_spark(self.spark, path, lacking, self.records.position(path))
             return version
-
-    def _set_properties_by_spark(self, path: str, properties: Mapping[str, str]) -> None:
-        assignments = ", ".join(f"'{name}' = '{value}'" for name, value in properties.items())
-        settings = {
-            METADATA: kept_metadata(self.records.position(path)),
-            # The size of files is delta-rs' property, and Databricks'.
-            _ANY_PROPERTY: "true",
-        }
-        try:
-            for name, value in settings.items():
-                self.spark.conf.set(name, value)
-            self.spark.sql(f"alter table delta.{quoted(path)} set tblproperties ({assignments})")
-        finally:
-            for name in settings:
-                self.spark.conf.unset(name)
 
     def add_columns(self, path: str, schema: pa.Schema, ddl: str, base: int) -> None:
         """Add columns to the end of a table, NULL in its rows; `schema` has all of its columns, `ddl` Spark's types.
@@ -624,128 +465,23 @@ class Lake(LakePaths):
         )
         self.write(changed_rows, path, position=None, overwrite=True, base=base)
 
-    @contextmanager
     def committing(
         self, position: int | None, *, vectors: bool, metadata: Mapping[str, Any] | None = None
-    ) -> Iterator[None]:
+    ) -> AbstractContextManager[None]:
         """Within the block every SQL write of this session is done once per table and position.
 
         Without a position tables keep theirs. `vectors` lets MERGE mark rows in deletion vectors, in tables that
         have them.
         """
-        conf = self.spark.conf
-        if position is not None:
-            conf.set(_TXN_APP, APPLICATION)
-            conf.set(_TXN_VERSION, str(position))
-        conf.set(METADATA, commit_metadata(position, metadata))
-        conf.set(_VECTORS, str(vectors).lower())
-        try:
-            yield
-        finally:
-            for key in (_TXN_APP, _TXN_VERSION, METADATA, _VECTORS):
-                conf.unset(key)
+        return committing(self.spark, position, vectors=vectors, metadata=metadata)
 
     def enable_deletion_vectors(self, path: str) -> None:
         """Let a table that was small so far mark rows in deletion vectors, unless the user turned them off, for it or for all."""
-        wanted = self.spark.conf.get(_WANT_VECTORS, "true") == "true"
-        if wanted and self.records.has_deletion_vectors(path) is None:
+        if self.records.has_deletion_vectors(path) is None:
             with self.refusing(path):
-                self.spark.sql(
-                    f"alter table delta.{quoted(path)} set tblproperties ('delta.enableDeletionVectors' = 'true')"
-                )
-
-    @contextmanager
-    def refusing(self, path: str) -> Iterator[None]:
-        """Name the table when it cannot be read or written, or the lake where that refuses as a whole."""
-        try:
-            yield
-        except (DeltaError, OSError, pa.ArrowException, *SPARK_ERRORS) as error:
-            self.refuse_unavailable(error)
-            if isinstance(error, SPARK_ERRORS):
-                try:
-                    raise_ours(error)
-                except ExecutorError as ours:
-                    if ours.kind == NewerVersionError.__name__:
-                        raise OverrunError(path) from error
-                    raise
-            raise _named(path, error) from error
-
-    def refuse_unavailable(self, error: Exception) -> None:
-        """Raise LakeUnavailableError or SparkLostError where an error says that these fail, not one table."""
-        if is_lost(error):
-            raise SparkLostError(
-                "Spark lost executors, or is gone",
-                hint="see Spark's log, above or of its server; `pgsieve run` goes on from the last commit",
-            ) from error
-        if is_uri(self.uri) and (refused := store_refusal(causes(error))):
-            raise self._refused(refused) from error
-        if (code := refusal(error)) is None:
-            return
-        if of_one_folder(code):
-            self.check_writable()  # Raises where it is not that folder alone.
-        else:
-            raise self._unavailable(os.strerror(code)) from error
-
-    def _refused(self, refused: StoreRefusal) -> LakeUnavailableError:
-        """The error that names the lake, says why its store refuses, and what to do."""
-        kind = StoreUnavailableError if refused.passes else LakeUnavailableError
-        return kind(f'lake "{self.uri}": {refused.what}', hint=refused.hint)
-
-
-#: What Delta says where another writer committed first; of classic Spark it comes in a Java exception's words.
-_CONFLICT = re.compile(
-    r"(?m)^(?:: )?(?:[\w.]+: )?\[DELTA_(?:CONCURRENT_\w+|METADATA_CHANGED|PROTOCOL_CHANGED)"
-)
-
-
-def _named(path: str, error: Exception) -> LakeError:
-    """The error of a table."""
-    by_spark = isinstance(error, SPARK_ERRORS)
-    if isinstance(error, CommitFailedError) or (by_spark and _CONFLICT.search(str(error))):
-        return ConcurrentWriteError(
-            f'Delta table "{path}": other writers commit to it faster than pgsieve does',
-            hint="nobody else should write to it; `pgsieve run` goes on from the last commit",
-        )
-    if file := missing_file(error):
-        return DamagedTableError(f'Delta table "{path}": its file "{file}" is missing', hint=_DAMAGED)
-    message = told(error) if by_spark else first_line(error)
-    if (code := refusal(error)) is not None:
-        message = os.strerror(code)
-    seen = "see Spark's log, above or of its server; " if by_spark else ""
-    return LakeError(
-        f'Delta table "{path}": {message}', hint=f"{seen}`pgsieve run` goes on from the last commit"
-    )
+                enable_vectors_by_spark(self.spark, path)
 
 
 def _chosen(path: str, way: Way, reason: str) -> Way:
     _LOGGER.debug('Delta table "%s": %s (%s)', path, way.name, reason)
     return way
-
-
-def numbered(frame: DataFrame) -> DataFrame:
-    """The frame with columns c0, c1, …: mapInArrow reads a name with dots or backticks as something else."""
-    return frame.toDF(*(f"c{number}" for number in range(len(frame.columns))))
-
-
-class LakeResource(dg.ConfigurableResource["LakeResource"]):
-    """The lake as a Dagster resource: its URI, the Spark engine that reads and writes it, and templates of folders.
-
-    `folders` are those of subscriptions' replicas; of the others the lake has recorded them.
-    """
-
-    uri: str
-    engine: SparkEngine
-    folders: dict[str, str] = Field(default={})
-
-    def open(self) -> Lake:
-        """The lake; its session is made when it is first needed."""
-        small = int(self.engine.spark_config.get(SMALL_BYTES, SMALL_BYTES_DEFAULT))
-        return Lake(
-            self.uri,
-            lambda: self.engine.session,
-            small,
-            folders=self.folders,
-            threads=cores_of(self.engine.master),
-            vectors=self.engine.spark_config.get(_WANT_VECTORS, "true").lower() == "true",
-            rewritten_bytes=int(self.engine.spark_config.get(REWRITTEN_BYTES, REWRITTEN_BYTES_DEFAULT)),
-        )

@@ -19,10 +19,12 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from pgsieve.resources.lake.delta.bounds import bounded_if_possible
 from pgsieve.resources.lake.delta.compaction import cluster, compact
-from pgsieve.resources.lake.delta.delta_rs import LocalRecords, arrow_schema
+from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.delta.layout import FILE_BYTES_PROPERTY, file_bytes
 from pgsieve.resources.lake.delta.records import kept_metadata, quoted
-from pgsieve.resources.lake.lake import METADATA, Lake
+from pgsieve.resources.lake.delta.tables import arrow_schema
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.spark_writes import METADATA
 from pgsieve.resources.lake.way import Way
 
 #: Larger tables are clustered by Spark.

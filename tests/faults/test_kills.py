@@ -94,11 +94,15 @@ def test_a_run_killed_at_any_failpoint_where_threads_write_files_is_made_good_by
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)  # 29 runs
+@pytest.mark.parametrize("conf", [None, MARKING])
 def test_a_run_killed_with_its_lake_on_s3_is_made_good_by_the_next(
-    publisher_server: EmbeddedServer, s3_server: S3Server, tmp_path: Path
+    publisher_server: EmbeddedServer, s3_server: S3Server, tmp_path: Path, conf: dict[str, str] | None
 ) -> None:
-    """The runs write themselves: for so few rows none starts a JVM."""
-    with site("killed_on_s3", publisher_server, tmp_path, "local[2]", store=s3_server) as (pgsieve, database):
+    """The runs write themselves, few rows or many of which some are marked: none starts a JVM."""
+    with site("killed_on_s3", publisher_server, tmp_path, "local[2]", store=s3_server, conf=conf) as (
+        pgsieve,
+        database,
+    ):
         kill_at_each(pgsieve, database, (*FIRST, *LATER), settled_at=len(FIRST))
 
 

@@ -33,7 +33,10 @@ ROB = "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory
 #: Processes that write few rows themselves; threads of theirs, which write many without a JVM; and the former on S3.
 WRITERS = [
     "process",
-    *(pytest.param(writer, marks=pytest.mark.long) for writer in ("threads", "marking", "s3", "s3_threads")),
+    *(
+        pytest.param(writer, marks=pytest.mark.long)
+        for writer in ("threads", "marking", "s3", "s3_threads", "s3_marking")
+    ),
 ]
 
 
@@ -45,7 +48,7 @@ def test_processes_that_overlap_at_random_lose_and_repeat_nothing(
     seed = int(os.environ.get("PGSIEVE_SEED") or random.SystemRandom().randrange(2**32))
     print(f"reproduce: PGSIEVE_SEED={seed} PGSIEVE_BUDGET_SECONDS={budget:g}")
     chosen, rounds, end = random.Random(seed), 0, time.monotonic() + budget
-    conf = MARKING if writer == "marking" else NOT_SMALL if writer.endswith("threads") else None
+    conf = MARKING if writer.endswith("marking") else NOT_SMALL if writer.endswith("threads") else None
     master = request.getfixturevalue("master") if writer == "process" else "local[2]"
     store = request.getfixturevalue("s3_server") if writer.startswith("s3") else None
     name = f"overlapping_{writer}"

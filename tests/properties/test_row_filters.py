@@ -24,7 +24,7 @@ from pgsieve.assets.steps.row_filters.condition import condition
 from pgsieve.assets.steps.row_filters.python import udf
 from pgsieve.decoding.row_filters.analysis import parse_row_filter
 from pgsieve.decoding.row_filters.nodes import RowFilter
-from pgsieve.resources.lake.lake import SPARK_ERRORS
+from pgsieve.resources.lake.access import SPARK_ERRORS
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.fixtures.filter_oracle import (
     Candidate,

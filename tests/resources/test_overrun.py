@@ -14,8 +14,9 @@ from pgsieve.assets.steps.checkpoint import checkpointed
 from pgsieve.resources.lake import lake as delta
 from pgsieve.resources.lake.delta.errors import ConcurrentWriteError, OverrunError
 from pgsieve.resources.lake.delta.records import quoted
-from pgsieve.resources.lake.lake import Lake, numbered
+from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.overrun import guarded
+from pgsieve.resources.lake.spark_writes import numbered
 from pgsieve.resources.lake.stores.store import Store
 from tests.fixtures.pgsieve_replica import engine
 

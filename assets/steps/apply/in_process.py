@@ -17,6 +17,7 @@ from pgsieve.assets.steps.subscription import Definition
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.delta.key_lookup import Key, key_values
 from pgsieve.resources.lake.delta.merge import Merge
+from pgsieve.resources.lake.delta.row_removal import replace_rows
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.way import Way
 
@@ -164,8 +165,8 @@ class FewChangesWriter:
         gone = sum(count for count in going if count > 0)
         if not gone:
             return replace(self._append(come, come.num_rows), missing=missing)
-        self.local.replace_rows(
-            self.path, kept_but(by_row, going), come, self.end, base=self.pending.standing.version
+        replace_rows(
+            self.local, self.path, kept_but(by_row, going), come, self.end, base=self.pending.standing.version
         )
         return outcome(
             self.lake,

@@ -1,7 +1,7 @@
 """What a MERGE into a replica is given, with a key and without: net changes as a flat source, rows that go and come.
 
 In: net changes. Out: the source and the clauses, which both engines read (`pgsieve.resources.lake.delta.merge`), and the MERGE by
-Spark. delta-rs merges in `LocalRecords.merge`.
+Spark. delta-rs merges in `Commits.merge`.
 """
 
 from collections.abc import Mapping, Sequence

@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from pgsieve.decoding.checksums.segments import Checksums, Chosen, RowHash
-from pgsieve.resources.lake.lake import numbered
+from pgsieve.resources.lake.spark_writes import numbered
 
 #: A sum of hashes is in two halves, which Spark can sum up without an overflow.
 _CHECKSUMS = "segment bigint, rows bigint, high bigint, low bigint"

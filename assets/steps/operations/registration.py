@@ -12,10 +12,11 @@ from pgsieve.assets.steps.records.registered import Registered
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableStates
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.decoding.errors import PgsieveError
+from pgsieve.resources.lake.access import SPARK_ERRORS
 from pgsieve.resources.lake.catalog import SparkCatalog, is_at, written
 from pgsieve.resources.lake.catalog_names import CatalogName, catalog_name
 from pgsieve.resources.lake.delta.errors import told
-from pgsieve.resources.lake.lake import SPARK_ERRORS, Lake
+from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.comments import Comments, read_comments
 
 

@@ -15,6 +15,7 @@ from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.row_filters.numeric import NumericError
 from pgsieve.decoding.row_filters.strings import FilterValueError
 from pgsieve.decoding.values.quoting import quote_qualified
+from pgsieve.resources.lake.access import SPARK_ERRORS
 from pgsieve.resources.lake.delta.errors import (
     NO_TABLES_FAULT,
     DamagedTableError,
@@ -25,7 +26,7 @@ from pgsieve.resources.lake.delta.errors import (
     raise_ours,
     told,
 )
-from pgsieve.resources.lake.lake import SPARK_ERRORS, Lake
+from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.snapshot import AlteredTableError, SnapshotLostError
 from pgsieve.resources.postgres.source import PassingFaultError, SourceUnreachableError
 

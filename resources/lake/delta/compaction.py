@@ -22,11 +22,13 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable
 from deltalake.transaction import AddAction, RemoveAction
 
-from pgsieve.resources.lake.delta.delta_rs import LocalRecords, is_plain, is_removable, removal
+from pgsieve.resources.lake.delta.commits import is_removable, removal
+from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.delta.errors import OverrunError, commit_again
 from pgsieve.resources.lake.delta.layout import file_bytes
 from pgsieve.resources.lake.delta.parquet_files import ROW_GROUP, write_files
 from pgsieve.resources.lake.delta.records import kept_metadata
+from pgsieve.resources.lake.delta.requirements import is_plain
 from pgsieve.resources.lake.delta.z_order import z_ordered
 from pgsieve.resources.lake.stores.store import joined
 

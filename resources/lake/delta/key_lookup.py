@@ -4,7 +4,7 @@ In: a table, and keys as Arrow columns. Out: those of them that the table has. N
 the bounds of every file, as those of an append of growing keys are. Raises what delta-rs and Arrow do.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from urllib.parse import unquote
@@ -16,6 +16,9 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from deltalake import DeltaTable, QueryBuilder
 
+from pgsieve.resources.lake.delta.deletion_vectors import deleted_rows
+from pgsieve.resources.lake.delta.queries import quoted_column
+from pgsieve.resources.lake.delta.requirements import is_plain
 from pgsieve.resources.lake.stores.store import Store, joined
 
 #: The least and the greatest value of a column.
@@ -77,7 +80,39 @@ class FileMatches:
     deleted: npt.NDArray[np.int64]
 
 
-def matched_files(
+def matches_among(
+    table: DeltaTable,
+    path: str,
+    store: Store,
+    keys: pa.Table,
+    among: Iterable[npt.NDArray[np.bool_]],
+    most_bytes: int | None,
+) -> list[FileMatches] | None:
+    """Where a table has some keys, file by file; None where it is not plain and may have one, or in more bytes of files.
+
+    `among` are parts of the keys with bounds of their own: only files are read that may have a key within those. Of files
+    with twice as many bytes none is read. Without `most_bytes` the files may have as many as they like, and deletion vectors.
+    """
+    parts = [keys.filter(pa.array(part)) for part in among if part.any()]
+    near = {name for part in parts for name in files_within(table, bounds_of(part))}
+    if not near:
+        return []
+    if most_bytes is None:
+        return list(_matched_files(table, path, store, keys, near, deleted_rows(table)))
+    files = pa.table(table.get_add_actions()).select(["path", "size_bytes"]).to_pylist()
+    size = sum(file["size_bytes"] for file in files if unquote(file["path"]) in near)
+    if not is_plain(table) or size > 2 * most_bytes:
+        return None
+    matches, size = list[FileMatches](), 0
+    for match in _matched_files(table, path, store, keys, near, {}):
+        matches.append(match)
+        size += match.size
+        if size > most_bytes:
+            return None
+    return matches
+
+
+def _matched_files(
     table: DeltaTable,
     path: str,
     store: Store,
@@ -152,7 +187,7 @@ def _batches(
 ) -> Iterator[pa.RecordBatch]:
     """Columns of these files; of all files where some of their rows are deleted, or some columns are not in them."""
     if table.metadata().partition_columns or pa.table(table.deletion_vectors().read_all()).num_rows:
-        select_list = ", ".join('"' + name.replace('"', '""') + '"' for name in schema.names)
+        select_list = ", ".join(map(quoted_column, schema.names))
         rows = QueryBuilder().register("t", table).execute(f"select {select_list} from t")
         yield from pa.RecordBatchReader.from_stream(rows)
         return

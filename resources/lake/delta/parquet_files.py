@@ -1,7 +1,7 @@
 """Parquet files of a lake written where the rows are: Arrow batches -> files of a Delta table.
 
 Where delta-rs reaches the lake, rows that no Spark expression has to see need not become JVM rows: the executor that made them
-writes them, and the driver commits the files (`LocalRecords.commit`). What an executor writes and then fails
+writes them, and the driver commits the files (`Commits.commit`). What an executor writes and then fails
 is never committed; VACUUM removes it. For executors: nothing here needs pgsieve's configuration.
 """
 

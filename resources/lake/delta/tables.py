@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
@@ -237,3 +238,8 @@ def _stamp(path: str, version: int) -> Stamp | None:
     except OSError:
         return None
     return entry.st_ino, entry.st_mtime_ns, entry.st_size
+
+
+def arrow_schema(table: DeltaTable) -> pa.Schema:
+    """The columns of a table."""
+    return pa.schema(table.schema().to_arrow())

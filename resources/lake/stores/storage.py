@@ -150,6 +150,8 @@ class Storage:
             endpoint = self.endpoint(environ)
             options = {
                 "aws_endpoint_url": endpoint,
+                # Which goes before the former, and in the environment before what is said here.
+                "aws_endpoint_url_s3": endpoint,
                 "aws_region": option("region"),
                 "aws_access_key_id": option("access_key_id"),
                 "aws_secret_access_key": option("secret_access_key"),

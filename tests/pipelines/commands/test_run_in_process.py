@@ -9,14 +9,15 @@ import sys
 import pytest
 
 from pgsieve.assets.steps.apply.in_process import MERGED
+from tests.fixtures.s3_server import S3Server
 from tests.fixtures.shop import Shop
 
 pytestmark = pytest.mark.slow
 
 
-def run_without_java(shop: Shop) -> str:
-    """The command as a process of its own; what it says."""
-    command = [sys.executable, "-m", "pgsieve", "-c", str(shop.path), "run"]
+def run_without_java(shop: Shop, *arguments: str) -> str:
+    """A command (`run`) as a process of its own; what it says."""
+    command = [sys.executable, "-m", "pgsieve", "-c", str(shop.path), *(arguments or ["run"])]
     environment = {**os.environ, "JAVA_HOME": "/none"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -69,3 +70,26 @@ def test_few_changes_of_a_larger_replica_need_no_java_but_for_moves_beyond_a_siz
         command, env={**os.environ, "JAVA_HOME": "/none"}, capture_output=True, text=True, check=False
     )
     assert (done.returncode, "no Spark session" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("place", [pytest.param("folder", marks=pytest.mark.long), "s3"])
+def test_rows_of_a_large_replica_are_marked_and_checked_without_java(
+    request: pytest.FixtureRequest, shop: Shop, place: str
+) -> None:
+    if place == "s3":
+        server: S3Server = request.getfixturevalue("s3_server")
+        shop.configure(lake=request.getfixturevalue("s3_folder"), storage=dict(server.storage))
+    run_without_java(shop)
+    # As if the replica were large.
+    shop.configure(spark={"conf": {"spark.pgsieve.smallBytes": "-1", "spark.pgsieve.rewrittenBytes": "-1"}})
+    shop.database.execute("update orders set n = 12 where id in (2, 4)")
+    run_without_java(shop)
+    shop.database.execute("delete from orders where id = 3; insert into orders values (9, 9)")
+    run_without_java(shop)
+    lake = shop.lake
+    path = lake.replica("one", "public", "orders")
+    assert any(name.startswith("deletion_vector_") for name in lake.store.names(path))
+    rows = lake.records.rows(path)
+    assert sorted((row["id"], row["n"]) for row in rows) == [(2, 12), (4, 12), (9, 9)]
+    shop.configure(spark={})
+    run_without_java(shop, "check")

@@ -24,6 +24,7 @@ from pgsieve.assets.steps.update_transformation.decoded_batches import changes_s
 from pgsieve.decoding.publications.evolution import Layout
 from pgsieve.decoding.values.datetimes import TIMESTAMP_INFINITY, TIMESTAMP_MINUS_INFINITY
 from pgsieve.resources.lake.delta.compaction import compact
+from pgsieve.resources.lake.delta.row_removal import added_files, enable_marking, mark_rows
 from pgsieve.resources.lake.lake import Lake
 
 _COLUMNS = (("k", pa.int64()), ("t", pa.string()), ("v", pa.string()))
@@ -112,20 +113,20 @@ class Changes:
         """Mark rows as deleted."""
         local = self.lake.local
         assert local is not None
-        local.enable_deletion_vectors(self.path)
+        enable_marking(local, self.path)
         if checkpointed:
             DeltaTable(self.path).create_checkpoint()
         keys = pa.Table.from_pylist(gone, self.schema).select(["k"])
         matches = local.matches(self.path, keys, [np.ones(len(gone), np.bool_)], None)
         assert matches is not None
         base = local.version(self.path)
-        added = local.added_files(self.path, matches, base)
-        local.mark_rows(self.path, zip(matches, added, strict=True), [], position, base)
+        added = added_files(local, self.path, matches, base)
+        mark_rows(local, self.path, zip(matches, added, strict=True), [], position, base)
 
     def one_by_one(self, replicated: Definition) -> Applied:
         assert self.lake.local is not None
         pending = self.pending()
-        few = self.lake.local.slice_rows(self.log, [c.slice for c in self.slices])
+        few = self.lake.local.change_log(self.log).rows([c.slice for c in self.slices])
         assert few is not None
         small = Lake(self.lake.uri, no_session)  # type: ignore[arg-type]
         ConflictSearch(small, self.path, self.log, replicated, pending).refuse(few)

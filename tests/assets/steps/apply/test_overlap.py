@@ -30,7 +30,7 @@ from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.assets.steps.update_transformation.transform import transform
 from pgsieve.resources.lake import lake as delta
-from pgsieve.resources.lake.delta import delta_rs
+from pgsieve.resources.lake.delta import commits, delta_rs
 from pgsieve.resources.lake.delta.errors import OverrunError
 from pgsieve.resources.lake.delta.named_records import NamedRecords
 from pgsieve.resources.lake.delta.tables import Tables
@@ -227,7 +227,7 @@ def test_of_a_batch_only_what_another_process_has_not_applied_meanwhile_is_appli
         owner, function = Batch, "applied"
     else:
         # After the look at the version: the commit itself is refused.
-        owner, function = (delta_rs, "_commit") if overlap.first.lake.local else (delta, "guarded")
+        owner, function = (commits, "_commit") if overlap.first.lake.local else (delta, "guarded")
     calls = _meanwhile(monkeypatch, owner, function, overlap.second.apply_oldest)
     apply(overlap.first.subscription, overlap.first.lake, _quiet)
     assert len(calls) > 1

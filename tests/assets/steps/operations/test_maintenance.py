@@ -188,10 +188,10 @@ def test_a_compacted_slice_is_read_by_itself(shop: Shop) -> None:
     shop.maintain()
     assert DeltaTable(path).get_add_actions().num_rows == 1
     assert list(shop.local.slices(path, 10)) == [20, 30]
-    assert shop.local.messages(path, 20) == [b"message 20"]
-    _, files = shop.local.slice_files(path, [20]) or ("", [])
+    assert shop.local.change_log(path).messages(20) == [b"message 20"]
+    files = shop.local.change_log(path).files([20]) or []
     assert len(files) == 1
-    assert shop.local.slice_files(path, [40]) == (_, [])
+    assert shop.local.change_log(path).files([40]) == []
 
 
 def test_what_was_altered_goes_with_the_changes_and_the_catalog_of_the_next_slice_stays(shop: Shop) -> None:

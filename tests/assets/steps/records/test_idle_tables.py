@@ -16,7 +16,7 @@ from pgsieve.assets.steps.records.cuts import Cut, Cuts
 from pgsieve.assets.steps.records.table_states import SyncState, TableState, TableStates, newest_version
 from pgsieve.assets.steps.subscription import Definition, Feed, Subscription
 from pgsieve.decoding.publications.evolution import Layout
-from pgsieve.resources.lake.delta import delta_rs
+from pgsieve.resources.lake.delta import tables as delta
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.source import Source
 
@@ -44,7 +44,7 @@ def lake_of(folder: Path, tables: int) -> Lake:
 
 
 def opened(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> int:
-    """How many Delta tables a run opens to find that nothing is to be applied."""
+    """How many Delta tables a run in another process opens to find that nothing is to be applied."""
     paths: list[str] = []
 
     class Counted(DeltaTable):
@@ -52,8 +52,10 @@ def opened(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> int:
             paths.append(path)
             super().__init__(path, **options)
 
+    delta.shared_tables.cache_clear()
+    lake = Lake(lake.uri, no_session)
     with monkeypatch.context() as patch:
-        patch.setattr(delta_rs, "DeltaTable", Counted)
+        patch.setattr(delta, "DeltaTable", Counted)
         states_without_damaged(SUBSCRIPTION, lake, Cuts(lake, SUBSCRIPTION.name).last(), set())
         assert tables_beyond_cut(SUBSCRIPTION, lake) == set()
         assert applied_up_to(lake, SUBSCRIPTION) == 1
@@ -62,7 +64,7 @@ def opened(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> int:
 
 def test_as_many_tables_are_opened_whatever_is_idle(tmp_path: Path, monkeypatch) -> None:
     few, many = (opened(lake_of(tmp_path / str(number), number), monkeypatch) for number in (1, 20))
-    assert few == many
+    assert 0 < few == many
 
 
 def test_a_replica_that_is_gone_is_noticed_all_the_same(tmp_path: Path) -> None:

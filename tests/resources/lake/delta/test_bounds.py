@@ -66,7 +66,7 @@ def test_other_columns_have_bounds_beside_distant_dates(tmp_path: Path) -> None:
     new = pa.StructArray.from_arrays([dates(_INFINITY, 1), pa.array([1, 2])], ["day", "id"])
     path, local = str(tmp_path / "t"), LocalRecords()
     local.write(path, pa.table({"slice": [10, 10], "commit_lsn": [5, 6], "ordinal": [0, 0], "new": new}), 10)
-    rows = local.slice_rows(path, [10], every=True)
+    rows = local.change_log(path).rows([10], every=True)
     assert rows is not None
     assert rows.num_rows == 2
 

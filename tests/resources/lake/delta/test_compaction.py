@@ -29,6 +29,7 @@ from pgsieve.resources.lake.delta.compaction import cluster, compact
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.delta.errors import OverrunError, again_after_conflict
 from pgsieve.resources.lake.delta.records import quoted
+from pgsieve.resources.lake.delta.row_removal import replace_rows, takes_rewriting
 from pgsieve.resources.lake.delta.tables import Tables
 from pgsieve.resources.lake.stores.store import Store
 from tests.fixtures.pgsieve_replica import engine
@@ -73,8 +74,8 @@ _MEANWHILE: dict[str, tuple[Meanwhile, bool]] = {
     "delta-rs compacts it": (lambda path: DeltaTable(path).optimize.compact(), False),
     "rows are appended": (lambda path: other_process().write(path, rows(7, 8), 7), True),
     "rows are replaced": (
-        lambda path: other_process().replace_rows(
-            path, lambda batch: pc.not_equal(batch["slice"], 3), rows(33), 7, _FILES - 1
+        lambda path: replace_rows(
+            other_process(), path, lambda batch: pc.not_equal(batch["slice"], 3), rows(33), 7, _FILES - 1
         ),
         False,
     ),
@@ -316,8 +317,8 @@ def _first_replaced(local: LocalRecords, path: str) -> None:
     def staying(batch: pa.RecordBatch) -> pa.Array:
         return pc.not_equal(batch["slice"], 0)
 
-    assert local.takes_rewriting(path, rows().column_names)
-    local.replace_rows(path, staying, rows(0), 9, base=local.version(path))
+    assert takes_rewriting(local, path, rows().column_names)
+    replace_rows(local, path, staying, rows(0), 9, base=local.version(path))
 
 
 @pytest.mark.parametrize("name", ["a b", "a%20b", "ä#?", "a+b=c"])
@@ -339,7 +340,7 @@ def test_a_file_that_delta_rs_cannot_name_stays(
     _rename_first(Path(path), "a+b", "a%2Bb")
     way(other_process(), path)
     assert values(path) == list(range(_FILES))
-    assert not LocalRecords().takes_rewriting(path, rows().column_names)
+    assert not takes_rewriting(LocalRecords(), path, rows().column_names)
 
 
 def _rename_first(table: Path, name: str, logged: str) -> None:
@@ -368,4 +369,4 @@ def test_rows_are_not_replaced_where_a_user_has_added_a_column(tmp_path: Path) -
     path = written(str(tmp_path / "t"))
     table = DeltaTable(path)
     table.alter.add_columns([Field("mine", "string")])
-    assert not LocalRecords().takes_rewriting(path, rows().column_names)
+    assert not takes_rewriting(LocalRecords(), path, rows().column_names)

@@ -5,37 +5,100 @@ from __future__ import annotations
 import errno
 import os
 import random
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Barrier, Thread
+from traceback import format_exception
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import DeltaTable
+from deltalake.exceptions import CommitFailedError
 from pyspark.sql import SparkSession
 
-from pgsieve.resources.lake.delta.deletion_vectors import UnmarkableError
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
-from pgsieve.resources.lake.delta.errors import OverrunError
+from pgsieve.resources.lake.delta.errors import LakeUnavailableError, OverrunError
+from pgsieve.resources.lake.delta.key_lookup import FileMatches
+from pgsieve.resources.lake.delta.log import Log, UnmarkableError
 from pgsieve.resources.lake.delta.parquet_files import write_files
 from pgsieve.resources.lake.delta.records import quoted
+from pgsieve.resources.lake.delta.row_removal import added_files, enable_marking, mark_rows, takes_marking
+from pgsieve.resources.lake.delta.tables import Tables
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.stores.objects import Objects
+from pgsieve.resources.lake.stores.storage import Storage
+from pgsieve.resources.lake.stores.store import Store
 from pgsieve.resources.lake.way import Way
 from tests.fixtures.pgsieve_replica import engine
+from tests.fixtures.s3_proxy import CUT, DENIED, EXPIRED, INTERNAL, SLOW_DOWN, Answer, S3Proxy, s3_proxy
+from tests.fixtures.s3_server import BUCKET, SECRET, S3Server
 
 _ROWS = pa.schema({"id": pa.int64(), "n": pa.int64()})
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a test has its table: in a folder or on S3."""
+
+    path: str
+    storage: Storage
+    #: By which what delta-rs does not do is done; it holds Python's lock while it waits for a proxy in this process.
+    behind: Storage | None = None
+
+    @property
+    def store(self) -> Store:
+        store = Store.of(self.storage)
+        if self.behind is not None:
+            root = f"s3a://{BUCKET}"
+            store._objects[root] = Objects(root, self.behind.delta_rs_options())
+        return store
+
+    def local(self) -> LocalRecords:
+        """The tables as a process has them that holds none open."""
+        return LocalRecords(store := self.store, Tables(store))
+
+    def table(self) -> DeltaTable:
+        return DeltaTable(self.path, storage_options=self.storage.delta_rs_options() or None)
+
+    def rows(self) -> dict[int, int]:
+        """What delta-rs reads of a table that nobody holds open."""
+        rows = self.local().table(self.path)
+        assert len(set(rows["id"].to_pylist())) == rows.num_rows
+        return dict(zip(rows["id"].to_pylist(), rows["n"].to_pylist(), strict=True))
+
+    def files(self, end: str) -> list[str]:
+        """The names of files in the table's folder and its log that end so."""
+        return [name for name in self.store.names(self.path) if name.endswith(end)]
+
+    def remove(self, name: str) -> None:
+        files, inner = self.store.system(f"{self.path}/{name}")
+        files.delete_file(inner)
+
+
+@pytest.fixture(params=["folder", "s3"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    if request.param == "folder":
+        return Place(str(tmp_path / "t"), Storage.of(str(tmp_path)))
+    server: S3Server = request.getfixturevalue("s3_server")
+    storage = Storage.of(request.getfixturevalue("s3_folder"), server.storage)
+    return Place(f"{storage.address}/t", storage)
 
 
 def no_session() -> SparkSession:
     raise AssertionError("no session is needed here")
 
 
-def table_of(path: str, keys: range, files: int = 3) -> LocalRecords:
+def table_of(place: Place, keys: range, files: int = 3) -> LocalRecords:
     """A table in which rows may be marked; `n` is twice `id`."""
-    local = LocalRecords()
+    local, path = place.local(), place.path
     for number in range(files):
         ids = list(keys)[number::files]
         local.write(path, pa.table({"id": ids, "n": [2 * each for each in ids]}, _ROWS), number + 1)
-    local.enable_deletion_vectors(path)
+    assert takes_marking(local, path, _ROWS.names)
+    enable_marking(local, path)
     return local
 
 
@@ -48,55 +111,49 @@ def mark(
         path, pa.table({"id": pa.array(keys, pa.int64())}), [np.ones(len(keys), bool)], None
     )
     assert matches is not None
-    added = local.added_files(path, matches, base)
+    added = added_files(local, path, matches, base)
     new = pa.table({"id": list(rows or {}), "n": list((rows or {}).values())}, _ROWS)
-    files = [f for batch in write_files(path, _ROWS, new.to_batches()) for f in batch.to_pylist()]
-    local.mark_rows(path, zip(matches, added, strict=True), files, position, base)
+    files = [
+        f
+        for batch in write_files(path, _ROWS, new.to_batches(), store=local.store)
+        for f in batch.to_pylist()
+    ]
+    mark_rows(local, path, zip(matches, added, strict=True), files, position, base)
 
 
-def rows_of(path: str) -> dict[int, int]:
-    """What delta-rs reads of a table that nobody holds open."""
-    rows = LocalRecords().table(path)
-    assert len(set(rows["id"].to_pylist())) == rows.num_rows
-    return dict(zip(rows["id"].to_pylist(), rows["n"].to_pylist(), strict=True))
-
-
-def test_marked_rows_are_gone_and_the_position_is_reached_once(tmp_path: Path) -> None:
-    path = str(tmp_path / "t")
-    local = table_of(path, range(30))
-    mark(local, path, [1, 2, 29, 1000], 10, {2: -2, 40: 80})
+def test_marked_rows_are_gone_and_the_position_is_reached_once(place: Place) -> None:
+    local = table_of(place, range(30))
+    mark(local, place.path, [1, 2, 29, 1000], 10, {2: -2, 40: 80})
     expected = {n: 2 * n for n in range(30) if n not in {1, 29}} | {2: -2, 40: 80}
-    assert rows_of(path) == expected
-    version = local.version(path)
-    assert local.position(path) == 10
-    mark(local, path, [3], 10)
-    assert (local.version(path), rows_of(path)) == (version, expected)
-    mark(local, path, [2, 3], 11)
-    assert rows_of(path) == {k: v for k, v in expected.items() if k not in {2, 3}}
+    assert place.rows() == expected
+    version = local.version(place.path)
+    assert local.position(place.path) == 10
+    mark(local, place.path, [3], 10)
+    assert (local.version(place.path), place.rows()) == (version, expected)
+    mark(local, place.path, [2, 3], 11)
+    assert place.rows() == {k: v for k, v in expected.items() if k not in {2, 3}}
 
 
-def test_each_version_is_read_without_spark(tmp_path: Path) -> None:
-    path = str(tmp_path / "t")
-    local, expected = table_of(path, range(12)), {}
+def test_each_version_is_read_without_spark(place: Place) -> None:
+    local, expected = table_of(place, range(12)), {}
     for position, key in enumerate((3, 4, 5), 10):
-        mark(local, path, [key], position)
-        expected[local.version(path)] = {n for n in range(12) if not 3 <= n <= key}
-    lake = Lake(str(tmp_path), no_session)
-    assert lake.way_to_read(path) is Way.IN_PROCESS
+        mark(local, place.path, [key], position)
+        expected[local.version(place.path)] = {n for n in range(12) if not 3 <= n <= key}
+    lake = Lake(place.storage.address, no_session, storage=place.storage)
+    assert lake.way_to_read(place.path) is Way.IN_PROCESS
     for version, keys in expected.items():
-        batches = local.batches(path, version)
+        batches = local.batches(place.path, version)
         assert sorted(n for batch in batches for n in batch.column("id").to_pylist()) == sorted(keys)
 
 
 @pytest.mark.parametrize("how", ["overwrite", "merge", "delete"])
-def test_delta_rs_writes_where_rows_are_marked(tmp_path: Path, how: str) -> None:
-    path = str(tmp_path / "t")
-    local, held = table_of(path, range(9)), {n: 2 * n for n in range(9) if n != 1}
-    mark(local, path, [1], 10)
-    table, rows = DeltaTable(path), pa.table({"id": [4], "n": [-4]}, _ROWS)
+def test_delta_rs_writes_where_rows_are_marked(place: Place, how: str) -> None:
+    local, held = table_of(place, range(9)), {n: 2 * n for n in range(9) if n != 1}
+    mark(local, place.path, [1], 10)
+    table, rows = place.table(), pa.table({"id": [4], "n": [-4]}, _ROWS)
     match how:
         case "overwrite":
-            local.write(path, rows, 11, overwrite=True)
+            local.write(place.path, rows, 11, overwrite=True)
             held = {4: -4}
         case "merge":
             merger = table.merge(rows, "t.id = s.id", source_alias="s", target_alias="t")
@@ -105,76 +162,112 @@ def test_delta_rs_writes_where_rows_are_marked(tmp_path: Path, how: str) -> None
         case "delete":
             table.delete("id = 4")
             del held[4]
-    assert rows_of(path) == held
-    mark(local, path, sorted(held), 12)
-    assert rows_of(path) == {}
+    assert place.rows() == held
+    mark(local, place.path, sorted(held), 12)
+    assert place.rows() == {}
 
 
-def test_a_file_of_which_all_rows_go_leaves_the_table(tmp_path: Path) -> None:
-    path = str(tmp_path / "t")
-    local = table_of(path, range(9))
-    mark(local, path, [0, 3], 10)
-    mark(local, path, [6, 1], 11)
-    assert len(local.table_at(path).file_uris()) == 2
-    assert rows_of(path) == {n: 2 * n for n in (2, 4, 5, 7, 8)}
-    assert len(list((tmp_path / "t").glob("deletion_vector_*.bin"))) == 2
+def test_a_file_of_which_all_rows_go_leaves_the_table(place: Place) -> None:
+    local = table_of(place, range(9))
+    mark(local, place.path, [0, 3], 10)
+    mark(local, place.path, [6, 1], 11)
+    assert len(local.table_at(place.path).file_uris()) == 2
+    assert place.rows() == {n: 2 * n for n in (2, 4, 5, 7, 8)}
+    assert len(place.files(".bin")) == 2
 
 
-def test_who_was_slower_marks_nothing(tmp_path: Path) -> None:
-    path = str(tmp_path / "t")
-    local, other = table_of(path, range(9)), LocalRecords()
-    base = local.version(path)
+def test_who_was_slower_marks_nothing(place: Place) -> None:
+    local, other = table_of(place, range(9)), place.local()
+    base = local.version(place.path)
     key = pa.table({"id": [4]})
-    matches = local.matches(path, key, [np.ones(1, bool)], None)
+    matches = local.matches(place.path, key, [np.ones(1, bool)], None)
     assert matches
-    added = local.added_files(path, matches, base)
-    write_deltalake(path, pa.table({"id": [100], "n": [200]}, _ROWS), mode="append")
+    added = added_files(local, place.path, matches, base)
+    place.local().append(place.path, pa.table({"id": [100], "n": [200]}, _ROWS))
     with pytest.raises(OverrunError):
-        local.mark_rows(path, zip(matches, added, strict=True), [], 10, base)
+        mark_rows(local, place.path, zip(matches, added, strict=True), [], 10, base)
     # Also where the entry of the log comes only after the look at it.
-    mark(other, path, [4], 11)
+    mark(other, place.path, [4], 11)
     with pytest.raises(OverrunError):
-        local.mark_rows(path, zip(matches, added, strict=True), [], 12, base)
-    assert rows_of(path) == {n: 2 * n for n in [*range(9), 100] if n != 4}
-    assert not list((tmp_path / "t" / "_delta_log").glob("*.tmp"))
+        mark_rows(local, place.path, zip(matches, added, strict=True), [], 12, base)
+    assert place.rows() == {n: 2 * n for n in [*range(9), 100] if n != 4}
+    assert not place.files(".tmp")
 
 
-def test_a_log_that_does_not_tell_how_a_file_was_added_is_refused(tmp_path: Path) -> None:
-    path = str(tmp_path / "t")
-    local = table_of(path, range(9))
-    matches = local.matches(path, pa.table({"id": [4]}), [np.ones(1, bool)], None)
+def test_a_log_that_does_not_tell_how_a_file_was_added_is_refused(place: Place) -> None:
+    local = table_of(place, range(9))
+    matches = local.matches(place.path, pa.table({"id": [4]}), [np.ones(1, bool)], None)
     assert matches
-    (tmp_path / "t" / "_delta_log" / f"{0:020}.json").unlink()
+    place.remove(f"_delta_log/{0:020}.json")
+    other = FileMatches("other.parquet", "", 0, *[np.empty(0, int)] * 3)
     with pytest.raises(UnmarkableError):
-        local.added_files(
-            path, [*matches, matches[0].__class__("other.parquet", "", 0, *[np.empty(0, int)] * 3)], 3
-        )
+        added_files(local, place.path, [*matches, other], 3)
 
 
-def test_features_are_no_more_than_a_writer_needs(tmp_path: Path) -> None:
-    path = str(tmp_path / "t")
-    local = table_of(path, range(3))
-    protocol = local.table_at(path).protocol()
+def test_a_long_log_is_read_back_to_its_checkpoint(place: Place) -> None:
+    # Of the last two files only the checkpoint tells how they were added.
+    local, held = table_of(place, range(24), files=8), {n: 2 * n for n in range(24)}
+    place.table().create_checkpoint()
+    for version in range(local.version(place.path)):
+        place.remove(f"_delta_log/{version:020}.json")
+    keys = [*range(6), *range(8, 14), *range(16, 22)]
+    for position, key in enumerate([*keys, 6], 10):
+        mark(local, place.path, [key], position)
+        del held[key]
+    assert place.rows() == held
+    place.remove("_delta_log/_last_checkpoint")
+    with pytest.raises(UnmarkableError, match="is missing"):
+        mark(local, place.path, [7], 100)
+
+
+def test_of_two_writers_of_a_version_one_is_told_that_it_is_there(place: Place) -> None:
+    table_of(place, range(3))
+    log = Log.of(place.path, place.store)
+    assert log is not None
+
+    def commits(version: int, writer: int) -> bool:
+        together.wait()
+        try:
+            log.commit(version, [{"commitInfo": {"txnId": f"{version}/{writer}"}}])
+        except CommitFailedError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(2) as pool:
+        for version in range(10, 40):
+            together = Barrier(2)
+            ended = list(pool.map(commits, [version] * 2, range(2)))
+            assert sorted(ended) == [False, True]
+            (entry,) = next(iter(log.backwards(version, "commitInfo", None)))
+            assert entry["txnId"] == f"{version}/{ended.index(True)}"
+
+
+def test_features_are_no_more_than_a_writer_needs(place: Place) -> None:
+    local = table_of(place, range(3))
+    protocol = local.table_at(place.path).protocol()
     assert set(protocol.reader_features or ()) == {"deletionVectors"}
     assert set(protocol.writer_features or ()) == {"appendOnly", "deletionVectors", "invariants"}
-    assert local.has_deletion_vectors(path)
-    assert local.position(path) == 3
+    assert local.has_deletion_vectors(place.path)
+    assert local.position(place.path) == 3
 
 
 @pytest.mark.spark
+@pytest.mark.parametrize("place", ["folder", pytest.param("s3", marks=pytest.mark.long)], indirect=True)
 @pytest.mark.parametrize(
     "seed", [1, pytest.param(2, marks=pytest.mark.long), pytest.param(3, marks=pytest.mark.long)]
 )
-def test_spark_and_this_process_mark_rows_in_turns(tmp_path: Path, seed: int) -> None:
-    path, spark, draw = str(tmp_path / "t"), engine().session, random.Random(seed)
-    name = f"delta.{quoted(path)}"
-    local, held = table_of(path, range(60)), {n: 2 * n for n in range(60)}
+def test_spark_and_this_process_mark_rows_in_turns(place: Place, seed: int) -> None:
+    spark, draw = engine().session.newSession(), random.Random(seed)
+    for key, value in place.storage.spark_settings().items():
+        spark.conf.set(key, value)
+    name = f"delta.{quoted(place.path)}"
+    local, held = table_of(place, range(60)), {n: 2 * n for n in range(60)}
     spark.sql(f"alter table {name} set tblproperties ('delta.checkpointInterval' = '4')")
     for turn in range(12):
         keys = draw.sample(sorted(held), 3)
         match draw.choice(["mark", "mark", "delete", "update", "compact", "checkpoint"]):
             case "mark":
-                mark(local, path, keys, 100 + turn, {keys[0]: turn, 1000 + turn: turn})
+                mark(local, place.path, keys, 100 + turn, {keys[0]: turn, 1000 + turn: turn})
                 held = {k: v for k, v in held.items() if k not in keys} | {keys[0]: turn, 1000 + turn: turn}
             case "delete":
                 spark.sql(f"delete from {name} where id in ({keys[0]}, {keys[1]})")
@@ -185,18 +278,16 @@ def test_spark_and_this_process_mark_rows_in_turns(tmp_path: Path, seed: int) ->
             case "compact":
                 spark.sql(f"optimize {name}")
             case "checkpoint":
-                DeltaTable(path).create_checkpoint()
-        by_spark = {row["id"]: row["n"] for row in spark.read.format("delta").load(path).collect()}
-        assert (by_spark, rows_of(path)) == (held, held), f"turn {turn}"
+                place.table().create_checkpoint()
+        by_spark = {row["id"]: row["n"] for row in spark.read.format("delta").load(place.path).collect()}
+        assert (by_spark, place.rows()) == (held, held), f"turn {turn}"
     assert spark.sql(f"select count(*) from {name}").collect()[0][0] == len(held)
 
 
-def test_a_folder_without_hard_links_is_left_to_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = str(tmp_path / "t")
-    local = table_of(path, range(9))
-    matches = local.matches(path, pa.table({"id": [4]}), [np.ones(1, bool)], None)
+@pytest.mark.parametrize("place", ["folder"], indirect=True)
+def test_a_folder_without_hard_links_is_left_to_others(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    local = table_of(place, range(9))
+    matches = local.matches(place.path, pa.table({"id": [4]}), [np.ones(1, bool)], None)
     assert matches
 
     def refuses(*_: object) -> None:
@@ -204,5 +295,97 @@ def test_a_folder_without_hard_links_is_left_to_others(
 
     monkeypatch.setattr(os, "link", refuses)
     with pytest.raises(UnmarkableError, match="Operation not permitted"):
-        local.added_files(path, matches, local.version(path))
-    assert not list((tmp_path / "t" / "_delta_log").glob("*.tmp"))
+        added_files(local, place.path, matches, local.version(place.path))
+    assert not place.files(".tmp")
+
+
+class TestOnABadNetwork:
+    """An object store whose answers do not arrive, or are errors."""
+
+    @pytest.fixture
+    def proxy(self, s3_server: S3Server) -> Iterator[S3Proxy]:
+        with s3_proxy(s3_server.url) as made:
+            yield made
+
+    @pytest.fixture
+    def place(self, s3_server: S3Server, s3_folder: str, proxy: S3Proxy) -> Place:
+        storage = Storage.of(s3_folder, s3_server.storage)
+        behind = Storage.of(s3_folder, {**s3_server.storage, "endpoint": proxy.url})
+        return Place(f"{storage.address}/t", storage, behind)
+
+    @pytest.mark.parametrize(("lost", "then"), [(1, 412), (2, 412), (1, 403)])
+    def test_an_entry_whose_answer_was_lost_is_known_as_ones_own(
+        self, place: Place, proxy: S3Proxy, lost: int, then: int
+    ) -> None:
+        local = table_of(place, range(9))
+        version = local.version(place.path)
+        entry = f"{version + 1:020}.json"
+
+        def puts() -> list[int]:
+            return [
+                status for asked, path, status in proxy.answered if asked == "PUT" and path.endswith(entry)
+            ]
+
+        proxy.lose_first("PUT", entry, lost)
+        proxy.refused = lambda method, _: DENIED if then == 403 and method == "PUT" and puts() else None
+        mark(local, place.path, [4], 10)
+        assert puts() == [200] + [412] * (lost if then == 412 else 0)
+        assert (local.version(place.path), local.position(place.path)) == (version + 1, 10)
+        assert place.rows() == {n: 2 * n for n in range(9) if n != 4}
+
+    def test_another_writers_entry_is_not_taken_for_ones_own(self, place: Place, proxy: S3Proxy) -> None:
+        local = table_of(place, range(9))
+        base = local.version(place.path)
+        matches = local.matches(place.path, pa.table({"id": [4]}), [np.ones(1, bool)], None)
+        assert matches
+        added = added_files(local, place.path, matches, base)
+        faster = replace(place, behind=None).local()
+
+        def refused(method: str, path: str) -> Answer | None:
+            if method != "PUT" or not path.endswith(f"{base + 1:020}.json"):
+                return None
+            # Before the request comes to the server, which it never does.
+            proxy.refused = lambda *_: None
+            write.start()
+            write.join()
+            return CUT
+
+        write = Thread(target=lambda: mark(faster, place.path, [5], 11))
+        proxy.refused = refused
+        with pytest.raises(OverrunError):
+            mark_rows(local, place.path, zip(matches, added, strict=True), [], 10, base)
+        assert place.local().position(place.path) == 11
+        assert place.rows() == {n: 2 * n for n in range(9) if n != 5}
+
+    @pytest.mark.parametrize("answer", [SLOW_DOWN, INTERNAL, CUT], ids=["slow_down", "error", "cut"])
+    def test_faults_that_pass_are_waited_for(self, place: Place, proxy: S3Proxy, answer: Answer) -> None:
+        local, held = table_of(place, range(30)), {n: 2 * n for n in range(30)}
+        proxy.refuse(answer, every=3)
+        for turn in range(4):
+            mark(local, place.path, [turn], 10 + turn)
+            del held[turn]
+        assert proxy.refusals
+        proxy.heal()
+        assert place.rows() == held
+
+    def test_a_store_that_refuses_says_so_and_shows_no_secret(self, place: Place, proxy: S3Proxy) -> None:
+        local = table_of(place, range(9))
+        lake = Lake(place.storage.address, no_session, storage=place.storage)
+        lake.store._objects.update(place.store._objects)
+        key = pa.table({"id": [4]})
+        matches = local.matches(place.path, key, [np.ones(1, bool)], None)
+        assert matches
+        base = local.version(place.path)
+        added = lake.files_to_mark(place.path, matches, base)
+        assert added is not None
+        proxy.refuse(EXPIRED, methods="PUT", part="deletion_vector_")
+        with pytest.raises(
+            LakeUnavailableError, match=r"does not accept the credentials \(ExpiredToken\)"
+        ) as raised:
+            lake.commit_marked(lambda: pa.table({}), place.path, zip(matches, added, strict=True), 10, base)
+        assert raised.value.hint
+        assert SECRET not in "".join(format_exception(raised.value))
+        assert place.local().position(place.path) == 3
+        # What this library is refused, delta-rs may still have reached in its own way: then rows are marked by Spark.
+        proxy.refuse(DENIED, methods="GET", part="_last_checkpoint")
+        assert lake.files_to_mark(place.path, matches, base) is None

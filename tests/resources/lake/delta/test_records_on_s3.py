@@ -94,12 +94,12 @@ def test_files_that_executors_wrote_are_committed_and_read_by_slice(
         (written,) = [batch.to_pylist() for batch in write_files(path, SCHEMA, batches, store=store)]
         records.commit(path, SCHEMA, written, end)
     assert records.slices(path, 0) == [10, 20]
-    listed = records.slice_files(path, [20], every=True)
-    assert listed is not None
-    (file,) = listed[1]
+    files = records.change_log(path).files([20], every=True)
+    assert files is not None
+    (file,) = files
     assert file.startswith(path)
     assert records.store.read(file).to_pylist() == rows(20, 3, 4).to_pylist()
-    groups = records.slice_groups(path, [20], every=True)
+    groups = records.change_log(path).row_groups([20], every=True)
     assert groups is not None
     assert [read(["id"])["id"].to_pylist() for _, read in store.readers(groups)] == [[3, 4]]
     matches = records.matches(path, pa.table({"id": [3, 7]}), [np.array([True, True])], 10**6)

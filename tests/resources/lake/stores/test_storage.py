@@ -51,6 +51,7 @@ def test_an_s3_server_of_ones_own_in_the_words_of_both_engines() -> None:
     storage = Storage.of("s3://bucket/lake", MINIO)
     assert storage.delta_rs_options({}) == {
         "aws_endpoint_url": "http://minio:9000",
+        "aws_endpoint_url_s3": "http://minio:9000",
         "aws_access_key_id": "AKIA7",
         "aws_secret_access_key": "x7Qm-secret-2Lp",
         "aws_conditional_put": "etag",

@@ -1,0 +1,192 @@
+"""Whether a lake can be reached and written: it is tried before work begins, and what refuses later is named.
+
+In: a lake's address and how it is reached. Out: nothing where all is well. Raises LakeUnavailableError, UnsafeStoreError or
+SparkLostError where the lake as a whole refuses, and a `LakeError` that names the table where one table does.
+"""
+
+import errno
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Lock
+
+import pyarrow as pa
+from deltalake.exceptions import CommitFailedError, DeltaError
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+
+from pgsieve.resources.lake.delta.errors import (
+    ConcurrentWriteError,
+    DamagedTableError,
+    ExecutorError,
+    LakeError,
+    LakeUnavailableError,
+    OverrunError,
+    SparkLostError,
+    StoreUnavailableError,
+    causes,
+    first_line,
+    is_lost,
+    missing_file,
+    of_one_folder,
+    raise_ours,
+    refusal,
+    told,
+)
+from pgsieve.resources.lake.kept_commits import check_commits_are_kept
+from pgsieve.resources.lake.overrun import NewerVersionError
+from pgsieve.resources.lake.paths import LakePaths
+from pgsieve.resources.lake.stores.storage import Storage, is_uri
+from pgsieve.resources.lake.stores.store import Store
+from pgsieve.resources.lake.stores.store_errors import StoreRefusal, store_refusal
+
+#: What Spark raises: errors that it checks for itself, and what Java does beneath it.
+SPARK_ERRORS = (PySparkException, Py4JError)
+_CONFLICT = re.compile(
+    r"(?m)^(?:: )?(?:[\w.]+: )?\[DELTA_(?:CONCURRENT_\w+|METADATA_CHANGED|PROTOCOL_CHANGED)"
+)
+
+
+#: What a writable lake takes: a full disk may still have room for an empty file.
+_PROBE, _PROBE_NAME = bytes(64 * 1024), ".pgsieve-write-probe"
+_DAMAGED = 'restore it from a backup, or make it again: pgsieve\'s documentation, "A damaged lake"'
+
+#: Lakes and servers that keep commits, as this process knows; one thread finds out.
+_safe: set[tuple[str, str]] = set()
+_TRYING = Lock()
+
+
+class LakeAccess(LakePaths):
+    """A lake that can be written, or says why not."""
+
+    def __init__(self, storage: Storage, folders: Mapping[str, str] | None) -> None:
+        super().__init__(storage.address, folders)
+        #: The files of the lake, for this process and for executors.
+        self.store = Store.of(storage)
+        self._storage = storage
+
+    def check_writable(self) -> None:
+        """Raise LakeUnavailableError now rather than after the copy; only a local lake can be tried cheaply.
+
+        Raises UnsafeStoreError where a store with S3's interface may lose commits.
+        """
+        if not is_uri(self.uri):
+            self.try_writing()
+        self.check_commits_are_kept()
+
+    def check_commits_are_kept(self, *, record: bool = True) -> None:
+        """Raise UnsafeStoreError where the store may lose commits; S3 itself is not tried.
+
+        Without `record` what is made for that is removed, and nothing is left in the lake.
+        """
+        endpoint = self._storage.endpoint()
+        if not self._storage.by_delta_rs or endpoint is None or not self._storage.imitates_s3():
+            return
+        with _TRYING:
+            if (tried := (self.uri, endpoint)) not in _safe:
+                with self.refusing(self.uri):
+                    check_commits_are_kept(self.uri, self.store, endpoint, record=record)
+                _safe.add(tried)
+
+    def check_permitted(self) -> None:
+        """Raise LakeUnavailableError where a folder does not let this user write; makes nothing, and asks no store."""
+        if is_uri(self.uri):
+            return
+        folder = Path(self.uri).absolute()
+        there = next(each for each in (folder, *folder.parents) if each.exists())
+        if not there.is_dir():
+            raise self._unavailable(f"{there} is no folder")
+        if not os.access(there, os.W_OK | os.X_OK):
+            raise self._unavailable(f"{os.strerror(errno.EACCES)} ({there})")
+
+    def try_writing(self) -> None:
+        """Raise LakeUnavailableError where the lake does not take a file; where only Spark writes, that is not tried."""
+        if is_uri(self.uri):
+            if self._storage.by_delta_rs:
+                with self.refusing(self.uri):
+                    self.store.probe(self.uri, _PROBE_NAME)
+            return
+        try:
+            folder = Path(self.uri)
+            folder.mkdir(parents=True, exist_ok=True)
+            probe = folder / _PROBE_NAME
+            try:
+                probe.write_bytes(_PROBE)
+            finally:
+                probe.unlink(missing_ok=True)
+        except OSError as error:
+            raise self._unavailable(error.strerror or str(error)) from error
+
+    def _unavailable(self, refused: str) -> LakeUnavailableError:
+        """The error that says what refuses, how much room there is, and that nothing is lost."""
+        folders = {self.uri: "lake", tempfile.gettempdir(): "temporary files"}
+        free = [
+            f"{shutil.disk_usage(folder).free / 1024**2:,.1f} MiB free for {use} ({folder})"
+            for folder, use in folders.items()
+            if Path(folder).is_dir()
+        ]
+        return LakeUnavailableError(
+            f'lake "{self.uri}" cannot be written: {refused}' + (f"; {', '.join(free)}" if free else ""),
+            hint="make room, give this user the right to write there, or choose another `lake` in pgsieve.yaml; then run"
+            " again: nothing is lost, a slot is confirmed only up to what the lake holds",
+        )
+
+    @contextmanager
+    def refusing(self, path: str) -> Iterator[None]:
+        """Name the table when it cannot be read or written, or the lake where that refuses as a whole."""
+        try:
+            yield
+        except (DeltaError, OSError, pa.ArrowException, *SPARK_ERRORS) as error:
+            self.refuse_unavailable(error)
+            if isinstance(error, SPARK_ERRORS):
+                try:
+                    raise_ours(error)
+                except ExecutorError as ours:
+                    if ours.kind == NewerVersionError.__name__:
+                        raise OverrunError(path) from error
+                    raise
+            raise _named(path, error) from error
+
+    def refuse_unavailable(self, error: Exception) -> None:
+        """Raise LakeUnavailableError or SparkLostError where an error says that these fail, not one table."""
+        if is_lost(error):
+            raise SparkLostError(
+                "Spark lost executors, or is gone",
+                hint="see Spark's log, above or of its server; `pgsieve run` goes on from the last commit",
+            ) from error
+        if is_uri(self.uri) and (refused := store_refusal(causes(error))):
+            raise self._refused(refused) from error
+        if (code := refusal(error)) is None:
+            return
+        if of_one_folder(code):
+            self.check_writable()  # Raises where it is not that folder alone.
+        else:
+            raise self._unavailable(os.strerror(code)) from error
+
+    def _refused(self, refused: StoreRefusal) -> LakeUnavailableError:
+        """The error that names the lake, says why its store refuses, and what to do."""
+        kind = StoreUnavailableError if refused.passes else LakeUnavailableError
+        return kind(f'lake "{self.uri}": {refused.what}', hint=refused.hint)
+
+
+def _named(path: str, error: Exception) -> LakeError:
+    """The error of a table."""
+    by_spark = isinstance(error, SPARK_ERRORS)
+    if isinstance(error, CommitFailedError) or (by_spark and _CONFLICT.search(str(error))):
+        return ConcurrentWriteError(
+            f'Delta table "{path}": other writers commit to it faster than pgsieve does',
+            hint="nobody else should write to it; `pgsieve run` goes on from the last commit",
+        )
+    if file := missing_file(error):
+        return DamagedTableError(f'Delta table "{path}": its file "{file}" is missing', hint=_DAMAGED)
+    message = told(error) if by_spark else first_line(error)
+    if (code := refusal(error)) is not None:
+        message = os.strerror(code)
+    seen = "see Spark's log, above or of its server; " if by_spark else ""
+    return LakeError(
+        f'Delta table "{path}": {message}', hint=f"{seen}`pgsieve run` goes on from the last commit"
+    )

@@ -1,0 +1,377 @@
+"""Commits to Delta tables by delta-rs: whole or not at all, and with a position once.
+
+In: rows, files or a net change, and what they were planned from. Out: one commit, which has the position as Delta's `txn`. Where
+another writer was faster, it is made again, or refused where it needs a new plan. Raises OverrunError, CommitFailedError and what
+else delta-rs raises.
+
+https://github.com/delta-io/delta/blob/master/PROTOCOL.md (Transaction Identifiers)
+"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+from urllib.parse import quote, unquote
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Schema, Transaction, WriterProperties, write_deltalake
+from deltalake.exceptions import CommitFailedError, DeltaError
+from deltalake.transaction import AddAction, RemoveAction
+
+from pgsieve.resources.lake.delta.bounds import bounded_if_possible, writer_properties
+from pgsieve.resources.lake.delta.errors import OverrunError, commit_again
+from pgsieve.resources.lake.delta.layout import file_bytes
+from pgsieve.resources.lake.delta.merge import Merge
+from pgsieve.resources.lake.delta.queries import quoted_column
+from pgsieve.resources.lake.delta.records import (
+    APPLICATION,
+    VERSIONED,
+    Standing,
+    commit_metadata,
+    kept_metadata,
+    versioned,
+)
+from pgsieve.resources.lake.delta.tables import Tables, arrow_schema, shared_tables
+from pgsieve.resources.lake.stores.store import Store
+
+#: In a column's metadata, where Spark has its comment, too.
+COMMENT = "comment"
+#: What delta-rs writes as it is in a path of the log, besides letters and digits; all else it encodes.
+_NOT_ENCODED = "!$&'()+,-./:;=@_~"
+
+
+class Commits:
+    """Commits to Delta tables that delta-rs reaches."""
+
+    def __init__(self, store: Store | None = None, tables: Tables | None = None) -> None:
+        self.store = store or Store()
+        self._tables = tables or shared_tables(self.store.options)
+
+    def exists(self, path: str) -> bool:
+        """Whether there is a Delta table."""
+        return self._tables.exists(path)
+
+    def table_at(self, path: str) -> DeltaTable:
+        """The newest version of a table."""
+        return self._tables.open(path)
+
+    def append(
+        self,
+        path: str,
+        rows: pa.Table,
+        position: int | None = None,
+        *,
+        base: int | None = None,
+        after: int | None = None,
+    ) -> None:
+        """Append rows in one commit; with a position, once per position."""
+        self.write(path, rows, position, base=base, after=after)
+
+    def append_versioned(self, path: str, rows: pa.Table, base: int | None = None) -> None:
+        """Append rows that say which Delta version they came with; raises CommitFailedError after another writer."""
+        table = self.opened(path) or self._created(path, versioned(rows, 0).schema)
+        version = table.version() + 1
+        if base not in {None, table.version()}:
+            raise OverrunError(path)
+        write_deltalake(
+            table,
+            versioned(rows, version),
+            schema_mode="merge",
+            mode="append",
+            commit_properties=CommitProperties(
+                custom_metadata={"userMetadata": commit_metadata(None)},
+                max_commit_retries=0,
+                app_transactions=[Transaction(VERSIONED, version)],
+            ),
+        )
+
+    def write(
+        self,
+        path: str,
+        rows: pa.Table | pa.RecordBatchReader,
+        position: int | None,
+        *,
+        overwrite: bool = False,
+        metadata: Mapping[str, Any] | None = None,
+        properties: Mapping[str, str] | None = None,
+        base: int | None = None,
+        after: int | None = None,
+    ) -> None:
+        """Append (or overwrite with) rows in one commit; with a position, once per position.
+
+        Batches of a reader are written as they come. Where another writer was faster it is done again, but for a
+        reader's: then CommitFailedError is raised. `base` is the version that the rows were planned from, `after` the
+        position (0: none): where the table has another one, OverrunError is raised, as where an overwrite would set a
+        position back.
+        """
+
+        def attempt(table: DeltaTable | None) -> None:
+            if holds(path, self.standing_of(path, table).position, position, overwrite=overwrite):
+                return
+
+            def written(files: WriterProperties) -> None:
+                write_deltalake(
+                    path if table is None else table,
+                    rows,
+                    mode="error" if table is None else "overwrite" if overwrite else "append",
+                    schema_mode=("overwrite" if overwrite else "merge") if table else None,
+                    configuration=None if table else properties,
+                    storage_options=self._tables.options if table is None else None,
+                    target_file_size=file_bytes(_configuration(table, properties)),
+                    writer_properties=files,
+                    commit_properties=_commit(
+                        position, metadata, alone=overwrite or base is not None or table is None
+                    ),
+                )
+
+            if isinstance(rows, pa.Table):
+                bounded_if_possible(written, rows.schema, rows)
+            else:
+                # A reader's rows come only once.
+                written(writer_properties(rows.schema))
+
+        self.committed(path, attempt, base=base, after=after, once=not isinstance(rows, pa.Table))
+
+    def commit(
+        self,
+        path: str,
+        schema: pa.Schema,
+        files: Iterable[Mapping[str, Any]],
+        position: int | None,
+        *,
+        overwrite: bool = False,
+        metadata: Mapping[str, Any] | None = None,
+        properties: Mapping[str, str] | None = None,
+        base: int | None = None,
+        after: int | None = None,
+        removed: Mapping[str, int] | None = None,
+    ) -> None:
+        """Add files that `parquet_files` has written in one commit, once per position; a new table is made first.
+
+        Where another writer was faster it is done again; `base` and `after` as in `write`. `removed` are files of the
+        version `base` that go, by the paths in its log, with their sizes.
+        """
+        now = time.time_ns() // 1_000_000
+        actions: list[AddAction | RemoveAction] = [
+            AddAction(f["path"], f["size"], {}, now, True, f["stats"]) for f in files
+        ]
+        actions += [removal(name, size, now, changes=True) for name, size in (removed or {}).items()]
+
+        def attempt(table: DeltaTable | None) -> None:
+            if holds(path, self.standing_of(path, table).position, position, overwrite=overwrite):
+                return
+            if table is None:
+                table = DeltaTable.create(
+                    path,
+                    Schema.from_arrow(schema),
+                    configuration=properties,
+                    storage_options=self._tables.options,
+                    commit_properties=CommitProperties(max_commit_retries=0),
+                )
+                if table.version():  # It is opened after it is made: with what others have written meanwhile.
+                    raise CommitFailedError(f"{path} has been written to")
+            table.create_write_transaction(
+                actions,
+                "overwrite" if overwrite else "append",
+                table.schema(),
+                commit_properties=_commit(position, metadata, alone=overwrite or base is not None),
+            )
+
+        self.committed(path, attempt, base=base, after=after)
+
+    def committed(
+        self,
+        path: str,
+        attempt: Callable[[DeltaTable | None], None],
+        *,
+        base: int | None,
+        after: int | None = None,
+        once: bool = False,
+    ) -> None:
+        """Commit to the table as it is now, again where another writer was faster; to the version `base` at most once."""
+
+        def commit() -> None:
+            table = self.opened(path)
+            standing = self.standing_of(path, table)
+            # What is committed from here on makes this commit fail.
+            if base not in {None, standing.version} or after not in {None, standing.position or 0}:
+                raise OverrunError(path)
+            try:
+                attempt(table)
+            except DeltaError as error:
+                # Also where this very commit was made, and only what follows it failed: a new plan tells.
+                if base is not None and self.standing(path).version != base:
+                    raise OverrunError(path) from error
+                if table is None and not isinstance(error, CommitFailedError) and self.exists(path):
+                    raise CommitFailedError(str(error)) from error
+                raise
+
+        if once or base is not None:
+            commit()
+        else:
+            commit_again(commit)()
+
+    def merge(
+        self,
+        path: str,
+        source: pa.Table,
+        merge: Merge,
+        position: int,
+        base: int,
+    ) -> Mapping[str, int]:
+        """Merge a net change into a keyed table in one commit, once per position; rows by kind of change.
+
+        `base` as in `write`.
+        """
+        metrics: dict[str, Any] = {}
+        clauses = merge.clauses(quoted_column)
+
+        def attempt(table: DeltaTable | None) -> None:
+            assert table is not None
+            target = table
+
+            def merged(files: WriterProperties) -> Mapping[str, Any]:
+                merger = target.merge(
+                    source,
+                    clauses.on,
+                    source_alias="s",
+                    target_alias="t",
+                    writer_properties=files,
+                    commit_properties=_commit(position, alone=True),
+                )
+                done: Mapping[str, Any] = (
+                    merger.when_matched_delete(clauses.deletes)
+                    .when_matched_update(dict(clauses.update))
+                    .when_not_matched_insert(dict(clauses.insert), clauses.inserts)
+                    .execute()
+                )
+                return done
+
+            metrics.update(bounded_if_possible(merged, arrow_schema(target), source))
+
+        self.committed(path, attempt, base=base)
+        return {kind: int(metrics[f"num_target_rows_{kind}"]) for kind in ("inserted", "updated", "deleted")}
+
+    def comment(self, path: str, description: str | None, columns: Mapping[str, str]) -> None:
+        """Have a table and its columns described so, where they are not yet; rows and position stay."""
+        table = self.table_at(path)
+        committed = {"userMetadata": kept_metadata(self.position(path))}
+        properties = CommitProperties(custom_metadata=committed)
+        if (table.metadata().description or "") != (description or ""):
+            table.alter.set_table_description(description or "", commit_properties=properties)
+        for field in table.schema().fields:
+            comment = columns.get(field.name, "")
+            if (field.metadata or {}).get(COMMENT, "") != comment:
+                # What else stands there stays: a column's number and name in files that have mapped names.
+                metadata = {**(field.metadata or {}), COMMENT: comment}
+                table.alter.set_column_metadata(field.name, metadata, commit_properties=properties)
+
+    def properties(self, path: str) -> Mapping[str, str]:
+        """The Delta properties of a table; none where there is no table."""
+        return _configuration(self.opened(path), None)
+
+    def set_properties(self, path: str, properties: Mapping[str, str]) -> None:
+        """Set Delta properties of a table; rows and position stay."""
+        committed = {"userMetadata": kept_metadata(self.position(path))}
+        self.table_at(path).alter.set_table_properties(
+            dict(properties),
+            raise_if_not_exists=False,
+            commit_properties=CommitProperties(custom_metadata=committed),
+        )
+
+    def position(self, path: str) -> int | None:
+        """The position of the newest commit of pgsieve's."""
+        return self.standing(path).position
+
+    def standing(self, path: str) -> Standing:
+        """The newest version and the position of it, of one moment."""
+        return self.standing_of(path, self.opened(path))
+
+    def standing_of(self, path: str, table: DeltaTable | None) -> Standing:
+        """What `standing` says of a table as it is open; None: there is none."""
+        if table is None:
+            return Standing()
+        # delta-rs reads the whole log for it.
+        (row,) = self._tables.remembered(
+            path, table, "position", lambda: [{"position": table.transaction_version(APPLICATION)}]
+        )
+        return Standing(table.version(), row["position"])
+
+    def opened(self, path: str) -> DeltaTable | None:
+        """The newest version of a table; None where there is none."""
+        return self._tables.open_if_any(path)
+
+    def _created(self, path: str, schema: pa.Schema) -> DeltaTable:
+        try:
+            return DeltaTable.create(path, Schema.from_arrow(schema), storage_options=self._tables.options)
+        except DeltaError:
+            if (table := self.opened(path)) is None:
+                raise
+            return table  # Another writer was faster.
+
+
+def writable(rows: pa.Table) -> pa.Table:
+    """Rows that came from Spark, as delta-rs can write them.
+
+    Every column and field is nullable, as Delta would keep a constraint that PostgreSQL may drop; and each
+    buffer is made anew, as Spark leaves out the offsets of empty lists, which delta-rs reads all the same.
+    """
+    cast = rows.cast(pa.schema([_nullable(field) for field in rows.schema]))
+    return cast.take(pa.array(range(cast.num_rows), pa.int64()))
+
+
+def _configuration(table: DeltaTable | None, properties: Mapping[str, str] | None) -> Mapping[str, str]:
+    """The Delta properties of a table; of one that is still to be made those that it will have."""
+    if table is None:
+        return properties or {}
+    configuration: dict[str, str] = table.metadata().configuration
+    return configuration
+
+
+def is_removable(path: str) -> bool:
+    """Whether `removal` names a file as the log does; other writers may encode other characters."""
+    return quote(unquote(path), safe=_NOT_ENCODED) == path
+
+
+def removal(path: str, size: int, time_ms: int, *, changes: bool) -> RemoveAction:
+    """What takes a file out of a table, by its path in the log; `changes` says whether rows change by it.
+
+    delta-rs encodes the path once more. Of one that is encoded already it would remove nothing, and the rows stayed.
+    """
+    return RemoveAction(unquote(path), changes, time_ms, size, {})
+
+
+def _nullable(field: pa.Field) -> pa.Field:
+    kind = field.type
+    if pa.types.is_struct(kind):
+        kind = pa.struct([_nullable(inner) for inner in kind])
+    elif pa.types.is_list(kind):
+        kind = pa.list_(_nullable(kind.value_field))
+    return pa.field(field.name, kind, nullable=True)
+
+
+def holds(path: str, recorded: int | None, position: int | None, *, overwrite: bool) -> bool:
+    """Whether a table has a position already; raises OverrunError where an overwrite would set it back.
+
+    What is written is based on the same version, so that of two writers of a position the slower is refused.
+    """
+    if recorded is None or position is None:
+        return False
+    if overwrite and recorded > position:
+        raise OverrunError(path)
+    return recorded >= position
+
+
+def _commit(
+    position: int | None, metadata: Mapping[str, Any] | None = None, *, alone: bool = False
+) -> CommitProperties:
+    """How to commit; with a position, or `alone`, to the version that was opened and to no later one.
+
+    delta-rs would let an overwrite follow a compaction, whose files it does not know of: the former rows would stay. And
+    it would let the first commit of a table follow another first one, having read nothing that could conflict.
+    """
+    transactions = None if position is None else [Transaction(APPLICATION, position)]
+    return CommitProperties(
+        custom_metadata={"userMetadata": commit_metadata(position, metadata)},
+        max_commit_retries=0 if alone or position is not None else None,
+        app_transactions=transactions,
+    )

@@ -1,0 +1,228 @@
+"""The log of a Delta table: read back from a version, and an entry added that delta-rs has no way to write.
+
+In: a table in a folder or on an object store. Out: actions of its entries, those of the last checkpoint at last; one more entry,
+whole and once or not at all. In a folder a hard link makes it, which fails where the name is taken; on a store a PUT with a
+condition does, which the store has been found to keep (`kept_commits`). Raises OSError, CommitFailedError where another writer was
+faster, and UnmarkableError.
+
+https://github.com/delta-io/delta/blob/master/PROTOCOL.md (Delta Log Entries, Checkpoints)
+"""
+
+import errno
+import json
+import os
+import uuid
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Protocol
+
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from deltalake.exceptions import CommitFailedError
+from pyarrow.fs import LocalFileSystem
+
+from pgsieve.resources.lake.stores.objects import Objects, passes
+from pgsieve.resources.lake.stores.store import Store, joined
+
+#: An action of the log, or what it does.
+Action = dict[str, Any]
+
+#: So many entries are read at a time: on a store each is a request.
+_BESIDE = 16
+_LAST_CHECKPOINT = "_last_checkpoint"
+#: What of an action is a map.
+_MAPS = frozenset({"partitionValues", "tags", "configuration", "options"})
+#: What file systems say that have no hard links.
+_UNLINKABLE = {errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EXDEV}
+
+
+class UnmarkableError(Exception):
+    """Rows of a table cannot be marked from here: its log does not tell what is there, or takes no entry from this process."""
+
+
+class Files(Protocol):
+    """Files of a table, named from its folder, each read and written whole."""
+
+    def refuse_unmakeable(self) -> None:
+        """Raise UnmarkableError where `make` could not make a file in the log."""
+
+    def read(self, name: str) -> bytes | None:
+        """The bytes of a file; None where there is none. Raises UnmarkableError where it cannot be read from here."""
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write a file of a name that no other has; it outlives a loss of power."""
+
+    def make(self, name: str, content: bytes) -> None:
+        """Write a file whose bytes no other has, whole and once or not at all; raises FileExistsError where another has its name."""
+
+
+class FolderFiles:
+    """Files of a table in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def refuse_unmakeable(self) -> None:
+        """Raise UnmarkableError where the log takes no hard links."""
+        one, other = (self._folder / "_delta_log" / f"_link_{uuid.uuid4()}.tmp" for _ in range(2))
+        try:
+            one.touch()
+            os.link(one, other)
+        except OSError as error:
+            if error.errno not in _UNLINKABLE:
+                raise
+            raise UnmarkableError(f"{self._folder}: {error.strerror}") from error
+        finally:
+            for each in (one, other):
+                each.unlink(missing_ok=True)
+
+    def read(self, name: str) -> bytes | None:
+        """The bytes of a file; None where there is none."""
+        try:
+            return (self._folder / name).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write a file of a name that no other has; it outlives a loss of power."""
+        with (self._folder / name).open("xb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+
+    def make(self, name: str, content: bytes) -> None:
+        """Write a file whole and once or not at all; raises FileExistsError where another one has its name."""
+        path = self._folder / name
+        written = path.with_name(f"_commit_{uuid.uuid4()}.json.tmp")
+        try:
+            self.write(str(written.relative_to(self._folder)), content)
+            # Fails where the name is taken, as a rename would not.
+            os.link(written, path)
+        finally:
+            written.unlink(missing_ok=True)
+
+
+class StoreFiles:
+    """Files of a table on an object store."""
+
+    def __init__(self, objects: Objects, folder: str) -> None:
+        self._objects, self._folder = objects, folder
+
+    def refuse_unmakeable(self) -> None:
+        """Nothing: a run has tried before whether the store keeps the condition, and is refused by then where it does not."""
+
+    def read(self, name: str) -> bytes | None:
+        """The bytes of a file; None where there is none.
+
+        Raises UnmarkableError where the store refuses for good: delta-rs, which has read the table, reaches it in another way.
+        """
+        try:
+            return self._objects.read(f"{self._folder}/{name}")
+        except OSError as error:
+            if passes(error):
+                raise
+            raise UnmarkableError(f"{self._folder}/{name} cannot be read: {error}") from error
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write a file of a name that no other has; a store keeps what it has confirmed."""
+        self._objects.write(f"{self._folder}/{name}", content)
+
+    def make(self, name: str, content: bytes) -> None:
+        """Write a file whole and once or not at all; raises FileExistsError where another one has its name."""
+        self._objects.make(f"{self._folder}/{name}", content)
+
+
+class Log:
+    """The log of a table, and the files beside it."""
+
+    def __init__(self, path: str, store: Store, files: Files) -> None:
+        self.path, self._store, self.files = path, store, files
+
+    @classmethod
+    def of(cls, path: str, store: Store) -> "Log | None":
+        """The log of a table; None where this process adds no entry to it."""
+        system, inner = store.system(path)
+        if isinstance(system, LocalFileSystem):
+            return cls(path, store, FolderFiles(Path(inner)))
+        objects = store.objects(path)
+        return None if objects is None else cls(path, store, StoreFiles(objects, inner))
+
+    def commit(self, version: int, actions: Iterable[Action]) -> None:
+        """Make the entry of a version, whole or not at all; one of the actions has an identifier that no other commit has.
+
+        Raises CommitFailedError where the version is there.
+        """
+        lines = (json.dumps(action, separators=(",", ":")) + "\n" for action in actions)
+        try:
+            self.files.make(_entry(version), "".join(lines).encode())
+        except FileExistsError:
+            raise CommitFailedError(
+                f"version {version} of {self.path} was committed by another writer"
+            ) from None
+
+    def backwards(
+        self, version: int, kind: str, fields: Collection[str] | None
+    ) -> Iterator[Iterable[Action]]:
+        """The actions of one kind in each entry from a version back, those of the last checkpoint at last.
+
+        Of a checkpoint these `fields` are read. Raises UnmarkableError where there is neither an entry nor such a checkpoint.
+        """
+        last = self._last_checkpoint(version)
+        with ThreadPoolExecutor(_BESIDE) as pool:
+            # So many at a time, as whoever has enough reads no more.
+            for begin in range(version, last, -_BESIDE):
+                numbers = range(begin, max(begin - _BESIDE, last), -1)
+                for number, entry in zip(numbers, pool.map(self._entry, numbers), strict=True):
+                    if entry is None:
+                        raise UnmarkableError(f"version {number} is missing in the log of {self.path}")
+                    yield [action[kind] for action in entry if kind in action]
+        if last >= 0:
+            yield self._checkpointed(last, kind, fields)
+
+    def _entry(self, version: int) -> Sequence[Action] | None:
+        content = self.files.read(_entry(version))
+        return (
+            None if content is None else [json.loads(line) for line in content.splitlines() if line.strip()]
+        )
+
+    def _last_checkpoint(self, version: int) -> int:
+        """The last checkpoint that is not after a version, in one file of the classic kind; -1 where the log names none.
+
+        Without one all entries are read, which are there as long as no checkpoint has made them needless.
+        """
+        try:
+            named = json.loads(self.files.read(f"_delta_log/{_LAST_CHECKPOINT}") or b"{}")
+        except ValueError:
+            return -1
+        last = int(named.get("version", -1))
+        classic = not (named.get("parts") or named.get("v2Checkpoint"))
+        return last if classic and last <= version else -1
+
+    def _checkpointed(self, version: int, kind: str, fields: Collection[str] | None) -> Iterator[Action]:
+        files, inner = self._store.system(joined(self.path, f"_delta_log/{version:020}.checkpoint.parquet"))
+        try:
+            stream = files.open_input_file(inner)
+        except FileNotFoundError:
+            raise UnmarkableError(f"checkpoint {version} is missing in the log of {self.path}") from None
+        with stream, pq.ParquetFile(stream) as file:
+            there = [field.name for field in file.schema_arrow.field(kind).type]
+            columns = [f"{kind}.{name}" for name in there if fields is None or name in fields]
+            for batch in file.iter_batches(columns=columns):
+                actions = batch.column(kind)
+                yield from map(_as_in_json, actions.filter(pc.is_valid(actions)).to_pylist())
+
+
+def _entry(version: int) -> str:
+    return f"_delta_log/{version:020}.json"
+
+
+def _as_in_json(action: Mapping[str, Any]) -> Action:
+    """An action of a checkpoint as the log's entries have it: maps as objects, and nothing that is NULL."""
+    plain = {key: value for key, value in action.items() if value is not None}
+    for key, value in plain.items():
+        if key in _MAPS:
+            plain[key] = dict(value)
+        elif isinstance(value, dict):
+            plain[key] = {k: dict(v) if k in _MAPS else v for k, v in value.items() if v is not None}
+    return plain

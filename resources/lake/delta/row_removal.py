@@ -1,0 +1,174 @@
+"""Rows taken out of a table, and others put in, in one commit: files are written once more without them, or the rows are marked.
+
+In: a table that delta-rs reaches, and which of its rows go. Out: one commit, once per position. Whole files are replaced where the
+rows of a table are those of its files; rows are marked in deletion vectors (`deletion_vectors`) where its log takes an entry of ours.
+Raises OverrunError where the table has another version than the rows were found in, and UnmarkableError.
+"""
+
+import time
+import uuid
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
+from urllib.parse import unquote
+
+import numpy as np
+import pyarrow as pa
+from deltalake import DeltaTable
+
+from pgsieve.resources.lake.delta import deletion_vectors
+from pgsieve.resources.lake.delta.commits import Commits, holds, is_removable
+from pgsieve.resources.lake.delta.deletion_vectors import Marked
+from pgsieve.resources.lake.delta.errors import OverrunError
+from pgsieve.resources.lake.delta.key_lookup import FileMatches
+from pgsieve.resources.lake.delta.layout import file_bytes
+from pgsieve.resources.lake.delta.log import Log
+from pgsieve.resources.lake.delta.parquet_files import write_files
+from pgsieve.resources.lake.delta.records import APPLICATION, commit_metadata, kept_metadata
+from pgsieve.resources.lake.delta.requirements import is_plain, takes_changes, takes_marks
+from pgsieve.resources.lake.stores.store import joined
+
+
+def takes_rewriting(commits: Commits, path: str, columns: Collection[str]) -> bool:
+    """Whether `replace_rows` may rewrite the files of a table: it is plain, and asks no more of those who write.
+
+    It has these `columns` alone: what a user has added keeps its values only where rows are merged.
+    """
+    table = commits.table_at(path)
+    return (
+        is_plain(table)
+        and all(map(is_removable, pa.table(table.get_add_actions())["path"].to_pylist()))
+        and takes_changes(table, columns)
+    )
+
+
+def replace_rows(
+    commits: Commits,
+    path: str,
+    staying: Callable[[pa.RecordBatch], pa.Array | None],
+    rows: pa.Table,
+    position: int,
+    base: int,
+) -> None:
+    """Take rows out of a plain table and add others in one commit, once per position.
+
+    `staying` is asked for each batch which rows stay (None: all); files of which all rows do stay as they are. `base` as
+    in `Commits.write`.
+    """
+    table, store = commits.table_at(path), commits.store
+    if table.version() != base:
+        raise OverrunError(path)
+    schema, size = rows.schema, file_bytes(table.metadata().configuration)
+    removed: dict[str, int] = {}
+    added: list[dict[str, Any]] = []
+
+    def write(batches: Iterable[pa.RecordBatch]) -> None:
+        for file in write_files(path, schema, batches, store=store, size=size):
+            added.extend(file.to_pylist())
+
+    for action in pa.table(table.get_add_actions()).select(["path", "size_bytes"]).to_pylist():
+        file = joined(path, unquote(action["path"]))
+        masks = [staying(batch) for batch in store.batches(file, schema)]
+        if any(mask is not None for mask in masks):
+            removed[action["path"]] = action["size_bytes"]
+            again = zip(store.batches(file, schema), masks, strict=True)
+            kept = (batch if mask is None else batch.filter(mask) for batch, mask in again)
+            write(batch for batch in kept if batch.num_rows)
+    write(batch for batch in rows.to_batches() if batch.num_rows)
+    commits.commit(path, schema, added, position, base=base, removed=removed)
+
+
+def takes_marking(commits: Commits, path: str, columns: Collection[str]) -> bool:
+    """Whether `mark_rows` may mark rows of a table as deleted: its log takes entries from here, and it asks no more of those who write.
+
+    It has these `columns` alone, as for `takes_rewriting`.
+    """
+    if Log.of(path, commits.store) is None:
+        return False
+    table = commits.table_at(path)
+    return takes_marks(table) and takes_changes(table, columns)
+
+
+def enable_marking(commits: Commits, path: str) -> None:
+    """Let writers of a table mark rows in deletion vectors; rows and position stay. Raises UnmarkableError."""
+    log, table = _log(commits, path), commits.table_at(path)
+    log.files.refuse_unmakeable()
+    information = _information("SET TBLPROPERTIES", table.version(), kept_metadata(commits.position(path)))
+    deletion_vectors.enable(log, table, information)
+
+
+def added_files(
+    commits: Commits, path: str, matches: Sequence[FileMatches], base: int
+) -> list[Mapping[str, Any]]:
+    """How the log has files in which there are `matches`; raises UnmarkableError where `mark_rows` could not mark there."""
+    log = _log(commits, path)
+    log.files.refuse_unmakeable()
+    found = deletion_vectors.added_files(log, base, {match.name for match in matches})
+    return [found[match.name] for match in matches]
+
+
+def mark_rows(
+    commits: Commits,
+    path: str,
+    marked: Iterable[tuple[FileMatches, Mapping[str, Any]]],
+    files: Iterable[Mapping[str, Any]],
+    position: int,
+    base: int,
+) -> None:
+    """Mark rows as deleted, given with how the log has their files, and add files, in one commit, once per position.
+
+    `base` as in `Commits.write`. The table has deletion vectors enabled.
+    """
+    now = time.time_ns() // 1_000_000
+    rows = [
+        Marked(dict(added), np.union1d(match.deleted, match.rows).astype(np.int64)) for match, added in marked
+    ]
+    new = [
+        {
+            "path": file["path"],
+            "partitionValues": {},
+            "size": file["size"],
+            "modificationTime": now,
+            "dataChange": True,
+            "stats": file["stats"],
+        }
+        for file in files
+    ]
+    others = [
+        {"commitInfo": _information("MERGE", base, commit_metadata(position))},
+        {"txn": {"appId": APPLICATION, "version": position, "lastUpdated": now}},
+    ]
+
+    def attempt(table: DeltaTable | None) -> None:
+        if table is None or holds(path, commits.standing_of(path, table).position, position, overwrite=False):
+            return
+        deletion_vectors.commit_marked(_log(commits, path), base, rows, new, others, now)
+        _checkpoint(commits.table_at(path))
+
+    commits.committed(path, attempt, base=base)
+
+
+def _checkpoint(table: DeltaTable) -> None:
+    """What delta-rs does after commits of its own."""
+    interval = int(table.metadata().configuration.get("delta.checkpointInterval", 100))
+    if table.version() % interval == 0:
+        table.create_checkpoint()
+
+
+def _log(commits: Commits, path: str) -> Log:
+    log = Log.of(path, commits.store)
+    assert log is not None  # as `takes_marking` has said
+    return log
+
+
+def _information(operation: str, base: int, metadata: str) -> dict[str, Any]:
+    """What a commit that this process writes says of itself, as delta-rs has its own say it; and what no other commit has."""
+    return {
+        "timestamp": time.time_ns() // 1_000_000,
+        "operation": operation,
+        "operationParameters": {},
+        "readVersion": base,
+        "isBlindAppend": False,
+        "engineInfo": "pgsieve",
+        "userMetadata": metadata,
+        "txnId": str(uuid.uuid4()),
+    }

@@ -1,0 +1,105 @@
+"""The slices of a change log, or of a change history: by the files that have them.
+
+In: such a table at one version. Out: which slices it has, and their rows, read from as few files as the statistics allow.
+Raises DamagedTableError where slices or files are missing, and what delta-rs and Arrow do.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable
+
+from pgsieve.decoding.lsn import format_lsn
+from pgsieve.resources.lake.delta.conforming import conformed
+from pgsieve.resources.lake.delta.errors import DamagedTableError
+from pgsieve.resources.lake.delta.queries import queried
+from pgsieve.resources.lake.delta.requirements import is_plain
+from pgsieve.resources.lake.delta.tables import arrow_schema
+from pgsieve.resources.lake.stores.store import RowGroup, Store, joined
+
+
+@dataclass(frozen=True)
+class Slices:
+    """The slices of the table at a path; each is named by the LSN at which it ends."""
+
+    table: DeltaTable
+    path: str
+    store: Store
+
+    def ends(self, after: int) -> Sequence[int]:
+        """The slices beyond an LSN, from the statistics of the files; a file of several (after compaction) is looked into."""
+        ends: set[int] = set()
+        for file, bounds in self._files().items():
+            if bounds and (bounds[1] <= after or bounds[0] == bounds[1]):
+                ends.add(bounds[1])
+            else:
+                rows = self.store.read(file, columns=["slice"])
+                ends.update(pc.unique(rows["slice"]).to_pylist())
+        return sorted(end for end in ends if end > after)
+
+    def messages(self, end: int) -> list[bytes]:
+        """The raw messages of one slice of a change log, in their order."""
+        rows = queried(self.table, f"select data from t where slice = {end:d} order by number")
+        messages: list[bytes] = rows["data"].to_pylist()
+        return messages
+
+    def files(self, ends: Collection[int], *, every: bool = False) -> list[str] | None:
+        """The Parquet files of some slices, to be read without Delta's log; they may hold other slices, too.
+
+        None where plain Parquet is not what Delta would read (mapped columns, deleted rows) or statistics are missing. Raises
+        DamagedTableError where a file is not there, or, if `every` slice has rows, one of them.
+        """
+        chosen, lacking = [], set(ends)
+        for file, bounds in self._files().items():
+            if bounds is None:
+                return None
+            if present := {end for end in ends if bounds[0] <= end <= bounds[1]}:
+                if not self.store.has(file):
+                    raise DamagedTableError(f'Delta table "{self.path}": its file "{file}" is missing')
+                chosen.append(file)
+                lacking -= present
+        if every and lacking:
+            ends_lacking = ", ".join(map(format_lsn, sorted(lacking)))
+            raise DamagedTableError(
+                f'Delta table "{self.path}": it has lost the slices that end at {ends_lacking}'
+            )
+        return chosen if is_plain(self.table) else None
+
+    def row_groups(self, ends: Collection[int], *, every: bool = False) -> list[RowGroup] | None:
+        """The row groups of the files of some slices, in the files' order; None, and DamagedTableError, as in `files`."""
+        files = self.files(ends, every=every)
+        return None if files is None else [group for file in files for group in self.store.row_groups(file)]
+
+    def rows(
+        self, ends: Collection[int], *, columns: Sequence[str] | None = None, every: bool = False
+    ) -> pa.Table | None:
+        """The rows of some slices in the order of their changes; None, and DamagedTableError, as in `files`."""
+        files = self.files(ends, every=every)
+        if files is None:
+            return None
+        schema = arrow_schema(self.table)
+        if columns is not None:
+            schema = pa.schema([schema.field(name) for name in columns])
+        within = pc.field("slice").isin(sorted(ends))
+        rows = pa.concat_tables(
+            [
+                schema.empty_table(),
+                *(conformed(self.store.read(f, columns=columns, filters=within), schema) for f in files),
+            ]
+        )
+        return rows.sort_by([("commit_lsn", "ascending"), ("ordinal", "ascending")])
+
+    def _files(self) -> dict[str, tuple[int, int] | None]:
+        """Each Parquet file with the first and the last slice that it holds; None where statistics are missing."""
+        files: dict[str, tuple[int, int] | None] = {}
+        actions = pa.table(self.table.get_add_actions(flatten=True))
+        # Bounds of users' columns may be dates that Python cannot hold.
+        read = [name for name in ("path", "min.slice", "max.slice") if name in actions.column_names]
+        for row in actions.select(read).to_pylist():
+            least, greatest = row.get("min.slice"), row.get("max.slice")
+            bounded = least is not None and greatest is not None
+            files[joined(self.path, unquote(row["path"]))] = (least, greatest) if bounded else None
+        return files

@@ -1,0 +1,41 @@
+"""The lake as a Dagster resource.
+
+In: its URI, the Spark engine that reads and writes it, and the engine's settings that are pgsieve's own. Out: the opened lake.
+"""
+
+import dagster as dg
+from pydantic import Field
+
+from pgsieve.resources.lake.executors import cores_of
+from pgsieve.resources.lake.lake import REWRITTEN_BYTES_DEFAULT, SMALL_BYTES_DEFAULT, Lake
+from pgsieve.resources.lake.session import SparkEngine
+from pgsieve.resources.lake.spark_writes import WANT_VECTORS
+
+#: Spark configuration of pgsieve's own: batches of a local lake up to this size are written without Spark.
+SMALL_BYTES = "spark.pgsieve.smallBytes"
+#: Another one: of replicas up to this size files are written once more without rows that go; in larger ones these are marked.
+REWRITTEN_BYTES = "spark.pgsieve.rewrittenBytes"
+
+
+class LakeResource(dg.ConfigurableResource["LakeResource"]):
+    """The lake as a Dagster resource: its URI, the Spark engine that reads and writes it, and templates of folders.
+
+    `folders` are those of subscriptions' replicas; of the others the lake has recorded them.
+    """
+
+    uri: str
+    engine: SparkEngine
+    folders: dict[str, str] = Field(default={})
+
+    def open(self) -> Lake:
+        """The lake; its session is made when it is first needed."""
+        small = int(self.engine.spark_config.get(SMALL_BYTES, SMALL_BYTES_DEFAULT))
+        return Lake(
+            self.uri,
+            lambda: self.engine.session,
+            small,
+            folders=self.folders,
+            threads=cores_of(self.engine.master),
+            vectors=self.engine.spark_config.get(WANT_VECTORS, "true").lower() == "true",
+            rewritten_bytes=int(self.engine.spark_config.get(REWRITTEN_BYTES, REWRITTEN_BYTES_DEFAULT)),
+        )

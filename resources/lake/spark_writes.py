@@ -1,0 +1,106 @@
+"""What Spark writes to tables of a lake: rows with a position, Delta properties, deletion vectors.
+
+In: a session, paths, and what is to stand in the commit. Out: commits that carry a position as Delta's `txn` (application id and
+version) and as user metadata. Raises what Spark does.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+from pgsieve.resources.lake.delta.records import APPLICATION, commit_metadata, kept_metadata, quoted
+from pgsieve.resources.lake.delta.requirements import COLUMN_MAPPING
+
+#: Spark's setting for what a commit's user metadata says.
+METADATA = "spark.databricks.delta.commitInfo.userMetadata"
+_TXN_APP = "spark.databricks.delta.write.txnAppId"
+_TXN_VERSION = "spark.databricks.delta.write.txnVersion"
+_VECTORS = "spark.databricks.delta.merge.deletionVectors.persistent"
+_ANY_PROPERTY = "spark.databricks.delta.allowArbitraryProperties.enabled"
+#: Whether the user wants deletion vectors in tables that have none of their own setting.
+WANT_VECTORS = "spark.databricks.delta.properties.defaults.enableDeletionVectors"
+
+
+def write_by_spark(
+    frame: DataFrame,
+    path: str,
+    position: int | None,
+    *,
+    overwrite: bool,
+    metadata: Mapping[str, Any] | None,
+    properties: Mapping[str, str],
+    options: Mapping[str, str],
+    exists: Callable[[], bool],
+) -> None:
+    """Append rows to a table, or overwrite it with them, in one commit; with a position, once per position.
+
+    `properties` are those of a new table; `exists` says whether there is one.
+    """
+    writer = (
+        frame.write.format("delta")
+        .mode("overwrite" if overwrite else "append")
+        .options(**({} if position is None else {"txnAppId": APPLICATION, "txnVersion": str(position)}))
+        .option("userMetadata", commit_metadata(position, metadata))
+        .options(**properties, **options)
+    )
+    writer = writer.option("overwriteSchema", "true") if overwrite else writer.option("mergeSchema", "true")
+    if overwrite and COLUMN_MAPPING in properties and exists():
+        frame.sparkSession.sql(
+            f"alter table delta.{quoted(path)} set tblproperties ('{COLUMN_MAPPING}' = 'name')"
+        )
+    writer.save(path)
+
+
+def set_properties_by_spark(
+    spark: SparkSession, path: str, properties: Mapping[str, str], position: int | None
+) -> None:
+    """Set Delta properties of a table; rows stay, and the position that it has."""
+    assignments = ", ".join(f"'{name}' = '{value}'" for name, value in properties.items())
+    settings = {
+        METADATA: kept_metadata(position),
+        # The size of files is delta-rs' property, and Databricks'.
+        _ANY_PROPERTY: "true",
+    }
+    try:
+        for name, value in settings.items():
+            spark.conf.set(name, value)
+        spark.sql(f"alter table delta.{quoted(path)} set tblproperties ({assignments})")
+    finally:
+        for name in settings:
+            spark.conf.unset(name)
+
+
+def enable_vectors_by_spark(spark: SparkSession, path: str) -> None:
+    """Let Spark mark rows of a table in deletion vectors, unless the user turned them off for all."""
+    if spark.conf.get(WANT_VECTORS, "true") == "true":
+        spark.sql(
+            f"alter table delta.{quoted(path)} set tblproperties ('delta.enableDeletionVectors' = 'true')"
+        )
+
+
+@contextmanager
+def committing(
+    spark: SparkSession, position: int | None, *, vectors: bool, metadata: Mapping[str, Any] | None = None
+) -> Iterator[None]:
+    """Within the block every SQL write of a session is done once per table and position.
+
+    Without a position tables keep theirs. `vectors` lets MERGE mark rows in deletion vectors, in tables that
+    have them.
+    """
+    if position is not None:
+        spark.conf.set(_TXN_APP, APPLICATION)
+        spark.conf.set(_TXN_VERSION, str(position))
+    spark.conf.set(METADATA, commit_metadata(position, metadata))
+    spark.conf.set(_VECTORS, str(vectors).lower())
+    try:
+        yield
+    finally:
+        for key in (_TXN_APP, _TXN_VERSION, METADATA, _VECTORS):
+            spark.conf.unset(key)
+
+
+def numbered(frame: DataFrame) -> DataFrame:
+    """The frame with columns c0, c1, …: mapInArrow reads a name with dots or backticks as something else."""
+    return frame.toDF(*(f"c{number}" for number in range(len(frame.columns))))

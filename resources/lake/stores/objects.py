@@ -1,0 +1,146 @@
+"""Objects of a store, each read and written as a whole; and one that is made once or not at all.
+
+In: where a lake's store is, and delta-rs' options for it; the library is the one that delta-rs reaches stores by, too. Out: bytes.
+What a store refuses for a moment is asked again. Raises OSError in the store's words, which `store_errors` understands, and
+FileExistsError.
+
+The answer to a PUT may be lost after the store has the object. A second one would be refused by the first, so what has the name is
+read: it is this object where it has the same bytes. Whoever makes an object once gives it bytes that nobody else has.
+
+https://docs.rs/object_store/latest/object_store/enum.PutMode.html (Create)
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from tenacity import retry, retry_if_exception, stop_after_attempt, stop_after_delay, wait_random_exponential
+
+from pgsieve.resources.lake.stores.storage import SCHEMES
+from pgsieve.resources.lake.stores.store_errors import store_refusal
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+#: What delta-rs takes among its options, and this library apart from them.
+_ALLOW_HTTP = "aws_allow_http"
+#: What says in a file of AWS' tools that it has credentials, or where they come from.
+_OF_A_PROFILE = re.compile(
+    r"(?m)^\s*(?:aws_access_key_id|credential_process|login_session|role_arn|source_profile|sso_\w+|web_identity_token_file)\s*="
+)
+#: Where such files are, and the variables that say so.
+_PROFILES = {"AWS_SHARED_CREDENTIALS_FILE": "credentials", "AWS_CONFIG_FILE": "config"}
+#: The library adds its structures to a message, line by line.
+_STRUCTURES = "\n\nDebug source:"
+
+
+def passes(error: BaseException) -> bool:
+    """Whether a store refused for a moment only."""
+    refused = store_refusal([error])
+    return refused is not None and refused.passes
+
+
+#: Beyond what the library asks again by itself: a PUT with a condition that was cut off.
+_again = retry(
+    retry=retry_if_exception(passes),
+    wait=wait_random_exponential(0.1, max=5),
+    stop=stop_after_attempt(4) | stop_after_delay(60),
+    reraise=True,
+)
+
+
+class Objects:
+    """The objects of one bucket or container."""
+
+    def __init__(self, root: str, options: Mapping[str, str]) -> None:
+        import obstore
+
+        try:
+            self._store = _opened(root, options)
+        except obstore.exceptions.BaseError as error:
+            raise _as_os_error(error) from error
+
+    def read(self, path: str) -> bytes | None:
+        """The bytes of an object; None where there is none."""
+        import obstore
+
+        try:
+            return bytes(obstore.get(self._store, path).bytes())
+        except FileNotFoundError:
+            return None
+        except obstore.exceptions.BaseError as error:
+            raise _as_os_error(error) from error
+
+    def write(self, path: str, content: bytes) -> None:
+        """Write an object, or write it anew."""
+        import obstore
+
+        try:
+            obstore.put(self._store, path, content)
+        except obstore.exceptions.BaseError as error:
+            raise _as_os_error(error) from error
+
+    @_again
+    def make(self, path: str, content: bytes) -> None:
+        """Make an object whose bytes nobody else writes; raises FileExistsError where another one has its name."""
+        import obstore
+
+        try:
+            obstore.put(self._store, path, content, mode="create")
+        except obstore.exceptions.AlreadyExistsError:
+            if self.read(path) != content:
+                raise FileExistsError(path) from None
+        except obstore.exceptions.BaseError as error:
+            # It may be there all the same.
+            if not self._is_made(path, content):
+                raise _as_os_error(error) from error
+
+    def _is_made(self, path: str, content: bytes) -> bool:
+        """Whether the object is there and is this one; raises FileExistsError where it is another's."""
+        try:
+            there = self.read(path)
+        except OSError:
+            return False
+        if there not in {None, content}:
+            raise FileExistsError(path)
+        return there is not None
+
+
+def has_credentials(path: str, options: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether the library finds the credentials that delta-rs does; those of a profile of AWS' tools it does not.
+
+    Delta-rs looks for these where no endpoint is given.
+    """
+    if SCHEMES.get(urlsplit(path).scheme) != "s3" or environ.get("AWS_ACCESS_KEY_ID"):
+        return True
+    if {"aws_access_key_id", "aws_endpoint_url"} & _lower(options).keys():
+        return True
+    folder = Path(environ.get("HOME") or Path.home(), ".aws")
+    files = [Path(environ.get(variable) or folder / name) for variable, name in _PROFILES.items()]
+    return not any(
+        file.is_file() and _OF_A_PROFILE.search(file.read_text(errors="replace")) for file in files
+    )
+
+
+def _opened(root: str, options: Mapping[str, str]) -> "ObjectStore":
+    from obstore.store import S3Store, from_url
+
+    # The library has typed dictionaries for what comes here from a configuration.
+    config: Any = _lower(options)
+    client: Any = {"allow_http": config.pop(_ALLOW_HTTP) == "true"} if _ALLOW_HTTP in config else {}
+    if SCHEMES.get((parts := urlsplit(root)).scheme) == "s3":
+        # By its address it would not be told an endpoint that goes before the environment's.
+        return S3Store(parts.netloc, config=config, client_options=client)
+    return from_url(root, config=config, client_options=client)
+
+
+def _lower(options: Mapping[str, str]) -> dict[str, str]:
+    """Options by their names in lower case; delta-rs does not mind."""
+    return {name.lower(): value for name, value in options.items()}
+
+
+def _as_os_error(error: Exception) -> OSError:
+    return OSError(str(error).partition(_STRUCTURES)[0])

@@ -1,0 +1,98 @@
+"""Objects of a store are reached as delta-rs reaches them, or it is known that they are not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pgsieve.resources.lake.stores.objects import Objects, has_credentials
+from pgsieve.resources.lake.stores.storage import Storage
+from pgsieve.resources.lake.stores.store import Store
+from tests.fixtures.s3_server import S3Server
+
+_KEYS = "[default]\naws_access_key_id = AKIA7\naws_secret_access_key = s\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "found"),
+    [
+        ("credentials", _KEYS, False),
+        ("config", "[profile x]\nsso_session = work\n", False),
+        ("config", "[profile x]\n  credential_process=/bin/x\n", False),
+        ("config", "[default]\nregion = eu-central-1\n", True),
+        ("other", _KEYS, True),
+    ],
+)
+def test_credentials_of_a_profile_are_known_to_be_delta_rs_own(
+    tmp_path: Path, name: str, text: str, found: bool
+) -> None:
+    (tmp_path / ".aws").mkdir()
+    (tmp_path / ".aws" / name).write_text(text)
+    environ = {"HOME": str(tmp_path)}
+    assert has_credentials("s3a://lake", {}, environ) is found
+    named = {"HOME": "/nowhere", "AWS_CONFIG_FILE": str(tmp_path / ".aws" / name)}
+    assert has_credentials("s3a://lake", {}, named) is (found and name != "other")
+    # Where they are given, or an endpoint is, delta-rs does not look there either; and nobody does for another platform.
+    for options in ({"AWS_ACCESS_KEY_ID": "AKIA7"}, {"aws_endpoint_url": "http://minio:9000"}):
+        assert has_credentials("s3a://lake", options, environ)
+    assert has_credentials("s3a://lake", {}, {**environ, "AWS_ACCESS_KEY_ID": "AKIA7"})
+    assert has_credentials("gs://lake", {}, environ)
+
+
+def test_both_reach_the_endpoint_of_the_configuration_whatever_the_environment_names(
+    s3_server: S3Server, s3_folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    storage = Storage.of(s3_folder, s3_server.storage)
+    store, path = Store.of(storage), f"{storage.address}/a b/~41ü/x'y+z,&=@:!$()"
+    store.touch(path)
+    objects = store.objects(path)
+    assert objects is not None
+    assert objects.read(store.system(path)[1]) == b""
+    objects.write(store.system(f"{path}.2")[1], b"2")
+    assert store.has(f"{path}.2")
+
+
+def test_an_object_is_made_once(s3_server: S3Server, s3_folder: str) -> None:
+    storage = Storage.of(s3_folder, s3_server.storage)
+    objects, name = Objects("s3a://lake", storage.delta_rs_options()), f"{s3_folder.rpartition('/')[2]}/x"
+    objects.make(name, b"1")
+    with pytest.raises(FileExistsError):
+        objects.make(name, b"2")
+    assert objects.read(name) == b"1"
+    assert objects.read(f"{name}/none") is None
+
+
+@pytest.mark.parametrize(
+    ("lake", "options"),
+    [
+        ("abfss://lake@account.dfs.core.windows.net/x", {"account_key": "a2V5"}),
+        ("abfss://lake@account.dfs.core.windows.net/x", {"sas_token": "sv=1&sig=2"}),
+        (
+            "abfss://lake@account.dfs.core.windows.net/x",
+            {"tenant_id": "t", "client_id": "c", "client_secret": "s"},
+        ),
+        ("gs://lake/x", {}),
+        ("s3://lake/x", {"path_style": "false", "endpoint": "http://minio:9000", "session_token": "t"}),
+        ("s3://lake/x", {}),
+    ],
+)
+def test_every_option_of_a_lake_is_understood(
+    lake: str, options: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIA7")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
+    storage = Storage.of(lake, options)
+    assert Store.of(storage).objects(storage.address) is not None
+
+
+def test_a_folder_has_no_objects(tmp_path: Path) -> None:
+    for path in (str(tmp_path), tmp_path.as_uri(), "hdfs://name/x"):
+        assert Store().objects(path) is None
+
+
+def test_what_cannot_be_opened_is_left_to_delta_rs(tmp_path: Path) -> None:
+    storage = Storage.of("gs://lake", {"service_account": str(tmp_path / "none.json")})
+    assert Store.of(storage).objects(storage.address) is None
