@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 import dagster as dg
 import pyarrow as pa
-from deltalake.exceptions import CommitFailedError, DeltaError
+from deltalake.exceptions import DeltaError
 from py4j.protocol import Py4JError
 from pydantic import Field
 from pyspark.errors import PySparkException
@@ -43,6 +43,7 @@ from pgsieve.resources.lake.delta.errors import (
     StoreUnavailableError,
     causes,
     first_line,
+    is_conflict,
     is_lost,
     missing_file,
     of_one_folder,
@@ -160,11 +161,14 @@ class Lake(LakePaths):
         return self.local is not None and size is not None and size <= self._small_bytes
 
     def is_reached(self, path: str, columns: Iterable[str]) -> bool:
-        """Whether delta-rs can write a table of these columns: names that are mapped, or were once, only Spark writes."""
+        """Whether delta-rs can write a table of these columns: names that are mapped, or were once, only Spark writes.
+
+        So it does a table that asks of its writers what delta-rs does not do.
+        """
         if self.local is None or column_mapping(columns):
             return False
         with self.refusing(path):
-            return self.local.is_unmapped(path)
+            return self.local.is_unmapped(path) and self.local.is_written(path)
 
     def way(
         self,
@@ -182,7 +186,7 @@ class Lake(LakePaths):
         types of columns that rows are found by.
         """
         if self.local is None or not self.is_reached(path, columns):
-            return _chosen(path, Way.SPARK, "delta-rs does not reach it, or its names are mapped")
+            return _chosen(path, Way.SPARK, "delta-rs does not write it, or its names are mapped")
         with self.refusing(path):
             if not self.is_small(size):
                 reason = "many rows" if size is None else f"{size} bytes"
@@ -278,6 +282,13 @@ class Lake(LakePaths):
     def as_of(self, path: str, version: int) -> DataFrame:
         """One version of a table."""
         return self.spark.read.format("delta").option("versionAsOf", version).load(path)
+
+    def count(self, path: str) -> int:
+        """How many rows a table has: by Spark where delta-rs does not do what it asks of its readers."""
+        with self.refusing(path):
+            if self.local is not None and not self.local.is_read(path):
+                return self.current(path).count()
+        return self.records.count(path)
 
     def slices_of(self, path: str, ends: Collection[int], *, every: bool = False) -> DataFrame:
         """The rows of some slices: in a local lake by their files, without reading Delta's log in Spark.
@@ -573,6 +584,21 @@ class Lake(LakePaths):
 
     def _set_properties_by_spark(self, path: str, properties: Mapping[str, str]) -> None:
         assignments = ", ".join(f"'{name}' = '{value}'" for name, value in properties.items())
+        self._alter_by_spark(path, [f"set tblproperties ({assignments})"])
+
+    def comment(self, path: str, description: str | None, columns: Mapping[str, str]) -> None:
+        """Have a table that delta-rs reaches, and its columns, described so, where they are not yet."""
+        assert self.local is not None
+        with self.refusing(path):
+            lacking, of_columns = self.local.lacking_comments(path, description, columns)
+            if self.local.is_written(path):
+                self.local.comment(path, lacking, of_columns)
+            elif lacking is not None or of_columns:
+                table = [] if lacking is None else [f"set tblproperties ('comment' = {_literal(lacking)})"]
+                altered = [f"alter column {quoted(n)} comment {_literal(c)}" for n, c in of_columns.items()]
+                self._alter_by_spark(path, [*table, *altered])
+
+    def _alter_by_spark(self, path: str, changes: Sequence[str]) -> None:
         settings = {
             METADATA: kept_metadata(self.records.position(path)),
             # The size of files is delta-rs' property, and Databricks'.
@@ -581,7 +607,8 @@ class Lake(LakePaths):
         try:
             for name, value in settings.items():
                 self.spark.conf.set(name, value)
-            self.spark.sql(f"alter table delta.{quoted(path)} set tblproperties ({assignments})")
+            for change in changes:
+                self.spark.sql(f"alter table delta.{quoted(path)} {change}")
         finally:
             for name in settings:
                 self.spark.conf.unset(name)
@@ -701,7 +728,7 @@ _CONFLICT = re.compile(
 def _named(path: str, error: Exception) -> LakeError:
     """The error of a table."""
     by_spark = isinstance(error, SPARK_ERRORS)
-    if isinstance(error, CommitFailedError) or (by_spark and _CONFLICT.search(str(error))):
+    if is_conflict(error) or (by_spark and _CONFLICT.search(str(error))):
         return ConcurrentWriteError(
             f'Delta table "{path}": other writers commit to it faster than pgsieve does',
             hint="nobody else should write to it; `pgsieve run` goes on from the last commit",
@@ -715,6 +742,11 @@ def _named(path: str, error: Exception) -> LakeError:
     return LakeError(
         f'Delta table "{path}": {message}', hint=f"{seen}`pgsieve run` goes on from the last commit"
     )
+
+
+def _literal(text: str) -> str:
+    """A text as Spark's SQL writes it."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def _chosen(path: str, way: Way, reason: str) -> Way:

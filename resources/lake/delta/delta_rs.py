@@ -63,6 +63,17 @@ COLUMN_MAPPING = "delta.columnMapping.mode"
 _VECTORS = deletion_vectors.PROPERTY
 #: What tables may ask of their writers that one who replaces whole files complies with.
 _REWRITABLE = {"appendOnly", "deletionVectors", "invariants", "timestampNtz"}
+#: What tables may ask of their writers and readers that delta-rs does, too.
+_WRITTEN = _REWRITABLE | {
+    "changeDataFeed",
+    "checkConstraints",
+    "columnMapping",
+    "generatedColumns",
+    "v2Checkpoint",
+    "variantType",
+}
+#: What asks for something by "true", which Spark reads in any letters, and delta-rs and this process only in small ones.
+_SWITCHES = ("delta.appendOnly", "delta.enableChangeDataFeed", _VECTORS)
 #: What a table asks of each row: CHECK constraints among its properties, and by a column's metadata.
 _CONSTRAINT = "delta.constraints."
 _OF_ROWS = ("delta.generationExpression", "delta.identity.", "delta.invariants", "CURRENT_DEFAULT")
@@ -528,18 +539,29 @@ class LocalRecords:
         write(batch for batch in rows.to_batches() if batch.num_rows)
         self.commit(path, schema, added, position, base=base, removed=removed)
 
+    def lacking_comments(
+        self, path: str, description: str | None, columns: Mapping[str, str]
+    ) -> tuple[str | None, dict[str, str]]:
+        """The description of a table that it does not have yet, None where it has it, and those of its columns."""
+        table = self.table_at(path)
+        held = {field.name: (field.metadata or {}).get(COMMENT, "") for field in table.schema().fields}
+        lacking = {
+            name: columns.get(name, "") for name, comment in held.items() if columns.get(name, "") != comment
+        }
+        wanted = description or ""
+        return None if (table.metadata().description or "") == wanted else wanted, lacking
+
     def comment(self, path: str, description: str | None, columns: Mapping[str, str]) -> None:
-        """Have a table and its columns described so, where they are not yet; rows and position stay."""
+        """Have a table and some of its columns described so; rows and position stay."""
         table = self.table_at(path)
         committed = {"userMetadata": kept_metadata(self.position(path))}
         properties = CommitProperties(custom_metadata=committed)
-        if (table.metadata().description or "") != (description or ""):
-            table.alter.set_table_description(description or "", commit_properties=properties)
+        if description is not None:
+            table.alter.set_table_description(description, commit_properties=properties)
         for field in table.schema().fields:
-            comment = columns.get(field.name, "")
-            if (field.metadata or {}).get(COMMENT, "") != comment:
+            if field.name in columns:
                 # What else stands there stays: a column's number and name in files that have mapped names.
-                metadata = {**(field.metadata or {}), COMMENT: comment}
+                metadata = {**(field.metadata or {}), COMMENT: columns[field.name]}
                 table.alter.set_column_metadata(field.name, metadata, commit_properties=properties)
 
     def properties(self, path: str) -> Mapping[str, str]:
@@ -552,7 +574,7 @@ class LocalRecords:
         Where the protocol lists features, delta-rs adds one for the variant type, which few readers know.
         """
         table = self.table_at(path)
-        return _is_unmapped(table) and table.protocol().writer_features is None
+        return _is_unmapped(table) and _is_written(table) and table.protocol().writer_features is None
 
     def set_properties(self, path: str, properties: Mapping[str, str]) -> None:
         """Set Delta properties of a table; rows and position stay."""
@@ -706,19 +728,31 @@ class LocalRecords:
         return rows.sort_by([("commit_lsn", "ascending"), ("ordinal", "ascending")])
 
     def is_readable(self, path: str) -> bool:
-        """Whether delta-rs and Arrow read the rows of a table as they are: it has no mapped columns, and no partitions."""
+        """Whether delta-rs and Arrow read the rows of a table as they are: it has no mapped columns, and no partitions.
+
+        And it asks of its readers nothing that delta-rs does not do.
+        """
         table = self.table_at(path)
-        return _is_unmapped(table) and not table.metadata().partition_columns
+        return _is_unmapped(table) and _is_read(table) and not table.metadata().partition_columns
 
     def is_unmapped(self, path: str) -> bool:
         """Whether the columns of a table, if there is one, have their own names in its files."""
         table = self._opened(path)
         return table is None or _is_unmapped(table)
 
+    def is_written(self, path: str) -> bool:
+        """Whether delta-rs writes to a table, if there is one: it does all that this asks of its writers."""
+        table = self._opened(path)
+        return table is None or _is_written(table)
+
+    def is_read(self, path: str) -> bool:
+        """Whether delta-rs reads a table: it does all that this asks of its readers."""
+        return _is_read(self.table_at(path))
+
     def has_deletion_vectors(self, path: str) -> bool | None:
         """Whether writers of the table may mark rows in deletion vectors; None where its properties do not say."""
         said = self.table_at(path).metadata().configuration.get(_VECTORS)
-        return None if said is None else said == "true"
+        return None if said is None else said.lower() == "true"
 
 
 def _information(operation: str, base: int, metadata: str) -> dict[str, Any]:
@@ -746,6 +780,21 @@ def writable(rows: pa.Table) -> pa.Table:
 
 def _is_unmapped(table: DeltaTable) -> bool:
     return table.metadata().configuration.get(COLUMN_MAPPING, "none") == "none"
+
+
+def _is_read(table: DeltaTable) -> bool:
+    """Whether delta-rs does what a table asks of its readers."""
+    return set(table.protocol().reader_features or ()) <= _WRITTEN
+
+
+def _is_written(table: DeltaTable) -> bool:
+    """Whether delta-rs does what a table asks of its writers; version 6 of their protocol has identity columns, which it does not."""
+    protocol, configuration = table.protocol(), table.metadata().configuration
+    return (
+        protocol.min_writer_version != 6
+        and set(protocol.writer_features or ()) <= _WRITTEN
+        and all(configuration.get(name, "false") in {"true", "false"} for name in _SWITCHES)
+    )
 
 
 def _configuration(table: DeltaTable | None, properties: Mapping[str, str] | None) -> Mapping[str, str]:
@@ -778,7 +827,9 @@ def is_plain(table: DeltaTable) -> bool:
     """Whether the rows of a table are those of its Parquet files: no mapped columns, deleted rows or partitions."""
     if table.metadata().partition_columns:  # Files lack these columns.
         return False
-    return _is_unmapped(table) and not pa.table(table.deletion_vectors().read_all()).num_rows
+    return (
+        _is_unmapped(table) and _is_read(table) and not pa.table(table.deletion_vectors().read_all()).num_rows
+    )
 
 
 def _takes_any_row(table: DeltaTable) -> bool:
@@ -798,7 +849,8 @@ def _takes_any_row(table: DeltaTable) -> bool:
 def _takes_changes(table: DeltaTable, columns: Collection[str]) -> bool:
     """Whether who takes rows out of a table of these columns and adds others owes nothing else: no feed of changes, no rule."""
     return (
-        {field.name for field in table.schema().fields} == set(columns)
+        _is_written(table)
+        and {field.name for field in table.schema().fields} == set(columns)
         and _takes_any_row(table)
         and set(table.protocol().writer_features or ()) <= _REWRITABLE
         and table.metadata().configuration.get("delta.enableChangeDataFeed", "false") != "true"
