@@ -227,7 +227,7 @@ def _metadata(
         "update_exists": applied.update_exists,
         **{name: value for name, value in known.items() if value is not None},
         **standard(
-            rows=lake.records.count(path),
+            rows=lake.count(path),
             columns=state.definition.columns if state.definition else None,
             table=quote_qualified(*name),
             uri=path,

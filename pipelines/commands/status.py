@@ -176,7 +176,7 @@ def _rows(lake: Lake, subscription: Subscription, name: Name) -> tuple[int | Non
     """How many rows a replica has, None where there is none; or why they cannot be counted."""
     path = lake.replica(subscription.name, *name)
     try:
-        return lake.records.count(path) if lake.records.exists(path) else None, None
+        return lake.count(path) if lake.records.exists(path) else None, None
     except LakeError as error:
         return None, copy_again(subscription.name, name, reason(lake, error))
 

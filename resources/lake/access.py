@@ -15,7 +15,7 @@ from pathlib import Path
 from threading import Lock
 
 import pyarrow as pa
-from deltalake.exceptions import CommitFailedError, DeltaError
+from deltalake.exceptions import DeltaError
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
@@ -30,6 +30,7 @@ from pgsieve.resources.lake.delta.errors import (
     StoreUnavailableError,
     causes,
     first_line,
+    is_conflict,
     is_lost,
     missing_file,
     of_one_folder,
@@ -176,7 +177,7 @@ class LakeAccess(LakePaths):
 def _named(path: str, error: Exception) -> LakeError:
     """The error of a table."""
     by_spark = isinstance(error, SPARK_ERRORS)
-    if isinstance(error, CommitFailedError) or (by_spark and _CONFLICT.search(str(error))):
+    if is_conflict(error) or (by_spark and _CONFLICT.search(str(error))):
         return ConcurrentWriteError(
             f'Delta table "{path}": other writers commit to it faster than pgsieve does',
             hint="nobody else should write to it; `pgsieve run` goes on from the last commit",

@@ -35,6 +35,7 @@ from pgsieve.resources.lake.delta.tables import shared_tables
 from pgsieve.resources.lake.executors import Executors, SparkExecutors, Threads
 from pgsieve.resources.lake.overrun import guarded
 from pgsieve.resources.lake.spark_writes import (
+    comment_by_spark,
     committing,
     enable_vectors_by_spark,
     numbered,
@@ -108,11 +109,14 @@ class Lake(LakeAccess):
         return self.local is not None and size is not None and size <= self._small_bytes
 
     def is_reached(self, path: str, columns: Iterable[str]) -> bool:
-        """Whether delta-rs can write a table of these columns: names that are mapped, or were once, only Spark writes."""
+        """Whether delta-rs can write a table of these columns: names that are mapped, or were once, only Spark writes.
+
+        So it does a table that asks of its writers what delta-rs does not do.
+        """
         if self.local is None or column_mapping(columns):
             return False
         with self.refusing(path):
-            return self.local.is_unmapped(path)
+            return self.local.is_unmapped(path) and self.local.is_written(path)
 
     def way(
         self,
@@ -130,7 +134,7 @@ class Lake(LakeAccess):
         types of columns that rows are found by.
         """
         if self.local is None or not self.is_reached(path, columns):
-            return _chosen(path, Way.SPARK, "delta-rs does not reach it, or its names are mapped")
+            return _chosen(path, Way.SPARK, "delta-rs does not write it, or its names are mapped")
         with self.refusing(path):
             if not self.is_small(size):
                 reason = "many rows" if size is None else f"{size} bytes"
@@ -226,6 +230,13 @@ class Lake(LakeAccess):
     def as_of(self, path: str, version: int) -> DataFrame:
         """One version of a table."""
         return self.spark.read.format("delta").option("versionAsOf", version).load(path)
+
+    def count(self, path: str) -> int:
+        """How many rows a table has: by Spark where delta-rs does not do what it asks of its readers."""
+        with self.refusing(path):
+            if self.local is not None and not self.local.is_read(path):
+                return self.current(path).count()
+        return self.records.count(path)
 
     def slices_of(self, path: str, ends: Collection[int], *, every: bool = False) -> DataFrame:
         """The rows of some slices: in a local lake by their files, without reading Delta's log in Spark.
@@ -409,6 +420,16 @@ class Lake(LakeAccess):
         assert self.local is not None
         with self.refusing(path):
             return file_bytes(self.local.properties(path) if self.local.exists(path) else properties)
+
+    def comment(self, path: str, description: str | None, columns: Mapping[str, str]) -> None:
+        """Have a table that delta-rs reaches, and its columns, described so, where they are not yet."""
+        assert self.local is not None
+        with self.refusing(path):
+            lacking, of_columns = self.local.lacking_comments(path, description, columns)
+            if self.local.is_written(path):
+                self.local.comment(path, lacking, of_columns)
+            elif lacking is not None or of_columns:
+                comment_by_spark(self.spark, path, lacking, of_columns, self.records.position(path))
 
     def set_properties(self, path: str, properties: Mapping[str, str]) -> int | None:
         """Have a table have these Delta properties; the version before, None where it has them already."""

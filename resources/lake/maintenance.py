@@ -1,8 +1,8 @@
 """What keeps a Delta table small: rows deleted, small files made one, files that no version needs removed.
 
 In: a lake and a table's path. Out: commits that leave the table's position as it is, and figures. delta-rs does
-it, except for tables that it does not write (mapped columns, deletion vectors, also of old versions) and in lakes that
-it does not reach, where Spark does. Each commit is whole or not there, and a file is removed only when no version
+it, except for tables that it does not write (mapped columns, deletion vectors, also of old versions, features that it lacks) and in
+lakes that it does not reach, where Spark does. Each commit is whole or not there, and a file is removed only when no version
 younger than the hours given needs it: killed anywhere, all of this can be repeated.
 """
 
@@ -86,6 +86,7 @@ def maintenance(lake: Lake, path: str) -> TableMaintenance:
     if (
         local
         and lake.way_to_read(path) is Way.IN_PROCESS
+        and local.is_written(path)
         and not any(map(_is_vector, local.store.names(path)))
         and not local.table_at(path).metadata().partition_columns
     ):

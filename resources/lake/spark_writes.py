@@ -4,7 +4,7 @@ In: a session, paths, and what is to stand in the commit. Out: commits that carr
 version) and as user metadata. Raises what Spark does.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -58,6 +58,19 @@ def set_properties_by_spark(
 ) -> None:
     """Set Delta properties of a table; rows stay, and the position that it has."""
     assignments = ", ".join(f"'{name}' = '{value}'" for name, value in properties.items())
+    _alter_by_spark(spark, path, [f"set tblproperties ({assignments})"], position)
+
+
+def comment_by_spark(
+    spark: SparkSession, path: str, description: str | None, columns: Mapping[str, str], position: int | None
+) -> None:
+    """Have a table and some of its columns described so; rows stay, and the position that it has."""
+    table = [] if description is None else [f"set tblproperties ('comment' = {_literal(description)})"]
+    altered = [f"alter column {quoted(name)} comment {_literal(text)}" for name, text in columns.items()]
+    _alter_by_spark(spark, path, [*table, *altered], position)
+
+
+def _alter_by_spark(spark: SparkSession, path: str, changes: Sequence[str], position: int | None) -> None:
     settings = {
         METADATA: kept_metadata(position),
         # The size of files is delta-rs' property, and Databricks'.
@@ -66,10 +79,16 @@ def set_properties_by_spark(
     try:
         for name, value in settings.items():
             spark.conf.set(name, value)
-        spark.sql(f"alter table delta.{quoted(path)} set tblproperties ({assignments})")
+        for change in changes:
+            spark.sql(f"alter table delta.{quoted(path)} {change}")
     finally:
         for name in settings:
             spark.conf.unset(name)
+
+
+def _literal(text: str) -> str:
+    """A text as Spark's SQL writes it."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def enable_vectors_by_spark(spark: SparkSession, path: str) -> None:

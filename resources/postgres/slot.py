@@ -68,6 +68,10 @@ class SlotAheadError(SlotError):
     """The slot was confirmed past what Delta holds: changes are missing."""
 
 
+class ServerSetBackError(SlotError):
+    """The server has not reached what Delta holds of it: it was put back to an earlier state."""
+
+
 class SlotInvalidatedError(SlotError):
     """The server removed WAL that the slot still needed."""
 
@@ -269,6 +273,28 @@ def verify_slot(
             f'source "{source}": replication slot "{slot}" is confirmed up to {format_lsn(state.confirmed_lsn)}, but'
             f" Delta holds its changes only up to {format_lsn(durable)}: the changes between are lost",
             hint=f"the slot was advanced or re-created by somebody else; {resynchronise}",
+        )
+
+
+def refuse_set_back(
+    connection: psycopg.Connection[Any], source: str, durable: int, subscriptions: Iterable[str] = ()
+) -> None:
+    """Raise ServerSetBackError where the server's WAL ends before what Delta holds already, which was flushed WAL once.
+
+    What it commits up to there has positions that Delta has: it would be left out. A standby says nothing: one that was started
+    again replays what it had replayed before.
+    """
+    # Asked after `durable` was read, which another process may move on.
+    row = connection.execute(
+        "select case when not pg_is_in_recovery() then pg_current_wal_insert_lsn() end::text"
+    ).fetchone()
+    assert row is not None
+    if row[0] is not None and (present := parse_lsn(row[0])) < durable:
+        raise ServerSetBackError(
+            f'source "{source}": the server is at {format_lsn(present)}, but Delta holds its changes up to'
+            f" {format_lsn(durable)}: it was put back to an earlier state, and what it commits until then would be left out",
+            hint=resynchronisation(subscriptions),
+            sqlstate="55000",
         )
 
 

@@ -113,7 +113,8 @@ def chunk_queries(
 ) -> "Chunks":
     """The queries that together select a table's published rows, one per ctid range of each of its leaves.
 
-    `expressions` are the select list. Row filters are ORed and run on the server (section 29.4.5).
+    `expressions` are the select list. Row filters are ORed and run on the server (section 29.4.5). A partition tree whose leaves are
+    not the role's to read as they are is selected from its root in one query, as a built-in subscription copies it.
     """
     table = replicated.table
     parts = (
@@ -150,7 +151,38 @@ def chunk_queries(
             queries.append(
                 f"select {columns} from only {quote(part.schema, part.name)} where {condition}{within}"
             )
+    if table.kind == "p" and _is_read_by_root(connection, table.oid, [part.oid for part in parts]):
+        queries = [f"select {columns} from {quote(table.schema, table.name)} where {condition}true"]
     return Chunks(queries, total)
+
+
+#: The rights and policies of a query are those of the table that it names, whatever those of its partitions are (section 5.12.2).
+_BY_ROOT = """
+select row_security_active(%s::oid) or exists (
+    select from pg_class where oid = any(%s::oid[]) and (row_security_active(oid)
+    or not has_schema_privilege(relnamespace, 'usage') or not has_table_privilege(oid, 'select')))
+"""
+
+
+def _is_read_by_root(connection: psycopg.Connection[Any], root: int, leaves: Sequence[int]) -> bool:
+    """Whether the role reads other rows of the leaves of a tree than of its root, or may not read them."""
+    return connection.execute(_BY_ROOT, [root, list(leaves)]).fetchone() == (True,)
+
+
+#: Tables with an active policy, unless one lets every row pass, and none restricts that.
+_HIDDEN = """
+select oid::bigint from pg_class where oid = any(%s::oid[]) and row_security_active(oid) and not coalesce((
+    select bool_or(polpermissive and qual = 'true') and bool_and(polpermissive or qual = 'true')
+    from (select polpermissive, coalesce(pg_get_expr(polqual, polrelid), 'true') as qual from pg_policy
+        where polrelid = pg_class.oid and polcmd in ('r', '*')
+        and (0 = any(polroles) or exists (select from unnest(polroles) role where role <> 0 and pg_has_role(role, 'usage')))) p),
+    false)
+"""
+
+
+def partly_hidden(connection: psycopg.Connection[Any], oids: Collection[int]) -> set[int]:
+    """Those of some tables of which row-level security may hide rows from the role, which it is sent when they change."""
+    return {oid for (oid,) in connection.execute(_HIDDEN, [list(oids)])}
 
 
 def read_chunk(conninfo: Conninfo, snapshot: str, query: str) -> Iterator[pa.RecordBatch]:

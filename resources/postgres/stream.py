@@ -23,7 +23,13 @@ from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_de
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.resources.postgres.plugin_options import PgoutputOptions
 from pgsieve.resources.postgres.receiver import Received, Receiver, Wakeup
-from pgsieve.resources.postgres.slot import SlotInUseError, refusing_slot, slot_state, verify_slot
+from pgsieve.resources.postgres.slot import (
+    SlotInUseError,
+    refuse_set_back,
+    refusing_slot,
+    slot_state,
+    verify_slot,
+)
 from pgsieve.resources.postgres.source import Source, SourceError, SourceUnreachableError, is_passing, quote
 from pgsieve.resources.postgres.timeline import current_timeline, refuse_divergence
 
@@ -186,6 +192,7 @@ class ReplicationStream:
             self._timeline = timeline
             verify_slot(state, source.name, slot, self._confirmed)
             with refusing_slot(source.name, slot, "read"):
+                refuse_set_back(connection, source.name, self._confirmed)
                 _start_replication(connection, slot, self._confirmed, self._options)
             receiver = Receiver(
                 connection,

@@ -137,7 +137,7 @@ def _evaluated(
 ) -> TableConformity:
     path = lake.replica(subscription.name, replicated.table.schema, replicated.table.name)
     if filters is None:
-        return TableConformity(lake.records.count(path))
+        return TableConformity(lake.count(path))
     with lake.refusing(path):
         rows = lake.current(path)
         # Columns are made of a session, which there is from here on.

@@ -30,7 +30,13 @@ from pgsieve.decoding.publications.evolution import Layout
 from pgsieve.resources.lake.delta.errors import LakeError, OverrunError
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.sessions import Conninfo
-from pgsieve.resources.postgres.snapshot import Chunks, Snapshot, chunk_queries, exported_snapshot
+from pgsieve.resources.postgres.snapshot import (
+    Chunks,
+    Snapshot,
+    chunk_queries,
+    exported_snapshot,
+    partly_hidden,
+)
 from pgsieve.resources.postgres.source import quote, read_catalog, refusing
 
 
@@ -56,6 +62,10 @@ class TableConsistency:
 #: How often tables are compared that are altered meanwhile.
 ATTEMPTS = 3
 ALTERED = "its columns changed on the publisher; run again to copy it"
+HIDDEN = (
+    "row-level security hides rows of it from the source's role, which is sent them when they change: it can be compared"
+    " with BYPASSRLS, or a policy for the role that lets every row pass"
+)
 REWRITTEN = "it was rewritten, by TRUNCATE or ALTER TABLE, while its rows were read; check it again"
 
 Names = Collection[Name] | None
@@ -74,11 +84,14 @@ class Moment:
     states: dict[Name, TableState]
     snapshot: Snapshot
     seed: int | None
+    hidden: Collection[int]
 
     def problem(self, name: Name) -> str | None:
         """Why a table cannot be compared; None where it can."""
         if name not in self.tables:
             return SyncState.REMOVED.meaning
+        if self.tables[name].table.oid in self.hidden:
+            return HIDDEN
         state = self.states.get(name)
         if state is None or state.state != SyncState.READY:
             reason = "not copied yet" if state is None else state.state.meaning
@@ -161,6 +174,7 @@ def at_one_lsn(subscription: Subscription, lake: Lake, log: Log) -> Iterator[Mom
             TableStates(lake, subscription.name).newest(),
             snapshot,
             seed if hashes_alike(connection, seed) else None,
+            partly_hidden(connection, [replicated.table.oid for replicated in tables.values()]),
         )
 
 

@@ -96,16 +96,14 @@ class Registration:
 
     def _comment(self, replicas: list[Name]) -> None:
         """Let the comments in Delta's metadata be the publisher's."""
-        local = self.lake.local
-        if local is None or not replicas:
+        if self.lake.local is None or not replicas:
             return
         with self.subscription.feed.source.connect() as connection:
             comments: Mapping[Name, Comments] = read_comments(connection, replicas)
         for table, of_table in comments.items():
             path = self.lake.replica(self.subscription.name, *table)
             if self.lake.records.exists(path):
-                with self.lake.refusing(path):
-                    local.comment(path, of_table.table, of_table.columns)
+                self.lake.comment(path, of_table.table, of_table.columns)
 
 
 def _is_there(state: SyncState) -> bool:

@@ -26,6 +26,7 @@ from pgsieve.resources.postgres.slot import (
     drop_slot,
     enable_failover,
     inserted_lsn,
+    refuse_set_back,
     slot_state,
     system_identifier,
     verify_slot,
@@ -41,7 +42,7 @@ def take_slot(connection: psycopg.Connection[tuple[object, ...]], feed: Feed, la
     """Take the feed's slot, None where it is still to be made; raises OtherClusterError, or SlotError on a gap.
 
     A slot that fits is altered where it lacks `failover`, and the cluster and timeline are recorded where they are new.
-    On a standby that was promoted, what Delta holds has to be in its history, too.
+    On a standby that was promoted, what Delta holds has to be in its history, too, and a server must not be behind it.
     """
     newest = refuse_other_cluster(connection, feed, lake)
     state, durable = slot_state(connection, feed.slot), _known_position(lake, feed)
@@ -53,6 +54,8 @@ def take_slot(connection: psycopg.Connection[tuple[object, ...]], feed: Feed, la
     if durable is not None and recorded not in {None, timeline}:
         refuse_divergence(feed.source, recorded, durable, timeline, feed.subscriptions)
     verify_slot(state, feed.source.name, feed.slot, durable, feed.subscriptions)
+    if durable is not None:
+        refuse_set_back(connection, feed.source.name, durable, feed.subscriptions)
     if state is None:
         return None
     if state.two_phase and durable is not None and Prepared(lake, feed).position() is None:

@@ -251,18 +251,29 @@ class Commits:
         self.committed(path, attempt, base=base)
         return {kind: int(metrics[f"num_target_rows_{kind}"]) for kind in ("inserted", "updated", "deleted")}
 
+    def lacking_comments(
+        self, path: str, description: str | None, columns: Mapping[str, str]
+    ) -> tuple[str | None, dict[str, str]]:
+        """The description of a table that it does not have yet, None where it has it, and those of its columns."""
+        table = self.table_at(path)
+        held = {field.name: (field.metadata or {}).get(COMMENT, "") for field in table.schema().fields}
+        lacking = {
+            name: columns.get(name, "") for name, comment in held.items() if columns.get(name, "") != comment
+        }
+        wanted = description or ""
+        return None if (table.metadata().description or "") == wanted else wanted, lacking
+
     def comment(self, path: str, description: str | None, columns: Mapping[str, str]) -> None:
-        """Have a table and its columns described so, where they are not yet; rows and position stay."""
+        """Have a table and some of its columns described so; rows and position stay."""
         table = self.table_at(path)
         committed = {"userMetadata": kept_metadata(self.position(path))}
         properties = CommitProperties(custom_metadata=committed)
-        if (table.metadata().description or "") != (description or ""):
-            table.alter.set_table_description(description or "", commit_properties=properties)
+        if description is not None:
+            table.alter.set_table_description(description, commit_properties=properties)
         for field in table.schema().fields:
-            comment = columns.get(field.name, "")
-            if (field.metadata or {}).get(COMMENT, "") != comment:
+            if field.name in columns:
                 # What else stands there stays: a column's number and name in files that have mapped names.
-                metadata = {**(field.metadata or {}), COMMENT: comment}
+                metadata = {**(field.metadata or {}), COMMENT: columns[field.name]}
                 table.alter.set_column_metadata(field.name, metadata, commit_properties=properties)
 
     def properties(self, path: str) -> Mapping[str, str]:

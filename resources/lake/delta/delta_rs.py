@@ -122,7 +122,11 @@ class LocalRecords(Commits):
         Where the protocol lists features, delta-rs adds one for the variant type, which few readers know.
         """
         table = self.table_at(path)
-        return requirements.is_unmapped(table) and table.protocol().writer_features is None
+        return (
+            requirements.is_unmapped(table)
+            and requirements.is_written(table)
+            and table.protocol().writer_features is None
+        )
 
     def stamp(self, path: str) -> tuple[str, int] | None:
         """The table's identifier, which a table that is made anew does not share, and its newest version.
@@ -179,16 +183,32 @@ class LocalRecords(Commits):
         return [] if (self.position(path) or 0) <= after else self.change_log(path).ends(after)
 
     def is_readable(self, path: str) -> bool:
-        """Whether delta-rs and Arrow read the rows of a table as they are: it has no mapped columns, and no partitions."""
+        """Whether delta-rs and Arrow read the rows of a table as they are: it has no mapped columns, and no partitions.
+
+        And it asks of its readers nothing that delta-rs does not do.
+        """
         table = self.table_at(path)
-        return requirements.is_unmapped(table) and not table.metadata().partition_columns
+        return (
+            requirements.is_unmapped(table)
+            and requirements.is_read(table)
+            and not table.metadata().partition_columns
+        )
 
     def is_unmapped(self, path: str) -> bool:
         """Whether the columns of a table, if there is one, have their own names in its files."""
         table = self.opened(path)
         return table is None or requirements.is_unmapped(table)
 
+    def is_written(self, path: str) -> bool:
+        """Whether delta-rs writes to a table, if there is one: it does all that this asks of its writers."""
+        table = self.opened(path)
+        return table is None or requirements.is_written(table)
+
+    def is_read(self, path: str) -> bool:
+        """Whether delta-rs reads a table: it does all that this asks of its readers."""
+        return requirements.is_read(self.table_at(path))
+
     def has_deletion_vectors(self, path: str) -> bool | None:
         """Whether writers of the table may mark rows in deletion vectors; None where its properties do not say."""
         said = self.table_at(path).metadata().configuration.get(PROPERTY)
-        return None if said is None else said == "true"
+        return None if said is None else said.lower() == "true"

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from deltalake.exceptions import CommitFailedError
 from py4j.protocol import Py4JNetworkError
 from pyspark.errors import AnalysisException
-from tenacity import retry, retry_if_exception_type, stop_after_attempt, wait_random_exponential
+from tenacity import retry, retry_if_exception, stop_after_attempt, wait_random_exponential
 
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.resources.passwords import concealed
@@ -47,6 +47,10 @@ _LOST = re.compile(
 #: Spark's words, delta-rs's, and Arrow's.
 _MISSING_FILE = re.compile(r"(?:reading file|Object at location|open local file) '?(?:file:)?(\S+?\.parquet)")
 _NOT_THERE = ("not found", "FILE_NOT_EXIST", "No such file or directory")
+
+
+#: What delta-rs says in the class of its conflicts, and is none: it does not write to such a table at all, whoever else does.
+_REFUSED = re.compile(r"Unsupported table features|Table features must be specified|append-only")
 
 
 class LakeError(PgsieveError):
@@ -100,16 +104,21 @@ class ExecutorError(PgsieveError):
         self.kind = kind
 
 
+def is_conflict(error: BaseException) -> bool:
+    """Whether delta-rs, or what commits beside it here, did not commit because another writer was faster."""
+    return isinstance(error, CommitFailedError) and not _REFUSED.search(str(error))
+
+
 _WAIT, _STOP = wait_random_exponential(0.1, max=5), stop_after_attempt(6)
 #: Does something again, a few times, where a concurrent writer was faster: compaction beside an apply.
 again_after_conflict = retry(
-    retry=retry_if_exception_type((ConcurrentWriteError, CommitFailedError)),
+    retry=retry_if_exception(lambda error: isinstance(error, ConcurrentWriteError) or is_conflict(error)),
     wait=_WAIT,
     stop=_STOP,
     reraise=True,
 )
 #: Commits again what needs no new plan.
-commit_again = retry(retry=retry_if_exception_type(CommitFailedError), wait=_WAIT, stop=_STOP, reraise=True)
+commit_again = retry(retry=retry_if_exception(is_conflict), wait=_WAIT, stop=_STOP, reraise=True)
 
 
 def refusal(error: BaseException) -> int | None:

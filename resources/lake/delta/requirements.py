@@ -16,6 +16,17 @@ from pgsieve.resources.lake.delta.tables import arrow_schema
 COLUMN_MAPPING = "delta.columnMapping.mode"
 #: What tables may ask of their writers that one who replaces whole files complies with.
 _REWRITABLE = {"appendOnly", "deletionVectors", "invariants", "timestampNtz"}
+#: What tables may ask of their writers and readers that delta-rs does, too.
+_WRITTEN = _REWRITABLE | {
+    "changeDataFeed",
+    "checkConstraints",
+    "columnMapping",
+    "generatedColumns",
+    "v2Checkpoint",
+    "variantType",
+}
+#: What asks for something by "true", which Spark reads in any letters, and delta-rs and this process only in small ones.
+_SWITCHES = ("delta.appendOnly", "delta.enableChangeDataFeed", PROPERTY)
 #: What a table asks of each row: CHECK constraints among its properties, and by a column's metadata.
 _CONSTRAINT = "delta.constraints."
 _OF_ROWS = ("delta.generationExpression", "delta.identity.", "delta.invariants", "CURRENT_DEFAULT")
@@ -26,11 +37,28 @@ def is_unmapped(table: DeltaTable) -> bool:
     return bool(table.metadata().configuration.get(COLUMN_MAPPING, "none") == "none")
 
 
+def is_read(table: DeltaTable) -> bool:
+    """Whether delta-rs does what a table asks of its readers."""
+    return set(table.protocol().reader_features or ()) <= _WRITTEN
+
+
+def is_written(table: DeltaTable) -> bool:
+    """Whether delta-rs does what a table asks of its writers; version 6 of their protocol has identity columns, which it does not."""
+    protocol, configuration = table.protocol(), table.metadata().configuration
+    return (
+        protocol.min_writer_version != 6
+        and set(protocol.writer_features or ()) <= _WRITTEN
+        and all(configuration.get(name, "false") in {"true", "false"} for name in _SWITCHES)
+    )
+
+
 def is_plain(table: DeltaTable) -> bool:
     """Whether the rows of a table are those of its Parquet files: no mapped columns, deleted rows or partitions."""
     if table.metadata().partition_columns:  # Files lack these columns.
         return False
-    return is_unmapped(table) and not pa.table(table.deletion_vectors().read_all()).num_rows
+    return (
+        is_unmapped(table) and is_read(table) and not pa.table(table.deletion_vectors().read_all()).num_rows
+    )
 
 
 def takes_files(table: DeltaTable, schema: pa.Schema, *, overwrite: bool) -> bool:
@@ -49,7 +77,8 @@ def takes_files(table: DeltaTable, schema: pa.Schema, *, overwrite: bool) -> boo
 def takes_changes(table: DeltaTable, columns: Collection[str]) -> bool:
     """Whether who takes rows out of a table of these columns and adds others owes nothing else: no feed of changes, no rule."""
     return (
-        {field.name for field in table.schema().fields} == set(columns)
+        is_written(table)
+        and {field.name for field in table.schema().fields} == set(columns)
         and _takes_any_row(table)
         and set(table.protocol().writer_features or ()) <= _REWRITABLE
         and table.metadata().configuration.get("delta.enableChangeDataFeed", "false") != "true"

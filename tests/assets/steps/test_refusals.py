@@ -5,6 +5,8 @@ No JVM: all of this happens before a row is read.
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,6 +19,7 @@ from pgsieve.assets.steps.records.change_log import CHANGE_LOG, ChangeLog
 from pgsieve.assets.steps.records.table_states import SyncState, TableState, TableStates
 from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.assets.steps.slot_consumption.ready import ready_slot
+from pgsieve.assets.steps.slot_consumption.slot import replace_lost_slot
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.assets.steps.validation.waiting import table_problems, waiting_for
 from pgsieve.decoding.errors import PgsieveError, UnsupportedFilterError
@@ -28,7 +31,9 @@ from pgsieve.resources.lake.delta.errors import LakeError
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.slot import (
+    ServerSetBackError,
     SlotAheadError,
+    SlotError,
     SlotInUseError,
     SlotMissingError,
     create_slot,
@@ -216,6 +221,33 @@ def test_a_slot_that_was_advanced_by_somebody_else_is_an_error(
     database.execute("select pg_replication_slot_advance('refused', pg_current_wal_lsn())")
     error = refused(feed(conninfo), lake)
     assert isinstance(error, SlotAheadError)
+
+
+def test_a_server_that_was_put_back_is_refused_until_everything_is_copied_again(
+    server_folder: Path, lake: Lake
+) -> None:
+    data = server_folder / "data"
+    with EmbeddedServer(data) as server, psycopg.connect(server.conninfo(), autocommit=True) as database:
+        reading = feed(server.conninfo())
+        database.execute("create table t (a int primary key, b text); create publication p for table t")
+        drain(reading, lake, [], lambda _: None)
+    # What a snapshot of the disk has: the same cluster, on the same timeline, with its slot.
+    subprocess.run(["cp", "--archive", data, server_folder / "before"], check=True)
+    with server, psycopg.connect(server.conninfo(), autocommit=True) as database:
+        database.execute("insert into t select i, repeat('x', 100) from generate_series(1, 1000) i")
+        drain(reading, lake, [], lambda _: None)
+    shutil.rmtree(data)
+    (server_folder / "before").rename(data)
+    with server, psycopg.connect(server.conninfo(), autocommit=True) as database:
+        database.execute("insert into t values (1, 'another')")
+        error = refused(reading, lake)
+        assert isinstance(error, ServerSetBackError)
+        assert "`pgsieve resync s`" in str(error.hint)
+        with pytest.raises(SlotError, match="has not reached again"):
+            replace_lost_slot(reading, lake)
+        database.execute("select pg_switch_wal()")
+        assert isinstance(replace_lost_slot(reading, lake), SlotMissingError)
+        drain(reading, lake, [], lambda _: None)
 
 
 def test_a_slot_that_somebody_reads_is_an_error(

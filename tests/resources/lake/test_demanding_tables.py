@@ -1,0 +1,122 @@
+"""A table that asks something of its writers which delta-rs does not do is left to Spark, and fails nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from deltalake.exceptions import DeltaError
+
+from pgsieve.resources.lake.delta.errors import NO_TABLES_FAULT, LakeError, OverrunError
+from pgsieve.resources.lake.delta.records import quoted
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.maintenance import maintenance
+from pgsieve.resources.lake.way import Way
+from tests.fixtures.pgsieve_replica import engine
+
+pytestmark = pytest.mark.spark
+
+_SCHEMA = pa.schema({"id": pa.int64(), "v": pa.string()})
+
+#: What a user can have a table ask for: statements of Spark's.
+DEMANDS = {
+    "nothing": (),
+    "deletion vectors": ("set tblproperties ('delta.enableDeletionVectors' = 'true')",),
+    "a feed": ("set tblproperties ('delta.enableChangeDataFeed' = 'true')",),
+    "a feed, in capitals": ("set tblproperties ('delta.enableChangeDataFeed' = 'TRUE')",),
+    "deletion vectors, in capitals": ("set tblproperties ('delta.enableDeletionVectors' = 'True')",),
+    "a constraint": ("add constraint c check (id > 0)",),
+    "checkpoints of version 2": ("set tblproperties ('delta.checkpointPolicy' = 'v2')",),
+    "writers of version 4": (
+        "set tblproperties ('delta.minReaderVersion' = '1', 'delta.minWriterVersion' = '4')",
+    ),
+    "writers of version 6": (
+        "set tblproperties ('delta.minReaderVersion' = '2', 'delta.minWriterVersion' = '6')",
+    ),
+    "row tracking": ("set tblproperties ('delta.enableRowTracking' = 'true')",),
+    "times in commits": ("set tblproperties ('delta.enableInCommitTimestamps' = 'true')",),
+    "wider types": ("set tblproperties ('delta.enableTypeWidening' = 'true')",),
+    "defaults": (
+        "set tblproperties ('delta.feature.allowColumnDefaults' = 'supported')",
+        "alter column v set default 'd'",
+    ),
+    "domains": ("set tblproperties ('delta.feature.domainMetadata' = 'supported')",),
+    "liquid clustering": ("cluster by (id)",),
+    "a look before a vacuum": ("set tblproperties ('delta.feature.vacuumProtocolCheck' = 'supported')",),
+    "protected checkpoints": ("set tblproperties ('delta.feature.checkpointProtection' = 'supported')",),
+    "times without a zone": ("set tblproperties ('delta.feature.timestampNtz' = 'supported')",),
+    "variants": ("set tblproperties ('delta.feature.variantType' = 'supported')",),
+}
+#: What delta-rs reads as nothing, or only Spark writes.
+LEFT = {"a feed, in capitals", "deletion vectors, in capitals"}
+#: The rest takes minutes.
+ESSENTIAL = {"a feed, in capitals", "row tracking", "wider types"}
+
+
+def rows(*ids: int) -> pa.Table:
+    return pa.table({"id": list(ids), "v": [f"row {each}" for each in ids]}, _SCHEMA)
+
+
+def demanding(folder: Path, demand: str) -> str:
+    path = str(folder / "t")
+    for number in range(3):
+        write_deltalake(path, rows(number + 1), mode="append")
+    for change in DEMANDS[demand]:
+        engine().session.sql(f"alter table delta.{quoted(path)} {change}")
+    return path
+
+
+def is_refused(path: str) -> bool:
+    """Whether delta-rs says that it does not write to a table."""
+    try:
+        write_deltalake(path, rows(100), mode="append")
+    except DeltaError as error:
+        return "Unsupported table features" in str(error)
+    return False
+
+
+@pytest.mark.parametrize(
+    "demand", [d if d in ESSENTIAL else pytest.param(d, marks=pytest.mark.long) for d in DEMANDS]
+)
+def test_delta_rs_is_asked_for_what_it_does_and_spark_for_the_rest(tmp_path: Path, demand: str) -> None:
+    path = demanding(tmp_path, demand)
+    lake = Lake(str(tmp_path), lambda: engine().session, threads=2)
+    assert lake.local is not None
+    by_delta_rs = lake.way(path, _SCHEMA.names, 100) is Way.IN_PROCESS
+    assert (lake.way(path, _SCHEMA.names, None, lambda: _SCHEMA) is Way.SPARK) >= (not by_delta_rs)
+    assert lake.takes_marking(path, _SCHEMA.names) <= by_delta_rs
+    assert lake.takes_rewriting(path, _SCHEMA.names) <= by_delta_rs
+    compacted = maintenance(lake, path).compact()
+    assert compacted == 2
+    lake.set_properties(path, {"delta.checkpointInterval": "20"})
+    lake.comment(path, "it's \\ 'here'", {"v": "a `column`'s"})
+    lake.write(engine().session.createDataFrame(rows(10)), path, position=7, size=100)
+    lake.comment(path, "it's \\ 'here'", {"v": "a `column`'s"})
+    table = DeltaTable(path)
+    assert table.metadata().description == "it's \\ 'here'"
+    assert table.metadata().configuration["delta.checkpointInterval"] == "20"
+    assert (table.schema().fields[1].metadata or {})["comment"] == "a `column`'s"
+    assert lake.records.position(path) == 7
+    assert lake.count(path) == 4
+    if lake.way_to_read(path) is Way.IN_PROCESS:
+        assert sum(batch.num_rows for batch in lake.local.batches(path, lake.local.version(path))) == 4
+    assert by_delta_rs == (demand not in LEFT and not is_refused(path))
+
+
+def test_what_delta_rs_refuses_is_no_conflict_and_the_tables_own_fault(tmp_path: Path) -> None:
+    path = demanding(tmp_path, "row tracking")
+    engine().session.sql(f"alter table delta.{quoted(path)} set tblproperties ('delta.appendOnly' = 'true')")
+    lake = Lake(str(tmp_path), lambda: engine().session, threads=2)
+    assert lake.local is not None
+    for overwrite in (False, True):
+        with pytest.raises(LakeError) as raised, lake.refusing(path):
+            lake.local.write(path, rows(5), 7, overwrite=overwrite)
+        assert not isinstance(raised.value, NO_TABLES_FAULT)
+    write_deltalake(other := str(tmp_path / "o"), rows(1), configuration={"delta.appendOnly": "true"})
+    with pytest.raises(LakeError, match="append-only") as raised, lake.refusing(other):
+        lake.local.write(other, rows(5), 7, overwrite=True)
+    assert not isinstance(raised.value, NO_TABLES_FAULT)
+    with pytest.raises(OverrunError):
+        lake.local.write(other, rows(5), 8, base=7)
