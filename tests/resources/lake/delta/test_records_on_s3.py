@@ -138,9 +138,9 @@ def test_a_removed_folder_is_gone_and_made_anew(lake: Lake, records: LocalRecord
 def test_descriptions_are_kept_beside_rows_and_position(lake: Lake, records: LocalRecords) -> None:
     path = f"{lake.uri}/t"
     records.append(path, rows(10, 1), 10)
-    records.comment(path, "the table", {"id": "the key"})
+    lake.comment(path, "the table", {"id": "the key"})
     described = records.version(path)
-    records.comment(path, "the table", {"id": "the key"})
+    lake.comment(path, "the table", {"id": "the key"})
     assert records.version(path) == described, "nothing is new"
     records.append(path, rows(20, 2), 20)
     table = records.table_at(path)
@@ -149,7 +149,7 @@ def test_descriptions_are_kept_beside_rows_and_position(lake: Lake, records: Loc
         "slice": "",
         "id": "the key",
     }
-    records.comment(path, None, {})
+    lake.comment(path, None, {})
     assert records.table_at(path).schema().fields[1].metadata.get("comment", "") == ""
     assert records.position(path) == 20
     assert records.count(path) == 2
