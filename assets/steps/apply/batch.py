@@ -71,7 +71,9 @@ class Batch:
         for change in self.changes:
             tables.setdefault(change.name, []).append(change)
         # In this order: who changes a state writes to the replica afterwards, and this plan is for no later version.
-        standings = {n: lake.records.standing(lake.replica(name, *n)) for n in tables}
+        paths = {n: lake.replica(name, *n) for n in tables}
+        with lake.one_moment(*paths.values()):
+            standings = {n: lake.records.standing(path) for n, path in paths.items()}
         states = TableStates(lake, name).newest()
         todo, ahead = [], {}
         for table, changes in tables.items():
@@ -91,7 +93,8 @@ class Batch:
             return []
         lake, applied = self.lake, list[Applied]()
         paths = {p.pending.name: lake.replica(self.subscription.name, *p.pending.name) for p in todo}
-        sizes = {name: lake.records.size(path) for name, path in paths.items()}
+        with lake.one_moment(*paths.values()):
+            sizes = {name: lake.records.size(path) for name, path in paths.items()}
         for large in (False, True):
             chosen = [p for p in todo if (sizes[p.pending.name] >= LARGE_BYTES) == large]
             done = lake.side_by_side(self._applied_in_process, chosen, PARALLEL_TABLES)
@@ -244,7 +247,8 @@ class _LeftToSparkError(Exception):
 def _apply_table(subscription: Subscription, lake: Lake, plan: Plan, end: int, *, by_spark: bool) -> Applied:
     search = _conflict_search(subscription, lake, plan)
     path, log, definition, pending = search.path, search.log, search.definition, plan.pending
-    few = few_changes(lake, path, log, definition, pending)
+    with lake.one_moment(path, log):
+        few = few_changes(lake, path, log, definition, pending)
     if few is None and not by_spark:
         return _applied_by_files(search, plan, end)
     if few is not None:

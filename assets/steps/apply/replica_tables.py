@@ -26,7 +26,6 @@ from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.wording import counted
 from pgsieve.resources.failpoints import Failpoint, reach
-from pgsieve.resources.lake.delta.records import Standing
 from pgsieve.resources.lake.lake import Lake
 
 #: Slices whose net change is applied at once.
@@ -153,15 +152,16 @@ def tables_beyond_cut(subscription: Subscription, lake: Lake) -> set[Name]:
     cut = Cuts(lake, subscription.name).last()
     waiting = Transformed(lake, subscription.name).slices(cut.lsn if cut else 0)
     names = {c.name for changes in waiting.values() for c in changes if c.changed}
+    copied = {}
     for name, state in TableStates(lake, subscription.name).newest().items():
-        version = cut.tables.get(name) if cut else None
-        newer = cut is None or not cut.is_after(state)
-        if state.state == SyncState.READY and (
-            version is None
-            or (newer and lake.records.version(lake.replica(subscription.name, *name)) != version)
-        ):
+        if state.state != SyncState.READY:
+            continue
+        if cut is None or name not in cut.tables:
             names.add(name)
-    return names
+        elif not cut.is_after(state):
+            copied[lake.replica(subscription.name, *name)] = name, cut.tables[name]
+    with lake.one_moment(*copied):
+        return names | {name for path, (name, held) in copied.items() if lake.records.version(path) != held}
 
 
 def complete_up_to(lake: Lake, subscription: Subscription, transformed: int) -> int:
@@ -189,16 +189,17 @@ def applied_up_to(lake: Lake, subscription: Subscription) -> int:
     cut = Cuts(lake, subscription.name).last()
     upto = cut.lsn if cut else 0
     states = {n: s for n, s in TableStates(lake, subscription.name).newest().items() if s.applies}
-    standings: dict[Name, Standing] = {}
-    for end, changes in Transformed(lake, subscription.name).slices(upto).items():
-        for change in changes:
-            name = change.name
-            if not change.changed or name not in states:
-                continue
-            if name not in standings:
-                standings[name] = lake.records.standing(lake.replica(subscription.name, *name))
-            if lacking_changes([change], states[name], standings[name]):
-                return upto
+    slices = {
+        end: [change for change in changes if change.changed and change.name in states]
+        for end, changes in Transformed(lake, subscription.name).slices(upto).items()
+    }
+    changed = {change.name for changes in slices.values() for change in changes}
+    paths = {name: lake.replica(subscription.name, *name) for name in sorted(changed)}
+    with lake.one_moment(*paths.values()):
+        standings = {name: lake.records.standing(path) for name, path in paths.items()}
+    for end, changes in slices.items():
+        if any(lacking_changes([change], states[change.name], standings[change.name]) for change in changes):
+            return upto
         upto = end
     return upto
 
@@ -216,19 +217,19 @@ def _versions(
     A table that was copied, or followed its definition, since the cut has a version that is in neither.
     Nothing where such a table is beyond the LSN already.
     """
-    current = {}
-    for name, state in states.items():
-        if state.state != SyncState.READY:
-            continue
-        of_cut = cut.tables.get(name) if cut else None
-        newer = cut is None or not cut.is_after(state)
-        if name not in versions or (newer and versions[name] == of_cut):
-            standing = lake.records.standing(lake.replica(subscription.name, *name))
+    ready = [name for name, state in states.items() if state.state == SyncState.READY]
+    paths = {}
+    for name in ready:
+        newer = cut is None or not cut.is_after(states[name])
+        if name not in versions or (newer and versions[name] == (cut.tables.get(name) if cut else None)):
+            paths[name] = lake.replica(subscription.name, *name)
+    with lake.one_moment(*paths.values()):
+        for name, path in paths.items():
+            standing = lake.records.standing(path)
             if (standing.position or 0) > lsn:
                 return {}
             versions[name] = standing.version
-        current[name] = versions[name]
-    return current
+    return {name: versions[name] for name in ready}
 
 
 def _record(

@@ -250,7 +250,12 @@ def _transform_table(
     if not readings and not truncates:
         return result
     path = lake.changes(subscription.name, state.schema, state.table, definition.history.generation)
-    position = lake.records.position(path) or 0
+    schema = changes_schema(
+        readings[0].types(definition) if readings else defined_types(subscription, state.name, definition)
+    )
+    with lake.one_moment():
+        position = lake.records.position(path) or 0
+        way = lake.way(path, definition.names, contents.size, lambda: schema)
     written = position >= contents.end
     if begin < position < contents.end:
         raise SchemaChangedError(
@@ -258,10 +263,6 @@ def _transform_table(
         )
     if written and (tally := _tally(lake, path, contents.end, definition.key)) is not None:
         return _counted(result, {}, [tally])
-    schema = changes_schema(
-        readings[0].types(definition) if readings else defined_types(subscription, state.name, definition)
-    )
-    way = lake.way(path, definition.names, contents.size, lambda: schema)
     if way is Way.IN_PROCESS:
         few = _few_changes(definition, contents, readings, truncates, schema)
         if few is not None:
