@@ -1,7 +1,7 @@
 """A bad day of an object store loses and doubles nothing, and what refuses says which lake, why, and what to do.
 
-Few changes are applied in pgsieve's process, which needs no JVM. The long tests have a Spark Connect server do it, too,
-which reaches the store by the same bad network.
+Few changes are applied in pgsieve's process, which needs no JVM. The long tests have its threads do it, too, which mark rows, and a Spark
+Connect server, which reaches the store by the same bad network.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from deltalake.fs import DeltaStorageHandler
 from pgsieve.resources.lake.stores.storage import Storage
 from pgsieve.resources.lake.stores.store import Store
 from pgsieve.resources.postgres.embedded import EmbeddedServer
-from tests.faults.killable import REFUSED, start_pgsieve
+from tests.faults.killable import MARKING, NOT_SMALL, REFUSED, start_pgsieve
 from tests.fixtures.oracle import wait_until
 from tests.fixtures.s3_proxy import (
     CUT,
@@ -55,7 +55,7 @@ class Shop:
         server: S3Server,
         proxy: S3Proxy,
         database: psycopg.Connection,
-        master: str | None,
+        spark: dict[str, object],
     ) -> None:
         self.proxy, self.database, self._lake, self._server = proxy, database, lake, server
         self._file, self._log = folder / "pgsieve.yaml", folder / "log"
@@ -66,9 +66,8 @@ class Shop:
             "storage": {**server.storage, "endpoint": proxy.url},
             "sources": {"shop": {"conninfo": database.info.dsn + " password=postgres"}},
             "subscriptions": {"sales": {"source": "shop", "publications": ["p"]}},
+            "spark": spark,
         }
-        if master:
-            written["spark"] = {"master": master, "conf": {"spark.pgsieve.smallBytes": "-1"}}
         self._file.write_text(yaml.safe_dump(written))
         self.publish("orders")
         self.publish("items")
@@ -161,14 +160,19 @@ class Shop:
 
 @contextmanager
 def new_shop(
-    publisher: EmbeddedServer, server: S3Server, lake: str, folder: Path, proxy: S3Proxy, master: str | None
+    publisher: EmbeddedServer,
+    server: S3Server,
+    lake: str,
+    folder: Path,
+    proxy: S3Proxy,
+    spark: dict[str, object],
 ) -> Iterator[Shop]:
     name = "store_faults"
     with psycopg.connect(publisher.conninfo(), autocommit=True) as admin:
         admin.execute(f"create database {name}")
         with psycopg.connect(publisher.conninfo(dbname=name), autocommit=True) as database:
             database.execute("create publication p")
-            shop = Shop(folder, lake, server, proxy, database, master)
+            shop = Shop(folder, lake, server, proxy, database, spark)
             try:
                 yield shop
             finally:
@@ -197,7 +201,13 @@ def store_master(
         yield address
 
 
-@pytest.fixture(params=["process", pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.long])])
+@pytest.fixture(
+    params=[
+        "process",
+        pytest.param("marking", marks=pytest.mark.long),
+        pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.long]),
+    ]
+)
 def shop(
     request: pytest.FixtureRequest,
     publisher_server: EmbeddedServer,
@@ -206,8 +216,12 @@ def shop(
     s3_folder: str,
     tmp_path: Path,
 ) -> Iterator[Shop]:
-    master = request.getfixturevalue("store_master") if request.param == "spark" else None
-    with new_shop(publisher_server, s3_server, s3_folder, tmp_path, proxy, master) as made:
+    spark: dict[str, object] = {}
+    if request.param == "marking":
+        spark = {"master": "local[2]", "conf": MARKING}
+    elif request.param == "spark":
+        spark = {"master": request.getfixturevalue("store_master"), "conf": NOT_SMALL}
+    with new_shop(publisher_server, s3_server, s3_folder, tmp_path, proxy, spark) as made:
         yield made
 
 

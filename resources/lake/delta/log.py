@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from deltalake.exceptions import CommitFailedError
 from pyarrow.fs import LocalFileSystem
 
-from pgsieve.resources.lake.stores.objects import Objects, passes
+from pgsieve.resources.lake.stores.objects import Objects, objects_at, passes
 from pgsieve.resources.lake.stores.store import Store, joined
 
 #: An action of the log, or what it does.
@@ -145,7 +145,7 @@ class Log:
         system, inner = store.system(path)
         if isinstance(system, LocalFileSystem):
             return cls(path, store, FolderFiles(Path(inner)))
-        objects = store.objects(path)
+        objects = objects_at(path, store.options)
         return None if objects is None else cls(path, store, StoreFiles(objects, inner))
 
     def commit(self, version: int, actions: Iterable[Action]) -> None:

@@ -2,7 +2,7 @@
 
 In: where a lake's store is, and delta-rs' options for it; the library is the one that delta-rs reaches stores by, too. Out: bytes.
 What a store refuses for a moment is asked again. Raises OSError in the store's words, which `store_errors` understands, and
-FileExistsError.
+FileExistsError. Executors have no use for it, and are not sent it.
 
 The answer to a PUT may be lost after the store has the object. A second one would be refused by the first, so what has the name is
 read: it is this object where it has the same bytes. Whoever makes an object once gives it bytes that nobody else has.
@@ -10,20 +10,24 @@ read: it is this object where it has the same bytes. Whoever makes an object onc
 https://docs.rs/object_store/latest/object_store/enum.PutMode.html (Create)
 """
 
+import logging
 import os
 import re
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from tenacity import retry, retry_if_exception, stop_after_attempt, stop_after_delay, wait_random_exponential
 
-from pgsieve.resources.lake.stores.storage import SCHEMES
+from pgsieve.resources.lake.stores.storage import SCHEMES, Storage
 from pgsieve.resources.lake.stores.store_errors import store_refusal
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
+
+_LOGGER = logging.getLogger(__name__)
 
 #: What delta-rs takes among its options, and this library apart from them.
 _ALLOW_HTTP = "aws_allow_http"
@@ -50,6 +54,18 @@ _again = retry(
     stop=stop_after_attempt(4) | stop_after_delay(60),
     reraise=True,
 )
+
+
+def objects_at(path: str, options: tuple[tuple[str, str], ...]) -> "Objects | None":
+    """The objects of the store that a path is on; None where it is on none, or they are not reached as delta-rs reaches them."""
+    if Storage.of(path).platform is None or not has_credentials(path, dict(options)):
+        return None
+    parts = urlsplit(path)
+    try:
+        return _shared(f"{parts.scheme}://{parts.netloc}", options)
+    except OSError as error:
+        _LOGGER.debug("%s: %s", path, error)
+        return None
 
 
 class Objects:
@@ -123,6 +139,12 @@ def has_credentials(path: str, options: Mapping[str, str], environ: Mapping[str,
     return not any(
         file.is_file() and _OF_A_PROFILE.search(file.read_text(errors="replace")) for file in files
     )
+
+
+@cache
+def _shared(root: str, options: tuple[tuple[str, str], ...]) -> Objects:
+    """One for all of this process that reach a store by the same options: it has connections of its own."""
+    return Objects(root, dict(options))
 
 
 def _opened(root: str, options: Mapping[str, str]) -> "ObjectStore":

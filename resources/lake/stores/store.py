@@ -5,7 +5,6 @@ reaches it, with the same options, so that there is one way to give credentials.
 `deltalake` for a lake on an object store. Raises OSError.
 """
 
-import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -24,12 +23,9 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from pgsieve.resources.ahead import ahead
-from pgsieve.resources.lake.stores.objects import Objects, has_credentials
 from pgsieve.resources.lake.stores.storage import Storage, is_uri
 
 T = TypeVar("T")
-
-_LOGGER = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -39,7 +35,6 @@ class Store:
     options: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     #: By root: each has connections of its own.
     _systems: dict[str, pafs.FileSystem] = field(default_factory=dict, repr=False, compare=False)
-    _objects: dict[str, Objects] = field(default_factory=dict, repr=False, compare=False)
 
     def __reduce__(self) -> tuple[type["Store"], tuple[tuple[tuple[str, str], ...]]]:
         """Connections do not travel to executors."""
@@ -57,26 +52,12 @@ class Store:
         parts = urlsplit(path)
         if parts.scheme == "file":
             return pafs.LocalFileSystem(), unquote(parts.path)
-        if (root := _root(path)) not in self._systems:
+        root = f"{parts.scheme}://{parts.netloc}"
+        if root not in self._systems:
             from deltalake.fs import DeltaStorageHandler
 
             self._systems[root] = pafs.PyFileSystem(DeltaStorageHandler(root, dict(self.options)))
         return self._systems[root], parts.path.lstrip("/")
-
-    def objects(self, path: str) -> Objects | None:
-        """The objects of the store that a path is on; None where it is in a folder, or they are not reached as delta-rs reaches them."""
-        if Storage.of(path).platform is None:
-            return None
-        if (root := _root(path)) not in self._objects:
-            options = dict(self.options)
-            if not has_credentials(root, options):
-                return None
-            try:
-                self._objects[root] = Objects(root, options)
-            except OSError as error:
-                _LOGGER.debug("%s: %s", root, error)
-                return None
-        return self._objects[root]
 
     def reaches(self, path: str) -> bool:
         """Whether the files of a path can be read and written so; elsewhere only Spark does."""
@@ -243,12 +224,6 @@ def parted(groups: Sequence[RowGroup], beside: int = 1) -> list[Sequence[RowGrou
 
 def _read_group(opened: Callable[[], pq.ParquetFile], number: int, columns: Sequence[str]) -> pa.Table:
     return _without_views_in(opened().read_row_group(number, columns=list(columns)))
-
-
-def _root(path: str) -> str:
-    """The bucket or container of a path at a URI."""
-    parts = urlsplit(path)
-    return f"{parts.scheme}://{parts.netloc}"
 
 
 def joined(folder: str, name: str) -> str:

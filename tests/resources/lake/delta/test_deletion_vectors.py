@@ -7,9 +7,9 @@ import os
 import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from threading import Barrier, Thread
+from threading import Barrier, Thread, current_thread
 from traceback import format_exception
 
 import numpy as np
@@ -19,6 +19,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 from pyspark.sql import SparkSession
 
+from pgsieve.resources.lake.delta import log as log_module
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.delta.errors import LakeUnavailableError, OverrunError
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
@@ -28,7 +29,7 @@ from pgsieve.resources.lake.delta.records import quoted
 from pgsieve.resources.lake.delta.row_removal import added_files, enable_marking, mark_rows, takes_marking
 from pgsieve.resources.lake.delta.tables import Tables
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.stores.objects import Objects
+from pgsieve.resources.lake.stores.objects import Objects, objects_at
 from pgsieve.resources.lake.stores.storage import Storage
 from pgsieve.resources.lake.stores.store import Store
 from pgsieve.resources.lake.way import Way
@@ -45,16 +46,10 @@ class Place:
 
     path: str
     storage: Storage
-    #: By which what delta-rs does not do is done; it holds Python's lock while it waits for a proxy in this process.
-    behind: Storage | None = None
 
     @property
     def store(self) -> Store:
-        store = Store.of(self.storage)
-        if self.behind is not None:
-            root = f"s3a://{BUCKET}"
-            store._objects[root] = Objects(root, self.behind.delta_rs_options())
-        return store
+        return Store.of(self.storage)
 
     def local(self) -> LocalRecords:
         """The tables as a process has them that holds none open."""
@@ -308,10 +303,19 @@ class TestOnABadNetwork:
             yield made
 
     @pytest.fixture
-    def place(self, s3_server: S3Server, s3_folder: str, proxy: S3Proxy) -> Place:
+    def place(
+        self, s3_server: S3Server, s3_folder: str, proxy: S3Proxy, monkeypatch: pytest.MonkeyPatch
+    ) -> Place:
+        """The network is between here and what this process puts itself: delta-rs holds Python's lock while it waits for an answer."""
         storage = Storage.of(s3_folder, s3_server.storage)
         behind = Storage.of(s3_folder, {**s3_server.storage, "endpoint": proxy.url})
-        return Place(f"{storage.address}/t", storage, behind)
+        objects = Objects(f"s3a://{BUCKET}", behind.delta_rs_options())
+
+        def reached(path: str, options: tuple[tuple[str, str], ...]) -> Objects | None:
+            return objects_at(path, options) if current_thread().name == "faster" else objects
+
+        monkeypatch.setattr(log_module, "objects_at", reached)
+        return Place(f"{storage.address}/t", storage)
 
     @pytest.mark.parametrize(("lost", "then"), [(1, 412), (2, 412), (1, 403)])
     def test_an_entry_whose_answer_was_lost_is_known_as_ones_own(
@@ -339,7 +343,7 @@ class TestOnABadNetwork:
         matches = local.matches(place.path, pa.table({"id": [4]}), [np.ones(1, bool)], None)
         assert matches
         added = added_files(local, place.path, matches, base)
-        faster = replace(place, behind=None).local()
+        faster = place.local()
 
         def refused(method: str, path: str) -> Answer | None:
             if method != "PUT" or not path.endswith(f"{base + 1:020}.json"):
@@ -350,7 +354,7 @@ class TestOnABadNetwork:
             write.join()
             return CUT
 
-        write = Thread(target=lambda: mark(faster, place.path, [5], 11))
+        write = Thread(name="faster", target=lambda: mark(faster, place.path, [5], 11))
         proxy.refused = refused
         with pytest.raises(OverrunError):
             mark_rows(local, place.path, zip(matches, added, strict=True), [], 10, base)
@@ -371,7 +375,6 @@ class TestOnABadNetwork:
     def test_a_store_that_refuses_says_so_and_shows_no_secret(self, place: Place, proxy: S3Proxy) -> None:
         local = table_of(place, range(9))
         lake = Lake(place.storage.address, no_session, storage=place.storage)
-        lake.store._objects.update(place.store._objects)
         key = pa.table({"id": [4]})
         matches = local.matches(place.path, key, [np.ones(1, bool)], None)
         assert matches

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pgsieve.resources.lake.stores.objects import Objects, has_credentials
+from pgsieve.resources.lake.stores.objects import Objects, has_credentials, objects_at
 from pgsieve.resources.lake.stores.storage import Storage
 from pgsieve.resources.lake.stores.store import Store
 from tests.fixtures.s3_server import S3Server
@@ -48,7 +48,7 @@ def test_both_reach_the_endpoint_of_the_configuration_whatever_the_environment_n
     storage = Storage.of(s3_folder, s3_server.storage)
     store, path = Store.of(storage), f"{storage.address}/a b/~41ü/x'y+z,&=@:!$()"
     store.touch(path)
-    objects = store.objects(path)
+    objects = objects_at(path, store.options)
     assert objects is not None
     assert objects.read(store.system(path)[1]) == b""
     objects.write(store.system(f"{path}.2")[1], b"2")
@@ -85,14 +85,14 @@ def test_every_option_of_a_lake_is_understood(
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIA7")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
     storage = Storage.of(lake, options)
-    assert Store.of(storage).objects(storage.address) is not None
+    assert objects_at(storage.address, Store.of(storage).options) is not None
 
 
 def test_a_folder_has_no_objects(tmp_path: Path) -> None:
     for path in (str(tmp_path), tmp_path.as_uri(), "hdfs://name/x"):
-        assert Store().objects(path) is None
+        assert objects_at(path, ()) is None
 
 
 def test_what_cannot_be_opened_is_left_to_delta_rs(tmp_path: Path) -> None:
     storage = Storage.of("gs://lake", {"service_account": str(tmp_path / "none.json")})
-    assert Store.of(storage).objects(storage.address) is None
+    assert objects_at(storage.address, Store.of(storage).options) is None
