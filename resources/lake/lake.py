@@ -84,6 +84,8 @@ _TXN_VERSION = "spark.databricks.delta.write.txnVersion"
 SPARK_ERRORS = (PySparkException, Py4JError)
 #: Spark's setting for what a commit's user metadata says.
 METADATA = "spark.databricks.delta.commitInfo.userMetadata"
+#: How columns are named that delta-rs adds to those of a table.
+_OF_DELTA_RS = "__delta_rs_"
 _VECTORS = "spark.databricks.delta.merge.deletionVectors.persistent"
 _ANY_PROPERTY = "spark.databricks.delta.allowArbitraryProperties.enabled"
 _WANT_VECTORS = "spark.databricks.delta.properties.defaults.enableDeletionVectors"
@@ -192,6 +194,8 @@ class Lake(LakePaths):
                 reason = "many rows" if size is None else f"{size} bytes"
             elif not is_exact(key):
                 reason = "a key that Arrow does not compare as PostgreSQL does"
+            elif any(name.startswith(_OF_DELTA_RS) for name in columns):
+                reason = "a name that a MERGE of delta-rs' has for itself"
             elif overwrite and self.local.permutes(path, columns):
                 reason = "columns in another order"
             else:
