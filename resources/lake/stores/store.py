@@ -21,7 +21,6 @@ import pyarrow.dataset as ds
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from pgsieve.resources.lake.delta.conforming import conformed
 from pgsieve.resources.lake.stores.storage import Storage, is_uri
 
 
@@ -140,8 +139,12 @@ class Store:
         """The same, without a dataset: whole rows are decoded."""
         with self._parquet(path) as file:
             for batch in file.iter_batches():
-                rows = conformed(pa.Table.from_batches([batch]), schema)
-                yield from rows.combine_chunks().to_batches()
+                places = [batch.schema.get_field_index(each.name) for each in schema]
+                columns = [
+                    pa.nulls(batch.num_rows, each.type) if place < 0 else batch.column(place).cast(each.type)
+                    for each, place in zip(schema, places, strict=True)
+                ]
+                yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
     def names(self, folder: str) -> list[str]:
         """The names of all files below a folder; none where there is no folder."""
