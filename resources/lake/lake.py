@@ -53,6 +53,8 @@ Done = TypeVar("Done")
 SMALL_BYTES_DEFAULT = 8 * 1024 * 1024
 #: Of replicas up to this size files are written once more without rows that go; in larger ones these are marked.
 REWRITTEN_BYTES_DEFAULT = 64 * 1024 * 1024
+#: How columns are named that delta-rs adds to those of a table.
+_OF_DELTA_RS = "__delta_rs_"
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -140,6 +142,8 @@ class Lake(LakeAccess):
                 reason = "many rows" if size is None else f"{size} bytes"
             elif not is_exact(key):
                 reason = "a key that Arrow does not compare as PostgreSQL does"
+            elif any(name.startswith(_OF_DELTA_RS) for name in columns):
+                reason = "a name that a MERGE of delta-rs' has for itself"
             elif overwrite and self.local.permutes(path, columns):
                 reason = "columns in another order"
             else:

@@ -1,10 +1,13 @@
-"""Several processes at once, some of them killed or robbed of their locks: nothing lost, nothing twice."""
+"""Several processes at once, some of them killed, stopped for a while or robbed of their locks: nothing lost, nothing twice."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
+import signal
 import time
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import psycopg
@@ -64,17 +67,32 @@ def test_processes_that_overlap_at_random_lose_and_repeat_nothing(
 
 
 def _overlap(pgsieve: Site, database: psycopg.Connection, chosen: random.Random) -> None:
-    """Two to four processes from about the same moment on, until all have ended."""
+    """Two to four processes from about the same moment on, until all have ended.
+
+    One that is stopped goes on where it was, after others have had its locks and done its work: as on a machine that slept.
+    """
     processes = []
     for _ in range(chosen.randint(2, 4)):
         processes.append(pgsieve.start(*chosen.choice(COMMANDS)))
         time.sleep(chosen.uniform(0, 1))
     mortal = [process for process in processes if chosen.random() < 0.3]
-    last = time.monotonic() + 120
-    while any(process.is_alive() for process in processes):
+    last, stopped = time.monotonic() + 120, dict[BaseProcess, float]()
+    while alive := [process for process in processes if process.is_alive()]:
         assert time.monotonic() < last, f"they wait for each other:\n{pgsieve.log}"
         time.sleep(chosen.uniform(0, 1))
-        if chosen.random() < 0.4:
+        if chosen.random() < (0.8 if stopped else 0.4):
             database.execute(ROB)
         if mortal and chosen.random() < 0.3:
             mortal.pop().kill()
+        for process in [each for each, until in stopped.items() if until <= time.monotonic()]:
+            _signal(process, signal.SIGCONT)
+            del stopped[process]
+        if chosen.random() < 0.3 and (process := chosen.choice(alive)) not in stopped:
+            _signal(process, signal.SIGSTOP)
+            stopped[process] = time.monotonic() + chosen.uniform(0, 6)
+
+
+def _signal(process: BaseProcess, number: signal.Signals) -> None:
+    assert process.pid is not None
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process.pid, number)

@@ -8,7 +8,7 @@ import pytest
 from psycopg import sql
 
 from pgsieve.assets.steps.checks.consistency import check_consistency
-from tests.fixtures.names import WHOLE, WORST, joined
+from tests.fixtures.names import TAKEN, WHOLE, WORST, joined
 from tests.fixtures.oracle import Scenario
 from tests.fixtures.pgsieve_replica import PgsieveReplica
 
@@ -77,3 +77,52 @@ def test_every_name_is_replicated_as_the_name_that_it_is(scenario: Scenario) -> 
         for result in check_consistency(replica.subscription, replica.lake, lambda _: None):
             assert result.equal, result
     assert outside(scenario) == set()
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        "process",
+        pytest.param("threads", marks=pytest.mark.long),
+        pytest.param("marking", marks=pytest.mark.long),
+    ],
+    indirect=True,
+)
+def test_columns_and_keys_may_have_names_that_readers_and_writers_have_for_themselves(
+    scenario: Scenario,
+) -> None:
+    keyed = [f"k{number}" for number in range(len(TAKEN))]
+    # Of columns only those that delta-rs leaves to this process: the others would be Spark's, which has names of its own.
+    few = [quoted(name) for name in TAKEN if not name.startswith("__delta_rs_")]
+    columns = ", ".join(f"{name} text" for name in few)
+    scenario.tables(
+        f"CREATE TABLE wide (id int PRIMARY KEY, {columns}); CREATE TABLE keyless (id int, {columns})"
+    )
+    for table, name in zip(keyed, TAKEN, strict=True):
+        scenario.tables(f"CREATE TABLE {table} ({quoted(name)} int PRIMARY KEY, v text)")
+        scenario.publisher(f"INSERT INTO {table} SELECT i, 'v' FROM generate_series(1, 9) i")
+    scenario.publisher("ALTER TABLE keyless REPLICA IDENTITY FULL; CREATE PUBLICATION pub FOR ALL TABLES")
+    scenario.publisher("INSERT INTO wide (id) SELECT generate_series(1, 9)")
+    scenario.subscribe("pub")
+    updated = ", ".join(f"{name} = 'changed'" for name in few)
+    for turn in (1, 2):
+        scenario.publisher(
+            f"UPDATE wide SET {updated} WHERE id % 3 = {turn}; DELETE FROM wide WHERE id = {turn + 2};"
+            f"INSERT INTO wide (id) VALUES ({turn + 100}); INSERT INTO keyless (id) VALUES (1), (1)"
+        )
+        for table, name in zip(keyed, map(quoted, TAKEN), strict=True):
+            scenario.publisher(
+                f"UPDATE {table} SET v = 'changed' WHERE {name} = {turn}; DELETE FROM {table} WHERE {name} = {turn + 4};"
+                f"INSERT INTO {table} VALUES ({turn + 20}, 'new')"
+            )
+            if scenario.writer == "process":  # Elsewhere a JVM would do it.
+                scenario.publisher(f"UPDATE {table} SET {name} = {turn + 30} WHERE {name} = {turn + 6}")
+        if scenario.writer == "process":
+            one = "ctid IN (SELECT ctid FROM keyless LIMIT 1)"
+            scenario.publisher(f"DELETE FROM keyless WHERE {one}; UPDATE keyless SET {updated} WHERE {one}")
+        scenario.check("wide", "keyless", *keyed)
+    for replica in scenario.replicas.values():
+        assert isinstance(replica, PgsieveReplica)
+        assert [
+            r for r in check_consistency(replica.subscription, replica.lake, lambda _: None) if not r.equal
+        ] == []

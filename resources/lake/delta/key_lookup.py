@@ -19,7 +19,7 @@ from deltalake import DeltaTable, QueryBuilder
 from pgsieve.resources.lake.delta.deletion_vectors import deleted_rows
 from pgsieve.resources.lake.delta.queries import quoted_column
 from pgsieve.resources.lake.delta.requirements import is_plain
-from pgsieve.resources.lake.stores.store import Store, joined
+from pgsieve.resources.lake.stores.store import Store, is_shadowed, joined
 
 #: The least and the greatest value of a column.
 Bounds = tuple[pa.Scalar, pa.Scalar]
@@ -185,8 +185,9 @@ def files_within(table: DeltaTable, bounds: Mapping[str, Bounds]) -> list[str]:
 def _batches(
     table: DeltaTable, store: Store, files: Sequence[str], schema: pa.Schema, bounds: Mapping[str, Bounds]
 ) -> Iterator[pa.RecordBatch]:
-    """Columns of these files; of all files where some of their rows are deleted, or some columns are not in them."""
-    if table.metadata().partition_columns or pa.table(table.deletion_vectors().read_all()).num_rows:
+    """Columns of these files; of all files where some of their rows are deleted, or a dataset does not have all columns."""
+    marked = pa.table(table.deletion_vectors().read_all()).num_rows
+    if marked or table.metadata().partition_columns or is_shadowed(schema.names):
         select_list = ", ".join(map(quoted_column, schema.names))
         rows = QueryBuilder().register("t", table).execute(f"select {select_list} from t")
         yield from pa.RecordBatchReader.from_stream(rows)

@@ -144,10 +144,24 @@ class Store:
 
     def batches(self, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """The rows of a Parquet file a batch at a time, with the columns of a schema; what the file lacks is NULL."""
+        if is_shadowed(schema.names):
+            yield from self._batches_of_file(path, schema)
+            return
         files, inner = self.system(path)
         dataset = ds.dataset(inner, schema=schema, format="parquet", filesystem=files)
         # By default so many batches are read ahead that their rows may have gigabytes.
         yield from dataset.to_batches(batch_readahead=2, fragment_readahead=1)
+
+    def _batches_of_file(self, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """The same, without a dataset: whole rows are decoded."""
+        with self._parquet(path) as file:
+            for batch in file.iter_batches():
+                places = [batch.schema.get_field_index(each.name) for each in schema]
+                columns = [
+                    pa.nulls(batch.num_rows, each.type) if place < 0 else batch.column(place).cast(each.type)
+                    for each, place in zip(schema, places, strict=True)
+                ]
+                yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
     def names(self, folder: str) -> list[str]:
         """The names of all files below a folder; none where there is no folder."""
@@ -224,6 +238,15 @@ def parted(groups: Sequence[RowGroup], beside: int = 1) -> list[Sequence[RowGrou
 
 def _read_group(opened: Callable[[], pq.ParquetFile], number: int, columns: Sequence[str]) -> pa.Table:
     return _without_views_in(opened().read_row_group(number, columns=list(columns)))
+
+
+#: What a dataset of Arrow's has beside the columns of its files: it finds two of such a name.
+_OF_DATASETS = frozenset({"__batch_index", "__filename", "__fragment_index", "__last_in_fragment"})
+
+
+def is_shadowed(names: Iterable[str]) -> bool:
+    """Whether a dataset of Arrow's cannot read columns of these names."""
+    return not _OF_DATASETS.isdisjoint(names)
 
 
 def joined(folder: str, name: str) -> str:
