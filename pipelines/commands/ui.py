@@ -22,12 +22,12 @@ from pgsieve.resources.processes import end_with_parent
 
 #: Dagster's own settings for a folder that pgsieve makes: nothing is reported to anybody, and no newsletter offered.
 _INSTANCE_SETTINGS = "telemetry:\n  enabled: false\nnux:\n  enabled: false\n"
+#: The same as earlier versions of pgsieve wrote them.
+_FORMER_SETTINGS = "telemetry:\n  enabled: false\n"
 #: So long a run in progress may take to end; less than service managers wait before they kill (systemd: 90 s, Kubernetes: 30 s).
 _STOP_SECONDS = 20.0
 #: So long the system may take to let go of what was killed.
 _KILLED_SECONDS = 5.0
-#: The same as earlier versions of pgsieve wrote them.
-_FORMER_SETTINGS = "telemetry:\n  enabled: false\n"
 
 
 def dagster_home(config: Config, environ: Mapping[str, str] = os.environ, *, make: bool = True) -> Path:
@@ -123,7 +123,7 @@ def dagster(
             stderr=output,
             # A terminal's Ctrl-C reaches this process alone, which ends them in order.
             start_new_session=True,
-            preexec_fn=end_with_parent,  # noqa: PLW1509 - one call of the system, and this process has one thread
+            preexec_fn=end_with_parent,  # noqa: PLW1509 - one call of the system, which needs no lock
         )
     try:
         yield process

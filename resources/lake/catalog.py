@@ -13,7 +13,7 @@ from urllib.parse import unquote
 from pyspark.sql import SparkSession
 
 from pgsieve.resources.lake.catalog_names import CatalogName
-from pgsieve.resources.lake.delta.records import quoted
+from pgsieve.resources.lake.delta.records import literal, quoted
 
 
 def written(name: CatalogName) -> str:
@@ -37,8 +37,7 @@ class SparkCatalog:
     def register(self, name: CatalogName, path: str) -> None:
         """Register the Delta table at a path; its database is made where it is missing."""
         self.spark.sql(f"create database if not exists {written(name[:-1])}")
-        place = path.replace("\\", "\\\\").replace("'", "\\'")
-        self.spark.sql(f"create table {written(name)} using delta location '{place}'")
+        self.spark.sql(f"create table {written(name)} using delta location {literal(path)}")
 
     def unregister(self, name: CatalogName) -> None:
         """Take an external table out of the catalog; its files stay."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from pgsieve.resources.lake.delta.records import APPLICATION, commit_metadata, kept_metadata, quoted
+from pgsieve.resources.lake.delta.records import APPLICATION, commit_metadata, kept_metadata, literal, quoted
 from pgsieve.resources.lake.delta.requirements import COLUMN_MAPPING
 
 #: Spark's setting for what a commit's user metadata says.
@@ -65,8 +65,8 @@ def comment_by_spark(
     spark: SparkSession, path: str, description: str | None, columns: Mapping[str, str], position: int | None
 ) -> None:
     """Have a table and some of its columns described so; rows stay, and the position that it has."""
-    table = [] if description is None else [f"set tblproperties ('comment' = {_literal(description)})"]
-    altered = [f"alter column {quoted(name)} comment {_literal(text)}" for name, text in columns.items()]
+    table = [] if description is None else [f"set tblproperties ('comment' = {literal(description)})"]
+    altered = [f"alter column {quoted(name)} comment {literal(text)}" for name, text in columns.items()]
     _alter_by_spark(spark, path, [*table, *altered], position)
 
 
@@ -84,11 +84,6 @@ def _alter_by_spark(spark: SparkSession, path: str, changes: Sequence[str], posi
     finally:
         for name in settings:
             spark.conf.unset(name)
-
-
-def _literal(text: str) -> str:
-    """A text as Spark's SQL writes it."""
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def enable_vectors_by_spark(spark: SparkSession, path: str) -> None:

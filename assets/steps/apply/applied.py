@@ -1,6 +1,6 @@
 """What a batch asks of one replica table (`Pending`), and what was done to it (`Applied`), whoever does it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pgsieve.assets.steps.records.table_states import Name
@@ -78,6 +78,13 @@ class Pending:
     def sent(self, *operations: str) -> int:
         """How many changes of these kinds there are, also before a TRUNCATE."""
         return sum(c.sent.get(o, 0) for c in self.slices for o in operations)
+
+
+def standings(lake: Lake, subscription: str, names: Iterable[Name]) -> dict[Name, Standing]:
+    """Where some replicas of a subscription stand, all looked at at one moment."""
+    paths = {name: lake.replica(subscription, *name) for name in names}
+    with lake.one_moment(*paths.values()):
+        return {name: lake.records.standing(path) for name, path in paths.items()}
 
 
 def outcome(

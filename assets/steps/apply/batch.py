@@ -10,7 +10,7 @@ from threading import Lock
 
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
-from pgsieve.assets.steps.apply.applied import Applied, Pending
+from pgsieve.assets.steps.apply.applied import Applied, Pending, standings
 from pgsieve.assets.steps.apply.by_files import FilesWriter, many_changes
 from pgsieve.assets.steps.apply.in_process import FewChangesWriter, few_changes
 from pgsieve.assets.steps.apply.key_conflicts import INSERT_EXISTS, ConflictSearch, KeyConflictError
@@ -71,13 +71,11 @@ class Batch:
         for change in self.changes:
             tables.setdefault(change.name, []).append(change)
         # In this order: who changes a state writes to the replica afterwards, and this plan is for no later version.
-        paths = {n: lake.replica(name, *n) for n in tables}
-        with lake.one_moment(*paths.values()):
-            standings = {n: lake.records.standing(path) for n, path in paths.items()}
+        stand = standings(lake, name, tables)
         states = TableStates(lake, name).newest()
         todo, ahead = [], {}
         for table, changes in tables.items():
-            state, standing = states.get(table), standings[table]
+            state, standing = states.get(table), stand[table]
             if state is None or not state.applies or changes[-1].slice <= state.lsn:
                 continue
             lacking = lacking_changes(changes, state, standing)

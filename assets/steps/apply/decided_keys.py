@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pgsieve.assets.steps.records.columns import ROW_OPERATIONS
-from pgsieve.resources.lake.delta.conforming import conformed
+from pgsieve.resources.lake.delta.conforming import conformed, field_of
 from pgsieve.resources.lake.stores.store import Store
 
 Places = npt.NDArray[np.int64]
@@ -100,7 +100,7 @@ def _events(changes: pa.Table, keys: pa.Schema, slices: Sequence[int], since: in
         changes = changes.filter(pa.array(concerned))
         places, lsns, numbers = places[concerned], lsns[concerned], numbers[concerned]
     new, old = (
-        conformed(pa.table({name: _field(changes[side], name) for name in keys.names}), keys)
+        conformed(pa.table({name: field_of(changes[side], name) for name in keys.names}), keys)
         for side in ("new", "old")
     )
     deleted = numbers == DELETE
@@ -109,10 +109,6 @@ def _events(changes: pa.Table, keys: pa.Schema, slices: Sequence[int], since: in
             {name: pc.if_else(pa.array(deleted), old[name], new[name]) for name in keys.names}, keys
         )
     return KeyedEvents(new, places, numbers, lsns)
-
-
-def _field(rows: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
-    return pc.struct_field(rows, [rows.type.get_field_index(name)])
 
 
 @dataclass(frozen=True)

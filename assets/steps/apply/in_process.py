@@ -14,6 +14,7 @@ from pgsieve.assets.steps.apply.applied import Applied, Pending, merged, outcome
 from pgsieve.assets.steps.apply.exact_rows import RowChanges, kept_but, replayed
 from pgsieve.assets.steps.apply.key_histories import KeyedChange, NetChange, net_changes
 from pgsieve.assets.steps.subscription import Definition
+from pgsieve.resources.lake.delta.conforming import field_of
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.delta.key_lookup import Key, key_values
 from pgsieve.resources.lake.delta.merge import Merge
@@ -189,9 +190,7 @@ class FewChangesWriter:
 
 def _rows(changes: pa.Table, side: str, columns: Sequence[str]) -> pa.Table:
     """The rows of one side; NULL in all columns where a change has none."""
-    return pa.table(
-        {name: pc.struct_field(changes[side], [changes[side].type.get_field_index(name)]) for name in columns}
-    )
+    return pa.table({name: field_of(changes[side], name) for name in columns})
 
 
 def _keyed_changes(changes: pa.Table, key: Sequence[str]) -> Iterator[KeyedChange]:

@@ -27,6 +27,7 @@ from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.decoding.values.replica_output import shown
+from pgsieve.resources.lake.delta.conforming import field_of
 from pgsieve.resources.lake.delta.key_lookup import Key, bounds_of, files_within, key_values
 from pgsieve.resources.lake.delta.records import quoted
 from pgsieve.resources.lake.lake import Lake
@@ -344,9 +345,8 @@ def _flat(changes: pa.Table, key: Sequence[str]) -> pa.Table:
     """The changes with their fields side by side: whether they have an `old` and a `new` row, and the keys of these."""
     flat = {name: changes[name] for name in _CHANGE[:3]}
     for side in ("old", "new"):
-        kind = changes[side].type
         flat[side] = pc.is_valid(changes[side])
-        flat |= {f"{side}.{k}": pc.struct_field(changes[side], [kind.get_field_index(k)]) for k in key}
+        flat |= {f"{side}.{k}": field_of(changes[side], k) for k in key}
     return pa.table(flat)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from pgsieve.assets.steps.apply.applied import Applied
+from pgsieve.assets.steps.apply.applied import Applied, standings
 from pgsieve.assets.steps.apply.batch import Batch, lacking_changes
 from pgsieve.assets.steps.apply.damaged import states_without_damaged
 from pgsieve.assets.steps.apply.layout import follow_layout
@@ -194,11 +194,9 @@ def applied_up_to(lake: Lake, subscription: Subscription) -> int:
         for end, changes in Transformed(lake, subscription.name).slices(upto).items()
     }
     changed = {change.name for changes in slices.values() for change in changes}
-    paths = {name: lake.replica(subscription.name, *name) for name in sorted(changed)}
-    with lake.one_moment(*paths.values()):
-        standings = {name: lake.records.standing(path) for name, path in paths.items()}
+    stand = standings(lake, subscription.name, sorted(changed))
     for end, changes in slices.items():
-        if any(lacking_changes([change], states[change.name], standings[change.name]) for change in changes):
+        if any(lacking_changes([change], states[change.name], stand[change.name]) for change in changes):
             return upto
         upto = end
     return upto

@@ -19,6 +19,7 @@ from pgsieve.assets.steps.update_transformation.projection import repeated
 from pgsieve.decoding.errors import ValueNotRepresentableError
 from pgsieve.decoding.protocol.tuples import RelationColumns, decode_changes
 from pgsieve.decoding.values.replica_output import shown
+from pgsieve.resources.lake.delta.conforming import field_of
 from pgsieve.resources.lake.delta.parquet_files import Tally
 
 CHANGE_COLUMNS = ("commit_lsn", "ordinal", "number", "commit_time", "operation", "unchanged", "old", "new")
@@ -147,11 +148,6 @@ def empty_tally() -> Tally:
     return {"key_changes": 0, "unchanged": []}
 
 
-def _field(rows: pa.StructArray, name: str) -> pa.Array:
-    """A field by its place: Arrow reads a name that begins with a dot or a bracket as a path."""
-    return pc.struct_field(rows, [rows.type.get_field_index(name)])
-
-
 def count_changes(batch: pa.RecordBatch, key: Sequence[str], tally: Tally) -> None:
     """Add to a tally the changes by operation, the `key_changes`, and the columns that some change left out (`unchanged`).
 
@@ -165,7 +161,7 @@ def count_changes(batch: pa.RecordBatch, key: Sequence[str], tally: Tally) -> No
         add(counted["values"], counted["counts"])
     differs = pa.array(np.zeros(batch.num_rows, np.bool_))
     for name in key:
-        sides = comparable(pa.chunked_array([_field(batch.column(s), name) for s in ("old", "new")]))
+        sides = comparable(pa.chunked_array([field_of(batch.column(s), name) for s in ("old", "new")]))
         old, new = sides.slice(0, batch.num_rows), sides.slice(batch.num_rows)
         # An old tuple of another replica identity has NULL there, which finds no row: the new key's is not changed.
         only_one = pc.xor(pc.is_null(old), pc.is_null(new))

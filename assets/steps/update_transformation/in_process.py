@@ -26,6 +26,7 @@ from pgsieve.decoding.publications.update_transformation import UPDATE_TRANSFORM
 from pgsieve.decoding.row_filters.evaluation.compiler import NotEvaluableError
 from pgsieve.decoding.row_filters.evaluation.verdicts import condition
 from pgsieve.decoding.row_filters.nodes import RowFilter
+from pgsieve.resources.lake.delta.conforming import field_of
 
 Mask = npt.NDArray[np.bool_]
 #: What each change is sent as: a place in `ROW_OPERATIONS`, or `NOTHING`.
@@ -139,7 +140,7 @@ def _projected(changes: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     columns = {name: changes.column(name) for name in schema.names}
     for side in SIDES:
         rows, fields = columns[side], list(schema.field(side).type)
-        children = [pc.struct_field(rows, [rows.type.get_field_index(f.name)]) for f in fields]
+        children = [field_of(rows, f.name) for f in fields]
         columns[side] = pa.StructArray.from_arrays(children, fields=fields, mask=rows.is_null())
     return pa.RecordBatch.from_arrays(list(columns.values()), schema=schema)
 

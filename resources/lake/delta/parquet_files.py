@@ -55,8 +55,8 @@ def write_files(
     JSON object. Raises OSError.
     """
     remaining = _row_groups(batches, min(_GROUP_BYTES, size))
-    first = next(remaining, None)
-    while first is not None:
+    group = next(remaining, None)
+    while group is not None:
         name = f"part-{uuid.uuid4()}.parquet"
         files, path = store.system(joined(folder, name))
         files.create_dir(path.rpartition("/")[0])
@@ -68,13 +68,13 @@ def write_files(
             ) as writer,
         ):
             # One at least: where the size is next to nothing, too.
-            while first is not None:
+            while group is not None:
                 if count:
-                    for batch in first:
+                    for batch in group:
                         count(batch, tally)
                 # From Spark fields may come as never NULL, which the table's are not.
-                writer.write_table(pa.Table.from_batches(first).cast(schema), row_group_size=ROW_GROUP)
-                first = next(remaining, None)
+                writer.write_table(pa.Table.from_batches(group).cast(schema), row_group_size=ROW_GROUP)
+                group = next(remaining, None)
                 if stream.tell() >= size:
                     break
             writer.close()

@@ -32,6 +32,11 @@ def quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
+def literal(text: str) -> str:
+    """A text as Spark's SQL writes it."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
 def commit_metadata(position: int | None, more: Mapping[str, Any] | None = None) -> str:
     """The user metadata of a commit of pgsieve's."""
     return json.dumps({APPLICATION: {"lsn": position, **(more or {})}})
