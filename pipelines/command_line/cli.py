@@ -4,12 +4,18 @@ In: arguments, the configuration file, the environment. Out: results on stdout, 
 exit codes of `app`. The modules of commands register them, in the order in which `--help` lists them.
 """
 
+# ruff: noqa: E402 - the collector's threshold comes before the imports
 import errno
 import gc
 import io
 import os
 import sys
 from pathlib import Path
+
+# Before anything else is imported. A search for cycles goes through what Dagster, SQLAlchemy and pyarrow make as they are imported,
+# which stays: with Python's threshold of 700 new containers, and from the first import on, that was a tenth of the processor time
+# of a command with nothing to do.
+gc.set_threshold(100_000)
 
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.command_line.app import FAULT, FOUND, REFUSED, app
@@ -18,14 +24,9 @@ from pgsieve.pipelines.command_line.console import print_error
 # isort: off
 from pgsieve.pipelines.command_line import first_steps, replication, comparison, operation  # noqa: F401
 
-#: New containers until Python looks for cycles. What Dagster, pyarrow and pandas make as they are imported stays: with Python's
-#: 700 each command went through it again and again, for a tenth of the processor time of one with nothing to do.
-_CONTAINERS = 100_000
-
 
 def main() -> None:
     """Entry point of the console script."""
-    gc.set_threshold(_CONTAINERS)
     # Python has none where the caller has closed it (`>&-`).
     sys.stdout, sys.stderr = sys.stdout or _nowhere(), sys.stderr or _nowhere()
     code: str | int | None = FAULT

@@ -19,7 +19,7 @@ from importlib import import_module
 from pathlib import Path
 from threading import Lock
 
-from dagster_pyspark import LazyPySparkResource
+import dagster as dg
 from pydantic import Field, PrivateAttr
 from pyspark import cloudpickle
 from pyspark.errors import PySparkException
@@ -165,8 +165,8 @@ def _ship_by_value() -> None:
 _TOKEN_VARIABLE = "SPARK_CONNECT_AUTHENTICATE_TOKEN"  # noqa: S105
 
 
-class SparkEngine(LazyPySparkResource):
-    """Dagster's lazy PySpark resource, for every kind of master."""
+class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
+    """A session that is made at first use, for every kind of master."""
 
     master: str = "local[*]"
     spark_config: dict[str, str] = Field(default={}, repr=False)
@@ -177,6 +177,7 @@ class SparkEngine(LazyPySparkResource):
     engine_folder: str = ""
     #: Seconds after which an engine that nobody uses ends.
     engine_idle: float = 0.0
+    _local: SparkSession | None = PrivateAttr(default=None)
     _connect: SparkSession | None = PrivateAttr(default=None)
     _use: control.Use | None = PrivateAttr(default=None)
 
@@ -191,7 +192,7 @@ class SparkEngine(LazyPySparkResource):
             storage = storage_of(self.lake)
             reached = storage_settings(storage, self.spark_config) if storage.options else {}
             return self._remote(self.master, {**reached, **self.spark_config})
-        if self._spark_session is None and self._warm() is not None:
+        if self._local is None and self._warm() is not None:
             return self._of_engine()
         return self._started()
 
@@ -252,7 +253,7 @@ class SparkEngine(LazyPySparkResource):
             assert self.session
 
     def _started(self) -> SparkSession:
-        if self._spark_session is None:
+        if self._local is None:
             self.fetch_jars()
             _LOGGER.info("starting Spark, %s", self.master)
             storage = storage_of(self.lake)
@@ -262,16 +263,15 @@ class SparkEngine(LazyPySparkResource):
             for key, value in config.items():
                 builder = builder.config(key, value)
             try:
-                self._spark_session = builder.getOrCreate()
+                self._local = builder.getOrCreate()
                 for key, value in storage_settings(storage, config).items():
-                    self._spark_session.conf.set(key, value)
+                    self._local.conf.set(key, value)
             except Exception as error:
                 raise SparkUnavailableError(
                     f'no Spark session with master "{self.master}": {str(error).splitlines()[0]}',
                     hint="check `spark` in pgsieve.yaml, and that Java 17 or 21 runs (`java -version`)",
                 ) from error
-        session: SparkSession = self._spark_session
-        return session
+        return self._local
 
     def _remote(self, address: str, conf: Mapping[str, str]) -> SparkSession:
         if self._connect is None:
