@@ -51,6 +51,7 @@ def without_comments(statements: str) -> list[str]:
     return [line for line in statements.splitlines() if line and not line.startswith("--")]
 
 
+@pytest.mark.slow
 def test_what_it_writes_is_valid_and_grants_what_is_needed(
     database: str, publisher_server: EmbeddedServer, tmp_path: Path
 ) -> None:

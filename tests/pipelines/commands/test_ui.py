@@ -69,6 +69,7 @@ def test_the_definitions_read_the_same_file(config, tmp_path):
     }
 
 
+@pytest.mark.slow
 def test_dagster_knows_the_options_of_the_command():
     """The options, tried on Dagster's own parser: with --help it starts nothing."""
     command = ui.command("127.0.0.1", 3999)
@@ -96,6 +97,7 @@ def _with_another_server(tmp_path: Path, body: str) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environ)
 
 
+@pytest.mark.slow
 def test_the_server_gets_its_arguments_and_variables_and_its_exit_code_is_the_commands(tmp_path):
     process = _with_another_server(
         tmp_path, "print(json.dumps([sys.argv[1:], os.environ['PGSIEVE_CONFIG']]))\nsys.exit(7)"
@@ -125,6 +127,7 @@ def _started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[subproces
     return process, int((printed - {"up"}).pop())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_second_signal_ends_at_once_what_does_not_end_by_itself(tmp_path, monkeypatch, number):
     process, session = _started(tmp_path, monkeypatch)
@@ -137,6 +140,7 @@ def test_a_second_signal_ends_at_once_what_does_not_end_by_itself(tmp_path, monk
     assert not _processes(session)
 
 
+@pytest.mark.slow
 def test_a_command_that_is_killed_leaves_no_server(tmp_path, monkeypatch):
     process, session = _started(tmp_path, monkeypatch)
     process.kill()

@@ -102,6 +102,7 @@ def items(rows: int) -> tuple[str, ...]:
     )
 
 
+@pytest.mark.slow
 def test_each_changed_cell_among_millions_is_found_and_named(replicated: Replicated) -> None:
     rows = 400_000  # two million cells
     replicated.publish(*items(rows))
