@@ -46,6 +46,8 @@ SESSION_SETTINGS: dict[str, str] = {
     "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
     # Other readers than Spark know no other timestamps, and INT96 has no room for distant years.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    # As this process compresses its files (`pgsieve.resources.lake.delta.parquet_files`).
+    "spark.sql.parquet.compression.codec": "zstd",
     "spark.databricks.delta.properties.defaults.enableDeletionVectors": "true",
     # A batch is read from one committed Delta version: reading it twice gives the same rows.
     "spark.databricks.delta.merge.materializeSource": "none",

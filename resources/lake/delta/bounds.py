@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from deltalake import ColumnProperties, WriterProperties
 from deltalake.exceptions import DeltaError
 
-from pgsieve.resources.lake.delta.parquet_files import ROW_GROUP, leaves
+from pgsieve.resources.lake.delta.parquet_files import COMPRESSION_LEVEL, ROW_GROUP, has_dictionary, leaves
 
 Done = TypeVar("Done")
 
@@ -28,8 +28,6 @@ _LAST_DAY = 95_026_236
 _PANIC = "`NaiveDate + TimeDelta` overflowed"
 #: A decimal of so many digits comes back from floating point as it was.
 _EXACT_DIGITS = 15
-
-_NONE, _BOUNDS = ColumnProperties(statistics_enabled="NONE"), ColumnProperties(statistics_enabled="CHUNK")
 
 
 def bounded_if_possible(
@@ -53,16 +51,22 @@ def writer_properties(schema: pa.Schema, *, dates: bool = True) -> WriterPropert
     """How delta-rs is to write files of some columns: with bounds, but for those that it cannot tell, or not of `dates`."""
     fields = list(schema)
     unsure = [field for field in fields if _is_unsure(field.type, dates=dates)]
-    if not any(pa.types.is_nested(field.type) for field in unsure):
-        default, columns = None, {field.name: _NONE for field in unsure}
-    else:
-        # It takes names of whole columns only: where one field of a struct is unsure, no struct has bounds.
-        default, columns = _NONE, {field.name: _BOUNDS for field in fields if field not in unsure}
+    # It takes names of whole columns only: where one field of a struct is unsure, no struct has bounds.
+    no_structs = any(pa.types.is_nested(field.type) for field in unsure)
     return WriterProperties(
         max_row_group_size=ROW_GROUP,
-        compression="SNAPPY",
-        default_column_properties=default,
-        column_properties=columns or None,
+        compression="ZSTD",
+        compression_level=COMPRESSION_LEVEL,
+        default_column_properties=ColumnProperties(
+            dictionary_enabled=False, statistics_enabled="NONE" if no_structs else None
+        ),
+        column_properties={
+            field.name: ColumnProperties(
+                dictionary_enabled=has_dictionary(field.type),
+                statistics_enabled="NONE" if field in unsure else "CHUNK" if no_structs else None,
+            )
+            for field in fields
+        },
     )
 
 
