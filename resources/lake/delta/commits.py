@@ -108,6 +108,9 @@ class Commits:
             if holds(path, self.standing_of(path, table).position, position, overwrite=overwrite):
                 return
 
+            if table is None:
+                self._tables.expect(path)
+
             def written(files: WriterProperties) -> None:
                 write_deltalake(
                     path if table is None else table,
@@ -160,6 +163,7 @@ class Commits:
             if holds(path, self.standing_of(path, table).position, position, overwrite=overwrite):
                 return
             if table is None:
+                self._tables.expect(path)
                 table = DeltaTable.create(
                     path,
                     Schema.from_arrow(schema),
@@ -312,6 +316,7 @@ class Commits:
         return self._tables.open_if_any(path)
 
     def _created(self, path: str, schema: pa.Schema) -> DeltaTable:
+        self._tables.expect(path)
         try:
             return DeltaTable.create(path, Schema.from_arrow(schema), storage_options=self._tables.options)
         except DeltaError:

@@ -147,8 +147,8 @@ class LocalRecords(Commits):
 
     def is_restored(self, path: str, since: int) -> bool:
         """Whether somebody has gone back in a table that had this version; two looks at its folder where it still has."""
-        entries = [f"{version:020d}.json" for version in (since, since + 1)]
-        if self.store.has_each(joined(path, "_delta_log"), entries) == [True, False]:
+        log = self._tables.log_of(path)
+        if log.are_seen and {since, since + 1} & (log.since(since, since)).keys() == {since}:
             return False
         table = self.table_at(path)
         later = table.version() - since

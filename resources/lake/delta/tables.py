@@ -2,9 +2,9 @@
 
 In: paths, and the store with its options. Out: tables at their newest version. In a folder opening a table costs several
 times what a commit costs, and two looks at its log tell whether one that is open is still the newest. On an object store
-opening it takes several requests, one after the other, and bringing it up to date two. So who asks several things before it
-writes asks them of one moment there (`Tables.one_moment`). Each thread has tables of its own, as delta-rs changes the one that
-it commits with; one that has finished with its work leaves them to others (`Tables.lend`). Raises what delta-rs does.
+opening it takes several requests, one after the other, and to learn whether one is the newest takes one. So who asks several things
+before it writes asks them of one moment there (`Tables.one_moment`). Each thread has tables of its own, as delta-rs changes the one that
+it commits with; one that has finished with its work leaves them to others (`Tables.lend`). Raises what delta-rs does, and OSError.
 """
 
 import threading
@@ -21,6 +21,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
+from pgsieve.resources.lake.delta.log_entries import LogEntries, Stamp
 from pgsieve.resources.lake.stores.storage import is_uri
 from pgsieve.resources.lake.stores.store import Store
 
@@ -28,9 +29,6 @@ from pgsieve.resources.lake.stores.store import Store
 _HELD = 128
 #: So many tables are looked at side by side: each look waits for answers.
 _LOOKS = 8
-
-#: What tells a file from another one of its name.
-Stamp = tuple[int, int, int]
 
 
 @cache
@@ -44,32 +42,28 @@ class _Held:
     """A table that is held open; `answers` are what has been read of a version."""
 
     table: DeltaTable
-    #: In a folder: a version that it had, and the log's entry of that.
-    seen: tuple[int, Stamp] | None = None
+    #: A version that it had, and the log's entry of that where it was looked at.
+    seen: tuple[int, Stamp | None]
     answers: tuple[int, dict[str, list[dict[str, Any]]]] = field(default_factory=lambda: (-1, {}))
 
-    def follows(self, path: str) -> bool:
-        """Bring the table to its newest version; False where the folder is not that table's any more."""
-        if self.seen is None:
+    def follows(self, log: LogEntries) -> bool:
+        """Bring the table to its newest version; False where what is at its path is not that table any more."""
+        if not log.are_seen:
             self.table.update_incremental()
             return True
         version, stamp = self.seen
-        if _stamp(path, version) != stamp:
+        entries = log.since(version, self.table.version())
+        if version not in entries or (stamp is not None and entries[version] != stamp):
             return False
         # What was committed with it, it has already.
-        if _stamp(path, self.table.version() + 1) is not None:
+        if self.table.version() + 1 in entries:
             try:
                 self.table.update_incremental()
             except DeltaError:
                 return False
-        return self.table.version() == version or self.is_seen(path)
-
-    def is_seen(self, path: str) -> bool:
-        """Remember the log's entry of the version; False where there is none."""
-        version = self.table.version()
-        stamp = _stamp(path, version)
-        self.seen = None if stamp is None else (version, stamp)
-        return stamp is not None
+        newest = self.table.version()
+        self.seen = newest, entries[newest] if newest in entries else log.stamp(newest)
+        return self.seen[1] is not None
 
 
 class Tables:
@@ -77,10 +71,13 @@ class Tables:
 
     def __init__(self, store: Store) -> None:
         self.options = dict(store.options) or None
+        self._store_options = store.options
         self._threads = threading.local()
         self._lock = threading.Lock()
         #: Tables that no thread works with.
         self._idle = OrderedDict[str, _Held]()
+        #: Where there was no table on an object store, so that one look is enough to learn that there still is none.
+        self._absent = set[str]()
         #: Counts what was removed: a table that was opened before may be another one.
         self._removals = 0
 
@@ -138,11 +135,18 @@ class Tables:
         if not is_uri(path):
             return self._opened(path) if self.exists(path) else None
         try:
-            return self._opened(path)
+            if path not in self._absent or self.log_of(path).any():
+                return self._opened(path)
         except TableNotFoundError:
-            if seen is not None:
-                seen[path] = None
-            return None
+            pass
+        self._absent.add(path)
+        if seen is not None:
+            seen[path] = None
+        return None
+
+    def expect(self, path: str) -> None:
+        """Know that a table is about to be made where there was none."""
+        self._absent.discard(path)
 
     def open(self, path: str) -> DeltaTable:
         """The newest version of a table."""
@@ -160,20 +164,27 @@ class Tables:
         if held is None:
             with self._lock:
                 held = self._idle.pop(path, None)
-        if held is None or not held.follows(path):
+        if held is None or not held.follows(self.log_of(path)):
             return None
         mine[path] = held
         self._note(path, held)
         return held
 
+    def log_of(self, path: str) -> LogEntries:
+        """What looks at the log of a table."""
+        return LogEntries(path, self._store_options)
+
     def _opened(self, path: str) -> DeltaTable:
-        held, mine = _Held(DeltaTable(path, storage_options=self.options)), self._mine()
-        if is_uri(path) or held.is_seen(path):
-            mine[path] = held
+        table, mine = DeltaTable(path, storage_options=self.options), self._mine()
+        self._absent.discard(path)
+        # A folder is looked at when it is opened, as that costs nothing; an object store when it is used again.
+        stamp = None if is_uri(path) else self.log_of(path).stamp(table.version())
+        if is_uri(path) or stamp is not None:
+            held = mine[path] = _Held(table, (table.version(), stamp))
             self._note(path, held)
             if not is_uri(path) and len(mine) > _HELD:
                 mine.popitem(last=False)
-        return held.table
+        return table
 
     def lend(self) -> None:
         """Leave what this thread holds open to whoever asks next: it works with none of them at the moment."""
@@ -229,15 +240,6 @@ class Tables:
     def _note(self, path: str, held: _Held) -> None:
         if is_uri(path) and (seen := self._seen()) is not None:
             seen[path] = held
-
-
-def _stamp(path: str, version: int) -> Stamp | None:
-    """The log's entry of a version; None where there is none."""
-    try:
-        entry = Path(path, "_delta_log", f"{version:020d}.json").stat()
-    except OSError:
-        return None
-    return entry.st_ino, entry.st_mtime_ns, entry.st_size
 
 
 def arrow_schema(table: DeltaTable) -> pa.Schema:

@@ -14,6 +14,7 @@ import logging
 import os
 import re
 from collections.abc import Mapping
+from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,9 +26,13 @@ from pgsieve.resources.lake.stores.storage import SCHEMES, Storage
 from pgsieve.resources.lake.stores.store_errors import store_refusal
 
 if TYPE_CHECKING:
+    from obstore import ObjectMeta
     from obstore.store import ObjectStore
 
 _LOGGER = logging.getLogger(__name__)
+
+#: What tells an object from another one of its name: its tag, when it was written, its bytes.
+Stamp = tuple[str | None, datetime, int]
 
 #: What delta-rs takes among its options, and this library apart from them.
 _ALLOW_HTTP = "aws_allow_http"
@@ -99,6 +104,35 @@ class Objects:
         except obstore.exceptions.BaseError as error:
             raise _as_os_error(error) from error
 
+    def stamps(self, folder: str, after: str | None = None) -> dict[str, Stamp]:
+        """The objects in a folder by their names there, those below its folders left out; `after` one in the order of names."""
+        import obstore
+
+        prefix = f"{folder.strip('/')}/"
+        try:
+            batches = obstore.list(self._store, prefix, offset=None if after is None else prefix + after)
+            listed = [meta for batch in batches for meta in batch]
+        except obstore.exceptions.BaseError as error:
+            raise _as_os_error(error) from error
+        # By their depth: the library may write a name in another way than it was asked for.
+        depth = prefix.count("/")
+        return {
+            meta["path"].rpartition("/")[2]: _stamp(meta)
+            for meta in listed
+            if meta["path"].count("/") == depth
+        }
+
+    def stamp(self, path: str) -> Stamp | None:
+        """What tells an object from another one of its name; None where there is none."""
+        import obstore
+
+        try:
+            return _stamp(obstore.head(self._store, path))
+        except FileNotFoundError:
+            return None
+        except obstore.exceptions.BaseError as error:
+            raise _as_os_error(error) from error
+
     @_again
     def make(self, path: str, content: bytes) -> None:
         """Make an object whose bytes nobody else writes; raises FileExistsError where another one has its name."""
@@ -157,6 +191,10 @@ def _opened(root: str, options: Mapping[str, str]) -> "ObjectStore":
         # By its address it would not be told an endpoint that goes before the environment's.
         return S3Store(parts.netloc, config=config, client_options=client)
     return from_url(root, config=config, client_options=client)
+
+
+def _stamp(meta: "ObjectMeta") -> Stamp:
+    return meta["e_tag"], meta["last_modified"], meta["size"]
 
 
 def _lower(options: Mapping[str, str]) -> dict[str, str]:

@@ -71,15 +71,6 @@ class Store:
         files, inner = self.system(path)
         return bool(files.get_file_info(inner).type == pafs.FileType.File)
 
-    def has_each(self, folder: str, names: Sequence[str]) -> list[bool]:
-        """Whether a folder has files of these names: on an object store by one listing of it."""
-        if not is_uri(folder):
-            return [Path(folder, name).exists() for name in names]
-        files, inner = self.system(folder)
-        entries = files.get_file_info(pafs.FileSelector(inner, allow_not_found=True))
-        there = {entry.base_name for entry in entries if entry.type == pafs.FileType.File}
-        return [name in there for name in names]
-
     def written_at(self, path: str) -> int | None:
         """When a file was written, in nanoseconds; None where there is none, or the store does not say."""
         files, inner = self.system(path)

@@ -81,6 +81,23 @@ lake.records.append(paths[0], pa.table({"id": [3]}), 3)
 with lake.one_moment():
     tell(seen())
 """
+#: A table is there, and one is not; what is seen of them each time.
+_AGAIN = """
+import json, sys
+import pyarrow as pa
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.stores.storage import Storage
+
+storage = Storage.of(sys.argv[1], json.loads(sys.argv[2]))
+lake = Lake(storage.address, None, storage=storage)
+lake.records.append(f"{storage.address}/t", pa.table({"id": [1]}), 1)
+told = None
+while True:
+    print(json.dumps(told), flush=True)
+    sys.stdin.readline()
+    rows = lake.records.rows(f"{storage.address}/t")
+    told = [sorted(row["id"] for row in rows), lake.records.exists(f"{storage.address}/none")]
+"""
 
 
 @contextmanager
@@ -133,8 +150,8 @@ def test_another_object_for_the_same_lake_asks_only_for_what_is_new(
     with s3_proxy(s3_server.url) as proxy, _program(_PROGRAM, s3_folder, s3_server, proxy) as step:
         looks, asked = zip(*(step() for _ in range(3)), strict=True)
     assert looks == ([[0, 1, 2], 3], [[0, 1, 2], 3], [[0, 1, 2, 3], 4])
-    assert not [path for path in asked[1] if path.endswith((".json", ".parquet"))]
-    assert len(asked[1]) <= 4
+    # A look at the rows, and one at the position.
+    assert [path.partition("?")[0] for path in asked[1]] == ["/lake"] * 2
 
 
 @pytest.mark.slow
@@ -160,3 +177,29 @@ def test_within_one_moment_each_table_is_looked_at_once_and_all_side_by_side(
         assert step()[0] == [2, *[1] * 7, 1]
         # What this process has written, it sees.
         assert step()[0] == [3, *[1] * 7, 1]
+
+
+@pytest.mark.slow
+def test_a_look_at_what_is_known_is_one_request_and_finds_what_was_made_anew(
+    s3_server: S3Server, s3_folder: str
+) -> None:
+    other = LocalRecords(Store(tuple(s3_server.delta_rs.items())))
+    with s3_proxy(s3_server.url) as proxy, _program(_AGAIN, s3_folder, s3_server, proxy) as step:
+        step()
+        assert step()[0] == [[1], False]
+        told, asked = step()
+        assert told == [[1], False]
+        assert [path.partition("?")[0] for path in asked] == ["/lake"] * 2, "a listing for each table"
+        # As many versions as before, and other rows.
+        other.remove(f"{s3_folder}/t")
+        other.append(f"{s3_folder}/t", pa.table({"id": [2]}), 1)
+        other.append(f"{s3_folder}/none", pa.table({"id": [2]}), 1)
+        assert step()[0] == [[2], True]
+        other.append(f"{s3_folder}/t", pa.table({"id": [3]}), 2)
+        # A listing that is late: what was seen before is asked for by its name.
+        proxy.late = 3600.0
+        assert step()[0] == [[2], True]
+        proxy.late = 0.0
+        assert step()[0] == [[2, 3], True]
+        other.remove(f"{s3_folder}/t")
+        assert step()[0] == [[], True]
