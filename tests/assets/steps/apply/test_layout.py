@@ -35,7 +35,7 @@ def database(publisher_server: EmbeddedServer) -> Iterator[psycopg.Connection]:
             connection.execute("create table orders (id int primary key, region text, sent date)")
             connection.execute("create table plain (id int primary key, note text)")
             connection.execute(
-                "insert into orders select i, md5(i::text), '2020-01-01' from generate_series(1, 3000) i;"
+                "insert into orders select i, md5(i::text), '2020-01-01' from generate_series(1, 12000) i;"
                 "insert into plain values (1, 'a'), (2, 'b')"
             )
             connection.execute("create publication p for table orders, plain")
@@ -127,10 +127,10 @@ def changed(database: psycopg.Connection, key: int) -> Counter[tuple[str, int]]:
     """Commit an UPDATE, a DELETE, an INSERT and an UPDATE of a key; the changes as a feed has them."""
     database.execute(f"update orders set region = 'x' where id = {key}")
     database.execute(f"delete from orders where id = {key + 1}")
-    database.execute(f"insert into orders values ({key + 10000}, 'new', null)")
-    database.execute(f"update orders set id = {key + 20000} where id = {key + 2}")
-    kinds = ("update_preimage", key), ("update_postimage", key), ("delete", key + 1), ("insert", key + 10000)
-    return Counter((*kinds, ("delete", key + 2), ("insert", key + 20000)))
+    database.execute(f"insert into orders values ({key + 100000}, 'new', null)")
+    database.execute(f"update orders set id = {key + 200000} where id = {key + 2}")
+    kinds = ("update_preimage", key), ("update_postimage", key), ("delete", key + 1), ("insert", key + 100000)
+    return Counter((*kinds, ("delete", key + 2), ("insert", key + 200000)))
 
 
 def test_replicas_follow_their_layout(pgsieve: Pgsieve, database: psycopg.Connection) -> None:
