@@ -37,9 +37,6 @@ from pgsieve.resources.postgres.plugin_options import PgoutputOptions
 from pgsieve.resources.postgres.source import Source
 from pgsieve.resources.postgres.turns import Turn
 
-#: The tables of a subscription that are copied, transformed or applied at the same time.
-PARALLEL_TABLES = 4
-
 
 @dataclass(frozen=True)
 class Feed:

@@ -11,6 +11,8 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from threading import Lock
 
@@ -41,6 +43,7 @@ from pgsieve.resources.lake.delta.errors import (
 from pgsieve.resources.lake.kept_commits import check_commits_are_kept
 from pgsieve.resources.lake.overrun import NewerVersionError
 from pgsieve.resources.lake.paths import LakePaths
+from pgsieve.resources.lake.stores.objects import small_file
 from pgsieve.resources.lake.stores.storage import Storage, is_uri
 from pgsieve.resources.lake.stores.store import Store
 from pgsieve.resources.lake.stores.store_errors import StoreRefusal, store_refusal
@@ -67,7 +70,8 @@ class LakeAccess(LakePaths):
     def __init__(self, storage: Storage, folders: Mapping[str, str] | None) -> None:
         super().__init__(storage.address, folders)
         #: The files of the lake, for this process and for executors.
-        self.store = Store.of(storage)
+        store = Store.of(storage)
+        self.store = replace(store, small_file=partial(small_file, options=store.options))
         self._storage = storage
 
     def check_writable(self) -> None:

@@ -28,7 +28,7 @@ from pgsieve.resources.lake.delta.layout import FOLDERS, file_bytes
 from pgsieve.resources.lake.delta.log import UnmarkableError
 from pgsieve.resources.lake.delta.named_records import NamedRecords
 from pgsieve.resources.lake.delta.parquet_files import WRITTEN_DDL, write_files
-from pgsieve.resources.lake.delta.records import Records, in_order, quoted
+from pgsieve.resources.lake.delta.records import Records, Standing, in_order, quoted
 from pgsieve.resources.lake.delta.requirements import COLUMN_MAPPING
 from pgsieve.resources.lake.delta.spark import SparkRecords
 from pgsieve.resources.lake.delta.tables import shared_tables
@@ -42,7 +42,7 @@ from pgsieve.resources.lake.spark_writes import (
     set_properties_by_spark,
     write_by_spark,
 )
-from pgsieve.resources.lake.stores.storage import Storage, storage_of
+from pgsieve.resources.lake.stores.storage import Storage, is_uri, storage_of
 from pgsieve.resources.lake.stores.store import RowGroup
 from pgsieve.resources.lake.way import Way, is_exact
 
@@ -53,6 +53,8 @@ Done = TypeVar("Done")
 SMALL_BYTES_DEFAULT = 8 * 1024 * 1024
 #: Of replicas up to this size files are written once more without rows that go; in larger ones these are marked.
 REWRITTEN_BYTES_DEFAULT = 64 * 1024 * 1024
+#: So many tables are worked with at a time.
+_TABLES, _TABLES_FAR_AWAY = 4, 8
 #: How columns are named that delta-rs adds to those of a table.
 _OF_DELTA_RS = "__delta_rs_"
 
@@ -192,8 +194,13 @@ class Lake(LakeAccess):
         with self.refusing(path):
             return Way.IN_PROCESS if self.local.is_readable(path) else Way.SPARK
 
-    def side_by_side(self, act: Callable[[Item], Done], items: Sequence[Item], threads: int) -> list[Done]:
-        """What `act` makes of each item, in so many threads, which share the tables that are held open."""
+    @property
+    def beside(self) -> int:
+        """How many tables are worked with side by side: far away a table waits for its store most of the time."""
+        return _TABLES_FAR_AWAY if self.local is not None and is_uri(self.uri) else _TABLES
+
+    def side_by_side(self, act: Callable[[Item], Done], items: Sequence[Item]) -> list[Done]:
+        """What `act` makes of each item, in `beside` threads, which share the tables that are held open."""
         if len(items) < 2:
             return [act(item) for item in items]
 
@@ -204,7 +211,7 @@ class Lake(LakeAccess):
                 self.lend_tables()
 
         self.lend_tables()
-        with ThreadPoolExecutor(threads) as pool:
+        with ThreadPoolExecutor(self.beside) as pool:
             return list(pool.map(one, items))
 
     def one_moment(self, *paths: str) -> AbstractContextManager[None]:
@@ -214,6 +221,12 @@ class Lake(LakeAccess):
         version committed meanwhile must not outlive: who writes afterwards looks again.
         """
         return nullcontext() if self.local is None else self._tables.one_moment(paths)
+
+    def standings(self, paths: Collection[str]) -> list[Standing]:
+        """The newest version of each of some tables, and the position of it, of one moment."""
+        ask = None if self.local is None else self.local.standing_of
+        with nullcontext() if ask is None else self._tables.one_moment(paths, ask):
+            return [self.records.standing(path) for path in paths]
 
     def lend_tables(self) -> None:
         """Leave the tables that this thread holds open to others: it has finished with its work."""

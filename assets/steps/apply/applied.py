@@ -83,8 +83,7 @@ class Pending:
 def standings(lake: Lake, subscription: str, names: Iterable[Name]) -> dict[Name, Standing]:
     """Where some replicas of a subscription stand, all looked at at one moment."""
     paths = {name: lake.replica(subscription, *name) for name in names}
-    with lake.one_moment(*paths.values()):
-        return {name: lake.records.standing(path) for name, path in paths.items()}
+    return dict(zip(paths, lake.standings(list(paths.values())), strict=True))
 
 
 def outcome(

@@ -19,7 +19,7 @@ from pgsieve.assets.steps.apply.writer import ReplicaWriter
 from pgsieve.assets.steps.records.failures import TABLE_ERRORS, copy_again, is_damage, reason
 from pgsieve.assets.steps.records.table_states import Name, TableState, TableStates
 from pgsieve.assets.steps.records.transformed import TableChanges
-from pgsieve.assets.steps.subscription import PARALLEL_TABLES, Subscription
+from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.delta.errors import LakeError, OverrunError, again_after_conflict
 from pgsieve.resources.lake.delta.records import Standing
@@ -95,7 +95,7 @@ class Batch:
             sizes = {name: lake.records.size(path) for name, path in paths.items()}
         for large in (False, True):
             chosen = [p for p in todo if (sizes[p.pending.name] >= LARGE_BYTES) == large]
-            done = lake.side_by_side(self._applied_in_process, chosen, PARALLEL_TABLES)
+            done = lake.side_by_side(self._applied_in_process, chosen)
             applied += [each for each in done if isinstance(each, Applied)]
             left = [each for each in done if isinstance(each, Plan)]
             if left and large:
@@ -104,7 +104,7 @@ class Batch:
                 left, _, _ = self.planned([p.pending.name for p in left])
             if left:
                 with lake.committing(self.end, vectors=large):
-                    applied += lake.side_by_side(self._applied_to, left, PARALLEL_TABLES)
+                    applied += lake.side_by_side(self._applied_to, left)
         return [*self._applied_before_conflicts(applied), *applied]
 
     def _applied_before_conflicts(self, applied: Sequence[Applied]) -> list[Applied]:
@@ -131,7 +131,7 @@ class Batch:
                 return plan, None  # What fails here fails in the apply, too, and is told there.
             return replace(plan, examined=True), None
 
-        looked_through = self.lake.side_by_side(one, todo, PARALLEL_TABLES)
+        looked_through = self.lake.side_by_side(one, todo)
         plans = [plan for plan, _ in looked_through]
         conflicts = [(error, plan) for plan, error in looked_through if error]
         if not conflicts:

@@ -14,9 +14,6 @@ from pgsieve.resources.lake.delta.errors import LakeError
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.stores.storage import is_uri
 
-#: So many replicas are looked at side by side.
-_LOOKS = 8
-
 
 def states_without_damaged(
     subscription: Subscription, lake: Lake, cut: Cut | None, changed: Collection[Name]
@@ -34,7 +31,7 @@ def states_without_damaged(
 
     if is_uri(lake.uri) and lake.local:
         # Each look at a replica waits for an answer.
-        problems = lake.side_by_side(damage, applied, _LOOKS)
+        problems = lake.side_by_side(damage, applied)
     else:
         problems = list(map(damage, applied))
     aside = [

@@ -221,12 +221,10 @@ def _versions(
         newer = cut is None or not cut.is_after(states[name])
         if name not in versions or (newer and versions[name] == (cut.tables.get(name) if cut else None)):
             paths[name] = lake.replica(subscription.name, *name)
-    with lake.one_moment(*paths.values()):
-        for name, path in paths.items():
-            standing = lake.records.standing(path)
-            if (standing.position or 0) > lsn:
-                return {}
-            versions[name] = standing.version
+    for name, standing in zip(paths, lake.standings(list(paths.values())), strict=True):
+        if (standing.position or 0) > lsn:
+            return {}
+        versions[name] = standing.version
     return {name: versions[name] for name in ready}
 
 

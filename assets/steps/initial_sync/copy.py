@@ -23,7 +23,6 @@ from pgsieve.assets.steps.records.failures import passes
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates, newest_version
 from pgsieve.assets.steps.subscription import (
-    PARALLEL_TABLES,
     Definition,
     Subscription,
     planned_sources,
@@ -38,7 +37,6 @@ from pgsieve.decoding.wording import counted
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.delta.errors import LakeError
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.stores.storage import is_uri
 from pgsieve.resources.postgres.origins import subscribed_tables
 from pgsieve.resources.postgres.present_catalog import present_catalog
 from pgsieve.resources.postgres.snapshot import (
@@ -55,8 +53,8 @@ _ATTEMPTS, _PAUSE_SECONDS = 5, 1.0
 _LOOK_SECONDS = 0.1
 #: From this size on a line of progress tells it.
 _TOLD_BYTES = 1024**2
-#: The tables that are copied at the same time to an object store: most of the time each waits for an answer of it.
-_TABLES_FAR_AWAY = 8
+#: The tables that are read at the same time.
+_READERS = 4
 
 
 def tables_to_copy(subscription: Subscription, lake: Lake) -> list[Name]:
@@ -240,7 +238,7 @@ def _copy_batch(
     faults: dict[Name, PgsieveError] = {}
     published: list[Name] = list(names)
     # Each that reads has a session of the publisher's, of which a role may have few; what is written waits for the lake.
-    reading = Semaphore(PARALLEL_TABLES)
+    reading = Semaphore(_READERS)
 
     def one(table: PlannedTable) -> None:
         name = (table.replicated.table.schema, table.replicated.table.name)
@@ -295,7 +293,7 @@ def _copy_batch(
             ]
             TableStates(lake, subscription.name).append([*states.values(), *waiting])
             reach(Failpoint.COPY_PLANNED)
-            with ThreadPoolExecutor(_TABLES_FAR_AWAY if is_uri(lake.uri) else PARALLEL_TABLES) as pool:
+            with ThreadPoolExecutor(lake.beside) as pool:
                 copying = [pool.submit(one, table) for table in planned]
                 try:
                     for each in copying:

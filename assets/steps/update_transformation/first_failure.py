@@ -16,7 +16,7 @@ from pgsieve.assets.steps.records.failures import (
     reason,
 )
 from pgsieve.assets.steps.records.table_states import Name
-from pgsieve.assets.steps.subscription import PARALLEL_TABLES, Subscription
+from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.assets.steps.update_transformation.decoded_batches import changes_schema
 from pgsieve.assets.steps.update_transformation.messages import FIRST, Choice
 from pgsieve.assets.steps.update_transformation.relation_versions import readings_of, stored_changes
@@ -39,7 +39,7 @@ def first_failure(subscription: Subscription, lake: Lake, work: Work) -> tuple[i
             return None if at is None else (at, in_transaction(problem, at))
         return None
 
-    with ThreadPoolExecutor(PARALLEL_TABLES) as pool:
+    with ThreadPoolExecutor(lake.beside) as pool:
         return min((failure for failure in pool.map(one, work.tables) if failure), default=None)
 
 

@@ -28,7 +28,7 @@ from pgsieve.assets.steps.records.feed import FeedRecord
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
 from pgsieve.assets.steps.records.transformed import TableChanges, Transformed
-from pgsieve.assets.steps.subscription import PARALLEL_TABLES, Definition, Subscription
+from pgsieve.assets.steps.subscription import Definition, Subscription
 from pgsieve.assets.steps.update_transformation import in_process
 from pgsieve.assets.steps.update_transformation.by_files import StoredChanges
 from pgsieve.assets.steps.update_transformation.decoded_batches import (
@@ -217,7 +217,7 @@ def _transform_slice(
             return failed(name, problem)
 
     with work.messages.persisted() if shared else nullcontext(work.messages) as messages:
-        changes = lake.side_by_side(partial(one, messages=messages), list(work.tables), PARALLEL_TABLES)
+        changes = lake.side_by_side(partial(one, messages=messages), list(work.tables))
     if aside and lake.records.version(transformed := Transformed(lake, subscription.name).path) != base:
         raise OverrunError(transformed)  # What fails may be what another process has changed.
     TableStates(lake, subscription.name).append(aside.values())

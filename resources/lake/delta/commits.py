@@ -72,11 +72,13 @@ class Commits:
         version = table.version() + 1
         if base not in {None, table.version()}:
             raise OverrunError(path)
+        written = versioned(rows, version)
         write_deltalake(
             table,
-            versioned(rows, version),
+            written,
             schema_mode="merge",
             mode="append",
+            writer_properties=writer_properties(written.schema),
             commit_properties=CommitProperties(
                 custom_metadata={"userMetadata": commit_metadata(None)},
                 max_commit_retries=0,
@@ -132,7 +134,8 @@ class Commits:
                 # A reader's rows come only once.
                 written(writer_properties(rows.schema))
 
-        self.committed(path, attempt, base=base, after=after, once=not isinstance(rows, pa.Table))
+        once = not isinstance(rows, pa.Table)
+        self.committed(path, attempt, base=base, after=after, once=once, position=position)
 
     def commit(
         self,
@@ -180,7 +183,7 @@ class Commits:
                 commit_properties=_commit(position, metadata, alone=overwrite or base is not None),
             )
 
-        self.committed(path, attempt, base=base, after=after)
+        self.committed(path, attempt, base=base, after=after, position=position)
 
     def committed(
         self,
@@ -190,8 +193,12 @@ class Commits:
         base: int | None,
         after: int | None = None,
         once: bool = False,
+        position: int | None = None,
     ) -> None:
-        """Commit to the table as it is now, again where another writer was faster; to the version `base` at most once."""
+        """Commit to the table as it is now, again where another writer was faster; to the version `base` at most once.
+
+        `position` is the one that the commit has, if it has one.
+        """
 
         def commit() -> None:
             table = self.opened(path)
@@ -201,6 +208,8 @@ class Commits:
                 raise OverrunError(path)
             try:
                 attempt(table)
+                if table is not None and position is not None and table.version() > standing.version:
+                    self._tables.learn(path, table, "position", [{"position": position}])
             except DeltaError as error:
                 # Also where this very commit was made, and only what follows it failed: a new plan tells.
                 if base is not None and self.standing(path).version != base:
@@ -252,7 +261,7 @@ class Commits:
 
             metrics.update(bounded_if_possible(merged, arrow_schema(target), source))
 
-        self.committed(path, attempt, base=base)
+        self.committed(path, attempt, base=base, position=position)
         return {kind: int(metrics[f"num_target_rows_{kind}"]) for kind in ("inserted", "updated", "deleted")}
 
     def lacking_comments(

@@ -144,7 +144,7 @@ def mark_rows(
         deletion_vectors.commit_marked(_log(commits, path), base, rows, new, others, now)
         _checkpoint(commits.table_at(path))
 
-    commits.committed(path, attempt, base=base)
+    commits.committed(path, attempt, base=base, position=position)
 
 
 def _checkpoint(table: DeltaTable) -> None:

@@ -65,6 +65,12 @@ class _Held:
         self.seen = newest, entries[newest] if newest in entries else log.stamp(newest)
         return self.seen[1] is not None
 
+    def answers_now(self) -> dict[str, list[dict[str, Any]]]:
+        """The answers of the version that the table has now."""
+        if self.answers[0] != self.table.version():
+            self.answers = self.table.version(), {}
+        return self.answers[1]
+
 
 class Tables:
     """The tables of a lake."""
@@ -88,8 +94,12 @@ class Tables:
         return Path(path, "_delta_log").is_dir() and DeltaTable.is_deltatable(path)
 
     @contextmanager
-    def one_moment(self, paths: Collection[str] = ()) -> Iterator[None]:
+    def one_moment(
+        self, paths: Collection[str] = (), ask: Callable[[str, DeltaTable], object] | None = None
+    ) -> Iterator[None]:
         """Within the block this thread looks at a table of an object store once: at those of `paths` now, side by side.
+
+        What `ask` asks a table that is there is asked then, too, for whoever asks it in the block.
 
         So what is planned within it is of one moment, and whoever commits afterwards looks again. Nothing is written within
         the block. In a folder, where a look costs nothing, there is no difference. A look that fails raises when it is asked for.
@@ -98,13 +108,13 @@ class Tables:
         if outer is None:
             self._threads.seen = {}
         try:
-            self._look_at([path for path in dict.fromkeys(paths) if is_uri(path)])
+            self._look_at([path for path in dict.fromkeys(paths) if is_uri(path)], ask)
             yield
         finally:
             if outer is None:
                 self._threads.seen = None
 
-    def _look_at(self, paths: Collection[str]) -> None:
+    def _look_at(self, paths: Collection[str], ask: Callable[[str, DeltaTable], object] | None) -> None:
         """Look at tables that were not looked at in this moment, each in a thread of its own."""
         seen, mine = self._seen(), self._mine()
         assert seen is not None
@@ -116,7 +126,9 @@ class Tables:
 
         def look(path: str) -> "_Held | Exception | None":
             try:
-                self.open_if_any(path)
+                table = self.open_if_any(path)
+                if ask is not None and table is not None:
+                    ask(path, table)
             except Exception as error:  # noqa: BLE001 - of whoever asks for the table
                 return error
             return self._mine().pop(path, None)
@@ -208,13 +220,16 @@ class Tables:
         held = self._mine().get(path)
         if held is None or held.table is not table:
             return rows()
-        version, answers = held.answers
-        if version != table.version():
-            answers = {}
-            held.answers = table.version(), answers
+        answers = held.answers_now()
         if query not in answers:
             answers[query] = rows()
         return [dict(row) for row in answers[query]]
+
+    def learn(self, path: str, table: DeltaTable, query: str, rows: list[dict[str, Any]]) -> None:
+        """Know what a query gives of a version that this thread has committed with a table."""
+        held = self._mine().get(path)
+        if held is not None and held.table is table:
+            held.answers_now()[query] = rows
 
     def forget(self) -> None:
         """Open all tables anew: some have been removed."""

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 _LOGGER = logging.getLogger(__name__)
 
+#: Objects up to this size are read whole rather than where they are asked for.
+SMALL_BYTES = 1024 * 1024
 #: What tells an object from another one of its name: its tag, when it was written, its bytes.
 Stamp = tuple[str | None, datetime, int]
 
@@ -73,6 +75,12 @@ def objects_at(path: str, options: tuple[tuple[str, str], ...]) -> "Objects | No
         return None
 
 
+def small_file(path: str, options: tuple[tuple[str, str], ...]) -> bytes | None:
+    """The bytes of a small file of a store, by its full path; None where it is larger, not there, or not reached from here."""
+    objects = objects_at(path, options)
+    return None if objects is None else objects.read_small(urlsplit(path).path.lstrip("/"))
+
+
 class Objects:
     """The objects of one bucket or container."""
 
@@ -90,6 +98,18 @@ class Objects:
 
         try:
             return bytes(obstore.get(self._store, path).bytes())
+        except FileNotFoundError:
+            return None
+        except obstore.exceptions.BaseError as error:
+            raise _as_os_error(error) from error
+
+    def read_small(self, path: str) -> bytes | None:
+        """The bytes of an object that has at most `SMALL_BYTES`; None where it has more, or there is none."""
+        import obstore
+
+        try:
+            answer = obstore.get(self._store, path)
+            return bytes(answer.bytes()) if answer.meta["size"] <= SMALL_BYTES else None
         except FileNotFoundError:
             return None
         except obstore.exceptions.BaseError as error:

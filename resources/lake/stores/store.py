@@ -33,11 +33,13 @@ class Store:
     """Where the files of a lake are; `options` are delta-rs' for it."""
 
     options: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    #: What reads a small file at once, by its full path; None: what is larger, or not there.
+    small_file: Callable[[str], bytes | None] | None = field(default=None, repr=False, compare=False)
     #: By root: each has connections of its own.
     _systems: dict[str, pafs.FileSystem] = field(default_factory=dict, repr=False, compare=False)
 
     def __reduce__(self) -> tuple[type["Store"], tuple[tuple[tuple[str, str], ...]]]:
-        """Connections do not travel to executors."""
+        """Connections do not travel to executors, nor what has them."""
         return Store, (self.options,)
 
     @classmethod
@@ -85,10 +87,8 @@ class Store:
         A file that delta-rs has rewritten (DELETE, MERGE) may say that its text is to be read as views, which Arrow does
         not filter.
         """
-        files, inner = self.system(path)
-        fragment = ds.ParquetFileFormat().make_fragment(inner, filesystem=files)
-        schema = without_views(fragment.physical_schema)
-        dataset = ds.FileSystemDataset([fragment], schema, fragment.format, files)
+        fragment = self._fragment(path)
+        dataset = ds.FileSystemDataset([fragment], without_views(fragment.physical_schema), fragment.format)
         return dataset.to_table(columns=columns and list(columns), filter=filters)
 
     def row_groups(self, path: str) -> list["RowGroup"]:
@@ -126,6 +126,10 @@ class Store:
     @contextmanager
     def _parquet(self, path: str) -> Iterator[pq.ParquetFile]:
         files, inner = self.system(path)
+        if (whole := self._whole(path)) is not None:
+            with pq.ParquetFile(whole) as file:
+                yield file
+            return
         # Far away the chunks of a row group's columns are asked for in few requests, side by side.
         with (
             files.open_input_file(inner) as stream,
@@ -138,10 +142,21 @@ class Store:
         if is_shadowed(schema.names):
             yield from self._batches_of_file(path, schema)
             return
-        files, inner = self.system(path)
-        dataset = ds.dataset(inner, schema=schema, format="parquet", filesystem=files)
+        fragment = self._fragment(path)
+        dataset = ds.FileSystemDataset([fragment], schema, fragment.format)
         # By default so many batches are read ahead that their rows may have gigabytes.
         yield from dataset.to_batches(batch_readahead=2, fragment_readahead=1)
+
+    def _fragment(self, path: str) -> ds.ParquetFileFragment:
+        if (whole := self._whole(path)) is not None:
+            return ds.ParquetFileFormat().make_fragment(whole)
+        files, inner = self.system(path)
+        return ds.ParquetFileFormat().make_fragment(inner, filesystem=files)
+
+    def _whole(self, path: str) -> pa.Buffer | None:
+        """A small file of a store, which takes one request instead of six; None for any other, and where this is an executor."""
+        content = self.small_file(path) if self.small_file is not None and is_uri(path) else None
+        return None if content is None else pa.py_buffer(content)
 
     def _batches_of_file(self, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """The same, without a dataset: whole rows are decoded."""
