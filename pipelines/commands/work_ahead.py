@@ -6,7 +6,7 @@ more is held at a time than without it. Raises nothing; each step raises what it
 """
 
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from contextvars import copy_context
 from time import monotonic
@@ -15,6 +15,10 @@ from typing import Generic, TypeVar
 from pgsieve.assets.steps.done import Done
 from pgsieve.assets.steps.log import Log
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.postgres.kept_sessions import kept_sessions
+
+#: So often what is to end is told so.
+_LOOK_SECONDS = 0.2
 
 Key = TypeVar("Key", bound=Hashable)
 T = TypeVar("T")
@@ -35,10 +39,13 @@ def worked_ahead(lake: Lake, work: Mapping[Key, Callable[[Log], T]]) -> Iterator
         try:
             yield done
         except BaseException:
-            lake.executors.stop()
-            raise
-        finally:
             pool.shutdown(wait=False, cancel_futures=True)
+            while any(not each.ended(_LOOK_SECONDS) for each in done.values()):
+                # Again, as it may have been about to ask for what it waits for.
+                lake.executors.stop()
+                if (sessions := kept_sessions()) is not None:
+                    sessions.cancel()
+            raise
 
 
 class _Ahead(Generic[T]):
@@ -55,6 +62,10 @@ class _Ahead(Generic[T]):
                 lake.lend_tables()
 
         self._result: Future[tuple[T, float]] = pool.submit(copy_context().run, work)
+
+    def ended(self, seconds: float) -> bool:
+        """Whether the work has ended, or will not begin, within so many seconds."""
+        return self._result.cancelled() or not wait([self._result], seconds).not_done
 
     def __call__(self, log: Log) -> tuple[T, float]:
         try:

@@ -20,6 +20,8 @@ from pgsieve.resources.postgres.sessions import Conninfo, settle_again
 
 #: A session that was idle for longer is closed, and what more than so many are idle: a role may have a limit of sessions.
 IDLE_SECONDS, MOST = 10.0, 3
+#: So long the server is waited for that is asked to end a statement.
+CANCEL_SECONDS = 5.0
 
 _Session = psycopg.Connection[tuple[Any, ...]]
 _KEPT: ContextVar["KeptSessions | None"] = ContextVar("sessions", default=None)
@@ -30,6 +32,7 @@ class KeptSessions:
 
     def __init__(self) -> None:
         self._idle: dict[Conninfo, list[tuple[float, _Session]]] = defaultdict(list)
+        self._lent = set[_Session]()
         self._lock = Lock()
 
     def take(self, conninfo: Conninfo) -> _Session | None:
@@ -48,12 +51,25 @@ class KeptSessions:
     @contextmanager
     def lending(self, conninfo: Conninfo, session: _Session) -> Iterator[None]:
         """Keep a session after the block, unless the block fails."""
+        with self._lock:
+            self._lent.add(session)
         try:
             yield
         except BaseException:
             session.close()
             raise
+        finally:
+            with self._lock:
+                self._lent.discard(session)
         self._give(conninfo, session)
+
+    def cancel(self) -> None:
+        """Have the server end the statements that somebody waits for, maybe for ever: with an error for who waits."""
+        with self._lock:
+            lent = list(self._lent)
+        for session in lent:
+            with suppress(psycopg.Error):
+                session.cancel_safe(timeout=CANCEL_SECONDS)
 
     def _give(self, conninfo: Conninfo, session: _Session) -> None:
         """Keep a session, unless it was lost, was left amid something, or there are enough."""
