@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from threading import Lock
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import psycopg
 from psycopg.pq import TransactionStatus
@@ -33,6 +34,8 @@ class KeptSessions:
     def __init__(self) -> None:
         self._idle: dict[Conninfo, list[tuple[float, _Session]]] = defaultdict(list)
         self._lent = set[_Session]()
+        #: What gives a session that was used again the settings of a new one.
+        self._settling = WeakKeyDictionary[_Session, str]()
         self._lock = Lock()
 
     def take(self, conninfo: Conninfo) -> _Session | None:
@@ -44,7 +47,7 @@ class KeptSessions:
                 since, session = self._idle[conninfo].pop()
             if time.monotonic() - since < IDLE_SECONDS:
                 with suppress(psycopg.Error):  # It was ended meanwhile.
-                    settle_again(session)
+                    self._settling[session] = settle_again(session, self._settling.get(session))
                     return session
             session.close()
 

@@ -17,7 +17,6 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 import adbc_driver_manager
 import psycopg
@@ -87,10 +86,6 @@ _WITHOUT_TIMEOUTS = (
     "select name, pg_catalog.set_config(name, '0', false) from pg_catalog.pg_settings"
     f" where name in ({', '.join(repr(name) for name in _TIMEOUTS)}) and source <> 'client'"
 )
-
-#: What gives a session the settings of a new one. The server makes rows of all its settings to tell a few, so a session is asked
-#: once for the timeouts that are to be switched off: where a setting comes from does not change while its session lasts.
-_again = WeakKeyDictionary[psycopg.Connection[Any], str]()
 
 _LOOK_SECONDS = 0.1
 
@@ -236,16 +231,23 @@ def parameters_of(conninfo: str) -> Mapping[str, Any]:
         ) from None
 
 
-def settle_again(connection: psycopg.Connection[Any]) -> None:
-    """Give a session the settings of a new one, in one round trip; raises psycopg.Error where it does not answer."""
-    _executed(connection, _again[connection], ExecStatus.COMMAND_OK)
+def settle_again(connection: psycopg.Connection[Any], statements: str | None = None) -> str:
+    """Give a session the settings of a new one, in one round trip; raises psycopg.Error where it does not answer.
+
+    Returns the `statements` for the next time. The server makes rows of all its settings to tell a few, so a session is asked once for
+    the timeouts that are to be switched off: where a setting comes from does not change while its session lasts.
+    """
+    if statements is None:
+        names = _settle(connection, "reset all;")
+        return "reset all;" + _SETTLED + "".join(f"set {name} = '0';" for name in names)
+    _executed(connection, statements, ExecStatus.COMMAND_OK)
+    return statements
 
 
-def _settle(connection: psycopg.Connection[Any]) -> None:
-    """In one round trip of the simple protocol, the only one that a walsender speaks."""
-    settled = _executed(connection, _SETTLED + _WITHOUT_TIMEOUTS, ExecStatus.TUPLES_OK)
-    names = [(settled.get_value(row, 0) or b"").decode() for row in range(settled.ntuples)]
-    _again[connection] = "reset all;" + _SETTLED + "".join(f"set {name} = '0';" for name in names)
+def _settle(connection: psycopg.Connection[Any], before: str = "") -> list[str]:
+    """In one round trip of the simple protocol, the only one that a walsender speaks; the timeouts that were switched off."""
+    settled = _executed(connection, before + _SETTLED + _WITHOUT_TIMEOUTS, ExecStatus.TUPLES_OK)
+    return [(settled.get_value(row, 0) or b"").decode() for row in range(settled.ntuples)]
 
 
 def _executed(connection: psycopg.Connection[Any], statements: str, status: ExecStatus) -> "PGresult":
