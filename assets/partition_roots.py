@@ -27,6 +27,7 @@ from pgsieve.assets.outcome import as_step, problems, refuse_incomplete, telling
 from pgsieve.assets.published import PublishedTable, Tables, written_filter
 from pgsieve.assets.steps.apply.applied import Applied
 from pgsieve.assets.steps.apply.replica_tables import ApplyResult, apply
+from pgsieve.assets.steps.done import Done
 from pgsieve.assets.steps.records.cuts import Cut, Cuts
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import SyncState, TableState, TableStates
@@ -56,12 +57,12 @@ def replica_tables_asset(
     freshness_policy: dg.FreshnessPolicy | None = None,
     tell: Callable[[ApplyResult], None] | None = None,
     fail: Callable[[Exception], None] | None = None,
-    done: ApplyResult | None = None,
+    done: Done[tuple[Cut | None, ApplyResult]] | None = None,
 ) -> dg.AssetsDefinition:
     """The assets `<subscription>/<schema>/<table>`, and `<subscription>/cut`: changes are applied to each replica.
 
-    `tell` gets what was done, in the process that does it, and `fail` what fails the step. `done` is what a continuous run has applied already: there
-    is nothing left but to tell it. `unchanged` are tables that the cut is made of as well, but have nothing new to tell. `freshness_policy`
+    `tell` gets what was done, in the process that does it, and `fail` what fails the step. `done` is what a command applies outside of the step,
+    all of it, and the cut before that: there is nothing left but to tell it. `unchanged` are tables that the cut is made of as well, but have nothing new to tell. `freshness_policy`
     is the cut's.
     """
     keys = {naming.key(of_replica(subscription, table)): name for name, table in tables.items()}
@@ -115,14 +116,18 @@ def replica_tables_asset(
         lake, begin = opened(context, naming), monotonic()
         chosen = {keys[key]: key for key in sorted(context.selected_asset_keys & keys.keys())}
         with_cut = cut_key in context.selected_asset_keys
-        everything, before = with_cut or len(chosen) == len(keys), Cuts(lake, subscription.name).last()
-        result = ApplyResult()
-        if context.selected_asset_keys:
-            only = None if everything else list(chosen)
-            result = apply(subscription, lake, context.log.info, only) if done is None else done
-            if tell:
-                tell(result)
-        took, behind = monotonic() - begin, measured_freshness(subscription, lake)
+        everything = with_cut or len(chosen) == len(keys)
+        if done is not None:
+            (before, result), took = done(context.log.info)
+        else:
+            before, result = Cuts(lake, subscription.name).last(), ApplyResult()
+            if context.selected_asset_keys:
+                only = None if everything else list(chosen)
+                result = apply(subscription, lake, context.log.info, only)
+            took = monotonic() - begin
+        if tell and context.selected_asset_keys:
+            tell(result)
+        behind = measured_freshness(subscription, lake)
         states, checks = TableStates(lake, subscription.name).newest(), list[dg.AssetCheckResult]()
         told = [
             name

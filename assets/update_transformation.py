@@ -9,6 +9,7 @@ import dagster as dg
 from pgsieve.assets.lake import opened
 from pgsieve.assets.metadata import SECONDS
 from pgsieve.assets.outcome import as_step, telling
+from pgsieve.assets.steps.done import Done
 from pgsieve.assets.steps.records.transformed import TableChanges
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.assets.steps.update_transformation.transform import transform
@@ -25,11 +26,11 @@ def table_changes_asset(
     naming: Naming,
     *,
     fail: Callable[[Exception], None] | None = None,
-    done: Sequence[TableChanges] | None = None,
+    done: Done[Sequence[TableChanges]] | None = None,
 ) -> dg.AssetsDefinition:
     """The asset `<subscription>/table_changes`: decode, filter, transform.
 
-    `fail` gets what fails the step. `done` is what a continuous run has transformed already: there is nothing left but to
+    `fail` gets what fails the step. `done` is what a command transforms outside of the step: there is nothing left but to
     tell it. What a table fails with is only logged here: the replicas come after this, and end the run as failed.
     """
     data = of_subscription(subscription, AssetKind.TABLE_CHANGES)
@@ -44,12 +45,14 @@ def table_changes_asset(
     def table_changes(context: dg.AssetExecutionContext) -> dg.MaterializeResult[None]:
         begin, log = monotonic(), context.log.info
         with as_step(context), telling(fail):
-            changes = transform(subscription, opened(context, naming), log) if done is None else done
+            if done is None:
+                changes: Sequence[TableChanges] = transform(subscription, opened(context, naming), log)
+                took = monotonic() - begin
+            else:
+                changes, took = done(log)
         for table in (c for c in changes if c.problem):
             context.log.error(f"{quote_qualified(*table.name)}: {table.problem}")
-        return dg.MaterializeResult(
-            metadata={**_metadata(changes), SECONDS: monotonic() - begin}, data_version=_APPENDED
-        )
+        return dg.MaterializeResult(metadata={**_metadata(changes), SECONDS: took}, data_version=_APPENDED)
 
     return table_changes
 

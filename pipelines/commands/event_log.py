@@ -12,9 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dagster._core.storage.event_log import EventLogStorage, SqliteEventLogStorage
-from sqlalchemy import Connection, Engine, create_engine
+from sqlalchemy import Connection, Engine, create_engine, text
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.event import listen
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.pool import QueuePool
 
 #: A run's own database, that of all runs, and that of events without a run; a continuous command makes many runs.
@@ -45,7 +46,8 @@ class KeptEventLog(SqliteEventLogStorage):
     def _make(self, engine: Engine, path: Path) -> None:
         """Have a database have its tables."""
         if path.exists():
-            self._initdb(engine)
+            if not _is_made(engine):
+                self._initdb(engine)
         elif self._pattern is None:
             self._initdb(engine)
             engine.dispose()  # Then all of it is in one file.
@@ -95,6 +97,15 @@ class KeptEventLog(SqliteEventLogStorage):
         """Close the connections."""
         while self._engines:
             self._engines.popitem()[1].dispose()
+
+
+def _is_made(engine: Engine) -> bool:
+    """Whether a database says which migration made it: then Dagster makes nothing, after it has read all of its migrations."""
+    try:
+        with engine.connect() as connection:
+            return bool(connection.execute(text("select version_num from alembic_version")).first())
+    except OperationalError:
+        return False  # Another process is about to make it.
 
 
 def _write_soon(connection: DBAPIConnection, _record: object) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import dagster as dg
 from dagster_shared.error import SerializableErrorInfo
@@ -24,12 +25,14 @@ from pgsieve.assets.partition_roots import replica_tables_asset
 from pgsieve.assets.published import Tables, partitioned
 from pgsieve.assets.slot_consumption import change_log_asset
 from pgsieve.assets.steps.apply.replica_tables import ApplyResult, apply, tables_beyond_cut
+from pgsieve.assets.steps.done import Done
 from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
 from pgsieve.assets.steps.initial_sync.one_table import Copied
+from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.operations.registration import Registration
 from pgsieve.assets.steps.records.catalogs import Catalogs
 from pgsieve.assets.steps.records.change_log import ChangeLog
-from pgsieve.assets.steps.records.cuts import Cuts
+from pgsieve.assets.steps.records.cuts import Cut, Cuts
 from pgsieve.assets.steps.records.feed import FeedRecord
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord, disabled_error
 from pgsieve.assets.steps.records.table_states import SyncState, TableStates
@@ -54,6 +57,7 @@ from pgsieve.pipelines.commands.results import (
     SubscriptionRun,
 )
 from pgsieve.pipelines.commands.ui import dagster_home
+from pgsieve.pipelines.commands.work_ahead import worked_ahead
 from pgsieve.pipelines.config.model import Config, SubscriptionConfig
 from pgsieve.pipelines.project import Project, project
 from pgsieve.pipelines.published import published_tables
@@ -63,6 +67,8 @@ from pgsieve.resources.postgres.kept_sessions import sessions_kept
 from pgsieve.resources.tracing import finished_span, is_traced, span
 
 _logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _STEP_ENDS = {dg.DagsterEventType.STEP_SUCCESS, dg.DagsterEventType.STEP_FAILURE}
 _INTERRUPTS = {dg.DagsterExecutionInterruptedError.__name__, KeyboardInterrupt.__name__}
@@ -155,32 +161,40 @@ def apply_together(
     """
     going = [m for m in failures.each(materializers, Materializer.if_enabled, unless=unless) if m is not None]
     with reads_shared() if len(going) > 1 else nullcontext():
-        _materialize_each("transform for", {m: m.table_changes for m in going}, failures, unless)
+        assets = {m: m.table_changes for m in going}
+        _materialize_each("transform for", assets, Materializer.transformed, failures, unless)
     told = dict(failures.each(going, lambda m: (m, m.tables_to_tell()), unless=unless))
     applying = {m: partial(m.replica_tables, *tables) for m, tables in told.items() if tables[0]}
-    _materialize_each("apply to", applying, failures, unless)
+    _materialize_each("apply to", applying, Materializer.brought_up_to_date, failures, unless)
     failures.each([m for m in told if m not in applying], Materializer.report, unless=unless)
 
 
-#: Makes an asset of a subscription; it tells what fails its step.
-_Asset = Callable[[Callable[[Exception], None]], dg.AssetsDefinition]
+#: Makes an asset of a subscription; it tells what fails its step, and gets what is done outside of it.
+_Asset = Callable[[Callable[[Exception], None], Done[T] | None], dg.AssetsDefinition]
 
 
 def _materialize_each(
     what: str,
-    assets: Mapping["Materializer", _Asset],
+    assets: Mapping["Materializer", _Asset[T]],
+    work: Callable[["Materializer", Log], T],
     failures: Failures,
     unless: Callable[[Exception], bool],
 ) -> None:
-    """Materialise an asset of each subscription, in one run; `what` is done for, or to, their names."""
+    """Materialise an asset of each subscription, in one run; `what` is done for, or to, their names.
+
+    The `work` of an asset's step is done while those of others are recorded.
+    """
     if not assets:
         return
     first, names, errors = next(iter(assets)), [m.name for m in assets], dict[str, Exception]()
-    with failures.of(*names, unless=unless):
+    with (
+        failures.of(*names, unless=unless),
+        worked_ahead(first.lake, {m: partial(work, m) for m in assets}) as done,
+    ):
         result = materialize(
             first.dagster,
             first.declared,
-            [asset(partial(errors.__setitem__, m.name)) for m, asset in assets.items()],
+            [asset(partial(errors.__setitem__, m.name), done.get(m)) for m, asset in assets.items()],
             first.progress,
             f"{what} {', '.join(names) if len(names) <= _NAMED else counted(len(names), 'subscription')}",
             {COMMAND: f"{what} {', '.join(names)}"},
@@ -381,17 +395,31 @@ class Materializer:
         """None where the subscription is disabled."""
         return self if self.enabled else None
 
-    def table_changes(self, fail: Callable[[Exception], None]) -> dg.AssetsDefinition:
+    def table_changes(
+        self, fail: Callable[[Exception], None], done: Done[Sequence[TableChanges]] | None
+    ) -> dg.AssetsDefinition:
         """The asset of the transformation."""
-        return table_changes_asset(self.subscription, NAMING, fail=fail)
+        return table_changes_asset(self.subscription, NAMING, fail=fail, done=done)
+
+    def transformed(self, log: Log) -> Sequence[TableChanges]:
+        """The work of `table_changes`."""
+        return transform(self.subscription, self.lake, log)
 
     def replica_tables(
-        self, tables: Tables, unchanged: Tables, fail: Callable[[Exception], None]
+        self,
+        tables: Tables,
+        unchanged: Tables,
+        fail: Callable[[Exception], None],
+        done: Done[tuple[Cut | None, ApplyResult]] | None,
     ) -> dg.AssetsDefinition:
         """The assets of some replica tables, and of a cut that is made of the others as well."""
         return replica_tables_asset(
-            self.subscription, tables, NAMING, unchanged=unchanged, tell=self._applied, fail=fail
+            self.subscription, tables, NAMING, unchanged=unchanged, tell=self._applied, fail=fail, done=done
         )
+
+    def brought_up_to_date(self, log: Log) -> tuple[Cut | None, ApplyResult]:
+        """The work of `replica_tables`, and the cut before."""
+        return Cuts(self.lake, self.name).last(), apply(self.subscription, self.lake, log)
 
     def tables_to_tell(self) -> tuple[Tables, Tables]:
         """The replica tables that have something new, and the others; neither where nothing is new.

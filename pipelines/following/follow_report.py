@@ -18,6 +18,7 @@ from pgsieve.assets.partition_roots import replica_tables_asset
 from pgsieve.assets.published import partitioned
 from pgsieve.assets.slot_consumption import change_log_asset
 from pgsieve.assets.steps.apply.replica_tables import ApplyResult, total
+from pgsieve.assets.steps.done import done_before
 from pgsieve.assets.steps.records.transformed import TableChanges
 from pgsieve.assets.steps.slot_consumption.reading import Drained
 from pgsieve.assets.steps.subscription import Feed, Subscription
@@ -90,13 +91,19 @@ class FollowReport:
             for subscription in self._subscriptions:
                 if (result := applied.get(subscription.name)) is None:
                     continue
-                transformed = list(changes[subscription.name].values())
-                assets.append(table_changes_asset(subscription, NAMING, done=transformed))
+                transformed: Sequence[TableChanges] = list(changes[subscription.name].values())
+                assets.append(table_changes_asset(subscription, NAMING, done=done_before(transformed)))
                 published = published_tables(self._declared, [subscription])[subscription.name]
                 tables, unchanged = partitioned(published, result.tables)
                 if tables:
                     assets.append(
-                        replica_tables_asset(subscription, tables, NAMING, unchanged=unchanged, done=result)
+                        replica_tables_asset(
+                            subscription,
+                            tables,
+                            NAMING,
+                            unchanged=unchanged,
+                            done=done_before((None, result)),
+                        )
                     )
             task = f"follow {self._feed.slot}"
             # What ends as failed for one subscription is told of the others all the same.

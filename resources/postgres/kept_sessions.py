@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from threading import Lock
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import psycopg
 from psycopg.pq import TransactionStatus
@@ -20,6 +21,8 @@ from pgsieve.resources.postgres.sessions import Conninfo, settle_again
 
 #: A session that was idle for longer is closed, and what more than so many are idle: a role may have a limit of sessions.
 IDLE_SECONDS, MOST = 10.0, 3
+#: So long the server is waited for that is asked to end a statement.
+CANCEL_SECONDS = 5.0
 
 _Session = psycopg.Connection[tuple[Any, ...]]
 _KEPT: ContextVar["KeptSessions | None"] = ContextVar("sessions", default=None)
@@ -30,6 +33,9 @@ class KeptSessions:
 
     def __init__(self) -> None:
         self._idle: dict[Conninfo, list[tuple[float, _Session]]] = defaultdict(list)
+        self._lent = set[_Session]()
+        #: What gives a session that was used again the settings of a new one.
+        self._settling = WeakKeyDictionary[_Session, str]()
         self._lock = Lock()
 
     def take(self, conninfo: Conninfo) -> _Session | None:
@@ -41,19 +47,32 @@ class KeptSessions:
                 since, session = self._idle[conninfo].pop()
             if time.monotonic() - since < IDLE_SECONDS:
                 with suppress(psycopg.Error):  # It was ended meanwhile.
-                    settle_again(session)
+                    self._settling[session] = settle_again(session, self._settling.get(session))
                     return session
             session.close()
 
     @contextmanager
     def lending(self, conninfo: Conninfo, session: _Session) -> Iterator[None]:
         """Keep a session after the block, unless the block fails."""
+        with self._lock:
+            self._lent.add(session)
         try:
             yield
         except BaseException:
             session.close()
             raise
+        finally:
+            with self._lock:
+                self._lent.discard(session)
         self._give(conninfo, session)
+
+    def cancel(self) -> None:
+        """Have the server end the statements that somebody waits for, maybe for ever: with an error for who waits."""
+        with self._lock:
+            lent = list(self._lent)
+        for session in lent:
+            with suppress(psycopg.Error):
+                session.cancel_safe(timeout=CANCEL_SECONDS)
 
     def _give(self, conninfo: Conninfo, session: _Session) -> None:
         """Keep a session, unless it was lost, was left amid something, or there are enough."""

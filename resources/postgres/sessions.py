@@ -28,6 +28,7 @@ from pgsieve.resources.passwords import concealed, remember, remember_those_of
 
 if TYPE_CHECKING:
     from adbc_driver_manager import dbapi
+    from psycopg.pq.abc import PGresult
 
 #: How values are printed: as PostgreSQL's own apply worker asks for (libpqrcv_connect in
 #: src/backend/replication/libpqwalreceiver/libpqwalreceiver.c), with UTC and hex bytea beside.
@@ -76,12 +77,14 @@ _KEEPALIVES: Mapping[str, str] = {
 _NOTICING = ("client_connection_check_interval", "2s")
 
 #: For what came without our options: from a service file, or through a pooler that keeps them to itself. Without a
-#: function before the path is set. What the user's own options say has the source "client", and stays.
-_SETTLED = (
-    f"set search_path = {_SEARCH_PATH};"
-    + "".join(f"set {name} = '{value}';" for name, value in _PINNED.items() if name != "search_path")
-    + "select pg_catalog.set_config(name, '0', false) from pg_catalog.pg_settings"
-    f" where name in ({', '.join(repr(name) for name in _TIMEOUTS)}) and source <> 'client' and setting <> '0'"
+#: function before the path is set.
+_SETTLED = f"set search_path = {_SEARCH_PATH};" + "".join(
+    f"set {name} = '{value}';" for name, value in _PINNED.items() if name != "search_path"
+)
+#: The timeouts that this version has, switched off. What the user's own options say has the source "client", and stays.
+_WITHOUT_TIMEOUTS = (
+    "select name, pg_catalog.set_config(name, '0', false) from pg_catalog.pg_settings"
+    f" where name in ({', '.join(repr(name) for name in _TIMEOUTS)}) and source <> 'client'"
 )
 
 _LOOK_SECONDS = 0.1
@@ -228,16 +231,30 @@ def parameters_of(conninfo: str) -> Mapping[str, Any]:
         ) from None
 
 
-def settle_again(connection: psycopg.Connection[Any]) -> None:
-    """Give a session the settings of a new one, in one round trip; raises psycopg.Error where it does not answer."""
-    _settle(connection, "reset all;")
+def settle_again(connection: psycopg.Connection[Any], statements: str | None = None) -> str:
+    """Give a session the settings of a new one, in one round trip; raises psycopg.Error where it does not answer.
+
+    Returns the `statements` for the next time. The server makes rows of all its settings to tell a few, so a session is asked once for
+    the timeouts that are to be switched off: where a setting comes from does not change while its session lasts.
+    """
+    if statements is None:
+        names = _settle(connection, "reset all;")
+        return "reset all;" + _SETTLED + "".join(f"set {name} = '0';" for name in names)
+    _executed(connection, statements, ExecStatus.COMMAND_OK)
+    return statements
 
 
-def _settle(connection: psycopg.Connection[Any], before: str = "") -> None:
-    """In one round trip of the simple protocol, the only one that a walsender speaks."""
-    settled = connection.pgconn.exec_((before + _SETTLED).encode())
-    if settled.status != ExecStatus.TUPLES_OK:
-        raise psycopg.errors.error_from_result(settled, connection.info.encoding)
+def _settle(connection: psycopg.Connection[Any], before: str = "") -> list[str]:
+    """In one round trip of the simple protocol, the only one that a walsender speaks; the timeouts that were switched off."""
+    settled = _executed(connection, before + _SETTLED + _WITHOUT_TIMEOUTS, ExecStatus.TUPLES_OK)
+    return [(settled.get_value(row, 0) or b"").decode() for row in range(settled.ntuples)]
+
+
+def _executed(connection: psycopg.Connection[Any], statements: str, status: ExecStatus) -> "PGresult":
+    result = connection.pgconn.exec_(statements.encode())
+    if result.status != status:
+        raise psycopg.errors.error_from_result(result, connection.info.encoding)
+    return result
 
 
 def _can_be_set(connection: psycopg.Connection[Any], name: str, value: str) -> bool:

@@ -26,7 +26,7 @@ from pgsieve.resources.lake.stores.storage import is_uri
 from pgsieve.resources.lake.stores.store import Store
 
 #: So many tables of folders a thread holds open, and so many wait for a thread: one takes up to a megabyte.
-_HELD = 128
+_HELD = 512
 #: So many tables are looked at side by side: each look waits for answers.
 _LOOKS = 8
 
@@ -91,7 +91,7 @@ class Tables:
         """Whether there is a Delta table."""
         if is_uri(path):
             return self.open_if_any(path) is not None
-        return Path(path, "_delta_log").is_dir() and DeltaTable.is_deltatable(path)
+        return self._held(path) is not None or (_has_log(path) and DeltaTable.is_deltatable(path))
 
     @contextmanager
     def one_moment(
@@ -144,8 +144,8 @@ class Tables:
         seen = self._seen()
         if seen is not None and path in seen:
             return None
-        if not is_uri(path):
-            return self._opened(path) if self.exists(path) else None
+        if not is_uri(path) and not _has_log(path):
+            return None
         try:
             if path not in self._absent or self.log_of(path).any():
                 return self._opened(path)
@@ -255,6 +255,10 @@ class Tables:
     def _note(self, path: str, held: _Held) -> None:
         if is_uri(path) and (seen := self._seen()) is not None:
             seen[path] = held
+
+
+def _has_log(path: str) -> bool:
+    return Path(path, "_delta_log").is_dir()
 
 
 def arrow_schema(table: DeltaTable) -> pa.Schema:

@@ -11,6 +11,7 @@ from pgsieve.resources.postgres import kept_sessions
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.kept_sessions import sessions_kept
 from pgsieve.resources.postgres.source import Source, SourceError
+from tests.fixtures.oracle import wait_until
 
 _PID = "select pg_backend_pid()"
 
@@ -24,6 +25,13 @@ def _pid(source: Source) -> int:
     with source.connect() as session:
         (row,) = session.execute(_PID).fetchall()
         return int(row[0])
+
+
+def _wait_for_statement_timeout(admin: psycopg.Connection[tuple[str]], value: str) -> None:
+    wait_until(
+        lambda: admin.execute("show statement_timeout").fetchall() == [(value,)],
+        lambda: "the server has not read its settings again",
+    )
 
 
 def test_a_session_is_used_again_in_the_block_and_closed_after_it(source: Source) -> None:
@@ -51,6 +59,32 @@ def test_a_session_that_is_used_again_is_as_new(source: Source) -> None:
                 "timezone": "UTC",
             }.items():
                 assert session.execute(f"show {name}").fetchall() == [(value,)]
+
+
+def test_of_a_session_that_is_used_again_only_the_users_own_timeouts_count(
+    publisher_server: EmbeddedServer,
+) -> None:
+    """The server is given others, too, while the session waits for its next use."""
+    source = Source("shop", f"{publisher_server.conninfo()} options='-c lock_timeout=5000'")
+    names = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout")
+    shown = (
+        "select pg_backend_pid(), current_setting('lock_timeout'), current_setting('statement_timeout'),"
+        " current_setting('idle_in_transaction_session_timeout')"
+    )
+    with sessions_kept(), psycopg.connect(publisher_server.conninfo(), autocommit=True) as admin:
+        pid = _pid(source)
+        try:
+            for name in names:
+                admin.execute(f"alter system set {name} = '7min'")
+            admin.execute("select pg_reload_conf()")
+            _wait_for_statement_timeout(admin, "7min")
+            with source.connect() as session:
+                assert session.execute(shown).fetchall() == [(pid, "5s", "0", "0")]
+        finally:
+            for name in names:
+                admin.execute(f"alter system reset {name}")
+            admin.execute("select pg_reload_conf()")
+            _wait_for_statement_timeout(admin, "0")
 
 
 def test_a_lock_ends_with_its_block_though_its_session_is_kept(source: Source) -> None:

@@ -1,0 +1,75 @@
+"""The work of several steps, one after the other in a thread, while Dagster records the steps before.
+
+In: what each step has to do. Out: for each what gives its result once it is there (`Done`). To record a step takes Dagster as long as
+a small one works, in Python; most of the work waits for a server, or runs without Python's lock. One thread works, so no
+more is held at a time than without it. Raises nothing; each step raises what its work raised.
+"""
+
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from contextvars import copy_context
+from time import monotonic
+from typing import Generic, TypeVar
+
+from pgsieve.assets.steps.done import Done
+from pgsieve.assets.steps.log import Log
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.postgres.kept_sessions import kept_sessions
+
+#: So often what is to end is told so.
+_LOOK_SECONDS = 0.2
+
+Key = TypeVar("Key", bound=Hashable)
+T = TypeVar("T")
+
+
+@contextmanager
+def worked_ahead(lake: Lake, work: Mapping[Key, Callable[[Log], T]]) -> Iterator[Mapping[Key, Done[T]]]:
+    """Do the work of each step, in this order; one alone does its own, and so has nothing here.
+
+    With the block the thread has ended: where the block fails, what is being done is ended soon, and what is not begun is not done.
+    """
+    if len(work) < 2:
+        yield {}
+        return
+    lake.lend_tables()
+    with ThreadPoolExecutor(1, "pgsieve-work") as pool:
+        done = {key: _Ahead(pool, lake, act) for key, act in work.items()}
+        try:
+            yield done
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            while any(not each.ended(_LOOK_SECONDS) for each in done.values()):
+                # Again, as it may have been about to ask for what it waits for.
+                lake.executors.stop()
+                if (sessions := kept_sessions()) is not None:
+                    sessions.cancel()
+            raise
+
+
+class _Ahead(Generic[T]):
+    """The work of one step, and what it says until the step asks."""
+
+    def __init__(self, pool: ThreadPoolExecutor, lake: Lake, act: Callable[[Log], T]) -> None:
+        self._said: list[str] = []
+
+        def work() -> tuple[T, float]:
+            begin = monotonic()
+            try:
+                return act(self._said.append), monotonic() - begin
+            finally:
+                lake.lend_tables()
+
+        self._result: Future[tuple[T, float]] = pool.submit(copy_context().run, work)
+
+    def ended(self, seconds: float) -> bool:
+        """Whether the work has ended, or will not begin, within so many seconds."""
+        return self._result.cancelled() or not wait([self._result], seconds).not_done
+
+    def __call__(self, log: Log) -> tuple[T, float]:
+        try:
+            return self._result.result()
+        finally:
+            for line in self._said:
+                log(line)

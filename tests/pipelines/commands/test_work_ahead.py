@@ -1,0 +1,66 @@
+"""The work of steps is done while others are recorded, and ends with what waits for it."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from pgsieve.assets.steps.done import done_before
+from pgsieve.assets.steps.log import Log
+from pgsieve.pipelines.commands.work_ahead import worked_ahead
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.resource import LakeResource
+from pgsieve.resources.lake.session import SparkEngine
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    return LakeResource(uri=str(tmp_path), engine=SparkEngine(master="local[1]", spark_config={})).open()
+
+
+def _work(name: str, log: Log) -> str:
+    log(f"{name} begins")
+    if name == "b":
+        raise ValueError(name)
+    log(f"{name} ends")
+    return name.upper()
+
+
+def test_each_step_gets_its_result_what_was_said_and_its_own_error_in_any_order(lake: Lake) -> None:
+    with worked_ahead(lake, {name: partial(_work, name) for name in "abc"}) as done:
+        said = list[str]()
+        assert done["c"](said.append)[0] == "C"
+        with pytest.raises(ValueError, match="b"):
+            done["b"](said.append)
+        assert done["a"](said.append)[0] == "A"
+    assert said == ["c begins", "c ends", "b begins", "a begins", "a ends"]
+    assert done_before(7)(said.append) == (7, 0.0)
+
+
+def test_one_alone_works_in_its_step(lake: Lake) -> None:
+    with worked_ahead(lake, {"b": partial(_work, "b")}) as done:
+        assert not done
+
+
+def test_what_ends_the_recording_ends_the_work(lake: Lake) -> None:
+    began, going_on, worked = threading.Event(), threading.Event(), list[str]()
+
+    def work(name: str, _: Log) -> None:
+        worked.append(name)
+        began.set()
+        going_on.wait(60)
+
+    def interrupted() -> None:
+        with worked_ahead(lake, {name: partial(work, name) for name in "abc"}):
+            began.wait(60)
+            threading.Timer(0.2, going_on.set).start()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert worked == ["a"], "what was not begun is not done"
+    assert going_on.is_set(), "and what was begun has ended"
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("pgsieve-work")]
