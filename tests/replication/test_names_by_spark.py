@@ -70,11 +70,9 @@ def _quoted(name: str) -> str:
     return sql.Identifier(name).as_string(None)
 
 
-@pytest.mark.parametrize("scenario", ["process", "threads", "marking", "executors", "spark"], indirect=True)
+@pytest.mark.parametrize("scenario", ["process", "marking", "executors", "spark"], indirect=True)
 def test_names_beside_each_other_are_the_names_that_they_are(scenario: Scenario) -> None:
     tables = {"keyless": _PLAIN, "keyless_mapped": _MAPPED, "keyed": _PLAIN, "keyed_mapped": _MAPPED}
-    if scenario.writer == "threads":  # They are to do without Spark, which applies all but this one.
-        tables = {"keyed": _PLAIN}
     filters = []
     for table, names in tables.items():
         columns = ", ".join(f"{_quoted(name)} text" for name in names)
