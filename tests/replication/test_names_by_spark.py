@@ -33,7 +33,7 @@ _PLAIN = (
     *(
         'x"y',
         "'||1||'",
-        "${HOME}$$",
+        "$HOME$$",
         "[0]",
         "_change_type",
         "_metadata",
@@ -55,6 +55,7 @@ _MAPPED = (
     "new\nline",
     "new\tline",
     "a=b",
+    "${HOME}$$",
     "s",
     "s.t",
     ".",
