@@ -68,6 +68,12 @@ def column_mapping(columns: Iterable[str]) -> dict[str, str]:
     return {}
 
 
+def _every_name(kind: StructType) -> list[str]:
+    """The names of a struct's fields, and of the fields of those: Delta maps the names at every depth."""
+    nested = (field.dataType for field in kind if isinstance(field.dataType, StructType))
+    return [*kind.names, *(name for each in nested for name in _every_name(each))]
+
+
 class Lake(LakeAccess):
     """The Delta tables of one lake."""
 
@@ -339,7 +345,7 @@ class Lake(LakeAccess):
         def schema() -> pa.Schema:
             return writable(self.spark.createDataFrame([], frame.schema).toArrow()).schema
 
-        match self.way(path, frame.columns, size, schema, overwrite=overwrite):
+        match self.way(path, _every_name(frame.schema), size, schema, overwrite=overwrite):
             case Way.IN_PROCESS:
                 assert self.local is not None
                 with self.refusing(path):

@@ -1,0 +1,101 @@
+"""Columns may have any names beside each other (section 4.1.1), whoever writes the rows: each is one identifier, and no path."""
+
+from __future__ import annotations
+
+import pytest
+from psycopg import sql
+
+from tests.fixtures.oracle import Scenario
+
+pytestmark = pytest.mark.long
+
+#: Names of structs and columns that the steps have for themselves, what reads as a field of one, as a pattern, or as a quote.
+_PLAIN = (
+    *(
+        "s",
+        "s.t",
+        ".",
+        "..",
+        "t",
+        "row",
+        "s.row",
+        "new",
+        "new.s",
+        "old",
+        "old.row",
+        "action",
+        "unchanged",
+        "v0",
+        "*",
+        "x`y",
+        "x`y.z",
+    ),
+    *(
+        'x"y',
+        "'||1||'",
+        "$HOME$$",
+        "[0]",
+        "_change_type",
+        "_metadata",
+        "__filename",
+        "_delta_log",
+        "é",
+        "e\u0301",
+        "Z" * 63,
+    ),
+)
+#: Each of these alone has Delta map all names of its table to others, and Spark write it.
+_MAPPED = (
+    " ",
+    "a b",
+    ",",
+    ";",
+    "{}",
+    "()",
+    "new\nline",
+    "new\tline",
+    "a=b",
+    "${HOME}$$",
+    "s",
+    "s.t",
+    ".",
+    "row",
+    "new",
+    "old.s",
+    "x`y z",
+    'x"y z',
+)
+
+
+def _quoted(name: str) -> str:
+    return sql.Identifier(name).as_string(None)
+
+
+@pytest.mark.parametrize("scenario", ["process", "marking", "executors", "spark"], indirect=True)
+def test_names_beside_each_other_are_the_names_that_they_are(scenario: Scenario) -> None:
+    tables = {"keyless": _PLAIN, "keyless_mapped": _MAPPED, "keyed": _PLAIN, "keyed_mapped": _MAPPED}
+    filters = []
+    for table, names in tables.items():
+        columns = ", ".join(f"{_quoted(name)} text" for name in names)
+        key = f", PRIMARY KEY ({', '.join(map(_quoted, names[-9:]))})" if table.startswith("keyed") else ""
+        scenario.tables(f"CREATE TABLE {table} (id int, {columns}{key})")
+        scenario.publisher(f"ALTER TABLE {table} REPLICA IDENTITY FULL")
+        passes = " AND ".join(f"{_quoted(name)} <> 'no'" for name in names[::4])
+        filters.append(f"{table} WHERE ({passes})")
+    scenario.publisher(f"CREATE PUBLICATION pub FOR TABLE {', '.join(filters)}")
+
+    def inserted(table: str, first: int) -> str:
+        values = ", ".join(f"'{i} ' || n" for i in range(len(tables[table])))
+        return f"INSERT INTO {table} SELECT n, {values} FROM generate_series({first}, {first + 5}) n"
+
+    for table in tables:
+        scenario.publisher(inserted(table, 1))
+    scenario.subscribe("pub")
+    for table, names in tables.items():
+        all_of_them = ", ".join(f"{_quoted(name)} = 'new ' || id" for name in names)
+        scenario.publisher(
+            f"{inserted(table, 11)}; UPDATE {table} SET {all_of_them} WHERE id = 1; DELETE FROM {table} WHERE id = 2;"
+            f"UPDATE {table} SET {_quoted(names[4])} = 'no' WHERE id = 3; UPDATE {table} SET {_quoted(names[5])} = 'x' WHERE id = 4"
+        )
+    contents = scenario.check(*tables)
+    assert {table: len(rows) for table, rows in contents.items()} == dict.fromkeys(tables, 10)
