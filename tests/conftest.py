@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import signal
+
+# A script's shell has what it starts in the background ignore SIGINT, Dagster gives SIGTERM what SIGINT has, and children inherit
+# both: none of those that tests start would end by a signal.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 pytest_plugins = [
     "tests.fixtures.chromium",
     "tests.fixtures.oracle",

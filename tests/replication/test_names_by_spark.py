@@ -7,43 +7,15 @@ from psycopg import sql
 
 from tests.fixtures.oracle import Scenario
 
-pytestmark = pytest.mark.long
+_LONG = [pytest.param(writer, marks=pytest.mark.long) for writer in ("process", "marking", "spark")]
 
 #: Names of structs and columns that the steps have for themselves, what reads as a field of one, as a pattern, or as a quote.
+# fmt: off
 _PLAIN = (
-    *(
-        "s",
-        "s.t",
-        ".",
-        "..",
-        "t",
-        "row",
-        "s.row",
-        "new",
-        "new.s",
-        "old",
-        "old.row",
-        "action",
-        "unchanged",
-        "v0",
-        "*",
-        "x`y",
-        "x`y.z",
-    ),
-    *(
-        'x"y',
-        "'||1||'",
-        "$HOME$$",
-        "[0]",
-        "_change_type",
-        "_metadata",
-        "__filename",
-        "_delta_log",
-        "é",
-        "e\u0301",
-        "Z" * 63,
-    ),
+    "s", "s.t", ".", "..", "t", "row", "s.row", "new", "new.s", "old", "old.row", "action", "unchanged", "v0", "*", "x`y", "x`y.z",
+    'x"y', "'||1||'", "$HOME$$", "[0]", "_change_type", "_metadata", "__filename", "_delta_log", "é", "e\u0301", "Z" * 63,
 )
+# fmt: on
 #: Each of these alone has Delta map all names of its table to others, and Spark write it.
 _MAPPED = (
     " ",
@@ -71,7 +43,7 @@ def _quoted(name: str) -> str:
     return sql.Identifier(name).as_string(None)
 
 
-@pytest.mark.parametrize("scenario", ["process", "marking", "executors", "spark"], indirect=True)
+@pytest.mark.parametrize("scenario", ["executors", *_LONG], indirect=True)
 def test_names_beside_each_other_are_the_names_that_they_are(scenario: Scenario) -> None:
     tables = {"keyless": _PLAIN, "keyless_mapped": _MAPPED, "keyed": _PLAIN, "keyed_mapped": _MAPPED}
     filters = []
