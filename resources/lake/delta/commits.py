@@ -208,7 +208,8 @@ class Commits:
                 raise OverrunError(path)
             try:
                 attempt(table)
-                if table is not None and position is not None and table.version() > standing.version:
+                # One version later it is this commit's; where it is more, others have committed before it, or since.
+                if table is not None and position is not None and table.version() == standing.version + 1:
                     self._tables.learn(path, table, "position", [{"position": position}])
             except DeltaError as error:
                 # Also where this very commit was made, and only what follows it failed: a new plan tells.

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,11 +16,14 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
+from pgsieve.resources.lake.delta import commits
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.delta.errors import OverrunError, missing_file
 from pgsieve.resources.lake.delta.merge import Merge
 from pgsieve.resources.lake.delta.parquet_files import write_files
 from pgsieve.resources.lake.delta.records import Standing
+from pgsieve.resources.lake.delta.tables import Tables
+from pgsieve.resources.lake.stores.store import Store
 from tests.fixtures.background import always
 
 Write = Callable[..., None]
@@ -148,6 +152,33 @@ def test_what_follows_a_position_follows_no_other(tmp_path: Path, by: Write) -> 
     compact(path)  # moves no position
     by(path, rows(3), 3, False, after=2)
     assert sorted(LocalRecords().table(path)["slice"].to_pylist()) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_the_position_of_a_version_is_that_of_its_commit_whoever_committed_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: bool
+) -> None:
+    path, mine = str(tmp_path / "t"), LocalRecords(tables=Tables(Store()))
+    other = LocalRecords(tables=Tables(Store()))
+    mine.append(path, pa.table({"id": [1]}), 1)
+    write = commits.write_deltalake
+
+    def beside_another(table: DeltaTable, *rows: Any, **options: Any) -> None:
+        monkeypatch.setattr(commits, "write_deltalake", write)
+        if before:
+            other.append(path, pa.table({"id": [3]}), 3)
+        write(table, *rows, **options)
+        if not before:
+            other.append(path, pa.table({"id": [3]}), 3)
+            table.update_incremental()
+
+    monkeypatch.setattr(commits, "write_deltalake", beside_another)
+    with contextlib.suppress(DeltaError):
+        mine.append(path, pa.table({"id": [2]}), 2)
+    assert mine.standing(path) == LocalRecords(tables=Tables(Store())).standing(path)
+    mine.append(path, pa.table({"id": [4]}), 4)
+    assert mine.standing(path) == LocalRecords(tables=Tables(Store())).standing(path)
+    assert mine.position(path) == 4
 
 
 def test_a_merge_follows_no_later_version_than_that_of_its_plan(tmp_path: Path) -> None:
