@@ -38,9 +38,9 @@ A message names the object, what is wrong and what to do; it never holds a cell 
         RowFilterSyntaxError
         SchemaChangedError            decoding.publications.evolution
         SharedFolderError             assets.steps.validation.layouts
-        SourceError                   resources.postgres.source
-            LockHeldError             resources.postgres.source
-            PassingFaultError         resources.postgres.source
+        SourceError                   resources.postgres.errors
+            LockHeldError             resources.postgres.errors
+            PassingFaultError         resources.postgres.errors
                 SnapshotLostError     resources.postgres.snapshot
                     AlteredTableError resources.postgres.snapshot
             SlotError                 resources.postgres.slot
@@ -51,9 +51,9 @@ A message names the object, what is wrong and what to do; it never holds a cell 
                 SlotInvalidatedError  resources.postgres.slot
                 SlotMissingError      resources.postgres.slot
                 TimelineError         resources.postgres.timeline
-            SourcePermissionError     resources.postgres.source
-            SourceSettingError        resources.postgres.source
-            SourceUnreachableError    resources.postgres.source
+            SourcePermissionError     resources.postgres.errors
+            SourceSettingError        resources.postgres.errors
+            SourceUnreachableError    resources.postgres.errors
         SparkUnavailableError         resources.lake.delta.errors
             JarsUnavailableError      resources.lake.jars
             UnsafeLogStoreError       resources.lake.session

@@ -21,8 +21,8 @@ from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.assets.translator import AssetKind, Naming, of_subscription
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.postgres.errors import SourceUnreachableError
 from pgsieve.resources.postgres.slot import resynchronisation, slot_state
-from pgsieve.resources.postgres.source import SourceUnreachableError
 
 #: So long the sensor waits for a copy that it requested: Dagster may never hear of a run that was killed. A request too
 #: many finds nothing to copy.

@@ -21,9 +21,9 @@ from pgsieve.decoding.publications.catalog import Catalog
 from pgsieve.decoding.publications.recorded_catalog import catalog_from_json, catalog_to_json
 from pgsieve.pipelines.config.model import Config
 from pgsieve.pipelines.project import Project
+from pgsieve.resources.postgres.errors import SourceUnreachableError
 from pgsieve.resources.postgres.present_catalog import present_catalog
 from pgsieve.resources.postgres.slot import current_lsn
-from pgsieve.resources.postgres.source import SourceUnreachableError
 
 _FORMAT = 1
 #: What reading another version's text raises.

@@ -22,7 +22,7 @@ from pgsieve.pipelines.commands.init import (
 )
 from pgsieve.pipelines.commands.results import SurveyedTable
 from pgsieve.pipelines.config.identifiers import parse_qualified
-from pgsieve.resources.postgres.source import SourceUnreachableError
+from pgsieve.resources.postgres.errors import SourceUnreachableError
 
 
 def _is_asked() -> bool:

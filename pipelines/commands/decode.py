@@ -15,6 +15,7 @@ from pgsieve.decoding.plugins.driver import PluginDriver, binary_changes
 from pgsieve.pipelines.config.file import name_hint
 from pgsieve.pipelines.config.model import Config
 from pgsieve.pipelines.project import Project, project
+from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.plugin_options import PgoutputOptions, protocol_version
 from pgsieve.resources.postgres.slot import (
     SlotMissingError,
@@ -27,7 +28,6 @@ from pgsieve.resources.postgres.slot import (
     type_names,
     verify_slot,
 )
-from pgsieve.resources.postgres.source import read_catalog
 
 #: From here on Stream Abort has its LSN and time, where streaming = parallel.
 _PARALLEL_PROTOCOL = 4

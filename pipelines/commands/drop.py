@@ -8,7 +8,7 @@ from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.commands.results import DropReport
 from pgsieve.pipelines.config.model import Config
 from pgsieve.pipelines.project import project
-from pgsieve.resources.postgres.source import SourceUnreachableError
+from pgsieve.resources.postgres.errors import SourceUnreachableError
 
 
 def drop(config: Config, name: str, *, delete_tables: bool, leave_slot: bool) -> DropReport:

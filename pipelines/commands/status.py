@@ -27,8 +27,9 @@ from pgsieve.pipelines.config.model import Config
 from pgsieve.pipelines.project import Project, project
 from pgsieve.resources.lake.delta.errors import LakeError
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.postgres.catalog import read_catalog
+from pgsieve.resources.postgres.errors import SourceError
 from pgsieve.resources.postgres.slot import SlotState, slot_state
-from pgsieve.resources.postgres.source import SourceError, read_catalog
 
 _logger = logging.getLogger(__name__)
 

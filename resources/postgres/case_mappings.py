@@ -18,7 +18,8 @@ import psycopg
 from pgsieve.decoding.publications.catalog import Catalog
 from pgsieve.decoding.publications.filters import needed_mappings
 from pgsieve.decoding.row_filters.letter_case import CaseMapping, Changes, Words, ranges
-from pgsieve.resources.postgres.source import is_passing, quote
+from pgsieve.resources.postgres.errors import is_passing
+from pgsieve.resources.postgres.source import quote
 
 #: Whose a collation is. A database has libc's before version 15.
 _PROVIDER: Final = """

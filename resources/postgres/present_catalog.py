@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 
 from pgsieve.decoding.publications.catalog import Catalog
-from pgsieve.resources.postgres.source import read_catalog
+from pgsieve.resources.postgres.catalog import read_catalog
 
 #: Catalogs that are kept: of several sources, and before and after an alteration.
 _KEPT = 8

@@ -31,17 +31,10 @@ from pgsieve.decoding.protocol.messages import Truncate, decode
 from pgsieve.decoding.publications.catalog import Catalog, Table
 from pgsieve.decoding.publications.routing import CapturePublication, capture_suffixes
 from pgsieve.resources.failpoints import Failpoint, reach
+from pgsieve.resources.postgres.errors import PassingFaultError, SourceError, refusing
 from pgsieve.resources.postgres.plugin_options import PgoutputOptions
 from pgsieve.resources.postgres.sessions import Conninfo, execute
-from pgsieve.resources.postgres.source import (
-    PassingFaultError,
-    Source,
-    SourceError,
-    fetched,
-    literal,
-    quote,
-    refusing,
-)
+from pgsieve.resources.postgres.source import Source, fetched, literal, quote
 
 #: Messages come in Arrow batches of about so many bytes: a writer holds several at a time.
 _BATCHES = {"adbc.postgresql.batch_size_hint_bytes": str(4 * 1024 * 1024)}

@@ -19,18 +19,10 @@ from psycopg.pq import ExecStatus
 
 from pgsieve.decoding.lsn import parse_lsn
 from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable
+from pgsieve.resources.postgres.errors import PassingFaultError, SourceError, is_passing, without_values
 from pgsieve.resources.postgres.sessions import Conninfo, execute
 from pgsieve.resources.postgres.slot import warn_of_waiting
-from pgsieve.resources.postgres.source import (
-    PassingFaultError,
-    Source,
-    SourceError,
-    fetched,
-    is_passing,
-    literal,
-    quote,
-    without_values,
-)
+from pgsieve.resources.postgres.source import Source, fetched, literal, quote
 
 #: A chunk of a table is about so many bytes of its main fork.
 CHUNK_BYTES = 128 * 1024 * 1024

@@ -21,6 +21,7 @@ from psycopg.pq import ExecStatus
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_delay, wait_exponential
 
 from pgsieve.decoding.lsn import format_lsn
+from pgsieve.resources.postgres.errors import SourceError, SourceUnreachableError, is_passing
 from pgsieve.resources.postgres.plugin_options import PgoutputOptions
 from pgsieve.resources.postgres.receiver import Received, Receiver, Wakeup
 from pgsieve.resources.postgres.slot import (
@@ -30,7 +31,7 @@ from pgsieve.resources.postgres.slot import (
     slot_state,
     verify_slot,
 )
-from pgsieve.resources.postgres.source import Source, SourceError, SourceUnreachableError, is_passing, quote
+from pgsieve.resources.postgres.source import Source, quote
 from pgsieve.resources.postgres.timeline import current_timeline, refuse_divergence
 
 #: Bytes of messages that may wait for the consumer.
@@ -225,7 +226,7 @@ def _passes(error: BaseException) -> bool:
     if isinstance(error, SourceUnreachableError | SlotInUseError):
         return True
     cut = error.__cause__
-    return isinstance(cut, psycopg.OperationalError) and is_passing(cut)
+    return isinstance(cut, psycopg.Error) and is_passing(cut)
 
 
 def _status_seconds(connection: psycopg.Connection[Any]) -> float:

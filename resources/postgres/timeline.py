@@ -12,8 +12,9 @@ from typing import Any
 import psycopg
 
 from pgsieve.decoding.lsn import format_lsn, parse_lsn
+from pgsieve.resources.postgres.errors import refusing
 from pgsieve.resources.postgres.slot import SlotError, resynchronisation
-from pgsieve.resources.postgres.source import Source, refusing
+from pgsieve.resources.postgres.source import Source
 
 
 class TimelineError(SlotError):

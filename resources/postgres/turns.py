@@ -11,6 +11,8 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
+from pgsieve.resources.postgres.errors import is_passing
+
 #: The key of an advisory lock, and the sessions that hold it: pg_locks shows a key in two halves (section 53.13).
 _KEY = sql.SQL("hashtextextended({}, 0)")
 _OF_KEY = sql.SQL(
@@ -50,7 +52,9 @@ class Turn:
         """Whether a session waits for the lock; also where it was lost with its own session, as it has to be taken again."""
         try:
             row = self.connection.execute(_IS_AWAITED.format(_OF_KEY.format(self._key))).fetchone()
-        except psycopg.OperationalError:
+        except psycopg.Error as error:
+            if not is_passing(error):
+                raise
             return True
         return bool(row and row[0])
 

@@ -37,9 +37,10 @@ from pgsieve.decoding.protocol.messages import (
 from pgsieve.decoding.protocol.tuple_data import TupleData
 from pgsieve.decoding.publications.catalog import PublishedRelation
 from pgsieve.decoding.publications.evolution import SchemaChangedError, missing_value
+from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.slot import current_lsn
-from pgsieve.resources.postgres.source import Source, read_catalog
+from pgsieve.resources.postgres.source import Source
 from tests.fixtures.oracle import Session
 
 Row = dict[str, str | None]

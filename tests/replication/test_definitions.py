@@ -30,9 +30,10 @@ from pgsieve.decoding.publications.filters import table_filter
 from pgsieve.decoding.publications.generated_columns import expanded
 from pgsieve.decoding.publications.replica_identity import refused_changes
 from pgsieve.decoding.publications.routing import changed_relations
+from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.filter_analysis import UncheckedFilterError
-from pgsieve.resources.postgres.source import Source, quote, read_catalog
+from pgsieve.resources.postgres.source import Source, quote
 
 #: Every replica identity, plain and generated; partitions whose columns, identities and depths differ; inheritance.
 TABLES = """

@@ -19,9 +19,9 @@ import pytest
 from pgsieve.decoding.errors import UnsupportedFilterError
 from pgsieve.decoding.publications.catalog import Table
 from pgsieve.decoding.publications.filters import table_filter
+from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.filter_analysis import RejectedFilterError, analysis, filter_columns
-from pgsieve.resources.postgres.source import read_catalog
 
 OBJECTS = """
 CREATE TYPE mood AS ENUM ('sad', 'ok');

@@ -20,8 +20,8 @@ from pgsieve.decoding.publications.filters import table_filter
 from pgsieve.decoding.publications.recorded_catalog import catalog_from_json, catalog_to_json
 from pgsieve.decoding.row_filters.letter_case import ASCII, CaseFunction, CaseMapping
 from pgsieve.resources.postgres.case_mappings import case_mapping, with_case_mappings
+from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.embedded import EmbeddedServer
-from pgsieve.resources.postgres.source import read_catalog
 from tests.fixtures.locales import locales
 
 SEED = int(os.environ.get("PGSIEVE_SEED") or random.SystemRandom().randrange(1 << 32))

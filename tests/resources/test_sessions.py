@@ -20,10 +20,12 @@ from psycopg.conninfo import conninfo_to_dict
 from pgsieve.resources import passwords
 from pgsieve.resources.passwords import concealed, remember_those_of
 from pgsieve.resources.postgres import sessions
+from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.embedded import EmbeddedServer
+from pgsieve.resources.postgres.errors import SourceError, SourceUnreachableError
 from pgsieve.resources.postgres.filter_analysis import analysis, filter_columns
 from pgsieve.resources.postgres.slot import read_messages
-from pgsieve.resources.postgres.source import Source, SourceError, SourceUnreachableError, read_catalog
+from pgsieve.resources.postgres.source import Source
 from tests.fixtures.oracle import wait_until
 
 TIMEOUTS = {

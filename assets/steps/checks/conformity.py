@@ -29,7 +29,7 @@ from pgsieve.decoding.values.replica_output import shown
 from pgsieve.resources.lake.delta.records import quoted
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.case_mappings import with_case_mappings
-from pgsieve.resources.postgres.source import read_catalog
+from pgsieve.resources.postgres.catalog import read_catalog
 
 #: Keys that are told of rows which fail.
 SAMPLE = 10

@@ -29,6 +29,8 @@ from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable
 from pgsieve.decoding.publications.evolution import Layout
 from pgsieve.resources.lake.delta.errors import LakeError, OverrunError
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.postgres.catalog import read_catalog
+from pgsieve.resources.postgres.errors import refusing
 from pgsieve.resources.postgres.sessions import Conninfo
 from pgsieve.resources.postgres.snapshot import (
     Chunks,
@@ -37,7 +39,7 @@ from pgsieve.resources.postgres.snapshot import (
     exported_snapshot,
     partly_hidden,
 )
-from pgsieve.resources.postgres.source import quote, read_catalog, refusing
+from pgsieve.resources.postgres.source import quote
 
 
 @dataclass(frozen=True)

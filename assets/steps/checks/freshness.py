@@ -26,6 +26,7 @@ from pgsieve.decoding.protocol.messages import (
     timestamp_to_unix_micros,
 )
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.postgres.errors import LockHeldError
 from pgsieve.resources.postgres.present_catalog import present_catalog
 from pgsieve.resources.postgres.slot import (
     SlotInUseError,
@@ -35,7 +36,7 @@ from pgsieve.resources.postgres.slot import (
     peek_query,
     slot_state,
 )
-from pgsieve.resources.postgres.source import LockHeldError, Source
+from pgsieve.resources.postgres.source import Source
 
 #: So long a look at the slot waits for its turn: what another process does with the slot may take long.
 _TURN_SECONDS = 5.0

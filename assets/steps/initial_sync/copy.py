@@ -37,6 +37,8 @@ from pgsieve.decoding.wording import counted
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.delta.errors import LakeError
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.postgres.catalog import read_catalog
+from pgsieve.resources.postgres.errors import PassingFaultError
 from pgsieve.resources.postgres.origins import subscribed_tables
 from pgsieve.resources.postgres.present_catalog import present_catalog
 from pgsieve.resources.postgres.snapshot import (
@@ -44,7 +46,7 @@ from pgsieve.resources.postgres.snapshot import (
     chunk_queries,
     exported_snapshot,
 )
-from pgsieve.resources.postgres.source import PassingFaultError, quote, read_catalog
+from pgsieve.resources.postgres.source import quote
 
 #: So much is copied at one snapshot, which holds back the publisher's vacuum (a table is never divided).
 BATCH_TABLES, BATCH_BYTES = 64, 16 * 1024**3

@@ -40,13 +40,14 @@ from pgsieve.resources.lake.delta.errors import LakeError, OverrunError, again_a
 from pgsieve.resources.lake.delta.layout import FILE_BYTES_PROPERTY
 from pgsieve.resources.lake.lake import Lake, column_mapping
 from pgsieve.resources.lake.way import Way
+from pgsieve.resources.postgres.errors import refusing
 from pgsieve.resources.postgres.sessions import Conninfo
 from pgsieve.resources.postgres.slot import current_lsn
 from pgsieve.resources.postgres.snapshot import (
     Chunks,
     Snapshot,
 )
-from pgsieve.resources.postgres.source import quote, refusing
+from pgsieve.resources.postgres.source import quote
 
 #: So often a copy says how far it is.
 TELL_SECONDS = 30.0

@@ -22,8 +22,8 @@ from pgsieve.decoding.publications.catalog import Catalog
 from pgsieve.decoding.publications.routing import CapturePublication
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.paths import OWN_FOLDER
+from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.slot import drop_slot, shrink_capture
-from pgsieve.resources.postgres.source import read_catalog
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from pgsieve.decoding.lsn import format_lsn
 from pgsieve.resources.lake.delta.errors import again_after_conflict
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.maintenance import TableMaintenance, maintenance
-from pgsieve.resources.postgres.source import SourceUnreachableError
+from pgsieve.resources.postgres.errors import SourceUnreachableError
 
 #: Grace period: a reader that has just looked up a cut has this long to read its versions.
 READING = timedelta(hours=1)

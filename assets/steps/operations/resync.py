@@ -13,7 +13,8 @@ from pgsieve.assets.steps.subscription import Definition, Subscription
 from pgsieve.decoding.errors import PgsieveError, UnsupportedTypeError
 from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.postgres.source import quote, read_catalog
+from pgsieve.resources.postgres.catalog import read_catalog
+from pgsieve.resources.postgres.source import quote
 
 
 @dataclass(frozen=True)

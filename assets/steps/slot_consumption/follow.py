@@ -35,9 +35,9 @@ from pgsieve.decoding.protocol.descriptions import RelationDescriptions
 from pgsieve.decoding.protocol.messages import Commit, Prepare, Truncate, decode
 from pgsieve.decoding.protocol.transactions import TransactionAssembler
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.postgres.errors import PassingFaultError, SourceUnreachableError
 from pgsieve.resources.postgres.receiver import Received
 from pgsieve.resources.postgres.slot import SlotAheadError, slot_state, wait_until_free
-from pgsieve.resources.postgres.source import PassingFaultError, SourceUnreachableError
 from pgsieve.resources.postgres.stream import ReplicationStream, Started
 from pgsieve.resources.spool import FileSpool
 

@@ -12,9 +12,9 @@ from pgsieve.assets.steps.records.change_log import CHANGE_LOG
 from pgsieve.assets.steps.slot_consumption.backlog import transactions_from
 from pgsieve.decoding.protocol.descriptions import RelationDescriptions
 from pgsieve.decoding.protocol.headers import HeaderScanner
+from pgsieve.resources.postgres.errors import without_values
 from pgsieve.resources.postgres.sessions import Conninfo
 from pgsieve.resources.postgres.slot import read_messages
-from pgsieve.resources.postgres.source import without_values
 
 _KINDS = pa.array([chr(byte) for byte in range(256)], pa.string())
 

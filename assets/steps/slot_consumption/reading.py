@@ -28,6 +28,7 @@ from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.delta.errors import LakeError, OverrunError
 from pgsieve.resources.lake.delta.records import Standing
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.postgres.errors import SourceError, SourceUnreachableError
 from pgsieve.resources.postgres.plugin_options import PgoutputOptions
 from pgsieve.resources.postgres.slot import (
     advance,
@@ -35,7 +36,6 @@ from pgsieve.resources.postgres.slot import (
     slot_state,
     truncated_relations,
 )
-from pgsieve.resources.postgres.source import SourceError, SourceUnreachableError
 
 #: A slice reads at most so many bytes of WAL.
 SLICE_BYTES = 512 * 1024 * 1024

@@ -21,6 +21,7 @@ from pgsieve.assets.steps.validation.waiting import sound_part
 from pgsieve.decoding.publications.catalog import Catalog
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.postgres.errors import SourceError
 from pgsieve.resources.postgres.slot import (
     advance,
     current_lsn,
@@ -31,7 +32,6 @@ from pgsieve.resources.postgres.slot import (
     peek_query,
     wait_until_free,
 )
-from pgsieve.resources.postgres.source import SourceError
 
 
 def ready_slot(

@@ -29,7 +29,13 @@ from pgsieve.decoding.publications.definition import DefinedPublication, Defined
 from pgsieve.decoding.publications.replica_identity import ReplicaIdentityError
 from pgsieve.resources.lake.delta.errors import LakeError
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.embedded import EmbeddedServer
+from pgsieve.resources.postgres.errors import (
+    SourcePermissionError,
+    SourceSettingError,
+    SourceUnreachableError,
+)
 from pgsieve.resources.postgres.slot import (
     ServerSetBackError,
     SlotAheadError,
@@ -40,13 +46,7 @@ from pgsieve.resources.postgres.slot import (
     current_lsn,
     slot_state,
 )
-from pgsieve.resources.postgres.source import (
-    Source,
-    SourcePermissionError,
-    SourceSettingError,
-    SourceUnreachableError,
-    read_catalog,
-)
+from pgsieve.resources.postgres.source import Source
 
 _ACTIVE = "select 1 from pg_replication_slots where database = %s and active"
 

@@ -8,8 +8,8 @@ import psycopg
 import pytest
 
 from pgsieve.decoding.publications.evolution import Layout, SchemaChangedError, Source, present_names, sources
+from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.embedded import EmbeddedServer
-from pgsieve.resources.postgres.source import read_catalog
 
 Connection = psycopg.Connection[tuple[object, ...]]
 

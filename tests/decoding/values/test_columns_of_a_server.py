@@ -37,8 +37,8 @@ from pgsieve.decoding.protocol.tuples import RelationColumns, decode_changes
 from pgsieve.decoding.values.builtin_types import BUILTIN_TYPES, ELEMENTS
 from pgsieve.decoding.values.output import has_output
 from pgsieve.decoding.values.types import column_type, copy_expression, from_copy, from_text
+from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.embedded import EmbeddedServer
-from pgsieve.resources.postgres.source import read_catalog
 from tests.fixtures import samples
 
 SEED = int(os.environ.get("PGSIEVE_SEED", str(random.randrange(10**6))))

@@ -29,6 +29,7 @@ from pgsieve.pipelines.config.model import load_config
 from pgsieve.pipelines.definitions import definitions
 from pgsieve.pipelines.project import project
 from pgsieve.resources.postgres.embedded import EmbeddedServer
+from pgsieve.resources.postgres.errors import SourceUnreachableError
 from pgsieve.resources.postgres.slot import (
     SlotAheadError,
     SlotError,
@@ -36,7 +37,6 @@ from pgsieve.resources.postgres.slot import (
     SlotMissingError,
     system_identifier,
 )
-from pgsieve.resources.postgres.source import SourceUnreachableError
 from tests.fixtures.servers import new_server
 from tests.fixtures.shop import Shop
 from tests.fixtures.terminal import shown_on_a_terminal

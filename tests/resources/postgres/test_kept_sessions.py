@@ -9,8 +9,9 @@ import pytest
 
 from pgsieve.resources.postgres import kept_sessions
 from pgsieve.resources.postgres.embedded import EmbeddedServer
+from pgsieve.resources.postgres.errors import SourceError
 from pgsieve.resources.postgres.kept_sessions import sessions_kept
-from pgsieve.resources.postgres.source import Source, SourceError
+from pgsieve.resources.postgres.source import Source
 from tests.fixtures.oracle import wait_until
 
 _PID = "select pg_backend_pid()"

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from pgsieve.resources.postgres.embedded import EmbeddedServer
+from pgsieve.resources.postgres.errors import SourceSettingError, SourceUnreachableError
 from pgsieve.resources.postgres.pooler import pooler_at
-from pgsieve.resources.postgres.source import Source, SourceSettingError, SourceUnreachableError
+from pgsieve.resources.postgres.source import Source
 from tests.fixtures.pooler import Pooler
 
 #: With it PgBouncer takes what it does not understand.

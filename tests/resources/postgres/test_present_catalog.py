@@ -8,9 +8,9 @@ import psycopg
 import pytest
 
 from pgsieve.resources.postgres import present_catalog as module
+from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.present_catalog import present_catalog
-from pgsieve.resources.postgres.source import read_catalog
 from tests.fixtures.servers import new_server
 
 TABLES = """

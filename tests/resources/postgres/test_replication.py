@@ -21,6 +21,7 @@ from pgsieve.decoding.protocol.change_messages import Insert
 from pgsieve.decoding.protocol.messages import decode
 from pgsieve.decoding.protocol.tuple_data import Text
 from pgsieve.resources.postgres.embedded import EmbeddedServer
+from pgsieve.resources.postgres.errors import SourceError, SourceUnreachableError
 from pgsieve.resources.postgres.plugin_options import PgoutputOptions
 from pgsieve.resources.postgres.receiver import Received, Receiver, Wakeup
 from pgsieve.resources.postgres.slot import (
@@ -32,7 +33,7 @@ from pgsieve.resources.postgres.slot import (
     drop_slot,
     slot_state,
 )
-from pgsieve.resources.postgres.source import Source, SourceError, SourceUnreachableError, literal, quote
+from pgsieve.resources.postgres.source import Source, literal, quote
 from pgsieve.resources.postgres.stream import ReplicationStream, Started, _start_replication
 from tests.fixtures.oracle import wait_until
 from tests.fixtures.servers import TEST_SETTINGS, new_server

@@ -16,15 +16,11 @@ from pgsieve.pipelines.commands.validate import validate
 from pgsieve.pipelines.config.model import Config, load_config
 from pgsieve.pipelines.project import project
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.postgres.errors import SourceError, SourcePermissionError, SourceUnreachableError
 from pgsieve.resources.postgres.sessions import Conninfo
 from pgsieve.resources.postgres.slot import current_lsn
 from pgsieve.resources.postgres.snapshot import exported_snapshot, read_chunk
-from pgsieve.resources.postgres.source import (
-    Source,
-    SourceError,
-    SourcePermissionError,
-    SourceUnreachableError,
-)
+from pgsieve.resources.postgres.source import Source
 from tests.fixtures.servers import drop_slots
 from tests.fixtures.streamed import consume_stream
 from tests.fixtures.tls import PASSWORD, TlsServer

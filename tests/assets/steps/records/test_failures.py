@@ -10,7 +10,7 @@ from pgsieve.assets.steps.records.failures import copy_again, first_failing, in_
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.row_filters.strings import FilterValueError
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.postgres.source import SourceUnreachableError
+from pgsieve.resources.postgres.errors import SourceUnreachableError
 
 COMMITS = (10, 20, 30, 40, 50)
 

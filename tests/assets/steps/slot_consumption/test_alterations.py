@@ -27,10 +27,11 @@ from pgsieve.decoding.publications.recorded_catalog import catalog_from_json, ca
 from pgsieve.decoding.publications.routing import routes
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.alterations import catalog_digest
+from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.plugin_options import PgoutputOptions
 from pgsieve.resources.postgres.slot import current_lsn
-from pgsieve.resources.postgres.source import Source, read_catalog
+from pgsieve.resources.postgres.source import Source
 from tests.fixtures.oracle import Session, wait_until
 from tests.fixtures.servers import new_server
 from tests.fixtures.streamed import consume_stream

@@ -9,8 +9,8 @@ import pytest
 
 from pgsieve.assets.steps.validation.rights import missing_rights
 from pgsieve.decoding.publications.catalog import replicated_tables
+from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.embedded import EmbeddedServer
-from pgsieve.resources.postgres.source import read_catalog
 from tests.fixtures.servers import own_database
 
 

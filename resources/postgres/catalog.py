@@ -1,0 +1,220 @@
+"""The publisher's catalog: its tables, publications and types at one moment, and why a table is not among them.
+
+In: a psycopg session. Out: a `Catalog`. The queries are of PostgreSQL's system catalogs (chapter 52).
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import psycopg
+
+from pgsieve.decoding.publications.catalog import (
+    Attribute,
+    Catalog,
+    Publication,
+    PublicationError,
+    PublicationTable,
+    Table,
+)
+from pgsieve.decoding.publications.filter_rules import Expression, column_names
+from pgsieve.decoding.publications.node_tree import parse_expression
+from pgsieve.decoding.values.builtin_types import MadeOf
+from pgsieve.resources.postgres.source import literal
+
+_KINDS: Mapping[str, str] = {
+    "v": "views", "m": "materialized views", "f": "foreign tables", "S": "sequences", "i": "indexes",
+    "I": "partitioned indexes", "c": "composite types", "t": "TOAST tables",
+}  # fmt: skip
+_PERSISTENCES: Mapping[str, str] = {"t": "temporary tables", "u": "unlogged tables"}
+
+
+def why_missing(
+    connection: psycopg.Connection[Any], publication: str, schema: str, name: str
+) -> PublicationError:
+    """Why a publication of pgsieve.yaml cannot have a table that the catalog lacks, as CREATE PUBLICATION says it.
+
+    The kinds of relations are those of check_publication_add_relation() in src/backend/catalog/pg_publication.c.
+    """
+    row = connection.execute(
+        "select c.relkind::text, c.relpersistence::text from pg_namespace n left join pg_class c"
+        " on c.relnamespace = n.oid and c.relname = %s where n.nspname = %s",
+        [name, schema],
+    ).fetchone()
+    if row is None or row[0] is None:
+        what, sqlstate = (f'relation "{schema}.{name}"', "42P01") if row else (f'schema "{schema}"', "3F000")
+        return PublicationError(
+            f'publication "{publication}": {what} does not exist',
+            hint="correct the table's name in pgsieve.yaml, or create the table",
+            sqlstate=sqlstate,
+        )
+    kind = _KINDS.get(row[0]) or _PERSISTENCES.get(row[1]) or "system tables"
+    is_relation = row[0] not in ("i", "I", "c")
+    wanted = (
+        f'cannot add relation "{name}" to publication' if is_relation else f'cannot open relation "{name}"'
+    )
+    return PublicationError(
+        f'publication "{publication}": {wanted}: This operation is not supported for {kind}.',
+        hint="take it out of the publication in pgsieve.yaml",
+        sqlstate="22023" if is_relation else "42809",
+    )
+
+
+_TABLES = """
+select c.oid::bigint, n.nspname, c.relname, c.relkind::text, c.relreplident::text,
+       (select coalesce(json_agg(json_build_array(a.attname, a.atttypid::bigint, a.atttypmod,
+                format_type(a.atttypid, a.atttypmod), coalesce(case when l.collnamespace <> 'pg_catalog'::regnamespace
+                then l.collnamespace::regnamespace || '.' end || l.collname, l.collname, ''), a.attnotnull, a.attgenerated,
+                case when a.attgenerated <> '' then pg_get_expr(d.adbin, d.adrelid) end,
+                a.attnum, a.xmin::text::bigint, a.attmissingval::text::text[],
+                a.attgenerated = '' or (a.attgenerated = 's' and current_setting('server_version_num')::int >= 180000)
+                ) order by a.attnum), '[]')
+          from pg_attribute a
+          left join pg_collation l on l.oid = a.attcollation
+          left join pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum
+         where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped),
+       (select array_agg(a.attname::text order by k.n) from pg_index i
+          cross join unnest(i.indkey::int2[]) with ordinality k(attnum, n)
+          join pg_attribute a on a.attrelid = c.oid and a.attnum = k.attnum
+         where i.indrelid = c.oid and i.indisprimary and i.indimmediate and k.n <= i.indnkeyatts),
+       (select array_agg(a.attname::text order by k.n) from pg_index i
+          cross join unnest(i.indkey::int2[]) with ordinality k(attnum, n)
+          join pg_attribute a on a.attrelid = c.oid and a.attnum = k.attnum
+         where i.indrelid = c.oid and i.indisreplident and k.n <= i.indnkeyatts),
+       case when c.relispartition then
+         (select array_agg(r.relid::oid::bigint order by r.n) from pg_partition_ancestors(c.oid) with ordinality r(relid, n)
+           where r.relid <> c.oid) end,
+       case when c.relkind = 'p' then
+         (select array_agg(t.relid::oid::bigint) from pg_partition_tree(c.oid) t where t.isleaf and t.relid <> c.oid) end,
+       case when c.relkind = 'r' then
+         (select array_agg(i.inhrelid::bigint order by i.inhrelid) from pg_inherits i where i.inhparent = c.oid) end,
+       c.relnatts, c.relfilenode::bigint
+  from pg_class c join pg_namespace n on n.oid = c.relnamespace
+ where c.relkind in ('r', 'p') and c.relpersistence = 'p' and c.oid >= 16384
+   and n.nspname <> 'information_schema' and n.nspname !~ '^pg_'
+"""
+
+_PUBLICATIONS = """
+select p.oid::bigint, p.pubname, p.puballtables, p.pubinsert, p.pubupdate, p.pubdelete, p.pubtruncate, p.pubviaroot,
+       {generated}, pg_get_userbyid(p.pubowner)
+  from pg_publication p
+"""
+
+#: What users' types are made of; a type of an extension in C is of its own kind, and not among these.
+_TYPES = """
+with parts as materialized (
+  select atttypid as oid from pg_attribute where attrelid >= 16384 and attnum > 0 and atttypid >= 16384
+  union select typbasetype from pg_type where typbasetype >= 16384
+  union select rngsubtype from pg_range where rngsubtype >= 16384
+)
+select t.oid::bigint, case when t.typtype = 'b' then 'a' else t.typtype::text end,
+       coalesce(nullif(t.typbasetype, 0), r.rngsubtype, m.rngtypid, t.typelem)::bigint,
+       case t.typtype when 'e' then
+         (select array_agg(e.enumlabel::text order by e.oid) from pg_enum e where e.enumtypid = t.oid) end,
+       case when t.typtype = 'c' and (t.oid in (select oid from parts) or t.typarray in (select oid from parts)) then
+         (select json_agg(json_build_array(a.attnum, a.atttypid::bigint) order by a.attnum) from pg_attribute a
+           where a.attrelid = t.typrelid and a.attnum > 0 and not a.attisdropped) end
+  from pg_type t
+  left join pg_range r on r.rngtypid = t.oid
+  left join pg_range m on {multirange} = t.oid
+ where t.oid >= 16384
+   and (t.typtype in ('c', 'd', 'e', 'm', 'r') or (t.typtype = 'b' and t.typsend = 'array_send'::regproc))
+"""
+
+
+def read_catalog(connection: psycopg.Connection[Any], snapshot: str | None = None) -> Catalog:
+    """All user tables, publications and types of the database, read in one snapshot, which may be an exported one."""
+    version = connection.info.server_version
+    with connection.transaction():
+        connection.execute("set transaction isolation level repeatable read, read only")
+        if snapshot is not None:
+            connection.execute(f"set transaction snapshot {literal(snapshot)}")
+        tables = {}
+        for row in connection.execute(_TABLES):
+            oid, schema, name, kind, identity, attributes, pk, index, ancestors, leaves, *more = row
+            children, columns, file = more
+            tables[oid] = Table(
+                oid=oid,
+                schema=schema,
+                name=name,
+                kind=kind,
+                replica_identity=identity,
+                attributes=tuple(_attribute(*a) for a in attributes),
+                primary_key=tuple(pk or ()),
+                identity_index=tuple(index or ()),
+                ancestors=tuple(ancestors or ()),
+                leaves=tuple(leaves or ()),
+                children=tuple(children or ()),
+                columns_ever=columns,
+                file=file,
+            )
+        publications = _read_publications(connection, version, tables)
+        types_query = _TYPES.format(multirange="m.rngmultitypid" if version >= 140000 else "null")
+        types = {
+            oid: MadeOf(kind, of, tuple(labels or ()), tuple((n, t) for n, t in fields or ()))
+            for oid, kind, of, labels, fields in connection.execute(types_query)
+        }
+    return Catalog(tables=tables, publications=publications, types=types, server_version=version)
+
+
+def _attribute(*values: Any) -> Attribute:
+    """A column from its JSON array; a missing value is an array of one, which box delimits by semicolons."""
+    attribute = Attribute(*values)
+    return attribute if attribute.missing is None else replace(attribute, missing=",".join(attribute.missing))
+
+
+def _read_publications(
+    connection: psycopg.Connection[Any], version: int, tables: Mapping[int, Table]
+) -> dict[str, Publication]:
+    generated = "p.pubgencols::text" if version >= 180000 else "'n'"
+    lists = (
+        "pg_get_expr(r.prqual, r.prrelid), (select array_agg(a.attname::text) from pg_attribute a"
+        " where a.attrelid = r.prrelid and a.attnum = any(r.prattrs)), r.prqual::text"
+        if version >= 150000
+        else "null, null, null"
+    )
+    entries: dict[int, list[PublicationTable]] = {}
+    for publication, oid, where, columns, tree in connection.execute(
+        f"select r.prpubid::bigint, r.prrelid::bigint, {lists} from pg_publication_rel r order by r.prrelid"
+    ):
+        entries.setdefault(publication, []).append(
+            PublicationTable(
+                oid,
+                where,
+                None if columns is None else frozenset(columns),
+                None
+                if tree is None or oid not in tables
+                else column_names(Expression(parse_expression(tree)), tables[oid]),
+            )
+        )
+    schemas: dict[int, set[str]] = {}
+    if version >= 150000:
+        for publication, schema in connection.execute(
+            "select s.pnpubid::bigint, n.nspname from pg_publication_namespace s join pg_namespace n on n.oid = s.pnnspid"
+        ):
+            schemas.setdefault(publication, set()).add(schema)
+    publications = {}
+    for (
+        oid,
+        name,
+        all_tables,
+        ins,
+        upd,
+        dele,
+        trunc,
+        via_root,
+        generated_columns,
+        owner,
+    ) in connection.execute(_PUBLICATIONS.format(generated=generated)):
+        switched = {"insert": ins, "update": upd, "delete": dele, "truncate": trunc}
+        publications[name] = Publication(
+            name=name,
+            operations=frozenset(o for o, on in switched.items() if on),
+            all_tables=all_tables,
+            schemas=frozenset(schemas.get(oid, ())),
+            tables=tuple(entries.get(oid, ())),
+            via_root=via_root,
+            generated_columns=generated_columns,
+            owner=owner,
+        )
+    return publications

@@ -1,0 +1,129 @@
+"""What a PostgreSQL server or a connection refuses, as errors of ours: what was tried, what to do, no cell's value.
+
+In: what psycopg, ADBC, Arrow or a socket raised. Out: `SourceError` and its subclasses, with PostgreSQL's SQLSTATE.
+"""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import adbc_driver_manager
+import psycopg
+import pyarrow as pa
+
+from pgsieve.decoding.errors import PgsieveError
+from pgsieve.resources.passwords import concealed
+
+
+class SourceError(PgsieveError):
+    """The publisher cannot be used as it is."""
+
+
+class SourceUnreachableError(SourceError):
+    """No connection: wrong conninfo, server down, or authentication refused."""
+
+
+class SourcePermissionError(SourceError):
+    """The role lacks a right."""
+
+
+class PassingFaultError(SourceError):
+    """A fault that passes by itself: the connection was cut, the server shuts down, or has too little of something.
+
+    The same may succeed a moment later, and no table is to blame.
+    """
+
+
+class LockHeldError(SourceError):
+    """Another process does what only one may do, and goes on with it."""
+
+
+class SourceSettingError(SourceError):
+    """A server setting stands in the way of logical replication."""
+
+
+#: SQLSTATEs, by how they begin, of what goes by: connection lost, resources exhausted, operator intervention and
+#: statement_timeout, a session's other timeouts, serialization failure, deadlock, lock_timeout (appendix A).
+_PASSING = ("08", "53", "57", "25P03", "25P04", "40001", "40P01", "55P03")
+
+
+def is_passing(error: BaseException) -> bool:
+    """Whether what a driver raised passes by itself; without a SQLSTATE it is the connection that failed.
+
+    libpq has two ways to tell the latter: no result, which psycopg raises as OperationalError, or a result of its own
+    without a SQLSTATE, which psycopg raises as a plain DatabaseError.
+    """
+    sqlstate = getattr(error, "sqlstate", None)
+    if sqlstate is not None:
+        return str(sqlstate).startswith(_PASSING)
+    if isinstance(error, adbc_driver_manager.Error):
+        return error.status_code == adbc_driver_manager.AdbcStatusCode.IO
+    return isinstance(error, psycopg.OperationalError) or type(error) is psycopg.DatabaseError
+
+
+@contextmanager
+def without_values() -> Iterator[None]:
+    """Have an error of what reads rows show none of their values: an executor's ends up in Spark's log as it is."""
+    try:
+        yield
+    except (adbc_driver_manager.Error, pa.ArrowException, OSError) as error:
+        kind = PassingFaultError if is_passing(error) else SourceError
+        raise kind(message_without_values(error), sqlstate=getattr(error, "sqlstate", None)) from None
+
+
+@contextmanager
+def refusing(source: str, what: str) -> Iterator[None]:
+    """Turn the server's refusal into a SourceError that names what was tried."""
+    try:
+        yield
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise SourcePermissionError(
+            f'source "{source}": cannot {what} ({message_without_values(error)})',
+            hint="grant the right, or have the object created by its owner; `pgsieve validate` prints the SQL",
+            sqlstate=error.sqlstate,
+        ) from cause_without_values(error)
+    except psycopg.errors.ReadOnlySqlTransaction as error:
+        raise SourcePermissionError(
+            f'source "{source}": cannot {what} ({message_without_values(error)})',
+            hint="on a standby nothing can be created: run what `pgsieve validate` prints on its primary",
+            sqlstate=error.sqlstate,
+        ) from cause_without_values(error)
+    except (psycopg.Error, adbc_driver_manager.Error, pa.ArrowException, OSError) as error:
+        passing = is_passing(error)
+        raise (PassingFaultError if passing else SourceError)(
+            f'source "{source}": cannot {what} ({message_without_values(error)})',
+            hint="run again: nothing is lost" if passing else None,
+            sqlstate=getattr(error, "sqlstate", None),
+        ) from cause_without_values(error)
+
+
+def one_line(error: Exception) -> str:
+    """What libpq says, on one line, without a piece of a password."""
+    return concealed(" ".join(str(error).split()))
+
+
+def message_without_values(error: Exception) -> str:
+    """The server's message about a query, without the cells that it shows.
+
+    Only the first line: DETAIL and CONTEXT show rows. In it, data exceptions (SQLSTATE class 22) show the value at the
+    end, quoted or a number, or as `value "..."`.
+    """
+    text = str(error)
+    if isinstance(error, adbc_driver_manager.Error):
+        # The driver quotes its own queries, which have several lines.
+        text = re.sub(r"\[libpq\] Failed to execute query '.*?': \w+: +", "", text, flags=re.DOTALL)
+    line = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
+    if isinstance(error, adbc_driver_manager.Error):
+        line = line.removeprefix(f"{error.status_code.name}: ")
+        line = re.sub(r"^\[libpq\] Execution error \[\w+\]: \w+: +", "", line)
+    return concealed(re.sub(r'(: |\bvalue |\bcharacter )(".*"|-?[\d.]+$)', r"\1...", " ".join(line.split())))
+
+
+def cause_without_values(error: Exception) -> Exception | None:
+    """The error that ours is raised from, without values: a traceback shows both."""
+    shown = message_without_values(error)
+    if isinstance(error, psycopg.Error):
+        return type(error)(shown, info=error.pgresult)
+    if isinstance(error, OSError) and error.errno:
+        return OSError(error.errno, shown)
+    return None
