@@ -62,7 +62,7 @@ def ui(
     require_extra("ui")
     settings = load(ctx, config)
     from pgsieve.pipelines.commands.engine import keep_for_this_process
-    from pgsieve.pipelines.commands.run import instance
+    from pgsieve.pipelines.commands.in_process import instance
     from pgsieve.pipelines.commands.ui import serve
     from pgsieve.pipelines.definitions import register_tables
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from pgsieve.assets.maintenance import feed_maintenance_asset, subscription_maintenance_asset
 from pgsieve.pipelines.commands.dagster_runs import delete_old_runs
+from pgsieve.pipelines.commands.in_process import NAMING, instance, materialize
 from pgsieve.pipelines.commands.results import MaintainedFolder, Progress
-from pgsieve.pipelines.commands.run import NAMING, instance, materialize
 from pgsieve.pipelines.config.model import Config, SubscriptionConfig
 from pgsieve.pipelines.project import project
 

@@ -11,8 +11,10 @@ from pgsieve.assets.steps.slot_consumption.slot import replace_lost_slot
 from pgsieve.assets.steps.subscription import Feed
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.commands.failures import Failures
+from pgsieve.pipelines.commands.in_process import instance
+from pgsieve.pipelines.commands.materializer import Materializer
 from pgsieve.pipelines.commands.results import Progress, ResyncedTable, ResyncReport
-from pgsieve.pipelines.commands.run import Materializer, instance, run_feed
+from pgsieve.pipelines.commands.run import run_feed
 from pgsieve.pipelines.config.identifiers import parse_qualified
 from pgsieve.pipelines.config.model import Config, SubscriptionConfig
 from pgsieve.pipelines.project import project

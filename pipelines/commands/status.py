@@ -20,8 +20,8 @@ from pgsieve.assets.translator import AssetKind, of_subscription
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.publications.catalog import Catalog
+from pgsieve.pipelines.commands.in_process import instance
 from pgsieve.pipelines.commands.results import SlotStatus, StatusReport, SubscriptionStatus, TableStatus
-from pgsieve.pipelines.commands.run import instance
 from pgsieve.pipelines.commands.ui import dagster_home
 from pgsieve.pipelines.config.model import Config
 from pgsieve.pipelines.project import Project, project

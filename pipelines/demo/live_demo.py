@@ -23,8 +23,9 @@ import yaml
 
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.commands import engine
+from pgsieve.pipelines.commands.in_process import instance
 from pgsieve.pipelines.commands.results import LiveDemo, Progress, RunSummary
-from pgsieve.pipelines.commands.run import instance, run
+from pgsieve.pipelines.commands.run import run
 from pgsieve.pipelines.commands.ui import Stop, dagster
 from pgsieve.pipelines.config.model import Config, load_config
 from pgsieve.pipelines.definitions import register_tables

@@ -31,15 +31,10 @@ from pgsieve.assets.steps.subscription import Feed
 from pgsieve.assets.unrun_events import report_cut
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.commands.failures import Failures, Part, Result
+from pgsieve.pipelines.commands.in_process import NAMING, instance
+from pgsieve.pipelines.commands.materializer import Materializer
 from pgsieve.pipelines.commands.results import Failure, Progress, RunSummary
-from pgsieve.pipelines.commands.run import (
-    NAMING,
-    Materializer,
-    apply_together,
-    enabled_ones,
-    instance,
-    summaries,
-)
+from pgsieve.pipelines.commands.run import apply_together, enabled_ones, summaries
 from pgsieve.pipelines.commands.status import brief_status
 from pgsieve.pipelines.config.model import Config, SubscriptionConfig
 from pgsieve.pipelines.following.follow_report import FollowReport

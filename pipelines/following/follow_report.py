@@ -23,8 +23,8 @@ from pgsieve.assets.steps.records.transformed import TableChanges
 from pgsieve.assets.steps.slot_consumption.reading import Drained
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.assets.update_transformation import table_changes_asset
+from pgsieve.pipelines.commands.in_process import NAMING, materialize
 from pgsieve.pipelines.commands.results import Progress
-from pgsieve.pipelines.commands.run import NAMING, materialize
 from pgsieve.pipelines.project import Project
 from pgsieve.pipelines.published import published_tables
 

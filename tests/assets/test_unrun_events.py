@@ -16,7 +16,7 @@ from dagster._core.definitions.data_version import CachingStaleStatusResolver
 from dagster._core.loader import LoadingContextForTest
 
 from pgsieve.assets.steps.records.table_states import SyncState, TableStates
-from pgsieve.pipelines.commands.run import instance
+from pgsieve.pipelines.commands.in_process import instance
 from pgsieve.pipelines.config.model import load_config
 from pgsieve.pipelines.definitions import build_definitions
 from pgsieve.pipelines.following.follow import follow

@@ -16,7 +16,8 @@ import yaml
 from deltalake import DeltaTable
 
 from pgsieve.pipelines.commands.check import check
-from pgsieve.pipelines.commands.run import instance, run
+from pgsieve.pipelines.commands.in_process import instance
+from pgsieve.pipelines.commands.run import run
 from pgsieve.pipelines.commands.status import status
 from pgsieve.pipelines.config.model import Config, load_config
 from pgsieve.pipelines.definitions import definitions, register_tables

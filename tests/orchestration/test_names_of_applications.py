@@ -21,7 +21,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 
-from pgsieve.pipelines.commands.run import instance
+from pgsieve.pipelines.commands.in_process import instance
 from pgsieve.pipelines.config.model import Config, load_config
 from pgsieve.pipelines.definitions import definitions
 from pgsieve.resources.postgres.embedded import EmbeddedServer

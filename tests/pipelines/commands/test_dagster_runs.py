@@ -10,7 +10,7 @@ import dagster as dg
 import pytest
 
 from pgsieve.pipelines.commands.dagster_runs import IDLE, delete_old_runs, keep_one_idle, tagged
-from pgsieve.pipelines.commands.run import instance
+from pgsieve.pipelines.commands.in_process import instance
 from pgsieve.pipelines.config.model import load_config
 from tests.fixtures.shop import Shop
 

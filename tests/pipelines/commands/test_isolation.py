@@ -14,8 +14,8 @@ import dagster as dg
 import pytest
 
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
+from pgsieve.pipelines.commands.in_process import instance
 from pgsieve.pipelines.commands.results import RunSummary
-from pgsieve.pipelines.commands.run import instance
 from pgsieve.pipelines.commands.status import status
 from pgsieve.pipelines.config.model import load_config
 from pgsieve.pipelines.definitions import definitions

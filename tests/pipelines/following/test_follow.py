@@ -10,8 +10,8 @@ import dagster as dg
 import pytest
 from deltalake import DeltaTable
 
+from pgsieve.pipelines.commands.in_process import instance
 from pgsieve.pipelines.commands.results import RunSummary
-from pgsieve.pipelines.commands.run import instance
 from pgsieve.pipelines.config.model import load_config
 from pgsieve.pipelines.following.follow import follow
 from tests.fixtures.shop import Quiet, Shop

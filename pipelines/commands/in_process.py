@@ -1,0 +1,153 @@
+"""Dagster in this process: its instance, and runs that materialise assets for a command.
+
+In: a configuration, or assets and what they are called. Out: a run in Dagster's records, which `pgsieve ui` shows, and what
+fails it as an error of ours. Raises KeyboardInterrupt where a run was interrupted.
+"""
+
+import fcntl
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import dagster as dg
+from dagster_shared.error import SerializableErrorInfo
+
+from pgsieve.assets.lake import resources
+from pgsieve.assets.outcome import IncompleteError, StepFailedError
+from pgsieve.assets.translator import Naming
+from pgsieve.decoding.errors import PgsieveError
+from pgsieve.pipelines.commands.dagster_runs import keep_one_idle, tagged
+from pgsieve.pipelines.commands.event_log import connections_kept
+from pgsieve.pipelines.commands.results import Progress
+from pgsieve.pipelines.commands.ui import dagster_home
+from pgsieve.pipelines.config.model import Config
+from pgsieve.pipelines.project import Project
+from pgsieve.resources.tracing import finished_span, is_traced, span
+
+_logger = logging.getLogger(__name__)
+
+_STEP_ENDS = {dg.DagsterEventType.STEP_SUCCESS, dg.DagsterEventType.STEP_FAILURE}
+_INTERRUPTS = {dg.DagsterExecutionInterruptedError.__name__, KeyboardInterrupt.__name__}
+_QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
+#: The commands' own assets have the keys that they have without a translation.
+NAMING = Naming()
+
+
+@contextmanager
+def instance(config: Config) -> Iterator[dg.DagsterInstance]:
+    """The Dagster instance that records the runs: DAGSTER_HOME's, or the one of `pgsieve ui`."""
+    home = dagster_home(config)
+    home.mkdir(parents=True, exist_ok=True)
+    before = os.environ.get("DAGSTER_HOME")
+    os.environ["DAGSTER_HOME"] = str(home)
+    try:
+        with _opened(home) as dagster:
+            yield dagster
+    finally:
+        if before is None:
+            del os.environ["DAGSTER_HOME"]
+        else:
+            os.environ["DAGSTER_HOME"] = before
+
+
+@contextmanager
+def _opened(home: Path) -> Iterator[dg.DagsterInstance]:
+    """Dagster's instance, whose databases one process makes, and others wait for.
+
+    Where two make them at the same time, Dagster's migrations of one fail, or leave a version that the next run meets.
+    """
+    with ExitStack() as stack:
+        with (home / ".opening").open("ab") as lock:
+            with suppress(OSError):  # A file system without locks.
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            dagster = stack.enter_context(dg.DagsterInstance.get())
+            dagster.get_runs_count()
+            dagster.has_asset_key(dg.AssetKey("any"))
+            dagster.all_instigator_state()
+        stack.enter_context(connections_kept(dagster.event_log_storage))
+        yield dagster
+
+
+def materialize(
+    dagster: dg.DagsterInstance,
+    declared: Project,
+    assets: Sequence[dg.AssetsDefinition],
+    progress: Progress,
+    task: str,
+    tags: dict[str, str] | None = None,
+    *,
+    raise_on_error: bool = True,
+) -> dg.ExecuteInProcessResult | None:
+    """Materialise assets in this process; raises PgsieveError for whatever fails.
+
+    What ends as failed since a table is set aside, or a subscription disabled, has done all that it can: Dagster's
+    record says so, and the command's result. None is returned then.
+    """
+    progress.start(task)
+    result = None
+    try:
+        with span(task), refused_by_dagster():
+            result = dg.materialize(
+                list(assets),
+                instance=dagster,
+                resources=resources(declared.lake, NAMING),
+                run_config=_QUIET,
+                tags=tagged(task, tags),
+                raise_on_error=raise_on_error,
+            )
+            if is_traced():
+                _trace_steps(dagster, result.run_id)
+    finally:
+        progress.finish(task)
+    if result is None:
+        return None
+    if any(error.cls_name in _INTERRUPTS for error in _errors(result)):
+        raise KeyboardInterrupt
+    keep_one_idle(dagster, result)
+    return result
+
+
+@contextmanager
+def refused_by_dagster() -> Iterator[None]:
+    """What fails a step as the commands tell it; of what ends as failed but has done all that it can nothing is raised."""
+    error = None
+    try:
+        yield
+    except IncompleteError as incomplete:
+        _logger.info(incomplete.description)
+    except dg.DagsterExecutionInterruptedError:
+        raise KeyboardInterrupt from None
+    except StepFailedError as failed:
+        error = failed.error
+    except dg.Failure as failure:
+        raise PgsieveError(failure.description or str(failure)) from failure
+    if error is not None:  # Not as one that came while Dagster's was handled: it is the same.
+        raise error
+
+
+def run_failure(result: dg.ExecuteInProcessResult) -> PgsieveError:
+    """Why a run failed of which no step of ours has."""
+    messages = [" ".join(error.message.split()) for error in _errors(result)]
+    return PgsieveError(messages[-1] if messages else f"Dagster's run {result.run_id} failed")
+
+
+def _errors(result: dg.ExecuteInProcessResult) -> list[SerializableErrorInfo]:
+    """What Dagster tells of the errors of a run."""
+    errors = [getattr(event.event_specific_data, "error", None) for event in result.all_events]
+    return [error for error in errors if error is not None]
+
+
+def _trace_steps(dagster: dg.DagsterInstance, run_id: str) -> None:
+    """A span for each of Dagster's steps, within the one that is open."""
+    began: dict[str, float] = {}
+    for entry in dagster.all_logs(run_id, {dg.DagsterEventType.STEP_START, *_STEP_ENDS}):
+        event, key = entry.get_dagster_event(), entry.step_key
+        if key is None:
+            continue
+        if event.event_type == dg.DagsterEventType.STEP_START:
+            began[key] = entry.timestamp
+        elif key in began:
+            failed = event.event_type == dg.DagsterEventType.STEP_FAILURE
+            finished_span(key, began.pop(key), entry.timestamp, failed=failed, step=key)

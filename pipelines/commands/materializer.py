@@ -1,0 +1,215 @@
+"""One subscription's part of a run: its assets, the work of their steps, and what was done.
+
+In: a subscription of a project. Out: assets, in runs of Dagster in this process, and a `SubscriptionRun`.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+
+import dagster as dg
+
+from pgsieve.assets.dagster_names import table_partition
+from pgsieve.assets.initial_sync import LACKING, initial_sync_asset, range_tags, stretches, tables_partitions
+from pgsieve.assets.outcome import set_aside
+from pgsieve.assets.partition_roots import replica_tables_asset
+from pgsieve.assets.published import Tables, partitioned
+from pgsieve.assets.steps.apply.replica_tables import ApplyResult, apply, tables_beyond_cut
+from pgsieve.assets.steps.done import Done
+from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
+from pgsieve.assets.steps.initial_sync.one_table import Copied
+from pgsieve.assets.steps.log import Log
+from pgsieve.assets.steps.operations.registration import Registration
+from pgsieve.assets.steps.records.change_log import ChangeLog
+from pgsieve.assets.steps.records.cuts import Cut, Cuts
+from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord, disabled_error
+from pgsieve.assets.steps.records.table_states import SyncState, TableStates
+from pgsieve.assets.steps.records.transformed import TableChanges, Transformed
+from pgsieve.assets.steps.subscription import Subscription
+from pgsieve.assets.steps.update_transformation.transform import transform
+from pgsieve.assets.unrun_events import report_cut
+from pgsieve.assets.update_transformation import table_changes_asset
+from pgsieve.decoding.lsn import format_lsn
+from pgsieve.decoding.values.quoting import quote_qualified
+from pgsieve.decoding.wording import counted
+from pgsieve.pipelines.commands.in_process import NAMING, materialize
+from pgsieve.pipelines.commands.results import AppliedTable, CopiedTable, Progress, SubscriptionRun
+from pgsieve.pipelines.project import Project
+from pgsieve.pipelines.published import published_tables
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.tracing import span
+
+_logger = logging.getLogger(__name__)
+
+
+class Materializer:
+    """One subscription's part of a run."""
+
+    def __init__(
+        self, declared: Project, subscription: Subscription, dagster: dg.DagsterInstance, progress: Progress
+    ) -> None:
+        self.declared, self.subscription, self.dagster, self.progress = (
+            declared,
+            subscription,
+            dagster,
+            progress,
+        )
+        self.lake: Lake = declared.lake.open()
+        self.before = Cuts(self.lake, subscription.name).last()
+        self.noticed = SubscriptionRecord(self.lake, subscription.name).state().notice
+        self.copied: list[CopiedTable] = []
+        self.applied: dict[tuple[str, str], AppliedTable] = {}
+
+    @property
+    def name(self) -> str:
+        """The subscription's name."""
+        return self.subscription.name
+
+    @property
+    def enabled(self) -> bool:
+        """Whether the subscription is enabled; an error may have disabled it a moment ago."""
+        return SubscriptionRecord(self.lake, self.subscription.name).state().enabled
+
+    def copy(self, chosen: Sequence[tuple[str, str]] = ()) -> None:
+        """Materialise the initial sync of the chosen tables, or of those that need one."""
+        if not self.enabled:
+            return
+        names = chosen or tables_to_copy(self.subscription, self.lake)
+        if not names:
+            return
+        asset = initial_sync_asset(self.subscription, NAMING, tell=self.progress.tell, report=self._copied)
+        lacking = {} if chosen else {LACKING: "true"}
+        partitions = tables_partitions(self.subscription)
+        assert partitions.name is not None
+        keys = {table_partition(name) for name in names}
+        self.dagster.add_dynamic_partitions(partitions.name, sorted(keys))
+        order = list(partitions.get_partition_keys(dynamic_partitions_store=self.dagster))
+        for stretch in stretches(order, keys):
+            task = f"copy {counted(len(stretch), 'table')} of {self.subscription.name}"
+            materialize(
+                self.dagster, self.declared, [asset], self.progress, task, range_tags(stretch) | lacking
+            )
+
+    def _copied(self, copied: Sequence[Copied]) -> None:
+        self.copied += [CopiedTable(c.schema, c.table, c.rows, c.seconds) for c in copied if not c.problem]
+
+    def has_to_copy(self) -> bool:
+        """Whether some table needs a copy."""
+        return self.enabled and bool(tables_to_copy(self.subscription, self.lake))
+
+    def if_enabled(self) -> "Materializer | None":
+        """None where the subscription is disabled."""
+        return self if self.enabled else None
+
+    def table_changes(
+        self, fail: Callable[[Exception], None], done: Done[Sequence[TableChanges]] | None
+    ) -> dg.AssetsDefinition:
+        """The asset of the transformation."""
+        return table_changes_asset(self.subscription, NAMING, fail=fail, done=done)
+
+    def transformed(self, log: Log) -> Sequence[TableChanges]:
+        """The work of `table_changes`."""
+        return transform(self.subscription, self.lake, log)
+
+    def replica_tables(
+        self,
+        tables: Tables,
+        unchanged: Tables,
+        fail: Callable[[Exception], None],
+        done: Done[tuple[Cut | None, ApplyResult]] | None,
+    ) -> dg.AssetsDefinition:
+        """The assets of some replica tables, and of a cut that is made of the others as well."""
+        return replica_tables_asset(
+            self.subscription, tables, NAMING, unchanged=unchanged, tell=self._applied, fail=fail, done=done
+        )
+
+    def brought_up_to_date(self, log: Log) -> tuple[Cut | None, ApplyResult]:
+        """The work of `replica_tables`, and the cut before."""
+        return Cuts(self.lake, self.name).last(), apply(self.subscription, self.lake, log)
+
+    def tables_to_tell(self) -> tuple[Tables, Tables]:
+        """The replica tables that have something new, and the others; neither where nothing is new.
+
+        Also where an error has just disabled the subscription: what committed before is transformed, and applied. What is set
+        aside has nothing to apply, but the run has to end as failed.
+        """
+        name = self.subscription.name
+        asked = [each(self.lake, name).path for each in (Cuts, Transformed, TableStates)]
+        with self.lake.one_moment(*asked):
+            stale = tables_beyond_cut(self.subscription, self.lake) | set_aside(self.subscription, self.lake)
+        if not stale:
+            return {}, {}
+        published = published_tables(self.declared, [self.subscription])[self.subscription.name]
+        return partitioned(published, stale)
+
+    def report(self) -> None:
+        """Where no asset has anything new the cut may: a table that was dropped is not in the next one."""
+        self._applied(apply(self.subscription, self.lake, _logger.info))
+        report_cut(self.dagster, self.subscription, self.lake, NAMING)
+
+    def apply_slice(self) -> tuple[Sequence[TableChanges], ApplyResult] | None:
+        """Transform and apply without a run of Dagster's; what was done, None for a subscription that is disabled."""
+        if not self.enabled:
+            return None
+        with span("transform", subscription=self.name):
+            changes = self.transformed(_logger.info)
+        with span("apply", subscription=self.name):
+            result = apply(self.subscription, self.lake, _logger.info)
+        self._applied(result)
+        return changes, result
+
+    def _applied(self, result: ApplyResult) -> None:
+        for name, done in result.tables.items():
+            if not (done.inserted or done.updated or done.deleted or done.truncated):
+                continue
+            before = self.applied.get(name)
+            self.applied[name] = AppliedTable(
+                *name,
+                inserted=done.inserted + (before.inserted if before else 0),
+                updated=done.updated + (before.updated if before else 0),
+                deleted=done.deleted + (before.deleted if before else 0),
+                truncated=done.truncated or bool(before and before.truncated),
+                version=result.cut.tables.get(name, done.standing.version)
+                if result.cut
+                else done.standing.version,
+            )
+
+    def register(self) -> None:
+        """Register the replicas in the catalog, where the configuration says under which names."""
+        if self.declared.names is not None and self.enabled:
+            Registration(self.subscription, self.lake, self.declared.names).register()
+
+    def unfinished(self) -> bool:
+        """Whether a table has to be copied again, its columns having changed under way; not those that wait."""
+        states = TableStates(self.lake, self.subscription.name).newest().values()
+        return (
+            any(s.state not in {SyncState.READY, SyncState.REMOVED, SyncState.SET_ASIDE} for s in states)
+            and self.has_to_copy()
+        )
+
+    def summary(self) -> SubscriptionRun:
+        """What was done."""
+        name = self.subscription.name
+        cuts, states_of = Cuts(self.lake, name), TableStates(self.lake, name)
+        record, change_log = SubscriptionRecord(self.lake, name), ChangeLog(self.lake, self.subscription.feed)
+        with self.lake.one_moment(cuts.path, states_of.path, record.path, change_log.path):
+            cut, states, state = cuts.last(), states_of.newest().values(), record.state()
+            position = change_log.position() or 0
+            cut_version = self.lake.records.version(cuts.path) if cut else None
+        problems = tuple(
+            f"{quote_qualified(*s.name)} is {s.state.meaning}: {s.reason}"
+            for s in states
+            if s.reason and s.state not in {SyncState.READY, SyncState.REMOVED}
+        )
+        if not state.enabled:
+            problems += (str(disabled_error(self.subscription.name, state).message),)
+        return SubscriptionRun(
+            name=self.subscription.name,
+            copied=tuple(self.copied),
+            tables=tuple(self.applied.values()),
+            from_lsn=format_lsn(self.before.lsn if self.before else 0),
+            to_lsn=format_lsn(max(position, cut.lsn if cut else 0)),
+            cut_version=cut_version,
+            changed=bool(self.copied or self.applied),
+            problems=problems,
+            notice=state.notice if state.notice != self.noticed else None,
+        )
