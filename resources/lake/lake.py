@@ -18,10 +18,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from pyspark.sql.types import StructType
 
-from pgsieve.resources.lake.access import LakeAccess
 from pgsieve.resources.lake.delta import row_removal
 from pgsieve.resources.lake.delta.commits import writable
-from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.delta.errors import LakeError, OverrunError
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
 from pgsieve.resources.lake.delta.layout import FOLDERS, file_bytes
@@ -29,9 +27,7 @@ from pgsieve.resources.lake.delta.log import UnmarkableError
 from pgsieve.resources.lake.delta.named_records import NamedRecords
 from pgsieve.resources.lake.delta.parquet_files import WRITTEN_DDL, write_files
 from pgsieve.resources.lake.delta.records import Records, Standing, in_order, quoted
-from pgsieve.resources.lake.delta.requirements import COLUMN_MAPPING
 from pgsieve.resources.lake.delta.spark import SparkRecords
-from pgsieve.resources.lake.delta.tables import shared_tables
 from pgsieve.resources.lake.executors import Executors, SparkExecutors, Threads
 from pgsieve.resources.lake.overrun import guarded
 from pgsieve.resources.lake.spark_writes import (
@@ -44,37 +40,23 @@ from pgsieve.resources.lake.spark_writes import (
 )
 from pgsieve.resources.lake.stores.storage import Storage, is_uri, storage_of
 from pgsieve.resources.lake.stores.store import RowGroup
-from pgsieve.resources.lake.way import Way, is_exact
+from pgsieve.resources.lake.way import (
+    REWRITTEN_BYTES_DEFAULT,
+    SMALL_BYTES_DEFAULT,
+    LakeWays,
+    Way,
+    names_at_every_depth,
+)
 
 Item = TypeVar("Item")
 Done = TypeVar("Done")
 
-#: Batches of a lake that delta-rs reaches are written without Spark up to this size, if nothing else is said.
-SMALL_BYTES_DEFAULT = 8 * 1024 * 1024
-#: Of replicas up to this size files are written once more without rows that go; in larger ones these are marked.
-REWRITTEN_BYTES_DEFAULT = 64 * 1024 * 1024
 #: So many tables are worked with at a time.
 _TABLES, _TABLES_FAR_AWAY = 4, 8
-#: How columns are named that delta-rs adds to those of a table.
-_OF_DELTA_RS = "__delta_rs_"
-
 _LOGGER = logging.getLogger(__name__)
 
 
-def column_mapping(columns: Iterable[str]) -> dict[str, str]:
-    """Delta properties of a new table: column mapping, only where Parquet forbids a name as it is."""
-    if any(set(name) & set(" ,;{}()\n\t=") for name in columns):
-        return {COLUMN_MAPPING: "name"}
-    return {}
-
-
-def _every_name(kind: StructType) -> list[str]:
-    """The names of a struct's fields, and of the fields of those: Delta maps the names at every depth."""
-    nested = (field.dataType for field in kind if isinstance(field.dataType, StructType))
-    return [*kind.names, *(name for each in nested for name in _every_name(each))]
-
-
-class Lake(LakeAccess):
+class Lake(LakeWays):
     """The Delta tables of one lake."""
 
     def __init__(
@@ -89,21 +71,13 @@ class Lake(LakeAccess):
         rewritten_bytes: int = REWRITTEN_BYTES_DEFAULT,
     ) -> None:
         storage = storage or storage_of(uri)
-        super().__init__(storage, folders)
+        super().__init__(storage, folders, small_bytes, vectors=vectors)
         self._session = session
         #: Whether these are threads of this process, which share what it has in memory.
         self.has_threads = threads is not None
         #: Who writes many rows that no Spark expression has to see.
         self.executors: Executors = SparkExecutors(session) if threads is None else Threads(threads)
-        #: delta-rs, where it reaches the lake and may write there.
-        self._tables = shared_tables(self.store.options)
-        self.local: LocalRecords | None = (
-            LocalRecords(self.store, self._tables) if storage.by_delta_rs else None
-        )
         self.records: Records = NamedRecords(self.local or SparkRecords(session), self.refusing)
-        self._small_bytes = small_bytes
-        #: Whether the user has deletion vectors in large tables.
-        self._vectors = vectors
         #: Of replicas up to so many bytes files are written once more for rows that go; -1: of none.
         self.rewritten_bytes = rewritten_bytes
 
@@ -113,66 +87,6 @@ class Lake(LakeAccess):
             rows = in_order(self.records.rows(self.subscription(subscription)))
             self._folders[subscription] = (rows[-1].get("folders") if rows else None) or FOLDERS
         return self._folders[subscription]
-
-    def is_small(self, size: int | None) -> bool:
-        """Whether so many bytes may pass through this process; where they are not counted (None) they may not."""
-        return self.local is not None and size is not None and size <= self._small_bytes
-
-    def is_reached(self, path: str, columns: Iterable[str]) -> bool:
-        """Whether delta-rs can write a table of these columns: names that are mapped, or were once, only Spark writes.
-
-        So it does a table that asks of its writers what delta-rs does not do.
-        """
-        if self.local is None or column_mapping(columns):
-            return False
-        with self.refusing(path):
-            return self.local.is_unmapped(path) and self.local.is_written(path)
-
-    def way(
-        self,
-        path: str,
-        columns: Sequence[str],
-        size: int | None,
-        schema: Callable[[], pa.Schema] | None = None,
-        *,
-        overwrite: bool = False,
-        key: Iterable[str] = (),
-    ) -> Way:
-        """Who writes about `size` bytes (None: many) of rows with these columns into a table.
-
-        Without the `schema` of files there is no way by files. `overwrite`: the rows replace the table's. `key` are the
-        types of columns that rows are found by.
-        """
-        if self.local is None or not self.is_reached(path, columns):
-            return _chosen(path, Way.SPARK, "delta-rs does not write it, or its names are mapped")
-        with self.refusing(path):
-            if not self.is_small(size):
-                reason = "many rows" if size is None else f"{size} bytes"
-            elif not is_exact(key):
-                reason = "a key that Arrow does not compare as PostgreSQL does"
-            elif any(name.startswith(_OF_DELTA_RS) for name in columns):
-                reason = "a name that a MERGE of delta-rs' has for itself"
-            elif overwrite and self.local.permutes(path, columns):
-                reason = "columns in another order"
-            else:
-                return _chosen(path, Way.IN_PROCESS, f"{size} bytes")
-            if schema is not None and self.local.takes_files(path, schema(), overwrite=overwrite):
-                return _chosen(path, Way.FILES, reason)
-        return _chosen(path, Way.SPARK, reason)
-
-    def takes_rewriting(self, path: str, columns: Collection[str]) -> bool:
-        """Whether this process may replace files of a table by others with some rows less; `columns` are those of its rows."""
-        if self.local is None:
-            return False
-        with self.refusing(path):
-            return row_removal.takes_rewriting(self.local, path, columns)
-
-    def takes_marking(self, path: str, columns: Collection[str]) -> bool:
-        """Whether this process may mark rows of a table in deletion vectors; `columns` are those of its rows."""
-        if self.local is None or not self._vectors:
-            return False
-        with self.refusing(path):
-            return row_removal.takes_marking(self.local, path, columns)
 
     def files_to_mark(
         self, path: str, matches: Sequence[FileMatches], base: int
@@ -192,13 +106,6 @@ class Lake(LakeAccess):
             except UnmarkableError as error:
                 _LOGGER.debug("%s: %s", path, error)
                 return None
-
-    def way_to_read(self, path: str, size: int | None = None) -> Way:
-        """Who reads so many bytes of a table, or its rows as they come (None): this process where no column is mapped."""
-        if self.local is None or not (size is None or self.is_small(size)):
-            return Way.SPARK
-        with self.refusing(path):
-            return Way.IN_PROCESS if self.local.is_readable(path) else Way.SPARK
 
     @property
     def beside(self) -> int:
@@ -345,7 +252,7 @@ class Lake(LakeAccess):
         def schema() -> pa.Schema:
             return writable(self.spark.createDataFrame([], frame.schema).toArrow()).schema
 
-        match self.way(path, _every_name(frame.schema), size, schema, overwrite=overwrite):
+        match self.way(path, names_at_every_depth(frame.schema), size, schema, overwrite=overwrite):
             case Way.IN_PROCESS:
                 assert self.local is not None
                 with self.refusing(path):
@@ -524,8 +431,3 @@ class Lake(LakeAccess):
         if self.records.has_deletion_vectors(path) is None:
             with self.refusing(path):
                 enable_vectors_by_spark(self.spark, path)
-
-
-def _chosen(path: str, way: Way, reason: str) -> Way:
-    _LOGGER.debug('Delta table "%s": %s (%s)', path, way.name, reason)
-    return way

@@ -7,9 +7,10 @@ import dagster as dg
 from pydantic import Field
 
 from pgsieve.resources.lake.executors import cores_of
-from pgsieve.resources.lake.lake import REWRITTEN_BYTES_DEFAULT, SMALL_BYTES_DEFAULT, Lake
+from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.session import SparkEngine
 from pgsieve.resources.lake.spark_writes import WANT_VECTORS
+from pgsieve.resources.lake.way import REWRITTEN_BYTES_DEFAULT, SMALL_BYTES_DEFAULT
 
 #: Spark configuration of pgsieve's own: batches of a local lake up to this size are written without Spark.
 SMALL_BYTES = "spark.pgsieve.smallBytes"

@@ -31,7 +31,8 @@ from pgsieve.assets.steps.observed import aggregated, checkpointed_and_observed
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.resources.lake.delta.merge import Clauses, Merge
 from pgsieve.resources.lake.delta.records import quoted
-from pgsieve.resources.lake.lake import Lake, column_mapping
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.way import column_mapping
 
 #: Up to so many changes in a batch, what becomes of their keys is sent to every executor.
 BROADCAST_ROWS = 4_000_000

@@ -38,8 +38,8 @@ from pgsieve.decoding.values.types import copy_expression
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.delta.errors import LakeError, OverrunError, again_after_conflict
 from pgsieve.resources.lake.delta.layout import FILE_BYTES_PROPERTY
-from pgsieve.resources.lake.lake import Lake, column_mapping
-from pgsieve.resources.lake.way import Way
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.way import Way, column_mapping
 from pgsieve.resources.postgres.errors import refusing
 from pgsieve.resources.postgres.sessions import Conninfo
 from pgsieve.resources.postgres.slot import current_lsn

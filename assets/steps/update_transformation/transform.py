@@ -69,8 +69,8 @@ from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.delta.errors import OverrunError, again_after_conflict
 from pgsieve.resources.lake.delta.parquet_files import Tally
-from pgsieve.resources.lake.lake import Lake, column_mapping
-from pgsieve.resources.lake.way import Way
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.way import Way, column_mapping
 from pgsieve.resources.postgres.present_catalog import present_catalog
 from pgsieve.resources.postgres.slot import current_lsn
 

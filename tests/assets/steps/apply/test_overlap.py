@@ -34,8 +34,9 @@ from pgsieve.resources.lake.delta import commits, delta_rs
 from pgsieve.resources.lake.delta.errors import OverrunError
 from pgsieve.resources.lake.delta.named_records import NamedRecords
 from pgsieve.resources.lake.delta.tables import Tables
-from pgsieve.resources.lake.lake import SMALL_BYTES_DEFAULT, Lake
+from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.session import SESSION_SETTINGS
+from pgsieve.resources.lake.way import SMALL_BYTES_DEFAULT
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.slot import current_lsn
 from pgsieve.resources.postgres.source import Source
