@@ -2,16 +2,21 @@
 
 In: an event log storage as Dagster makes it by its configuration. Out: the same, in the same files. Dagster makes an engine and a
 connection for each statement, and the last one that closes a database checkpoints its log: that is most of what an event
-costs. A run with changes in 200 tables has some thousand events. And each run has a database of its own, whose tables
-Dagster's migrations make: here those of the first one are the pattern of the others. Raises what Dagster's storage does.
+costs. A run with changes in 200 tables has some thousand events; those that are planned are stored in one transaction. And
+each run has a database of its own, whose tables Dagster's migrations make: here those of the first one are the pattern of
+the others. Raises what Dagster's storage does.
 """
 
+import os
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from threading import RLock
 
+from dagster._core.events.log import EventLogEntry
 from dagster._core.storage.event_log import EventLogStorage, SqliteEventLogStorage
+from dagster._core.storage.event_log.sqlite.sqlite_event_log import INDEX_SHARD_NAME
 from sqlalchemy import Connection, Engine, create_engine, text
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.event import listen
@@ -22,12 +27,18 @@ from sqlalchemy.pool import QueuePool
 _KEPT = 3
 #: So long a statement waits for another process, as with Dagster.
 _BUSY_SECONDS = 30
+#: How Dagster is told of how many events go into a batch, of those that it has together; and how many.
+_BATCH, _BATCH_EVENTS = "DAGSTER_EVENT_BATCH_SIZE", "1000"
 
 
 class KeptEventLog(SqliteEventLogStorage):
     """The storage whose connections stay open; made of one of Dagster's by `connections_kept`."""
 
-    _engines: OrderedDict[str, Engine]
+    #: One connection for each database.
+    _open: OrderedDict[str, Connection]
+    _turn: RLock
+    #: The connections of a batch, each in a transaction.
+    _batch: dict[str, Connection]
     #: A run's database before its first event.
     _pattern: bytes | None
     #: Tables and columns that are there: Dagster looks at the schema with each event, and no migration takes one away.
@@ -35,13 +46,22 @@ class KeptEventLog(SqliteEventLogStorage):
 
     @contextmanager
     def _connect(self, shard: str) -> Iterator[Connection]:
-        with self._db_lock:  # So one connection a database is enough.
-            engine = self._engine(shard)
-            if shard not in self._initialized_dbs:
-                self._make(engine, Path(self.path_for_shard(shard)))
-                self._initialized_dbs.add(shard)
-            with engine.connect() as connection, connection.begin():
+        with self._turn:  # So one connection a database is enough.
+            if (connection := self._batch.get(shard)) is not None:
                 yield connection
+                return
+            with (connection := self._connection(shard)).begin():
+                yield connection
+
+    def store_event_batch(self, events: Sequence[EventLogEntry]) -> None:
+        """Store some events in one transaction of each database; where it fails, Dagster stores them one by one."""
+        with self._turn, ExitStack() as stack:
+            for shard in {INDEX_SHARD_NAME, *(event.run_id for event in events)}:
+                self._batch[shard] = stack.enter_context(self._connect(shard))
+            try:
+                super().store_event_batch(events)
+            finally:
+                self._batch.clear()
 
     def _make(self, engine: Engine, path: Path) -> None:
         """Have a database have its tables."""
@@ -75,12 +95,12 @@ class KeptEventLog(SqliteEventLogStorage):
             self._there.add(what)
         return what in self._there
 
-    def _engine(self, shard: str) -> Engine:
-        engine = self._engines.pop(shard, None)
-        if engine is not None and not Path(self.path_for_shard(shard)).exists():
-            engine.dispose()  # Somebody has removed the file.
-            engine = None
-        if engine is None:
+    def _connection(self, shard: str) -> Connection:
+        connection, path = self._open.pop(shard, None), Path(self.path_for_shard(shard))
+        if connection is not None and not path.exists():
+            _close(connection)  # Somebody has removed the file.
+            connection = None
+        if connection is None:
             engine = create_engine(
                 self.conn_string_for_shard(shard),
                 poolclass=QueuePool,
@@ -88,15 +108,24 @@ class KeptEventLog(SqliteEventLogStorage):
                 connect_args={"timeout": _BUSY_SECONDS},
             )
             listen(engine, "connect", _write_soon)
-        self._engines[shard] = engine
-        while len(self._engines) > _KEPT:
-            self._engines.popitem(last=False)[1].dispose()
-        return engine
+            if shard not in self._initialized_dbs:
+                self._make(engine, path)
+                self._initialized_dbs.add(shard)
+            connection = engine.connect()
+        self._open[shard] = connection
+        while len(self._open) > _KEPT:
+            _close(self._open.popitem(last=False)[1])
+        return connection
 
     def close(self) -> None:
         """Close the connections."""
-        while self._engines:
-            self._engines.popitem()[1].dispose()
+        while self._open:
+            _close(self._open.popitem()[1])
+
+
+def _close(connection: Connection) -> None:
+    connection.close()
+    connection.engine.dispose()
 
 
 def _is_made(engine: Engine) -> bool:
@@ -123,9 +152,14 @@ def connections_kept(storage: EventLogStorage) -> Iterator[None]:
     kept: EventLogStorage = storage
     storage.__class__ = KeptEventLog
     assert isinstance(kept, KeptEventLog)
-    kept._engines, kept._pattern, kept._there = OrderedDict(), None, set()  # noqa: SLF001 - see above
+    kept._open, kept._turn, kept._batch = OrderedDict(), RLock(), {}  # noqa: SLF001 - see above
+    kept._pattern, kept._there = None, set()  # noqa: SLF001
+    ours = _BATCH not in os.environ
+    os.environ.setdefault(_BATCH, _BATCH_EVENTS)
     try:
         yield
     finally:
         kept.close()
+        if ours:
+            del os.environ[_BATCH]
         storage.__class__ = SqliteEventLogStorage

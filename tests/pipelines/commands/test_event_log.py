@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import dagster as dg
 import pytest
+from dagster._core.events.log import EventLogEntry
 from dagster._core.storage.event_log import SqliteEventLogStorage
 
 from pgsieve.pipelines.commands import event_log
@@ -42,9 +45,45 @@ def test_others_see_what_was_recorded_and_few_databases_stay_open(
             assert not initialised, "made like the first run's"
             assert not list(tmp_path.rglob("*.making"))
             assert len(engines) <= 2 + 2 * len(runs), "not one for each event"
-            assert len(storage._engines) <= event_log._KEPT
+            assert len(storage._open) <= event_log._KEPT
             assert len(other.fetch_materializations(KEY, limit=100).records) == 5 + len(runs)
             instance.delete_run(runs[0])
             assert not other.all_logs(runs[0])
         assert type(instance.event_log_storage) is SqliteEventLogStorage
         assert len(instance.fetch_materializations(KEY, limit=100).records) == 5 + len(runs) - 1
+
+
+@dg.asset
+def b() -> None: ...
+
+
+def test_a_batch_is_stored_as_a_whole_and_none_of_it_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
+    stored, batches = list[str](), list[int]()
+    store, store_batch = event_log.KeptEventLog.store_event, event_log.KeptEventLog.store_event_batch
+
+    def failing_once(storage: event_log.KeptEventLog, event: EventLogEntry) -> None:
+        store(storage, event)
+        stored.append(event.run_id)
+        if len(stored) == 2:
+            raise OSError("no room for the second")
+
+    def counted(storage: event_log.KeptEventLog, events: Sequence[EventLogEntry]) -> None:
+        batches.append(len(events))
+        store_batch(storage, events)
+
+    monkeypatch.setattr(event_log.KeptEventLog, "store_event", failing_once)
+    monkeypatch.setattr(event_log.KeptEventLog, "store_event_batch", counted)
+    planned = dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED
+    with dg.DagsterInstance.get() as instance, dg.DagsterInstance.get() as other:
+        with connections_kept(instance.event_log_storage):
+            for _ in range(2):
+                run = dg.materialize([a, b], instance=instance)
+                assert len(other.all_logs(run.run_id, of_type=planned)) == 2
+            of_a = other.event_log_storage.get_event_records(dg.EventRecordsFilter(planned, asset_key=KEY))
+            assert len(of_a) == 2
+        assert "DAGSTER_EVENT_BATCH_SIZE" not in os.environ
+    assert batches == [2, 2]
+    assert "no room for the second" in capfd.readouterr().err
