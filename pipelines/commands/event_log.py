@@ -41,7 +41,7 @@ class KeptEventLog(SqliteEventLogStorage):
     _batch: dict[str, Connection]
     #: A run's database before its first event.
     _pattern: bytes | None
-    #: Tables and columns that are there: Dagster looks at the schema with each event, and no migration takes one away.
+    #: Tables, columns and migrations that are there: Dagster looks for them with each event, and none goes again.
     _there: set[tuple[str, ...]]
 
     @contextmanager
@@ -89,6 +89,10 @@ class KeptEventLog(SqliteEventLogStorage):
     def _has_asset_key_col_on_connection(self, conn: Connection, column_name: str) -> bool:
         has_column = super()._has_asset_key_col_on_connection
         return self._has(("asset_keys", column_name), lambda: has_column(conn, column_name))
+
+    def has_secondary_index(self, name: str) -> bool:
+        """Whether a migration of the data of all runs was made."""
+        return self._has(("migration", name), lambda: super(KeptEventLog, self).has_secondary_index(name))
 
     def _has(self, what: tuple[str, ...], look: Callable[[], bool]) -> bool:
         if what not in self._there and look():
