@@ -148,7 +148,7 @@ class LocalRecords(Commits):
     def is_restored(self, path: str, since: int) -> bool:
         """Whether somebody has gone back in a table that had this version; two looks at its folder where it still has."""
         log = self._tables.log_of(path)
-        if log.are_seen and {since, since + 1} & (log.since(since, since)).keys() == {since}:
+        if {since, since + 1} & (log.since(since, since)).keys() == {since}:
             return False
         table = self.table_at(path)
         later = table.version() - since

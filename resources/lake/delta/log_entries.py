@@ -1,8 +1,8 @@
 """Which entries a Delta table's log has from one of its versions on: a look that is made before each use of a table.
 
 In: the table's path, and what reaches its store. Out: the entries by version, each with what tells it from another of its name. In a folder
-two looks at files tell that; on an object store one listing does, while other threads work. A listing may be late: what
-the caller knows to have been there is asked for by its name. Raises OSError.
+two looks at files tell that, as they do where only delta-rs reaches a store; on an object store one listing does, while other threads work.
+A listing may be late: what the caller knows to have been there is asked for by its name. Raises OSError.
 """
 
 import re
@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from pgsieve.resources.lake.stores.objects import Objects, objects_at
 from pgsieve.resources.lake.stores.storage import is_uri
+from pgsieve.resources.lake.stores.store import Store
 
 #: What tells an entry from another one of its name.
 Stamp = Hashable
@@ -22,15 +23,10 @@ _ENTRY = re.compile(r"(\d{20})\.json")
 class LogEntries:
     """The entries of the log of one table."""
 
-    def __init__(self, path: str, options: tuple[tuple[str, str], ...]) -> None:
-        self._is_uri = is_uri(path)
-        self._folder = f"{urlsplit(path).path.strip('/') if self._is_uri else path}/_delta_log"
-        self._objects: Objects | None = objects_at(path, options) if self._is_uri else None
-
-    @property
-    def are_seen(self) -> bool:
-        """Whether they can be looked at from here; else delta-rs has to."""
-        return not self._is_uri or self._objects is not None
+    def __init__(self, path: str, store: Store) -> None:
+        self._log, self._store, self._is_uri = f"{path}/_delta_log", store, is_uri(path)
+        self._folder = urlsplit(self._log).path.strip("/")
+        self._objects: Objects | None = objects_at(path, store.options) if self._is_uri else None
 
     def since(self, version: int, newest: int) -> Mapping[int, Stamp]:
         """The entry of a version, of the one after `newest`, and maybe of others that came later than the first; what is there of them."""
@@ -50,14 +46,16 @@ class LogEntries:
         """The entry of a version; None where there is none."""
         if self._objects is not None:
             return self._objects.stamp(f"{self._folder}/{_name(version)}")
+        if self._is_uri:
+            return self._store.stamp(f"{self._log}/{_name(version)}")
         try:
-            entry = Path(self._folder, _name(version)).stat()
+            entry = Path(self._log, _name(version)).stat()
         except OSError:
             return None
         return entry.st_ino, entry.st_mtime_ns, entry.st_size
 
     def any(self) -> bool:
-        """Whether there is a log on an object store."""
+        """Whether there may be a log on an object store; one that only delta-rs reaches it is left to."""
         return self._objects is None or bool(self._objects.stamps(self._folder))
 
 

@@ -2,7 +2,7 @@
 
 In: paths, and the store with its options. Out: tables at their newest version. In a folder opening a table costs several
 times what a commit costs, and two looks at its log tell whether one that is open is still the newest. On an object store
-opening it takes several requests, one after the other, and to learn whether one is the newest takes one. So who asks several things
+opening it takes several requests, one after the other, and to learn whether one is the newest takes one, as to know it again does. So who asks several things
 before it writes asks them of one moment there (`Tables.one_moment`). Each thread has tables of its own, as delta-rs changes the one that
 it commits with; one that has finished with its work leaves them to others (`Tables.lend`). Raises what delta-rs does, and OSError.
 """
@@ -42,18 +42,15 @@ class _Held:
     """A table that is held open; `answers` are what has been read of a version."""
 
     table: DeltaTable
-    #: A version that it had, and the log's entry of that where it was looked at.
-    seen: tuple[int, Stamp | None]
+    #: A version that it had, and the log's entry of that.
+    seen: tuple[int, Stamp]
     answers: tuple[int, dict[str, list[dict[str, Any]]]] = field(default_factory=lambda: (-1, {}))
 
     def follows(self, log: LogEntries) -> bool:
         """Bring the table to its newest version; False where what is at its path is not that table any more."""
-        if not log.are_seen:
-            self.table.update_incremental()
-            return True
         version, stamp = self.seen
         entries = log.since(version, self.table.version())
-        if version not in entries or (stamp is not None and entries[version] != stamp):
+        if entries.get(version) != stamp:
             return False
         # What was committed with it, it has already.
         if self.table.version() + 1 in entries:
@@ -62,8 +59,11 @@ class _Held:
             except DeltaError:
                 return False
         newest = self.table.version()
-        self.seen = newest, entries[newest] if newest in entries else log.stamp(newest)
-        return self.seen[1] is not None
+        stamp = entries[newest] if newest in entries else log.stamp(newest)
+        if stamp is None:
+            return False
+        self.seen = newest, stamp
+        return True
 
     def answers_now(self) -> dict[str, list[dict[str, Any]]]:
         """The answers of the version that the table has now."""
@@ -77,7 +77,7 @@ class Tables:
 
     def __init__(self, store: Store) -> None:
         self.options = dict(store.options) or None
-        self._store_options = store.options
+        self._store = store
         self._threads = threading.local()
         self._lock = threading.Lock()
         #: Tables that no thread works with.
@@ -124,17 +124,20 @@ class Tables:
         with self._lock:
             self._idle.update({path: mine.pop(path) for path in paths if path in mine})
 
-        def look(path: str) -> "_Held | Exception | None":
+        def look(path: str) -> "dict[str, _Held | Exception | None]":
             try:
                 table = self.open_if_any(path)
                 if ask is not None and table is not None:
                     ask(path, table)
             except Exception as error:  # noqa: BLE001 - of whoever asks for the table
-                return error
-            return self._mine().pop(path, None)
+                return {path: error}
+            held = self._mine().pop(path, None)
+            # One that is there and is not held is opened by whoever asks for it.
+            return {path: held} if held is not None or table is None else {}
 
         with ThreadPoolExecutor(min(_LOOKS, len(paths)), "pgsieve-look") as pool:
-            seen |= zip(paths, pool.map(look, paths), strict=True)
+            for each in pool.map(look, paths):
+                seen |= each
         mine |= {path: held for path, held in seen.items() if path in paths and isinstance(held, _Held)}
 
     def open_if_any(self, path: str) -> DeltaTable | None:
@@ -184,15 +187,16 @@ class Tables:
 
     def log_of(self, path: str) -> LogEntries:
         """What looks at the log of a table."""
-        return LogEntries(path, self._store_options)
+        return LogEntries(path, self._store)
 
     def _opened(self, path: str) -> DeltaTable:
         table, mine = DeltaTable(path, storage_options=self.options), self._mine()
         self._absent.discard(path)
-        # A folder is looked at when it is opened, as that costs nothing; an object store when it is used again.
-        stamp = None if is_uri(path) else self.log_of(path).stamp(table.version())
-        if is_uri(path) or stamp is not None:
-            held = mine[path] = _Held(table, (table.version(), stamp))
+        # At once: a table that is made anew before it is used again would be taken for this one.
+        version = table.version()
+        stamp = self.log_of(path).since(version, version).get(version)
+        if stamp is not None:
+            held = mine[path] = _Held(table, (version, stamp))
             self._note(path, held)
             if not is_uri(path) and len(mine) > _HELD:
                 mine.popitem(last=False)

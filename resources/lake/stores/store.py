@@ -79,6 +79,12 @@ class Store:
         written: int | None = files.get_file_info(inner).mtime_ns
         return written
 
+    def stamp(self, path: str) -> tuple[int | None, int] | None:
+        """What tells a file from another of its name: when it was written, and its bytes; None where there is none."""
+        files, inner = self.system(path)
+        file = files.get_file_info(inner)
+        return (file.mtime_ns, file.size) if file.type == pafs.FileType.File else None
+
     def read(
         self, path: str, columns: Sequence[str] | None = None, filters: pc.Expression | None = None
     ) -> pa.Table:

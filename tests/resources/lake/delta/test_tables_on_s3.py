@@ -14,7 +14,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from pgsieve.resources.lake.delta import log_entries
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
+from pgsieve.resources.lake.delta.tables import Tables
 from pgsieve.resources.lake.stores.store import Store
 from tests.fixtures.s3_proxy import S3Proxy, s3_proxy
 from tests.fixtures.s3_server import S3Server
@@ -164,10 +166,11 @@ def test_within_one_moment_each_table_is_looked_at_once_and_all_side_by_side(
         (took, seen), asked = step()
         proxy.delay = 0
         assert seen == [*[1] * 8, None]
-        # Each look is two requests, one after the other.
-        assert took < 8 * 2 * 0.3 / 2
+        # Each look is three requests, one after the other.
+        assert took < 8 * 3 * 0.3 / 2
         assert len([path for path in asked if path.endswith("_last_checkpoint")]) == 9
-        assert len([path for path in asked if "list-type=2" in path]) == 9
+        # Of what is there the entry is looked at by which it is known again.
+        assert len([path for path in asked if "list-type=2" in path]) == 9 + 8
         for name, position in (("t0", 2), ("t8", 1)):
             table = pa.table({"id": [2]})
             LocalRecords(Store(tuple(s3_server.delta_rs.items()))).append(
@@ -203,3 +206,42 @@ def test_a_look_at_what_is_known_is_one_request_and_finds_what_was_made_anew(
         assert step()[0] == [[2, 3], True]
         other.remove(f"{s3_folder}/t")
         assert step()[0] == [[], True]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reached", ["from here", "by delta-rs alone"])
+def test_what_was_made_anew_since_a_table_was_opened_is_found(
+    s3_server: S3Server, s3_folder: str, monkeypatch: pytest.MonkeyPatch, reached: str
+) -> None:
+    if reached == "by delta-rs alone":
+        monkeypatch.setattr(log_entries, "objects_at", lambda path, options: None)
+    store, path = Store(tuple(s3_server.delta_rs.items())), f"{s3_folder}/t"
+    one, other = LocalRecords(store, Tables(store)), LocalRecords(store, Tables(store))
+    # First as many versions as the table had that was opened, then more.
+    for versions in ([1], [2], [3, 4]):
+        if reached == "by delta-rs alone":
+            time.sleep(1)  # That tells only in seconds when an entry was written.
+        other.remove(path)
+        for position, number in enumerate(versions, 1):
+            other.append(path, pa.table({"id": [number]}), position)
+        assert sorted(row["id"] for row in one.rows(path)) == versions
+    other.append(path, pa.table({"id": [5]}), 3)
+    assert sorted(row["id"] for row in one.rows(path)) == [3, 4, 5]
+    assert one.position(path) == 3
+
+
+@pytest.mark.slow
+def test_a_table_without_the_entry_of_its_newest_version_is_there(
+    s3_server: S3Server, s3_folder: str
+) -> None:
+    store, paths = Store(tuple(s3_server.delta_rs.items())), [f"{s3_folder}/{name}" for name in "tu"]
+    records = LocalRecords(store, tables := Tables(store))
+    for path in paths:
+        records.append(path, pa.table({"id": [1]}), 1)
+        records.table_at(path).create_checkpoint()
+        files, entry = store.system(f"{path}/_delta_log/{0:020d}.json")
+        files.delete_file(entry)
+    for _ in range(2):
+        with tables.one_moment(paths):
+            assert [(records.exists(path), records.position(path)) for path in paths] == [(True, 1)] * 2
+    assert [records.rows(path) for path in paths] == [[{"id": 1}]] * 2
