@@ -44,8 +44,13 @@ OUTPUT_SETTINGS: Mapping[str, str] = {
 #: Temporary tables last: left out, they would come before pg_catalog (section 19.11.1).
 _SEARCH_PATH = "pg_catalog,pg_temp"
 
-#: By the first ADBC knows no type, as the server names their functions in quotes. By the second nothing of pgsieve's own can be made.
-_USUAL: Mapping[str, str] = {"quote_all_identifiers": "off", "default_transaction_read_only": "off"}
+#: Of another value of the first ADBC knows no type, as the server names their functions in quotes; of the second nothing of pgsieve's
+#: own can be made; of the third the server tells all that it does, which libpq writes to stderr.
+_USUAL: Mapping[str, str] = {
+    "quote_all_identifiers": "off",
+    "default_transaction_read_only": "off",
+    "client_min_messages": "notice",
+}
 
 #: Settings that no user's options may change. The encoding is a parameter of its own.
 _PINNED = {
@@ -134,15 +139,30 @@ class Conninfo:
 
     def connect(self, **options: Any) -> psycopg.Connection[tuple[Any, ...]]:
         """An autocommit session; `options` are psycopg's and libpq's, the latter where the conninfo has no others."""
-        connection = psycopg.connect(
-            self.text, autocommit=True, client_encoding="UTF8", **self._parameters(options)
-        )
+        parameters = self._parameters(options)
+        connection = self._opened(parameters)
+        version = connection.info.server_version
+        try:
+            _settle(connection)
+        except BaseException as error:
+            switches = self._switches(connection, version)
+            ended = connection.broken or isinstance(error, psycopg.errors.QueryCanceled)
+            connection.close()
+            if not ended:
+                raise
+        else:
+            return connection
+        # A timeout of the role's may have been faster. A server refuses one that it does not know, and only now its version is known.
+        connection = self._opened({**parameters, "options": switches})
         try:
             _settle(connection)
         except BaseException:
             connection.close()
             raise
         return connection
+
+    def _opened(self, parameters: Mapping[str, Any]) -> psycopg.Connection[tuple[Any, ...]]:
+        return psycopg.connect(self.text, autocommit=True, client_encoding="UTF8", **parameters)
 
     @contextmanager
     def adbc(self) -> Iterator["dbapi.Connection"]:
@@ -165,12 +185,8 @@ class Conninfo:
     def for_executors(self, connection: psycopg.Connection[Any]) -> "Conninfo":
         """The same where the environment (PGPASSWORD, service files) is another; the session is one of this conninfo."""
         parameters: dict[str, Any] = dict(connection.info.get_parameters())
-        version = connection.info.server_version
-        options = parameters.get("options") if self._has_service else self._user_options
         noticing = _NOTICING if _can_be_set(connection, *_NOTICING) else None
-        parameters["options"] = _options(
-            options, [name for name, least in _TIMEOUTS.items() if least <= version], noticing
-        )
+        parameters["options"] = self._switches(connection, connection.info.server_version, noticing)
         # Those that libpq does not show: the password, also from a file, and that of the client's key.
         for option in connection.pgconn.info:
             if option.keyword == b"sslpassword" and option.val:
@@ -197,6 +213,14 @@ class Conninfo:
         """The user's own."""
         options = parameters_of(self.text).get("options")
         return str(options) if options else os.environ.get("PGOPTIONS")
+
+    def _switches(
+        self, connection: psycopg.Connection[Any], version: int, noticing: tuple[str, str] | None = None
+    ) -> str:
+        """The options of a session like this one, all timeouts of the server's version among them."""
+        # Also of a session that the server has ended.
+        own = connection.info.get_parameters().get("options") if self._has_service else self._user_options
+        return _options(own, [name for name, least in _TIMEOUTS.items() if least <= version], noticing)
 
     def _parameters(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Those beside the conninfo's own."""

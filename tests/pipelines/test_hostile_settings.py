@@ -258,10 +258,11 @@ def test_nothing_that_another_role_planted_is_executed(tmp_path: Path, publisher
 
 
 TIMEOUTS = {
-    "statement_timeout": ("200ms", 0),
-    "lock_timeout": ("200ms", 0),
-    "idle_in_transaction_session_timeout": ("200ms", 0),
-    "idle_session_timeout": ("200ms", 140000),
+    "statement_timeout": ("1ms", 0),
+    "lock_timeout": ("1ms", 0),
+    "idle_in_transaction_session_timeout": ("1ms", 0),
+    "idle_session_timeout": ("1ms", 140000),
+    # A shorter one ends even the start of a session.
     "transaction_timeout": ("200ms", 170000),
 }
 #: What else an administrator may have set for a role, to whom it belongs or for what else it works.
@@ -284,6 +285,7 @@ SETTINGS = {
     "synchronous_commit": "off",
     "enable_seqscan": "off",
     "work_mem": "64kB",
+    "client_min_messages": "debug5",
 }
 
 

@@ -96,6 +96,45 @@ def test_the_roles_settings_do_not_count(
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("place", ["conninfo", "service"])
+def test_no_timeout_of_the_roles_is_faster_than_a_session(
+    publisher_server: EmbeddedServer,
+    kind: str,
+    place: str,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Nor one of a millisecond; and what the server tells such a role is told to nobody."""
+    with psycopg.connect(publisher_server.conninfo(), autocommit=True) as admin:
+        admin.execute("create role hasty login replication")
+        admin.execute("grant create on database postgres to hasty")
+        known = [name for name, least in TIMEOUTS.items() if admin.info.server_version >= least]
+        for name in known:
+            # By the last one the server ends even its own start of a session.
+            shortest = "200ms" if name == "transaction_timeout" else "1ms"
+            admin.execute(sql.SQL("alter role hasty set {} = {}").format(sql.Identifier(name), shortest))
+        admin.execute("alter role hasty set client_min_messages = 'debug5'")
+        conninfo = publisher_server.conninfo(user="hasty")
+        if place == "service":
+            services = tmp_path_factory.mktemp("services") / "services"
+            lines = "\n".join(f"{k}={v}" for k, v in conninfo_to_dict(conninfo).items())
+            services.write_text(f"[hasty]\n{lines}\noptions=-c work_mem=5MB\n")
+            monkeypatch.setenv("PGSERVICEFILE", str(services))
+            conninfo = "service=hasty"
+        shown = ", ".join(f"pg_catalog.current_setting('{name}')" for name in known)
+        expected = str(tuple("0" for _ in known))
+        slept = f"select {shown} from pg_catalog.pg_sleep(0.2)"
+        try:
+            for _ in range(5):
+                assert KINDS[kind](conninfo, slept) == expected
+        finally:
+            admin.execute("drop owned by hasty")
+            admin.execute("drop role hasty")
+    assert "DEBUG" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("place", ["conninfo", "PGOPTIONS", "service"])
 def test_the_users_own_options_count_but_for_what_is_pinned(
     conninfo: str,

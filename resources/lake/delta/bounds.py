@@ -7,6 +7,8 @@ the same; readers can leave out no file, and no row group, by them. What is not 
   reader who looks for the value leaves the file out;
 - of floating-point numbers: Parquet's bounds count no NaN, which is greater than every other number for PostgreSQL and Spark, so that a
   reader who looks for what is greater than a number leaves NaN out (`parquet_files` writes none either);
+- of texts and bytes more than a beginning: a value of megabytes would stand in the file's footer and in Delta's log once more, and
+  Spark reads no log with a text of more than 20,000,000 characters. What is cut stays a bound: the greatest one is cut to what is greater;
 - of dates after the year 262142, over which delta-rs panics. PostgreSQL's dates end in 5874897, and infinity is later
   still. Then no date of that file has bounds, and no column with one within.
 """
@@ -28,6 +30,8 @@ _LAST_DAY = 95_026_236
 _PANIC = "`NaiveDate + TimeDelta` overflowed"
 #: A decimal of so many digits comes back from floating point as it was.
 _EXACT_DIGITS = 15
+#: As many bytes of a text are bounds as delta-rs has without properties; with some it cuts nothing.
+_BOUND_BYTES = 64
 
 
 def bounded_if_possible(
@@ -57,6 +61,7 @@ def writer_properties(schema: pa.Schema, *, dates: bool = True) -> WriterPropert
         max_row_group_size=ROW_GROUP,
         compression="ZSTD",
         compression_level=COMPRESSION_LEVEL,
+        statistics_truncate_length=_BOUND_BYTES,
         default_column_properties=ColumnProperties(
             dictionary_enabled=False, statistics_enabled="NONE" if no_structs else None
         ),

@@ -1,16 +1,19 @@
-"""Dates whose bounds delta-rs cannot tell are written, merged and compacted without bounds. No JVM."""
+"""Dates whose bounds delta-rs cannot tell are written, merged and compacted without bounds; long values have short ones. No JVM."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.delta.merge import Merge
+from pgsieve.resources.lake.delta.parquet_files import write_files
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.maintenance import maintenance
 
@@ -76,3 +79,73 @@ def test_other_dates_have_bounds(tmp_path: Path) -> None:
     LocalRecords().write(path, pa.table({"id": [1, 2], "day": dates(1, 2)}), 10)
     bounds = pa.table(DeltaTable(path).get_add_actions(flatten=True))
     assert bounds["max.day"].cast(pa.int32()).to_pylist() == [2]
+
+
+#: A row of megabytes, as Spark's reader of Delta's log has a limit for texts in it; others have fewer to be told from it.
+_LONG = "x" * 3_000_000
+#: What a log entry of a few columns and a footer have at most.
+_SHORT = 20_000
+
+
+def _long_rows(*ids: int) -> pa.Table:
+    text = pa.array([_LONG] * len(ids))
+    octets = text.cast(pa.binary())
+    new = pa.StructArray.from_arrays([text, octets], ["text", "octets"])
+    lists = pa.ListArray.from_arrays(range(len(ids) + 1), text)
+    return pa.table({"id": list(ids), "text": text, "octets": octets, "new": new, "lists": lists})
+
+
+def _written(local: LocalRecords, path: str) -> None:
+    local.write(path, _long_rows(1, 2), 10)
+    local.append(path, _long_rows(3), 20)
+
+
+def _read_as_it_comes(local: LocalRecords, path: str) -> None:
+    local.write(path, _long_rows(1).to_reader(), 10)
+
+
+def _versioned(local: LocalRecords, path: str) -> None:
+    local.append_versioned(path, _long_rows(1))
+
+
+def _merged(local: LocalRecords, path: str) -> None:
+    rows = _long_rows(1, 2, 3).select(["id", "text", "octets"])
+    local.write(path, rows, 10)
+    changes = {"action": ["update", "upsert"], "k0": [1, 4], "v0": [1, 4]}
+    source = pa.table(changes | {f"v{n}": rows[name].slice(0, 2) for n, name in ((1, "text"), (2, "octets"))})
+    local.merge(path, source, Merge({"id": "k0"}, {"id": "v0", "text": "v1", "octets": "v2"}, {}), 20, 0)
+
+
+def _deleted(local: LocalRecords, path: str) -> None:
+    _written(local, path)
+    assert maintenance(Lake(str(Path(path).parent), no_session), path).delete("id = 2") == 1
+
+
+def _by_threads(local: LocalRecords, path: str) -> None:
+    rows = _long_rows(1, 2)
+    files = [row for file in write_files(path, rows.schema, rows.to_batches()) for row in file.to_pylist()]
+    local.commit(path, rows.schema, files, 10)
+
+
+def _compacted(local: LocalRecords, path: str) -> None:
+    _written(local, path)
+    assert maintenance(Lake(str(Path(path).parent), no_session), path).compact() == 1
+
+
+def _clustered(local: LocalRecords, path: str) -> None:
+    _written(local, path)
+    maintenance(Lake(str(Path(path).parent), no_session), path).compact(["id"])
+
+
+@pytest.mark.parametrize(
+    "write",
+    [_written, _read_as_it_comes, _versioned, _merged, _deleted, _by_threads, _compacted, _clustered],
+)
+def test_neither_log_nor_footer_has_a_long_value(
+    write: Callable[[LocalRecords, str], None], tmp_path: Path
+) -> None:
+    path = tmp_path / "t"
+    write(LocalRecords(), str(path))
+    assert max(len(line) for log in path.glob("_delta_log/*.json") for line in log.open()) < _SHORT
+    assert DeltaTable(str(path)).count() > 0
+    assert max(pq.read_metadata(file).serialized_size for file in path.glob("*.parquet")) < _SHORT
