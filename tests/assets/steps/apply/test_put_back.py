@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from pgsieve.assets.steps.apply import replica_tables
+from pgsieve.assets.steps.checks import repair
 from pgsieve.pipelines.commands.results import RunSummary
 from pgsieve.resources.lake.delta.commits import Commits
 from tests.fixtures.shop import Shop
@@ -67,8 +68,29 @@ def _after_a_run_without_a_cut(patch: pytest.MonkeyPatch, shop: Shop, put_back: 
     _after_the_first_look(patch, shop, put_back)
 
 
+def _after_a_repair(patch: pytest.MonkeyPatch, shop: Shop, put_back: _Once) -> None:
+    shop.run("one")
+    shop.table("one", "orders").delete("id = 2")
+    merge: Act = repair._merged
+
+    def merged(*given: Any) -> object:
+        done = merge(*given)
+        put_back()
+        return done
+
+    patch.setattr(repair, "_merged", merged)
+    shop.cli("check", "--repair", "one")
+
+
 @pytest.mark.parametrize(
-    "when", [_after_the_first_look, _before_the_commit, _after_the_commit, _after_a_run_without_a_cut]
+    "when",
+    [
+        _after_the_first_look,
+        _before_the_commit,
+        _after_the_commit,
+        _after_a_run_without_a_cut,
+        _after_a_repair,
+    ],
 )
 def test_a_replica_that_is_put_back_amid_a_run_is_set_aside(
     shop: Shop, monkeypatch: pytest.MonkeyPatch, when: Callable[[pytest.MonkeyPatch, Shop, _Once], None]
