@@ -5,12 +5,14 @@ restored table says nothing of its rows. Such a table is set aside; a copy that 
 """
 
 from collections.abc import Collection
+from dataclasses import dataclass, field
 
 from pgsieve.assets.steps.records.cuts import Cut
 from pgsieve.assets.steps.records.failures import copy_again, reason
 from pgsieve.assets.steps.records.table_states import Name, TableState, TableStates
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.resources.lake.delta.errors import LakeError
+from pgsieve.resources.lake.delta.records import Standing
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.stores.storage import is_uri
 
@@ -43,6 +45,47 @@ def states_without_damaged(
     return record.newest() if aside else states
 
 
+@dataclass
+class KnownVersions:
+    """Which version of each replica holds what was applied to it, and no RESTORE: those of a cut, and what an apply has left since.
+
+    A look at the beginning holds for the version that it saw. Whoever goes on from a later one looks at what lies between: the
+    next cut would have that version, and nobody looked before it again.
+    """
+
+    subscription: Subscription
+    lake: Lake
+    cut: Cut | None
+    _left: dict[tuple[Name, int], int] = field(default_factory=dict)
+
+    def leave(self, state: TableState, before: Standing | None, now: Standing) -> str | None:
+        """Go on from a later version, which stood so `before` it was applied to; a problem where the table was put back.
+
+        A single commit that moves the position is an apply's, and needs no look.
+        """
+        known = self._known(state)
+        if known is None and before is not None:
+            known = before.version
+        if known is not None and known not in {-1, now.version}:
+            advanced = (
+                before is not None
+                and (before.version, now.version) == (known, known + 1)
+                and (now.position or 0) > (before.position or 0)
+            )
+            path = self.lake.replica(self.subscription.name, *state.name)
+            if not advanced and self.lake.records.is_restored(path, known):
+                return copy_again(self.subscription.name, state.name, _put_back(path))
+        self._left[state.name, state.version] = now.version
+        return None
+
+    def _known(self, state: TableState) -> int | None:
+        # A table that another process has copied meanwhile has a later state.
+        if (left := self._left.get((state.name, state.version))) is not None:
+            return left
+        # A cut from before the copy says nothing of what was copied.
+        return self.cut.tables.get(state.name) if self.cut and self.cut.is_after(state) else None
+
+
 def _damage(
     subscription: Subscription, lake: Lake, state: TableState, cut: Cut | None, *, read: bool
 ) -> str | None:
@@ -53,7 +96,7 @@ def _damage(
     try:
         # Where nobody has written to it since, this is two looks at its folder, and all that there is to do.
         if version is not None and lake.records.is_restored(path, version):
-            return f'somebody has put its replica "{path}" back to an earlier version'
+            return _put_back(path)
         if (read or version is None) and not lake.records.exists(path):
             return _gone(path)
         if read:
@@ -66,3 +109,7 @@ def _damage(
 
 def _gone(path: str) -> str:
     return f'its replica "{path}" is gone'
+
+
+def _put_back(path: str) -> str:
+    return f'somebody has put its replica "{path}" back to an earlier version'

@@ -8,12 +8,12 @@ its end and their Delta versions are written to `_cuts`.
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from pgsieve.assets.steps.apply.applied import Applied, standings
 from pgsieve.assets.steps.apply.batch import Batch, lacking_changes
-from pgsieve.assets.steps.apply.damaged import states_without_damaged
+from pgsieve.assets.steps.apply.damaged import KnownVersions, states_without_damaged
 from pgsieve.assets.steps.apply.layout import follow_layout
 from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.records.catalogs import AlteredSlices
@@ -87,6 +87,7 @@ def _apply(
     begun = {n for n, s in states.items() if s.applies}
     alone = only is None and not _is_copied_by_others(states, begun)
     versions: dict[Name, int] = dict(cut.tables) if cut else {}
+    known = KnownVersions(subscription, lake, cut)
     reached = 0
     batches = deque(cut_into(list(slices)))
     while batches:
@@ -97,6 +98,11 @@ def _apply(
         todo, ahead, states = batch.planned(only)
         alone = alone and not _is_copied_by_others(states, begun)
         for name, standing in ahead.items():
+            if problem := known.leave(states[name], None, standing):
+                states[name] = states[name].with_problem(problem)
+                TableStates(lake, subscription.name).append([states[name]])
+                todo = [plan for plan in todo if plan.pending.name != name]
+                continue
             versions[name] = standing.version
             reached = max(reached, standing.position or 0)
         todo, failed = batch.examined(todo) if subscription.disable_on_error else (todo, None)
@@ -108,7 +114,12 @@ def _apply(
             result.tables[failing.name] = _sum(result.tables.get(failing.name), failing)
             SubscriptionRecord(lake, subscription.name).disable(conflict.message)
             return result
-        for applied in batch.applied(todo):
+        stood = {plan.pending.name: plan.pending.standing for plan in todo}
+        for done in batch.applied(todo):
+            put_back = done.problem is None and known.leave(
+                states[done.name], stood[done.name], done.standing
+            )
+            applied = replace(done, problem=put_back, damaged=True) if put_back else done
             result.tables[applied.name] = _sum(result.tables.get(applied.name), applied)
             if applied.problem:
                 if subscription.disable_on_error and not applied.damaged:

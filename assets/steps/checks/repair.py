@@ -36,7 +36,7 @@ from pgsieve.resources.lake.lake import Lake
 class Repaired:
     """What was done to one replica: rows written and rows taken out, and its Delta version.
 
-    The version is None where the replica is beyond the LSN. `problem` says why nothing was done.
+    The version is None where the replica is beyond the LSN, or was put back by somebody meanwhile. `problem` says why nothing was done.
     """
 
     schema: str
@@ -85,7 +85,11 @@ def _repaired(moment: Moment, name: Name, log: Log) -> Repaired:
             return Repaired(*name, lsn, problem=REWRITTEN)
         inserted, deleted = (0, 0) if net is None else _merged(sides, net, lsn)
         standing = lake.records.standing(sides.path)
-    version = standing.version if (standing.position or 0) <= lsn else None
+        # A cut of a version that follows a RESTORE would hide that: what was compared is gone.
+        is_known = standing.version == sides.version or not lake.records.is_restored(
+            sides.path, sides.version
+        )
+    version = standing.version if is_known and (standing.position or 0) <= lsn else None
     return Repaired(*name, lsn, inserted, deleted, version)
 
 
