@@ -27,7 +27,13 @@ from pgsieve.assets.steps.subscription import (
     Subscription,
     planned_sources,
 )
-from pgsieve.assets.steps.validation.waiting import hold_back, sound_catalog, table_problems, waiting_for
+from pgsieve.assets.steps.validation.waiting import (
+    hold_back,
+    sound_catalog,
+    table_problems,
+    unreadable_tables,
+    waiting_for,
+)
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.publications.catalog import Table
@@ -63,12 +69,18 @@ def tables_to_copy(subscription: Subscription, lake: Lake) -> list[Name]:
     """The published tables that have no replica yet, or whose definition the replica cannot follow in place.
 
     Tables that are not published any more are marked so; tables set aside stay so until copied on demand; those that
-    cannot be replicated as they are published now wait. Raises what stands in the way of all of them.
+    cannot be replicated as they are published now wait, as do those that the role may not read. Raises what stands in the way of all of them.
     """
     with subscription.feed.source.connect() as connection:
         catalog = sound_catalog(connection, subscription, present_catalog(connection))
-    tables = subscription.tables(catalog)
-    states = TableStates(lake, subscription.name).newest()
+        tables, problems = subscription.tables(catalog), table_problems(subscription, catalog)
+        states = TableStates(lake, subscription.name).newest()
+        needed = {
+            name: table
+            for name, table in tables.items()
+            if name not in problems and _needs_copy(states.get(name), subscription.definition(table, catalog))
+        }
+        problems |= unreadable_tables(connection, subscription, needed.values())
     gone = [s for name, s in states.items() if name not in tables and s.state != SyncState.REMOVED]
     TableStates(lake, subscription.name).append(
         [
@@ -76,14 +88,10 @@ def tables_to_copy(subscription: Subscription, lake: Lake) -> list[Name]:
             for s in gone
         ],
     )
-    waiting = hold_back(subscription, lake, catalog)
-    if waiting and subscription.disable_on_error:
+    hold_back(subscription, lake, problems)
+    if problems and subscription.disable_on_error:
         return []
-    return [
-        name
-        for name, table in tables.items()
-        if name not in waiting and _needs_copy(states.get(name), subscription.definition(table, catalog))
-    ]
+    return [name for name in needed if name not in problems]
 
 
 def _needs_copy(state: TableState | None, present: Definition) -> bool:
@@ -267,6 +275,8 @@ def _copy_batch(
                 tables = {
                     n: t for n, t in subscription.tables(catalog).items() if n in left and n not in problems
                 }
+                problems |= unreadable_tables(connection, subscription, tables.values())
+                tables = {n: t for n, t in tables.items() if n not in problems}
                 published = [*tables, *problems]
                 log(
                     f"copying {counted(len(tables), 'table')} of {subscription.name} at {format_lsn(snapshot.lsn)}, {progress} done"

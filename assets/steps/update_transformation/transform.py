@@ -60,7 +60,7 @@ from pgsieve.assets.steps.update_transformation.windows import (
     next_window,
     work_of,
 )
-from pgsieve.assets.steps.validation.waiting import hold_back, sound_catalog, waiting_for
+from pgsieve.assets.steps.validation.waiting import hold_back, sound_catalog, table_problems, waiting_for
 from pgsieve.decoding.errors import UnsupportedFilterError, UnsupportedTypeError
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.publications.catalog import Catalog
@@ -103,7 +103,9 @@ def _transform(subscription: Subscription, lake: Lake, log: Log, results: list[T
     with subscription.feed.source.connect() as connection:
         present = sound_catalog(connection, subscription, present_catalog(connection))
         lsn = current_lsn(connection)
-    if hold_back(subscription, lake, present) and subscription.disable_on_error:
+    problems = table_problems(subscription, present)
+    hold_back(subscription, lake, problems)
+    if problems and subscription.disable_on_error:
         return
     if follow_schema_changes(subscription, lake, present, lsn, begin, log):
         # Whoever transforms beside this begins anew, and so does this.

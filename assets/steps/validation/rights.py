@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 
 from pgsieve.decoding.errors import PgsieveError
-from pgsieve.decoding.publications.catalog import ReplicatedTable
+from pgsieve.decoding.publications.catalog import ReplicatedTable, Table
 from pgsieve.decoding.values.quoting import quote_identifier, quote_qualified
 
 _DENIED = "42501"
@@ -22,7 +22,7 @@ select current_user, rolsuper or rolreplication or exists (
 from pg_roles where rolname = current_user
 """
 _READS = """
-select oid, has_schema_privilege(relnamespace, 'usage'), has_table_privilege(oid, 'select')
+select oid, current_user, has_schema_privilege(relnamespace, 'usage'), has_table_privilege(oid, 'select')
 from pg_class join unnest(%s::oid[]) with ordinality as listed (oid, number) using (oid) order by number
 """
 #: A role may have the right for each of the published columns alone.
@@ -38,29 +38,52 @@ def missing_rights(
     answer = connection.execute(_REPLICATES).fetchone()
     assert answer is not None
     role, replicates = answer
-    grantee = quote_identifier(role)
     if not replicates:
         yield PgsieveError(
             f'permission denied to use replication slots: the role "{role}" has no REPLICATION attribute',
-            hint=f"ALTER ROLE {grantee} REPLICATION; at Amazon: GRANT rds_replication TO {grantee}",
+            hint=f"ALTER ROLE {quote_identifier(role)} REPLICATION; at Amazon: GRANT rds_replication TO {quote_identifier(role)}",
             sqlstate=_DENIED,
         )
+    told = set[str]()
+    for _, error in _denied(connection, tables):
+        if error.message not in told:  # That of a schema each of its tables has.
+            told.add(error.message)
+            yield error
+
+
+def unreadable(
+    connection: psycopg.Connection[Any], tables: Iterable[ReplicatedTable]
+) -> dict[tuple[str, str], PgsieveError]:
+    """Which of some tables the session's role may not select from, each with the first right that is missing."""
+    problems: dict[tuple[str, str], PgsieveError] = {}
+    for table, error in _denied(connection, tables):
+        problems.setdefault((table.schema, table.name), error)
+    return problems
+
+
+def _denied(
+    connection: psycopg.Connection[Any], tables: Iterable[ReplicatedTable]
+) -> Iterator[tuple[Table, PgsieveError]]:
     replicated = {each.table.oid: each for each in tables}
-    denied = set[str]()
-    for oid, uses, reads in connection.execute(_READS, [list(replicated)]).fetchall():
-        table = replicated[oid].table
-        if not uses and table.schema not in denied:
-            denied.add(table.schema)
-            yield PgsieveError(
-                f'permission denied for schema "{table.schema}"',
-                hint=f"GRANT USAGE ON SCHEMA {quote_identifier(table.schema)} TO {grantee}",
-                sqlstate=_DENIED,
+    for oid, role, uses, reads in connection.execute(_READS, [list(replicated)]).fetchall():
+        table, grantee = replicated[oid].table, quote_identifier(role)
+        if not uses:
+            yield (
+                table,
+                PgsieveError(
+                    f'permission denied for schema "{table.schema}"',
+                    hint=f"GRANT USAGE ON SCHEMA {quote_identifier(table.schema)} TO {grantee}",
+                    sqlstate=_DENIED,
+                ),
             )
         columns = list(replicated[oid].columns)
         if not reads and connection.execute(_READS_COLUMNS, [oid, columns]).fetchone() != (True,):
             name = quote_qualified(table.schema, table.name)
-            yield PgsieveError(
-                f"permission denied for table {name}",
-                hint=f"GRANT SELECT ON {name} TO {grantee}",
-                sqlstate=_DENIED,
+            yield (
+                table,
+                PgsieveError(
+                    f"permission denied for table {name}",
+                    hint=f"GRANT SELECT ON {name} TO {grantee}",
+                    sqlstate=_DENIED,
+                ),
             )

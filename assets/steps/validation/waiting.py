@@ -4,6 +4,7 @@ In: a feed or a subscription, and its publisher's catalog. Out: the part of a fe
 catalog, the problems of its tables, which wait in state `i` with the reason. Raises what stands in the way of all.
 """
 
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,8 +15,9 @@ from pgsieve.assets.steps.records.table_states import Name, SyncState, TableStat
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.assets.steps.validation.examination import Examination, filters_beyond_spark
 from pgsieve.assets.steps.validation.layouts import shared_folders
+from pgsieve.assets.steps.validation.rights import unreadable
 from pgsieve.decoding.errors import PgsieveError
-from pgsieve.decoding.publications.catalog import Catalog
+from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable
 from pgsieve.resources.lake.lake import Lake
 
 
@@ -59,13 +61,19 @@ def table_problems(subscription: Subscription, catalog: Catalog) -> dict[Name, P
     return problems
 
 
-def hold_back(subscription: Subscription, lake: Lake, catalog: Catalog) -> dict[Name, PgsieveError]:
-    """Let the tables wait that cannot be replicated as they are published now; which ones, and why.
+def unreadable_tables(
+    connection: psycopg.Connection[Any], subscription: Subscription, tables: Collection[ReplicatedTable]
+) -> dict[Name, PgsieveError]:
+    """Why those of some tables that are to be copied cannot be: the role lacks a right."""
+    return unreadable(connection, tables) if tables and subscription.copy_data else {}
+
+
+def hold_back(subscription: Subscription, lake: Lake, problems: Mapping[Name, PgsieveError]) -> None:
+    """Let the tables wait that cannot be replicated as they are published now, or not be read.
 
     They are copied once they can be, as changes go by meanwhile. With `disable_on_error` the subscription is disabled.
     """
-    problems, states = table_problems(subscription, catalog), TableStates(lake, subscription.name).newest()
-    waiting = []
+    states, waiting = TableStates(lake, subscription.name).newest(), []
     for name, error in problems.items():
         state = states.get(name, TableState(*name, SyncState.REMOVED))
         reason = waiting_for(error)
@@ -77,7 +85,6 @@ def hold_back(subscription: Subscription, lake: Lake, catalog: Catalog) -> dict[
     TableStates(lake, subscription.name).append(waiting)
     if problems and subscription.disable_on_error:
         SubscriptionRecord(lake, subscription.name).disable(next(iter(problems.values())).message)
-    return problems
 
 
 def waiting_for(error: PgsieveError) -> str:
