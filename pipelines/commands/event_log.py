@@ -100,8 +100,8 @@ class KeptEventLog(SqliteEventLogStorage):
         return what in self._there
 
     def _connection(self, shard: str) -> Connection:
-        connection, path = self._open.pop(shard, None), Path(self.path_for_shard(shard))
-        if connection is not None and not path.exists():
+        connection, path = self._open.pop(shard, None), self.path_for_shard(shard)
+        if connection is not None and not os.path.exists(path):  # noqa: PTH110 - asked for each event
             _close(connection)  # Somebody has removed the file.
             connection = None
         if connection is None:
@@ -113,7 +113,7 @@ class KeptEventLog(SqliteEventLogStorage):
             )
             listen(engine, "connect", _write_soon)
             if shard not in self._initialized_dbs:
-                self._make(engine, path)
+                self._make(engine, Path(path))
                 self._initialized_dbs.add(shard)
             connection = engine.connect()
         self._open[shard] = connection

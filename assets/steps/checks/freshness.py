@@ -15,6 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from pgsieve.assets.steps.apply.replica_tables import applied_up_to, complete_up_to
 from pgsieve.assets.steps.records.change_log import ChangeLog
+from pgsieve.assets.steps.records.cuts import Cuts
 from pgsieve.assets.steps.records.transformed import Transformed
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.decoding.protocol.messages import (
@@ -88,9 +89,12 @@ def check_freshness(subscription: Subscription, lake: Lake) -> Freshness:
 
 def seconds_since(connection: psycopg.Connection[Any], since: datetime | None) -> float:
     """Seconds from a time to now by the publisher's clock; 0 from None."""
+    if since is None:
+        return 0.0
     row = connection.execute("select clock_timestamp()").fetchone()
     assert row is not None
-    return 0.0 if since is None else max(0.0, (row[0] - since).total_seconds())
+    seconds: float = (row[0] - since).total_seconds()
+    return max(0.0, seconds)
 
 
 def unapplied_since(subscription: Subscription, lake: Lake, durable: int) -> tuple[int, datetime | None]:
@@ -98,6 +102,9 @@ def unapplied_since(subscription: Subscription, lake: Lake, durable: int) -> tup
 
     None where the change log, which ends at `durable`, has nothing that is not applied.
     """
+    cut = Cuts(lake, subscription.name).last()
+    if cut is not None and cut.lsn >= durable:
+        return cut.lsn, None  # The tables that tell of what is beyond a cut need not be read.
     applied = _applied(subscription, lake)
     return applied, _first_commit(lake, subscription.feed, applied) if applied < durable else None
 
