@@ -12,12 +12,16 @@ from contextlib import contextmanager
 import dagster as dg
 
 from pgsieve.assets.dagster_names import Name
+from pgsieve.assets.steps.done import AHEAD
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord, disabled_error
 from pgsieve.assets.steps.records.table_states import SyncState, TableStates
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.resources.lake.lake import Lake
+
+#: The parent of pgsieve's own loggers.
+_LOGGERS = "pgsieve"
 
 
 class IncompleteError(dg.Failure):
@@ -54,7 +58,32 @@ class _Forwards(logging.Handler):
         self._log = log
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._log.log(record.levelno, record.getMessage())
+        if AHEAD.get() is None:
+            self._log.log(record.levelno, record.getMessage())
+
+
+def tell_step(record: logging.LogRecord) -> None:
+    """Give the log of the step that is running what was said for it before."""
+    for handler in logging.getLogger(_LOGGERS).handlers:
+        if isinstance(handler, _Forwards):
+            handler.emit(record)
+
+
+@contextmanager
+def heard(handler: logging.Handler) -> Iterator[None]:
+    """Have a handler hear what pgsieve's own loggers say in the block."""
+    logger = logging.getLogger(_LOGGERS)
+    # Without any handler Python shows warnings on stderr: with this one it would not.
+    shown = None if logger.hasHandlers() else logging.lastResort
+    if shown is not None:
+        logger.addHandler(shown)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        if shown is not None:
+            logger.removeHandler(shown)
 
 
 @contextmanager
@@ -65,23 +94,16 @@ def as_step(
 
     Dagster calls another error than a Failure "Error occurred while executing op", and tells a sensor no more.
     """
-    logger, handler = logging.getLogger("pgsieve"), _Forwards(context.log)
+    logger = logging.getLogger(_LOGGERS)
     level = logger.level
-    # Without any handler Python shows warnings on stderr: with this one it would not.
-    shown = None if logger.hasHandlers() else logging.lastResort
-    if shown is not None:
-        logger.addHandler(shown)
     if not logger.isEnabledFor(logging.INFO):
         logger.setLevel(logging.INFO)
-    logger.addHandler(handler)
     try:
-        yield
+        with heard(_Forwards(context.log)):
+            yield
     except PgsieveError as error:
         raise StepFailedError(error) from error
     finally:
-        logger.removeHandler(handler)
-        if shown is not None:
-            logger.removeHandler(shown)
         logger.setLevel(level)
 
 

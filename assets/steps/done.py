@@ -3,7 +3,9 @@
 In: where to say what was done, a line at a time. Out: the result, and how many seconds it took. Raises what doing it raised.
 """
 
+import logging
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import TypeVar
 
 from pgsieve.assets.steps.log import Log
@@ -11,6 +13,9 @@ from pgsieve.assets.steps.log import Log
 T = TypeVar("T")
 
 Done = Callable[[Log], tuple[T, float]]
+
+#: Hears what loggers say in work for a step that comes later; None in the step that is running.
+AHEAD: ContextVar[Callable[[logging.LogRecord], None] | None] = ContextVar("ahead", default=None)
 
 
 def done_before(result: T) -> Done[T]:

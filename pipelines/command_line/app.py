@@ -59,9 +59,9 @@ class Command(TyperCommand):
         except Exception as error:
             if isinstance(error, OSError) and error.errno == errno.EPIPE:  # `pgsieve … | head` is no fault
                 raise
-            from pgsieve.pipelines.commands.failures import storage_refusal
+            from pgsieve.pipelines.commands.failures import what_refused
 
-            if (refused := storage_refusal(error)) is not None:
+            if (refused := what_refused(error)) is not None:
                 console.print_error(refused)
                 raise typer.Exit(REFUSED) from error
             console.print_unexpected(error, verbose=is_verbose(ctx))

@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.commands.results import Failure
-from pgsieve.resources.lake.delta.errors import causes, refusal
+from pgsieve.resources.lake.delta.errors import causes, is_lost, refusal, spark_lost
 from pgsieve.resources.lake.stores.store_errors import store_refusal
 
 
@@ -59,7 +59,7 @@ class Failures:
             # Any other: a fault of pgsieve's own is no other subscription's either.
             if unless(error):
                 raise
-            reported = storage_refusal(error) or error
+            reported = what_refused(error) or error
             concerned = tuple(name for name in subscriptions if name not in self)
             self._errors |= dict.fromkeys(concerned, reported)
             if concerned:
@@ -91,10 +91,12 @@ class Failures:
         return tuple(Failure(tuple(sorted(names)), self._errors[names[0]]) for names in concerned.values())
 
 
-def storage_refusal(error: Exception) -> PgsieveError | None:
-    """The refusal of a disk or a store: of Dagster's records or temporary files, where it was not the lake's."""
+def what_refused(error: Exception) -> PgsieveError | None:
+    """The refusal of a disk or a store, of Dagster's records or temporary files where it was not the lake's; or Spark, which is lost."""
     if isinstance(error, PgsieveError):
         return None
+    if is_lost(error):
+        return spark_lost()
     if refused := store_refusal(causes(error)):
         return PgsieveError(f"the lake: {refused.what}", hint=refused.hint)
     if (code := refusal(error)) is None:

@@ -5,6 +5,7 @@ a small one works, in Python; most of the work waits for a server, or runs witho
 more is held at a time than without it. Raises nothing; each step raises what its work raised.
 """
 
+import logging
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
@@ -12,7 +13,8 @@ from contextvars import copy_context
 from time import monotonic
 from typing import Generic, TypeVar
 
-from pgsieve.assets.steps.done import Done
+from pgsieve.assets.outcome import heard, tell_step
+from pgsieve.assets.steps.done import AHEAD, Done
 from pgsieve.assets.steps.log import Log
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.kept_sessions import kept_sessions
@@ -34,7 +36,7 @@ def worked_ahead(lake: Lake, work: Mapping[Key, Callable[[Log], T]]) -> Iterator
         yield {}
         return
     lake.lend_tables()
-    with ThreadPoolExecutor(1, "pgsieve-work") as pool:
+    with heard(_Heard()), ThreadPoolExecutor(1, "pgsieve-work") as pool:
         done = {key: _Ahead(pool, lake, act) for key, act in work.items()}
         try:
             yield done
@@ -48,13 +50,22 @@ def worked_ahead(lake: Lake, work: Mapping[Key, Callable[[Log], T]]) -> Iterator
             raise
 
 
+class _Heard(logging.Handler):
+    """Keeps what the work of a step logs, until the step asks: it is no other step's that is running."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if (hear := AHEAD.get()) is not None:
+            hear(record)
+
+
 class _Ahead(Generic[T]):
     """The work of one step, and what it says until the step asks."""
 
     def __init__(self, pool: ThreadPoolExecutor, lake: Lake, act: Callable[[Log], T]) -> None:
-        self._said: list[str] = []
+        self._said: list[str | logging.LogRecord] = []
 
         def work() -> tuple[T, float]:
+            AHEAD.set(self._said.append)
             begin = monotonic()
             try:
                 return act(self._said.append), monotonic() - begin
@@ -71,5 +82,8 @@ class _Ahead(Generic[T]):
         try:
             return self._result.result()
         finally:
-            for line in self._said:
-                log(line)
+            for said in self._said:
+                if isinstance(said, str):
+                    log(said)
+                else:
+                    tell_step(said)

@@ -28,7 +28,6 @@ from pgsieve.resources.lake.delta.errors import (
     LakeError,
     LakeUnavailableError,
     OverrunError,
-    SparkLostError,
     StoreUnavailableError,
     causes,
     first_line,
@@ -38,6 +37,7 @@ from pgsieve.resources.lake.delta.errors import (
     of_one_folder,
     raise_ours,
     refusal,
+    spark_lost,
     told,
 )
 from pgsieve.resources.lake.kept_commits import check_commits_are_kept
@@ -159,10 +159,7 @@ class LakeAccess(LakePaths):
     def refuse_unavailable(self, error: Exception) -> None:
         """Raise LakeUnavailableError or SparkLostError where an error says that these fail, not one table."""
         if is_lost(error):
-            raise SparkLostError(
-                "Spark lost executors, or is gone",
-                hint="see Spark's log, above or of its server; `pgsieve run` goes on from the last commit",
-            ) from error
+            raise spark_lost() from error
         if is_uri(self.uri) and (refused := store_refusal(causes(error))):
             raise self._refused(refused) from error
         if (code := refusal(error)) is None:

@@ -10,6 +10,7 @@ import errno
 import os
 import re
 from collections.abc import Iterator
+from traceback import walk_tb
 
 from deltalake.exceptions import CommitFailedError
 from py4j.protocol import Py4JNetworkError
@@ -140,8 +141,25 @@ def refusal(error: BaseException) -> int | None:
 def is_lost(error: BaseException) -> bool:
     """Whether Spark failed without a task's fault: it lost an executor, or its driver is gone."""
     return any(
-        isinstance(each, Py4JNetworkError) or ("SQLSTATE: 22" not in str(each) and _LOST.search(str(each)))
+        isinstance(each, Py4JNetworkError)
+        or _no_jvm_answers(each)
+        or ("SQLSTATE: 22" not in str(each) and _LOST.search(str(each)))
         for each in causes(error)
+    )
+
+
+def _no_jvm_answers(error: BaseException) -> bool:
+    """Whether Py4J opened another connection to a JVM that is gone: what the system says of that it leaves as it is."""
+    return isinstance(error, ConnectionError) and any(
+        frame.f_globals.get("__name__", "").startswith("py4j.") for frame, _ in walk_tb(error.__traceback__)
+    )
+
+
+def spark_lost() -> SparkLostError:
+    """The error of a Spark that is lost."""
+    return SparkLostError(
+        "Spark lost executors, or is gone",
+        hint="see Spark's log, above or of its server; `pgsieve run` goes on from the last commit",
     )
 
 

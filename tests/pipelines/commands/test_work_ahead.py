@@ -1,14 +1,15 @@
 """The work of steps is done while others are recorded, and ends with what waits for it."""
 
-from __future__ import annotations
-
+import logging
 import threading
 from functools import partial
 from pathlib import Path
 
+import dagster as dg
 import pytest
 
-from pgsieve.assets.steps.done import done_before
+from pgsieve.assets.outcome import as_step
+from pgsieve.assets.steps.done import AHEAD, done_before
 from pgsieve.assets.steps.log import Log
 from pgsieve.pipelines.commands.work_ahead import worked_ahead
 from pgsieve.resources.lake.lake import Lake
@@ -38,6 +39,42 @@ def test_each_step_gets_its_result_what_was_said_and_its_own_error_in_any_order(
         assert done["a"](said.append)[0] == "A"
     assert said == ["c begins", "c ends", "b begins", "a begins", "a ends"]
     assert done_before(7)(said.append) == (7, 0.0)
+
+
+def test_what_is_logged_is_in_the_log_of_its_own_step(lake: Lake) -> None:
+    """Also while another step is running, and while none is."""
+    running, logged = threading.Event(), threading.Event()
+
+    def work(name: str, _: Log) -> str:
+        if name == "b":
+            running.wait(60)
+        logging.getLogger("pgsieve.working").warning("%s waits", name)
+        if name == "b":
+            logged.set()
+        return name
+
+    with worked_ahead(lake, {name: partial(work, name) for name in "ab"}) as done:
+
+        @dg.multi_asset(specs=[dg.AssetSpec("a")], name="a")
+        def first(context: dg.AssetExecutionContext) -> None:
+            with as_step(context):
+                running.set()
+                logged.wait(60)
+                done["a"](context.log.info)
+
+        @dg.multi_asset(specs=[dg.AssetSpec("b", deps=["a"])], name="b")
+        def second(context: dg.AssetExecutionContext) -> None:
+            with as_step(context):
+                done["b"](context.log.info)
+
+        with dg.DagsterInstance.ephemeral() as dagster:
+            result = dg.materialize([first, second], instance=dagster)
+            logs = dagster.all_logs(result.run_id)
+    said = [
+        (entry.step_key, entry.level, entry.user_message) for entry in logs if "waits" in entry.user_message
+    ]
+    assert said == [("a", logging.WARNING, "a waits"), ("b", logging.WARNING, "b waits")]
+    assert AHEAD.get() is None
 
 
 def test_one_alone_works_in_its_step(lake: Lake) -> None:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import errno
+import socket
+
+import pytest
+from py4j.clientserver import ClientServer, JavaParameters, PythonParameters
 
 from pgsieve.resources.lake.delta.errors import is_lost, missing_file, refusal, told
 
@@ -38,3 +42,17 @@ def test_of_an_error_in_the_data_only_the_condition_or_postgresqls_words_are_tol
     assert told(overflow) == "Spark's error CAST_OVERFLOW"
     division = RuntimeError("[USER_RAISED_EXCEPTION] division by zero [22012] SQLSTATE: P0001")
     assert told(division) == "division by zero [22012]"
+
+
+def test_a_jvm_that_does_not_answer_any_more_is_a_lost_spark() -> None:
+    with socket.socket() as taken:  # Nobody listens there.
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        gateway = ClientServer(JavaParameters(port=port), PythonParameters(port=0))
+        with pytest.raises(ConnectionRefusedError) as raised:
+            gateway.jvm.System.currentTimeMillis()
+        gateway.shutdown_callback_server()
+        with pytest.raises(ConnectionRefusedError) as other:
+            socket.create_connection(("127.0.0.1", port))
+    assert is_lost(raised.value)
+    assert not is_lost(other.value)
