@@ -4,7 +4,7 @@ In: a subscription of a project. Out: assets, in runs of Dagster in this process
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import dagster as dg
 
@@ -34,7 +34,6 @@ from pgsieve.decoding.wording import counted
 from pgsieve.pipelines.commands.in_process import NAMING, materialize
 from pgsieve.pipelines.commands.results import AppliedTable, CopiedTable, Progress, SubscriptionRun
 from pgsieve.pipelines.project import Project
-from pgsieve.pipelines.published import published_tables
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.tracing import span
 
@@ -126,9 +125,10 @@ class Materializer:
         """The work of `replica_tables`, and the cut before."""
         return Cuts(self.lake, self.name).last(), apply(self.subscription, self.lake, log)
 
-    def tables_to_tell(self) -> tuple[Tables, Tables]:
+    def tables_to_tell(self, published: Callable[[], Mapping[str, Tables]]) -> tuple[Tables, Tables]:
         """The replica tables that have something new, and the others; neither where nothing is new.
 
+        `published` has the tables of each subscription, and is asked where something is new.
         Also where an error has just disabled the subscription: what committed before is transformed, and applied. What is set
         aside has nothing to apply, but the run has to end as failed.
         """
@@ -138,8 +138,7 @@ class Materializer:
             stale = tables_beyond_cut(self.subscription, self.lake) | set_aside(self.subscription, self.lake)
         if not stale:
             return {}, {}
-        published = published_tables(self.declared, [self.subscription])[self.subscription.name]
-        return partitioned(published, stale)
+        return partitioned(published()[self.subscription.name], stale)
 
     def report(self) -> None:
         """Where no asset has anything new the cut may: a table that was dropped is not in the next one."""

@@ -7,11 +7,12 @@ error ends the part of the subscriptions that it concerns, and no other's.
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from functools import partial
+from functools import cache, partial
 from typing import TypeVar
 
 import dagster as dg
 
+from pgsieve.assets.published import Tables
 from pgsieve.assets.slot_consumption import change_log_asset
 from pgsieve.assets.steps.done import Done
 from pgsieve.assets.steps.log import Log
@@ -38,6 +39,7 @@ from pgsieve.pipelines.commands.results import Progress, RunSummary, Subscriptio
 from pgsieve.pipelines.commands.work_ahead import worked_ahead
 from pgsieve.pipelines.config.model import Config, SubscriptionConfig
 from pgsieve.pipelines.project import Project, project
+from pgsieve.pipelines.published import published_tables
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.stores.shared_reads import reads_shared
 from pgsieve.resources.postgres.kept_sessions import sessions_kept
@@ -132,7 +134,12 @@ def apply_together(
     with reads_shared() if len(going) > 1 else nullcontext():
         assets = {m: m.table_changes for m in going}
         _materialize_each("transform for", assets, Materializer.transformed, failures, unless)
-    told = dict(failures.each(going, lambda m: (m, m.tables_to_tell()), unless=unless))
+
+    @cache
+    def published() -> Mapping[str, Tables]:
+        return published_tables(going[0].declared, [m.subscription for m in going])
+
+    told = dict(failures.each(going, lambda m: (m, m.tables_to_tell(published)), unless=unless))
     applying = {m: partial(m.replica_tables, *tables) for m, tables in told.items() if tables[0]}
     _materialize_each("apply to", applying, Materializer.brought_up_to_date, failures, unless)
     failures.each([m for m in told if m not in applying], Materializer.report, unless=unless)

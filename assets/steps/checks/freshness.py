@@ -118,7 +118,7 @@ def unread_since(
     slot: it takes its turn, as one that reads meanwhile to apply would be refused.
     """
     if peeking and not state.active:
-        with suppress(LockHeldError, SlotInUseError), feed.exclusively(_TURN_SECONDS):
+        with suppress(LockHeldError, SlotInUseError):
             return _waiting(connection, feed, state)
     return _read(connection, lake, feed, ChangeLog(lake, feed).position() or 0)
 
@@ -151,11 +151,11 @@ def _waiting(connection: psycopg.Connection[Any], feed: Feed, state: SlotState) 
     catalog, lsn = feed.with_defined(present_catalog(connection)), current_lsn(connection)
     names = tuple(feed.published_part(catalog).slot_publications(catalog))
     asked = _FIRST.get((feed.source, feed.slot))
-    if asked is not None and asked.holds(state.confirmed_lsn, names, lsn):
-        return asked.since
-    since = _first_waiting(connection, feed, names, lsn)
-    _FIRST[feed.source, feed.slot] = _Asked(state.confirmed_lsn, names, lsn, since)
-    return since
+    if asked is None or not asked.holds(state.confirmed_lsn, names, lsn):
+        with feed.exclusively(_TURN_SECONDS):
+            since = _first_waiting(connection, feed, names, lsn)
+        asked = _FIRST[feed.source, feed.slot] = _Asked(state.confirmed_lsn, names, lsn, since)
+    return asked.since
 
 
 def _first_waiting(
