@@ -24,6 +24,7 @@ class StoreFault(Enum):
     REGION = "the bucket is in another region"
     BUSY = "the store answers with errors"
     UNREACHED = "the store does not answer"
+    NO_FILE_SYSTEM = "Spark has no file system for such an address"
 
 
 _GO_ON = "then run again: nothing is lost, a slot is confirmed only up to what the lake holds"
@@ -37,6 +38,8 @@ _HINTS = {
     f" bucket may not be read-only; {_GO_ON}",
     StoreFault.REGION: f"give the bucket's `region` in `storage` of pgsieve.yaml, or as AWS_REGION; {_GO_ON}",
     StoreFault.BUSY: "run again later: nothing is lost, a slot is confirmed only up to what the lake holds",
+    StoreFault.NO_FILE_SYSTEM: "have Spark get the package of the file system, as by `spark.jars.packages` in `spark.conf` of"
+    f' pgsieve.yaml (pgsieve\'s documentation, "Platforms: what to set, and what was run"); {_GO_ON}',
     StoreFault.UNREACHED: f"see whether this machine reaches the endpoint of `storage` in pgsieve.yaml; {_GO_ON}",
 }
 
@@ -110,6 +113,8 @@ _CODE = re.compile(r"<Code>(\w+)</Code>|Status Code: \d{3}[^\n]*?\):\s?([A-Z]\w+
 _STATUS_CODE = re.compile(r"non-2xx status code\s+(\d{3})|Status Code: (\d{3})")
 #: Where credentials of a machine's role are asked for; there is none where nobody answers.
 _METADATA = re.compile(r"Error performing [A-Z]+ http://(?:169\.254\.169\.254|metadata\.google\.internal)")
+#: Hadoop's words for a file system whose class, or scheme, it does not have.
+_NO_FILE_SYSTEM = re.compile(r"No FileSystem for scheme|Class [\w.]+\.hadoop\.fs\.[\w.]+ not found")
 #: delta-rs' word for an answer of S3's that sends it to another region.
 _OTHER_REGION = "incorrectly configured region"
 _CLASS = re.compile("|".join(_CLASSES))
@@ -152,6 +157,8 @@ def store_refusal(errors: Iterable[BaseException]) -> StoreRefusal | None:
 
 
 def _refusal(text: str) -> StoreRefusal | None:
+    if _NO_FILE_SYSTEM.search(text):
+        return StoreRefusal(StoreFault.NO_FILE_SYSTEM)
     if not _OF_A_STORE.search(text):
         return None
     if _METADATA.search(text):

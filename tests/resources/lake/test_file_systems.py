@@ -1,0 +1,27 @@
+"""A lake for whose address Spark has no file system is refused as a whole, with what to do: no table is to blame."""
+
+from __future__ import annotations
+
+import pytest
+
+from pgsieve.assets.steps.records.failures import reason
+from pgsieve.resources.lake.delta.errors import LakeUnavailableError
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.stores.storage import Storage
+from tests.fixtures.pgsieve_replica import engine
+
+
+@pytest.mark.parametrize("address", ["abfss://lake@account.dfs.core.windows.net/x", "gs://bucket/x"])
+def test_a_file_system_that_spark_lacks_is_no_tables_fault(address: str) -> None:
+    session = engine().session
+    lake = Lake(address, lambda: session, storage=Storage.of(address, {}))
+    path = f"{address}/sales/public/orders"
+    for read in (lambda: lake.current(path).count(), lambda: session.read.parquet(path).count()):
+        with pytest.raises(LakeUnavailableError) as refused, lake.refusing(path):
+            read()
+        assert refused.value.message == f'lake "{address}": Spark has no file system for such an address'
+        assert "spark.jars.packages" in (refused.value.hint or "")
+        with pytest.raises(Exception) as raised:
+            read()
+        with pytest.raises(LakeUnavailableError):
+            reason(lake, raised.value)
