@@ -43,6 +43,7 @@ def _quoted(name: str) -> str:
     return sql.Identifier(name).as_string(None)
 
 
+@pytest.mark.spark
 @pytest.mark.parametrize("scenario", ["executors", *_LONG], indirect=True)
 def test_names_beside_each_other_are_the_names_that_they_are(scenario: Scenario) -> None:
     tables = {"keyless": _PLAIN, "keyless_mapped": _MAPPED, "keyed": _PLAIN, "keyed_mapped": _MAPPED}

@@ -11,6 +11,7 @@ from pgsieve.resources.lake.stores.storage import Storage
 from tests.fixtures.pgsieve_replica import engine
 
 
+@pytest.mark.spark
 @pytest.mark.parametrize("address", ["abfss://lake@account.dfs.core.windows.net/x", "gs://bucket/x"])
 def test_a_file_system_that_spark_lacks_is_no_tables_fault(address: str) -> None:
     session = engine().session
