@@ -393,7 +393,7 @@ def test_a_store_that_is_far_away_is_asked_little_for_each_table_of_a_first_copy
     assert shop("run")[0] == 0, shop.log
     copying = takewhile(lambda a: a[0] != "PUT" or "/_transformed/" not in a[1], shop.proxy.answered)
     of_tables = [path for _, path, _ in copying if "/public/" in unquote(path)]
-    # A look at a table that is held open is two requests, as is one at none; opening one is four, writing a new one ten.
+    # A look at a table that is held open is two requests, as is one at none; opening one is five, writing a new one ten.
     assert len(of_tables) <= 24 * len(shop.tables)
     shop.settle()
 
