@@ -56,12 +56,10 @@ class KeptEventLog(SqliteEventLogStorage):
     def store_event_batch(self, events: Sequence[EventLogEntry]) -> None:
         """Store some events in one transaction of each database; where it fails, Dagster stores them one by one."""
         with self._turn, ExitStack() as stack:
+            stack.callback(self._batch.clear)
             for shard in {INDEX_SHARD_NAME, *(event.run_id for event in events)}:
                 self._batch[shard] = stack.enter_context(self._connect(shard))
-            try:
-                super().store_event_batch(events)
-            finally:
-                self._batch.clear()
+            super().store_event_batch(events)
 
     def _make(self, engine: Engine, path: Path) -> None:
         """Have a database have its tables."""

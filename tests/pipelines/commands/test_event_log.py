@@ -10,6 +10,7 @@ import dagster as dg
 import pytest
 from dagster._core.events.log import EventLogEntry
 from dagster._core.storage.event_log import SqliteEventLogStorage
+from sqlalchemy import Connection
 
 from pgsieve.pipelines.commands import event_log
 from pgsieve.pipelines.commands.event_log import connections_kept
@@ -87,3 +88,34 @@ def test_a_batch_is_stored_as_a_whole_and_none_of_it_twice(
         assert "DAGSTER_EVENT_BATCH_SIZE" not in os.environ
     assert batches == [2, 2]
     assert "no room for the second" in capfd.readouterr().err
+
+
+def test_a_batch_whose_second_database_cannot_be_opened_leaves_no_transaction_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
+    store_batch, connection = event_log.KeptEventLog.store_event_batch, event_log.KeptEventLog._connection
+    opened = list[str]()
+
+    def counted(storage: event_log.KeptEventLog, events: Sequence[EventLogEntry]) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(event_log.KeptEventLog, "_connection", failing_second)
+            store_batch(storage, events)
+
+    def failing_second(storage: event_log.KeptEventLog, shard: str) -> Connection:
+        opened.append(shard)
+        if len(opened) == 2:
+            raise OSError("no file can be opened")
+        return connection(storage, shard)
+
+    monkeypatch.setattr(event_log.KeptEventLog, "store_event_batch", counted)
+    with (
+        dg.DagsterInstance.get() as instance,
+        dg.DagsterInstance.get() as other,
+        connections_kept(instance.event_log_storage),
+    ):
+        run = dg.materialize([a, b], instance=instance)
+        planned = dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED
+        assert len(opened) == 2
+        assert len(other.all_logs(run.run_id, of_type=planned)) == 2
+        assert len(other.fetch_materializations(KEY, limit=100).records) == 1
