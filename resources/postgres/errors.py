@@ -76,16 +76,13 @@ def refusing(source: str, what: str) -> Iterator[None]:
     """Turn the server's refusal into a SourceError that names what was tried."""
     try:
         yield
-    except psycopg.errors.InsufficientPrivilege as error:
+    except (psycopg.errors.InsufficientPrivilege, psycopg.errors.ReadOnlySqlTransaction) as error:
+        on_standby = isinstance(error, psycopg.errors.ReadOnlySqlTransaction)
         raise SourcePermissionError(
             f'source "{source}": cannot {what} ({message_without_values(error)})',
-            hint="grant the right, or have the object created by its owner; `pgsieve validate` prints the SQL",
-            sqlstate=error.sqlstate,
-        ) from cause_without_values(error)
-    except psycopg.errors.ReadOnlySqlTransaction as error:
-        raise SourcePermissionError(
-            f'source "{source}": cannot {what} ({message_without_values(error)})',
-            hint="on a standby nothing can be created: run what `pgsieve validate` prints on its primary",
+            hint="on a standby nothing can be created: run what `pgsieve validate` prints on its primary"
+            if on_standby
+            else "grant the right, or have the object created by its owner; `pgsieve validate` prints the SQL",
             sqlstate=error.sqlstate,
         ) from cause_without_values(error)
     except (psycopg.Error, adbc_driver_manager.Error, pa.ArrowException, OSError) as error:
