@@ -160,6 +160,8 @@ class PluginDriver:
                 yield from self._end(begun, "commit", message.commit_lsn)
             case Prepare() | StreamStop() if self._holding is not None:
                 self._holding = None
+            case Prepare() if self._open is None:
+                yield from self._prepare_empty(message)
             case Prepare():
                 yield from self._prepare(self._current(), message)
             case StreamStop():
@@ -248,6 +250,13 @@ class PluginDriver:
         yield from self._end(begun, "prepare", message.prepare_lsn)
         if begun.ignored:
             self._ignored.add(message.xid)
+
+    def _prepare_empty(self, message: Prepare) -> Iterator[Output]:
+        """Begin what changed nothing here: PostgreSQL 18 does not, and a plugin may keep its state since then."""
+        if self._plugin.decodes_prepare(message.xid, message.gid):
+            yield from self._prepare(_Open(_prepared(message), "begin_prepare"), message)
+        else:
+            self._held[message.xid] = HeldTransaction(streamed=False)
 
     def _commit_prepared(self, message: CommitPrepared) -> Iterator[Output]:
         xid, gid = message.xid, message.gid
@@ -345,7 +354,7 @@ class PluginDriver:
         yield from self._end_stream(streamed, "stream_prepare", txn, message.prepare_lsn)
 
 
-def _prepared(message: BeginPrepare | StreamPrepare) -> Transaction:
+def _prepared(message: BeginPrepare | Prepare | StreamPrepare) -> Transaction:
     txn = Transaction(message.xid, message.prepare_lsn, message.end_lsn, gid=message.gid)
     txn.prepare_time = message.prepare_time
     return txn

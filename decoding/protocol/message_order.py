@@ -29,7 +29,7 @@ from pgsieve.decoding.protocol.messages import (
     StreamStop,
 )
 
-_OfTransaction: TypeAlias = Begin | BeginPrepare | StreamStart | CommitPrepared | RollbackPrepared
+_OfTransaction: TypeAlias = Begin | BeginPrepare | Prepare | StreamStart | CommitPrepared | RollbackPrepared
 
 
 class MessageOrder:
@@ -92,6 +92,10 @@ class MessageOrder:
                 ended = (message.prepare_lsn, message.end_lsn, message.xid, message.gid)
                 agree = ended == (begun.prepare_lsn, begun.end_lsn, begun.xid, begun.gid)
             case StreamStop(), StreamStart():
+                agree = True
+            case Prepare(), None:
+                # PostgreSQL 18 sends no Begin Prepare for what changed nothing, and locked rows.
+                self._expect_new(message, self._prepared | self._streams)
                 agree = True
             case _:
                 self._fail(message, "at the end of a transaction or block of its kind")

@@ -308,6 +308,8 @@ BLOCK = [StreamStart(7, True), replace(TABLE, xid=7), row("x", 7), StreamStop()]
         [*BLOCK, BEGIN],
         [*BLOCK, CommitPrepared(*PREPARED)],
         [BeginPrepare(*PREPARED), Prepare(*PREPARED), BEGIN],
+        [Prepare(*PREPARED), Prepare(*PREPARED)],
+        [*BLOCK, Prepare(*PREPARED)],
         [*BLOCK, StreamPrepare(*PREPARED), StreamStart(7, True)],
         [StreamPrepare(*PREPARED)],
         [*BLOCK, StreamCommit(7, 7, 8, 0), StreamCommit(7, 7, 8, 0)],
@@ -395,6 +397,14 @@ def test_a_prepare_that_was_not_read_is_an_error_for_a_plugin_that_needs_it() ->
     assert refused.value.sqlstate == "55000"
     assert calls(registered(*TWO_PHASE), [CommitPrepared(*PREPARED)]) == ["commit_prepared 7"]
     assert calls(registered(), [RollbackPrepared(7, 8, 0, 0, 7, "g")]) == []
+
+
+def test_a_prepare_without_its_begin_is_an_empty_transaction() -> None:
+    messages = [Prepare(*PREPARED), CommitPrepared(*PREPARED)]
+    assert calls(registered(), messages) == ["begin 7", "commit 7"]
+    assert calls(registered(*TWO_PHASE), messages) == ["begin_prepare 7", "prepare 7", "commit_prepared 7"]
+    rolled_back = [Prepare(*PREPARED), RollbackPrepared(7, 8, 0, 0, 7, "g")]
+    assert calls(registered(), rolled_back) == []
 
 
 def test_filter_prepare_puts_a_transaction_off_to_its_commit() -> None:

@@ -50,6 +50,7 @@ OUTSIDE = LogicalMessage(transactional=False, lsn=1, prefix="p", content=b"")
         [FIRST_BLOCK, STOP, SUBTRANSACTION_ABORT, NEXT_BLOCK, STOP, STREAM_ABORT, FIRST_BLOCK],
         [STREAM_ABORT],  # the server noticed the abort before it sent a block
         [BEGIN_PREPARE, CHANGE, PREPARE, COMMIT_PREPARED],
+        [PREPARE, COMMIT_PREPARED],  # PostgreSQL 18, for what only locked rows
         [FIRST_BLOCK, STOP, StreamPrepare(100, 108, 0, 7, "gid"), COMMIT_PREPARED],
     ],
 )
@@ -76,6 +77,8 @@ def test_these_are_in_order(messages: Sequence[Message]) -> None:
         ([], STREAM_COMMIT, "after a block"),
         ([FIRST_BLOCK, STOP], COMMIT_PREPARED, "which has begun before"),
         ([BEGIN_PREPARE, PREPARE], BEGIN, "which has begun before"),
+        ([PREPARE], PREPARE, "which has begun before"),
+        ([FIRST_BLOCK, STOP], PREPARE, "which has begun before"),
     ],
 )
 def test_a_message_without_a_place_is_an_error_that_says_where_it_comes(

@@ -255,3 +255,51 @@ def test_one_of_several_slots_has_to_be_named(config: Path, decode: Decode, conn
     result = decode("--slot", "pgsieve_shop")
     assert result.exit_code == 2
     assert "is read with publications that do not exist: pgsieve_shop [42704]" in result.stderr
+
+
+EMPTY = """\
+lake: ./lake
+sources:
+  shop: {{conninfo: "{conninfo}"}}
+subscriptions:
+  sales: {{source: shop, publications: [everything], two_phase: true}}
+"""
+
+
+def test_what_was_prepared_and_changed_nothing_is_no_obstacle(
+    publisher_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    """PostgreSQL 18 sends its Prepare alone; its own subscriber does not come past that."""
+    name = "decoded_empty"
+    config, conninfo = tmp_path / "pgsieve.yaml", publisher_server.conninfo(dbname=name)
+    config.write_text(EMPTY.format(conninfo=conninfo))
+
+    def pgsieve(*arguments: str) -> str:
+        result = CliRunner().invoke(cli.app, ["-c", str(config), *arguments])
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    with psycopg.connect(publisher_server.conninfo(), autocommit=True) as admin:
+        admin.execute(f"CREATE DATABASE {name}")
+    try:
+        with psycopg.connect(conninfo, autocommit=True) as connection:
+            connection.execute("CREATE TABLE t (id int PRIMARY KEY); INSERT INTO t VALUES (1)")
+            connection.execute("CREATE PUBLICATION everything FOR ALL TABLES")
+            pgsieve("run")
+            for gid in ("empty", "empty_nodecode"):
+                connection.execute(
+                    f"BEGIN; SELECT FROM t WHERE id = 1 FOR UPDATE; PREPARE TRANSACTION '{gid}'"
+                )
+                pgsieve("decode", "shop", "-P", "test_decoding")
+                if gid == "empty":
+                    pgsieve("run")
+                connection.execute(f"COMMIT PREPARED '{gid}'")
+                connection.execute("INSERT INTO t SELECT max(id) + 1 FROM t")
+            if publisher_server.version >= 18:
+                pgsieve("decode", "shop", "-P", "test_decoding")
+            pgsieve("run")
+            assert "every table equals the publisher" in pgsieve("check")
+            pgsieve("drop", "sales")
+    finally:
+        with psycopg.connect(publisher_server.conninfo(), autocommit=True) as admin:
+            admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
