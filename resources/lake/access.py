@@ -32,7 +32,9 @@ from pgsieve.resources.lake.delta.errors import (
     causes,
     first_line,
     is_conflict,
+    is_illegible,
     is_lost,
+    lacks_entries,
     missing_file,
     of_one_folder,
     raise_ours,
@@ -185,6 +187,14 @@ def _named(path: str, error: Exception) -> LakeError:
         )
     if file := missing_file(error):
         return DamagedTableError(f'Delta table "{path}": its file "{file}" is missing', hint=_DAMAGED)
+    if lacks_entries(error):
+        return DamagedTableError(
+            f'Delta table "{path}": its log lacks an entry or a checkpoint', hint=_DAMAGED
+        )
+    if is_illegible(error):
+        return DamagedTableError(
+            f'Delta table "{path}": its log cannot be read: {first_line(error)}', hint=_DAMAGED
+        )
     message = told(error) if by_spark else first_line(error)
     if (code := refusal(error)) is not None:
         message = os.strerror(code)

@@ -16,6 +16,9 @@ from pgsieve.resources.lake.delta.records import Standing
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.stores.storage import is_uri
 
+#: Up to this version there is nothing to go back to from a copy: it was made empty, and then filled.
+_FIRST = 1
+
 
 def states_without_damaged(
     subscription: Subscription, lake: Lake, cut: Cut | None, changed: Collection[Name]
@@ -47,7 +50,7 @@ def states_without_damaged(
 
 @dataclass
 class KnownVersions:
-    """Which version of each replica holds what was applied to it, and no RESTORE: those of a cut, and what an apply has left since.
+    """Which version of each replica holds what was applied to it, and no RESTORE: a cut's, or a later copy's, or what an apply has left since.
 
     A look at the beginning holds for the version that it saw. Whoever goes on from a later one looks at what lies between: the
     next cut would have that version, and nobody looked before it again.
@@ -63,9 +66,7 @@ class KnownVersions:
 
         A single commit that moves the position is an apply's, and needs no look.
         """
-        known = self._known(state)
-        if known is None and before is not None:
-            known = before.version
+        known = self._known(state, before, now)
         if known is not None and known not in {-1, now.version}:
             advanced = (
                 before is not None
@@ -78,12 +79,21 @@ class KnownVersions:
         self._left[state.name, state.version] = now.version
         return None
 
-    def _known(self, state: TableState) -> int | None:
+    def _known(self, state: TableState, before: Standing | None, now: Standing) -> int | None:
         # A table that another process has copied meanwhile has a later state.
         if (left := self._left.get((state.name, state.version))) is not None:
             return left
-        # A cut from before the copy says nothing of what was copied.
-        return self.cut.tables.get(state.name) if self.cut and self.cut.is_after(state) else None
+        if (version := _version_of(self.cut, state)) is not None:
+            return version
+        path = self.lake.replica(self.subscription.name, *state.name)
+        copied = self.lake.records.committed_at(path, state.lsn) if now.version > _FIRST else None
+        return before.version if copied is None and before is not None else copied
+
+
+def _version_of(cut: Cut | None, state: TableState) -> int | None:
+    """The version of a cut since the copy; one from before says nothing of what was copied."""
+    is_later = cut is not None and (cut.is_after(state) or cut.lsn > state.lsn)
+    return cut.tables.get(state.name) if cut is not None and is_later else None
 
 
 def _damage(
@@ -91,8 +101,7 @@ def _damage(
 ) -> str | None:
     """What is wrong with a replica that was ready; None where nothing is."""
     path = lake.replica(subscription.name, *state.name)
-    # A cut from before the copy says nothing of what was copied.
-    version = cut.tables.get(state.name) if cut and cut.is_after(state) else None
+    version = _version_of(cut, state)
     try:
         # Where nobody has written to it since, this is two looks at its folder, and all that there is to do.
         if version is not None and lake.records.is_restored(path, version):
@@ -100,7 +109,7 @@ def _damage(
         if (read or version is None) and not lake.records.exists(path):
             return _gone(path)
         if read:
-            lake.records.version(path)
+            lake.records.standing(path)
     except LakeError as error:
         problem = reason(lake, error)
         return problem if lake.records.exists(path) else _gone(path)

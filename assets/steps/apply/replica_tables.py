@@ -26,6 +26,7 @@ from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.wording import counted
 from pgsieve.resources.failpoints import Failpoint, reach
+from pgsieve.resources.lake.delta.records import Standing
 from pgsieve.resources.lake.lake import Lake
 
 #: Slices whose net change is applied at once.
@@ -86,25 +87,17 @@ def _apply(
     # A table that another process makes ready meanwhile would lack the batches before.
     begun = {n for n, s in states.items() if s.applies}
     alone = only is None and not _is_copied_by_others(states, begun)
-    versions: dict[Name, int] = dict(cut.tables) if cut else {}
-    known = KnownVersions(subscription, lake, cut)
-    reached = 0
+    replicas = _Replicas(subscription, lake, states, cut)
     batches = deque(cut_into(list(slices)))
     while batches:
         ends = batches.popleft()
         end = ends[-1]
         changes = [c for e in ends for c in slices[e] if c.changed and c.name in begun]
         batch = Batch(subscription, lake, end, changes)
-        todo, ahead, states = batch.planned(only)
-        alone = alone and not _is_copied_by_others(states, begun)
-        for name, standing in ahead.items():
-            if problem := known.leave(states[name], None, standing):
-                states[name] = states[name].with_problem(problem)
-                TableStates(lake, subscription.name).append([states[name]])
-                todo = [plan for plan in todo if plan.pending.name != name]
-                continue
-            versions[name] = standing.version
-            reached = max(reached, standing.position or 0)
+        todo, ahead, replicas.states = batch.planned(only)
+        alone = alone and not _is_copied_by_others(replicas.states, begun)
+        put_back = {name for name, standing in ahead.items() if replicas.leave(name, None, standing)}
+        todo = [plan for plan in todo if plan.pending.name not in put_back]
         todo, failed = batch.examined(todo) if subscription.disable_on_error else (todo, None)
         if failed is not None:
             conflict, failing = failed
@@ -116,38 +109,90 @@ def _apply(
             return result
         stood = {plan.pending.name: plan.pending.standing for plan in todo}
         for done in batch.applied(todo):
-            put_back = done.problem is None and known.leave(
-                states[done.name], stood[done.name], done.standing
-            )
-            applied = replace(done, problem=put_back, damaged=True) if put_back else done
-            result.tables[applied.name] = _sum(result.tables.get(applied.name), applied)
-            if applied.problem:
-                if subscription.disable_on_error and not applied.damaged:
-                    SubscriptionRecord(lake, subscription.name).disable(applied.problem)
-                    continue
-                states[applied.name] = states[applied.name].with_problem(applied.problem)
-                TableStates(lake, subscription.name).append([states[applied.name]])
-            else:
-                versions[applied.name] = applied.standing.version
+            problem = done.problem
+            if problem is None:
+                problem = replicas.leave(done.name, stood[done.name], done.standing)
+                applied = replace(done, problem=problem, damaged=problem is not None)
                 alone = alone and not applied.overrun
-                reached = max(reached, applied.standing.position or 0)
+            elif subscription.disable_on_error and not done.damaged:
+                applied = done
+                SubscriptionRecord(lake, subscription.name).disable(problem)
+            else:
+                applied = done
+                replicas.set_aside(done.name, problem)
+            result.tables[applied.name] = _sum(result.tables.get(applied.name), applied)
         if subscription.disable_on_error and any(a.problem and not a.damaged for a in result.tables.values()):
             return result  # Its replicas hold what they held, or the whole batch; no cut tells of it.
         log(
             f"applied everything up to {format_lsn(end)} to {counted(len(todo), 'table')} of {subscription.name}"
         )
-        copied = max((s.lsn for s in states.values() if s.state == SyncState.READY), default=0)
-        if alone and max(copied, reached) <= end:
-            current = _versions(lake, subscription, end, states, versions, cut)
-            _record(lake, subscription, result, end, current, newest_version(states.values()))
-            cut = result.cut
+        if alone:
+            replicas.cut(result, end)
     if alone:
-        position = complete_up_to(lake, subscription, max(transformed, *slices, 0))
-        copied = max((s.lsn for s in states.values() if s.state == SyncState.READY), default=0)
-        if max(copied, reached) <= position:
-            current = _versions(lake, subscription, position, states, versions, cut)
-            _record(lake, subscription, result, position, current, newest_version(states.values()))
+        replicas.cut(result, complete_up_to(lake, subscription, max(transformed, *slices, 0)))
     return result
+
+
+class _Replicas:
+    """The replicas of a subscription during an apply: their states, and the Delta versions that a cut is to name."""
+
+    def __init__(
+        self, subscription: Subscription, lake: Lake, states: dict[Name, TableState], cut: Cut | None
+    ) -> None:
+        self.states = states
+        self._subscription, self._lake, self._cut = subscription, lake, cut
+        self._versions: dict[Name, int] = dict(cut.tables) if cut else {}
+        self._known = KnownVersions(subscription, lake, cut)
+        #: The greatest position of those that were looked at.
+        self._reached = 0
+
+    def leave(self, name: Name, before: Standing | None, now: Standing) -> str | None:
+        """Go on from a version of a table; the problem, and the table set aside, where it was put back."""
+        problem = self._known.leave(self.states[name], before, now)
+        self._go_on(name, now, problem)
+        return problem
+
+    def _go_on(self, name: Name, now: Standing, problem: str | None) -> None:
+        if problem is not None:
+            self.set_aside(name, problem)
+            return
+        self._versions[name] = now.version
+        self._reached = max(self._reached, now.position or 0)
+
+    def set_aside(self, name: Name, problem: str) -> None:
+        """Apply nothing more to a table."""
+        self.states[name] = self.states[name].with_problem(problem)
+        TableStates(self._lake, self._subscription.name).append([self.states[name]])
+
+    def cut(self, result: ApplyResult, lsn: int) -> None:
+        """Write a cut of an LSN that no table is beyond."""
+        copied = max((s.lsn for s in self.states.values() if s.state == SyncState.READY), default=0)
+        if max(copied, self._reached) <= lsn and self._look_at_copied(lsn):
+            ready = [name for name, state in self.states.items() if state.state == SyncState.READY]
+            tables = {name: self._versions[name] for name in ready}
+            _record(self._lake, self._subscription, result, lsn, tables, newest_version(self.states.values()))
+            self._cut = result.cut
+
+    def _look_at_copied(self, lsn: int) -> bool:
+        """Learn the versions of tables that were copied, or followed their definition, since the cut; False where one is beyond an LSN."""
+        held = self._cut.tables if self._cut else {}
+        paths = {}
+        for name, state in self.states.items():
+            if state.state != SyncState.READY:
+                continue
+            newer = self._cut is None or not self._cut.is_after(state)
+            if name not in self._versions or (newer and self._versions[name] == held.get(name)):
+                paths[name] = self._lake.replica(self._subscription.name, *name)
+        standings = dict(zip(paths, self._lake.standings(list(paths.values())), strict=True))
+        if any((standing.position or 0) > lsn for standing in standings.values()):
+            return False
+        # Each look waits for a store's answers.
+        problems = self._lake.side_by_side(
+            lambda name: self._known.leave(self.states[name], None, standings[name]), list(standings)
+        )
+        for name, problem in zip(standings, problems, strict=True):
+            self._go_on(name, standings[name], problem)
+        return True
 
 
 def _is_copied_by_others(states: Mapping[Name, TableState], begun: Collection[Name]) -> bool:
@@ -211,32 +256,6 @@ def applied_up_to(lake: Lake, subscription: Subscription) -> int:
             return upto
         upto = end
     return upto
-
-
-def _versions(
-    lake: Lake,
-    subscription: Subscription,
-    lsn: int,
-    states: Mapping[Name, TableState],
-    versions: dict[Name, int],
-    cut: Cut | None,
-) -> dict[Name, int]:
-    """The Delta version of each ready table; `versions` has those of the cut and of applies, and is brought up to date.
-
-    A table that was copied, or followed its definition, since the cut has a version that is in neither.
-    Nothing where such a table is beyond the LSN already.
-    """
-    ready = [name for name, state in states.items() if state.state == SyncState.READY]
-    paths = {}
-    for name in ready:
-        newer = cut is None or not cut.is_after(states[name])
-        if name not in versions or (newer and versions[name] == (cut.tables.get(name) if cut else None)):
-            paths[name] = lake.replica(subscription.name, *name)
-    for name, standing in zip(paths, lake.standings(list(paths.values())), strict=True):
-        if (standing.position or 0) > lsn:
-            return {}
-        versions[name] = standing.version
-    return {name: versions[name] for name in ready}
 
 
 def _record(

@@ -20,6 +20,7 @@ from pgsieve.resources.lake.delta.commits import Commits
 from pgsieve.resources.lake.delta.deletion_vectors import PROPERTY
 from pgsieve.resources.lake.delta.key_lookup import FileMatches, Key, matches_among, present_keys, rows_of
 from pgsieve.resources.lake.delta.queries import queried, quoted_column
+from pgsieve.resources.lake.delta.records import LAST_COMMITS, version_with
 from pgsieve.resources.lake.delta.slices import Slices
 from pgsieve.resources.lake.delta.tables import arrow_schema
 from pgsieve.resources.lake.stores.store import joined
@@ -153,6 +154,10 @@ class LocalRecords(Commits):
         table = self.table_at(path)
         later = table.version() - since
         return later < 0 or any(c.get("operation") == "RESTORE" for c in table.history(later) if later)
+
+    def committed_at(self, path: str, position: int) -> int | None:
+        """The version with which pgsieve wrote a position; None where the last commits do not tell."""
+        return version_with(self.table_at(path).history(LAST_COMMITS), position)
 
     def size(self, path: str) -> int:
         """The bytes of a table's files."""

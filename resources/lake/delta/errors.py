@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from traceback import walk_tb
 
-from deltalake.exceptions import CommitFailedError
+from deltalake.exceptions import CommitFailedError, DeltaError
 from py4j.protocol import Py4JNetworkError
 from pyspark.errors import AnalysisException
 from tenacity import retry, retry_if_exception, stop_after_attempt, wait_random_exponential
@@ -48,7 +48,13 @@ _LOST = re.compile(
 #: Spark's words, delta-rs's, and Arrow's.
 _MISSING_FILE = re.compile(r"(?:reading file|Object at location|open local file) '?(?:file:)?(\S+?\.parquet)")
 _NOT_THERE = ("not found", "FILE_NOT_EXIST", "No such file or directory")
-
+#: delta-rs's words for a log that lacks an entry or a checkpoint, as it does for a moment where one is cleaned up.
+_LACKING = re.compile(
+    r"File not found[^\n]*/_delta_log/|Object at location \S*_delta_log/\S+ not found|Expected contiguous commit files"
+    r"|didn't find any checkpoints|No table metadata or protocol found"
+)
+#: The same for one whose files are not what Delta writes.
+_ILLEGIBLE = re.compile(r"Json error|Corrupt footer|Unexpected state: the newest version in the log")
 
 #: What delta-rs says in the class of its conflicts, and is none: it does not write to such a table at all, whoever else does.
 _REFUSED = re.compile(r"Unsupported table features|Table features must be specified|append-only")
@@ -94,7 +100,7 @@ NO_TABLES_FAULT = (ConcurrentWriteError, LakeUnavailableError, SparkLostError, S
 
 
 class DamagedTableError(LakeError):
-    """A Delta table has lost files, or what it held: it has to be made again."""
+    """A Delta table has lost files or its log, or what it held: it has to be made again."""
 
 
 class ExecutorError(PgsieveError):
@@ -177,6 +183,16 @@ def missing_file(error: BaseException) -> str | None:
         if any(words in text for words in _NOT_THERE) and (match := _MISSING_FILE.search(text)):
             return match[1]
     return None
+
+
+def lacks_entries(error: BaseException) -> bool:
+    """Whether delta-rs did not find a file of a table's log that the log should have."""
+    return isinstance(error, DeltaError) and _LACKING.search(str(error)) is not None
+
+
+def is_illegible(error: BaseException) -> bool:
+    """Whether delta-rs cannot make out what stands in a table's log."""
+    return isinstance(error, DeltaError) and _ILLEGIBLE.search(str(error)) is not None
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:

@@ -84,6 +84,11 @@ class NamedRecords:
         with self._refusing(path):
             return self._records.is_restored(path, since)
 
+    def committed_at(self, path: str, position: int) -> int | None:
+        """The version with which pgsieve wrote a position; None where the last commits do not tell."""
+        with self._refusing(path):
+            return self._records.committed_at(path, position)
+
     def size(self, path: str) -> int:
         """The bytes of a table's files."""
         with self._refusing(path):

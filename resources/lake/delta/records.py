@@ -17,6 +17,8 @@ APPLICATION = "pgsieve"
 #: The column with the Delta version that a row came with, and the application of that commit's `txn` action.
 VERSION = "version"
 VERSIONED = "pgsieve.version"
+#: So many commits are looked through for the one that wrote a position.
+LAST_COMMITS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,18 @@ def literal(text: str) -> str:
 def commit_metadata(position: int | None, more: Mapping[str, Any] | None = None) -> str:
     """The user metadata of a commit of pgsieve's."""
     return json.dumps({APPLICATION: {"lsn": position, **(more or {})}})
+
+
+def version_with(commits: Iterable[Mapping[str, Any]], position: int) -> int | None:
+    """The version of the newest commit that wrote a position; commits that kept it do not count."""
+    for commit in commits:
+        try:
+            written = json.loads(commit.get("userMetadata") or "{}")[APPLICATION]
+            if written["lsn"] == position and not written.get("kept"):
+                return int(commit["version"])
+        except (ValueError, TypeError, LookupError):
+            continue  # Another writer's words, or none.
+    return None
 
 
 def kept_metadata(position: int | None) -> str:
@@ -124,6 +138,9 @@ class Records(Protocol):
 
         Delta keeps the transaction identifiers of what RESTORE undoes: the position alone does not tell.
         """
+
+    def committed_at(self, path: str, position: int) -> int | None:
+        """The version with which pgsieve wrote a position; None where the last commits do not tell."""
 
     def size(self, path: str) -> int:
         """The bytes of a table's files."""

@@ -15,11 +15,13 @@ from pgsieve.resources.lake.delta.deletion_vectors import PROPERTY
 from pgsieve.resources.lake.delta.errors import ConcurrentWriteError, OverrunError
 from pgsieve.resources.lake.delta.records import (
     APPLICATION,
+    LAST_COMMITS,
     VERSIONED,
     Standing,
     commit_metadata,
     quoted,
     version_of,
+    version_with,
     versioned,
 )
 
@@ -145,6 +147,11 @@ class SparkRecords:
         history = self._session().sql(f"describe history delta.{quoted(path)}")
         later = history.where(F.col("version") >= since).select("version", "operation").collect()
         return not later or any(row["operation"] == "RESTORE" for row in later if row["version"] > since)
+
+    def committed_at(self, path: str, position: int) -> int | None:
+        """The version with which pgsieve wrote a position; None where the last commits do not tell."""
+        history = self._session().sql(f"describe history delta.{quoted(path)} limit {LAST_COMMITS}")
+        return version_with([row.asDict() for row in history.collect()], position)
 
     def size(self, path: str) -> int:
         """The bytes of a table's files."""

@@ -20,13 +20,19 @@ from typing import Any
 import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
+from tenacity import retry, retry_if_exception, stop_after_attempt, wait_fixed
 
+from pgsieve.resources.lake.delta.errors import lacks_entries
 from pgsieve.resources.lake.delta.log_entries import LogEntries, Stamp
 from pgsieve.resources.lake.stores.storage import is_uri
 from pgsieve.resources.lake.stores.store import Store
 
 #: So many tables of folders a thread holds open, and so many wait for a thread: one takes up to a megabyte.
 _HELD = 512
+#: Who cleans up a log removes entries, one after the other, of which another one has learned a moment before.
+_open_again = retry(
+    retry=retry_if_exception(lacks_entries), wait=wait_fixed(0.2), stop=stop_after_attempt(3), reraise=True
+)
 #: So many tables are looked at side by side: each look waits for answers.
 _LOOKS = 8
 
@@ -190,7 +196,7 @@ class Tables:
         return LogEntries(path, self._store)
 
     def _opened(self, path: str) -> DeltaTable:
-        table, mine = DeltaTable(path, storage_options=self.options), self._mine()
+        table, mine = _open_again(DeltaTable)(path, storage_options=self.options), self._mine()
         self._absent.discard(path)
         # At once: a table that is made anew before it is used again would be taken for this one.
         version = table.version()

@@ -82,9 +82,29 @@ def _after_a_repair(patch: pytest.MonkeyPatch, shop: Shop, put_back: _Once) -> N
     shop.cli("check", "--repair", "one")
 
 
+def _after_a_resync(patch: pytest.MonkeyPatch, shop: Shop, put_back: _Once) -> None:
+    shop.run("one")
+    shop.resync("one", "public.orders")
+    put_back()
+
+
+def _after_a_copy_and_before_its_cut(patch: pytest.MonkeyPatch, shop: Shop, put_back: _Once) -> None:
+    record: Act = replica_tables._Replicas.cut
+
+    def recorded(*given: Any) -> object:
+        put_back()
+        return record(*given)
+
+    shop.run("one")
+    patch.setattr(replica_tables._Replicas, "cut", recorded)
+    shop.resync("one", "public.orders")
+
+
 @pytest.mark.parametrize(
     "when",
     [
+        _after_a_resync,
+        _after_a_copy_and_before_its_cut,
         _after_the_first_look,
         _before_the_commit,
         _after_the_commit,

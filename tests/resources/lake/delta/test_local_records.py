@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable
+from deltalake import CommitProperties, DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError
 
 from pgsieve.resources.lake.delta import commits
@@ -109,6 +109,17 @@ def test_a_table_that_was_put_back_is_told_from_one_that_others_wrote_to(tmp_pat
     assert not records.is_restored(path, 2)
     DeltaTable(path).restore(1)
     assert records.is_restored(path, 2)
+
+
+def test_the_commit_of_a_position_is_told_from_those_that_kept_it(tmp_path: Path) -> None:
+    path, records = str(tmp_path / "t"), LocalRecords()
+    for position in (1, 2):
+        write(path, rows(position), position, False)
+    records.set_properties(path, {"delta.logRetentionDuration": "interval 9 days"})
+    others = CommitProperties(custom_metadata={"userMetadata": '["not pgsieve\'s"]'})
+    write_deltalake(path, rows(9), mode="append", commit_properties=others)
+    DeltaTable(path).restore(0)
+    assert [records.committed_at(path, position) for position in (1, 2, 3)] == [0, 1, None]
 
 
 @pytest.mark.parametrize("overwrite", [False, True])

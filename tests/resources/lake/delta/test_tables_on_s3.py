@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 
 from pgsieve.resources.lake.delta import log_entries
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
@@ -51,6 +52,16 @@ look()
 look()
 lake().records.append(path, pa.table({"id": [3]}), 4)
 look()
+"""
+#: A table that is there is read.
+_READING = """
+import json, sys
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.stores.storage import Storage
+
+storage = Storage.of(sys.argv[1], json.loads(sys.argv[2]))
+rows = Lake(storage.address, None, storage=storage).records.rows(f"{storage.address}/t")
+print(json.dumps(sorted(row["id"] for row in rows)), flush=True)
 """
 #: Tables are there, and one is not; what is seen of them in one moment, and after another process has written.
 _MOMENT = """
@@ -245,3 +256,26 @@ def test_a_table_without_the_entry_of_its_newest_version_is_there(
         with tables.one_moment(paths):
             assert [(records.exists(path), records.position(path)) for path in paths] == [(True, 1)] * 2
     assert [records.rows(path) for path in paths] == [[{"id": 1}]] * 2
+
+
+@pytest.mark.slow
+def test_a_log_that_is_cleaned_up_while_it_is_read_is_read_again(s3_server: S3Server, s3_folder: str) -> None:
+    options = dict(s3_server.delta_rs)
+    other = LocalRecords(Store(tuple(options.items())))
+    for number in range(5):
+        other.append(f"{s3_folder}/t", pa.table({"id": [number]}), number + 1)
+    cleaned = []
+
+    def clean_up(method: str, path: str) -> None:
+        if method == "GET" and path.endswith("2.json") and not cleaned:
+            cleaned.append(path)
+            table = DeltaTable(f"{s3_folder}/t", storage_options=options)
+            table.alter.set_table_properties({"delta.logRetentionDuration": "interval 0 days"})
+            table.create_checkpoint()
+            table.cleanup_metadata()
+
+    with s3_proxy(s3_server.url) as proxy:
+        proxy.refused = clean_up
+        with _program(_READING, s3_folder, s3_server, proxy) as step:
+            assert step()[0] == [0, 1, 2, 3, 4]
+    assert cleaned

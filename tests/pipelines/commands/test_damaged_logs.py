@@ -1,0 +1,87 @@
+"""A replica whose log is damaged is set aside with the command that brings it back; the other tables go on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from deltalake import DeltaTable
+
+from pgsieve.resources.lake.delta.tables import shared_tables
+from tests.fixtures.shop import Shop
+
+Damage = Callable[[Path], None]
+
+
+def _entry(log: Path, place: int) -> Path:
+    return sorted(log.glob("*.json"))[place]
+
+
+def _checkpointed(log: Path) -> Path:
+    """The checkpoint that all entries but the newest have been cleaned up for."""
+    table = DeltaTable(str(log.parent))
+    table.create_checkpoint()
+    for entry in sorted(log.glob("*.json"))[:-1]:
+        entry.unlink()
+    return next(log.glob("*.checkpoint.parquet"))
+
+
+#: What somebody does to a log of several entries -> whether delta-rs still reads it.
+DAMAGES: dict[str, Damage] = {
+    "first_gone": lambda log: _entry(log, 0).unlink(),
+    "inner_gone": lambda log: _entry(log, 1).unlink(),
+    "newest_gone": lambda log: _entry(log, -1).unlink(),
+    "inner_garbage": lambda log: _entry(log, 1).write_text("{nonsense") and None,
+    "newest_garbage": lambda log: _entry(log, -1).write_text('{"add": 3}\n') and None,
+    "checkpoint_gone": lambda log: _checkpointed(log).unlink(),
+    "checkpoint_garbage": lambda log: _checkpointed(log).write_bytes(b"PAR1xxxx") and None,
+    "all_gone": lambda log: [each.unlink() for each in log.iterdir()] and None,
+}
+
+
+def test_a_damaged_log_costs_its_own_table_until_it_is_copied_again(shop: Shop) -> None:
+    changed, idle = ([f"{damage}_{kind}" for damage in DAMAGES] for kind in ("changed", "idle"))
+    tables = [*changed, *idle, "whole"]
+    shop.database.execute("drop publication p; drop publication q; create publication q")
+    for table in tables:
+        shop.database.execute(f"create table {table} (id int primary key)")
+    shop.database.execute("create publication p for all tables")
+
+    def write(*names: str) -> None:
+        for name in names:
+            shop.database.execute(f"insert into {name} select coalesce(max(id), 0) + 1 from {name}")
+
+    def pgsieve(*arguments: str) -> tuple[int, str]:
+        shared_tables.cache_clear()  # as another process, which has no table open
+        return shop.cli(*arguments)
+
+    for _ in range(4):
+        assert pgsieve("run")[0] == 0
+        write(*tables)
+    assert pgsieve("run")[0] == 0
+    for table in (*changed, *idle):
+        DAMAGES[table.rpartition("_")[0]](Path(shop.lake.replica("one", "public", table), "_delta_log"))
+    write("whole", *changed)
+    code, output = pgsieve("run", "one")
+    assert code == 1
+    # A log that nobody has to read is found damaged by whoever reads it; one that has lost its newest entry is seen to be shorter.
+    shorter = {f"{damage}_idle" for damage in ("newest_gone", "all_gone")}
+    for table in idle:
+        assert (f"public.{table} is set aside" in output) == (table in shorter)
+    for table in changed:
+        assert f"public.{table} is set aside" in output
+        assert f"`pgsieve resync one public.{table}` copies the table again" in output
+    assert "ParsedLogPath" not in output
+    assert shop.ids("one", "whole") == [1, 2, 3, 4, 5]
+
+    code, output = pgsieve("check")
+    assert code == 1
+    for table in (*changed, *idle):
+        assert re.search(rf"public\.{table} .* differs ", output), output
+    assert re.search(r"public\.whole .* equal ", output)
+    assert pgsieve("resync", "one", *(f"public.{t}" for t in (*changed, *idle)))[0] == 0
+    write(*tables)
+    assert pgsieve("run")[0] == 0
+    code, output = pgsieve("check")
+    assert (code, "every table equals the publisher" in output) == (0, True), output
