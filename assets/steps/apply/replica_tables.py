@@ -99,7 +99,7 @@ def _apply(
         alone = alone and not _is_copied_by_others(states, begun)
         for name, standing in ahead.items():
             if problem := known.leave(states[name], None, standing):
-                states[name] = states[name].with_problem(problem)
+                states[name] = states[name].with_problem(subscription.name, problem)
                 TableStates(lake, subscription.name).append([states[name]])
                 todo = [plan for plan in todo if plan.pending.name != name]
                 continue
@@ -125,7 +125,7 @@ def _apply(
                 if subscription.disable_on_error and not applied.damaged:
                     SubscriptionRecord(lake, subscription.name).disable(applied.problem)
                     continue
-                states[applied.name] = states[applied.name].with_problem(applied.problem)
+                states[applied.name] = states[applied.name].with_problem(subscription.name, applied.problem)
                 TableStates(lake, subscription.name).append([states[applied.name]])
             else:
                 versions[applied.name] = applied.standing.version
