@@ -11,9 +11,9 @@ from pgsieve.assets.steps.checks.freshness import seconds_since, unapplied_since
 from pgsieve.assets.steps.operations.resync import present_changes
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.cuts import Cuts
-from pgsieve.assets.steps.records.failures import copy_again, reason
+from pgsieve.assets.steps.records.failures import reason
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
-from pgsieve.assets.steps.records.table_states import Name, SyncState, TableStates
+from pgsieve.assets.steps.records.table_states import Name, SyncState, TableStates, copy_again
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.assets.steps.validation.examination import Examination
 from pgsieve.assets.translator import AssetKind, of_subscription

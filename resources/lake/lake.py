@@ -27,12 +27,14 @@ from pgsieve.resources.lake.delta.log import UnmarkableError
 from pgsieve.resources.lake.delta.named_records import NamedRecords
 from pgsieve.resources.lake.delta.parquet_files import WRITTEN_DDL, write_files
 from pgsieve.resources.lake.delta.records import Records, Standing, in_order, quoted
+from pgsieve.resources.lake.delta.requirements import APPEND_ONLY, constraints_in, is_append_only
 from pgsieve.resources.lake.delta.spark import SparkRecords
 from pgsieve.resources.lake.executors import Executors, SparkExecutors, Threads
 from pgsieve.resources.lake.overrun import guarded
 from pgsieve.resources.lake.spark_writes import (
     comment_by_spark,
     committing,
+    drop_constraints_by_spark,
     enable_vectors_by_spark,
     numbered,
     set_properties_by_spark,
@@ -160,6 +162,14 @@ class Lake(LakeWays):
     def as_of(self, path: str, version: int) -> DataFrame:
         """One version of a table."""
         return self.spark.read.format("delta").option("versionAsOf", version).load(path)
+
+    def columns(self, path: str) -> list[str]:
+        """The names of a table's columns."""
+        with self.refusing(path):
+            if self.local is not None:
+                return self.local.columns(path)
+            names: list[str] = self.current(path).columns
+            return names
 
     def count(self, path: str) -> int:
         """How many rows a table has: by Spark where delta-rs does not do what it asks of its readers."""
@@ -364,11 +374,7 @@ class Lake(LakeWays):
     def set_properties(self, path: str, properties: Mapping[str, str]) -> int | None:
         """Have a table have these Delta properties; the version before, None where it has them already."""
         with self.refusing(path):
-            if self.local is not None:
-                present = self.local.properties(path)
-            else:
-                present = self.spark.sql(f"describe detail delta.{quoted(path)}").collect()[0]["properties"]
-            lacking = dict(properties.items() - present.items())
+            lacking = dict(properties.items() - self._properties(path).items())
             if not lacking:
                 return None
             version = self.records.version(path)
@@ -377,6 +383,35 @@ class Lake(LakeWays):
             else:
                 set_properties_by_spark(self.spark, path, lacking, self.records.position(path))
             return version
+
+    def take_any_row(self, path: str) -> None:
+        """Take from a table what others have made it refuse rows for, by their commits of metadata; rows and position stay.
+
+        That is what pgsieve sets of no table: CHECK constraints, and that rows are only appended.
+        """
+        with self.refusing(path):
+            properties = self._properties(path)
+            constraints = constraints_in(properties)
+            by_delta_rs = self.local is not None and self.local.takes_properties(path)
+            if self.local is not None and by_delta_rs:
+                self.local.drop_constraints(path, constraints)
+            elif constraints:
+                drop_constraints_by_spark(self.spark, path, constraints, self.records.position(path))
+        if is_append_only(properties):
+            self.set_properties(path, {APPEND_ONLY: "false"})
+
+    def refuses_rows(self, path: str) -> bool:
+        """Whether others have made a table refuse rows, as `take_any_row` says."""
+        with self.refusing(path):
+            properties = self._properties(path)
+        return is_append_only(properties) or bool(constraints_in(properties))
+
+    def _properties(self, path: str) -> Mapping[str, str]:
+        if self.local is not None:
+            return self.local.properties(path)
+        described = self.spark.sql(f"describe detail delta.{quoted(path)}").collect()
+        properties: dict[str, str] = described[0]["properties"]
+        return properties
 
     def add_columns(self, path: str, schema: pa.Schema, ddl: str, base: int) -> None:
         """Add columns to the end of a table, NULL in its rows; `schema` has all of its columns, `ddl` Spark's types.

@@ -61,6 +61,13 @@ def set_properties_by_spark(
     _alter_by_spark(spark, path, [f"set tblproperties ({assignments})"], position)
 
 
+def drop_constraints_by_spark(
+    spark: SparkSession, path: str, names: Sequence[str], position: int | None
+) -> None:
+    """Drop CHECK constraints of a table; rows stay, and the position that it has."""
+    _alter_by_spark(spark, path, [f"drop constraint {quoted(name)}" for name in names], position)
+
+
 def comment_by_spark(
     spark: SparkSession, path: str, description: str | None, columns: Mapping[str, str], position: int | None
 ) -> None:

@@ -110,7 +110,10 @@ def test_an_insert_of_a_key_that_the_replica_has_is_a_conflict(
         reason = TableStates(replica.lake, "sub").newest()["public", table].reason or ""
         assert words in reason
         assert key in reason
-        assert reason.endswith(f"in the transaction finished at {format_lsn(parse_lsn(lsn))}")
+        finished = format_lsn(parse_lsn(lsn))
+        assert (
+            f"in the transaction finished at {finished}; `pgsieve resync sub public.{table}` copies" in reason
+        )
 
 
 def _conflicts(scenario: Scenario) -> list[tuple[str, str, str, str]]:

@@ -12,11 +12,12 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from pgsieve.assets.steps.apply.applied import Applied, Pending, standings
 from pgsieve.assets.steps.apply.by_files import FilesWriter, many_changes
+from pgsieve.assets.steps.apply.damaged import altered_columns
 from pgsieve.assets.steps.apply.in_process import FewChangesWriter, few_changes
 from pgsieve.assets.steps.apply.key_conflicts import INSERT_EXISTS, ConflictSearch, KeyConflictError
 from pgsieve.assets.steps.apply.net_change import after_truncate
 from pgsieve.assets.steps.apply.writer import ReplicaWriter
-from pgsieve.assets.steps.records.failures import TABLE_ERRORS, copy_again, is_damage, reason
+from pgsieve.assets.steps.records.failures import TABLE_ERRORS, is_damage, reason
 from pgsieve.assets.steps.records.table_states import Name, TableState, TableStates
 from pgsieve.assets.steps.records.transformed import TableChanges
 from pgsieve.assets.steps.subscription import Subscription
@@ -152,7 +153,7 @@ class Batch:
         Raises _LeftToSparkError where only Spark can do it, and it is not to be done by Spark.
         """
         name, path = plan.pending.name, self.lake.replica(self.subscription.name, *plan.pending.name)
-        plans = [plan]
+        plans, definition = [plan], plan.state.definition
 
         def attempt() -> Applied:
             if not plans:
@@ -175,8 +176,9 @@ class Batch:
             return _conflicting(name, error)
         except TABLE_ERRORS as error:
             problem, lost = reason(self.lake, error), is_damage(error)
-            if lost:
-                problem = copy_again(self.subscription.name, name, problem)
+            # What an engine says of columns that it does not find depends on the statement.
+            if not lost and definition and (altered := altered_columns(self.lake, path, definition)):
+                problem, lost = altered, True
             return Applied(*name, problem=problem, damaged=lost)
 
 

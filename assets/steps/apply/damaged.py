@@ -8,9 +8,9 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from pgsieve.assets.steps.records.cuts import Cut
-from pgsieve.assets.steps.records.failures import copy_again, reason
+from pgsieve.assets.steps.records.failures import reason
 from pgsieve.assets.steps.records.table_states import Name, TableState, TableStates
-from pgsieve.assets.steps.subscription import Subscription
+from pgsieve.assets.steps.subscription import Definition, Subscription
 from pgsieve.resources.lake.delta.errors import LakeError
 from pgsieve.resources.lake.delta.records import Standing
 from pgsieve.resources.lake.lake import Lake
@@ -40,7 +40,7 @@ def states_without_damaged(
     else:
         problems = list(map(damage, applied))
     aside = [
-        state.with_problem(copy_again(subscription.name, state.name, problem))
+        state.with_problem(subscription.name, problem)
         for state, problem in zip(applied, problems, strict=True)
         if problem is not None
     ]
@@ -75,7 +75,7 @@ class KnownVersions:
             )
             path = self.lake.replica(self.subscription.name, *state.name)
             if not advanced and self.lake.records.is_restored(path, known):
-                return copy_again(self.subscription.name, state.name, _put_back(path))
+                return _put_back(path)
         self._left[state.name, state.version] = now.version
         return None
 
@@ -114,6 +114,20 @@ def _damage(
         problem = reason(lake, error)
         return problem if lake.records.exists(path) else _gone(path)
     return None
+
+
+def altered_columns(lake: Lake, path: str, definition: Definition) -> str | None:
+    """Which columns of a replica are not there any more, as somebody has dropped or renamed them; None where all are."""
+    try:
+        columns = lake.columns(path)
+    except LakeError:
+        return None
+    if not (lacking := [name for name in definition.names if name not in columns]):
+        return None
+    named = ", ".join(f'"{name}"' for name in lacking)
+    return (
+        f'somebody has taken {"columns" if len(lacking) > 1 else "column"} {named} from its replica "{path}"'
+    )
 
 
 def _gone(path: str) -> str:

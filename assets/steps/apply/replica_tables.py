@@ -161,7 +161,7 @@ class _Replicas:
 
     def set_aside(self, name: Name, problem: str) -> None:
         """Apply nothing more to a table."""
-        self.states[name] = self.states[name].with_problem(problem)
+        self.states[name] = self.states[name].with_problem(self._subscription.name, problem)
         TableStates(self._lake, self._subscription.name).append([self.states[name]])
 
     def cut(self, result: ApplyResult, lsn: int) -> None:

@@ -18,8 +18,8 @@ from pgsieve.assets.steps.checks.comparison import Difference, Sides, hashes_ali
 from pgsieve.assets.steps.initial_sync.one_table import select_list
 from pgsieve.assets.steps.initial_sync.rows import ReplicaColumn
 from pgsieve.assets.steps.log import Log
-from pgsieve.assets.steps.records.failures import copy_again, reason
-from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
+from pgsieve.assets.steps.records.failures import reason
+from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates, copy_again
 from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.assets.steps.update_transformation.transform import transform

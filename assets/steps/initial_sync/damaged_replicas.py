@@ -1,4 +1,7 @@
-"""Room for a copy where the replica is damaged: its log is taken away, and the cuts that would name other rows."""
+"""Room for a copy where the replica is damaged: its log is taken away, and the cuts that would name other rows.
+
+And where others have made it refuse rows: what they had it ask of rows goes.
+"""
 
 from dataclasses import dataclass
 
@@ -12,10 +15,11 @@ from pgsieve.resources.lake.maintenance import maintenance
 
 @dataclass(frozen=True)
 class Damage:
-    """What is in the way of a copy: logs that cannot be read, and whether there are cuts of versions to come."""
+    """What is in the way of a copy: logs that cannot be read, whether there are cuts of versions to come, and a replica that refuses rows."""
 
     logs: tuple[str, ...] = ()
     of_cuts: bool = False
+    refusing: str | None = None
 
 
 def damage_of(subscription: str, lake: Lake, name: Name, generation: int) -> Damage:
@@ -31,6 +35,7 @@ def damage_of(subscription: str, lake: Lake, name: Name, generation: int) -> Dam
     return Damage(
         tuple(path for path, readable in versions.items() if readable is None),
         any(cut.tables.get(name, -1) > newest for cut in Cuts(lake, subscription).kept()),
+        paths[0] if newest >= 0 and lake.refuses_rows(paths[0]) else None,
     )
 
 
@@ -39,6 +44,8 @@ def make_room(subscription: str, lake: Lake, damage: Damage) -> None:
 
     Raises LakeError where a log cannot be taken away.
     """
+    if damage.refusing is not None:
+        again_after_conflict(lake.take_any_row)(damage.refusing)
     if damage.of_cuts:
         kept = Cuts(lake, subscription).path
         with lake.refusing(kept):

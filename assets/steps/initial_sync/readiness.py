@@ -91,9 +91,9 @@ def state_after(
     """The state after a copy; a table that was rewritten meanwhile may have been read as empty (section 13.6)."""
     name = (copied.schema, copied.table)
     if copied.problem:
-        # A disabled subscription copies the table when it goes on.
-        failed = SyncState.INITIALIZE if subscription.disable_on_error else SyncState.SET_ASIDE
-        return TableState(*name, failed, reason=copied.problem)
+        if subscription.disable_on_error:  # It copies the table when it goes on.
+            return TableState(*name, SyncState.INITIALIZE, reason=copied.problem)
+        return TableState(*name, SyncState.INITIALIZE).with_problem(subscription.name, copied.problem)
     state = announced[name]
     assert state.definition is not None
     if state.definition.layout.is_rewritten(after):

@@ -5,16 +5,13 @@ state, which names the transaction's finish LSN as PostgreSQL's apply worker doe
 src/backend/replication/logical/worker.c).
 """
 
-import shlex
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
-from pgsieve.assets.steps.records.table_states import Name
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.row_filters.numeric import NumericError
 from pgsieve.decoding.row_filters.strings import FilterValueError
-from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.resources.lake.access import SPARK_ERRORS
 from pgsieve.resources.lake.delta.errors import (
     NO_TABLES_FAULT,
@@ -68,12 +65,6 @@ def reason(lake: Lake, error: Exception) -> str:
 def is_damage(error: Exception) -> bool:
     """Whether files are missing: then no change is at fault, and none can be skipped."""
     return isinstance(error, DamagedTableError) or missing_file(error) is not None
-
-
-def copy_again(subscription: str, name: Name, problem: str) -> str:
-    """The reason why a table is set aside whose replica, or changes, the lake has lost: it says what brings it back."""
-    table = shlex.quote(quote_qualified(*name))
-    return f"{problem}; `pgsieve resync {subscription} {table}` copies the table again"
 
 
 def first_failing(commits: Sequence[int], fails: Callable[[int], bool]) -> int | None:

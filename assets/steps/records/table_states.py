@@ -5,6 +5,7 @@ Delta version that it came with, as clocks of several hosts disagree. `SyncState
 A run that dies while copying leaves `d`, and the table is copied anew.
 """
 
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -14,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from pgsieve.assets.steps.subscription import Definition
+from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.resources.lake.delta.records import in_order, version_of
 from pgsieve.resources.lake.lake import Lake
 
@@ -31,7 +33,7 @@ class SyncState(StrEnum):
     #: Set by the copy once every slice after its LSN is transformed for the table; kept through schema changes.
     READY = "r"
     #: Set with a reason by the step that fails with the table alone: copy, UPDATE transformation or apply. Nothing is
-    #: replicated into it until `pgsieve resync` names it.
+    #: replicated into it until `pgsieve resync` names it, as the reason says.
     SET_ASIDE = "e"
     #: Set by the copy where no subscribed publication has the table any more, and by `pgsieve drop`. The LSN is 0 then
     #: unless the table was ready.
@@ -95,16 +97,26 @@ class TableState:
         """Whether what is published of the table is transformed: also where the copy is still to be declared ready."""
         return self.applies or (self.state == SyncState.FINISHED_COPY and self.definition is not None)
 
-    def with_problem(self, reason: str) -> "TableState":
-        """The state after a problem: set aside. A table that has left the publications is copied when it comes back, anyway."""
+    def with_problem(self, subscription: str, problem: str) -> "TableState":
+        """The state after a problem: set aside, with the command that brings the table back.
+
+        A table that has left the publications is copied when it comes back, anyway.
+        """
         if self.state == SyncState.REMOVED:
             return replace(self, lsn=0)
+        reason = copy_again(subscription, self.name, problem)
         return replace(self, state=SyncState.SET_ASIDE, reason=reason)
 
     @property
     def name(self) -> Name:
         """(schema, table)."""
         return self.schema, self.table
+
+
+def copy_again(subscription: str, name: Name, problem: str) -> str:
+    """What is wrong with a table that only a copy brings back, and the command that copies it."""
+    table = shlex.quote(quote_qualified(*name))
+    return f"{problem}; `pgsieve resync {subscription} {table}` copies the table again"
 
 
 #: The states of a subscription's tables as they were last read, and the version that they were read from.

@@ -23,7 +23,7 @@ from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.observed import aggregated, observation_for, observed
 from pgsieve.assets.steps.records.columns import ROW_OPERATIONS, Order, struct_ddl
 from pgsieve.assets.steps.records.columns import field as struct_field
-from pgsieve.assets.steps.records.failures import TABLE_ERRORS, copy_again, in_transaction, is_damage, reason
+from pgsieve.assets.steps.records.failures import TABLE_ERRORS, in_transaction, is_damage, reason
 from pgsieve.assets.steps.records.feed import FeedRecord
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
@@ -152,7 +152,7 @@ def _work_without_lost(subscription: Subscription, lake: Lake, window: Window, c
         except LostMessagesError as lost:
             problem = lost.damage.message
             TableStates(lake, subscription.name).append(
-                s.with_problem(copy_again(subscription.name, n, problem)) for n, s in lost.tables.items()
+                s.with_problem(subscription.name, problem) for s in lost.tables.values()
             )
 
 
@@ -166,7 +166,7 @@ def _set_aside_what_is_behind(subscription: Subscription, lake: Lake, begin: int
         " from the change log: the subscription was restored from a backup, or left out of the configuration meanwhile"
     )
     behind = [
-        s.with_problem(copy_again(subscription.name, s.name, problem))
+        s.with_problem(subscription.name, problem)
         for s in TableStates(lake, subscription.name).newest().values()
         if s.applies and s.lsn < deleted
     ]
@@ -187,7 +187,7 @@ def _transform_slice(
     def failed(name: Name, problem: str, *, is_copied: bool = False) -> TableChanges:
         state = work.tables[name]
         again = replace(state, state=SyncState.INITIALIZE, reason=problem)
-        aside[name] = again if is_copied else state.with_problem(problem)
+        aside[name] = again if is_copied else state.with_problem(subscription.name, problem)
         return TableChanges(contents.end, *name, problem=problem)
 
     def one(name: Name, messages: Messages) -> TableChanges:
@@ -210,11 +210,9 @@ def _transform_slice(
             return failed(name, error.message, is_copied=True)
         except TABLE_ERRORS as error:
             problem = reason(lake, error)
-            if is_damage(error):
-                problem = copy_again(subscription.name, name, problem)
-            elif subscription.disable_on_error:
-                raise
-            else:
+            if not is_damage(error):
+                if subscription.disable_on_error:
+                    raise
                 problem = in_transaction(problem, first_failing_transaction(subscription, lake, work, name))
             return failed(name, problem)
 

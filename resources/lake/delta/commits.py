@@ -303,6 +303,14 @@ class Commits:
             commit_properties=CommitProperties(custom_metadata=committed),
         )
 
+    def drop_constraints(self, path: str, names: Iterable[str]) -> None:
+        """Drop CHECK constraints of a table; rows and position stay."""
+        committed = {"userMetadata": kept_metadata(self.position(path))}
+        for name in names:
+            self.table_at(path).alter.drop_constraint(
+                name, commit_properties=CommitProperties(custom_metadata=committed)
+            )
+
     def position(self, path: str) -> int | None:
         """The position of the newest commit of pgsieve's."""
         return self.standing(path).position

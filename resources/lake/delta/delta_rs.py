@@ -51,6 +51,10 @@ class LocalRecords(Commits):
         """The columns of a table as Arrow."""
         return arrow_schema(self.table_at(path))
 
+    def columns(self, path: str) -> list[str]:
+        """The names of a table's columns."""
+        return [field.name for field in self.table_at(path).schema().fields]
+
     def plain_batches(self, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """The rows of a plain table, with the columns of a schema, a batch at a time."""
         for name in pa.table(self.table_at(path).get_add_actions())["path"].to_pylist():

@@ -5,7 +5,7 @@ In: a table as delta-rs has it open. Out: whether one who does no more than that
 https://github.com/delta-io/delta/blob/master/PROTOCOL.md (Requirements for Writers, Requirements for Readers)
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import pyarrow as pa
 from deltalake import DeltaTable, Schema
@@ -25,8 +25,9 @@ _WRITTEN = _REWRITABLE | {
     "v2Checkpoint",
     "variantType",
 }
+APPEND_ONLY = "delta.appendOnly"
 #: What asks for something by "true", which Spark reads in any letters, and delta-rs and this process only in small ones.
-_SWITCHES = ("delta.appendOnly", "delta.enableChangeDataFeed", PROPERTY)
+_SWITCHES = (APPEND_ONLY, "delta.enableChangeDataFeed", PROPERTY)
 #: What a table asks of each row: CHECK constraints among its properties, and by a column's metadata.
 _CONSTRAINT = "delta.constraints."
 _OF_ROWS = ("delta.generationExpression", "delta.identity.", "delta.invariants", "CURRENT_DEFAULT")
@@ -59,6 +60,16 @@ def is_plain(table: DeltaTable) -> bool:
     return (
         is_unmapped(table) and is_read(table) and not pa.table(table.deletion_vectors().read_all()).num_rows
     )
+
+
+def is_append_only(properties: Mapping[str, str]) -> bool:
+    """Whether a table with these properties lets no row go."""
+    return properties.get(APPEND_ONLY, "false").lower() == "true"
+
+
+def constraints_in(properties: Mapping[str, str]) -> list[str]:
+    """The names of the CHECK constraints among the properties of a table."""
+    return [name.removeprefix(_CONSTRAINT) for name in properties if name.startswith(_CONSTRAINT)]
 
 
 def takes_files(table: DeltaTable, schema: pa.Schema, *, overwrite: bool) -> bool:
@@ -94,7 +105,7 @@ def takes_marks(table: DeltaTable) -> bool:
     return (
         is_unmapped(table)
         and table.protocol().min_writer_version in {1, 2, 7}
-        and configuration.get("delta.appendOnly", "false") != "true"
+        and configuration.get(APPEND_ONLY, "false") != "true"
         and configuration.get(PROPERTY) != "false"
     )
 

@@ -6,7 +6,8 @@ from typing import cast
 
 import pytest
 
-from pgsieve.assets.steps.records.failures import copy_again, first_failing, in_transaction, passes, reason
+from pgsieve.assets.steps.records.failures import first_failing, in_transaction, passes, reason
+from pgsieve.assets.steps.records.table_states import copy_again
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.row_filters.strings import FilterValueError
 from pgsieve.resources.lake.lake import Lake

@@ -1,0 +1,70 @@
+"""A replica that another writer has altered so that its changes do not fit is set aside, and the command that is named mends it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from pgsieve.resources.postgres.embedded import EmbeddedServer
+from tests.faults.killable import FOUND, settled, site, told
+from tests.fixtures.s3_server import S3Server
+
+pytestmark = pytest.mark.slow
+
+Act = Callable[[DeltaTable], object]
+
+
+def _append_only(table: DeltaTable) -> None:
+    table.alter.set_table_properties({"delta.appendOnly": "true"})
+
+
+def _constraint(table: DeltaTable) -> None:
+    table.alter.add_constraint({"none_yet": "amount = 0"})
+
+
+def _taken_key(table: DeltaTable) -> None:
+    write_deltalake(table, pa.table({"amount": [1, 2]}), mode="overwrite", schema_mode="overwrite")
+
+
+@pytest.mark.parametrize(
+    ("table", "alter", "said"),
+    [
+        ("checking", _append_only, "append-only"),
+        ("journal", _constraint, "validation check"),
+        ("checking", _taken_key, 'somebody has taken column "id" from its replica'),
+    ],
+)
+@pytest.mark.parametrize("place", ["folder", "s3"])
+def test_a_replica_that_others_have_altered_is_set_aside_and_copied_by_the_command_that_is_named(
+    publisher_server: EmbeddedServer,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    place: str,
+    table: str,
+    alter: Act,
+    said: str,
+) -> None:
+    store: S3Server | None = request.getfixturevalue("s3_server") if place == "s3" else None
+    with site("altered", publisher_server, tmp_path, "local[2]", store=store) as (pgsieve, database):
+        settled(pgsieve, database)
+        replica = pgsieve.replica("accounts", table)
+        alter(
+            DeltaTable(f"s3://{replica}", storage_options=store.delta_rs)
+            if store
+            else DeltaTable(str(replica))
+        )
+        pgsieve.write(database)
+        for command in ("run", "status"):
+            output = told(pgsieve, command, ends=FOUND if command == "run" else 0)
+            assert said in output
+            assert f"`pgsieve resync accounts public.{table}` copies the table again" in output
+            assert "Traceback" not in output
+        assert "public.savings is set aside" not in output
+        told(pgsieve, "resync", "accounts", ends=0)
+        pgsieve.write(database)
+        settled(pgsieve, database)
+        told(pgsieve, "check", ends=0)
