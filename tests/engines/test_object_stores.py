@@ -198,6 +198,30 @@ def test_a_lake_that_is_copied_from_a_folder_goes_on_on_s3(
     assert SECRET.encode() not in pgsieve.left
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("pgsieve", ["p"], indirect=True)
+def test_credentials_that_only_a_profile_has_beside_an_endpoint_are_told_to_be_unread(
+    pgsieve: Pgsieve, s3_server: S3Server, tmp_path: Path
+) -> None:
+    profiles = tmp_path / "home" / ".aws"
+    profiles.mkdir(parents=True)
+    (profiles / "credentials").write_text(
+        f"[lake]\naws_access_key_id = {KEY}\naws_secret_access_key = {SECRET}\n"
+    )
+    environment = {"HOME": str(profiles.parent), "AWS_PROFILE": "lake", "JAVA_HOME": "/none"}
+    written = yaml.safe_load(pgsieve.path.read_text())
+    pgsieve.path.write_text(
+        yaml.safe_dump({**written, "storage": {"endpoint": s3_server.url, "region": REGION}})
+    )
+    for command in ("validate", "run"):
+        said = pgsieve(command, ends=2, **environment)
+        assert "there are no credentials for the store" in said
+        assert "beside an endpoint none is read" in said
+        assert SECRET not in said
+    pgsieve.path.write_text(yaml.safe_dump(written))
+    pgsieve("run", **environment)
+
+
 #: The net change of each table has everything: new rows, moved keys, rows that leave and enter the filter.
 CHANGES = """
 insert into items values (12, 'EMEA'), (13, 'APAC');

@@ -6,8 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.fs as pafs
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from deltalake.fs import DeltaStorageHandler
 
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.faults.killable import FOUND, settled, site, told
@@ -30,9 +32,16 @@ def _taken_key(table: DeltaTable) -> None:
     write_deltalake(table, pa.table({"amount": [1, 2]}), mode="overwrite", schema_mode="overwrite")
 
 
+def _lost_checkpoint(table: DeltaTable) -> None:
+    table.create_checkpoint()
+    log = pafs.PyFileSystem(DeltaStorageHandler.from_table(table._table))
+    log.delete_file(f"_delta_log/{table.version():020d}.checkpoint.parquet")
+
+
 @pytest.mark.parametrize(
     ("table", "alter", "said"),
     [
+        ("checking", _lost_checkpoint, "Kernel error: Invalid Checkpoint"),
         ("checking", _append_only, "append-only"),
         ("journal", _constraint, "validation check"),
         ("checking", _taken_key, 'somebody has taken column "id" from its replica'),

@@ -26,6 +26,7 @@ from pgsieve.resources.lake.delta.errors import lacks_entries
 from pgsieve.resources.lake.delta.log_entries import LogEntries, Stamp
 from pgsieve.resources.lake.stores.storage import is_uri
 from pgsieve.resources.lake.stores.store import Store
+from pgsieve.resources.lake.stores.store_errors import store_refusal
 
 #: So many tables of folders a thread holds open, and so many wait for a thread: one takes up to a megabyte.
 _HELD = 512
@@ -94,9 +95,15 @@ class Tables:
         self._removals = 0
 
     def exists(self, path: str) -> bool:
-        """Whether there is a Delta table."""
+        """Whether there is a Delta table, which may have a log that cannot be read."""
         if is_uri(path):
-            return self.open_if_any(path) is not None
+            try:
+                return self.open_if_any(path) is not None
+            except DeltaError as error:
+                # What is wrong with the log hears who reads it.
+                if store_refusal([error]) or not self.log_of(path).any():
+                    raise
+                return True
         return self._held(path) is not None or (_has_log(path) and DeltaTable.is_deltatable(path))
 
     @contextmanager
