@@ -31,6 +31,7 @@ from pgsieve.resources.lake.delta.errors import (
     StoreUnavailableError,
     causes,
     first_line,
+    is_arrows,
     is_conflict,
     is_lost,
     missing_file,
@@ -50,6 +51,7 @@ from pgsieve.resources.lake.stores.store_errors import StoreRefusal, store_refus
 
 #: What Spark raises: errors that it checks for itself, and what Java does beneath it.
 SPARK_ERRORS = (PySparkException, Py4JError)
+_ENGINE_ERRORS = (DeltaError, OSError, pa.ArrowException, *SPARK_ERRORS)
 _CONFLICT = re.compile(
     r"(?m)^(?:: )?(?:[\w.]+: )?\[DELTA_(?:CONCURRENT_\w+|METADATA_CHANGED|PROTOCOL_CHANGED)"
 )
@@ -145,7 +147,9 @@ class LakeAccess(LakePaths):
         """Name the table when it cannot be read or written, or the lake where that refuses as a whole."""
         try:
             yield
-        except (DeltaError, OSError, pa.ArrowException, *SPARK_ERRORS) as error:
+        except Exception as error:
+            if not (isinstance(error, _ENGINE_ERRORS) or is_arrows(error)):
+                raise
             self.refuse_unavailable(error)
             if isinstance(error, SPARK_ERRORS):
                 try:
@@ -186,6 +190,8 @@ def _named(path: str, error: Exception) -> LakeError:
     if file := missing_file(error):
         return DamagedTableError(f'Delta table "{path}": its file "{file}" is missing', hint=_DAMAGED)
     message = told(error) if by_spark else first_line(error)
+    if is_arrows(error):
+        message = message.partition(":")[0]  # What follows shows a cell.
     if (code := refusal(error)) is not None:
         message = os.strerror(code)
     seen = "see Spark's log, above or of its server; " if by_spark else ""
