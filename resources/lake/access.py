@@ -31,6 +31,7 @@ from pgsieve.resources.lake.delta.errors import (
     StoreUnavailableError,
     causes,
     first_line,
+    is_arrows,
     is_conflict,
     is_illegible,
     is_lost,
@@ -52,6 +53,7 @@ from pgsieve.resources.lake.stores.store_errors import StoreRefusal, store_refus
 
 #: What Spark raises: errors that it checks for itself, and what Java does beneath it.
 SPARK_ERRORS = (PySparkException, Py4JError)
+_ENGINE_ERRORS = (DeltaError, OSError, pa.ArrowException, *SPARK_ERRORS)
 _CONFLICT = re.compile(
     r"(?m)^(?:: )?(?:[\w.]+: )?\[DELTA_(?:CONCURRENT_\w+|METADATA_CHANGED|PROTOCOL_CHANGED)"
 )
@@ -147,7 +149,9 @@ class LakeAccess(LakePaths):
         """Name the table when it cannot be read or written, or the lake where that refuses as a whole."""
         try:
             yield
-        except (DeltaError, OSError, pa.ArrowException, *SPARK_ERRORS) as error:
+        except Exception as error:
+            if not (isinstance(error, _ENGINE_ERRORS) or is_arrows(error)):
+                raise
             self.refuse_unavailable(error)
             if isinstance(error, SPARK_ERRORS):
                 try:
@@ -196,6 +200,8 @@ def _named(path: str, error: Exception) -> LakeError:
             f'Delta table "{path}": its log cannot be read: {first_line(error)}', hint=_DAMAGED
         )
     message = told(error) if by_spark else first_line(error)
+    if is_arrows(error):
+        message = message.partition(":")[0]  # What follows shows a cell.
     if (code := refusal(error)) is not None:
         message = os.strerror(code)
     seen = "see Spark's log, above or of its server; " if by_spark else ""

@@ -116,6 +116,8 @@ class LakeWays(LakeAccess):
                 reason = "a name that a MERGE of delta-rs' has for itself"
             elif overwrite and self.local.permutes(path, columns):
                 reason = "columns in another order"
+            elif overwrite and self.local.is_partitioned_by_others(path, columns):
+                reason = "partitions by a column that goes"
             else:
                 return _chosen(path, Way.IN_PROCESS, f"{size} bytes")
             if schema is not None and self.local.takes_files(path, schema(), overwrite=overwrite):

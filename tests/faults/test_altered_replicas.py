@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -32,6 +33,21 @@ def _taken_key(table: DeltaTable) -> None:
     write_deltalake(table, pa.table({"amount": [1, 2]}), mode="overwrite", schema_mode="overwrite")
 
 
+def _other_types(table: DeltaTable) -> None:
+    _replaced(table, pa.schema({"id": pa.int32(), "region": pa.int32(), "note": pa.int32()}))
+
+
+def _partitioned(table: DeltaTable) -> None:
+    own = [("id", pa.int32()), ("amount", pa.int32())]
+    _replaced(table, pa.schema([*own, pa.field("part", pa.int32(), nullable=False)]), partition_by=["part"])
+
+
+def _replaced(table: DeltaTable, schema: pa.Schema, **kinds: Any) -> None:
+    DeltaTable.create(
+        table.table_uri, schema, mode="overwrite", storage_options=table._storage_options, **kinds
+    )
+
+
 def _lost_checkpoint(table: DeltaTable) -> None:
     table.create_checkpoint()
     log = pafs.PyFileSystem(DeltaStorageHandler.from_table(table._table))
@@ -41,6 +57,8 @@ def _lost_checkpoint(table: DeltaTable) -> None:
 @pytest.mark.parametrize(
     ("table", "alter", "said"),
     [
+        ("orders", _other_types, "Cast error"),
+        ("checking", _partitioned, "validation check"),
         ("checking", _lost_checkpoint, "its log lacks an entry or a checkpoint"),
         ("checking", _append_only, "append-only"),
         ("journal", _constraint, "validation check"),
@@ -60,20 +78,23 @@ def test_a_replica_that_others_have_altered_is_set_aside_and_copied_by_the_comma
     store: S3Server | None = request.getfixturevalue("s3_server") if place == "s3" else None
     with site("altered", publisher_server, tmp_path, "local[2]", store=store) as (pgsieve, database):
         settled(pgsieve, database)
-        replica = pgsieve.replica("accounts", table)
+        subscription = "filtered" if table == "orders" else "accounts"
+        replica = pgsieve.replica(subscription, table)
         alter(
             DeltaTable(f"s3://{replica}", storage_options=store.delta_rs)
             if store
             else DeltaTable(str(replica))
         )
         pgsieve.write(database)
+        database.execute("INSERT INTO checking VALUES (1000, 0)")
         for command in ("run", "status"):
             output = told(pgsieve, command, ends=FOUND if command == "run" else 0)
             assert said in output
-            assert f"`pgsieve resync accounts public.{table}` copies the table again" in output
+            assert f"`pgsieve resync {subscription} public.{table}` copies the table again" in output
             assert "Traceback" not in output
+            assert "Cannot cast" not in output, "what follows is a value"
         assert "public.savings is set aside" not in output
-        told(pgsieve, "resync", "accounts", ends=0)
+        told(pgsieve, "resync", subscription, ends=0)
         pgsieve.write(database)
         settled(pgsieve, database)
         told(pgsieve, "check", ends=0)

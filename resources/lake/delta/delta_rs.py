@@ -4,7 +4,7 @@ A write that Spark would need a second for takes milliseconds here, so small bat
 in this process; large ones, and everything in a lake that delta-rs does not reach, by Spark.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import unquote
@@ -120,6 +120,11 @@ class LocalRecords(Commits):
             return False
         names = [field.name for field in self.table_at(path).schema().fields]
         return names != list(columns) and sorted(names) == sorted(columns)
+
+    def is_partitioned_by_others(self, path: str, columns: Collection[str]) -> bool:
+        """Whether a table, if there is one, is partitioned by columns that are not among these: delta-rs leaves it so when overwriting."""
+        table = self.opened(path)
+        return table is not None and not set(table.metadata().partition_columns) <= set(columns)
 
     def takes_properties(self, path: str) -> bool:
         """Whether `set_properties` leaves a table to the readers that it has.

@@ -111,6 +111,11 @@ class ExecutorError(PgsieveError):
         self.kind = kind
 
 
+def is_arrows(error: BaseException) -> bool:
+    """Whether delta-rs gives on an error of Arrow's, as of a cast, for which it has no class."""
+    return type(error) is Exception
+
+
 def is_conflict(error: BaseException) -> bool:
     """Whether delta-rs, or what commits beside it here, did not commit because another writer was faster."""
     return isinstance(error, CommitFailedError) and not _REFUSED.search(str(error))

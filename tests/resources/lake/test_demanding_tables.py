@@ -120,3 +120,24 @@ def test_what_delta_rs_refuses_is_no_conflict_and_the_tables_own_fault(tmp_path:
     assert not isinstance(raised.value, NO_TABLES_FAULT)
     with pytest.raises(OverrunError):
         lake.local.write(other, rows(5), 8, base=7)
+
+
+@pytest.mark.parametrize("demand", ["nothing", "row tracking", "only Spark reaches it"])
+def test_what_others_have_a_table_refuse_rows_for_is_taken_from_it_and_the_position_stays(
+    tmp_path: Path, demand: str
+) -> None:
+    path = demanding(tmp_path, demand if demand in DEMANDS else "nothing")
+    reached = demand in DEMANDS
+    address, place = (str(tmp_path), path) if reached else (tmp_path.as_uri(), Path(path).as_uri())
+    lake = Lake(address, lambda: engine().session, threads=2)
+    assert (lake.local is not None) is reached
+    assert not lake.refuses_rows(place)
+    lake.write(engine().session.createDataFrame(rows(4)), place, position=7, size=100)
+    for change in ("add constraint `A c` check (id < 9)", "set tblproperties ('delta.appendOnly' = 'TRUE')"):
+        engine().session.sql(f"alter table delta.{quoted(path)} {change}")
+    assert lake.refuses_rows(place)
+    lake.take_any_row(place)
+    assert not lake.refuses_rows(place)
+    assert lake.records.position(place) == 7
+    lake.write(engine().session.createDataFrame(rows(10)), place, position=8, overwrite=True, size=100)
+    assert lake.count(place) == 1
