@@ -65,7 +65,7 @@ def _lost_checkpoint(table: DeltaTable) -> None:
         ("checking", _taken_key, 'somebody has taken column "id" from its replica'),
     ],
 )
-@pytest.mark.parametrize("place", ["folder", "s3"])
+@pytest.mark.parametrize("place", [pytest.param("folder", marks=pytest.mark.long), "s3"])
 def test_a_replica_that_others_have_altered_is_set_aside_and_copied_by_the_command_that_is_named(
     publisher_server: EmbeddedServer,
     request: pytest.FixtureRequest,
