@@ -11,6 +11,7 @@ from pgsieve.assets.steps.apply import replica_tables
 from pgsieve.assets.steps.checks import repair
 from pgsieve.pipelines.commands.results import RunSummary
 from pgsieve.resources.lake.delta.commits import Commits
+from tests.fixtures.pgsieve_replica import engine
 from tests.fixtures.shop import Shop
 
 Act = Callable[..., Any]
@@ -79,6 +80,8 @@ def _after_a_repair(patch: pytest.MonkeyPatch, shop: Shop, put_back: _Once) -> N
         return done
 
     patch.setattr(repair, "_merged", merged)
+    # The repair takes the Spark that this process has: the one that other tests share, and that reaches S3.
+    assert engine().session
     shop.cli("check", "--repair", "one")
 
 
@@ -109,7 +112,7 @@ def _after_a_copy_and_before_its_cut(patch: pytest.MonkeyPatch, shop: Shop, put_
         _before_the_commit,
         _after_the_commit,
         _after_a_run_without_a_cut,
-        _after_a_repair,
+        pytest.param(_after_a_repair, marks=pytest.mark.spark),
     ],
 )
 def test_a_replica_that_is_put_back_amid_a_run_is_set_aside(
