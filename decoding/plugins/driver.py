@@ -158,12 +158,16 @@ class PluginDriver:
                 begun = self._current()
                 begun.txn.end_lsn = message.end_lsn
                 yield from self._end(begun, "commit", message.commit_lsn)
-            case Prepare() | StreamStop() if self._holding is not None:
-                self._holding = None
-            case Prepare() if self._open is None:
-                yield from self._prepare_empty(message)
             case Prepare():
-                yield from self._prepare(self._current(), message)
+                if self._open is None and self._holding is None:
+                    # PostgreSQL 18 sends no Begin Prepare for what changed nothing; a plugin may keep its state since then.
+                    self._begin_prepare(message)
+                if self._holding is not None:
+                    self._holding = None
+                else:
+                    yield from self._prepare(self._current(), message)
+            case StreamStop() if self._holding is not None:
+                self._holding = None
             case StreamStop():
                 yield from self._end(self._current(), "stream_stop")
             case StreamCommit():
@@ -240,7 +244,7 @@ class PluginDriver:
 
     # two-phase commit
 
-    def _begin_prepare(self, message: BeginPrepare) -> None:
+    def _begin_prepare(self, message: BeginPrepare | Prepare) -> None:
         if self._plugin.decodes_prepare(message.xid, message.gid):
             self._open = _Open(_prepared(message), "begin_prepare")
         else:
@@ -250,13 +254,6 @@ class PluginDriver:
         yield from self._end(begun, "prepare", message.prepare_lsn)
         if begun.ignored:
             self._ignored.add(message.xid)
-
-    def _prepare_empty(self, message: Prepare) -> Iterator[Output]:
-        """Begin what changed nothing here: PostgreSQL 18 does not, and a plugin may keep its state since then."""
-        if self._plugin.decodes_prepare(message.xid, message.gid):
-            yield from self._prepare(_Open(_prepared(message), "begin_prepare"), message)
-        else:
-            self._held[message.xid] = HeldTransaction(streamed=False)
 
     def _commit_prepared(self, message: CommitPrepared) -> Iterator[Output]:
         xid, gid = message.xid, message.gid
