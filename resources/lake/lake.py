@@ -391,12 +391,11 @@ class Lake(LakeWays):
         """
         with self.refusing(path):
             properties = self._properties(path)
-            constraints = constraints_in(properties)
-            by_delta_rs = self.local is not None and self.local.takes_properties(path)
-            if self.local is not None and by_delta_rs:
-                self.local.drop_constraints(path, constraints)
-            elif constraints:
-                drop_constraints_by_spark(self.spark, path, constraints, self.records.position(path))
+            if constraints := constraints_in(properties):
+                if self.local is not None and self.local.takes_properties(path):
+                    self.local.drop_constraints(path, constraints)
+                else:
+                    drop_constraints_by_spark(self.spark, path, constraints, self.records.position(path))
         if is_append_only(properties):
             self.set_properties(path, {APPEND_ONLY: "false"})
 

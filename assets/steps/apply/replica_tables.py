@@ -96,8 +96,8 @@ def _apply(
         batch = Batch(subscription, lake, end, changes)
         todo, ahead, replicas.states = batch.planned(only)
         alone = alone and not _is_copied_by_others(replicas.states, begun)
-        put_back = {name for name, standing in ahead.items() if replicas.leave(name, None, standing)}
-        todo = [plan for plan in todo if plan.pending.name not in put_back]
+        aside = {name for name, standing in ahead.items() if replicas.leave(name, None, standing)}
+        todo = [plan for plan in todo if plan.pending.name not in aside]
         todo, failed = batch.examined(todo) if subscription.disable_on_error else (todo, None)
         if failed is not None:
             conflict, failing = failed
@@ -109,17 +109,15 @@ def _apply(
             return result
         stood = {plan.pending.name: plan.pending.standing for plan in todo}
         for done in batch.applied(todo):
-            problem = done.problem
-            if problem is None:
-                problem = replicas.leave(done.name, stood[done.name], done.standing)
-                applied = replace(done, problem=problem, damaged=problem is not None)
-                alone = alone and not applied.overrun
+            applied = done
+            if done.problem is None:
+                put_back = replicas.leave(done.name, stood[done.name], done.standing)
+                applied = replace(done, problem=put_back, damaged=put_back is not None)
+                alone = alone and not done.overrun
             elif subscription.disable_on_error and not done.damaged:
-                applied = done
-                SubscriptionRecord(lake, subscription.name).disable(problem)
+                SubscriptionRecord(lake, subscription.name).disable(done.problem)
             else:
-                applied = done
-                replicas.set_aside(done.name, problem)
+                replicas.set_aside(done.name, done.problem)
             result.tables[applied.name] = _sum(result.tables.get(applied.name), applied)
         if subscription.disable_on_error and any(a.problem and not a.damaged for a in result.tables.values()):
             return result  # Its replicas hold what they held, or the whole batch; no cut tells of it.

@@ -118,7 +118,7 @@ class LocalRecords(Commits):
         """Whether a table has these columns in another order, which delta-rs would leave when overwriting."""
         if not self.exists(path):
             return False
-        names = [field.name for field in self.table_at(path).schema().fields]
+        names = self.columns(path)
         return names != list(columns) and sorted(names) == sorted(columns)
 
     def is_partitioned_by_others(self, path: str, columns: Collection[str]) -> bool:

@@ -105,7 +105,7 @@ def takes_marks(table: DeltaTable) -> bool:
     return (
         is_unmapped(table)
         and table.protocol().min_writer_version in {1, 2, 7}
-        and configuration.get(APPEND_ONLY, "false") != "true"
+        and not is_append_only(configuration)
         and configuration.get(PROPERTY) != "false"
     )
 
@@ -118,7 +118,7 @@ def _takes_any_row(table: DeltaTable) -> bool:
     metadata, fields = table.metadata(), table.schema().fields
     return not (
         metadata.partition_columns
-        or any(name.startswith(_CONSTRAINT) for name in metadata.configuration)
+        or constraints_in(metadata.configuration)
         or any(not field.nullable for field in fields)
         or any(name.startswith(_OF_ROWS) for field in fields for name in field.metadata or {})
     )

@@ -30,10 +30,6 @@ from pgsieve.resources.lake.stores.store_errors import store_refusal
 
 #: So many tables of folders a thread holds open, and so many wait for a thread: one takes up to a megabyte.
 _HELD = 512
-#: Who cleans up a log removes entries, one after the other, of which another one has learned a moment before.
-_open_again = retry(
-    retry=retry_if_exception(lacks_entries), wait=wait_fixed(0.2), stop=stop_after_attempt(3), reraise=True
-)
 #: So many tables are looked at side by side: each look waits for answers.
 _LOOKS = 8
 
@@ -203,7 +199,7 @@ class Tables:
         return LogEntries(path, self._store)
 
     def _opened(self, path: str) -> DeltaTable:
-        table, mine = _open_again(DeltaTable)(path, storage_options=self.options), self._mine()
+        table, mine = _read(path, self.options), self._mine()
         self._absent.discard(path)
         # At once: a table that is made anew before it is used again would be taken for this one.
         version = table.version()
@@ -228,7 +224,7 @@ class Tables:
 
     def as_of(self, path: str, version: int) -> DeltaTable:
         """One version of a table, which stays at it."""
-        return DeltaTable(path, version=version, storage_options=self.options)
+        return _read(path, self.options, version)
 
     def remembered(
         self, path: str, table: DeltaTable, query: str, rows: Callable[[], list[dict[str, Any]]]
@@ -272,6 +268,14 @@ class Tables:
     def _note(self, path: str, held: _Held) -> None:
         if is_uri(path) and (seen := self._seen()) is not None:
             seen[path] = held
+
+
+@retry(
+    retry=retry_if_exception(lacks_entries), wait=wait_fixed(0.2), stop=stop_after_attempt(3), reraise=True
+)
+def _read(path: str, options: dict[str, str] | None, version: int | None = None) -> DeltaTable:
+    """A table as its log tells, again where an entry that was listed is gone: who cleans up a log removes one after the other."""
+    return DeltaTable(path, version=version, storage_options=options)
 
 
 def _has_log(path: str) -> bool:

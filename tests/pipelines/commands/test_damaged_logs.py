@@ -11,7 +11,7 @@ from deltalake import DeltaTable
 from pgsieve.resources.lake.delta.tables import shared_tables
 from tests.fixtures.shop import Shop
 
-Damage = Callable[[Path], None]
+Damage = Callable[[Path], object]
 
 
 def _entry(log: Path, place: int) -> Path:
@@ -27,16 +27,16 @@ def _checkpointed(log: Path) -> Path:
     return next(log.glob("*.checkpoint.parquet"))
 
 
-#: What somebody does to a log of several entries -> whether delta-rs still reads it.
+#: What somebody does to a log of several entries.
 DAMAGES: dict[str, Damage] = {
     "first_gone": lambda log: _entry(log, 0).unlink(),
     "inner_gone": lambda log: _entry(log, 1).unlink(),
     "newest_gone": lambda log: _entry(log, -1).unlink(),
-    "inner_garbage": lambda log: _entry(log, 1).write_text("{nonsense") and None,
-    "newest_garbage": lambda log: _entry(log, -1).write_text('{"add": 3}\n') and None,
+    "inner_garbage": lambda log: _entry(log, 1).write_text("{nonsense"),
+    "newest_garbage": lambda log: _entry(log, -1).write_text('{"add": 3}\n'),
     "checkpoint_gone": lambda log: _checkpointed(log).unlink(),
-    "checkpoint_garbage": lambda log: _checkpointed(log).write_bytes(b"PAR1xxxx") and None,
-    "all_gone": lambda log: [each.unlink() for each in log.iterdir()] and None,
+    "checkpoint_garbage": lambda log: _checkpointed(log).write_bytes(b"PAR1xxxx"),
+    "all_gone": lambda log: [each.unlink() for each in log.iterdir()],
 }
 
 
