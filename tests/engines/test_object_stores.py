@@ -26,6 +26,9 @@ from tests.fixtures.s3_server import KEY, REGION, SECRET, S3Server
 from tests.fixtures.servers import drop_slots
 
 CHECKOUT = Path(__file__).resolve().parents[2]
+#: What has Spark write any batch.
+BY_SPARK = {"spark.pgsieve.smallBytes": -1}
+KEYS = f"aws_access_key_id = {KEY}\naws_secret_access_key = {SECRET}\n"
 
 
 @pytest.fixture
@@ -189,37 +192,100 @@ def test_a_lake_that_is_copied_from_a_folder_goes_on_on_s3(
     pgsieve("check", **environment)
     pgsieve("maintain", **environment)
     pgsieve("check", **environment)
+    on_s3["spark"]["conf"] |= BY_SPARK
     pgsieve.path.write_text(yaml.safe_dump(on_s3))
     database.execute("truncate items; insert into items values (1, 'EMEA')")
+    assert "spark.sql.extensions" not in pgsieve.seen
     pgsieve("run", **s3_server.environment)  # Spark finds the credentials where delta-rs does.
+    assert "spark.sql.extensions" in pgsieve.seen
     pgsieve("check", **environment)
     pgsieve("drop", "sales", "--delete-tables", **environment)
     assert SECRET not in pgsieve.seen
     assert SECRET.encode() not in pgsieve.left
 
 
+class Profiles:
+    """The files of AWS' tools, and a lake that finds there what its `storage` does not have."""
+
+    def __init__(self, pgsieve: Pgsieve, home: Path) -> None:
+        self.pgsieve, self.folder = pgsieve, home / ".aws"
+        self.folder.mkdir(parents=True)
+        self.environment = {"HOME": str(home), "AWS_PROFILE": "lake", "STORE_SECRET": ""}
+        self.settings = yaml.safe_load(pgsieve.path.read_text())
+        self.settings.pop("storage")
+
+    def write(self, *, credentials: str = "", config: str = "", **storage: str) -> None:
+        others = KEYS.replace(KEY, "AKOTHER")
+        (self.folder / "credentials").write_text(f"[default]\n{others}[lake]\n{credentials}")
+        (self.folder / "config").write_text(f"[default]\nregion = eu-other-1\n{config}")
+        settings = {**self.settings, "storage": storage} if storage else self.settings
+        self.pgsieve.path.write_text(yaml.safe_dump(settings))
+
+    def __call__(self, *command: str, ends: int = 0, **environment: str) -> str:
+        return self.pgsieve(*command, ends=ends, **{**self.environment, **environment})
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("pgsieve", ["p"], indirect=True)
-def test_credentials_that_only_a_profile_has_beside_an_endpoint_are_told_to_be_unread(
-    pgsieve: Pgsieve, s3_server: S3Server, tmp_path: Path
+def test_a_profile_of_aws_tools_is_read_beside_an_endpoint(
+    pgsieve: Pgsieve,
+    database: psycopg.Connection,
+    s3_server: S3Server,
+    s3_folder: str,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    profiles = tmp_path / "home" / ".aws"
-    profiles.mkdir(parents=True)
-    (profiles / "credentials").write_text(
-        f"[lake]\naws_access_key_id = {KEY}\naws_secret_access_key = {SECRET}\n"
-    )
-    environment = {"HOME": str(profiles.parent), "AWS_PROFILE": "lake", "JAVA_HOME": "/none"}
-    written = yaml.safe_load(pgsieve.path.read_text())
-    pgsieve.path.write_text(
-        yaml.safe_dump({**written, "storage": {"endpoint": s3_server.url, "region": REGION}})
-    )
+    profiles = Profiles(pgsieve, tmp_path_factory.mktemp("home"))
+    items = f"{s3_folder}/sales/public/items"
+    region = f"[profile lake]\nregion = {REGION}\n"
+    profiles.write(credentials=KEYS, config=region, endpoint=s3_server.url)
+    assert "no problems" in profiles("validate", JAVA_HOME="/none")
+    profiles("run", JAVA_HOME="/none")
+    database.execute("delete from items where id = 3")
+    services = f"[services own]\ns3 =\n  endpoint_url = {s3_server.url}\n"
+    profiles.write(credentials=KEYS, config=f"{region}services = own\n{services}")
+    profiles("run", JAVA_HOME="/none")
+    assert ids_in(items, s3_server) == [1, 2, *range(4, 11)]
+    profiles("check", JAVA_HOME="/none")
+    assert SECRET not in pgsieve.seen
+    assert SECRET.encode() not in pgsieve.left
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pgsieve", ["p"], indirect=True)
+def test_a_role_that_a_profile_names_is_told_to_be_unasked_beside_an_endpoint(
+    pgsieve: Pgsieve, s3_server: S3Server, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    profiles = Profiles(pgsieve, tmp_path_factory.mktemp("home"))
+    role = "[profile lake]\nrole_arn = arn:aws:iam::1:role/lake\nsource_profile = default\n"
+    profiles.write(config=role, endpoint=s3_server.url, region=REGION)
     for command in ("validate", "run"):
-        said = pgsieve(command, ends=2, **environment)
+        said = profiles(command, ends=2, JAVA_HOME="/none")
         assert "there are no credentials for the store" in said
-        assert "beside an endpoint none is read" in said
-        assert SECRET not in said
-    pgsieve.path.write_text(yaml.safe_dump(written))
-    pgsieve("run", **environment)
+        assert "a role, single sign-on or a process is not asked there" in said
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("pgsieve", ["p"], indirect=True)
+def test_spark_finds_the_profile_that_delta_rs_does(
+    pgsieve: Pgsieve,
+    database: psycopg.Connection,
+    s3_server: S3Server,
+    s3_folder: str,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    profiles = Profiles(pgsieve, tmp_path_factory.mktemp("home"))
+    own = f"region = {REGION}\nendpoint_url = {s3_server.url}\n"
+    profiles.write(credentials=KEYS, config=f"[profile lake]\n{own}")
+    profiles("run", JAVA_HOME="/none")
+    database.execute("truncate items; insert into items values (1, 'EMEA')")
+    profiles.settings["spark"]["conf"] |= BY_SPARK
+    profiles.write(credentials=KEYS, config=f"[profile lake]\n{own}")
+    profiles("run")
+    assert "spark.sql.extensions" in pgsieve.seen
+    assert ids_in(f"{s3_folder}/sales/public/items", s3_server) == [1]
+    profiles("check", JAVA_HOME="/none")
+    assert SECRET not in pgsieve.seen
 
 
 #: The net change of each table has everything: new rows, moved keys, rows that leave and enter the filter.

@@ -12,16 +12,15 @@ https://docs.rs/object_store/latest/object_store/enum.PutMode.html (Create)
 
 import logging
 import os
-import re
 from collections.abc import Mapping
 from datetime import datetime
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from tenacity import retry, retry_if_exception, stop_after_attempt, stop_after_delay, wait_random_exponential
 
+from pgsieve.resources.lake.stores.aws_profile import AwsProfile
 from pgsieve.resources.lake.stores.storage import SCHEMES, Storage
 from pgsieve.resources.lake.stores.store_errors import store_refusal
 
@@ -38,12 +37,6 @@ Stamp = tuple[str | None, datetime, int]
 
 #: What delta-rs takes among its options, and this library apart from them.
 _ALLOW_HTTP = "aws_allow_http"
-#: What says in a file of AWS' tools that it has credentials, or where they come from.
-_OF_A_PROFILE = re.compile(
-    r"(?m)^\s*(?:aws_access_key_id|credential_process|login_session|role_arn|source_profile|sso_\w+|web_identity_token_file)\s*="
-)
-#: Where such files are, and the variables that say so.
-_PROFILES = {"AWS_SHARED_CREDENTIALS_FILE": "credentials", "AWS_CONFIG_FILE": "config"}
 #: The library adds its structures to a message, line by line.
 _STRUCTURES = "\n\nDebug source:"
 
@@ -180,19 +173,15 @@ class Objects:
 
 
 def has_credentials(path: str, options: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether the library finds the credentials that delta-rs does; those of a profile of AWS' tools it does not.
+    """Whether the library finds the credentials that delta-rs does: not what a profile of AWS' tools leaves it to ask for.
 
-    Delta-rs looks for these where no endpoint is given.
+    Delta-rs looks there where no endpoint is given.
     """
     if SCHEMES.get(urlsplit(path).scheme) != "s3" or environ.get("AWS_ACCESS_KEY_ID"):
         return True
     if {"aws_access_key_id", "aws_endpoint_url"} & _lower(options).keys():
         return True
-    folder = Path(environ.get("HOME") or Path.home(), ".aws")
-    files = [Path(environ.get(variable) or folder / name) for variable, name in _PROFILES.items()]
-    return not any(
-        file.is_file() and _OF_A_PROFILE.search(file.read_text(errors="replace")) for file in files
-    )
+    return not AwsProfile.of(environ).has_credentials
 
 
 @cache

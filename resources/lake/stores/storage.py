@@ -2,7 +2,8 @@
 
 In: `lake` and `storage` of pgsieve.yaml. Out: one address that both engines read, what each of them has to be told, and
 whether several writers may commit there at once. What is not given is left to the platform's usual way (environment,
-profile, role of the machine). Raises nothing, and shows no secret: they are in no repr.
+profile, role of the machine); an engine is told of it what it would not find by itself. Raises nothing, and shows no secret: they
+are in no repr.
 
 https://hadoop.apache.org/docs/r3.4.2/hadoop-aws/tools/hadoop-aws/index.html (S3A's settings)
 https://hadoop.apache.org/docs/r3.4.2/hadoop-azure/abfs.html (those of ABFS)
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from pgsieve.resources.lake.stores import log_store
+from pgsieve.resources.lake.stores.aws_profile import AwsProfile
 from pgsieve.resources.passwords import remember
 
 #: By platform: its schemes, and the options that `storage` may have.
@@ -37,6 +39,8 @@ _TOKENS = "org.apache.hadoop.fs.azurebfs.oauth2.{}TokenProvider"
 _DEFAULT_REGION = "us-east-1"
 #: Where the environment names another server than S3 itself: what delta-rs reads of it, Spark is told.
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+#: Where the environment has credentials that go before those of a profile.
+_BEFORE_PROFILES = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE")
 #: The hosts of S3 itself.
 _S3_ITSELF = re.compile(r"(?i)\.amazonaws\.com(?:\.cn)?\.?$")
 
@@ -132,11 +136,11 @@ class Storage:
         return self.platform is not None or self.scheme in _ATOMIC
 
     def endpoint(self, environ: Mapping[str, str] = os.environ) -> str | None:
-        """The address of S3's interface, where the options or the environment name one."""
+        """The address of S3's interface, where the options, the environment or a profile name one."""
         if self.platform != "s3":
             return None
         named = (environ.get(name) for name in _ENDPOINTS)
-        return self.options.get("endpoint") or next(filter(None, named), None)
+        return self.options.get("endpoint") or next(filter(None, named), AwsProfile.of(environ).endpoint)
 
     def imitates_s3(self, environ: Mapping[str, str] = os.environ) -> bool:
         """Whether the store has S3's interface and is not S3, which says itself what its conditions are worth."""
@@ -157,6 +161,7 @@ class Storage:
                 "aws_secret_access_key": option("secret_access_key"),
                 "aws_session_token": option("session_token"),
                 "aws_conditional_put": "etag",
+                **self._of_a_profile(environ),
             }
             if (endpoint or "").lower().startswith("http://"):
                 options["aws_allow_http"] = "true"
@@ -173,6 +178,24 @@ class Storage:
         else:
             options = {"google_service_account": option("service_account")}
         return {name: value for name, value in options.items() if value is not None}
+
+    def _of_a_profile(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """What delta-rs would not find in a profile by itself: it reads none where an endpoint is given.
+
+        Keys are given at any rate, so that whoever takes delta-rs' options has them, too. But a token ends, and where delta-rs reads
+        the profile, it reads it again.
+        """
+        profile, told = AwsProfile.of(environ), {}
+        if profile.region and not self._region(environ):
+            told["aws_region"] = profile.region
+        has_keys = "access_key_id" in self.options or any(environ.get(name) for name in _BEFORE_PROFILES)
+        if not has_keys and (self.endpoint(environ) or not profile.ends):
+            remember(*profile.secrets)
+            told |= profile.keys
+        return told
+
+    def _region(self, environ: Mapping[str, str]) -> str | None:
+        return self.options.get("region") or environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION")
 
     def spark_settings(self, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
         """What Spark's file system is told; of a lake without `storage`, what it would not find by itself."""
@@ -192,7 +215,7 @@ class Storage:
     def _s3a(self, environ: Mapping[str, str]) -> dict[str, str | None]:
         option = self.options.get
         endpoint = self.endpoint(environ)
-        region = option("region") or environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION")
+        region = self._region(environ) or AwsProfile.of(environ).region
         provider = _SDK_CHAIN
         if option("access_key_id"):
             provider = _KEYS.format("Temporary" if option("session_token") else "Simple")

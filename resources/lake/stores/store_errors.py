@@ -32,16 +32,17 @@ _HINTS = {
     StoreFault.NO_BUCKET: f"create it, or correct `lake` in pgsieve.yaml; {_GO_ON}",
     StoreFault.CREDENTIALS: f"renew them where they come from: `storage` in pgsieve.yaml, the environment, a profile or the"
     f" machine's role; {_GO_ON}",
-    StoreFault.NO_CREDENTIALS: "give them in `storage` of pgsieve.yaml, in the environment, by the machine's role or, where no"
-    f" endpoint is given, in a profile: beside an endpoint none is read; {_GO_ON}",
+    StoreFault.NO_CREDENTIALS: "give them in `storage` of pgsieve.yaml, in the environment, in a profile or by the machine's"
+    " role; where an endpoint is given, a profile has to have the keys themselves: a role, single sign-on or a process is not"
+    f" asked there; {_GO_ON}",
     StoreFault.DENIED: "these credentials need the right to list, read, write and delete objects below the lake, and the"
     f" bucket may not be read-only; {_GO_ON}",
     StoreFault.REGION: f"give the bucket's `region` in `storage` of pgsieve.yaml, or as AWS_REGION; {_GO_ON}",
     StoreFault.BUSY: "run again later: nothing is lost, a slot is confirmed only up to what the lake holds",
     StoreFault.NO_FILE_SYSTEM: "have Spark get the package of the file system, as by `spark.jars.packages` in `spark.conf` of"
     f' pgsieve.yaml (pgsieve\'s documentation, "Platforms: what to set, and what was run"); {_GO_ON}',
-    StoreFault.UNREACHED: "see whether this machine reaches the endpoint of `storage` in pgsieve.yaml, and give it there where only"
-    f" a profile has it: it is not read from there; {_GO_ON}",
+    StoreFault.UNREACHED: "see whether this machine reaches the endpoint that `storage` in pgsieve.yaml, the environment or a"
+    f" profile names; {_GO_ON}",
 }
 
 #: The stores' own codes, which S3, Azure and Google share in part.

@@ -18,13 +18,14 @@ _KEYS = "[default]\naws_access_key_id = AKIA7\naws_secret_access_key = s\n"
     ("name", "text", "found"),
     [
         ("credentials", _KEYS, False),
-        ("config", "[profile x]\nsso_session = work\n", False),
-        ("config", "[profile x]\n  credential_process=/bin/x\n", False),
+        ("config", "[default]\nsso_session = work\n", False),
+        ("config", "[profile default]\ncredential_process=/bin/x\n", False),
         ("config", "[default]\nregion = eu-central-1\n", True),
+        ("config", "[profile other]\nsso_session = work\n", True),
         ("other", _KEYS, True),
     ],
 )
-def test_credentials_of_a_profile_are_known_to_be_delta_rs_own(
+def test_credentials_that_a_profile_has_are_known_to_be_delta_rs_own(
     tmp_path: Path, name: str, text: str, found: bool
 ) -> None:
     (tmp_path / ".aws").mkdir()

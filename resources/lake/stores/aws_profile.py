@@ -1,0 +1,98 @@
+"""The profile of AWS' tools that counts: ~/.aws/config and ~/.aws/credentials -> a server, a region, keys.
+
+In: the environment, which names the profile and the files. Out: what the profile says as it stands there. Credentials that have to
+be asked for, as those of a role or of single sign-on, stay the engines' business. A file that is no such file says nothing. Raises
+nothing, and shows no secret: they are in no repr.
+
+https://docs.aws.amazon.com/sdkref/latest/guide/file-format.html
+https://docs.aws.amazon.com/sdkref/latest/guide/feature-ss-endpoints.html
+"""
+
+from collections.abc import Mapping
+from configparser import Error, RawConfigParser
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_KEY, _SECRET, _TOKEN = "aws_access_key_id", "aws_secret_access_key", "aws_session_token"
+#: What sends somebody elsewhere for credentials, and goes before keys that stand beside it.
+_ROLES = ("role_arn", "sso_session", "sso_start_url", "sso_account_id", "sso_role_name")
+#: The same, after such keys.
+_OTHERS = ("credential_process", "login_session", "web_identity_token_file")
+#: What says that no file names a server: in the environment, and in a file.
+_IGNORED = "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS"
+_ENDPOINT = "endpoint_url"
+
+
+@dataclass(frozen=True)
+class AwsProfile:
+    """A profile as the files have it."""
+
+    #: The server of S3's interface; None where the files name none, or are to be ignored in that.
+    endpoint: str | None = None
+    region: str | None = None
+    #: By their names in the files: the key, its secret and, where there is one, its token; empty where they are asked for elsewhere.
+    keys: Mapping[str, str] = field(default_factory=dict, repr=False)
+    #: Whether it has credentials, or says where they come from.
+    has_credentials: bool = False
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """What no text may show."""
+        return tuple(value for name, value in self.keys.items() if name != _KEY)
+
+    @property
+    def ends(self) -> bool:
+        """Whether the keys are good for some hours, and then replaced in the file."""
+        return _TOKEN in self.keys
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str]) -> "AwsProfile":
+        """The profile of a process with this environment."""
+        home = Path(environ.get("HOME") or Path.home(), ".aws")
+        config = _sections(Path(environ.get("AWS_CONFIG_FILE") or home / "config"))
+        credentials = _sections(Path(environ.get("AWS_SHARED_CREDENTIALS_FILE") or home / "credentials"))
+        name = environ.get("AWS_PROFILE") or "default"
+        plain = config.get(name, {}) if name == "default" else {}
+        settings = {**plain, **config.get(f"profile {name}", {}), **credentials.get(name, {})}
+        is_asked_for = any(settings.get(role) for role in _ROLES)
+        return cls(
+            endpoint=_endpoint(settings, config, environ),
+            region=settings.get("region"),
+            keys={} if is_asked_for else _keys(settings),
+            has_credentials=any(settings.get(name) for name in (_KEY, *_ROLES, *_OTHERS)),
+        )
+
+
+def _keys(settings: Mapping[str, str]) -> dict[str, str]:
+    if not (settings.get(_KEY) and settings.get(_SECRET)):
+        return {}
+    return {name: settings[name] for name in (_KEY, _SECRET, _TOKEN) if settings.get(name)}
+
+
+def _endpoint(
+    settings: Mapping[str, str], config: Mapping[str, Mapping[str, str]], environ: Mapping[str, str]
+) -> str | None:
+    """The server that a profile names: that of S3 before that of all services."""
+    ignored = environ.get(_IGNORED) or settings.get("ignore_configured_endpoint_urls") or ""
+    if ignored.lower() == "true":
+        return None
+    services = config.get(f"services {settings.get('services')}", {})
+    return _nested(services.get("s3", "")).get(_ENDPOINT) or settings.get(_ENDPOINT) or None
+
+
+def _nested(text: str) -> dict[str, str]:
+    """Settings that are one setting's value, each in an indented line."""
+    pairs = (line.partition("=") for line in text.splitlines())
+    return {name.strip().lower(): value.strip() for name, _, value in pairs}
+
+
+def _sections(file: Path) -> dict[str, dict[str, str]]:
+    """A file's settings by section; of a word in a section's name and the name itself, with one space between."""
+    parser = RawConfigParser(
+        delimiters=("=",), inline_comment_prefixes=("#", ";"), strict=False, empty_lines_in_values=False
+    )
+    try:
+        parser.read_string(file.read_text())
+    except (OSError, UnicodeDecodeError, Error):
+        return {}
+    return {" ".join(name.replace('"', "").split()): dict(parser[name]) for name in parser.sections()}

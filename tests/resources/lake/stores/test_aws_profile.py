@@ -1,0 +1,144 @@
+"""Profiles of AWS' tools, as these read them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pgsieve.resources.lake.stores.aws_profile import AwsProfile
+from pgsieve.resources.lake.stores.storage import Storage
+from pgsieve.resources.passwords import concealed
+
+KEYS = "aws_access_key_id = AKIA7\naws_secret_access_key = x7Qm-secret-2Lp\n"
+TOKEN = "aws_session_token = t0k-en-of-an-hour\n"
+
+
+class Home:
+    """A folder with the two files, and the environment of somebody who is at home there."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __call__(self, config: str = "", credentials: str = "", **environ: str) -> dict[str, str]:
+        folder = self.path / ".aws"
+        folder.mkdir(exist_ok=True)
+        (folder / "config").write_text(config)
+        (folder / "credentials").write_text(credentials)
+        return {"HOME": str(self.path), **environ}
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("config", "credentials", "profile"),
+    [
+        ("", f"[default]\n{KEYS}", None),
+        ("", f"[lake]\n{KEYS}", "lake"),
+        (f"[default]\n{KEYS}", "", None),
+        (f"[profile default]\n{KEYS}[default]\naws_access_key_id = other\n", "", None),
+        (f"[profile lake]\n{KEYS}", "[default]\naws_access_key_id = other\n", "lake"),
+        (f'[ profile  "my lake" ]\n{KEYS}', "", "my lake"),
+        # The file of credentials goes before the other.
+        ("[profile lake]\naws_access_key_id = other\n", f"[lake]\n{KEYS}", "lake"),
+        ("", f"# of the lake\n[lake] ; mine\n{KEYS.replace('AKIA7', 'AKIA7 # mine')}", "lake"),
+    ],
+)
+def test_keys_of_the_profile_that_counts(
+    home: Home, config: str, credentials: str, profile: str | None
+) -> None:
+    environ = home(config, credentials, **({"AWS_PROFILE": profile} if profile else {}))
+    found = AwsProfile.of(environ)
+    expected = {"aws_access_key_id": "AKIA7", "aws_secret_access_key": "x7Qm-secret-2Lp"}
+    assert (found.keys, found.has_credentials) == (expected, True)
+    assert "secret" not in repr(found)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        "",
+        KEYS,  # of no section
+        f"[lake]\n{KEYS}",  # a name without its word: of the other file
+        f"[profile other]\n{KEYS}",
+        "[profile lake]\naws_access_key_id = AKIA7\n",
+        "[profile lake\n",
+        "[profile lake]\n\udcff".encode(errors="surrogateescape").decode("latin-1"),
+    ],
+)
+def test_what_has_no_keys_says_nothing(home: Home, config: str) -> None:
+    assert AwsProfile.of(home(config, AWS_PROFILE="lake")).keys == {}
+
+
+@pytest.mark.parametrize(
+    "elsewhere",
+    [
+        "role_arn = arn:aws:iam::1:role/x\nsource_profile = y\n",
+        "sso_session = work\n",
+        "sso_account_id = 1\n",
+    ],
+)
+def test_who_is_sent_elsewhere_takes_no_keys(home: Home, elsewhere: str) -> None:
+    found = AwsProfile.of(home(f"[default]\n{elsewhere}", f"[default]\n{KEYS}"))
+    assert (found.keys, found.has_credentials) == ({}, True)
+
+
+@pytest.mark.parametrize(
+    ("environ", "config", "endpoint"),
+    [
+        ({}, "[default]\nendpoint_url = http://a\n", "http://a"),
+        (
+            {},
+            "[default]\nendpoint_url = http://a\nservices = own\n[services own]\ns3 =\n  endpoint_url = http://b\n",
+            "http://b",
+        ),
+        (
+            {},
+            "[default]\nendpoint_url = http://a\nservices = own\n[services own]\nsts =\n  endpoint_url = http://b\n",
+            "http://a",
+        ),
+        ({}, "[default]\nservices = own\n[services other]\ns3 =\n  endpoint_url = http://b\n", None),
+        ({}, "[default]\ns3 =\n  addressing_style = path\n  max_queue_size = 10\nregion = eu-1\n", None),
+        ({}, "[default]\nendpoint_url = http://a\nignore_configured_endpoint_urls = true\n", None),
+        ({"AWS_IGNORE_CONFIGURED_ENDPOINT_URLS": "True"}, "[default]\nendpoint_url = http://a\n", None),
+        ({"AWS_ENDPOINT_URL": "http://c"}, "[default]\nendpoint_url = http://a\n", "http://c"),
+    ],
+)
+def test_the_server_of_a_profile_is_both_engines(
+    home: Home, environ: dict[str, str], config: str, endpoint: str | None
+) -> None:
+    environ = home(config, **environ)
+    storage = Storage.of("s3://bucket/lake")
+    assert storage.endpoint(environ) == endpoint
+    assert storage.delta_rs_options(environ).get("aws_endpoint_url") == endpoint
+    assert storage.spark_settings(environ).get("fs.s3a.endpoint") == endpoint
+    assert Storage.of("s3://bucket/lake", {"endpoint": "http://own"}).endpoint(environ) == "http://own"
+    assert Storage.of("abfss://lake@shop.dfs.core.windows.net/x").endpoint(environ) is None
+
+
+def test_delta_rs_is_told_what_it_does_not_look_for(home: Home) -> None:
+    storage = Storage.of("s3://bucket/lake")
+    config = "[default]\nregion = eu-central-1\n"
+    kept = storage.delta_rs_options(home(config, f"[default]\n{KEYS}"))
+    assert (kept["aws_access_key_id"], kept["aws_region"]) == ("AKIA7", "eu-central-1")
+    assert "secret" not in concealed("x7Qm-secret-2Lp")
+    # What ends it reads itself, again and again, where it reads it at all.
+    ending = home(config, f"[default]\n{KEYS}{TOKEN}")
+    assert "aws_access_key_id" not in storage.delta_rs_options(ending)
+    beside = Storage.of("s3://bucket/lake", {"endpoint": "http://own", "region": "us-1"}).delta_rs_options(
+        ending
+    )
+    assert (beside["aws_session_token"], beside["aws_region"]) == ("t0k-en-of-an-hour", "us-1")
+
+
+@pytest.mark.parametrize("before", ["AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE"])
+def test_credentials_of_the_environment_go_before_a_profile(home: Home, before: str) -> None:
+    environ = home("", f"[default]\n{KEYS}", **{before: "x"})
+    assert "aws_access_key_id" not in Storage.of("s3://bucket/lake").delta_rs_options(environ)
+    given = Storage.of("s3://bucket/lake", {"access_key_id": "own", "secret_access_key": "s"})
+    told = given.delta_rs_options(home("", f"[default]\n{KEYS}{TOKEN}"))
+    assert told["aws_access_key_id"] == "own"
+    assert "aws_session_token" not in told
