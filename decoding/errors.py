@@ -25,6 +25,7 @@ A message names the object, what is wrong and what to do; it never holds a cell 
         NewerVersionError             resources.lake.overrun
         NumericError                  decoding.row_filters.numeric
         OtherClusterError             assets.steps.slot_consumption.slot
+        OtherDatabaseError            assets.steps.records.databases
         OutputPluginError             decoding.plugins.interface
             MissingCallbackError      decoding.plugins.interface
             OutputNotAcceptedError    decoding.plugins.interface

@@ -12,7 +12,9 @@ from typing import Any
 import psycopg
 
 from pgsieve.assets.steps.operations.resync import changes_since_copy
+from pgsieve.assets.steps.records.databases import refuse_other_database
 from pgsieve.assets.steps.records.table_states import TableStates
+from pgsieve.assets.steps.slot_consumption.slot import refuse_other_cluster
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.assets.steps.validation.examination import Examination
 from pgsieve.assets.steps.validation.layouts import layout_problems
@@ -68,6 +70,7 @@ def validate(config: Config, *, rights: bool = True) -> ValidationReport:
                 server = read_catalog(connection)
                 examined = Examination(connection, feed, server)
                 lacking = list(_lacking(connection, declared, feed, examined.catalog)) if rights else []
+                lacking += _replicas_of_others(connection, declared, feed)
         except PgsieveError as error:
             problems.append(_problem(feed.source.name, error))
             continue
@@ -105,6 +108,18 @@ def _lacking(
         with suppress(PublicationError):  # `problems` has it.
             tables += subscription.tables(catalog).values()
     yield from missing_rights(connection, tables)
+
+
+def _replicas_of_others(
+    connection: psycopg.Connection[Any], declared: Project, feed: Feed
+) -> Iterator[PgsieveError]:
+    """What the lake has of another cluster or database, where a feed's own is to be."""
+    lake = declared.lake.open()
+    try:
+        refuse_other_cluster(connection, feed, lake)
+        refuse_other_database(connection, lake, feed.subscriptions)
+    except PgsieveError as error:
+        yield error
 
 
 def _problem(about: str, error: PgsieveError) -> ValidationProblem:

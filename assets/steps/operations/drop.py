@@ -2,7 +2,7 @@
 
 In: a subscription, and the other subscriptions of its feed that are in use. Out: nothing of it on the server; its
 tables in the lake stay unless asked. The server comes first: killed in between, it can be repeated. Raises
-SourceError where the server is gone or refuses, OtherClusterError where it is another one.
+SourceError where the server is gone or refuses, OtherClusterError and OtherDatabaseError where it is another one.
 """
 
 from collections.abc import Sequence
@@ -12,6 +12,7 @@ import psycopg
 
 from pgsieve.assets.steps.operations.registration import unregister
 from pgsieve.assets.steps.records.change_log import ChangeLog
+from pgsieve.assets.steps.records.databases import refuse_other_database
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord, SubscriptionState
 from pgsieve.assets.steps.records.table_states import SyncState, TableState, TableStates
 from pgsieve.assets.steps.slot_consumption.slot import give_up, refuse_other_cluster
@@ -70,6 +71,7 @@ def drop_subscription(
     if not leave_slot:
         with feed.source.connect() as connection:
             refuse_other_cluster(connection, feed, lake)
+            refuse_other_database(connection, lake, [name])
             done = _drop_on_server(connection, feed, others)
     states = TableStates(lake, name).newest().values()
     TableStates(lake, name).append(

@@ -9,6 +9,7 @@ from collections.abc import Collection
 from pgsieve.assets.steps.initial_sync.copy import copy_batches
 from pgsieve.assets.steps.initial_sync.one_table import Copied
 from pgsieve.assets.steps.log import Log
+from pgsieve.assets.steps.records.databases import keep_database
 from pgsieve.assets.steps.records.failures import passes
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import Name
@@ -41,6 +42,7 @@ def copy_tables(
     feed = subscription.feed
     feed.source.check_ready()
     with feed.exclusively(), feed.source.connect() as connection:
+        keep_database(connection, subscription.name, lake)
         sound_catalog(connection, subscription, present_catalog(connection))
         ready_slot(connection, feed, lake)
         sizes = table_bytes(connection, names)

@@ -26,6 +26,7 @@ SUBSCRIPTION = pa.schema(
         "folders": pa.string(),
         "properties": pa.string(),
         "clustered": pa.string(),
+        "database": pa.string(),
     }
 )
 
@@ -43,7 +44,8 @@ class SubscriptionState:
     """Whether a subscription is enabled, and why not; the finish LSN it skips, and what became of the last one.
 
     `folders` is the template of the replicas' folders, `properties` what pgsieve.yaml last said of their Delta properties (JSON),
-    `clustered` how their rows were last clustered (JSON); None where nothing was ever said or done.
+    `clustered` how their rows were last clustered (JSON), `database` the one that they are of (`Database` as text); None where
+    nothing was ever said or done.
     """
 
     enabled: bool = True
@@ -53,6 +55,7 @@ class SubscriptionState:
     folders: str | None = None
     properties: str | None = None
     clustered: str | None = None
+    database: str | None = None
 
 
 def disabled_error(subscription: str, state: SubscriptionState) -> SubscriptionDisabledError:
@@ -91,6 +94,7 @@ class SubscriptionRecord:
             newest.get("folders"),
             newest.get("properties"),
             newest.get("clustered"),
+            newest.get("database"),
         )
 
     def newest_version(self) -> int:

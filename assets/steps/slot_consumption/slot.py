@@ -10,6 +10,7 @@ from typing import Any
 import psycopg
 
 from pgsieve.assets.steps.records.change_log import ChangeLog
+from pgsieve.assets.steps.records.databases import refuse_other_database
 from pgsieve.assets.steps.records.feed import FeedRecord
 from pgsieve.assets.steps.records.prepared import Prepared
 from pgsieve.assets.steps.records.table_states import SyncState, TableState, TableStates
@@ -134,8 +135,9 @@ def give_up(lake: Lake, feed: Feed) -> None:
 def begin_slot(connection: psycopg.Connection[tuple[object, ...]], feed: Feed, lake: Lake) -> None:
     """Make the feed's slot, and have every table of its subscriptions copied again: it knows of nothing before.
 
-    Raises SlotError where the server's LSNs are not beyond what Delta holds: a position never goes back.
+    Raises SlotError where the server's LSNs are not beyond what Delta holds: a position never goes back. And OtherDatabaseError.
     """
+    refuse_other_database(connection, lake, feed.subscriptions)
     reached, durable = inserted_lsn(connection), ChangeLog(lake, feed).position() or 0
     if reached < durable:
         raise SlotError(

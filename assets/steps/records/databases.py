@@ -1,0 +1,59 @@
+"""The database that a subscription's replicas are of: recorded with the subscription, and held against the one that is read.
+
+In: subscriptions, and a connection to their publisher. Out: nothing. Two configurations may have one lake and one name for their
+subscriptions; the replicas of the one are then never taken for those of the other. Raises OtherDatabaseError.
+"""
+
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any
+
+import psycopg
+
+from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord, SubscriptionState
+from pgsieve.assets.steps.records.table_states import TableStates
+from pgsieve.decoding.errors import PgsieveError
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.postgres.database import Database, name_of, present_database
+
+
+class OtherDatabaseError(PgsieveError):
+    """The replicas of a subscription are of another database than its source is."""
+
+
+def keep_database(connection: psycopg.Connection[Any], subscription: str, lake: Lake) -> None:
+    """Record that the replicas of a subscription are of this database; raises OtherDatabaseError where they are not."""
+    present = present_database(connection)
+    state = _own(connection, lake, subscription, present)
+    SubscriptionRecord(lake, subscription).set(replace(state, database=str(present)))
+
+
+def refuse_other_database(
+    connection: psycopg.Connection[Any], lake: Lake, subscriptions: Collection[str]
+) -> None:
+    """Raise OtherDatabaseError where the replicas of a subscription are of another database."""
+    present = present_database(connection)
+    for name in subscriptions:
+        _own(connection, lake, name, present)
+
+
+def _own(
+    connection: psycopg.Connection[Any], lake: Lake, subscription: str, present: Database
+) -> SubscriptionState:
+    """The state of a subscription that has no replicas of another database: none that is still there, of this cluster."""
+    state = SubscriptionRecord(lake, subscription).state()
+    if state.database in {None, str(present)} or not TableStates(lake, subscription).may_have_replicas():
+        return state
+    recorded = Database.of(state.database)
+    if recorded.system_identifier == present.system_identifier:
+        if (name := name_of(connection, recorded)) is None:
+            return state
+        which = f'of the database "{name}" of this cluster'
+    else:
+        which = f"of a database of the cluster with system identifier {recorded.system_identifier}"
+    raise OtherDatabaseError(
+        f'subscription "{subscription}": its replicas are {which}, and not of "{connection.info.dbname}"',
+        hint="give the subscription another name, or take another `lake`; or where the replicas are not needed any more:"
+        f" `pgsieve drop {subscription} --leave-slot --delete-tables`, then `pgsieve run`",
+        sqlstate="55000",
+    )

@@ -1,0 +1,43 @@
+"""Which database it is: the cluster's system identifier, and the database's OID in it, which another name leaves as it is.
+
+In: a connection. Out: a `Database`, as text where it is recorded. Raises what psycopg does.
+
+https://www.postgresql.org/docs/18/catalog-pg-database.html
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from pgsieve.resources.postgres.slot import system_identifier
+
+
+@dataclass(frozen=True)
+class Database:
+    """A database of a cluster, and of the cluster's physical standbys."""
+
+    system_identifier: str
+    oid: int
+
+    @classmethod
+    def of(cls, text: str) -> "Database":
+        """The database that was written as `str` does."""
+        cluster, _, oid = text.partition("/")
+        return cls(cluster, int(oid))
+
+    def __str__(self) -> str:
+        return f"{self.system_identifier}/{self.oid}"
+
+
+def present_database(connection: psycopg.Connection[Any]) -> Database:
+    """The database that a connection is to."""
+    row = connection.execute("select oid from pg_database where datname = current_database()").fetchone()
+    assert row is not None
+    return Database(system_identifier(connection), row[0])
+
+
+def name_of(connection: psycopg.Connection[Any], database: Database) -> str | None:
+    """The name of a database of the cluster that a connection is to; None where there is none any more."""
+    row = connection.execute("select datname from pg_database where oid = %s", [database.oid]).fetchone()
+    return row and str(row[0])
