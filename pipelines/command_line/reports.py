@@ -87,6 +87,8 @@ def print_resync(report: ResyncReport) -> None:
     name = report.subscription
     if report.lost:
         print_out(Text.assemble(("slot replaced: ", "bold"), report.lost))
+    for path in report.damaged:
+        print_out(Text.assemble(("damaged, and begun anew: ", "bold"), path))
     if not report.tables:
         print_out(
             Text(f"{name}: nothing to resynchronise: every table is ready, and published as it was copied")

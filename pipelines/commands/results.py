@@ -117,7 +117,7 @@ class ResyncedTable:
 class ResyncReport:
     """What `pgsieve resync` did.
 
-    `lost` says what was wrong with a slot that was replaced. `run` is None where nothing had to be copied, or where
+    `lost` says what was wrong with a slot that was replaced, `damaged` which of pgsieve's own tables were. `run` is None where nothing had to be copied, or where
     the process that follows the slot does it (`followed`).
     """
 
@@ -126,6 +126,7 @@ class ResyncReport:
     lost: str | None
     run: SubscriptionRun | None
     followed: bool = False
+    damaged: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ In: the configuration, a subscription, and tables as `schema.table`. Out: a `Res
 
 from collections.abc import Sequence
 
+from pgsieve.assets.steps.operations.damaged_records import replace_damaged_records
 from pgsieve.assets.steps.operations.resync import leave_to_next_copy, tables_to_resync
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.slot_consumption.slot import replace_lost_slot
@@ -24,13 +25,14 @@ from pgsieve.resources.postgres.slot import slot_state
 def resync(
     config: Config, selected: SubscriptionConfig, tables: Sequence[str], progress: Progress
 ) -> ResyncReport:
-    """Copy the tables again, or without any those that need it; a lost slot is replaced only without."""
+    """Copy the tables again, or without any those that need it; a lost slot, and damaged records, are replaced only without."""
     declared = project(config)
     subscription, lake = declared.subscriptions[selected.name], declared.lake.open()
     feed, names = subscription.feed, [_name(text) for text in tables]
-    SubscriptionRecord(lake, subscription.name).refuse_disabled()
     feed.source.check_ready()
     lake.check_writable()
+    damaged = [] if names else replace_damaged_records(subscription, lake)
+    SubscriptionRecord(lake, subscription.name).refuse_disabled()
     lost = None if names else replace_lost_slot(feed, lake)
     outdated = tables_to_resync(subscription, lake, names)
     wanted = [each.name for each in outdated]
@@ -49,7 +51,9 @@ def resync(
             for failure in failures.listed():
                 raise failure.error
             done = result.summary()
-    return ResyncReport(subscription.name, resynced, lost.message if lost else None, done, followed)
+    return ResyncReport(
+        subscription.name, resynced, lost.message if lost else None, done, followed, tuple(damaged)
+    )
 
 
 def _is_read(feed: Feed) -> bool:

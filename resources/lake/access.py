@@ -61,7 +61,10 @@ _CONFLICT = re.compile(
 
 #: What a writable lake takes: a full disk may still have room for an empty file.
 _PROBE, _PROBE_NAME = bytes(64 * 1024), ".pgsieve-write-probe"
-_DAMAGED = 'restore it from a backup, or make it again: pgsieve\'s documentation, "A damaged lake"'
+_DAMAGED = (
+    "restore it from a backup, or have it made again: `pgsieve resync`, with the name of its subscription and no table"
+    ' (pgsieve\'s documentation, "A damaged lake")'
+)
 
 #: Lakes and servers that keep commits, as this process knows; one thread finds out.
 _safe: set[tuple[str, str]] = set()

@@ -31,7 +31,7 @@ CALLS = [
     ("run", "", {"subscriptions", "failures"}),
     ("status", "", {"slots", "subscriptions"}),
     ("check", "", {"tables", "failures"}),
-    ("resync", "one public.notes", {"subscription", "tables", "lost", "run", "followed"}),
+    ("resync", "one public.notes", {"subscription", "tables", "lost", "run", "followed", "damaged"}),
     ("skip", "one 7/7", {"subscription", "skip_lsn"}),
     ("skip", "one none", {"subscription", "skip_lsn"}),
     ("enable", "one", {"subscription", "changed"}),

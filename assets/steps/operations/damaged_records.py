@@ -1,0 +1,49 @@
+"""pgsieve's own tables that have lost their log or files: taken away, so that they are made again, and what they told of is copied.
+
+In: a subscription. Out: the paths of the tables. Raises LakeError where only Spark reaches the lake: then somebody has to
+remove the folder. The change log is not among them: it is replaced with its slot.
+"""
+
+from pgsieve.assets.steps.records.catalogs import AlteredSlices, Catalogs
+from pgsieve.assets.steps.records.cuts import Cuts
+from pgsieve.assets.steps.records.feed import FeedRecord
+from pgsieve.assets.steps.records.prepared import Prepared
+from pgsieve.assets.steps.records.registered import Registered
+from pgsieve.assets.steps.records.slices import Slices
+from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord, SubscriptionState
+from pgsieve.assets.steps.records.table_states import TableStates
+from pgsieve.assets.steps.records.transformed import Transformed
+from pgsieve.assets.steps.slot_consumption.slot import forget_copies
+from pgsieve.assets.steps.subscription import Subscription
+from pgsieve.resources.lake.delta.errors import DamagedTableError
+from pgsieve.resources.lake.lake import Lake
+
+
+def replace_damaged_records(subscription: Subscription, lake: Lake) -> list[str]:
+    """Take away those of a subscription and its feed that cannot be read, and have all that was copied by them copied again.
+
+    Without table states nothing counts as copied. A subscription's own state is that of a new one then: enabled, and skipping nothing.
+    Cuts, slices and registered names are begun anew, and nothing is copied for them.
+    """
+    feed, name = subscription.feed, subscription.name
+    of_feed = [each(lake, feed).path for each in (FeedRecord, Catalogs, AlteredSlices, Prepared)]
+    of_copies = [each(lake, name).path for each in (TableStates, Transformed)]
+    record = SubscriptionRecord(lake, name)
+    others = [record.path, Slices(lake, feed).path, *(each(lake, name).path for each in (Cuts, Registered))]
+    with feed.exclusively(), feed.source.exclusively(name):
+        damaged = [path for path in (*of_copies, *of_feed, *others) if _is_damaged(lake, path)]
+        for path in damaged:
+            lake.remove_log(path)
+        if record.path in damaged:
+            record.set(SubscriptionState(folders=lake.folders_of(name)))
+        if not {*of_feed, *of_copies}.isdisjoint(damaged):
+            forget_copies(lake, [name] if {*of_feed}.isdisjoint(damaged) else feed.subscriptions)
+    return damaged
+
+
+def _is_damaged(lake: Lake, path: str) -> bool:
+    try:
+        lake.records.rows(path)
+    except DamagedTableError:
+        return True
+    return False

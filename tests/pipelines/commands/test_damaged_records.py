@@ -1,0 +1,75 @@
+"""pgsieve's own tables, damaged: a command is refused, names the one that makes them again, and nothing is lost then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pgsieve.assets.steps.records import table_states
+from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
+from pgsieve.resources.lake.delta.tables import shared_tables
+from pgsieve.resources.lake.lake import Lake
+from tests.fixtures.shop import Shop
+
+#: Each by its name, and whether its loss has tables copied again.
+RECORDS: dict[str, tuple[Callable[[Lake, str], str], bool]] = {
+    "_table_states": (lambda lake, _: lake.table_states("one"), True),
+    "_transformed": (lambda lake, _: lake.transformed("one"), True),
+    "_subscription": (lambda lake, _: lake.subscription("one"), False),
+    "_cuts": (lambda lake, _: lake.cuts("one"), False),
+    "feed": (lambda lake, feed: lake.feed(feed), True),
+    "catalogs": (lambda lake, feed: lake.catalogs(feed), True),
+    "slices": (lambda lake, feed: lake.slices(feed), False),
+}
+
+
+def _without_its_newest_entry(table: Path) -> None:
+    max((table / "_delta_log").glob("*.json")).write_text("{nonsense")
+
+
+def _without_its_files(table: Path) -> None:
+    for file in table.glob("*.parquet"):
+        file.unlink()
+
+
+@pytest.mark.parametrize(
+    "damage", [_without_its_newest_entry, pytest.param(_without_its_files, marks=pytest.mark.long)]
+)
+def test_what_is_damaged_is_begun_anew_by_the_command_that_is_named(
+    shop: Shop, damage: Callable[[Path], None]
+) -> None:
+    def pgsieve(*arguments: str) -> tuple[int, str]:
+        # As another process, which has no table open and has read nothing.
+        shared_tables.cache_clear()
+        table_states._read.clear()
+        return shop.cli(*arguments)
+
+    one = {**shop.written["subscriptions"]["one"], "layout": {"folders": "{table}"}}
+    shop.configure(subscriptions={**shop.written["subscriptions"], "one": one})
+    assert pgsieve("run")[0] == 0
+    refused = set()
+    for number, (record, (path_of, is_copied)) in enumerate(RECORDS.items()):
+        written = f"insert into {{0}} values ({10 + number}, 0); update {{0}} set n = n + 1"
+        shop.database.execute(written.format("orders"))
+        assert pgsieve("run")[0] == 0
+        path = path_of(shop.lake, "shop")
+        damage(Path(path))
+        shop.database.execute(written.format("notes"))
+        code, output = pgsieve("run")
+        if code == 2:
+            refused.add(record)
+            assert f'"{path}"' in output, record
+            assert "have it made again: `pgsieve resync`" in output, record
+        code, output = pgsieve("resync", "one")
+        assert code == 0, (record, output)
+        assert f"damaged, and begun anew: {path}" in output.replace("\n", "")
+        assert ("nothing to resynchronise" not in output) == is_copied, record
+        assert pgsieve("run")[0] == 0, record
+        code, output = pgsieve("check")
+        assert (code, "every table equals the publisher" in output) == (0, True), (record, output)
+    # A file that nobody has to read is missed by nobody.
+    unread = {"_transformed", "slices"} if damage is _without_its_files else set()
+    assert refused >= RECORDS.keys() - unread
+    assert SubscriptionRecord(shop.lake, "one").state().folders == "{table}"
