@@ -42,9 +42,9 @@ def copy_tables(
     feed = subscription.feed
     feed.source.check_ready()
     with feed.exclusively(), feed.source.connect() as connection:
-        keep_database(connection, subscription.name, lake)
         sound_catalog(connection, subscription, present_catalog(connection))
         ready_slot(connection, feed, lake)
+        keep_database(connection, subscription.name, lake)
         sizes = table_bytes(connection, names)
 
     def between(more: bool) -> None:
