@@ -126,7 +126,8 @@ def resync(
     """Copy tables again, and bring the subscription up to date; the other tables are left alone.
 
     Says of each table what changed since it was copied. Without tables it copies those that are set aside, or whose
-    row filter, columns or publications changed; and all of them where the slot was lost, after making a new one.
+    row filter, columns or publications changed; and all of them where the slot was lost, after making a new one. Tables of
+    pgsieve's own that cannot be read are begun anew then, and what they told of is copied.
     """
     settings = load(ctx, config)
     (selected,) = settings.selected([subscription])

@@ -5,7 +5,6 @@ In: a window's tables and messages. Out: the finish LSN of the first transaction
 """
 
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 
 from pgsieve.assets.steps.observed import observation_for
 from pgsieve.assets.steps.records.failures import (
@@ -39,8 +38,8 @@ def first_failure(subscription: Subscription, lake: Lake, work: Work) -> tuple[i
             return None if at is None else (at, in_transaction(problem, at))
         return None
 
-    with ThreadPoolExecutor(lake.beside) as pool:
-        return min((failure for failure in pool.map(one, work.tables) if failure), default=None)
+    failures = lake.side_by_side(one, list(work.tables))
+    return min((failure for failure in failures if failure), default=None)
 
 
 def first_failing_transaction(subscription: Subscription, lake: Lake, work: Work, name: Name) -> int | None:
