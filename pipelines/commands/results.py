@@ -117,8 +117,8 @@ class ResyncedTable:
 class ResyncReport:
     """What `pgsieve resync` did.
 
-    `lost` says what was wrong with a slot that was replaced, `damaged` which of pgsieve's own tables were. `run` is None where nothing had to be copied, or where
-    the process that follows the slot does it (`followed`).
+    `lost` says what was wrong with a slot that was replaced, `damaged` which of pgsieve's own tables could not be read. `run`
+    is None where nothing had to be copied, or where the process that follows the slot does it (`followed`).
     """
 
     subscription: str

@@ -26,18 +26,24 @@ def replace_damaged_records(subscription: Subscription, lake: Lake) -> list[str]
     Cuts, slices and registered names are begun anew, and nothing is copied for them.
     """
     feed, name = subscription.feed, subscription.name
+    record, states = SubscriptionRecord(lake, name), TableStates(lake, name).path
+    transformed = Transformed(lake, name).path
     of_feed = [each(lake, feed).path for each in (FeedRecord, Catalogs, AlteredSlices, Prepared)]
-    of_copies = [each(lake, name).path for each in (TableStates, Transformed)]
-    record = SubscriptionRecord(lake, name)
     others = [record.path, Slices(lake, feed).path, *(each(lake, name).path for each in (Cuts, Registered))]
     with feed.exclusively(), feed.source.exclusively(name):
-        damaged = [path for path in (*of_copies, *of_feed, *others) if _is_damaged(lake, path)]
+        damaged = [p for p in (states, transformed, *of_feed, *others) if _is_damaged(lake, p)]
+        if states in damaged:
+            lake.remove_log(states)
+        # Before the rest is taken away: a process that is killed in between finds the damage again.
+        if not set(of_feed).isdisjoint(damaged):
+            forget_copies(lake, feed.subscriptions)
+        elif transformed in damaged:
+            forget_copies(lake, [name])
         for path in damaged:
-            lake.remove_log(path)
+            if path != states:
+                lake.remove_log(path)
         if record.path in damaged:
             record.set(SubscriptionState(folders=lake.folders_of(name)))
-        if not {*of_feed, *of_copies}.isdisjoint(damaged):
-            forget_copies(lake, [name] if {*of_feed}.isdisjoint(damaged) else feed.subscriptions)
     return damaged
 
 

@@ -48,9 +48,8 @@ class AwsProfile:
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> "AwsProfile":
         """The profile of a process with this environment."""
-        home = Path(environ.get("HOME") or Path.home(), ".aws")
-        config = _sections(Path(environ.get("AWS_CONFIG_FILE") or home / "config"))
-        credentials = _sections(Path(environ.get("AWS_SHARED_CREDENTIALS_FILE") or home / "credentials"))
+        config = _sections(_file(environ, "AWS_CONFIG_FILE", "config"))
+        credentials = _sections(_file(environ, "AWS_SHARED_CREDENTIALS_FILE", "credentials"))
         name = environ.get("AWS_PROFILE") or "default"
         plain = config.get(name, {}) if name == "default" else {}
         settings = {**plain, **config.get(f"profile {name}", {}), **credentials.get(name, {})}
@@ -86,13 +85,20 @@ def _nested(text: str) -> dict[str, str]:
     return {name.strip().lower(): value.strip() for name, _, value in pairs}
 
 
-def _sections(file: Path) -> dict[str, dict[str, str]]:
+def _file(environ: Mapping[str, str], variable: str, name: str) -> Path | None:
+    """Where one of the files is; None without a home."""
+    if named := environ.get(variable):
+        return Path(named)
+    return Path(home, ".aws", name) if (home := environ.get("HOME")) else None
+
+
+def _sections(file: Path | None) -> dict[str, dict[str, str]]:
     """A file's settings by section; of a word in a section's name and the name itself, with one space between."""
     parser = RawConfigParser(
         delimiters=("=",), inline_comment_prefixes=("#", ";"), strict=False, empty_lines_in_values=False
     )
     try:
-        parser.read_string(file.read_text())
+        parser.read_string(file.read_text() if file else "")
     except (OSError, UnicodeDecodeError, Error):
         return {}
     return {" ".join(name.replace('"', "").split()): dict(parser[name]) for name in parser.sections()}

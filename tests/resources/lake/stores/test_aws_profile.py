@@ -73,6 +73,11 @@ def test_what_has_no_keys_says_nothing(home: Home, config: str) -> None:
     assert AwsProfile.of(home(config, AWS_PROFILE="lake")).keys == {}
 
 
+def test_without_a_home_or_files_nothing_is_said(tmp_path: Path) -> None:
+    assert AwsProfile.of({}) == AwsProfile()
+    assert AwsProfile.of({"HOME": str(tmp_path), "AWS_CONFIG_FILE": str(tmp_path)}) == AwsProfile()
+
+
 @pytest.mark.parametrize(
     "elsewhere",
     [
