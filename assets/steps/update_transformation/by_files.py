@@ -27,6 +27,7 @@ from pgsieve.assets.steps.update_transformation.in_process import (
     Codes,
     Filters,
     as_sent,
+    operations_of,
     sent_as,
 )
 from pgsieve.assets.steps.update_transformation.messages import StoredBatch, StoredMessages
@@ -156,9 +157,12 @@ def _filtered(
 
 def _counted(changes: pa.RecordBatch, version: StoredVersion, received: Counter[str]) -> Codes:
     """What changes are sent as (`sent_as`); counted as received."""
-    for counted in changes["operation"].value_counts().to_pylist():
-        received[counted["values"]] += counted["counts"]
-    return sent_as(changes, version.filters, version.operations)
+    operation = operations_of(changes)
+    for name, count in zip(
+        ROW_OPERATIONS, np.bincount(operation, minlength=len(ROW_OPERATIONS)).tolist(), strict=True
+    ):
+        received[name] += count
+    return sent_as(changes, operation, version.filters, version.operations)
 
 
 _Part = tuple[StoredVersion, Sequence[RowGroup]]

@@ -53,7 +53,7 @@ def first_failing_transaction(subscription: Subscription, lake: Lake, work: Work
             return True
         return False
 
-    relations = [part.version.relation.relation_id for part in work.parts.get(name, ())]
+    relations = frozenset(part.version.relation.relation_id for part in work.parts.get(name, ()))
     of_table = Choice(after=(work.tables[name].lsn, FIRST), relations=relations)
     return first_failing(work.messages.chosen(of_table).commits(), fails)
 

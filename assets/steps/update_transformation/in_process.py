@@ -71,13 +71,21 @@ def transformed_changes(
     An UPDATE that is transformed is sent whatever `operations` says of insert and delete (29.4.3). Raises what PostgreSQL
     raises for a row of which it would have to evaluate a filter.
     """
-    batches = [as_sent(batch, sent_as(batch, filters, operations), schema) for batch in changes]
+    batches = [
+        as_sent(batch, sent_as(batch, operations_of(batch), filters, operations), schema) for batch in changes
+    ]
     return pa.Table.from_batches(batches, _without_slice(schema))
 
 
-def sent_as(changes: pa.RecordBatch, filters: Filters, operations: Collection[str]) -> Codes:
+def operations_of(changes: pa.RecordBatch) -> Codes:
+    """The operations of decoded changes: places in `ROW_OPERATIONS`."""
+    return np.asarray(pc.index_in(changes.column("operation"), _OPERATIONS))
+
+
+def sent_as(
+    changes: pa.RecordBatch, operation: Codes, filters: Filters, operations: Collection[str]
+) -> Codes:
     """What decoded changes, with the columns that filters read, are sent as: places in `ROW_OPERATIONS`, or `NOTHING`."""
-    operation = np.asarray(pc.index_in(changes.column("operation"), _OPERATIONS))
     old, new = FILTERED_SIDES if FILTERED_SIDES[0] in changes.schema.names else SIDES
     has_old = np.asarray(changes.column("old").is_valid())
 
@@ -123,7 +131,9 @@ def _matches(filters: Sequence[RowFilter] | None, rows: pa.StructArray, concerne
         return concerned
     passed = np.zeros(len(concerned), np.bool_)
     if filters and concerned.any():
-        batch = pa.RecordBatch.from_struct_array(rows.filter(pa.array(concerned)))
+        batch = pa.RecordBatch.from_struct_array(
+            rows if concerned.all() else rows.filter(pa.array(concerned))
+        )
         verdicts = condition(*(row_filter.tree for row_filter in filters))(batch)
         passed[concerned] = np.asarray(verdicts.fill_null(False))
     return passed

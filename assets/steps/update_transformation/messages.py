@@ -38,7 +38,7 @@ class Choice:
     after: Order | None = None
     before: Order | None = None
     without: int | None = None
-    relations: Collection[int] | None = None
+    relations: frozenset[int] | None = None
 
     def of_frame(self, messages: DataFrame) -> DataFrame:
         """These messages, by Spark."""
@@ -102,20 +102,25 @@ class StoredMessages:
         """Columns of the messages in some row groups, in their order; of a group without any little is read."""
         for group, read in self.store.readers(groups):
             at, names = (group.file, group.number), tuple(columns)
-            places = self.shared.get((at, _CHOSEN_BY), partial(_read, read, _CHOSEN_BY))
-            chosen = np.logical_or.reduce([np.asarray(places["slice"]) == end for end in self.ends])
-            for choice in self.choices:
-                chosen &= choice.mask(places)
-            if not chosen.any():
+            chosen = self.shared.get((at, self.ends, self.choices), partial(self._chosen, read, at)).column(0)
+            if not chosen.true_count:
                 continue
-            # The same choice is the same messages, whoever makes it.
-            key = (at, names, np.packbits(chosen).tobytes())
-            yield StoredBatch(self.shared.get(key, partial(_chosen, read, names, chosen)), key)
+            # The same messages, whoever chooses them, and by what.
+            key = (at, names, chosen.buffers()[1].to_pybytes())
+            yield StoredBatch(self.shared.get(key, partial(_rows, read, names, chosen)), key)
+
+    def _chosen(self, read: Reader, at: Hashable) -> pa.RecordBatch:
+        """Which messages of a row group are these."""
+        places = self.shared.get((at, _CHOSEN_BY), partial(_read, read, _CHOSEN_BY))
+        chosen = np.logical_or.reduce([np.asarray(places["slice"]) == end for end in self.ends])
+        for choice in self.choices:
+            chosen &= choice.mask(places)
+        return pa.RecordBatch.from_arrays([pa.array(chosen)], ["chosen"])
 
 
-def _chosen(read: Reader, columns: Sequence[str], chosen: npt.NDArray[np.bool_]) -> pa.RecordBatch:
+def _rows(read: Reader, columns: Sequence[str], chosen: pa.BooleanArray) -> pa.RecordBatch:
     rows = _read(read, columns)
-    return rows if chosen.all() else rows.filter(pa.array(chosen))
+    return rows if chosen.true_count == len(chosen) else rows.filter(chosen)
 
 
 def _read(read: Reader, columns: Sequence[str]) -> pa.RecordBatch:

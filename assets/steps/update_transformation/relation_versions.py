@@ -150,7 +150,7 @@ def _reading(
     if not used <= {*columns.names, *(a.name for a in added)}:
         raise _copied_again(part, "columns of its row filter changed")
     begin = max(part.version.begin, since)
-    mine = messages.chosen(Choice(begin, part.version.end, relations=(relation.relation_id,)))
+    mine = messages.chosen(Choice(begin, part.version.end, relations=frozenset({relation.relation_id})))
     read = None
     if any(subscription.override(sent.publish_as, name) for name in used):
         # PostgreSQL's filter knows nothing of the types that the user chose for the replica.

@@ -113,7 +113,7 @@ def test_the_messages_of_a_choice_are_read_from_their_row_groups(
     table, stored = messages
     few, many = Messages(no_frame, table), Messages(no_frame, stored=stored)
     for choice in (
-        Choice(relations=[1]),
+        Choice(relations=frozenset({1})),
         Choice(after=(200, 2)),
         Choice(before=(700, 2)),
         Choice(without=330),
@@ -133,7 +133,7 @@ def test_threads_write_the_changes_that_few_messages_become(
     tmp_path: Path, messages: tuple[pa.Table, StoredMessages], texts: str, operations: frozenset[str]
 ) -> None:
     table, stored = messages
-    choice = Choice(relations=[1])
+    choice = Choice(relations=frozenset({1}))
     few, many = Messages(no_frame, table).chosen(choice), Messages(no_frame, stored=stored).chosen(choice)
     assert few.table is not None
     assert many.stored is not None
@@ -159,7 +159,11 @@ def test_threads_write_the_changes_that_few_messages_become(
 def test_what_is_read_once_for_several_subscriptions_is_what_each_reads_alone(
     tmp_path: Path, messages: tuple[pa.Table, StoredMessages]
 ) -> None:
-    choices = [Choice(relations=[1]), Choice(relations=[1], after=(200, 2)), Choice(relations=[0])]
+    choices = [
+        Choice(relations=frozenset({1})),
+        Choice(relations=frozenset({1}), after=(200, 2)),
+        Choice(relations=frozenset({0})),
+    ]
     other_types = RelationColumns(COLUMNS.names, (COLUMNS.types[1], COLUMNS.types[1]))
     as_text = parse_row_filter("a > '5'", {"a": FilterColumn("a", _TEXT, -1, "C")}, "t")
     of_text: Filters = {operation: [as_text] for operation in ROW_OPERATIONS}
@@ -191,7 +195,7 @@ def test_what_is_read_once_for_several_subscriptions_is_what_each_reads_alone(
 def test_of_changes_that_all_are_filtered_out_no_file_is_written(
     tmp_path: Path, messages: tuple[pa.Table, StoredMessages]
 ) -> None:
-    stored = Messages(no_frame, stored=messages[1]).chosen(Choice(relations=[1])).stored
+    stored = Messages(no_frame, stored=messages[1]).chosen(Choice(relations=frozenset({1}))).stored
     assert stored is not None
     version = stored_version(stored, "a < 0")
     folder = tmp_path / "changes"
@@ -207,7 +211,7 @@ def test_what_cannot_be_decoded_is_raised_as_it_is(tmp_path: Path) -> None:
     )
     text_as_int = RelationColumns(("b", "a"), (COLUMNS.types[1], COLUMNS.types[0]))
     schema = changes_schema(zip(text_as_int.names, (t.arrow for t in text_as_int.types), strict=True))
-    of_one = Messages(no_frame, stored=stored).chosen(Choice(relations=[1])).stored
+    of_one = Messages(no_frame, stored=stored).chosen(Choice(relations=frozenset({1}))).stored
     assert of_one is not None
     version = StoredVersion(of_one, text_as_int, frozenset("ab"), frozenset(ROW_OPERATIONS), FILTERS[""])
     with pytest.raises(ValueNotRepresentableError, match="column"):

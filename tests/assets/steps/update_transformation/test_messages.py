@@ -41,7 +41,9 @@ def chosen(choice: Choice) -> list[tuple[int, int]]:
         pytest.param(Choice(after=(30, FIRST)), [(30, 2), (50, 2), (50, 4)], id="from a transaction on"),
         pytest.param(Choice(before=(30, FIRST)), [(10, 1), (10, 2), (10, 4)], id="up to a transaction"),
         pytest.param(Choice(without=10), [(30, 2), (50, 2), (50, 4)], id="without a transaction"),
-        pytest.param(Choice(relations=(1,)), [(10, 2), (30, 2), (50, 4)], id="changes of a relation"),
+        pytest.param(
+            Choice(relations=frozenset({1})), [(10, 2), (30, 2), (50, 4)], id="changes of a relation"
+        ),
     ],
 )
 def test_a_choice_of_messages(choice: Choice, places: list[tuple[int, int]]) -> None:
@@ -54,5 +56,7 @@ def test_a_window_chooses_the_transactions_that_it_holds() -> None:
 
 
 def test_choices_add_up_without_a_session() -> None:
-    messages = Messages(no_frame, _TABLE).chosen(Choice(relations=(1,))).chosen(Choice(after=(10, 2)))
+    messages = (
+        Messages(no_frame, _TABLE).chosen(Choice(relations=frozenset({1}))).chosen(Choice(after=(10, 2)))
+    )
     assert messages.commits() == [30, 50]
