@@ -192,6 +192,7 @@ def test_who_was_overtaken_while_the_connection_was_cut_ends_and_loses_nothing(
             connection.execute("TRUNCATE a")
 
 
+@pytest.mark.slow
 def test_a_slot_that_cannot_be_read_again_for_what_is_prepared_is_refused(
     server, tmp_path, monkeypatch
 ) -> None:
