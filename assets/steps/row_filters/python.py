@@ -21,6 +21,8 @@ from pgsieve.decoding.errors import PgsieveError
 
 _VALUE: Final = "value"
 _ERROR: Final = "filter_error"
+#: A value, or an error, as Spark has it in a row.
+_OUTCOME: Final = Row(_VALUE, _ERROR)
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,10 @@ class PythonFunction:
         except PgsieveError as raised:
             return None, str(raised)
 
+    def outcome_in_row(self, *operands: Any) -> Row:
+        """Return the same by its fields: Spark hands it to the function around as it is, where both are called row by row."""
+        return _OUTCOME(*self.outcome(*operands))
+
 
 def value_of(outcome: Column) -> Column:
     """Return the value of an outcome, or fail with its error."""
@@ -90,16 +96,13 @@ def udf(of: PythonFunction, *, can_fail: bool) -> Callable[..., Column]:
     def evaluate(*operands: pa.Array) -> pa.Array:
         return of.attempted(operands) if can_fail else of.evaluated(operands)
 
-    def evaluate_row(*operands: Any) -> Any:
-        return of.outcome(*operands) if can_fail else of.value(*operands)
-
     evaluated: Callable[..., Column]
     try:
         # Imported late: most filters do not need it.
         from pyspark.sql.pandas.functions import arrow_udf
     except ImportError:
         # Spark 4.0 has none, and hands Python each row.
-        evaluated = F.udf(evaluate_row, returns, useArrow=False)
+        evaluated = F.udf(of.outcome_in_row if can_fail else of.value, returns, useArrow=False)
     else:
         evaluated = arrow_udf(evaluate, returns)  # type: ignore[call-overload]
     return evaluated
