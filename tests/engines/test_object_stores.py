@@ -225,6 +225,12 @@ class Profiles:
         return self.pgsieve(*command, ends=ends, **{**self.environment, **environment})
 
 
+@pytest.fixture
+def profiles(pgsieve: Pgsieve, tmp_path_factory: pytest.TempPathFactory) -> Profiles:
+    """Outside of the folder in which commands leave what they may."""
+    return Profiles(pgsieve, tmp_path_factory.mktemp("home"))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("pgsieve", ["p"], indirect=True)
 def test_a_profile_of_aws_tools_is_read_beside_an_endpoint(
@@ -232,9 +238,8 @@ def test_a_profile_of_aws_tools_is_read_beside_an_endpoint(
     database: psycopg.Connection,
     s3_server: S3Server,
     s3_folder: str,
-    tmp_path_factory: pytest.TempPathFactory,
+    profiles: Profiles,
 ) -> None:
-    profiles = Profiles(pgsieve, tmp_path_factory.mktemp("home"))
     items = f"{s3_folder}/sales/public/items"
     region = f"[profile lake]\nregion = {REGION}\n"
     profiles.write(credentials=KEYS, config=region, endpoint=s3_server.url)
@@ -253,9 +258,8 @@ def test_a_profile_of_aws_tools_is_read_beside_an_endpoint(
 @pytest.mark.slow
 @pytest.mark.parametrize("pgsieve", ["p"], indirect=True)
 def test_a_role_that_a_profile_names_is_told_to_be_unasked_beside_an_endpoint(
-    pgsieve: Pgsieve, s3_server: S3Server, tmp_path_factory: pytest.TempPathFactory
+    pgsieve: Pgsieve, s3_server: S3Server, profiles: Profiles
 ) -> None:
-    profiles = Profiles(pgsieve, tmp_path_factory.mktemp("home"))
     role = "[profile lake]\nrole_arn = arn:aws:iam::1:role/lake\nsource_profile = default\n"
     profiles.write(config=role, endpoint=s3_server.url, region=REGION)
     for command in ("validate", "run"):
@@ -272,9 +276,8 @@ def test_spark_finds_the_profile_that_delta_rs_does(
     database: psycopg.Connection,
     s3_server: S3Server,
     s3_folder: str,
-    tmp_path_factory: pytest.TempPathFactory,
+    profiles: Profiles,
 ) -> None:
-    profiles = Profiles(pgsieve, tmp_path_factory.mktemp("home"))
     own = f"region = {REGION}\nendpoint_url = {s3_server.url}\n"
     profiles.write(credentials=KEYS, config=f"[profile lake]\n{own}")
     profiles("run", JAVA_HOME="/none")

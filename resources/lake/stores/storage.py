@@ -139,8 +139,8 @@ class Storage:
         """The address of S3's interface, where the options, the environment or a profile name one."""
         if self.platform != "s3":
             return None
-        named = (environ.get(name) for name in _ENDPOINTS)
-        return self.options.get("endpoint") or next(filter(None, named), AwsProfile.of(environ).endpoint)
+        named = (self.options.get("endpoint"), *(environ.get(name) for name in _ENDPOINTS))
+        return next(filter(None, named), None) or AwsProfile.of(environ).endpoint
 
     def imitates_s3(self, environ: Mapping[str, str] = os.environ) -> bool:
         """Whether the store has S3's interface and is not S3, which says itself what its conditions are worth."""
@@ -161,7 +161,7 @@ class Storage:
                 "aws_secret_access_key": option("secret_access_key"),
                 "aws_session_token": option("session_token"),
                 "aws_conditional_put": "etag",
-                **self._of_a_profile(environ),
+                **self._of_a_profile(environ, endpoint),
             }
             if (endpoint or "").lower().startswith("http://"):
                 options["aws_allow_http"] = "true"
@@ -179,7 +179,7 @@ class Storage:
             options = {"google_service_account": option("service_account")}
         return {name: value for name, value in options.items() if value is not None}
 
-    def _of_a_profile(self, environ: Mapping[str, str]) -> dict[str, str]:
+    def _of_a_profile(self, environ: Mapping[str, str], endpoint: str | None) -> dict[str, str]:
         """What delta-rs would not find in a profile by itself: it reads none where an endpoint is given.
 
         Keys are given at any rate, so that whoever takes delta-rs' options has them, too. But a token ends, and where delta-rs reads
@@ -189,7 +189,7 @@ class Storage:
         if profile.region and not self._region(environ):
             told["aws_region"] = profile.region
         has_keys = "access_key_id" in self.options or any(environ.get(name) for name in _BEFORE_PROFILES)
-        if not has_keys and (self.endpoint(environ) or not profile.ends):
+        if not has_keys and (endpoint or not profile.ends):
             remember(*profile.secrets)
             told |= profile.keys
         return told
