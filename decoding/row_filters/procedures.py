@@ -183,6 +183,7 @@ sha512          sha512_bytea            bytea -> bytea
 -               -                       time time -> interval
 -               -                       time interval -> time
 +               -                       time interval -> time
++               -                       interval time -> time
 -               -                       interval interval -> interval
 +               -                       interval interval -> interval
 isfinite        date_finite             date -> bool
@@ -204,6 +205,7 @@ date_part       -                       text timestamptz -> float8
 date_part       -                       text time -> float8
 date_part       -                       text interval -> float8
 date            timestamp_date          timestamp -> date
+date            -                       date -> date
 """
 
 _OIDS: Final = {
@@ -266,12 +268,13 @@ def _by_name() -> dict[str, tuple[Procedure, ...]]:
     return procedures
 
 
-_PROCEDURES: Final = MappingProxyType(_by_name())
+#: The candidates of each name.
+PROCEDURES: Final = MappingProxyType(_by_name())
 
 
 def resolve(name: str, type_oids: Sequence[int]) -> Procedure:
     """Return what PostgreSQL calls for this name and these types of arguments."""
-    candidates = _PROCEDURES.get(name)
+    candidates = PROCEDURES.get(name)
     if candidates is None:
         raise RefusedError(f"{name} has no exact counterpart in Spark")
     # varchar has no functions of its own: it is text already (binary-coercible).
