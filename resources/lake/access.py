@@ -46,7 +46,7 @@ from pgsieve.resources.lake.delta.errors import (
 from pgsieve.resources.lake.kept_commits import check_commits_are_kept
 from pgsieve.resources.lake.overrun import NewerVersionError
 from pgsieve.resources.lake.paths import LakePaths
-from pgsieve.resources.lake.stores.objects import small_file
+from pgsieve.resources.lake.stores.objects import objects_at
 from pgsieve.resources.lake.stores.storage import Storage, is_uri
 from pgsieve.resources.lake.stores.store import Store
 from pgsieve.resources.lake.stores.store_errors import StoreRefusal, store_refusal
@@ -78,7 +78,7 @@ class LakeAccess(LakePaths):
         super().__init__(storage.address, folders)
         #: The files of the lake, for this process and for executors.
         store = Store.of(storage)
-        self.store = replace(store, small_file=partial(small_file, options=store.options))
+        self.store = replace(store, objects=partial(objects_at, options=store.options))
         self._storage = storage
 
     def check_writable(self) -> None:

@@ -30,8 +30,10 @@ if TYPE_CHECKING:
 
 _LOGGER = logging.getLogger(__name__)
 
-#: Objects up to this size are read whole rather than where they are asked for.
-SMALL_BYTES = 1024 * 1024
+#: So much is read of a file as it is opened: small ones are read whole rather than where they are asked for.
+FIRST_BYTES = 1024 * 1024
+#: An object is written in parts of so many bytes, each of which is held until the store has it; a smaller one at once.
+PART_BYTES, _PARTS_AT_A_TIME = 10 * 1024 * 1024, 4
 #: What tells an object from another one of its name: its tag, when it was written, its bytes.
 Stamp = tuple[str | None, datetime, int]
 
@@ -68,12 +70,6 @@ def objects_at(path: str, options: tuple[tuple[str, str], ...]) -> "Objects | No
         return None
 
 
-def small_file(path: str, options: tuple[tuple[str, str], ...]) -> bytes | None:
-    """The bytes of a small file of a store, by its full path; None where it is larger, not there, or not reached from here."""
-    objects = objects_at(path, options)
-    return None if objects is None else objects.read_small(urlsplit(path).path.lstrip("/"))
-
-
 class Objects:
     """The objects of one bucket or container."""
 
@@ -96,17 +92,37 @@ class Objects:
         except obstore.exceptions.BaseError as error:
             raise _as_os_error(error) from error
 
-    def read_small(self, path: str) -> bytes | None:
-        """The bytes of an object that has at most `SMALL_BYTES`; None where it has more, or there is none."""
+    def beginning(self, path: str, size: int = FIRST_BYTES) -> tuple[bytes, int]:
+        """The first bytes of an object, so many or all, and how many it has. Raises FileNotFoundError."""
         import obstore
 
         try:
-            answer = obstore.get(self._store, path)
-            return bytes(answer.bytes()) if answer.meta["size"] <= SMALL_BYTES else None
-        except FileNotFoundError:
-            return None
+            answer = obstore.get(self._store, path, options={"range": (0, size)})
+            return bytes(answer.bytes()), answer.meta["size"]
+        except obstore.exceptions.BaseError as error:
+            # An empty object has no such range.
+            if self._is_empty(path):
+                return b"", 0
+            raise _as_os_error(error) from error
+
+    def _is_empty(self, path: str) -> bool:
+        try:
+            return (stamp := self.stamp(path)) is not None and not stamp[-1]
+        except OSError:
+            return False
+
+    def part(self, path: str, start: int, end: int) -> bytes:
+        """The bytes of an object from `start` up to before `end`."""
+        import obstore
+
+        try:
+            return bytes(obstore.get_range(self._store, path, start=start, end=end))
         except obstore.exceptions.BaseError as error:
             raise _as_os_error(error) from error
+
+    def writer(self, path: str) -> "ObjectWriter":
+        """What writes an object from the beginning to the end; up to `PART_BYTES` in one request."""
+        return ObjectWriter(self._store, path)
 
     def write(self, path: str, content: bytes) -> None:
         """Write an object, or write it anew."""
@@ -170,6 +186,35 @@ class Objects:
         if there not in {None, content}:
             raise FileExistsError(path)
         return there is not None
+
+
+class ObjectWriter:
+    """Writes an object in parts, several of which are under way at a time; it is there once it is closed."""
+
+    def __init__(self, store: "ObjectStore", path: str) -> None:
+        import obstore
+
+        self._file = obstore.open_writer(
+            store, path, buffer_size=PART_BYTES, max_concurrency=_PARTS_AT_A_TIME
+        )
+
+    def write(self, content: bytes | memoryview) -> int:
+        """Add bytes; how many."""
+        import obstore
+
+        try:
+            return self._file.write(content)
+        except obstore.exceptions.BaseError as error:
+            raise _as_os_error(error) from error
+
+    def close(self) -> None:
+        """Have the object made of what was written."""
+        import obstore
+
+        try:
+            self._file.close()
+        except obstore.exceptions.BaseError as error:
+            raise _as_os_error(error) from error
 
 
 def has_credentials(path: str, options: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> bool:

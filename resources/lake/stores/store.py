@@ -13,7 +13,7 @@ from functools import cache, partial
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
@@ -25,6 +25,9 @@ import pyarrow.parquet as pq
 from pgsieve.resources.ahead import ahead
 from pgsieve.resources.lake.stores.storage import Storage, is_uri
 
+if TYPE_CHECKING:
+    from pgsieve.resources.lake.stores.objects import Objects
+
 T = TypeVar("T")
 
 
@@ -33,8 +36,8 @@ class Store:
     """Where the files of a lake are; `options` are delta-rs' for it."""
 
     options: tuple[tuple[str, str], ...] = field(default=(), repr=False)
-    #: What reads a small file at once, by its full path; None: what is larger, or not there.
-    small_file: Callable[[str], bytes | None] | None = field(default=None, repr=False, compare=False)
+    #: By a path of it, the store's objects, where they are reached as delta-rs reaches them. Not of executors.
+    objects: Callable[[str], "Objects | None"] | None = field(default=None, repr=False, compare=False)
     #: By root: each has connections of its own.
     _systems: dict[str, pafs.FileSystem] = field(default_factory=dict, repr=False, compare=False)
 
@@ -56,10 +59,18 @@ class Store:
             return pafs.LocalFileSystem(), unquote(parts.path)
         root = f"{parts.scheme}://{parts.netloc}"
         if root not in self._systems:
-            from deltalake.fs import DeltaStorageHandler
-
-            self._systems[root] = pafs.PyFileSystem(DeltaStorageHandler(root, dict(self.options)))
+            self._systems[root] = pafs.PyFileSystem(self._handler(root))
         return self._systems[root], parts.path.lstrip("/")
+
+    def _handler(self, root: str) -> pafs.FileSystemHandler:
+        from deltalake.fs import DeltaStorageHandler
+
+        objects = self.objects(root) if self.objects is not None else None
+        if objects is None:
+            return DeltaStorageHandler(root, dict(self.options))
+        from pgsieve.resources.lake.stores.object_files import ObjectFiles
+
+        return ObjectFiles(root, dict(self.options), objects)
 
     def reaches(self, path: str) -> bool:
         """Whether the files of a path can be read and written so; elsewhere only Spark does."""
@@ -132,10 +143,6 @@ class Store:
     @contextmanager
     def _parquet(self, path: str) -> Iterator[pq.ParquetFile]:
         files, inner = self.system(path)
-        if (whole := self._whole(path)) is not None:
-            with pq.ParquetFile(whole) as file:
-                yield file
-            return
         # Far away the chunks of a row group's columns are asked for in few requests, side by side.
         with (
             files.open_input_file(inner) as stream,
@@ -160,9 +167,12 @@ class Store:
         return ds.ParquetFileFormat().make_fragment(inner, filesystem=files)
 
     def _whole(self, path: str) -> pa.Buffer | None:
-        """A small file of a store, which takes one request instead of six; None for any other, and where this is an executor."""
-        content = self.small_file(path) if self.small_file is not None and is_uri(path) else None
-        return None if content is None else pa.py_buffer(content)
+        """A small file of a store, which a dataset would open more than once; None for any other, and where this is an executor."""
+        objects = self.objects(path) if self.objects is not None and is_uri(path) else None
+        if objects is None:
+            return None
+        content, size = objects.beginning(self.system(path)[1])
+        return pa.py_buffer(content) if len(content) == size else None
 
     def _batches_of_file(self, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """The same, without a dataset: whole rows are decoded."""

@@ -1,0 +1,97 @@
+"""The objects of a store as files that pyarrow reads and writes, without Python's lock while the store answers.
+
+In: paths within a bucket or container. Out: what pyarrow makes a file system of. delta-rs' own handler holds Python's lock while
+a file is opened, so that with a store far away no other thread works meanwhile; and it writes every file in parts, which
+takes three requests at least. Raises OSError in the store's words, as `Objects` does.
+
+https://arrow.apache.org/docs/python/generated/pyarrow.fs.FileSystemHandler.html
+"""
+
+from collections.abc import Mapping
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+from deltalake.fs import DeltaStorageHandler
+
+from pgsieve.resources.lake.stores.objects import Objects, ObjectWriter
+
+
+class ObjectFiles(DeltaStorageHandler):
+    """A bucket's objects as files; what is not a matter of one object is delta-rs' business."""
+
+    def __init__(self, root: str, options: Mapping[str, str], objects: Objects) -> None:
+        super().__init__(root, dict(options))
+        self._objects = objects
+
+    def open_input_file(self, path: str) -> pa.PythonFile:
+        """Open an object to read it here and there. Raises FileNotFoundError."""
+        return pa.PythonFile(_ObjectReader(self._objects, path), mode="r")
+
+    def open_input_stream(self, path: str) -> pa.PythonFile:
+        """Open an object to read it from the beginning. Raises FileNotFoundError."""
+        return self.open_input_file(path)
+
+    def open_output_stream(self, path: str, metadata: Mapping[str, str] | None = None) -> pa.PythonFile:
+        """Open an object to write it anew; it is there when the stream is closed."""
+        del metadata
+        return pa.PythonFile(_ObjectOutput(self._objects.writer(path)), mode="w")
+
+    def get_file_info(self, paths: list[str]) -> list[pafs.FileInfo]:
+        """What is known of paths, of which most are files: one request for each that is, where there would be two."""
+        return [self._file(path) or super(ObjectFiles, self).get_file_info([path])[0] for path in paths]
+
+    def _file(self, path: str) -> pafs.FileInfo | None:
+        stamp = self._objects.stamp(path)
+        if stamp is None:
+            return None
+        _, written, size = stamp
+        return pafs.FileInfo(path, pafs.FileType.File, mtime=written, size=size)
+
+
+class _ObjectReader:
+    """What pyarrow takes for a file that is read."""
+
+    closed = False
+
+    def __init__(self, objects: Objects, path: str) -> None:
+        self._objects, self._path = objects, path
+        self._first, self._size = objects.beginning(path)
+        self._place = 0
+
+    def read(self, size: int = -1) -> bytes:
+        start = self._place
+        end = self._size if size < 0 else min(start + size, self._size)
+        self._place = max(start, end)
+        if end <= len(self._first) or start >= end:
+            return self._first[start:end]
+        return self._objects.part(self._path, start, end)
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._place = offset + (0, self._place, self._size)[whence]
+        return self._place
+
+    def tell(self) -> int:
+        return self._place
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class _ObjectOutput:
+    """What pyarrow takes for a file that is written."""
+
+    closed = False
+
+    def __init__(self, writer: ObjectWriter) -> None:
+        self._writer = writer
+
+    def write(self, content: bytes | pa.Buffer) -> int:
+        # Of signed bytes, as which pyarrow hands its buffers out, the library takes none.
+        return self._writer.write(memoryview(content).cast("B"))
+
+    def flush(self) -> None:
+        """What is written may wait until the end."""
+
+    def close(self) -> None:
+        self.closed = True
+        self._writer.close()
