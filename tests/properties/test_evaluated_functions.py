@@ -62,7 +62,7 @@ def callable_procedures() -> Procedures:
     """All but those whose case of letters is a mapping's, and those that are not evaluated outside of the server."""
     return [
         (name, procedure)
-        for name, several in procedures._PROCEDURES.items()
+        for name, several in procedures.PROCEDURES.items()
         for procedure in several
         if procedure.name not in ("-", "lower", "upper", "initcap")
     ]

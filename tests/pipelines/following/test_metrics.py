@@ -164,7 +164,7 @@ def test_a_follower_counts_what_it_does(shop: Shop) -> None:
 def test_a_follower_ends_where_nothing_moves_though_something_waits(shop: Shop) -> None:
     shop.copy()
     slot = shop.written["sources"]["shop"]["slot"]
-    with following(shop, "--stall-limit", "2") as follower:
+    with following(shop, "--stall-limit", "6") as follower:
         connected = sample("pgsieve_follower_connected", "shop", slot)
         wait_until(lambda: follower.metrics().get(connected) == 1, follower.log.read_text, 60)
         active = sample("pgsieve_slot_active", "shop", slot)  # A report may be some seconds old.
@@ -172,7 +172,7 @@ def test_a_follower_ends_where_nothing_moves_though_something_waits(shop: Shop) 
         metrics = follower.metrics()
         assert metrics[sample("process_resident_memory_bytes")] > 10_000_000
         with pytest.raises(subprocess.TimeoutExpired):  # Idle for longer than the limit: nothing waits.
-            follower.process.wait(3)
+            follower.process.wait(7)
         status, body = follower.get("/healthz")
         assert (status, json.loads(body)["status"]) == (200, "ok")
         assert json.loads(body)["feeds"][0]["state"] == "following"
