@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 from deltalake.fs import DeltaStorageHandler
 
-from pgsieve.resources.lake.stores.objects import Objects, ObjectWriter
+from pgsieve.resources.lake.stores.objects import Objects
 
 
 class ObjectFiles(DeltaStorageHandler):
@@ -34,7 +34,7 @@ class ObjectFiles(DeltaStorageHandler):
     def open_output_stream(self, path: str, metadata: Mapping[str, str] | None = None) -> pa.PythonFile:
         """Open an object to write it anew; it is there when the stream is closed."""
         del metadata
-        return pa.PythonFile(_ObjectOutput(self._objects.writer(path)), mode="w")
+        return pa.PythonFile(self._objects.writer(path), mode="w")
 
     def get_file_info(self, paths: list[str]) -> list[pafs.FileInfo]:
         """What is known of paths, of which most are files: one request for each that is, where there would be two."""
@@ -75,23 +75,3 @@ class _ObjectReader:
 
     def close(self) -> None:
         self.closed = True
-
-
-class _ObjectOutput:
-    """What pyarrow takes for a file that is written."""
-
-    closed = False
-
-    def __init__(self, writer: ObjectWriter) -> None:
-        self._writer = writer
-
-    def write(self, content: bytes | pa.Buffer) -> int:
-        # Of signed bytes, as which pyarrow hands its buffers out, the library takes none.
-        return self._writer.write(memoryview(content).cast("B"))
-
-    def flush(self) -> None:
-        """What is written may wait until the end."""
-
-    def close(self) -> None:
-        self.closed = True
-        self._writer.close()

@@ -1,4 +1,4 @@
-"""Objects of a store, each read and written as a whole; and one that is made once or not at all.
+"""Objects of a store, read and written as a whole or in parts; and one that is made once or not at all.
 
 In: where a lake's store is, and delta-rs' options for it; the library is the one that delta-rs reaches stores by, too. Out: bytes.
 What a store refuses for a moment is asked again. Raises OSError in the store's words, which `store_errors` understands, and
@@ -12,12 +12,14 @@ https://docs.rs/object_store/latest/object_store/enum.PutMode.html (Create)
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime
 from functools import cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+import pyarrow as pa
 from tenacity import retry, retry_if_exception, stop_after_attempt, stop_after_delay, wait_random_exponential
 
 from pgsieve.resources.lake.stores.aws_profile import AwsProfile
@@ -37,6 +39,8 @@ PART_BYTES, _PARTS_AT_A_TIME = 10 * 1024 * 1024, 4
 #: What tells an object from another one of its name: its tag, when it was written, its bytes.
 Stamp = tuple[str | None, datetime, int]
 
+#: What a store answers that has no bytes from the place on that was asked for (RFC 9110, section 15.5.17).
+_NO_RANGE = "416 Range Not Satisfiable"
 #: What delta-rs takes among its options, and this library apart from them.
 _ALLOW_HTTP = "aws_allow_http"
 #: The library adds its structures to a message, line by line.
@@ -74,51 +78,38 @@ class Objects:
     """The objects of one bucket or container."""
 
     def __init__(self, root: str, options: Mapping[str, str]) -> None:
-        import obstore
-
-        try:
+        with _os_errors():
             self._store = _opened(root, options)
-        except obstore.exceptions.BaseError as error:
-            raise _as_os_error(error) from error
 
     def read(self, path: str) -> bytes | None:
         """The bytes of an object; None where there is none."""
         import obstore
 
         try:
-            return bytes(obstore.get(self._store, path).bytes())
+            with _os_errors():
+                return bytes(obstore.get(self._store, path).bytes())
         except FileNotFoundError:
             return None
-        except obstore.exceptions.BaseError as error:
-            raise _as_os_error(error) from error
 
     def beginning(self, path: str, size: int = FIRST_BYTES) -> tuple[bytes, int]:
         """The first bytes of an object, so many or all, and how many it has. Raises FileNotFoundError."""
         import obstore
 
         try:
-            answer = obstore.get(self._store, path, options={"range": (0, size)})
-            return bytes(answer.bytes()), answer.meta["size"]
-        except obstore.exceptions.BaseError as error:
-            # An empty object has no such range.
-            if self._is_empty(path):
-                return b"", 0
-            raise _as_os_error(error) from error
-
-    def _is_empty(self, path: str) -> bool:
-        try:
-            return (stamp := self.stamp(path)) is not None and not stamp[-1]
-        except OSError:
-            return False
+            with _os_errors():
+                answer = obstore.get(self._store, path, options={"range": (0, size)})
+                return bytes(answer.bytes()), answer.meta["size"]
+        except OSError as error:
+            if _NO_RANGE in str(error):
+                return b"", 0  # An empty object has none.
+            raise
 
     def part(self, path: str, start: int, end: int) -> bytes:
-        """The bytes of an object from `start` up to before `end`."""
+        """The bytes of an object from `start` up to before `end`. Raises FileNotFoundError."""
         import obstore
 
-        try:
+        with _os_errors():
             return bytes(obstore.get_range(self._store, path, start=start, end=end))
-        except obstore.exceptions.BaseError as error:
-            raise _as_os_error(error) from error
 
     def writer(self, path: str) -> "ObjectWriter":
         """What writes an object from the beginning to the end; up to `PART_BYTES` in one request."""
@@ -128,21 +119,17 @@ class Objects:
         """Write an object, or write it anew."""
         import obstore
 
-        try:
+        with _os_errors():
             obstore.put(self._store, path, content)
-        except obstore.exceptions.BaseError as error:
-            raise _as_os_error(error) from error
 
     def stamps(self, folder: str, after: str | None = None) -> dict[str, Stamp]:
         """The objects in a folder by their names there, those below its folders left out; `after` one in the order of names."""
         import obstore
 
         prefix = f"{folder.strip('/')}/"
-        try:
+        with _os_errors():
             batches = obstore.list(self._store, prefix, offset=None if after is None else prefix + after)
             listed = [meta for batch in batches for meta in batch]
-        except obstore.exceptions.BaseError as error:
-            raise _as_os_error(error) from error
         # By their depth: the library may write a name in another way than it was asked for.
         depth = prefix.count("/")
         return {
@@ -156,11 +143,10 @@ class Objects:
         import obstore
 
         try:
-            return _stamp(obstore.head(self._store, path))
+            with _os_errors():
+                return _stamp(obstore.head(self._store, path))
         except FileNotFoundError:
             return None
-        except obstore.exceptions.BaseError as error:
-            raise _as_os_error(error) from error
 
     @_again
     def make(self, path: str, content: bytes) -> None:
@@ -175,7 +161,7 @@ class Objects:
         except obstore.exceptions.BaseError as error:
             # It may be there all the same.
             if not self._is_made(path, content):
-                raise _as_os_error(error) from error
+                raise OSError(_words(error)) from error
 
     def _is_made(self, path: str, content: bytes) -> bool:
         """Whether the object is there and is this one; raises FileExistsError where it is another's."""
@@ -189,7 +175,9 @@ class Objects:
 
 
 class ObjectWriter:
-    """Writes an object in parts, several of which are under way at a time; it is there once it is closed."""
+    """Writes an object in parts, several of which are under way at a time; it is there once it is closed. A file as pyarrow takes one."""
+
+    closed = False
 
     def __init__(self, store: "ObjectStore", path: str) -> None:
         import obstore
@@ -198,23 +186,20 @@ class ObjectWriter:
             store, path, buffer_size=PART_BYTES, max_concurrency=_PARTS_AT_A_TIME
         )
 
-    def write(self, content: bytes | memoryview) -> int:
+    def write(self, content: bytes | pa.Buffer) -> int:
         """Add bytes; how many."""
-        import obstore
+        with _os_errors():
+            # Of signed bytes, as which pyarrow hands its buffers out, the library takes none.
+            return self._file.write(memoryview(content).cast("B"))
 
-        try:
-            return self._file.write(content)
-        except obstore.exceptions.BaseError as error:
-            raise _as_os_error(error) from error
+    def flush(self) -> None:
+        """What is written may wait until the end."""
 
     def close(self) -> None:
         """Have the object made of what was written."""
-        import obstore
-
-        try:
+        self.closed = True
+        with _os_errors():
             self._file.close()
-        except obstore.exceptions.BaseError as error:
-            raise _as_os_error(error) from error
 
 
 def has_credentials(path: str, options: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> bool:
@@ -256,5 +241,18 @@ def _lower(options: Mapping[str, str]) -> dict[str, str]:
     return {name.lower(): value for name, value in options.items()}
 
 
-def _as_os_error(error: Exception) -> OSError:
-    return OSError(str(error).partition(_STRUCTURES)[0])
+@contextmanager
+def _os_errors() -> Iterator[None]:
+    """Raise what the library says without its structures: FileNotFoundError, or OSError."""
+    import obstore
+
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise FileNotFoundError(_words(error)) from error
+    except obstore.exceptions.BaseError as error:
+        raise OSError(_words(error)) from error
+
+
+def _words(error: Exception) -> str:
+    return str(error).partition(_STRUCTURES)[0]

@@ -92,8 +92,9 @@ def test_a_file_of_any_size_is_read_as_it_was_written(store: Store, s3_folder: s
 
 def test_what_is_not_there_or_refused_is_an_os_error(proxy: S3Proxy, store: Store, s3_folder: str) -> None:
     files, inner = store.system(f"{s3_folder}/none")
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError, match="none not found") as missing:
         files.open_input_file(inner)
+    assert "Debug source" not in str(missing.value)
     assert files.get_file_info(inner).type == pafs.FileType.NotFound
     proxy.refused = lambda method, path: DENIED
     for attempt in (
