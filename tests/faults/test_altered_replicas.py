@@ -57,11 +57,11 @@ def _lost_checkpoint(table: DeltaTable) -> None:
 @pytest.mark.parametrize(
     ("table", "alter", "said"),
     [
-        ("orders", _other_types, "Cast error"),
+        pytest.param("orders", _other_types, "Cast error", marks=pytest.mark.long),
         ("checking", _partitioned, "validation check"),
         ("checking", _lost_checkpoint, "its log lacks an entry or a checkpoint"),
-        ("checking", _append_only, "append-only"),
-        ("journal", _constraint, "validation check"),
+        pytest.param("checking", _append_only, "append-only", marks=pytest.mark.long),
+        pytest.param("journal", _constraint, "validation check", marks=pytest.mark.long),
         ("checking", _taken_key, 'somebody has taken column "id" from its replica'),
     ],
 )

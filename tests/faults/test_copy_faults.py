@@ -122,7 +122,16 @@ def test_a_killed_copy_leaves_what_it_copied_and_the_next_run_copies_the_rest(
 
 @pytest.mark.parametrize(
     ("session", "by"),
-    [*((session, "executors") for session in SESSIONS), ("reader", "threads"), ("snapshot", "threads")],
+    [
+        ("snapshot", "executors"),
+        *(
+            pytest.param(session, "executors", marks=pytest.mark.long)
+            for session in SESSIONS
+            if session != "snapshot"
+        ),
+        ("reader", "threads"),
+        ("snapshot", "threads"),
+    ],
 )
 def test_a_session_terminated_during_a_copy_costs_time_at_most(
     publisher_server: EmbeddedServer, tmp_path: Path, master: str, session: str, by: str

@@ -353,7 +353,8 @@ def test_dropping_with_tables_deletes_nothing_of_another_lake(
 
 
 @pytest.mark.parametrize(
-    "kind", ["ignored", "ignored at times", pytest.param("unknown", marks=pytest.mark.long)]
+    "kind",
+    ["ignored at times", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("ignored", "unknown"))],
 )
 @pytest.mark.parametrize("shop", ["process"], indirect=True)
 def test_a_store_that_may_lose_commits_is_refused_before_anything_is_there(

@@ -31,6 +31,14 @@ def test_a_lake_at_a_uri_is_written_and_read(scenario: Scenario) -> None:
         "UPDATE tab1 SET b = NULL WHERE a = 3; DELETE FROM tab1 WHERE a = 4"
     )
     scenario.check(expect={"tab1": ["3|", "5|x", "6|y", "10|x", "20|x"]})
+
+
+@pytest.mark.long
+@at_a_uri
+def test_a_table_of_a_lake_at_a_uri_is_emptied(scenario: Scenario) -> None:
+    scenario.tables("CREATE TABLE tab1 (a int PRIMARY KEY, b text)")
+    scenario.publisher("INSERT INTO tab1 VALUES (1, 'x'); CREATE PUBLICATION pub FOR TABLE tab1")
+    scenario.subscribe("pub")
     scenario.publisher("TRUNCATE tab1; INSERT INTO tab1 VALUES (7, 'z')")
     scenario.check(expect={"tab1": ["7|z"]})
 

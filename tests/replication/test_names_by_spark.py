@@ -7,8 +7,6 @@ from psycopg import sql
 
 from tests.fixtures.oracle import Scenario
 
-_LONG = [pytest.param(writer, marks=pytest.mark.long) for writer in ("process", "marking", "spark")]
-
 #: Names of structs and columns that the steps have for themselves, what reads as a field of one, as a pattern, or as a quote.
 # fmt: off
 _PLAIN = (
@@ -43,8 +41,9 @@ def _quoted(name: str) -> str:
     return sql.Identifier(name).as_string(None)
 
 
+@pytest.mark.long
 @pytest.mark.spark
-@pytest.mark.parametrize("scenario", ["executors", *_LONG], indirect=True)
+@pytest.mark.parametrize("scenario", ["executors", "process", "marking", "spark"], indirect=True)
 def test_names_beside_each_other_are_the_names_that_they_are(scenario: Scenario) -> None:
     tables = {"keyless": _PLAIN, "keyless_mapped": _MAPPED, "keyed": _PLAIN, "keyed_mapped": _MAPPED}
     filters = []

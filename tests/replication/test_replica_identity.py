@@ -8,14 +8,12 @@ from __future__ import annotations
 import pytest
 from psycopg import errors
 
-from tests.fixtures.oracle import Scenario
+from tests.fixtures.oracle import Scenario, both_writers
 
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.parametrize("scenario", ["process", "executors"], indirect=True),
-]
+pytestmark = pytest.mark.spark
 
 
+@both_writers
 def test_rows_without_a_key_are_found_as_a_whole(scenario: Scenario) -> None:
     scenario.tables("""
         CREATE TABLE equal (x int, y text); CREATE TABLE people (first text, last text);
@@ -55,6 +53,7 @@ def test_rows_without_a_key_are_found_as_a_whole(scenario: Scenario) -> None:
     assert [row[2] for row in rows["scaled"] if row[0] is not None] in (["a   ", "b   "], ["b   ", "a   "])
 
 
+@both_writers
 def test_of_rows_that_are_spelled_otherwise_the_publishers_is_taken(scenario: Scenario) -> None:
     """The subscriber takes the first in its table that is equal, and then lacks a row that the publisher has."""
     spelled = {
@@ -82,6 +81,7 @@ def test_of_rows_that_are_spelled_otherwise_the_publishers_is_taken(scenario: Sc
             assert sorted(replica.rows("public", table)) == held, (table, name)
 
 
+@both_writers
 def test_a_key_of_the_subscriber_finds_rows_whatever_else_they_hold(scenario: Scenario) -> None:
     scenario.tables("CREATE TABLE t (a int PRIMARY KEY, b int, c text); ALTER TABLE t REPLICA IDENTITY FULL")
     scenario.publisher("INSERT INTO t VALUES (1, 1, 'x'), (2, 2, 'x'); CREATE PUBLICATION pub FOR TABLE t")
@@ -91,6 +91,7 @@ def test_a_key_of_the_subscriber_finds_rows_whatever_else_they_hold(scenario: Sc
     scenario.check(expect={"t": ["1|20|x", "3|30|x"]})
 
 
+@both_writers
 def test_an_update_that_finds_no_row_leaves_the_row_of_its_new_key_alone(scenario: Scenario) -> None:
     # Section 29.8, update_missing. The subscriber keeps rows whose DELETE is not published.
     scenario.tables("CREATE TABLE t (a int PRIMARY KEY, b text)")
@@ -108,6 +109,7 @@ def test_an_update_that_finds_no_row_leaves_the_row_of_its_new_key_alone(scenari
     scenario.check(expect={"t": ["1|old", "20|new", "3|back", "4|newer", "5|old"]})
 
 
+@pytest.mark.parametrize("scenario", ["process", "executors"], indirect=True)
 def test_the_identity_may_change_while_changes_stream(scenario: Scenario) -> None:
     scenario.tables(
         "CREATE TABLE t (a int PRIMARY KEY, b int NOT NULL UNIQUE, c text); "
@@ -135,6 +137,7 @@ def test_the_identity_may_change_while_changes_stream(scenario: Scenario) -> Non
     scenario.check(expect={"u": ["-1|10|x", "3|31|x", "4|40|x", "5|50|x", "6|60|x"]})
 
 
+@both_writers
 def test_a_key_without_overlaps_is_a_key_like_any_other(scenario: Scenario, postgres_version: int) -> None:
     definition = (
         "CREATE TABLE temporal_{0} (id int4range, valid_at daterange, a text,"

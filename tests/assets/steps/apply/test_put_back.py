@@ -112,7 +112,7 @@ def _after_a_copy_and_before_its_cut(patch: pytest.MonkeyPatch, shop: Shop, put_
         _before_the_commit,
         _after_the_commit,
         _after_a_run_without_a_cut,
-        pytest.param(_after_a_repair, marks=pytest.mark.spark),
+        pytest.param(_after_a_repair, marks=[pytest.mark.spark, pytest.mark.long]),
     ],
 )
 def test_a_replica_that_is_put_back_amid_a_run_is_set_aside(

@@ -102,12 +102,12 @@ class Pgsieve:
         return set(map(str, DeltaTable(folder).to_pyarrow_table()["name"].to_pylist()))
 
     def sql(self, *statements: str) -> list[str]:
-        """The last statement's rows, by a session of the same metastore that is not pgsieve's."""
+        """The statements' rows, by a session of the same metastore that is not pgsieve's."""
         program = (
             "import sys, json\n"
             "from pgsieve.resources.lake.session import SparkEngine\n"
             "spark = SparkEngine(master='local[2]', spark_config=json.loads(sys.argv[1])).session\n"
-            "for statement in sys.argv[2:]: rows = spark.sql(statement).collect()\n"
+            "rows = [row for statement in sys.argv[2:] for row in spark.sql(statement).collect()]\n"
             "print('rows', json.dumps([str(tuple(row)) for row in rows]))\n"
         )
         done = subprocess.run(
@@ -142,8 +142,8 @@ def test_replicas_are_registered_described_and_unregistered_and_nothing_else_is_
     assert pgsieve.sql("select id, note from sales.public_orders order by id") == ["(1, 'a')", "(2, 'b')"]
     removed = pgsieve("drop", "sales", names=names)
     assert "removed: `sales`.`public_orders` of the catalog" in removed
-    assert pgsieve.sql("show tables in sales") == []
-    assert pgsieve.sql("show tables in taken") == ["('taken', 'public_orders', False)"]
+    left = pgsieve.sql("show tables in sales", "show tables in taken")
+    assert left == ["('taken', 'public_orders', False)"]
     assert replica.version() >= 0
 
 
