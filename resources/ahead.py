@@ -4,7 +4,7 @@ In: an iterator, and how many items may wait. Out: the same items in the same or
 Python's lock: what a database sends is received while what came before is written as Parquet.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import copy_context
 from queue import Queue
@@ -22,10 +22,11 @@ class _End:
 
 
 @contextmanager
-def ahead(items: Iterable[T], most: int = 2) -> Iterator[Iterator[T]]:
+def ahead(items: Iterable[T], most: int = 2, stop: Callable[[], None] | None = None) -> Iterator[Iterator[T]]:
     """The items, of which up to `most` are made before they are asked for; raises what making them raises.
 
-    With the block the thread has ended: whoever leaves early waits for the item that is being made, and no other is.
+    With the block the thread has ended: whoever leaves early waits for the item that is being made, and no other is. `stop` is
+    called again and again meanwhile, to have it made no further.
     """
     made, left = Queue[T | _End](most), Event()
 
@@ -57,3 +58,6 @@ def ahead(items: Iterable[T], most: int = 2) -> Iterator[Iterator[T]]:
             while not made.empty():
                 made.get()
             thread.join(0.01)
+            if stop is not None and thread.is_alive():
+                stop()
+                thread.join(0.1)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pyarrow as pa
@@ -35,6 +35,9 @@ from pgsieve.resources.postgres.errors import PassingFaultError, SourceError, re
 from pgsieve.resources.postgres.plugin_options import PgoutputOptions
 from pgsieve.resources.postgres.sessions import Conninfo, execute
 from pgsieve.resources.postgres.source import Source, fetched, literal, quote
+
+if TYPE_CHECKING:
+    from adbc_driver_manager.dbapi import Cursor
 
 #: Messages come in Arrow batches of about so many bytes: a writer holds several at a time.
 _BATCHES = {"adbc.postgresql.batch_size_hint_bytes": str(4 * 1024 * 1024)}
@@ -426,11 +429,16 @@ def truncated_relations(
 def read_messages(conninfo: Conninfo, query: str) -> Iterator[pa.RecordBatch]:
     """Run a peek and yield its Arrow batches (data), with nothing held in memory; for executors, too."""
     with conninfo.adbc() as connection, connection.cursor() as cursor:
-        cursor.adbc_statement.set_options(**_BATCHES)
-        execute(cursor, query)
-        for batch in fetched(cursor):
-            reach(Failpoint.BATCH_RECEIVED)
-            yield batch
+        yield from batches_of(cursor, query)
+
+
+def batches_of(cursor: "Cursor", query: str) -> Iterator[pa.RecordBatch]:
+    """The same in a session that there is."""
+    cursor.adbc_statement.set_options(**_BATCHES)
+    execute(cursor, query)
+    for batch in fetched(cursor):
+        reach(Failpoint.BATCH_RECEIVED)
+        yield batch
 
 
 def ensure_capture(

@@ -4,9 +4,11 @@ In: positions, and how the slot is read. Out: the commits, which hold the slices
 `slices`. Raises SourceError, what the messages raise, OverrunError where another process was faster, else LakeError.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
 from itertools import chain, islice
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import Observation
@@ -14,7 +16,7 @@ from pyspark.sql import Observation
 from pgsieve.assets.steps.records.change_log import CHANGE_LOG, ChangeLog
 from pgsieve.assets.steps.records.prepared import Prepared
 from pgsieve.assets.steps.records.slices import Slices, SliceSummary, slice_summary
-from pgsieve.assets.steps.slot_consumption.backlog import transactions_from
+from pgsieve.assets.steps.slot_consumption.backlog import halves, transactions_from
 from pgsieve.assets.steps.slot_consumption.messages import change_log_rows, drained_messages
 from pgsieve.assets.steps.subscription import Feed
 from pgsieve.decoding.protocol.descriptions import RelationDescriptions
@@ -32,10 +34,20 @@ from pgsieve.resources.postgres.slot import (
     read_messages,
     refusing_slot,
 )
+from pgsieve.resources.postgres.slot_copy import CopyRefusedError, SlotCopy
 from pgsieve.resources.spool import FileSpool
 
 #: Several row groups a file, so that decoding a slice is shared among the cores.
 _FILE_OPTIONS = {"parquet.block.size": str(32 * 1024 * 1024), "maxRecordsPerFile": "1000000"}
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenSlice:
+    """A slice whose files are written and not committed: the LSN that ends it, its files, and what `slices` says of it."""
+
+    end: int
+    files: Sequence[Mapping[str, Any]]
+    summary: Mapping[str, Any]
 
 
 def append_slice(
@@ -46,25 +58,33 @@ def append_slice(
     Raises what the messages raise, OverrunError where the change log's position is not `after` or its version not
     `base`, else LakeError.
     """
-    assert lake.local is not None
+    commit_slice(lake, feed, _write(lake, feed, messages, end), after, base)
+
+
+def _write(lake: Lake, feed: Feed, messages: Iterable[pa.Array], end: int) -> WrittenSlice:
+    """Write the files of a slice; raises what the messages raise, else LakeError."""
     passed, path = SliceSummary(), ChangeLog(lake, feed).path
     try:
-        with lake.refusing(path):
-            # Not as one stream through delta-rs, which needs more memory than one process should for its slices.
-            with ahead(passed.of(change_log_rows(messages, end))) as rows:
-                written = [
-                    file
-                    for batch in write_files(path, CHANGE_LOG, rows, store=lake.store)
-                    for file in batch.to_pylist()
-                ]
-            reach(Failpoint.SLICE_WRITTEN)
-            lake.local.commit(path, CHANGE_LOG, written, end, base=base, after=after)
-            reach(Failpoint.SLICE_COMMITTED)
+        # Not as one stream through delta-rs, which needs more memory than one process should for its slices.
+        with lake.refusing(path), ahead(passed.of(change_log_rows(messages, end))) as rows:
+            files = write_files(path, CHANGE_LOG, rows, store=lake.store)
+            written = [file for batch in files for file in batch.to_pylist()]
     except LakeError:
         if passed.failure:
             raise passed.failure from None
         raise
-    Slices(lake, feed).append(end, passed.get())
+    return WrittenSlice(end, written, passed.get())
+
+
+def commit_slice(lake: Lake, feed: Feed, written: WrittenSlice, after: int, base: int | None) -> None:
+    """Commit a slice that is written; raises OverrunError as `append_slice` does, else LakeError."""
+    assert lake.local is not None
+    path = ChangeLog(lake, feed).path
+    with lake.refusing(path):
+        reach(Failpoint.SLICE_WRITTEN)
+        lake.local.commit(path, CHANGE_LOG, written.files, written.end, base=base, after=after)
+        reach(Failpoint.SLICE_COMMITTED)
+    Slices(lake, feed).append(written.end, written.summary)
 
 
 def append_slices(
@@ -79,40 +99,79 @@ def append_slices(
     base: int | None = None,
     *,
     prepared: bool,
+    beside: bool = False,
 ) -> Iterator[tuple[int, bool]]:
     """Append what the slot holds from `begin` up to each of the ends, a slice in one commit; each end, and whether that held something.
 
-    All of it is read at once. Only where that is one slice prepared transactions may wait, and the lake be at a URI.
-    Raises OverrunError where another process has appended something after `after`, or anything to the version `base`.
+    All of it is read at once, where `beside` by two sessions: slices that the second one was refused are left out. Only where that is
+    one slice prepared transactions may wait, and the lake be at a URI. Raises OverrunError where another process has appended
+    something after `after`, or anything to the version `base`.
     """
-    source, slot = feed.source, feed.slot
-    query = peek_query(slot, ends[-1], options, version)
+    slot = feed.slot
     if lake.local is None:
         (end,) = ends
         yield end, _append_by_executor(lake, feed, conninfo, options, version, begin, end, after, base)
         return
-    with refusing_slot(source.name, slot, "read"), FileSpool() as spool:
-        assembler, relations = TransactionAssembler(spool), RelationDescriptions()
+    first, later = halves(begin, ends) if beside else (ends, ())
+    with refusing_slot(feed.source.name, slot, "read"), ExitStack() as stack:
+        assembler = TransactionAssembler(stack.enter_context(FileSpool()))
         waiting = Prepared(lake, feed).restore(assembler) if prepared else ()
-        received = (batch.column("data") for batch in read_messages(conninfo, query))
-        first = next((messages for messages in received if len(messages)), None)
-        if first is None:
-            yield from ((end, False) for end in ends)
-            return
-        arrived = chain.from_iterable(map(assembler.assemble, chain([first], received)))
-        transactions = transactions_from(begin, arrived, relations)
-        for end in ends:
-            relations.begin_slice()
-            before = transactions.before(None if end == ends[-1] else end)
-            messages = chain.from_iterable(map(relations.described, before))
-            begun = list(islice(messages, 1))
-            holds = prepared or bool(begun)  # What waits for its second phase is no row yet.
-            if holds:
-                append_slice(lake, feed, chain(begun, messages), end, after, base)
-            if prepared:
+        messages = read_messages(conninfo, peek_query(slot, first[-1], options, version))
+        slices = _written(lake, feed, messages, begin, first, assembler, empty=prepared)
+        if later:
+            copy = SlotCopy(conninfo, slot, first[-1])
+            rest = _written_beside(lake, feed, copy, options, version, first[-1], later)
+            slices = chain(slices, stack.enter_context(ahead(rest, len(later), copy.stop)))
+        for end, written in slices:
+            if written is not None:
+                commit_slice(lake, feed, written, after, base)
+            # What waits for its second phase is no row yet.
+            if written is not None and prepared:
                 Prepared(lake, feed).save(assembler, end, waiting)
-            yield end, holds
+            yield end, written is not None
             after = end
+
+
+def _written(
+    lake: Lake,
+    feed: Feed,
+    batches: Iterable[pa.RecordBatch],
+    begin: int,
+    ends: Sequence[int],
+    assembler: TransactionAssembler,
+    *,
+    empty: bool,
+) -> Iterator[tuple[int, WrittenSlice | None]]:
+    """The slices of one session's messages, with their ends; None where nothing commits in one, which is written only if `empty`."""
+    received = (batch.column("data") for batch in batches)
+    first = next((messages for messages in received if len(messages)), None)
+    if first is None:
+        yield from ((end, None) for end in ends)
+        return
+    arrived = chain.from_iterable(map(assembler.assemble, chain([first], received)))
+    relations = RelationDescriptions()
+    transactions = transactions_from(begin, arrived, relations)
+    for end in ends:
+        relations.begin_slice()
+        before = transactions.before(None if end == ends[-1] else end)
+        messages = chain.from_iterable(map(relations.described, before))
+        begun = list(islice(messages, 1))
+        yield end, _write(lake, feed, chain(begun, messages), end) if empty or begun else None
+
+
+def _written_beside(
+    lake: Lake,
+    feed: Feed,
+    copy: SlotCopy,
+    options: PgoutputOptions,
+    version: int,
+    begin: int,
+    ends: Sequence[int],
+) -> Iterator[tuple[int, WrittenSlice | None]]:
+    """The same of a copy of the slot that was moved to `begin`; none where the server refuses it."""
+    with FileSpool() as spool, suppress(CopyRefusedError):
+        batches = copy.read(lambda name: peek_query(name, ends[-1], options, version))
+        yield from _written(lake, feed, batches, begin, ends, TransactionAssembler(spool), empty=False)
 
 
 def _append_by_executor(

@@ -7,7 +7,7 @@ get longer while they succeed, and a backlog takes few of them. Raises ProtocolE
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +18,8 @@ from pgsieve.decoding.protocol.messages import Begin, decode
 
 #: The server keeps what it has decoded in a temporary file, up to so many slices of it.
 MOST_SLICES = 8
+#: Less WAL than this is read by one session: a second one has to be made ready first.
+BESIDE_BYTES = 64 * 1024 * 1024
 #: A reading of less WAL than this does not get smaller; after one that failed so many have to succeed before they grow.
 LEAST_BYTES, _SUCCESSES = 4 * 1024 * 1024, 4
 
@@ -50,6 +52,12 @@ class Stride:
         self._bytes = max(LEAST_BYTES, tried // 2)
         self._needed, self._successes = _SUCCESSES, 0
         return True
+
+
+def halves(position: int, ends: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Where the slices end that two sessions read beside each other, about as much WAL each."""
+    middle = (position + ends[-1]) // 2
+    return [*(end for end in ends if end < middle), middle], [end for end in ends if end > middle]
 
 
 class TransactionsInOrder:

@@ -19,7 +19,7 @@ from pgsieve.assets.steps.records.prepared import Prepared
 from pgsieve.assets.steps.records.slices import Slices
 from pgsieve.assets.steps.records.table_states import SyncState, TableStates
 from pgsieve.assets.steps.slot_consumption.appending import append_slices, at_once
-from pgsieve.assets.steps.slot_consumption.backlog import Stride
+from pgsieve.assets.steps.slot_consumption.backlog import BESIDE_BYTES, Stride
 from pgsieve.assets.steps.slot_consumption.two_phase import keeps_prepared, recover_prepared
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.decoding.errors import PgsieveError
@@ -36,6 +36,7 @@ from pgsieve.resources.postgres.slot import (
     slot_state,
     truncated_relations,
 )
+from pgsieve.resources.postgres.slot_copy import has_spare_slots
 
 #: A slice reads at most so many bytes of WAL.
 SLICE_BYTES = 512 * 1024 * 1024
@@ -87,6 +88,7 @@ def drain_to(
     prepared = keeps_prepared(feed, state)
     stride, confirmed = Stride(SLICE_BYTES), position
     slices = overruns = 0
+    copies = True
     while position < target:
         standing = lake.records.standing(ChangeLog(lake, feed).path)
         if (reached := standing.position or position) > position:
@@ -106,9 +108,21 @@ def drain_to(
             base = _alone(lake, feed, own, standing, ends[0]) if own else None
             for each in own:
                 _append_as_published(lake, feed, each, version, position, ends[0])
+            beside = copies and not single and _pays_beside(connection, feed, position, ends[-1])
+            idle = False
             reading = (
                 append_slices(
-                    lake, feed, conninfo, options, version, position, ends, position, base, prepared=prepared
+                    lake,
+                    feed,
+                    conninfo,
+                    options,
+                    version,
+                    position,
+                    ends,
+                    position,
+                    base,
+                    prepared=prepared,
+                    beside=beside,
                 )
                 if publications
                 else ((end, False) for end in ends)
@@ -125,6 +139,7 @@ def drain_to(
                 ):
                     ChangeLog(lake, feed).record_position(end, position, base)
                 else:
+                    idle = True
                     break
                 log(f"change log of {feed.name} holds everything before {format_lsn(end)}")
                 position = begin = end
@@ -132,8 +147,10 @@ def drain_to(
             if confirmed < position:
                 advance(connection, source.name, feed.slot, position)
                 reach(Failpoint.SLOT_CONFIRMED)
-            if position < ends[-1]:
+            if idle:
                 break
+            # A server that refused a copy of the slot is not asked again.
+            copies = position == ends[-1]
             stride.succeeded()
         except OverrunError:
             overruns += 1
@@ -151,6 +168,18 @@ def drain_to(
             advance(connection, source.name, feed.slot, position)
         confirmed = position
     return Drained(durable if durable is not None else begin, position, slices, lag=0)
+
+
+def _pays_beside(
+    connection: psycopg.Connection[tuple[object, ...]], feed: Feed, position: int, end: int
+) -> bool:
+    """Whether a second session is worth it: not where both would decode what a long transaction holds back for the most part."""
+    if end - position < BESIDE_BYTES:
+        return False
+    state = slot_state(connection, feed.slot)
+    return (
+        state is not None and position - state.restart_lsn <= end - position and has_spare_slots(connection)
+    )
 
 
 def _truncates_root(

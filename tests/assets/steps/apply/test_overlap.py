@@ -256,7 +256,7 @@ def test_two_drains_of_a_slot_append_each_transaction_once(
         overlap.database.execute("alter publication p set (publish_via_partition_root = true)")
     between = current_lsn(overlap.database)
     overlap.write()
-    function = "drained_messages" if overlap.first.lake.local is None else "append_slice"
+    function = "drained_messages" if overlap.first.lake.local is None else "commit_slice"
     # The slice that the first one has read begins with the transactions of the second one's.
     calls = _meanwhile(monkeypatch, appending, function, lambda: overlap.second.drain(between))
     overlap.first.receive()

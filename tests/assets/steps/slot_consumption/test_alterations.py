@@ -220,7 +220,7 @@ def test_of_a_slice_with_an_alteration_what_the_publisher_sends_is_kept(server, 
 #: Where a run dies, and every place from which that is called.
 STEPS = {
     "record_altered": [(AlteredSlices, "append")],
-    "append_slice": [(appending, "append_slice")],
+    "commit_slice": [(appending, "commit_slice")],
     "record_summary": [(Slices, "append")],
     "advance": [(reading, "advance"), (ready, "advance")],
 }

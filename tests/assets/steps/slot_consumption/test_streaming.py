@@ -122,8 +122,8 @@ class Died(BaseException):
 @pytest.mark.parametrize("name", ["sql_two_phase", "streamed_two_phase"])
 @pytest.mark.parametrize("step", ["append_slice", "save_prepared"])
 def test_what_is_prepared_survives_a_run_that_dies(server, tmp_path, monkeypatch, name, step) -> None:
-    module = follow if name == "streamed_two_phase" else appending
-    owner, function = (Prepared, "save") if step == "save_prepared" else (module, step)
+    appends = (follow, "append_slice") if name == "streamed_two_phase" else (appending, "commit_slice")
+    owner, function = (Prepared, "save") if step == "save_prepared" else appends
 
     def die(*_: object) -> None:
         raise Died

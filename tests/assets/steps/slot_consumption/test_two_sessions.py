@@ -1,0 +1,227 @@
+"""A large part of a slot is read by two sessions beside each other, and gives what one session gives."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from pgsieve.assets.steps.slot_consumption import appending, reading
+from pgsieve.assets.steps.slot_consumption.drain import drain
+from pgsieve.assets.steps.slot_consumption.reading import Drained
+from pgsieve.assets.steps.subscription import Feed
+from pgsieve.decoding.errors import PgsieveError
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.postgres.embedded import EmbeddedServer
+from pgsieve.resources.postgres.slot import current_lsn
+from pgsieve.resources.postgres.slot_copy import SlotCopy
+from pgsieve.resources.postgres.source import Source
+from tests.fixtures.oracle import wait_until
+from tests.fixtures.servers import TEST_SETTINGS, new_server
+
+TABLES = """
+    CREATE TABLE a (k int PRIMARY KEY, v text);
+    CREATE TABLE b (k int PRIMARY KEY, v text);
+    CREATE PUBLICATION p FOR TABLE a, b;
+"""
+COPIES = "SELECT count(*) FROM pg_replication_slots WHERE temporary"
+
+
+def no_session() -> None:
+    raise AssertionError("no session is needed here")
+
+
+def connected(server: EmbeddedServer) -> psycopg.Connection:
+    return psycopg.connect(server.conninfo(), autocommit=True)
+
+
+@pytest.fixture
+def server(postgres_version: int) -> Iterator[EmbeddedServer]:
+    """A server of the test's own: its slots are counted."""
+    settings = {**TEST_SETTINGS, "max_replication_slots": "4", "logical_decoding_work_mem": "64kB"}
+    with new_server(postgres_version, settings) as running, connected(running) as connection:
+        connection.execute(TABLES)
+        yield running
+
+
+@pytest.fixture
+def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lake:
+    """A lake, into which whatever waits is read by two sessions."""
+    monkeypatch.setattr(reading, "BESIDE_BYTES", 0)
+    return Lake(str(tmp_path), no_session)  # type: ignore[arg-type]
+
+
+def a_feed(server: EmbeddedServer, name: str) -> Feed:
+    return Feed(name, Source("shop", server.conninfo()), name, name, True, {"sub": ("p",)})
+
+
+def drained(feed: Feed, lake: Lake) -> Drained:
+    return drain(feed, lake, [], lambda _: None)
+
+
+def changes(lake: Lake, feed: Feed) -> pa.Table:
+    """The change log without descriptions, which each slice repeats, in its order."""
+    rows = pa.table(DeltaTable(lake.change_log(feed.name)).to_pyarrow_table())
+    rows = rows.filter(pa.compute.invert(pa.compute.is_in(rows["kind"], pa.array(["R", "Y"]))))
+    rows = rows.sort_by([("commit_lsn", "ascending"), ("ordinal", "ascending")])
+    return rows.select(["commit_lsn", "xid", "kind", "relation_id", "data"])
+
+
+def slices(lake: Lake, feed: Feed) -> int:
+    return len(pa.table(DeltaTable(lake.change_log(feed.name)).to_pyarrow_table())["slice"].unique())
+
+
+def write(connection: psycopg.Connection, numbers: random.Random, transactions: int = 12) -> None:
+    """Transactions of all kinds of changes; subtransactions roll back, tables get columns, some commit much later."""
+    later: list[psycopg.Connection] = []
+    for _ in range(transactions):
+        key = numbers.randrange(10**9)
+        table = numbers.choice("ab")
+        with psycopg.connect(connection.info.dsn) as session:
+            session.execute(
+                f"INSERT INTO {table} SELECT {key} + i, repeat('x', 50) FROM generate_series(1, {numbers.randrange(1, 200)}) i"
+                " ON CONFLICT DO NOTHING"
+            )
+            match numbers.randrange(6):
+                case 0:
+                    session.execute(f"UPDATE {table} SET v = 'y' WHERE k % 3 = 0")
+                case 1:
+                    session.execute(f"DELETE FROM {table} WHERE k % 5 = 0")
+                case 2:
+                    session.execute("SAVEPOINT s")
+                    session.execute(f"UPDATE {table} SET v = 'z'")
+                    session.execute("ROLLBACK TO s")
+                case 3 if not later:
+                    session.execute(f"ALTER TABLE {table} ADD COLUMN c{key} int DEFAULT 7")
+                case 4 if not later:
+                    session.execute("TRUNCATE a, b")
+                case _:
+                    pass
+        if numbers.random() < 0.3:
+            waiting = psycopg.connect(connection.info.dsn)
+            waiting.execute(f"INSERT INTO {table} VALUES ({-key}, 'late') ON CONFLICT DO NOTHING")
+            later.append(waiting)
+        if later and numbers.random() < 0.5:
+            with later.pop(0) as waiting:
+                pass
+    for waiting in later:
+        with waiting:
+            pass
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_two_sessions_read_what_one_reads(
+    server: EmbeddedServer, lake: Lake, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    feeds = two, one = a_feed(server, "two"), a_feed(server, "one")
+    numbers = random.Random(seed)
+    with connected(server) as connection:
+        for feed in feeds:
+            drained(feed, lake)
+        for _ in range(3):
+            write(connection, numbers)
+            drained(two, lake)
+        assert connection.execute(COPIES).fetchone() == (0,)
+    monkeypatch.setattr(reading, "BESIDE_BYTES", 2**40)
+    drained(one, lake)
+    assert changes(lake, two).equals(changes(lake, one))
+    assert slices(lake, one) == 1
+    assert slices(lake, two) > 3
+
+
+def test_where_few_slots_are_to_spare_one_session_reads(server: EmbeddedServer, lake: Lake) -> None:
+    feed = a_feed(server, "only")
+    with connected(server) as connection:
+        drained(feed, lake)
+        for name in ("x", "y"):
+            connection.execute(f"SELECT pg_create_physical_replication_slot('{name}')")
+        write(connection, random.Random(1))
+        assert drained(feed, lake).slices == 1
+        connection.execute("SELECT pg_drop_replication_slot('x')")
+        write(connection, random.Random(2))
+        assert drained(feed, lake).slices == 2
+
+
+def test_what_a_copy_would_have_read_is_read_from_the_slot_where_it_is_refused(
+    server: EmbeddedServer, lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feeds = refused, one = a_feed(server, "refused"), a_feed(server, "one")
+    with connected(server) as connection:
+        for feed in feeds:
+            drained(feed, lake)
+        for number in range(2):
+            connection.execute(f"SELECT pg_create_physical_replication_slot('s{number}')")
+        write(connection, random.Random(3))
+        # Somebody takes the last slots after they were counted.
+        monkeypatch.setattr(reading, "has_spare_slots", lambda _: True)
+        done = drained(refused, lake)
+        assert done.slices == 2
+    monkeypatch.setattr(reading, "BESIDE_BYTES", 2**40)
+    drained(one, lake)
+    assert changes(lake, refused).equals(changes(lake, one))
+
+
+@pytest.mark.parametrize("ended", ["first", "second"])
+def test_what_a_session_that_is_ended_leaves_is_read_again(
+    server: EmbeddedServer, lake: Lake, monkeypatch: pytest.MonkeyPatch, ended: str
+) -> None:
+    feeds = cut, one = a_feed(server, "cut"), a_feed(server, "one")
+    read = appending.read_messages if ended == "first" else SlotCopy.read
+
+    def reads_and_ends(*arguments: object) -> Iterator[pa.RecordBatch]:
+        for batch in read(*arguments):  # type: ignore[operator]
+            yield batch
+            raise ConnectionResetError(104, "Connection reset by peer")
+
+    with connected(server) as connection:
+        for feed in feeds:
+            drained(feed, lake)
+        write(connection, random.Random(4))
+        with monkeypatch.context() as patched:
+            owner, name = (appending, "read_messages") if ended == "first" else (SlotCopy, "read")
+            patched.setattr(owner, name, reads_and_ends)
+            with pytest.raises((PgsieveError, OSError)):
+                drained(cut, lake)
+        wait_until(lambda: connection.execute(COPIES).fetchone() == (0,), lambda: "a copy is left")
+        # The first session's slices are durable where only the second has ended.
+        assert slices(lake, cut) == (0 if ended == "first" else 1)
+        drained(cut, lake)
+    monkeypatch.setattr(reading, "BESIDE_BYTES", 2**40)
+    drained(one, lake)
+    assert changes(lake, cut).equals(changes(lake, one))
+
+
+def test_who_stops_a_copy_does_not_wait_until_it_is_read(server: EmbeddedServer) -> None:
+    with connected(server) as connection:
+        connection.execute("SELECT pg_create_logical_replication_slot('s', 'pgoutput')")
+        conninfo = Source("shop", server.conninfo()).executor_conninfo()
+        copy = SlotCopy(conninfo, "s", current_lsn(connection))
+        raised = list[Exception]()
+
+        def read() -> None:
+            try:
+                # Only who cancels it ends it in time.
+                deque(copy.read(lambda _: "SELECT pg_sleep(600)::text"), 0)
+            except Exception as error:  # noqa: BLE001 - looked at below
+                raised.append(error)
+
+        thread = threading.Thread(target=read, daemon=True)
+        thread.start()
+        sleepers = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'"
+        wait_until(
+            lambda: connection.execute(sleepers).fetchone() == (1,), lambda: f"it never slept: {raised}"
+        )
+        stopped = time.monotonic()
+        while thread.is_alive() and time.monotonic() < stopped + 60:
+            copy.stop()
+            thread.join(0.1)
+        assert raised
+        wait_until(lambda: connection.execute(COPIES).fetchone() == (0,), lambda: "a copy is left")
