@@ -7,7 +7,7 @@ Moved to the LSN, for which the server decodes without output, it is read like a
 
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
 import adbc_driver_manager
@@ -27,7 +27,7 @@ _SPARE_SLOTS = 2
 
 
 class CopyRefusedError(Exception):
-    """The server makes no copy of the slot, or cannot move it: all has to be read from the slot itself."""
+    """The server has no session to spare, makes no copy of the slot, or cannot move it: all has to be read from the slot itself."""
 
 
 def has_spare_slots(connection: psycopg.Connection[Any]) -> bool:
@@ -55,9 +55,10 @@ class SlotCopy:
         made = f"pg_copy_logical_replication_slot({literal(self._slot)}, {literal(self._name)}, true)"
         moved = f"pg_replication_slot_advance({literal(self._name)}, {literal(format_lsn(self._begin))})"
         # In one transaction: a pooler does not keep a session that is left within one, and the copy with it.
-        with self._conninfo.adbc() as connection, connection.cursor() as cursor:
-            self._cursor = cursor
+        with ExitStack() as stack:
             try:
+                connection = stack.enter_context(self._conninfo.adbc())
+                self._cursor = cursor = stack.enter_context(connection.cursor())
                 for function in (made, moved):
                     cursor.execute(f"select {function}::text")
             except adbc_driver_manager.Error as error:
