@@ -28,9 +28,9 @@ from pgsieve.pipelines.commands.results import InitReport, SurveyedPublication, 
 from pgsieve.pipelines.commands.validate import validate
 from pgsieve.pipelines.config.model import Config, parse_config
 from pgsieve.pipelines.project import project
+from pgsieve.resources.postgres.capture import CREATED
 from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.sessions import parameters_of
-from pgsieve.resources.postgres.slot import CREATED
 from pgsieve.resources.postgres.source import Source
 
 _HEAD = (

@@ -45,8 +45,8 @@ from pgsieve.pipelines.config.model import Config
 from pgsieve.pipelines.project import Project, project
 from pgsieve.resources.lake.delta.errors import LakeUnavailableError
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.postgres.capture import capture_statements
 from pgsieve.resources.postgres.catalog import read_catalog
-from pgsieve.resources.postgres.slot import capture_statements
 
 
 def validate(config: Config, *, rights: bool = True) -> ValidationReport:

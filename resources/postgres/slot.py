@@ -1,6 +1,6 @@
-"""The replication slot of a source, and the capture publications it reads.
+"""The replication slot of a source.
 
-In: a `Source` and the planned capture. Out: the slot's state, its messages as Arrow batches, and its
+In: a `Source`. Out: the slot's state, its messages as Arrow batches, and its
 confirmed position moved on (`advance`). A slot is read with pg_logical_slot_peek_binary_changes (section
 9.28.6) and confirmed by pg_replication_slot_advance only after what was read is durable. Raises `SlotError`
 subclasses for a slot that is missing, in use, ahead of what is durable, or invalidated.
@@ -8,8 +8,8 @@ subclasses for a slot that is missing, in use, ahead of what is durable, or inva
 
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -28,8 +28,6 @@ from tenacity import (
 
 from pgsieve.decoding.lsn import format_lsn, parse_lsn
 from pgsieve.decoding.protocol.messages import Truncate, decode
-from pgsieve.decoding.publications.catalog import Catalog, Table
-from pgsieve.decoding.publications.routing import CapturePublication, capture_suffixes
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.postgres.errors import PassingFaultError, SourceError, refusing
 from pgsieve.resources.postgres.plugin_options import PgoutputOptions
@@ -47,9 +45,6 @@ _LOGGER = logging.getLogger(__name__)
 
 #: So long a standby has to replay what it has received.
 _REPLAY_SECONDS = 60.0
-
-#: The comment on a publication that pgsieve created, and so may drop.
-CREATED = "capture publication created by pgsieve"
 
 
 class SlotError(SourceError):
@@ -439,112 +434,3 @@ def batches_of(cursor: "Cursor", query: str) -> Iterator[pa.RecordBatch]:
     for batch in fetched(cursor):
         reach(Failpoint.BATCH_RECEIVED)
         yield batch
-
-
-def ensure_capture(
-    connection: psycopg.Connection[Any],
-    source: str,
-    capture: str,
-    planned: Sequence[CapturePublication],
-    catalog: Catalog,
-) -> tuple[str, ...]:
-    """Create or alter the capture publications to hold exactly what is planned; return their names.
-
-    A publication of another owner is left untouched if it already publishes what is planned. Tables are added
-    before they are taken out of another one: so there is no place in the WAL at which a table is not captured.
-    """
-    # Changes are read under the new publications as soon as the slot is past this commit.
-    connection.execute("set synchronous_commit = local")
-    for publication in planned:
-        name = capture + publication.suffix
-        statements = capture_statements(name, publication, catalog, connection.info.server_version)
-        if name not in catalog.publications:
-            statements.append(f"comment on publication {quote(name)} is {literal(CREATED)}")
-        with refusing(source, f'prepare the capture publication "{name}"'), connection.transaction():
-            for statement in statements:
-                connection.execute(statement)
-    wanted = {capture + p.suffix: {t.oid for t in p.tables} for p in planned}
-    for name in (n for n in _created(connection, capture) if n in catalog.publications):
-        surplus = [t.oid for t in catalog.publications[name].tables if t.oid not in wanted.get(name, ())]
-        for table in (catalog.tables[oid] for oid in surplus if oid in catalog.tables):
-            # A standby takes no statement.
-            with suppress(
-                psycopg.errors.InsufficientPrivilege,
-                psycopg.errors.UndefinedObject,
-                psycopg.errors.ReadOnlySqlTransaction,
-            ):
-                connection.execute(f"alter publication {quote(name)} drop table {_listed(table)}")
-    return tuple(wanted)
-
-
-def capture_statements(
-    name: str, planned: CapturePublication, catalog: Catalog, server_version: int
-) -> list[str]:
-    """The SQL that makes the capture publication as planned; empty where it already is."""
-    tables = ", ".join(map(_listed, planned.tables))
-    options = (
-        f"publish = {literal(', '.join(planned.operations))},"
-        f" publish_via_partition_root = {'true' if planned.via_root else 'false'}"
-    )
-    if server_version >= 180000:
-        options += ", publish_generated_columns = stored"
-    existing = catalog.publications.get(name)
-    if existing is None:
-        return [f"create publication {quote(name)} for table {tables} with ({options})"]
-    statements = []
-    if existing.operations != set(planned.operations) or existing.via_root != planned.via_root:
-        statements.append(f"alter publication {quote(name)} set ({options})")
-    plain = {t.oid for t in existing.tables if t.where is None and t.columns is None}
-    lacking = [] if existing.all_tables else [t for t in planned.tables if t.oid not in plain]
-    if any(existing.listed(t.oid) for t in lacking):
-        statements.append(f"alter publication {quote(name)} set table {tables}")
-    elif lacking:
-        statements.append(f"alter publication {quote(name)} add table {', '.join(map(_listed, lacking))}")
-    return statements
-
-
-def _created(connection: psycopg.Connection[Any], capture: str) -> list[str]:
-    """The capture publications of a source that pgsieve created."""
-    rows = connection.execute(
-        "select pubname from pg_publication where obj_description(oid, 'pg_publication') = %s", [CREATED]
-    )
-    names = {capture + suffix for suffix in capture_suffixes()}
-    return [name for (name,) in rows if name in names]
-
-
-def shrink_capture(
-    connection: psycopg.Connection[Any],
-    source: str,
-    capture: str,
-    planned: Sequence[CapturePublication],
-    catalog: Catalog,
-) -> tuple[list[str], list[str]]:
-    """Take out of pgsieve's own capture publications what is not planned: those altered, and those dropped.
-
-    A publication that pgsieve did not create is left as it is.
-    """
-    ours = _created(connection, capture)
-    wanted = {capture + p.suffix: p for p in planned}
-    altered, dropped = [], []
-    for name in ours:
-        with refusing(source, f'alter the capture publication "{name}"'):
-            if name not in wanted:
-                connection.execute(f"drop publication {quote(name)}")
-                dropped.append(name)
-            elif {t.oid for t in wanted[name].tables} != {t.oid for t in catalog.publications[name].tables}:
-                tables = ", ".join(map(_listed, wanted[name].tables))
-                connection.execute(f"alter publication {quote(name)} set table {tables}")
-                altered.append(name)
-    return altered, dropped
-
-
-def _listed(table: Table) -> str:
-    """A table in a publication's list, without those that inherit from it."""
-    return "only " * (table.kind == "r") + quote(table.schema, table.name)
-
-
-def drop_publications(connection: psycopg.Connection[Any], names: Sequence[str]) -> None:
-    """Drop publications that were made a moment ago, where something later failed."""
-    for name in names:
-        with suppress(psycopg.Error):
-            connection.execute(f"drop publication if exists {quote(name)}")

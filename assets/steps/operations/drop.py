@@ -23,8 +23,9 @@ from pgsieve.decoding.publications.catalog import Catalog
 from pgsieve.decoding.publications.routing import CapturePublication
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.paths import OWN_FOLDER
+from pgsieve.resources.postgres.capture import shrink_capture
 from pgsieve.resources.postgres.catalog import read_catalog
-from pgsieve.resources.postgres.slot import drop_slot, shrink_capture
+from pgsieve.resources.postgres.slot import drop_slot
 
 
 @dataclass(frozen=True)

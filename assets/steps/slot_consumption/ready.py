@@ -22,12 +22,11 @@ from pgsieve.assets.steps.validation.waiting import sound_part
 from pgsieve.decoding.publications.catalog import Catalog
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.postgres.capture import drop_publications, ensure_capture
 from pgsieve.resources.postgres.errors import SourceError
 from pgsieve.resources.postgres.slot import (
     advance,
     current_lsn,
-    drop_publications,
-    ensure_capture,
     has_changes,
     inserted_lsn,
     peek_query,

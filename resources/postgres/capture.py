@@ -1,0 +1,128 @@
+"""The capture publications of a source: what its slot delivers.
+
+In: the planned capture and the catalog. Out: publications that publish just that, created, altered or dropped; or the SQL for it. Raises
+SourceError where the server refuses.
+"""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import psycopg
+
+from pgsieve.decoding.publications.catalog import Catalog, Table
+from pgsieve.decoding.publications.routing import CapturePublication, capture_suffixes
+from pgsieve.resources.postgres.errors import refusing
+from pgsieve.resources.postgres.source import literal, quote
+
+#: The comment on a publication that pgsieve created, and so may drop.
+CREATED = "capture publication created by pgsieve"
+
+
+def ensure_capture(
+    connection: psycopg.Connection[Any],
+    source: str,
+    capture: str,
+    planned: Sequence[CapturePublication],
+    catalog: Catalog,
+) -> tuple[str, ...]:
+    """Create or alter the capture publications to hold exactly what is planned; return their names.
+
+    A publication of another owner is left untouched if it already publishes what is planned. Tables are added
+    before they are taken out of another one: so there is no place in the WAL at which a table is not captured.
+    """
+    # Changes are read under the new publications as soon as the slot is past this commit.
+    connection.execute("set synchronous_commit = local")
+    for publication in planned:
+        name = capture + publication.suffix
+        statements = capture_statements(name, publication, catalog, connection.info.server_version)
+        if name not in catalog.publications:
+            statements.append(f"comment on publication {quote(name)} is {literal(CREATED)}")
+        with refusing(source, f'prepare the capture publication "{name}"'), connection.transaction():
+            for statement in statements:
+                connection.execute(statement)
+    wanted = {capture + p.suffix: {t.oid for t in p.tables} for p in planned}
+    for name in (n for n in _created(connection, capture) if n in catalog.publications):
+        surplus = [t.oid for t in catalog.publications[name].tables if t.oid not in wanted.get(name, ())]
+        for table in (catalog.tables[oid] for oid in surplus if oid in catalog.tables):
+            # A standby takes no statement.
+            with suppress(
+                psycopg.errors.InsufficientPrivilege,
+                psycopg.errors.UndefinedObject,
+                psycopg.errors.ReadOnlySqlTransaction,
+            ):
+                connection.execute(f"alter publication {quote(name)} drop table {_listed(table)}")
+    return tuple(wanted)
+
+
+def capture_statements(
+    name: str, planned: CapturePublication, catalog: Catalog, server_version: int
+) -> list[str]:
+    """The SQL that makes the capture publication as planned; empty where it already is."""
+    tables = ", ".join(map(_listed, planned.tables))
+    options = (
+        f"publish = {literal(', '.join(planned.operations))},"
+        f" publish_via_partition_root = {'true' if planned.via_root else 'false'}"
+    )
+    if server_version >= 180000:
+        options += ", publish_generated_columns = stored"
+    existing = catalog.publications.get(name)
+    if existing is None:
+        return [f"create publication {quote(name)} for table {tables} with ({options})"]
+    statements = []
+    if existing.operations != set(planned.operations) or existing.via_root != planned.via_root:
+        statements.append(f"alter publication {quote(name)} set ({options})")
+    plain = {t.oid for t in existing.tables if t.where is None and t.columns is None}
+    lacking = [] if existing.all_tables else [t for t in planned.tables if t.oid not in plain]
+    if any(existing.listed(t.oid) for t in lacking):
+        statements.append(f"alter publication {quote(name)} set table {tables}")
+    elif lacking:
+        statements.append(f"alter publication {quote(name)} add table {', '.join(map(_listed, lacking))}")
+    return statements
+
+
+def _created(connection: psycopg.Connection[Any], capture: str) -> list[str]:
+    """The capture publications of a source that pgsieve created."""
+    rows = connection.execute(
+        "select pubname from pg_publication where obj_description(oid, 'pg_publication') = %s", [CREATED]
+    )
+    names = {capture + suffix for suffix in capture_suffixes()}
+    return [name for (name,) in rows if name in names]
+
+
+def shrink_capture(
+    connection: psycopg.Connection[Any],
+    source: str,
+    capture: str,
+    planned: Sequence[CapturePublication],
+    catalog: Catalog,
+) -> tuple[list[str], list[str]]:
+    """Take out of pgsieve's own capture publications what is not planned: those altered, and those dropped.
+
+    A publication that pgsieve did not create is left as it is.
+    """
+    ours = _created(connection, capture)
+    wanted = {capture + p.suffix: p for p in planned}
+    altered, dropped = [], []
+    for name in ours:
+        with refusing(source, f'alter the capture publication "{name}"'):
+            if name not in wanted:
+                connection.execute(f"drop publication {quote(name)}")
+                dropped.append(name)
+            elif {t.oid for t in wanted[name].tables} != {t.oid for t in catalog.publications[name].tables}:
+                tables = ", ".join(map(_listed, wanted[name].tables))
+                connection.execute(f"alter publication {quote(name)} set table {tables}")
+                altered.append(name)
+    return altered, dropped
+
+
+def _listed(table: Table) -> str:
+    """A table in a publication's list, without those that inherit from it."""
+    return "only " * (table.kind == "r") + quote(table.schema, table.name)
+
+
+def drop_publications(connection: psycopg.Connection[Any], names: Sequence[str]) -> None:
+    """Drop publications that were made a moment ago, where something later failed."""
+    for name in names:
+        with suppress(psycopg.Error):
+            connection.execute(f"drop publication if exists {quote(name)}")
