@@ -36,7 +36,8 @@ test-fast: setup ## the tests that need no JVM, and get none
 	@JAVA_HOME=/none PGSIEVE_BUDGET_SECONDS=$${PGSIEVE_BUDGET_SECONDS:-1} $(PYTEST) -m 'not spark and not slow and not long' --numprocesses auto --dist loadfile $(ARGS)
 
 # How changes are applied, and by whom, does not depend on the server's version; what can be published, and is sent, does.
-SAME_IN_ALL_VERSIONS := executors or test_batches or test_small_changes or test_large_changes or test_key_conflicts or test_basic_changes or test_lakes or test_names or types or test_truncate \
+SAME_IN_ALL_VERSIONS := executors or test_basic_changes or test_lakes or test_names or types or test_truncate \
+    or test_batches or test_small_changes or test_large_changes or test_key_conflicts \
     or test_schema_changes or test_streamed_transactions or test_error_handling or test_identity_changes \
     or test_replica_identity or test_partition_trees or test_table_set
 test-versions: setup ## what depends on the server's version in tests/replication, on PostgreSQL 16, and 15 as installed

@@ -117,6 +117,7 @@ def append_slices(
         assembler = TransactionAssembler(stack.enter_context(FileSpool()))
         waiting = Prepared(lake, feed).restore(assembler) if prepared else ()
         messages = read_messages(conninfo, peek_query(slot, first[-1], options, version))
+        # What waits for its second phase is no row yet.
         slices = _written(lake, feed, messages, begin, first, assembler, empty=prepared)
         if later:
             copy = SlotCopy(conninfo, slot, first[-1])
@@ -125,9 +126,8 @@ def append_slices(
         for end, written in slices:
             if written is not None:
                 commit_slice(lake, feed, written, after, base)
-            # What waits for its second phase is no row yet.
-            if written is not None and prepared:
-                Prepared(lake, feed).save(assembler, end, waiting)
+                if prepared:
+                    Prepared(lake, feed).save(assembler, end, waiting)
             yield end, written is not None
             after = end
 
