@@ -13,6 +13,7 @@ from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.paths import escape, unescape
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.source import literal, quote
+from tests.fixtures.lakes import no_session
 
 #: What PostgreSQL takes as a name: no zero byte; 63 bytes at most are its own business.
 NAMES = st.text(
@@ -20,11 +21,7 @@ NAMES = st.text(
 )
 
 
-def no_session() -> None:
-    raise AssertionError("no session is needed here")
-
-
-LAKE = Lake("/the/lake", no_session)  # type: ignore[arg-type]
+LAKE = Lake("/the/lake", no_session)
 PATHS = (LAKE.replica, LAKE.changes)
 
 

@@ -47,17 +47,14 @@ from pgsieve.resources.postgres.slot import (
     slot_state,
 )
 from pgsieve.resources.postgres.source import Source
+from tests.fixtures.lakes import no_session
 
 _ACTIVE = "select 1 from pg_replication_slots where database = %s and active"
 
 
-def no_session() -> None:
-    raise AssertionError("no session is needed here")
-
-
 @pytest.fixture
 def lake(tmp_path: Path) -> Lake:
-    return Lake(str(tmp_path / "lake"), no_session)  # type: ignore[arg-type]
+    return Lake(str(tmp_path / "lake"), no_session)
 
 
 @pytest.fixture
@@ -198,7 +195,7 @@ def test_a_lake_that_cannot_be_written_is_refused(
     conninfo: str, database: psycopg.Connection, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("in the way")
-    error = refused(feed(conninfo), Lake(str(tmp_path / "file"), no_session))  # type: ignore[arg-type]
+    error = refused(feed(conninfo), Lake(str(tmp_path / "file"), no_session))
     assert isinstance(error, LakeError)
     assert left_behind(database) == ([], [])
 

@@ -12,6 +12,7 @@ from deltalake import DeltaTable
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.maintenance import maintenance
+from tests.fixtures.lakes import no_session
 from tests.fixtures.pgsieve_replica import engine
 
 SCHEMA = pa.schema({"slice": pa.int64(), "commit_time": pa.timestamp("us", "UTC")})
@@ -60,9 +61,6 @@ def test_a_table_with_deletion_vectors_keeps_those_that_a_version_needs(tmp_path
 
 
 def test_a_table_with_timestamps_asks_no_more_of_its_readers(tmp_path: Path) -> None:
-    def no_session() -> None:
-        raise AssertionError("no session is needed here")
-
     lake, path = Lake(str(tmp_path), no_session), str(tmp_path / "t")
     LocalRecords().write(path, pa.table({"at": pa.array([0, 1], pa.timestamp("us"))}), 10)
     maintenance(lake, path).vacuum(24)

@@ -10,12 +10,9 @@ import pytest
 
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.way import Way
+from tests.fixtures.lakes import no_session
 
 _SCHEMA = pa.schema({"a": pa.int64(), "b": pa.string()})
-
-
-def no_session() -> None:
-    raise AssertionError("no session is needed here")
 
 
 @pytest.mark.parametrize(
@@ -32,7 +29,7 @@ def no_session() -> None:
 def test_the_way_of_rows_and_the_reason(
     asked: dict[str, object], way: Way, reason: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    lake = Lake(str(tmp_path), no_session, 100)  # type: ignore[arg-type]
+    lake = Lake(str(tmp_path), no_session, 100)
     path = str(tmp_path / "t")
     assert lake.local is not None
     lake.local.write(path, pa.table({"b": ["x"], "a": [1]}), None)
@@ -45,5 +42,5 @@ def test_the_way_of_rows_and_the_reason(
 
 
 def test_names_that_are_mapped_are_left_to_spark(tmp_path: Path) -> None:
-    lake = Lake(str(tmp_path), no_session)  # type: ignore[arg-type]
+    lake = Lake(str(tmp_path), no_session)
     assert lake.way(str(tmp_path / "t"), ["a b"], 1) is Way.SPARK

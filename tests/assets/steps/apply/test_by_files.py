@@ -26,6 +26,7 @@ from pgsieve.decoding.values.datetimes import TIMESTAMP_INFINITY, TIMESTAMP_MINU
 from pgsieve.resources.lake.delta.compaction import compact
 from pgsieve.resources.lake.delta.row_removal import added_files, enable_marking, mark_rows
 from pgsieve.resources.lake.lake import Lake
+from tests.fixtures.lakes import no_session
 
 _COLUMNS = (("k", pa.int64()), ("t", pa.string()), ("v", pa.string()))
 _SPARK = (("k", "bigint"), ("t", "string"), ("v", "string"))
@@ -33,10 +34,6 @@ _ENDS = (200, 300)
 
 Row = dict[str, object]
 Columns = Sequence[tuple[str, pa.DataType]]
-
-
-def no_session() -> None:
-    raise AssertionError("no session is needed here")
 
 
 def definition(*key: str) -> Definition:
@@ -60,7 +57,7 @@ class Changes:
         vectors: bool = True,
     ) -> None:
         self.schema, self.history = pa.schema(columns), changes_schema(columns)
-        self.lake = Lake(str(folder), no_session, small_bytes=-1, threads=2, vectors=vectors)  # type: ignore[arg-type]
+        self.lake = Lake(str(folder), no_session, small_bytes=-1, threads=2, vectors=vectors)
         self.path, self.log = str(folder / "replica"), str(folder / "changes")
         assert self.lake.local is not None
         for begin in range(0, max(len(rows), 1), 10):  # Several files.
@@ -128,7 +125,7 @@ class Changes:
         pending = self.pending()
         few = self.lake.local.change_log(self.log).rows([c.slice for c in self.slices])
         assert few is not None
-        small = Lake(self.lake.uri, no_session)  # type: ignore[arg-type]
+        small = Lake(self.lake.uri, no_session)
         ConflictSearch(small, self.path, self.log, replicated, pending).refuse(few)
         return FewChangesWriter(self.lake, self.path, replicated, pending, _ENDS[-1]).apply(few)
 

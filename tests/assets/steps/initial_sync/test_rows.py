@@ -6,7 +6,6 @@ import itertools
 import random
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn
 
 import psycopg
 import pytest
@@ -21,6 +20,7 @@ from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres import snapshot
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.source import Source
+from tests.fixtures.lakes import no_session
 from tests.fixtures.oracle import wait_until
 from tests.fixtures.samples import TYPES, arrays, of_users, scalars
 from tests.fixtures.servers import own_database
@@ -28,10 +28,6 @@ from tests.fixtures.servers import own_database
 pytestmark = pytest.mark.slow
 
 _numbers = itertools.count(1)
-
-
-def no_session() -> NoReturn:
-    raise AssertionError("this needs no JVM")
 
 
 def quiet(_: str) -> None:

@@ -7,12 +7,9 @@ from pathlib import Path
 from pgsieve.assets.steps.operations.clustering import Clusterings
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.resources.lake.lake import Lake
+from tests.fixtures.lakes import no_session
 
 TABLE = ("public", "t")
-
-
-def no_session() -> None:
-    raise AssertionError("no session is needed here")
 
 
 def test_a_replica_is_due_once_a_fifth_of_it_is_new(tmp_path: Path) -> None:

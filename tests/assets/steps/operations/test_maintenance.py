@@ -32,16 +32,13 @@ from pgsieve.decoding.publications.evolution import Layout
 from pgsieve.resources.lake.delta.errors import OverrunError, again_after_conflict
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.source import Source
+from tests.fixtures.lakes import no_session
 
 TABLES = ("a", "b")
 NAMES = ("first", "second")
 FEED = Feed("shop", Source("shop", ""), "shop", "shop", False, dict.fromkeys(NAMES, ()))
 AT_ONCE = Retention(timedelta(), timedelta(), timedelta())
 CHANGES = pa.schema({"slice": pa.int64(), "commit_time": pa.timestamp("us", "UTC"), "operation": pa.string()})
-
-
-def no_session() -> None:
-    raise AssertionError("no session is needed here")
 
 
 class Shop:

@@ -9,10 +9,7 @@ import pytest
 from pgsieve.assets.steps.records.subscription_state import FoldersChangedError, SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import SyncState, TableState, TableStates
 from pgsieve.resources.lake.lake import Lake
-
-
-def no_session() -> None:
-    raise AssertionError("no session is needed here")
+from tests.fixtures.lakes import no_session
 
 
 def test_another_template_is_refused_as_long_as_there_may_be_replicas(tmp_path: Path) -> None:

@@ -19,13 +19,10 @@ from pgsieve.decoding.publications.evolution import Layout
 from pgsieve.resources.lake.delta import tables as delta
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.source import Source
+from tests.fixtures.lakes import no_session
 
 SUBSCRIPTION = Subscription("sub", Feed("shop", Source("shop", ""), "shop", "shop", False, {"sub": ()}))
 DEFINITION = Definition((("id", "bigint"),), ("id",), Layout(1, (), 1, ()))
-
-
-def no_session() -> None:
-    raise AssertionError("no session is needed here")
 
 
 def lake_of(folder: Path, tables: int) -> Lake:

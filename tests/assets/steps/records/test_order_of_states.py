@@ -35,6 +35,7 @@ from pgsieve.decoding.publications.catalog import Catalog
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.maintenance import maintenance
 from pgsieve.resources.postgres.source import Source
+from tests.fixtures.lakes import no_session
 from tests.fixtures.pgsieve_replica import engine
 from tests.fixtures.shop import Shop
 
@@ -59,10 +60,6 @@ def ahead() -> Iterator[None]:
             if name.startswith("pgsieve.") and getattr(module, "datetime", None) is datetime:
                 patch.setattr(module, "datetime", _Ahead)
         yield
-
-
-def no_session() -> None:
-    raise AssertionError("no session is needed here")
 
 
 @pytest.fixture

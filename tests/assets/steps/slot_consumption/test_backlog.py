@@ -22,14 +22,11 @@ from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.slot import create_slot, current_lsn, peek_query, slot_state
 from pgsieve.resources.postgres.source import Source
+from tests.fixtures.lakes import no_session
 from tests.fixtures.pgsieve_replica import engine
 from tests.fixtures.servers import TEST_SETTINGS, new_server
 
 MIB = 1024 * 1024
-
-
-def no_session() -> None:
-    raise AssertionError("no session is needed here")
 
 
 @pytest.fixture
@@ -77,7 +74,7 @@ def test_a_backlog_of_many_slices_is_decoded_a_few_times_and_gives_the_same_slic
     server: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(change_log, "SLICE_BYTES", MIB)
-    lake = Lake(str(tmp_path), no_session)  # type: ignore[arg-type]
+    lake = Lake(str(tmp_path), no_session)
     with psycopg.connect(server.conninfo(), autocommit=True) as connection:
         connection.execute("CREATE TABLE t (a int, b text); CREATE TABLE u (a int)")
         connection.execute("CREATE PUBLICATION p FOR TABLE t, u")
@@ -107,7 +104,7 @@ def test_a_backlog_of_many_slices_is_decoded_a_few_times_and_gives_the_same_slic
 def test_a_statement_timeout_shorter_than_a_reading_makes_the_readings_smaller(
     server: EmbeddedServer, tmp_path: Path
 ) -> None:
-    lake = Lake(str(tmp_path), no_session)  # type: ignore[arg-type]
+    lake = Lake(str(tmp_path), no_session)
     with psycopg.connect(server.conninfo(), autocommit=True) as connection:
         connection.execute("CREATE TABLE t (a int, b text); CREATE TABLE u (a int)")
         connection.execute("CREATE PUBLICATION p FOR TABLE t, u")
@@ -136,7 +133,7 @@ def test_what_a_server_sends_again_after_a_crash_is_in_the_change_log_once(
     server: EmbeddedServer, tmp_path: Path
 ) -> None:
     """A crash sets the slot back to the last checkpoint, also amid a drain that had seen where it was."""
-    lake = Lake(str(tmp_path), no_session)  # type: ignore[arg-type]
+    lake = Lake(str(tmp_path), no_session)
     feed = a_feed(server, "crashed")
     with psycopg.connect(server.conninfo(), autocommit=True) as connection:
         connection.execute("CREATE TABLE t (a int, b text); CREATE TABLE u (a int)")

@@ -17,6 +17,7 @@ from pgsieve.assets.steps.subscription import Feed
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.source import Source
+from tests.fixtures.lakes import no_session
 from tests.fixtures.oracle import wait_until
 from tests.fixtures.servers import drop_slots
 
@@ -24,10 +25,6 @@ _numbers = count(1)
 #: The writes of one step; about 1.5 MB.
 WRITE = "insert into {} select 0, repeat(md5(i::text), 20) from generate_series(1, 2000) i"
 RETAINED = "select (pg_current_wal_insert_lsn() - restart_lsn)::bigint from pg_replication_slots where slot_name = %s"
-
-
-def no_session() -> None:
-    raise AssertionError("no session is needed here")
 
 
 @pytest.fixture
@@ -58,7 +55,7 @@ def test_foreign_writes_retain_little_wal(
     name = database.info.dbname
     source = Source("shop", publisher_server.conninfo(dbname=name))
     feed = Feed(name, source, name, name, filtered, {"sub": ("p",)})
-    lake = Lake(str(tmp_path), no_session)  # type: ignore[arg-type]
+    lake = Lake(str(tmp_path), no_session)
 
     def retained() -> int:
         """What the slot retains."""

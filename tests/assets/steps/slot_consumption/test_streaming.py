@@ -30,6 +30,7 @@ from pgsieve.resources.postgres.slot import SlotError, SlotInUseError, wait_unti
 from pgsieve.resources.postgres.source import Source
 from pgsieve.resources.postgres.stream import ReplicationStream
 from tests.fixtures.concurrent_sessions import SETTINGS, STEPS, TABLES, Workload, connect, flushed_lsn
+from tests.fixtures.lakes import no_session
 from tests.fixtures.oracle import wait_until
 from tests.fixtures.servers import new_server
 from tests.fixtures.streamed import consume_stream
@@ -85,10 +86,6 @@ class Consumer:
                     (row["commit_lsn"], row["ordinal"], row["xid"], row["kind"], message, described)
                 )
         return contents
-
-
-def no_session() -> None:
-    raise AssertionError("draining into a local lake needs no Spark")
 
 
 @settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))

@@ -24,6 +24,7 @@ from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.slot import current_lsn
 from pgsieve.resources.postgres.slot_copy import SlotCopy
 from pgsieve.resources.postgres.source import Source
+from tests.fixtures.lakes import no_session
 from tests.fixtures.oracle import wait_until
 from tests.fixtures.servers import TEST_SETTINGS, new_server
 
@@ -33,10 +34,6 @@ TABLES = """
     CREATE PUBLICATION p FOR TABLE a, b;
 """
 COPIES = "SELECT count(*) FROM pg_replication_slots WHERE temporary"
-
-
-def no_session() -> None:
-    raise AssertionError("no session is needed here")
 
 
 def connected(server: EmbeddedServer) -> psycopg.Connection:
@@ -56,7 +53,7 @@ def server(postgres_version: int) -> Iterator[EmbeddedServer]:
 def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lake:
     """A lake, into which whatever waits is read by two sessions."""
     monkeypatch.setattr(reading, "BESIDE_BYTES", 0)
-    return Lake(str(tmp_path), no_session)  # type: ignore[arg-type]
+    return Lake(str(tmp_path), no_session)
 
 
 def a_feed(server: EmbeddedServer, name: str) -> Feed:

@@ -13,6 +13,7 @@ from pgsieve.assets.steps.subscription import Feed
 from pgsieve.assets.steps.update_transformation.slice_contents import summarized_slice
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.source import Source
+from tests.fixtures.lakes import no_session
 
 FEED = Feed("shop", Source("shop", ""), "shop", "shop", False, {})
 OID = 7
@@ -20,10 +21,6 @@ RELATION = struct.pack(">cI", b"R", OID) + b"public\0t\0d" + struct.pack(">h", 1
 RELATION += b"\x01id\0" + struct.pack(">Ii", 23, -1)
 INSERT = struct.pack(">cI", b"I", OID) + b"N" + struct.pack(">hci", 1, b"t", 1) + b"1"
 TRUNCATE = struct.pack(">ciBI", b"T", 1, 0, OID)
-
-
-def no_session() -> None:
-    raise AssertionError("no session is needed here")
 
 
 def receive(lake: Lake, end: int, *messages: bytes) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,13 +15,10 @@ from pgsieve.resources.lake.delta.merge import Merge
 from pgsieve.resources.lake.delta.parquet_files import write_files
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.maintenance import maintenance
+from tests.fixtures.lakes import no_session
 
 #: 262142-12-31, PostgreSQL's last date, infinity and -infinity as days since 1970-01-01.
 _LAST, _LAST_OF_POSTGRESQL, _INFINITY, _MINUS_INFINITY = 95_026_236, 2_145_042_905, 2**31 - 1, -(2**31)
-
-
-def no_session() -> NoReturn:
-    raise AssertionError("no session is needed here")
 
 
 def dates(*days: int | None) -> pa.Array:

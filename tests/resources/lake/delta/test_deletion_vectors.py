@@ -17,7 +17,6 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
-from pyspark.sql import SparkSession
 
 from pgsieve.resources.lake.delta import log as log_module
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
@@ -33,6 +32,7 @@ from pgsieve.resources.lake.stores.objects import Objects, objects_at
 from pgsieve.resources.lake.stores.storage import Storage
 from pgsieve.resources.lake.stores.store import Store
 from pgsieve.resources.lake.way import Way
+from tests.fixtures.lakes import no_session
 from tests.fixtures.pgsieve_replica import engine
 from tests.fixtures.s3_proxy import CUT, DENIED, EXPIRED, INTERNAL, SLOW_DOWN, Answer, S3Proxy, s3_proxy
 from tests.fixtures.s3_server import BUCKET, SECRET, S3Server
@@ -80,10 +80,6 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     server: S3Server = request.getfixturevalue("s3_server")
     storage = Storage.of(request.getfixturevalue("s3_folder"), server.storage)
     return Place(f"{storage.address}/t", storage)
-
-
-def no_session() -> SparkSession:
-    raise AssertionError("no session is needed here")
 
 
 def table_of(place: Place, keys: range, files: int = 3) -> LocalRecords:

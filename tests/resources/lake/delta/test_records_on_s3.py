@@ -18,6 +18,7 @@ from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.maintenance import maintenance
 from pgsieve.resources.lake.stores.storage import Storage
 from pgsieve.resources.lake.stores.store import Store
+from tests.fixtures.lakes import no_session
 from tests.fixtures.s3_server import S3Server
 
 SCHEMA = pa.schema({"slice": pa.int64(), "id": pa.int64()})
@@ -27,14 +28,11 @@ SCHEMA = pa.schema({"slice": pa.int64(), "id": pa.int64()})
 def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Lake:
     """A lake without a Spark, in a folder with a blank in its name or on S3."""
 
-    def no_session() -> None:
-        raise AssertionError("Spark was asked for")
-
     storage = Storage.of(str(tmp_path / "a lake"))
     if request.param == "s3":
         server: S3Server = request.getfixturevalue("s3_server")
         storage = Storage.of(request.getfixturevalue("s3_folder"), server.storage)
-    return Lake(storage.address, no_session, storage=storage)  # type: ignore[arg-type]
+    return Lake(storage.address, no_session, storage=storage)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from pgsieve.resources.lake.delta.errors import LakeUnavailableError, StoreUnava
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.stores.storage import Storage
 from pgsieve.resources.lake.stores.store_errors import StoreFault, store_refusal
+from tests.fixtures.lakes import no_session
 from tests.fixtures.s3_proxy import DENIED, EXPIRED, NO_BUCKET, OTHER_REGION, Answer, S3Proxy, s3_proxy
 from tests.fixtures.s3_server import SECRET, S3Server
 
@@ -24,11 +25,8 @@ def proxy(s3_server: S3Server) -> Iterator[S3Proxy]:
 
 
 def lake_at(address: str, options: dict[str, str]) -> Lake:
-    def no_session() -> None:
-        raise AssertionError("Spark was asked for")
-
     storage = Storage.of(address, options)
-    return Lake(storage.address, no_session, storage=storage)  # type: ignore[arg-type]
+    return Lake(storage.address, no_session, storage=storage)
 
 
 @pytest.mark.parametrize(
