@@ -16,7 +16,7 @@ from pyspark.sql import Observation
 from pgsieve.assets.steps.records.change_log import CHANGE_LOG, ChangeLog
 from pgsieve.assets.steps.records.prepared import Prepared
 from pgsieve.assets.steps.records.slices import Slices, SliceSummary, slice_summary
-from pgsieve.assets.steps.slot_consumption.backlog import halves, transactions_from
+from pgsieve.assets.steps.slot_consumption.backlog import transactions_from
 from pgsieve.assets.steps.slot_consumption.messages import change_log_rows, drained_messages
 from pgsieve.assets.steps.subscription import Feed
 from pgsieve.decoding.protocol.descriptions import RelationDescriptions
@@ -39,6 +39,20 @@ from pgsieve.resources.spool import FileSpool
 
 #: Several row groups a file, so that decoding a slice is shared among the cores.
 _FILE_OPTIONS = {"parquet.block.size": str(32 * 1024 * 1024), "maxRecordsPerFile": "1000000"}
+
+
+@dataclass(frozen=True, slots=True)
+class Peek:
+    """How a feed's slot is read without confirming anything: sessions, the plugin's options, the server's version number."""
+
+    feed: Feed
+    conninfo: Conninfo
+    options: PgoutputOptions
+    version: int
+
+    def query(self, end: int, *, slot: str | None = None, limit: int | None = None) -> str:
+        """The query that reads up to `end`, from a copy of the slot where one is named; see `peek_query`."""
+        return peek_query(slot or self.feed.slot, end, self.options, self.version, limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,40 +103,36 @@ def commit_slice(lake: Lake, feed: Feed, written: WrittenSlice, after: int, base
 
 def append_slices(
     lake: Lake,
-    feed: Feed,
-    conninfo: Conninfo,
-    options: PgoutputOptions,
-    version: int,
+    peek: Peek,
     begin: int,
     ends: Sequence[int],
     after: int,
     base: int | None = None,
     *,
+    beside: Sequence[int] = (),
     prepared: bool,
-    beside: bool = False,
 ) -> Iterator[tuple[int, bool]]:
     """Append what the slot holds from `begin` up to each of the ends, a slice in one commit; each end, and whether that held something.
 
-    All of it is read at once, where `beside` by two sessions: slices that the second one was refused are left out. Only where that is
-    one slice prepared transactions may wait, and the lake be at a URI. Raises OverrunError where another process has appended
-    something after `after`, or anything to the version `base`.
+    All of it is read at once, and by a second session meanwhile what is up to the ends `beside`: none of these is given where the
+    server refuses that. Only where all is one slice prepared transactions may wait, and the lake be at a URI. Raises OverrunError
+    where another process has appended something after `after`, or anything to the version `base`.
     """
-    slot = feed.slot
+    feed = peek.feed
     if lake.local is None:
         (end,) = ends
-        yield end, _append_by_executor(lake, feed, conninfo, options, version, begin, end, after, base)
+        yield end, _append_by_executor(lake, peek, begin, end, after, base)
         return
-    first, later = halves(begin, ends) if beside else (ends, ())
-    with refusing_slot(feed.source.name, slot, "read"), ExitStack() as stack:
+    with refusing_slot(feed.source.name, feed.slot, "read"), ExitStack() as stack:
         assembler = TransactionAssembler(stack.enter_context(FileSpool()))
         waiting = Prepared(lake, feed).restore(assembler) if prepared else ()
-        messages = read_messages(conninfo, peek_query(slot, first[-1], options, version))
+        messages = read_messages(peek.conninfo, peek.query(ends[-1]))
         # What waits for its second phase is no row yet.
-        slices = _written(lake, feed, messages, begin, first, assembler, empty=prepared)
-        if later:
-            copy = SlotCopy(conninfo, slot, first[-1])
-            rest = _written_beside(lake, feed, copy, options, version, first[-1], later)
-            slices = chain(slices, stack.enter_context(ahead(rest, len(later), copy.stop)))
+        slices = _written(lake, feed, messages, begin, ends, assembler, empty=prepared)
+        if beside:
+            copy = SlotCopy(peek.conninfo, feed.slot, ends[-1])
+            rest = _written_beside(lake, peek, copy, ends[-1], beside)
+            slices = chain(slices, stack.enter_context(ahead(rest, len(beside), copy.stop)))
         for end, written in slices:
             if written is not None:
                 commit_slice(lake, feed, written, after, base)
@@ -160,38 +170,21 @@ def _written(
 
 
 def _written_beside(
-    lake: Lake,
-    feed: Feed,
-    copy: SlotCopy,
-    options: PgoutputOptions,
-    version: int,
-    begin: int,
-    ends: Sequence[int],
+    lake: Lake, peek: Peek, copy: SlotCopy, begin: int, ends: Sequence[int]
 ) -> Iterator[tuple[int, WrittenSlice | None]]:
     """The same of a copy of the slot that was moved to `begin`; none where the server refuses it."""
     with FileSpool() as spool, suppress(CopyRefusedError):
-        batches = copy.read(lambda name: peek_query(name, ends[-1], options, version))
-        yield from _written(lake, feed, batches, begin, ends, TransactionAssembler(spool), empty=False)
+        batches = copy.read(lambda name: peek.query(ends[-1], slot=name))
+        yield from _written(lake, peek.feed, batches, begin, ends, TransactionAssembler(spool), empty=False)
 
 
-def _append_by_executor(
-    lake: Lake,
-    feed: Feed,
-    conninfo: Conninfo,
-    options: PgoutputOptions,
-    version: int,
-    begin: int,
-    end: int,
-    after: int,
-    base: int | None,
-) -> bool:
+def _append_by_executor(lake: Lake, peek: Peek, begin: int, end: int, after: int, base: int | None) -> bool:
     """Append what the slot holds from `begin` up to `end`, read by an executor; False where that is nothing."""
-    source, slot = feed.source, feed.slot
-    with source.connect() as connection:
-        first = peek_query(slot, end, options, version, limit=1)
-        if not has_changes(connection, source.name, slot, first):
+    feed = peek.feed
+    with feed.source.connect() as connection:
+        if not has_changes(connection, feed.source.name, feed.slot, peek.query(end, limit=1)):
             return False
-    drained = drained_messages(lake.spark, conninfo, peek_query(slot, end, options, version), begin, end)
+    drained = drained_messages(lake.spark, peek.conninfo, peek.query(end), begin, end)
     # After the session: which kind of observation it is depends on the kind of session.
     summary = Observation()
     path = ChangeLog(lake, feed).path

@@ -7,7 +7,7 @@ server's ends is repeated in smaller parts, and where another process reads the 
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import psycopg
 
@@ -18,8 +18,8 @@ from pgsieve.assets.steps.records.failures import passes, reason
 from pgsieve.assets.steps.records.prepared import Prepared
 from pgsieve.assets.steps.records.slices import Slices
 from pgsieve.assets.steps.records.table_states import SyncState, TableStates
-from pgsieve.assets.steps.slot_consumption.appending import append_slices, at_once
-from pgsieve.assets.steps.slot_consumption.backlog import BESIDE_BYTES, Stride
+from pgsieve.assets.steps.slot_consumption.appending import Peek, append_slices, at_once
+from pgsieve.assets.steps.slot_consumption.backlog import BESIDE_BYTES, Stride, halves
 from pgsieve.assets.steps.slot_consumption.two_phase import keeps_prepared, recover_prepared
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.decoding.errors import PgsieveError
@@ -29,10 +29,9 @@ from pgsieve.resources.lake.delta.errors import LakeError, OverrunError
 from pgsieve.resources.lake.delta.records import Standing
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.errors import SourceError, SourceUnreachableError
-from pgsieve.resources.postgres.plugin_options import PgoutputOptions
 from pgsieve.resources.postgres.slot import (
     advance,
-    peek_query,
+    release_wal,
     slot_state,
     truncated_relations,
 )
@@ -82,7 +81,7 @@ def drain_to(
         raise SourceError(f'source "{source.name}": replication slot "{feed.slot}" is gone', sqlstate="42704")
     durable = ChangeLog(lake, feed).position()
     begin = position = durable if durable is not None else state.confirmed_lsn
-    conninfo, options = source.executor_conninfo(), at_once(feed, publications)
+    peek = Peek(feed, source.executor_conninfo(), at_once(feed, publications), version)
     # After the target was read: whatever was altered before it is found.
     altered = Catalogs(lake, feed).is_altered(connection, position)
     prepared = keeps_prepared(feed, state)
@@ -101,29 +100,19 @@ def drain_to(
         single = altered or prepared or lake.local is None
         ends = stride.ends(position, target, single=single)
         try:
-            asking = altered or _truncates_root(connection, feed, leaves, ends[-1], options)
+            asking = altered or _truncates_root(connection, peek, leaves, ends[-1])
             own = published_feeds(lake, feed) if asking else ()
             if own:
                 ends = [max(ends[0], _published_up_to(lake, own))]
             base = _alone(lake, feed, own, standing, ends[0]) if own else None
             for each in own:
-                _append_as_published(lake, feed, each, version, position, ends[0])
-            beside = copies and not single and _pays_beside(connection, feed, position, ends[-1])
+                _append_as_published(lake, peek, each, position, ends[0])
+            first, beside = ends, list[int]()
+            if copies and not single and _pays_beside(connection, feed, position, ends[-1]):
+                first, beside = halves(position, ends)
             idle = False
             reading = (
-                append_slices(
-                    lake,
-                    feed,
-                    conninfo,
-                    options,
-                    version,
-                    position,
-                    ends,
-                    position,
-                    base,
-                    prepared=prepared,
-                    beside=beside,
-                )
+                append_slices(lake, peek, position, first, position, base, beside=beside, prepared=prepared)
                 if publications
                 else ((end, False) for end in ends)
             )
@@ -143,14 +132,20 @@ def drain_to(
                     break
                 log(f"change log of {feed.name} holds everything before {format_lsn(end)}")
                 position = begin = end
+                if beside and end == first[-1]:
+                    # While the other session still reads.
+                    advance(connection, source.name, feed.slot, position)
+                    release_wal(connection, source.name, feed.slot)
+                    confirmed = position
             # Once for all that was read: this, too, decodes from restart_lsn.
             if confirmed < position:
                 advance(connection, source.name, feed.slot, position)
                 reach(Failpoint.SLOT_CONFIRMED)
             if idle:
                 break
-            # A server that refused a copy of the slot is not asked again.
-            copies = position == ends[-1]
+            if position < ends[-1]:
+                log(f'the server refused a copy of the slot "{feed.slot}": it is read by one session')
+                copies = False
             stride.succeeded()
         except OverrunError:
             overruns += 1
@@ -184,16 +179,15 @@ def _pays_beside(
 
 def _truncates_root(
     connection: psycopg.Connection[tuple[object, ...]],
-    feed: Feed,
+    peek: Peek,
     leaves: Sequence[frozenset[int]],
     end: int,
-    options: PgoutputOptions,
 ) -> bool:
     """Whether a TRUNCATE before `end` names all of some `leaves`: it may have named their root, as the publisher knows."""
     if not leaves:
         return False
-    query = peek_query(feed.slot, end, options, connection.info.server_version)
-    truncated = truncated_relations(connection, feed.source.name, feed.slot, query)
+    feed = peek.feed
+    truncated = truncated_relations(connection, feed.source.name, feed.slot, peek.query(end))
     return any(tree <= named for named in truncated for tree in leaves)
 
 
@@ -229,16 +223,13 @@ def _alone(lake: Lake, feed: Feed, own: Sequence[Feed], standing: Standing, end:
     return standing.version + 1
 
 
-def _append_as_published(lake: Lake, feed: Feed, own: Feed, version: int, begin: int, end: int) -> None:
+def _append_as_published(lake: Lake, peek: Peek, own: Feed, begin: int, end: int) -> None:
     """Append what the publisher decided for one subscription; the slot has to be where the slice begins."""
     (subscription,) = own.subscriptions
-    options = at_once(feed, own.subscriptions[subscription])
+    published = replace(peek, feed=own, options=at_once(peek.feed, own.subscriptions[subscription]))
     try:
-        conninfo = feed.source.executor_conninfo()
         after = ChangeLog(lake, own).position() or 0
-        for _, holds in append_slices(
-            lake, own, conninfo, options, version, begin, [end], after, prepared=False
-        ):
+        for _, holds in append_slices(lake, published, begin, [end], after, prepared=False):
             if not holds:
                 ChangeLog(lake, own).record_position(end, after)
                 Slices(lake, own).append(end, {"bytes": 0, "relations": (), "messages": ()})
@@ -247,7 +238,7 @@ def _append_as_published(lake: Lake, feed: Feed, own: Feed, version: int, begin:
             raise
         # Before 18 the publisher cannot decode what was written before a publication was there, now or ever.
         return
-    AlteredSlices(lake, feed).append(subscription, begin, end)
+    AlteredSlices(lake, peek.feed).append(subscription, begin, end)
     reach(Failpoint.ALTERATION_RECORDED)
 
 
