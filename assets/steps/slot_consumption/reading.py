@@ -108,7 +108,7 @@ def drain_to(
             for each in own:
                 _append_as_published(lake, peek, each, position, ends[0])
             first, beside = ends, list[int]()
-            if copies and not single and _pays_beside(connection, feed, position, ends[-1]):
+            if copies and not (single or own) and _pays_beside(connection, feed, position, ends[-1]):
                 first, beside = halves(position, ends)
             idle = False
             reading = (

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
+from pgsieve.assets.steps.records.catalogs import AlteredSlices
 from pgsieve.assets.steps.slot_consumption import appending, reading
 from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.assets.steps.slot_consumption.reading import Drained
@@ -164,6 +165,29 @@ def test_what_a_copy_would_have_read_is_read_from_the_slot_where_it_is_refused(
     monkeypatch.setattr(reading, "BESIDE_BYTES", 2**40)
     drained(one, lake)
     assert changes(lake, refused).equals(changes(lake, one))
+
+
+def test_one_session_reads_what_is_read_as_it_was_published_as_well(
+    server: EmbeddedServer, lake: Lake
+) -> None:
+    """Both are one slice, which nothing may follow between them."""
+    # The leaves are captured for one of them: whether all of them or the root was truncated, the publisher knows.
+    subscriptions = {"root": ("root",), "leaves": ("leaves",)}
+    feed = Feed("tree", Source("shop", server.conninfo()), "tree", "tree", False, subscriptions)
+    with connected(server) as connection:
+        connection.execute("""
+            CREATE TABLE root (k int PRIMARY KEY, v text) PARTITION BY RANGE (k);
+            CREATE TABLE low PARTITION OF root FOR VALUES FROM (0) TO (100);
+            CREATE TABLE high PARTITION OF root FOR VALUES FROM (100) TO (1000);
+            CREATE PUBLICATION root FOR TABLE root WITH (publish_via_partition_root);
+            CREATE PUBLICATION leaves FOR TABLE root""")
+        drained(feed, lake)
+        for _ in range(2):
+            connection.execute("INSERT INTO root SELECT i, repeat('x', 50) FROM generate_series(0, 999) i")
+            connection.execute("TRUNCATE root")
+        done = drained(feed, lake)
+    assert done.slices == 1
+    assert AlteredSlices(lake, feed).ends("root", done.to_lsn) == {done.to_lsn}
 
 
 @pytest.mark.parametrize("ended", ["first", "second"])
