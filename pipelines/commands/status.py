@@ -92,8 +92,12 @@ def _report(declared: Project, lake: Lake, ran: Mapping[str, datetime] | None) -
             )
         )
         for subscription in declared.reading(feed):
-            shown = _shown(lake, feed, subscription, asked.examined, counting=not brief)
-            progress = _progress(lake, subscription, asked, ran.get(subscription.name))
+            try:
+                shown = _shown(lake, feed, subscription, asked.examined, counting=not brief)
+                progress = _progress(lake, subscription, asked, ran.get(subscription.name))
+            except LakeError as error:
+                reason(lake, error)  # Raises where it is not that subscription's own.
+                shown, progress = replace(_named(feed, subscription), problem=str(error)), (None, None)
             subscriptions.append(replace(shown, seconds_behind=progress[0], last_success=progress[1]))
     return StatusReport(tuple(slots), tuple(subscriptions))
 
@@ -219,13 +223,17 @@ def _subscription(
                 else (),
             )
         )
-    return SubscriptionStatus(
-        name=subscription.name,
-        source=feed.source.name,
-        row_filter="publisher" if feed.filtered else "pipeline",
+    return replace(
+        _named(feed, subscription),
         tables=tuple(tables),
         enabled=whole.enabled,
         reason=whole.reason,
         skip_lsn=None if whole.skip_lsn is None else format_lsn(whole.skip_lsn),
         notice=whole.notice,
     )
+
+
+def _named(feed: Feed, subscription: Subscription) -> SubscriptionStatus:
+    """What pgsieve.yaml says of a subscription."""
+    row_filter = "publisher" if feed.filtered else "pipeline"
+    return SubscriptionStatus(subscription.name, feed.source.name, row_filter, tables=())

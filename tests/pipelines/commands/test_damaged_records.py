@@ -56,6 +56,8 @@ def test_what_is_damaged_is_begun_anew_by_the_command_that_is_named(
         assert pgsieve("run")[0] == 0
         path = path_of(shop.lake, "shop")
         damage(Path(path))
+        # What the other subscription has is shown beside what is wrong with this one.
+        assert "public.stock  ready" in pgsieve("status")[1], record
         shop.database.execute(written.format("notes"))
         code, output = pgsieve("run")
         if code == 2:
