@@ -28,6 +28,7 @@ from urllib.parse import unquote, urlsplit
 
 from pgsieve.decoding.wording import counted
 from pgsieve.resources.lake.delta.errors import SparkUnavailableError
+from pgsieve.resources.lake.engine.host_name import name_host
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -176,6 +177,7 @@ def _reason(output: str) -> str:
     for telling in (
         r"Server access error|Host .* not found",
         r"unresolved dependency|not found",
+        r"^Caused by",
         r"rror|xception",
     ):
         if line := next((line for line in lines if re.search(telling, line)), None):
@@ -239,6 +241,7 @@ def _resolved(packages: Packages, repositories: Mapping[str, str]) -> str:
     """The value of `spark.jars` in a session that resolves these."""
     from pyspark.sql import SparkSession
 
+    name_host("local[1]")
     builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
     for name, value in repositories.items():
         builder = builder.config(name, value)

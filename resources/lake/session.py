@@ -28,6 +28,7 @@ from pyspark.sql import SparkSession
 
 from pgsieve.resources.lake.delta.errors import SparkUnavailableError
 from pgsieve.resources.lake.engine import control
+from pgsieve.resources.lake.engine.host_name import name_host
 from pgsieve.resources.lake.engine.record import EngineFolder
 from pgsieve.resources.lake.jars import Packages, class_path, delta_packages, fetch, s3_packages
 from pgsieve.resources.lake.stores import log_store
@@ -261,6 +262,7 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
             storage = storage_of(self.lake)
             config = self.settings
             os.environ["PYSPARK_PYTHON"] = config["spark.pyspark.python"]
+            name_host(self.master)
             builder = SparkSession.builder
             for key, value in config.items():
                 builder = builder.config(key, value)

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pgsieve import __version__
+from pgsieve.resources.lake.engine.host_name import name_host
 from pgsieve.resources.lake.engine.record import EngineFolder, EngineRecord
 from pgsieve.resources.processes import end_with_parent
 
@@ -46,6 +47,7 @@ def serve(folder: EngineFolder, plan: Plan) -> int:
         token, port = secrets.token_urlsafe(32), _free_port()
         signal.signal(signal.SIGTERM, _end)
         signal.signal(signal.SIGINT, _end)
+        name_host("local")
         spark = subprocess.Popen(  # noqa: S603 - Spark's own script; this process has one thread
             _command(folder, port),
             cwd=folder.path,
