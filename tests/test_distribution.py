@@ -123,7 +123,9 @@ def version_of(wheel: Path) -> str:
     return wheel.name.split("-")[1]
 
 
-def test_the_version_is_the_tags_and_is_told_without_one(tmp_path: Path) -> None:
+def test_the_version_is_the_tags_and_is_told_without_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shutil.copyfile(ROOT / "pyproject.toml", tmp_path / "pyproject.toml")
     shutil.copyfile(ROOT / "README.md", tmp_path / "README.md")
 
@@ -134,6 +136,11 @@ def test_the_version_is_the_tags_and_is_told_without_one(tmp_path: Path) -> None
         run("git", "-c", "user.name=x", "-c", "user.email=x@example.com", *words, cwd=tmp_path)
 
     assert version() == "0.1.0.dev0", "a folder that is no clone"
+    for told, expected in (("", "0.1.0.dev0"), ("2.0.1", "2.0.1")):
+        # As a container's build says it.
+        monkeypatch.setenv("SETUPTOOLS_SCM_PRETEND_VERSION_FOR_PGSIEVE", told)
+        assert version() == expected
+    monkeypatch.delenv("SETUPTOOLS_SCM_PRETEND_VERSION_FOR_PGSIEVE")
     git("init", "--quiet")
     git("add", ".")
     git("commit", "--quiet", "--message", "first")
