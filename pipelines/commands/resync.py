@@ -4,11 +4,12 @@ In: the configuration, a subscription, and tables as `schema.table`. Out: a `Res
 """
 
 from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 
 from pgsieve.assets.steps.operations.damaged_records import replace_damaged_records
 from pgsieve.assets.steps.operations.resync import leave_to_next_copy, tables_to_resync
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
-from pgsieve.assets.steps.slot_consumption.slot import replace_lost_slot
+from pgsieve.assets.steps.slot_consumption.slot import refuse_other_publisher, replace_lost_slot
 from pgsieve.assets.steps.subscription import Feed
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.commands.failures import Failures
@@ -19,6 +20,7 @@ from pgsieve.pipelines.commands.run import run_feed
 from pgsieve.pipelines.config.identifiers import parse_qualified
 from pgsieve.pipelines.config.model import Config, SubscriptionConfig
 from pgsieve.pipelines.project import project
+from pgsieve.resources.lake.delta.errors import LakeError
 from pgsieve.resources.postgres.slot import slot_state
 
 
@@ -31,6 +33,11 @@ def resync(
     feed, names = subscription.feed, [_name(text) for text in tables]
     feed.source.check_ready()
     lake.check_writable()
+    with feed.source.connect() as connection, ExitStack() as attempted:
+        if not names:
+            # What is damaged tells nothing; what remains of it is asked below.
+            attempted.enter_context(suppress(LakeError))
+        refuse_other_publisher(connection, feed, lake)
     damaged = [] if names else replace_damaged_records(subscription, lake)
     SubscriptionRecord(lake, subscription.name).refuse_disabled()
     lost = None if names else replace_lost_slot(feed, lake)

@@ -4,6 +4,7 @@ In: the configuration and a subscription. Out: the state it has now. Raises Pgsi
 """
 
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
+from pgsieve.assets.steps.slot_consumption.slot import refuse_other_publisher_if_it_answers
 from pgsieve.assets.steps.update_transformation.skip import set_skip
 from pgsieve.decoding.lsn import format_lsn, parse_lsn
 from pgsieve.pipelines.config.model import Config, SubscriptionConfig
@@ -13,11 +14,16 @@ from pgsieve.pipelines.project import project
 def skip(config: Config, selected: SubscriptionConfig, lsn: str) -> str | None:
     """Choose the transaction to skip by its finish LSN, or `none`; the LSN as PostgreSQL writes it."""
     declared = project(config)
+    subscription, lake = declared.subscriptions[selected.name], declared.lake.open()
+    refuse_other_publisher_if_it_answers(subscription.feed, lake)
     chosen = None if lsn.lower() == "none" else parse_lsn(lsn)
-    set_skip(declared.subscriptions[selected.name], declared.lake.open(), chosen)
+    set_skip(subscription, lake, chosen)
     return None if chosen is None else format_lsn(chosen)
 
 
 def enable(config: Config, selected: SubscriptionConfig) -> bool:
     """Enable a subscription; False where it was enabled already."""
-    return SubscriptionRecord(project(config).lake.open(), selected.name).enable()
+    declared = project(config)
+    subscription, lake = declared.subscriptions[selected.name], declared.lake.open()
+    refuse_other_publisher_if_it_answers(subscription.feed, lake)
+    return SubscriptionRecord(lake, subscription.name).enable()

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
@@ -11,9 +12,11 @@ from pgsieve.assets.steps.checks.freshness import seconds_since, unapplied_since
 from pgsieve.assets.steps.operations.resync import present_changes
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.cuts import Cuts
+from pgsieve.assets.steps.records.databases import OtherDatabaseError
 from pgsieve.assets.steps.records.failures import reason
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableStates, copy_again
+from pgsieve.assets.steps.slot_consumption.slot import OtherClusterError, refuse_other_publisher
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.assets.steps.validation.examination import Examination
 from pgsieve.assets.translator import AssetKind, of_subscription
@@ -108,9 +111,11 @@ def _asked(lake: Lake, feed: Feed, *, peeking: bool) -> _Asked:
         with feed.source.connect() as connection:
             examined = Examination(connection, feed, read_catalog(connection))
             state = slot_state(connection, feed.slot)
+            with suppress(LakeError):  # Of its own tables; what else is shown says so.
+                refuse_other_publisher(connection, feed, lake)
             seconds = None if state is None else _seconds_unread(connection, lake, feed, state, peeking)
             return _Asked(examined, state, seconds)
-    except SourceError as error:
+    except (SourceError, OtherClusterError, OtherDatabaseError) as error:
         return _Asked(problem=str(error))
 
 

@@ -12,9 +12,8 @@ from typing import Any
 import psycopg
 
 from pgsieve.assets.steps.operations.resync import changes_since_copy
-from pgsieve.assets.steps.records.databases import refuse_other_database
 from pgsieve.assets.steps.records.table_states import TableStates
-from pgsieve.assets.steps.slot_consumption.slot import refuse_other_cluster
+from pgsieve.assets.steps.slot_consumption.slot import refuse_other_publisher
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.assets.steps.validation.examination import Examination
 from pgsieve.assets.steps.validation.layouts import layout_problems
@@ -116,8 +115,7 @@ def _replicas_of_others(
     """What the lake has of another cluster or database, where a feed's own is to be."""
     lake = declared.lake.open()
     try:
-        refuse_other_cluster(connection, feed, lake)
-        refuse_other_database(connection, lake, feed.subscriptions)
+        refuse_other_publisher(connection, feed, lake)
     except PgsieveError as error:
         yield error
 

@@ -24,6 +24,7 @@ from pgsieve.assets.steps.records.registered import Registered
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates, newest_version
 from pgsieve.assets.steps.records.transformed import Transformed
+from pgsieve.assets.steps.slot_consumption.slot import refuse_other_publisher_if_it_answers
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.assets.steps.validation.layouts import ClusteringError, clustering
 from pgsieve.decoding.lsn import format_lsn
@@ -264,9 +265,10 @@ class _Maintainer:
 def _maintaining(feed: Feed, what: str, lake: Lake, retention: Retention) -> Iterator[_Maintainer]:
     """A maintainer of tables that no other process maintains at the moment: of two, one would work in vain.
 
-    Where the source is not reached, it is done without the lock.
+    Where the source is not reached, it is done without the lock. Raises what `refuse_other_publisher` raises.
     """
     with ExitStack() as locked:
         with suppress(SourceUnreachableError):
             locked.enter_context(feed.source.exclusively(f"maintenance of {what}"))
+        refuse_other_publisher_if_it_answers(feed, lake)
         yield _Maintainer(lake, retention)

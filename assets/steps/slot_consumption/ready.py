@@ -11,7 +11,6 @@ import psycopg
 from pgsieve.assets.steps.log import quiet
 from pgsieve.assets.steps.records.catalogs import Catalogs, read_digested
 from pgsieve.assets.steps.records.change_log import ChangeLog
-from pgsieve.assets.steps.records.databases import refuse_other_database
 from pgsieve.assets.steps.records.prepared import Prepared
 from pgsieve.assets.steps.slot_consumption.appending import at_once
 from pgsieve.assets.steps.slot_consumption.reading import UNDEFINED, drain_to
@@ -73,7 +72,6 @@ def ready_slot(
                 _drain_before_created(connection, feed, lake, names)
             # Of a subscription that was taken out of pgsieve.yaml meanwhile changes are missing.
             unread = Catalogs(lake, sound).unread_subscriptions()
-            refuse_other_database(connection, lake, unread)
             forget_copies(lake, unread)
             Catalogs(lake, sound).append(captured, digest, catalog)
             reach(Failpoint.CATALOG_RECORDED)

@@ -5,6 +5,7 @@ that name the gap and the command which closes it, or a new slot after which eve
 """
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import psycopg
@@ -20,6 +21,7 @@ from pgsieve.decoding.lsn import format_lsn
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.delta.errors import LakeError, LakeUnavailableError
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.postgres.errors import SourceUnreachableError
 from pgsieve.resources.postgres.slot import (
     SlotError,
     SlotState,
@@ -40,12 +42,12 @@ class OtherClusterError(PgsieveError):
 
 
 def take_slot(connection: psycopg.Connection[tuple[object, ...]], feed: Feed, lake: Lake) -> SlotState | None:
-    """Take the feed's slot, None where it is still to be made; raises OtherClusterError, or SlotError on a gap.
+    """Take the feed's slot, None where it is still to be made; raises what `refuse_other_publisher` raises, or SlotError on a gap.
 
     A slot that fits is altered where it lacks `failover`, and the cluster and timeline are recorded where they are new.
     On a standby that was promoted, what Delta holds has to be in its history, too, and a server must not be behind it.
     """
-    newest = refuse_other_cluster(connection, feed, lake)
+    newest = refuse_other_publisher(connection, feed, lake)
     state, durable = slot_state(connection, feed.slot), _known_position(lake, feed)
     timeline, recorded = current_timeline(connection), newest.get("timeline")
     if state is None and newest.get("given_up"):
@@ -106,6 +108,24 @@ def _has_copies(lake: Lake, feed: Feed) -> bool:
     )
 
 
+def refuse_other_publisher(
+    connection: psycopg.Connection[tuple[object, ...]], feed: Feed, lake: Lake
+) -> Mapping[str, Any]:
+    """What is recorded of the feed's cluster, before anything of the lake is read as its own, or altered.
+
+    Raises OtherClusterError, or OtherDatabaseError: two databases of a cluster may have a slot each, whose LSNs do compare.
+    """
+    newest = refuse_other_cluster(connection, feed, lake)
+    refuse_other_database(connection, lake, feed.subscriptions)
+    return newest
+
+
+def refuse_other_publisher_if_it_answers(feed: Feed, lake: Lake) -> None:
+    """The same for what needs no source, which may be away."""
+    with suppress(SourceUnreachableError), feed.source.connect() as connection:
+        refuse_other_publisher(connection, feed, lake)
+
+
 def refuse_other_cluster(
     connection: psycopg.Connection[tuple[object, ...]], feed: Feed, lake: Lake
 ) -> Mapping[str, Any]:
@@ -135,9 +155,8 @@ def give_up(lake: Lake, feed: Feed) -> None:
 def begin_slot(connection: psycopg.Connection[tuple[object, ...]], feed: Feed, lake: Lake) -> None:
     """Make the feed's slot, and have every table of its subscriptions copied again: it knows of nothing before.
 
-    Raises SlotError where the server's LSNs are not beyond what Delta holds: a position never goes back. And OtherDatabaseError.
+    Raises SlotError where the server's LSNs are not beyond what Delta holds: a position never goes back.
     """
-    refuse_other_database(connection, lake, feed.subscriptions)
     reached, durable = inserted_lsn(connection), ChangeLog(lake, feed).position() or 0
     if reached < durable:
         raise SlotError(
@@ -183,7 +202,7 @@ def forget_copies(lake: Lake, subscriptions: Iterable[str]) -> None:
 def replace_lost_slot(feed: Feed, lake: Lake) -> SlotError | None:
     """Replace a slot that is missing, invalidated, or ahead of Delta; returns what was wrong, None where nothing is.
 
-    Killed in between, it can be repeated: the slot is then missing, or ahead of Delta. Raises OtherClusterError.
+    Killed in between, it can be repeated: the slot is then missing, or ahead of Delta. Raises what `refuse_other_publisher` raises.
     """
     with feed.exclusively(), feed.source.connect() as connection:
         try:

@@ -46,7 +46,8 @@ def other(
             another = Shop(database, written, tmp_path / "other" / "pgsieve.yaml")
             another.configure(subscriptions=subscriptions)
             yield another
-            drop_slots(database)
+            with another.database as left:  # another one, where a test has made it anew
+                drop_slots(left)
         admin.execute(f"drop database {name} with (force)")
 
 
@@ -60,6 +61,10 @@ def test_the_replicas_of_another_database_are_left_alone(shop: Shop, other: Shop
         ("resync", "one"),
         ("resync", "one", "public.orders"),
         ("check", "--repair"),
+        ("skip", "one", "none"),
+        ("enable", "one"),
+        ("maintain",),
+        ("status",),
         ("drop", "one", "--delete-tables"),
     ):
         code, output = other.cli(*command)
@@ -72,6 +77,35 @@ def test_the_replicas_of_another_database_are_left_alone(shop: Shop, other: Shop
     assert shop.ids("one", "orders") == [2, 3, 4, 5]
     code, output = shop.cli("check")
     assert (code, "every table equals the publisher" in output) == (0, True), output
+
+
+@pytest.mark.parametrize("command", [("run",), ("check",), ("resync", "one", "public.orders")])
+def test_a_slot_that_is_there_brings_no_change_of_another_database(
+    shop: Shop, other: Shop, publisher_server: EmbeddedServer, tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    """Also where its tables have the ids of those that were copied: a copy of the database."""
+    names = [each.database.info.dbname for each in (shop, other)]
+    for each in (shop, other):
+        each.database.close()
+    with psycopg.connect(publisher_server.conninfo(), autocommit=True) as admin:
+        admin.execute(f"drop database {names[1]} with (force)")
+        admin.execute(f"select pg_terminate_backend(pid) from pg_stat_activity where datname = '{names[0]}'")
+        admin.execute(f"create database {names[1]} template {names[0]}")
+    for each, name in zip((shop, other), names, strict=True):
+        each.database = psycopg.connect(publisher_server.conninfo(dbname=name), autocommit=True)
+    other.configure(lake=str(tmp_path / "another"))
+    assert other.cli("run")[0] == 0
+    assert shop.cli("run")[0] == 0
+    # Its slot is no further than the lake.
+    other.configure(lake=str(tmp_path / "lake"))
+    other.database.execute("insert into orders values (600)")
+    shop.database.execute("insert into orders values (5)")
+    code, output = other.cli(*command)
+    assert code != 0
+    assert 'subscription "one": its replicas are of ' in " ".join(output.split())
+    assert shop.cli("run")[0] == 0
+    assert shop.ids("one", "orders") == [2, 3, 4, 5]
+    assert shop.cli("check")[0] == 0
 
 
 def test_a_subscription_of_another_name_has_the_lake_as_well(shop: Shop, other: Shop) -> None:
