@@ -4,7 +4,7 @@ In: an iterator, and how many items may wait. Out: the same items in the same or
 Python's lock: what a database sends is received while what came before is written as Parquet.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import copy_context
 from queue import Queue
@@ -40,6 +40,10 @@ def ahead(items: Iterable[T], most: int = 2, stop: Callable[[], None] | None = N
             made.put(_End(error))
         else:
             made.put(_End())
+        finally:
+            # What it holds open ends with the thread, and not when nobody knows of it any more.
+            if isinstance(items, Generator):
+                items.close()
 
     def taken() -> Iterator[T]:
         while not isinstance(item := made.get(), _End):

@@ -2,12 +2,12 @@
 
 In: a slot that nobody moves meanwhile, an LSN, and a peek. Out: the messages of what commits from there on. A slot is read by one
 session at a time, which decodes on one core. A copy of it begins where the slot is (pg_copy_logical_replication_slot, section 9.28.6).
-Moved to the LSN, for which the server decodes without output, it is read like any slot.
+Moved to the LSN, for which the server decodes without output, it is read like any slot. It ends with its session.
 """
 
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import adbc_driver_manager
@@ -15,7 +15,7 @@ import psycopg
 import pyarrow as pa
 
 from pgsieve.decoding.lsn import format_lsn
-from pgsieve.resources.postgres.sessions import Conninfo
+from pgsieve.resources.postgres.sessions import Conninfo, PasswordCommandError
 from pgsieve.resources.postgres.slot import batches_of
 from pgsieve.resources.postgres.source import literal
 
@@ -27,7 +27,7 @@ _SPARE_SLOTS = 2
 
 
 class CopyRefusedError(Exception):
-    """The server has no session to spare, makes no copy of the slot, or cannot move it: all has to be read from the slot itself."""
+    """The server does not move the copy: what it holds has to be read from the slot itself."""
 
 
 def has_spare_slots(connection: psycopg.Connection[Any]) -> bool:
@@ -40,33 +40,48 @@ def has_spare_slots(connection: psycopg.Connection[Any]) -> bool:
 
 
 class SlotCopy:
-    """What a slot holds from an LSN on, read by a session of its own, which another thread may stop."""
+    """A copy of a slot in a session of its own, for one thread to read; another one may stop it."""
 
-    def __init__(self, conninfo: Conninfo, slot: str, begin: int) -> None:
-        self._conninfo, self._slot, self._begin = conninfo, slot, begin
-        self._name = f"pgsieve_copy_{uuid.uuid4().hex[:16]}"
-        self._cursor: Cursor | None = None
+    def __init__(self, cursor: "Cursor", name: str) -> None:
+        self._cursor, self._name = cursor, name
 
-    def read(self, query: Callable[[str], str]) -> Iterator[pa.RecordBatch]:
-        """The batches (data) of a peek, which `query` makes of a slot's name.
+    def read(self, begin: int, query: Callable[[str], str]) -> Iterator[pa.RecordBatch]:
+        """The batches (data) of a peek from `begin` on, which `query` makes of a slot's name.
 
-        Raises CopyRefusedError before the first batch, afterwards what ADBC raises. With the session the copy ends, too.
+        Raises CopyRefusedError before the first batch, afterwards what ADBC raises.
         """
-        made = f"pg_copy_logical_replication_slot({literal(self._slot)}, {literal(self._name)}, true)"
-        moved = f"pg_replication_slot_advance({literal(self._name)}, {literal(format_lsn(self._begin))})"
-        # In one transaction: a pooler does not keep a session that is left within one, and the copy with it.
-        with ExitStack() as stack:
-            try:
-                connection = stack.enter_context(self._conninfo.adbc())
-                self._cursor = cursor = stack.enter_context(connection.cursor())
-                for function in (made, moved):
-                    cursor.execute(f"select {function}::text")
-            except adbc_driver_manager.Error as error:
-                raise CopyRefusedError(str(error)) from None
-            yield from batches_of(cursor, query(self._name))
+        try:
+            _call(
+                self._cursor,
+                f"pg_replication_slot_advance({literal(self._name)}, {literal(format_lsn(begin))})",
+            )
+        except adbc_driver_manager.Error as error:
+            raise CopyRefusedError(str(error)) from None
+        yield from batches_of(self._cursor, query(self._name))
 
     def stop(self) -> None:
         """Cancel the query that runs, if one does: `read` raises then."""
-        if self._cursor is not None:
-            with suppress(adbc_driver_manager.Error):
-                self._cursor.adbc_cancel()
+        with suppress(adbc_driver_manager.Error):
+            self._cursor.adbc_cancel()
+
+
+@contextmanager
+def copied_slot(conninfo: Conninfo, slot: str) -> Iterator[SlotCopy | None]:
+    """A copy of a slot, as long as the block lasts; None where there is no session for it, or the server makes none."""
+    name = f"pgsieve_copy_{uuid.uuid4().hex[:16]}"
+    with ExitStack() as stack:
+        copy = None
+        try:
+            # Its transaction stays open: a pooler does not keep a session that is left within one, and the copy with it.
+            cursor = stack.enter_context(stack.enter_context(conninfo.adbc()).cursor())
+            _call(cursor, f"pg_copy_logical_replication_slot({literal(slot)}, {literal(name)}, true)")
+            copy = SlotCopy(cursor, name)
+        except (adbc_driver_manager.Error, PasswordCommandError):
+            stack.close()
+        yield copy
+
+
+def _call(cursor: "Cursor", function: str) -> None:
+    """Call a function; what it raises is told with its result, which has to be fetched for that."""
+    cursor.execute(f"select {function}::text")
+    cursor.fetchall()

@@ -28,13 +28,8 @@ from pgsieve.resources.lake.delta.parquet_files import write_files
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.plugin_options import PgoutputOptions
 from pgsieve.resources.postgres.sessions import Conninfo
-from pgsieve.resources.postgres.slot import (
-    has_changes,
-    peek_query,
-    read_messages,
-    refusing_slot,
-)
-from pgsieve.resources.postgres.slot_copy import CopyRefusedError, SlotCopy
+from pgsieve.resources.postgres.slot import batches_of, has_changes, peek_query, refusing_slot
+from pgsieve.resources.postgres.slot_copy import CopyRefusedError, SlotCopy, copied_slot
 from pgsieve.resources.spool import FileSpool
 
 #: Several row groups a file, so that decoding a slice is shared among the cores.
@@ -114,8 +109,8 @@ def append_slices(
 ) -> Iterator[tuple[int, bool]]:
     """Append what the slot holds from `begin` up to each of the ends, a slice in one commit; each end, and whether that held something.
 
-    All of it is read at once, and by a second session meanwhile what is up to the ends `beside`: none of these is given where the
-    server refuses that. Only where all is one slice prepared transactions may wait, and the lake be at a URI. Raises OverrunError
+    All of it is read at once, and by a second session meanwhile what is up to the ends `beside`, where the server has one for it:
+    those may be left out. Only where all is one slice prepared transactions may wait, and the lake be at a URI. Raises OverrunError
     where another process has appended something after `after`, or anything to the version `base`.
     """
     feed = peek.feed
@@ -126,11 +121,15 @@ def append_slices(
     with refusing_slot(feed.source.name, feed.slot, "read"), ExitStack() as stack:
         assembler = TransactionAssembler(stack.enter_context(FileSpool()))
         waiting = Prepared(lake, feed).restore(assembler) if prepared else ()
-        messages = read_messages(peek.conninfo, peek.query(ends[-1]))
+        # Before the second one: where one session is to be had, it is this one.
+        session = stack.enter_context(stack.enter_context(peek.conninfo.adbc()).cursor())
+        copy = stack.enter_context(copied_slot(peek.conninfo, feed.slot)) if beside else None
+        if copy is None:
+            ends = [*ends, *beside]
+        messages = batches_of(session, peek.query(ends[-1]))
         # What waits for its second phase is no row yet.
         slices = _written(lake, feed, messages, begin, ends, assembler, empty=prepared)
-        if beside:
-            copy = SlotCopy(peek.conninfo, feed.slot, ends[-1])
+        if copy is not None:
             rest = _written_beside(lake, peek, copy, ends[-1], beside)
             slices = chain(slices, stack.enter_context(ahead(rest, len(beside), copy.stop)))
         for end, written in slices:
@@ -172,9 +171,9 @@ def _written(
 def _written_beside(
     lake: Lake, peek: Peek, copy: SlotCopy, begin: int, ends: Sequence[int]
 ) -> Iterator[tuple[int, WrittenSlice | None]]:
-    """The same of a copy of the slot that was moved to `begin`; none where the server refuses it."""
+    """The same of a copy of the slot, from `begin` on; none where the server does not move it there."""
     with FileSpool() as spool, suppress(CopyRefusedError):
-        batches = copy.read(lambda name: peek.query(ends[-1], slot=name))
+        batches = copy.read(begin, lambda name: peek.query(ends[-1], slot=name))
         yield from _written(lake, peek.feed, batches, begin, ends, TransactionAssembler(spool), empty=False)
 
 

@@ -144,7 +144,7 @@ def drain_to(
             if idle:
                 break
             if position < ends[-1]:
-                log(f'the server refused a copy of the slot "{feed.slot}": it is read by one session')
+                log(f'the server does not move a copy of the slot "{feed.slot}": it is read by one session')
                 copies = False
             stride.succeeded()
         except OverrunError:
@@ -168,12 +168,19 @@ def drain_to(
 def _pays_beside(
     connection: psycopg.Connection[tuple[object, ...]], feed: Feed, position: int, end: int
 ) -> bool:
-    """Whether a second session is worth it: not where both would decode what a long transaction holds back for the most part."""
+    """Whether a second session may read, and is worth it.
+
+    Not where both would decode what a long transaction holds back for the most part, and not of a failover slot: that one waits
+    until the standbys have what it sends (synchronized_standby_slots, section 19.6.2), and a temporary copy does not.
+    """
     if end - position < BESIDE_BYTES:
         return False
     state = slot_state(connection, feed.slot)
     return (
-        state is not None and position - state.restart_lsn <= end - position and has_spare_slots(connection)
+        state is not None
+        and not state.failover
+        and position - state.restart_lsn <= end - position
+        and has_spare_slots(connection)
     )
 
 

@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psycopg
@@ -23,7 +24,7 @@ from pgsieve.decoding.errors import PgsieveError
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.slot import current_lsn
-from pgsieve.resources.postgres.slot_copy import SlotCopy
+from pgsieve.resources.postgres.slot_copy import SlotCopy, copied_slot
 from pgsieve.resources.postgres.source import Source
 from tests.fixtures.lakes import no_session
 from tests.fixtures.oracle import wait_until
@@ -148,23 +149,30 @@ def test_where_few_slots_are_to_spare_one_session_reads(server: EmbeddedServer, 
         assert drained(feed, lake).slices == 2
 
 
+@pytest.mark.parametrize("refused", ["making", "moving"])
 def test_what_a_copy_would_have_read_is_read_from_the_slot_where_it_is_refused(
-    server: EmbeddedServer, lake: Lake, monkeypatch: pytest.MonkeyPatch
+    server: EmbeddedServer, lake: Lake, monkeypatch: pytest.MonkeyPatch, refused: str
 ) -> None:
-    feeds = refused, one = a_feed(server, "refused"), a_feed(server, "one")
+    feeds = unmoved, one = a_feed(server, "refused"), a_feed(server, "one")
+    told = list[str]()
+    read = SlotCopy.read
     with connected(server) as connection:
         for feed in feeds:
             drained(feed, lake)
-        for number in range(2):
-            connection.execute(f"SELECT pg_create_physical_replication_slot('s{number}')")
+        if refused == "making":
+            for number in range(2):
+                connection.execute(f"SELECT pg_create_physical_replication_slot('s{number}')")
+            # Somebody takes the last slots after they were counted.
+            monkeypatch.setattr(reading, "has_spare_slots", lambda _: True)
+        else:
+            monkeypatch.setattr(SlotCopy, "read", lambda copy, _, query: read(copy, 0, query))
         write(connection, random.Random(3))
-        # Somebody takes the last slots after they were counted.
-        monkeypatch.setattr(reading, "has_spare_slots", lambda _: True)
-        done = drained(refused, lake)
-        assert done.slices == 2
+        assert drain(unmoved, lake, [], told.append).slices == 2
+    assert len([line for line in told if "does not move a copy" in line]) == (refused == "moving")
+    assert not [line for line in told if "smaller parts" in line]
     monkeypatch.setattr(reading, "BESIDE_BYTES", 2**40)
     drained(one, lake)
-    assert changes(lake, refused).equals(changes(lake, one))
+    assert changes(lake, unmoved).equals(changes(lake, one))
 
 
 def test_one_session_reads_what_is_read_as_it_was_published_as_well(
@@ -195,7 +203,7 @@ def test_what_a_session_that_is_ended_leaves_is_read_again(
     server: EmbeddedServer, lake: Lake, monkeypatch: pytest.MonkeyPatch, ended: str
 ) -> None:
     feeds = cut, one = a_feed(server, "cut"), a_feed(server, "one")
-    read = appending.read_messages if ended == "first" else SlotCopy.read
+    read = appending.batches_of if ended == "first" else SlotCopy.read
 
     def reads_and_ends(*arguments: object) -> Iterator[pa.RecordBatch]:
         for batch in read(*arguments):  # type: ignore[operator]
@@ -207,7 +215,7 @@ def test_what_a_session_that_is_ended_leaves_is_read_again(
             drained(feed, lake)
         write(connection, random.Random(4))
         with monkeypatch.context() as patched:
-            owner, name = (appending, "read_messages") if ended == "first" else (SlotCopy, "read")
+            owner, name = (appending, "batches_of") if ended == "first" else (SlotCopy, "read")
             patched.setattr(owner, name, reads_and_ends)
             with pytest.raises((PgsieveError, OSError)):
                 drained(cut, lake)
@@ -220,29 +228,74 @@ def test_what_a_session_that_is_ended_leaves_is_read_again(
     assert changes(lake, cut).equals(changes(lake, one))
 
 
+@pytest.mark.parametrize("connections", [3, 4])
+def test_where_few_connections_are_to_spare_nothing_is_refused(
+    server: EmbeddedServer, lake: Lake, connections: int
+) -> None:
+    """Three are what one session takes: that of the run, of its lock, and that which reads."""
+    told = list[str]()
+    with connected(server) as connection:
+        connection.execute(f"CREATE ROLE few LOGIN REPLICATION CONNECTION LIMIT {connections}")
+        connection.execute("GRANT SELECT ON ALL TABLES IN SCHEMA public TO few")
+        feed = Feed("few", Source("shop", server.conninfo(user="few")), "few", "few", True, {"sub": ("p",)})
+        drained(feed, lake)
+        for number in range(3):
+            write(connection, random.Random(number))
+            drain(feed, lake, [], told.append)
+    assert told
+    assert not [line for line in told if "holds everything before" not in line]
+
+
+def test_a_copy_that_gets_no_session_is_none(server: EmbeddedServer) -> None:
+    conninfo = Source("shop", server.conninfo()).executor_conninfo()
+    for refused in (
+        replace(conninfo, password_command="false"),
+        replace(conninfo, text=server.conninfo(user="nobody")),
+    ):
+        with copied_slot(refused, "s") as copy:
+            assert copy is None
+    with copied_slot(conninfo, "gone") as copy:
+        assert copy is None
+
+
+def test_a_failover_slot_is_read_by_one_session(
+    server: EmbeddedServer, lake: Lake, postgres_version: int
+) -> None:
+    """It waits until a standby has what it sends, and a copy would not."""
+    if postgres_version < 17:
+        pytest.skip("slots have `failover` from 17 on")
+    feed = replace(a_feed(server, "only"), failover=True)
+    with connected(server) as connection:
+        drained(feed, lake)
+        write(connection, random.Random(5))
+        assert drained(feed, lake).slices == 1
+
+
 def test_who_stops_a_copy_does_not_wait_until_it_is_read(server: EmbeddedServer) -> None:
     with connected(server) as connection:
         connection.execute("SELECT pg_create_logical_replication_slot('s', 'pgoutput')")
         conninfo = Source("shop", server.conninfo()).executor_conninfo()
-        copy = SlotCopy(conninfo, "s", current_lsn(connection))
         raised = list[Exception]()
+        with copied_slot(conninfo, "s") as copy:
+            assert copy is not None
+            begin = current_lsn(connection)
 
-        def read() -> None:
-            try:
-                # Only who cancels it ends it in time.
-                deque(copy.read(lambda _: "SELECT pg_sleep(600)::text"), 0)
-            except Exception as error:  # noqa: BLE001 - looked at below
-                raised.append(error)
+            def read() -> None:
+                try:
+                    # Only who cancels it ends it in time.
+                    deque(copy.read(begin, lambda _: "SELECT pg_sleep(600)::text"), 0)
+                except Exception as error:  # noqa: BLE001 - looked at below
+                    raised.append(error)
 
-        thread = threading.Thread(target=read, daemon=True)
-        thread.start()
-        sleepers = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'"
-        wait_until(
-            lambda: connection.execute(sleepers).fetchone() == (1,), lambda: f"it never slept: {raised}"
-        )
-        stopped = time.monotonic()
-        while thread.is_alive() and time.monotonic() < stopped + 60:
-            copy.stop()
-            thread.join(0.1)
-        assert raised
+            thread = threading.Thread(target=read, daemon=True)
+            thread.start()
+            sleepers = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'"
+            wait_until(
+                lambda: connection.execute(sleepers).fetchone() == (1,), lambda: f"it never slept: {raised}"
+            )
+            stopped = time.monotonic()
+            while thread.is_alive() and time.monotonic() < stopped + 60:
+                copy.stop()
+                thread.join(0.1)
+            assert raised
         wait_until(lambda: connection.execute(COPIES).fetchone() == (0,), lambda: "a copy is left")
