@@ -1,4 +1,4 @@
-"""The container image and the hosted workflow, as far as their files tell: no image is built here."""
+"""The container image and the hosted workflow, as far as their files tell: tests build no image."""
 
 from __future__ import annotations
 
