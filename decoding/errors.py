@@ -8,6 +8,7 @@ A message names the object, what is wrong and what to do; it never holds a cell 
         ConfigError                   pipelines.config.file
         EmbeddedS3Error               resources.lake.stores.embedded_s3
         EmbeddedServerError           resources.postgres.embedded
+        EndpointError                 resources.lake.stores.storage
         EngineError                   resources.lake.engine.control
         ExecutorError                 resources.lake.delta.errors
         FilterValueError              decoding.row_filters.strings

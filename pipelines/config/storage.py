@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, SecretStr
 
 from pgsieve.pipelines.config.values import Filled, filled_secret, lower
-from pgsieve.resources.lake.stores.storage import OPTIONS, Storage, is_uri
+from pgsieve.resources.lake.stores.storage import OPTIONS, Storage, is_uri, misread_endpoint
 
 _Secret = Annotated[SecretStr, AfterValidator(filled_secret)]
 
@@ -45,7 +45,7 @@ class StorageConfig(BaseModel):
         return Storage.of(lake, self.options, only_spark=self.only_writer == "spark")
 
     def misplaced(self, lake: str) -> Iterator[tuple[str, str, str]]:
-        """Options that the lake's platform does not have: name, message, hint."""
+        """Options that the lake's platform does not have, or not so: name, message, hint."""
         storage = Storage.of(lake)
         allowed = OPTIONS.get(storage.platform or "", ())
         where = f"a lake at {storage.scheme}://" if is_uri(lake) else "a lake in a folder"
@@ -53,6 +53,8 @@ class StorageConfig(BaseModel):
             if name not in allowed:
                 hint = f"allowed there: {', '.join((*allowed, 'only_writer'))}"
                 yield name, f"is not an option of {where}", hint
+            elif name == "endpoint" and (problem := misread_endpoint(self.options[name])):
+                yield name, *problem
         for one, other in (("access_key_id", "secret_access_key"), ("client_id", "client_secret")):
             if (one in self.options) != (other in self.options):
                 lacking, present = (one, other) if other in self.options else (other, one)

@@ -2,8 +2,8 @@
 
 In: `lake` and `storage` of pgsieve.yaml. Out: one address that both engines read, what each of them has to be told, and
 whether several writers may commit there at once. What is not given is left to the platform's usual way (environment,
-profile, role of the machine); an engine is told of it what it would not find by itself. Raises nothing, and shows no secret: they
-are in no repr.
+profile, role of the machine); an engine is told of it what it would not find by itself. Raises EndpointError where a server's
+address is none, and shows no secret: they are in no repr.
 
 https://hadoop.apache.org/docs/r3.4.2/hadoop-aws/tools/hadoop-aws/index.html (S3A's settings)
 https://hadoop.apache.org/docs/r3.4.2/hadoop-azure/abfs.html (those of ABFS)
@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
+from pgsieve.decoding.errors import PgsieveError
 from pgsieve.resources.lake.stores import log_store
 from pgsieve.resources.lake.stores.aws_profile import AwsProfile
 from pgsieve.resources.passwords import remember
@@ -93,6 +94,39 @@ def misread(lake: str) -> tuple[str, str] | None:
     return None
 
 
+_LAST_PORT = 65535
+#: A server as both engines take it: with a name or number, perhaps a port, and perhaps a path that the buckets are below.
+_SERVER = re.compile(
+    r"(?i)https?://(?:[a-z0-9._-]+|\[[0-9a-f:.]+\])(?::(?P<port>\d{1,5}))?(?:/[a-z0-9._~%/-]*)?"
+)
+
+
+def misread_endpoint(endpoint: str) -> tuple[str, str] | None:
+    """Why an address is not that of a server with S3's interface, and what to do; None where it is.
+
+    Nothing of the address is shown: somebody may have put credentials there.
+    """
+    hint = "write it as http://HOST:PORT or https://HOST"
+    if "@" in endpoint:
+        return (
+            "has a user or a password before the host, which messages and names of objects would show",
+            f"{hint}; credentials belong into `access_key_id` and `secret_access_key`, the environment or a profile",
+        )
+    if not re.match(r"(?i)https?://", endpoint):
+        return "does not begin with http:// or https://", hint
+    found = _SERVER.fullmatch(endpoint)
+    if found is None or int(found["port"] or 0) > _LAST_PORT:
+        return "is not the address of a server", hint
+    return None
+
+
+class EndpointError(PgsieveError):
+    """The address of the server with a lake is none; `named` is where it stands."""
+
+    def __init__(self, lake: str, named: str, what: str, hint: str) -> None:
+        super().__init__(f'lake "{lake}": {named} {what}', hint=hint)
+
+
 @dataclass(frozen=True)
 class Storage:
     """A lake's address and the options of its store."""
@@ -136,11 +170,20 @@ class Storage:
         return self.platform is not None or self.scheme in _ATOMIC
 
     def endpoint(self, environ: Mapping[str, str] = os.environ) -> str | None:
-        """The address of S3's interface, where the options, the environment or a profile name one."""
+        """The address of S3's interface, where the options, the environment or a profile name one.
+
+        Raises EndpointError where that is not a server's: of some such addresses delta-rs makes a panic.
+        """
         if self.platform != "s3":
             return None
-        named = (self.options.get("endpoint"), *(environ.get(name) for name in _ENDPOINTS))
-        return next(filter(None, named), None) or AwsProfile.of(environ).endpoint
+        given = {"`storage.endpoint`": self.options.get("endpoint")}
+        given |= {name: environ.get(name) for name in _ENDPOINTS}
+        named, endpoint = next(((name, value) for name, value in given.items() if value), (None, None))
+        if named is None or endpoint is None:
+            named, endpoint = "`endpoint_url` of a profile of AWS' tools", AwsProfile.of(environ).endpoint
+        if endpoint and (problem := misread_endpoint(endpoint)):
+            raise EndpointError(self.address, named, *problem)
+        return endpoint
 
     def imitates_s3(self, environ: Mapping[str, str] = os.environ) -> bool:
         """Whether the store has S3's interface and is not S3, which says itself what its conditions are worth."""

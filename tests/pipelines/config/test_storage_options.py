@@ -80,6 +80,47 @@ def test_what_is_refused_says_where_and_why(lake: str, storage: str, says: str) 
 
 
 @pytest.mark.parametrize(
+    ("endpoint", "says"),
+    [
+        *(
+            (each, "does not begin with http:// or https://")
+            for each in ("127.0.0.1:9000", "ftp://host", "//h")
+        ),
+        *(
+            (f"{each}AKIA7:{SECRET}@minio:9000", "has a user or a password")
+            for each in ("http://", "https://", "")
+        ),
+        *(
+            (f"http://{each}", "is not the address of a server")
+            for each in ("", "a b", "minio:99999", "minio:9000 ", "höst", "minio/?x=1", "minio#x", "[::1")
+        ),
+    ],
+)
+def test_an_endpoint_that_is_no_servers_address_is_refused(endpoint: str, says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read("s3://b/l", f"{{endpoint: {json.dumps(endpoint)}}}")
+    assert f"pgsieve.yaml:2: storage.endpoint: {says}" in str(caught.value)
+    assert SECRET not in str(caught.value)
+    assert "http://HOST:PORT" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        *(
+            "http://127.0.0.1:9000",
+            "HTTP://minio_1/",
+            "https://[::1]:9000",
+            "https://a.supabase.co/storage/v1/s3",
+        ),
+        "https://s3.eu-central-1.amazonaws.com",
+    ],
+)
+def test_an_endpoint_of_a_server_is_taken(endpoint: str) -> None:
+    assert read("s3://b/l", f"{{endpoint: '{endpoint}'}}").storage.endpoint == endpoint
+
+
+@pytest.mark.parametrize(
     ("lake", "says"),
     [
         *((f"s3://b/a{c}b", f"has {c!r} in its path") for c in '%?#*\\^`"<>|{}[]'),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pgsieve.resources.lake.stores.aws_profile import AwsProfile
-from pgsieve.resources.lake.stores.storage import Storage
+from pgsieve.resources.lake.stores.storage import EndpointError, Storage
 from pgsieve.resources.passwords import concealed
 
 KEYS = "aws_access_key_id = AKIA7\naws_secret_access_key = x7Qm-secret-2Lp\n"
@@ -122,6 +122,23 @@ def test_the_server_of_a_profile_is_both_engines(
     assert storage.spark_settings(environ).get("fs.s3a.endpoint") == endpoint
     assert Storage.of("s3://bucket/lake", {"endpoint": "http://own"}).endpoint(environ) == "http://own"
     assert Storage.of("abfss://lake@shop.dfs.core.windows.net/x").endpoint(environ) is None
+
+
+@pytest.mark.parametrize("endpoint", ["127.0.0.1:9000", "http://AKIA7:x7Qm-secret-2Lp@minio:9000"])
+@pytest.mark.parametrize(
+    "name", ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "`endpoint_url`"]
+)
+def test_what_is_no_servers_address_is_refused_where_it_stands(home: Home, name: str, endpoint: str) -> None:
+    environ = home(f"[default]\nendpoint_url = {endpoint}\n")
+    if name.startswith("AWS_"):
+        environ = home(**{name: endpoint})
+    storage = Storage.of("s3://bucket/lake")
+    for told in (storage.endpoint, storage.delta_rs_options, storage.spark_settings, storage.imitates_s3):
+        with pytest.raises(EndpointError) as caught:
+            told(environ)
+        assert caught.value.message.startswith(f'lake "s3a://bucket/lake": {name} ')
+        assert "http://HOST:PORT" in str(caught.value.hint)
+        assert "secret-2Lp" not in str(caught.value)
 
 
 def test_delta_rs_is_told_what_it_does_not_look_for(home: Home) -> None:
