@@ -300,6 +300,8 @@ def _printed(command: Sequence[str]) -> str:
     try:
         process = subprocess.Popen(  # noqa: S603 - the administrator's own, from pgsieve.yaml
             command,
+            # The system's own may lack a token that is kept out of the lake's requests (`keep_token_out`).
+            env=dict(os.environ),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

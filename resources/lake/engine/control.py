@@ -115,6 +115,8 @@ def launch(
             folder.log.chmod(0o600)
             process = subprocess.Popen(  # noqa: S603 - our own interpreter, no shell
                 [sys.executable, "-m", server.__name__, str(folder.path)],
+                # The system's own may lack a token that is kept out of the lake's requests (`keep_token_out`).
+                env=dict(os.environ),
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,

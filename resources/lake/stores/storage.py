@@ -40,6 +40,8 @@ _TOKENS = "org.apache.hadoop.fs.azurebfs.oauth2.{}TokenProvider"
 _DEFAULT_REGION = "us-east-1"
 #: Where the environment names another server than S3 itself: what delta-rs reads of it, Spark is told.
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+#: What delta-rs and obstore take from the environment for the token of whatever keys they have, in any case of letters.
+_TOKEN_NAMES = {"AWS_SESSION_TOKEN", "AWS_TOKEN"}
 #: Where the environment has credentials that go before those of a profile.
 _BEFORE_PROFILES = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE")
 #: The hosts of S3 itself.
@@ -311,3 +313,17 @@ def declare(storage: Storage) -> None:
 def storage_of(address: str) -> Storage:
     """The storage of a lake: as it was declared, or else by its address alone."""
     return _declared.get(address) or Storage.of(address)
+
+
+def keep_token_out(options: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> None:
+    """Have delta-rs and obstore send no token of this process's environment with keys of somewhere else, and no empty one.
+
+    Nothing among their options says that there is no token: an empty one is sent as such, which S3 refuses. So the variable is taken
+    from what they read, which is the environment as the system has it. Python's own copy keeps it, and with it the JVM and the commands
+    that are given that copy: there the token may be needed with the keys beside it.
+    """
+    if options.get("aws_session_token"):
+        return
+    for name, value in environ.items():
+        if name.upper() in _TOKEN_NAMES and (not value or "aws_access_key_id" in options):
+            os.unsetenv(name)

@@ -23,7 +23,7 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from pgsieve.resources.ahead import ahead
-from pgsieve.resources.lake.stores.storage import Storage, is_uri
+from pgsieve.resources.lake.stores.storage import Storage, is_uri, keep_token_out
 
 if TYPE_CHECKING:
     from pgsieve.resources.lake.stores.objects import Objects
@@ -40,6 +40,10 @@ class Store:
     objects: Callable[[str], "Objects | None"] | None = field(default=None, repr=False, compare=False)
     #: By root: each has connections of its own.
     _systems: dict[str, pafs.FileSystem] = field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Here and not where a lake is declared: executors have an environment of their own."""
+        keep_token_out(dict(self.options))
 
     def __reduce__(self) -> tuple[type["Store"], tuple[tuple[tuple[str, str], ...]]]:
         """Connections do not travel to executors, nor what has them."""

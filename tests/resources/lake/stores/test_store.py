@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pgsieve.resources.lake.delta.errors import LakeError
+from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.stores.storage import Storage, is_uri
 from pgsieve.resources.lake.stores.store import PART_BYTES, RowGroup, Store, parted
+from tests.fixtures.lakes import no_session
+from tests.fixtures.s3_proxy import s3_proxy
 from tests.fixtures.s3_server import S3Server
 
 
@@ -31,6 +37,50 @@ def test_a_probe_of_s3_leaves_nothing(s3_server: S3Server, s3_folder: str) -> No
     store = Store.of(Storage.of(s3_folder, s3_server.storage))
     store.probe(s3_folder, ".probe")
     assert ".probe" not in store.names(s3_folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["AWS_SESSION_TOKEN", "AWS_TOKEN", "aws_session_token"])
+@pytest.mark.parametrize("token", ["of-other-keys", ""])
+@pytest.mark.parametrize("keys", ["storage", "profile", "environment"])
+def test_a_token_of_the_environment_goes_with_no_other_keys(
+    s3_server: S3Server,
+    s3_folder: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    keys: str,
+    token: str,
+    name: str,
+) -> None:
+    own = {"access_key_id", "secret_access_key"}
+    monkeypatch.setenv(name, token)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    if keys == "environment":
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3_server.storage["access_key_id"])
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3_server.storage["secret_access_key"])
+    elif keys == "profile":
+        lines = [f"aws_{each} = {s3_server.storage[each]}" for each in own]
+        (tmp_path / ".aws").mkdir()
+        (tmp_path / ".aws" / "credentials").write_text("\n".join(["[default]", *lines]))
+    with s3_proxy(s3_server.url) as proxy:
+        options = {
+            each: value for each, value in s3_server.storage.items() if keys == "storage" or each not in own
+        }
+        storage = Storage.of(s3_folder, {**options, "endpoint": proxy.url})
+        lake = Lake(storage.address, no_session, storage=storage)
+        if keys == "environment" and token:
+            with pytest.raises(LakeError):
+                lake.records.append(f"{lake.uri}/t", pa.table({"id": [1]}))
+            assert proxy.tokens == {token}
+        else:
+            lake.records.append(f"{lake.uri}/t", pa.table({"id": [1]}))
+            lake.store.touch(f"{lake.uri}/x")
+            assert lake.store.objects is not None
+            objects = lake.store.objects(lake.uri)
+            assert objects is not None
+            assert objects.stamp("none") is None
+            assert proxy.tokens == {None}
+    assert os.environ[name] == token, "others of this process may need it"
 
 
 @pytest.mark.slow
