@@ -47,6 +47,9 @@ _BEFORE_PROFILES = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE")
 #: The hosts of S3 itself.
 _S3_ITSELF = re.compile(r"(?i)\.amazonaws\.com(?:\.cn)?\.?$")
 
+#: A host that is an address of IP.
+_NUMBER = re.compile(r"[0-9.]+|[0-9a-f.]*:[0-9a-f:.]*")
+
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # two letters at least
 
 
@@ -192,11 +195,38 @@ class Storage:
         endpoint = self.endpoint(environ)
         return endpoint is not None and not _S3_ITSELF.search(urlsplit(endpoint).hostname or "")
 
+    def _by_path(self, environ: Mapping[str, str]) -> str | None:
+        """Whether the bucket is in the path, and not in the host's name; None where an engine may do as it likes.
+
+        A server by its number has no names below it, whatever is said.
+        """
+        endpoint = self.endpoint(environ)
+        if endpoint and _NUMBER.fullmatch(urlsplit(endpoint).hostname or ""):
+            return "true"
+        return self.options.get("path_style") or ("true" if endpoint else None)
+
+    def _endpoint_with_bucket(self, endpoint: str) -> str:
+        """A server's address whose host begins with the bucket, as it may do already."""
+        parts = urlsplit(self._endpoint_without_bucket(endpoint))
+        return parts._replace(netloc=f"{self._bucket}.{parts.netloc}").geturl()
+
+    def _endpoint_without_bucket(self, endpoint: str) -> str:
+        """A server's address whose host is that of all buckets, where each has a host of its own."""
+        parts = urlsplit(endpoint)
+        return parts._replace(netloc=parts.netloc.removeprefix(f"{self._bucket}.")).geturl()
+
+    @property
+    def _bucket(self) -> str:
+        return urlsplit(self.address).netloc
+
     def delta_rs_options(self, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
         """What delta-rs is told; it takes the rest from the environment and the machine by itself."""
         option = self.options.get
         if self.platform == "s3":
-            endpoint = self.endpoint(environ)
+            endpoint, by_path = self.endpoint(environ), self._by_path(environ)
+            if endpoint and by_path == "false":
+                # Here delta-rs adds no bucket to the host.
+                endpoint = self._endpoint_with_bucket(endpoint)
             options = {
                 "aws_endpoint_url": endpoint,
                 # Which goes before the former, and in the environment before what is said here.
@@ -210,8 +240,9 @@ class Storage:
             }
             if (endpoint or "").lower().startswith("http://"):
                 options["aws_allow_http"] = "true"
-            if option("path_style") == "false":
-                options["aws_virtual_hosted_style_request"] = "true"
+            if by_path is not None:
+                # The environment may say something else, which Spark does not read.
+                options["aws_virtual_hosted_style_request"] = "false" if by_path == "true" else "true"
         elif self.platform == "azure":
             options = {
                 "azure_storage_account_key": option("account_key"),
@@ -259,7 +290,9 @@ class Storage:
 
     def _s3a(self, environ: Mapping[str, str]) -> dict[str, str | None]:
         option = self.options.get
-        endpoint = self.endpoint(environ)
+        endpoint, by_path = self.endpoint(environ), self._by_path(environ)
+        if endpoint and by_path == "false":
+            endpoint = self._endpoint_without_bucket(endpoint)
         region = self._region(environ) or AwsProfile.of(environ).region
         provider = _SDK_CHAIN
         if option("access_key_id"):
@@ -267,7 +300,7 @@ class Storage:
         return {
             "fs.s3a.endpoint": endpoint,
             "fs.s3a.endpoint.region": region or (_DEFAULT_REGION if endpoint else None),
-            "fs.s3a.path.style.access": option("path_style") or ("true" if endpoint else None),
+            "fs.s3a.path.style.access": by_path,
             "fs.s3a.aws.credentials.provider": provider,
             "fs.s3a.access.key": option("access_key_id"),
             "fs.s3a.secret.key": option("secret_access_key"),

@@ -56,6 +56,7 @@ def test_an_s3_server_of_ones_own_in_the_words_of_both_engines() -> None:
         "aws_secret_access_key": "x7Qm-secret-2Lp",
         "aws_conditional_put": "etag",
         "aws_allow_http": "true",
+        "aws_virtual_hosted_style_request": "false",
     }
     assert storage.spark_settings({}) == {
         "fs.s3a.endpoint": "http://minio:9000",
@@ -78,6 +79,40 @@ def test_without_options_both_engines_look_where_aws_tools_do() -> None:
         "fs.s3a.path.style.access": "true",
         "fs.s3a.aws.credentials.provider": chain,
     }
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "path_style", "delta_rs", "spark"),
+    [
+        ("http://minio:9000", None, ("http://minio:9000", "false"), ("http://minio:9000", "true")),
+        ("http://minio:9000", "true", ("http://minio:9000", "false"), ("http://minio:9000", "true")),
+        ("http://minio:9000", "false", ("http://bucket.minio:9000", "true"), ("http://minio:9000", "false")),
+        ("https://bucket.host/x", "false", ("https://bucket.host/x", "true"), ("https://host/x", "false")),
+        ("https://bucket.host", "true", ("https://bucket.host", "false"), ("https://bucket.host", "true")),
+        (
+            "http://10.0.0.7:9000",
+            "false",
+            ("http://10.0.0.7:9000", "false"),
+            ("http://10.0.0.7:9000", "true"),
+        ),
+        ("http://[::1]:9000", "false", ("http://[::1]:9000", "false"), ("http://[::1]:9000", "true")),
+        (None, "true", (None, "false"), (None, "true")),
+        (None, "false", (None, "true"), (None, "false")),
+        (None, None, (None, None), (None, None)),
+    ],
+)
+def test_both_engines_have_the_bucket_in_the_path_or_in_the_hosts_name(
+    endpoint: str | None,
+    path_style: str | None,
+    delta_rs: tuple[str | None, str | None],
+    spark: tuple[str | None, str | None],
+) -> None:
+    given = {"endpoint": endpoint, "path_style": path_style}
+    storage = Storage.of("s3://bucket/lake", {name: value for name, value in given.items() if value})
+    told, settings = storage.delta_rs_options({}), storage.spark_settings({})
+    assert (told.get("aws_endpoint_url"), told.get("aws_virtual_hosted_style_request")) == delta_rs
+    assert told.get("aws_endpoint_url_s3") == told.get("aws_endpoint_url")
+    assert (settings.get("fs.s3a.endpoint"), settings.get("fs.s3a.path.style.access")) == spark
 
 
 def test_a_session_token_needs_the_provider_that_reads_it() -> None:

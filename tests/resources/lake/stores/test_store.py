@@ -84,6 +84,17 @@ def test_a_token_of_the_environment_goes_with_no_other_keys(
 
 
 @pytest.mark.slow
+def test_the_environment_does_not_say_where_the_bucket_stands(
+    s3_server: S3Server, s3_folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_VIRTUAL_HOSTED_STYLE_REQUEST", "true")
+    storage = Storage.of(s3_folder, s3_server.storage)
+    lake = Lake(storage.address, no_session, storage=storage)
+    lake.records.append(f"{lake.uri}/t", pa.table({"id": [1]}))
+    assert lake.records.count(f"{lake.uri}/t") == 1
+
+
+@pytest.mark.slow
 def test_what_is_removed_is_a_folder_and_not_what_begins_like_it(
     s3_server: S3Server, s3_folder: str, tmp_path: Path
 ) -> None:
