@@ -87,9 +87,12 @@ def _nested(text: str) -> dict[str, str]:
 
 def _file(environ: Mapping[str, str], variable: str, name: str) -> Path | None:
     """Where one of the files is; None without a home."""
+    home = environ.get("HOME")
     if named := environ.get(variable):
-        return Path(named)
-    return Path(home, ".aws", name) if (home := environ.get("HOME")) else None
+        # AWS' tools read `~` so, which a shell leaves as it is within quotes.
+        is_at_home = home and (named == "~" or named.startswith("~/"))
+        return Path(f"{home}{named[1:]}" if is_at_home else named)
+    return Path(home, ".aws", name) if home else None
 
 
 def _sections(file: Path | None) -> dict[str, dict[str, str]]:

@@ -112,6 +112,10 @@ _OF_A_STORE = re.compile(
     r"|software\.amazon\.awssdk\.|AccessDeniedException: (?:s3a|abfss?)://"
 )
 _CODE = re.compile(r"<Code>(\w+)</Code>|Status Code: \d{3}[^\n]*?\):\s?([A-Z]\w+)|\bError(?:Code)?=(\w+)")
+#: An answer without a body, so without a code, to a HEAD: a bucket that is not there would be 404, so it is what signs the request.
+_BAD_HEAD = re.compile(
+    r"Error performing HEAD [^\n]*non-2xx status code[:\s]+400\b|Status Code: 400\b[^\n]*?\):\s?(?:null|400 Bad Request)"
+)
 _STATUS_CODE = re.compile(r"non-2xx status code\s+(\d{3})|Status Code: (\d{3})")
 #: Where credentials of a machine's role are asked for; there is none where nobody answers.
 _METADATA = re.compile(r"Error performing [A-Z]+ http://(?:169\.254\.169\.254|metadata\.google\.internal)")
@@ -175,6 +179,8 @@ def _refusal(text: str) -> StoreRefusal | None:
         fault = _CLASSES[named[0]]
         if fault is not StoreFault.UNREACHED or _NETWORK.search(text):
             return StoreRefusal(fault)
+    if _BAD_HEAD.search(text):
+        return StoreRefusal(StoreFault.CREDENTIALS, "HTTP 400")
     for match in _STATUS_CODE.finditer(text):
         status = match[1] or match[2]
         if status in _STATUS:

@@ -78,6 +78,15 @@ def test_without_a_home_or_files_nothing_is_said(tmp_path: Path) -> None:
     assert AwsProfile.of({"HOME": str(tmp_path), "AWS_CONFIG_FILE": str(tmp_path)}) == AwsProfile()
 
 
+def test_files_may_be_named_from_the_home(home: Home, tmp_path: Path) -> None:
+    environ = home()
+    (tmp_path / "mine").write_text(f"[default]\n{KEYS}")
+    (tmp_path / "own").write_text("[default]\nregion = eu-1\n")
+    found = AwsProfile.of({**environ, "AWS_SHARED_CREDENTIALS_FILE": "~/mine", "AWS_CONFIG_FILE": "~/own"})
+    assert (found.keys["aws_access_key_id"], found.region) == ("AKIA7", "eu-1")
+    assert AwsProfile.of({"AWS_SHARED_CREDENTIALS_FILE": "~/mine"}) == AwsProfile(), "there is no home"
+
+
 @pytest.mark.parametrize(
     "elsewhere",
     [

@@ -60,6 +60,19 @@ def test_a_refusal_names_the_lake_the_stores_word_and_what_to_do(
     assert lake.records.count(path) == 1
 
 
+def test_credentials_that_a_head_finds_expired_are_no_tables_fault(
+    s3_server: S3Server, proxy: S3Proxy, s3_folder: str
+) -> None:
+    lake = lake_at(s3_folder, {**s3_server.storage, "endpoint": proxy.url})
+    proxy.heal()
+    lake.store.touch(path := f"{lake.uri}/t/x")
+    proxy.refuse(EXPIRED, methods="HEAD")
+    with pytest.raises(LakeUnavailableError) as refused, lake.refusing(f"{lake.uri}/t"):
+        lake.store.stamp(path)
+    assert refused.value.message == f'lake "{lake.uri}": the store does not accept the credentials (HTTP 400)'
+    assert not isinstance(refused.value, StoreUnavailableError), "it does not pass by itself"
+
+
 @pytest.mark.parametrize(
     ("changed", "fault"),
     [
@@ -95,6 +108,24 @@ _S3A = (
         (_S3A.format(403, "AccessDenied"), StoreFault.DENIED, False),
         (_S3A.format(403, "null"), StoreFault.DENIED, False),
         (_S3A.format(400, "ExpiredToken"), StoreFault.CREDENTIALS, False),
+        (_S3A.format(400, "null"), StoreFault.CREDENTIALS, False),
+        (_S3A.format(400, "400 Bad Request: null"), StoreFault.CREDENTIALS, False),
+        (
+            (
+                "Generic S3 error: Error performing HEAD http://h/lake/x in 1.1ms - Server returned non-2xx status code: 400 Bad"
+                " Request: "
+            ),
+            StoreFault.CREDENTIALS,
+            False,
+        ),
+        (
+            (
+                "Kernel error -> Generic S3 error\n \x1b[31m↳\x1b[0m Error performing HEAD http://h/lake/x in 1ms - Server returned"
+                " non-2xx status code\n \x1b[31m↳\x1b[0m 400 Bad Request\n"
+            ),
+            StoreFault.CREDENTIALS,
+            False,
+        ),
         (_S3A.format(503, "SlowDown"), StoreFault.BUSY, True),
         (
             "org.apache.hadoop.fs.s3a.UnknownStoreException: `s3a://none/': Bucket",
@@ -142,6 +173,7 @@ def test_what_engines_say_is_understood(text: str, fault: StoreFault, passes: bo
     "text",
     [
         "Object at location lake/t/part-0.parquet not found: Error performing GET http://h - 404 <Code>NoSuchKey</Code>",
+        "Generic S3 error: Error performing PUT http://h/x in 1ms - Server returned non-2xx status code: 400 Bad Request: <Code>EntityTooSmall</Code>",
         "connection to server at 127.0.0.1 failed: Connection refused",
         "[CAST_INVALID_INPUT] 'Error performing GET <Code>NoSuchBucket</Code>' cannot be cast. SQLSTATE: 22018",
     ],
