@@ -9,7 +9,7 @@ Spark loses what it computes with (`SparkLostError`) or another writer does not 
 import errno
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from traceback import walk_tb
 
 from deltalake.exceptions import CommitFailedError, DeltaError
@@ -51,8 +51,17 @@ _NOT_THERE = ("not found", "FILE_NOT_EXIST", "No such file or directory")
 #: delta-rs's words for a log that lacks an entry or a checkpoint, as it does for a moment where one is cleaned up.
 _LACKING = re.compile(
     r"File not found[^\n]*/_delta_log/|Object at location \S*_delta_log/\S+ not found|Expected contiguous commit files"
-    r"|didn't find any checkpoints|No table metadata or protocol found"
+    r"|didn't find any checkpoints|No (?:protocol|table metadata|table metadata or protocol) found"
 )
+#: A store's error as delta-rs begins it; it tells of the request and of its end in lines with an arrow each.
+_OF_A_STORE = re.compile(r"(?:Kernel error -> )?Generic \w+ error\b")
+_ARROW = re.compile(r"\s*(?:\x1b\[[0-9;]*m)?↳(?:\x1b\[[0-9;]*m)?\s*")
+#: A request: beyond the server its address has names of objects, so values of cells, and perhaps a signature.
+_REQUEST = re.compile(r"(Error performing [A-Z]+ \w+://[^/\s?]+)\S*(?: in [\d.]+\S+)?|(?<=\S)\?\S+")
+_STATUS = re.compile(r"\d{3} [A-Z]")
+#: An answer that follows in the line.
+_BODY = re.compile(r"(status code: \d{3} [^:]*):.*", re.DOTALL)
+_CODE = re.compile(r"<Code>(\w+)</Code>")
 #: The same for one whose files are not what Delta writes.
 _ILLEGIBLE = re.compile(r"Json error|Corrupt footer|Unexpected state: the newest version in the log")
 
@@ -210,12 +219,31 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an engine's message: the rest is its stack. Of data exceptions only their name: they show cells."""
+    """The first line of an engine's message: the rest is its stack. Of data exceptions only their name: they show cells.
+
+    Of a store's error that line is not the telling one: how the request ended is added, and of the answer its code.
+    """
     text = str(error)
     condition = re.search(r"\[([A-Z_]+(?:\.[A-Z_]+)*)\].*SQLSTATE: 22", text, re.DOTALL)
     if condition:
         return condition[1]
-    return concealed(next((line for line in text.splitlines() if line.strip()), type(error).__name__))
+    lines = [line for line in text.splitlines() if line.strip()]
+    if lines and _OF_A_STORE.match(lines[0]):
+        return concealed(_of_a_store(lines))
+    return concealed(next(iter(lines), type(error).__name__))
+
+
+def _of_a_store(lines: Sequence[str]) -> str:
+    """What delta-rs says of a request, without the store's answer: that shows what was signed."""
+    words = [lines[0]]
+    for line in lines[1:]:
+        if not (arrow := _ARROW.match(line)) or "<" in line or _STATUS.match(words[-1]):
+            break
+        words.append(line[arrow.end() :])
+    told = _REQUEST.sub(r"\1", ": ".join(word.partition("<")[0].strip().rstrip(":") for word in words))
+    told = _BODY.sub(r"\1", told)
+    code = _CODE.search("\n".join(lines))
+    return told + (f" ({code[1]})" if code else "")
 
 
 def told(error: BaseException) -> str:

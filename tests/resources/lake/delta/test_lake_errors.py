@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import errno
+import json
 import socket
+from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable, write_deltalake
 from py4j.clientserver import ClientServer, JavaParameters, PythonParameters
 
-from pgsieve.resources.lake.delta.errors import is_lost, missing_file, refusal, told
+from pgsieve.resources.lake.delta.errors import (
+    DamagedTableError,
+    first_line,
+    is_lost,
+    missing_file,
+    refusal,
+    told,
+)
+from pgsieve.resources.lake.lake import Lake
+from tests.fixtures.lakes import no_session
 
 
 def raised_from(error: BaseException, cause: BaseException) -> BaseException:
@@ -42,6 +55,66 @@ def test_of_an_error_in_the_data_only_the_condition_or_postgresqls_words_are_tol
     assert told(overflow) == "Spark's error CAST_OVERFLOW"
     division = RuntimeError("[USER_RAISED_EXCEPTION] division by zero [22012] SQLSTATE: P0001")
     assert told(division) == "division by zero [22012]"
+
+
+_ARROW = "\n  \x1b[31m↳\x1b[0m "
+_GET = "Error performing GET http://store:9000/lake/region=EMEA/x.parquet?sig=s3cr3t in 4.44785ms"
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (
+            _ARROW.join(
+                (
+                    "Kernel error -> Generic S3 error",
+                    f"{_GET} - Server returned non-2xx status code",
+                    "405 Method Not Allowed",
+                    "<?xml version='1'?>\n<Error><Code>MethodNotAllowedX</Code><StringToSign>s3cr3t</StringToSign></Error>",
+                )
+            ),
+            (
+                "Kernel error -> Generic S3 error: Error performing GET http://store:9000 - Server returned non-2xx status code:"
+                " 405 Method Not Allowed (MethodNotAllowedX)"
+            ),
+        ),
+        (
+            _ARROW.join(("Generic S3 error", f"{_GET} - Server said", "418 I'm a teapot", "s3cr3t\ns3cr3t")),
+            "Generic S3 error: Error performing GET http://store:9000 - Server said: 418 I'm a teapot",
+        ),
+        (
+            _ARROW.join(("Generic S3 error", "Got invalid list response", "missing field `Name`")),
+            "Generic S3 error: Got invalid list response: missing field `Name`",
+        ),
+        (
+            f"Generic S3 error: {_GET} - Server returned non-2xx status code: 405 Method Not Allowed: <Error><x>s3cr3t</x>",
+            (
+                "Generic S3 error: Error performing GET http://store:9000 - Server returned non-2xx status code: 405 Method Not"
+                " Allowed"
+            ),
+        ),
+        (
+            "Generic S3 error: Error performing PUT http://h/x - Server returned non-2xx status code: 418 I'm a teapot: s3cr3t: x",
+            "Generic S3 error: Error performing PUT http://h - Server returned non-2xx status code: 418 I'm a teapot",
+        ),
+        ("Cast error: it failed\n  \x1b[31m↳\x1b[0m s3cr3t", "Cast error: it failed"),
+        ("", "RuntimeError"),
+    ],
+)
+def test_of_a_stores_error_the_request_and_its_end_are_told(text: str, line: str) -> None:
+    assert first_line(RuntimeError(text)) == line
+
+
+@pytest.mark.parametrize("lost", [("protocol",), ("metaData",), ("protocol", "metaData")])
+def test_a_log_whose_beginning_is_lost_is_told_in_our_words(tmp_path: Path, lost: tuple[str, ...]) -> None:
+    path = str(tmp_path / "t")
+    write_deltalake(path, pa.table({"id": [1]}))
+    entry = tmp_path / "t" / "_delta_log" / f"{0:020}.json"
+    kept = [line for line in entry.read_text().splitlines() if not json.loads(line).keys() & {*lost}]
+    entry.write_text("\n".join(kept))
+    with pytest.raises(DamagedTableError) as damaged, Lake(str(tmp_path), no_session).refusing(path):
+        DeltaTable(path)
+    assert damaged.value.message == f'Delta table "{path}": its log lacks an entry or a checkpoint'
 
 
 def test_a_jvm_that_does_not_answer_any_more_is_a_lost_spark() -> None:
