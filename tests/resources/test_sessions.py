@@ -18,6 +18,8 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
 from pgsieve.resources import passwords
+from pgsieve.resources.lake.stores.storage import Storage
+from pgsieve.resources.lake.stores.store import Store
 from pgsieve.resources.passwords import concealed, remember_those_of
 from pgsieve.resources.postgres import sessions
 from pgsieve.resources.postgres.catalog import read_catalog
@@ -239,6 +241,16 @@ def test_a_command_is_run_for_each_session_and_makes_its_password(
     for_executor = source.executor_conninfo()
     assert "new%" not in for_executor.text
     assert "new%" not in repr(for_executor)
+
+
+def test_a_command_has_the_token_that_is_kept_out_of_the_lakes_requests(
+    with_passwords: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "new%@ pa'ss\"")
+    Store.of(Storage.of("s3://bucket/lake", {"access_key_id": "AKIA7", "secret_access_key": "own"}))
+    program = "import os; print(os.environ['AWS_SESSION_TOKEN'])"
+    with Source("shop", with_passwords, None, (sys.executable, "-c", program)).connect() as connection:
+        connection.execute("select 1")
 
 
 @pytest.mark.parametrize(
