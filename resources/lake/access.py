@@ -31,6 +31,7 @@ from pgsieve.resources.lake.delta.errors import (
     StoreUnavailableError,
     causes,
     first_line,
+    illegible_file,
     is_arrows,
     is_conflict,
     is_illegible,
@@ -198,9 +199,15 @@ def _named(path: str, error: Exception) -> LakeError:
         return DamagedTableError(
             f'Delta table "{path}": its log lacks an entry or a checkpoint', hint=_DAMAGED
         )
+    file = illegible_file(error)
     if is_illegible(error):
+        said = first_line(error) if file is None else "its checkpoint is no Parquet file, or is not whole"
+        return DamagedTableError(f'Delta table "{path}": its log cannot be read: {said}', hint=_DAMAGED)
+    if file is not None:
+        named = f'its file "{file}"' if file else "one of its files"
         return DamagedTableError(
-            f'Delta table "{path}": its log cannot be read: {first_line(error)}', hint=_DAMAGED
+            f'Delta table "{path}": {named} cannot be read: it is no Parquet file, or is not whole',
+            hint=_DAMAGED,
         )
     message = told(error) if by_spark else first_line(error)
     if is_arrows(error):

@@ -19,6 +19,7 @@ from pgsieve.resources.lake.delta.errors import (
     ExecutorError,
     SparkLostError,
     StoreUnavailableError,
+    illegible_file,
     missing_file,
     raise_ours,
     told,
@@ -63,8 +64,12 @@ def reason(lake: Lake, error: Exception) -> str:
 
 
 def is_damage(error: Exception) -> bool:
-    """Whether files are missing: then no change is at fault, and none can be skipped."""
-    return isinstance(error, DamagedTableError) or missing_file(error) is not None
+    """Whether files are missing or cannot be made out: then no change is at fault, and none can be skipped."""
+    return (
+        isinstance(error, DamagedTableError)
+        or missing_file(error) is not None
+        or illegible_file(error) is not None
+    )
 
 
 def first_failing(commits: Sequence[int], fails: Callable[[int], bool]) -> int | None:

@@ -53,6 +53,27 @@ _LACKING = re.compile(
     r"File not found[^\n]*/_delta_log/|Object at location \S*_delta_log/\S+ not found|Expected contiguous commit files"
     r"|didn't find any checkpoints|No (?:protocol|table metadata|table metadata or protocol) found"
 )
+#: The same for one whose entries are not what Delta writes, and what it begins with where it is the log that it reads.
+_ILLEGIBLE = re.compile(r"Json error|Unexpected state: the newest version in the log")
+_OF_THE_LOG = "Kernel error: "
+#: delta-rs's words for a file that is no Parquet file, or none any more; what a condition on its rows says is not among them.
+_NO_PARQUET = re.compile(
+    r"Failed to fetch metadata for file |Invalid Parquet file|Parquet argument error: (?!Arrow: )"
+    r"|Parquet error: (?:EOF: |Arrow: (?:Unable to |incompatible arrow schema))|Kernel error: Arrow error: (?:EOF|Parquet error): "
+    # Arrow's, as it opens one, as it reads a page, and as it decodes one.
+    r"|Could not open Parquet input source|Parquet file size is \d+ bytes|Parquet magic bytes not found|deserialize thrift"
+    r"|Deserializing page header failed|decompression failed|Unexpected end of stream|[Cc]orrupt data page|corrupted bit_width"
+    r"|truncated PLAIN-encoded|rep / def levels|Unknown encoding type|not in dictionary bounds|Invalid flatbuffers message"
+    r"|Invalid base64 input"
+    # Spark's and Hadoop's.
+    r"|is not a Parquet file|the footer index is not within the file|CANNOT_READ_FILE_FOOTER"
+    r"|ParquetDecodingException|can not read class org\.apache\.parquet"
+)
+#: What tells that a file was not read at all; where its store only has no bytes at a place, the file ends before it.
+_UNREAD = re.compile(
+    r"Object Store error|Error performing [A-Z]+ |\(os error \d+\)|\[[Ee]rrno \d+\]|error sending request|Resources exhausted"
+)
+_ENDS_BEFORE = re.compile(r"Requested range was invalid|status code:? 416|object was only \d+ bytes")
 #: A store's error as delta-rs begins it; it tells of the request and of its end in lines with an arrow each.
 _OF_A_STORE = re.compile(r"(?:Kernel error -> )?Generic \w+ error\b")
 _ARROW = re.compile(r"\s*(?:\x1b\[[0-9;]*m)?↳(?:\x1b\[[0-9;]*m)?\s*")
@@ -62,8 +83,6 @@ _STATUS = re.compile(r"\d{3} [A-Z]")
 #: An answer that follows in the line.
 _BODY = re.compile(r"(status code: \d{3} [^:]*):.*", re.DOTALL)
 _CODE = re.compile(r"<Code>(\w+)</Code>")
-#: The same for one whose files are not what Delta writes.
-_ILLEGIBLE = re.compile(r"Json error|Corrupt footer|Unexpected state: the newest version in the log")
 
 #: What delta-rs says in the class of its conflicts, and is none: it does not write to such a table at all, whoever else does.
 _REFUSED = re.compile(r"Unsupported table features|Table features must be specified|append-only")
@@ -109,7 +128,7 @@ NO_TABLES_FAULT = (ConcurrentWriteError, LakeUnavailableError, SparkLostError, S
 
 
 class DamagedTableError(LakeError):
-    """A Delta table has lost files or its log, or what it held: it has to be made again."""
+    """A Delta table has lost files or its log, or what they held: it has to be made again."""
 
 
 class ExecutorError(PgsieveError):
@@ -205,8 +224,31 @@ def lacks_entries(error: BaseException) -> bool:
 
 
 def is_illegible(error: BaseException) -> bool:
-    """Whether delta-rs cannot make out what stands in a table's log."""
-    return isinstance(error, DeltaError) and _ILLEGIBLE.search(str(error)) is not None
+    """Whether delta-rs cannot make out what stands in a table's log: in an entry, or in a checkpoint."""
+    if not isinstance(error, DeltaError):
+        return False
+    text = str(error)
+    return _ILLEGIBLE.search(text) is not None or (text.startswith(_OF_THE_LOG) and _is_no_parquet(text))
+
+
+def illegible_file(error: BaseException) -> str | None:
+    """The Parquet file in which an engine cannot make out anything: it is empty, cut off, or has other bytes than were written.
+
+    "" where the engine does not name it, None for any other error.
+    """
+    for each in causes(error):
+        text = str(each)
+        if not isinstance(each, PgsieveError) and "SQLSTATE: 22" not in text and _is_no_parquet(text):
+            named = re.search(r"[^\s'\"/\\]+\.parquet", text)
+            return named[0] if named else ""
+    return None
+
+
+def _is_no_parquet(text: str) -> bool:
+    """Whether an engine says that a file is no Parquet file, and not that it did not get to read it."""
+    return _NO_PARQUET.search(text) is not None and (
+        _UNREAD.search(text) is None or _ENDS_BEFORE.search(text) is not None
+    )
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:

@@ -50,15 +50,17 @@ class Slices:
         """The Parquet files of some slices, to be read without Delta's log; they may hold other slices, too.
 
         None where plain Parquet is not what Delta would read (mapped columns, deleted rows) or statistics are missing. Raises
-        DamagedTableError where a file is not there, or, if `every` slice has rows, one of them.
+        DamagedTableError where a file is not there or is empty, or, if `every` slice has rows, one of them.
         """
         chosen, lacking = [], set(ends)
         for file, bounds in self._files().items():
             if bounds is None:
                 return None
             if present := {end for end in ends if bounds[0] <= end <= bounds[1]}:
-                if not self.store.has(file):
-                    raise DamagedTableError(f'Delta table "{self.path}": its file "{file}" is missing')
+                # Spark reads no row of an empty one, and says nothing.
+                if not (stamp := self.store.stamp(file)) or not stamp[1]:
+                    lost = "empty" if stamp else "missing"
+                    raise DamagedTableError(f'Delta table "{self.path}": its file "{file}" is {lost}')
                 chosen.append(file)
                 lacking -= present
         if every and lacking:

@@ -34,8 +34,24 @@ def _without_its_files(table: Path) -> None:
         file.unlink()
 
 
+def _with_empty_files(table: Path) -> None:
+    for file in table.glob("*.parquet"):
+        file.write_bytes(b"")
+
+
+def _with_garbage_in_its_files(table: Path) -> None:
+    for file in table.glob("*.parquet"):
+        file.write_bytes(b"PAR1 nothing here PAR1" * 20)
+
+
 @pytest.mark.parametrize(
-    "damage", [_without_its_newest_entry, pytest.param(_without_its_files, marks=pytest.mark.long)]
+    "damage",
+    [
+        _without_its_newest_entry,
+        pytest.param(_without_its_files, marks=pytest.mark.long),
+        pytest.param(_with_empty_files, marks=pytest.mark.long),
+        pytest.param(_with_garbage_in_its_files, marks=pytest.mark.long),
+    ],
 )
 def test_what_is_damaged_is_begun_anew_by_the_command_that_is_named(
     shop: Shop, damage: Callable[[Path], None]
@@ -72,6 +88,17 @@ def test_what_is_damaged_is_begun_anew_by_the_command_that_is_named(
         code, output = pgsieve("check")
         assert (code, "every table equals the publisher" in output) == (0, True), (record, output)
     # A file that nobody has to read is missed by nobody.
-    unread = {"_transformed", "slices"} if damage is _without_its_files else set()
+    unread = set() if damage is _without_its_newest_entry else {"_transformed", "slices"}
     assert refused >= RECORDS.keys() - unread
     assert SubscriptionRecord(shop.lake, "one").state().folders == "{table}"
+
+
+def test_a_subscription_is_dropped_once_its_state_is_begun_anew(shop: Shop) -> None:
+    assert shop.cli("run")[0] == 0
+    _with_garbage_in_its_files(Path(shop.lake.subscription("one")))
+    shared_tables.cache_clear()
+    code, output = shop.cli("drop", "one", "--delete-tables")
+    assert (code, "have it made again: `pgsieve resync`" in output) == (2, True), output
+    assert shop.cli("resync", "one")[0] == 0
+    code, output = shop.cli("drop", "one", "--delete-tables")
+    assert (code, Path(shop.lake.uri, "one").exists()) == (0, False), output

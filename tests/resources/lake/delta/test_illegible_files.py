@@ -1,0 +1,172 @@
+"""A file that is there and is none of Delta's, or none any more: whoever reads it hears that the table is damaged, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pytest
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+
+from pgsieve.resources.lake.delta.delta_rs import LocalRecords
+from pgsieve.resources.lake.delta.errors import DamagedTableError, illegible_file
+from pgsieve.resources.lake.delta.tables import shared_tables
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.stores.storage import Storage
+from tests.fixtures.lakes import no_session
+from tests.fixtures.s3_server import S3Server
+
+ROWS = pa.table(
+    {
+        "slice": pa.array([10] * 40, pa.int64()),
+        "commit_lsn": pa.array(range(40), pa.int64()),
+        "ordinal": pa.array(range(40), pa.int64()),
+        "data": [f"some text {n}" for n in range(40)],
+    }
+)
+
+#: What has become of a file's bytes.
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda _: b"",
+    "of a few bytes": lambda content: content[:3],
+    "cut off": lambda content: content[: len(content) // 2],
+    "garbage": lambda _: b"\x00\xff\xfenonsense" * 40,
+    "garbage that begins and ends as it should": lambda _: b"PAR1 nothing here PAR1" * 20,
+    "zeros": lambda content: bytes(len(content)),
+    "without a part of its footer": lambda content: content[:-60] + b"\xff" * 40 + content[-20:],
+    "without a part of its pages": lambda content: (
+        content[:4] + bytes(b ^ 0x5A for b in content[4 : len(content) // 4]) + content[len(content) // 4 :]
+    ),
+}
+
+#: How a table's rows are read; the last one reads no page.
+READERS: dict[str, Callable[[LocalRecords, str], object]] = {
+    "rows": lambda records, path: records.rows(path),
+    "least": lambda records, path: records.least(path, "commit_lsn", "ordinal > 3"),
+    "newest": lambda records, path: records.newest(path, "slice"),
+    "table": lambda records, path: records.table(path),
+    "batches": lambda records, path: list(records.batches(path, 1)),
+    "plain_batches": lambda records, path: list(records.plain_batches(path, ROWS.schema)),
+    "slices": lambda records, path: records.change_log(path).rows([10]),
+    "present_keys": lambda records, path: records.present_keys(path, ROWS.select(["ordinal"])),
+    "delete": lambda records, path: _opened(records, path).delete("ordinal = 3"),
+    "compact": lambda records, path: _opened(records, path).optimize.compact(),
+    "merge": lambda records, path: (
+        _opened(records, path)
+        .merge(ROWS, "s.ordinal = t.ordinal", source_alias="s", target_alias="t")
+        .when_matched_update_all()
+        .execute()
+    ),
+    "row_groups": lambda records, path: records.change_log(path).row_groups([10]),
+}
+
+
+def _opened(records: LocalRecords, path: str) -> DeltaTable:
+    return DeltaTable(path, storage_options=dict(records.store.options) or None)
+
+
+@pytest.fixture(params=["folder", "s3"])
+def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Lake:
+    storage = Storage.of(str(tmp_path))
+    if request.param == "s3":
+        server: S3Server = request.getfixturevalue("s3_server")
+        storage = Storage.of(request.getfixturevalue("s3_folder"), server.storage)
+    return Lake(storage.address, no_session, storage=storage)
+
+
+def _change(lake: Lake, folder: str, ending: str, change: Callable[[bytes], bytes]) -> list[str]:
+    """Change the files of a folder whose names end so; their names."""
+    files, inner = lake.store.system(folder)
+    found = [file for file in files.get_file_info(pafs.FileSelector(inner)) if file.path.endswith(ending)]
+    for file in found:
+        with files.open_input_file(file.path) as stream:
+            content = stream.read()
+        objects = lake.store.objects(folder) if folder.startswith("s3") and lake.store.objects else None
+        if objects is None:
+            Path(file.path).write_bytes(change(content))
+        else:
+            objects.write(file.path, change(content))
+    shared_tables.cache_clear()
+    return [file.base_name for file in found]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_an_illegible_file_is_told_by_every_reader(lake: Lake, damage: str) -> None:
+    assert lake.local is not None
+    path = f"{lake.uri}/t"
+    for position in (1, 2):
+        lake.local.append(path, ROWS, position)
+    files = _change(lake, path, ".parquet", DAMAGES[damage])
+    for reader, read in READERS.items():
+        if reader == "row_groups" and damage == "without a part of its pages":
+            continue
+        with pytest.raises(DamagedTableError) as raised, lake.refusing(path):
+            read(LocalRecords(lake.store), path)
+        told = raised.value.message
+        assert told.startswith(f'Delta table "{path}": '), (reader, told)
+        assert "it is no Parquet file, or is not whole" in told or "is empty" in told, (reader, told)
+        # Which one an engine names, if it does; and no word of the engine's own.
+        named = [file for file in files if file in told]
+        assert len(named) == told.count(".parquet"), (reader, told)
+        assert len(told) < 2 * len(path) + 200, (reader, told)
+        assert "http" not in told, (reader, told)
+        if "is empty" not in told:  # As where a slice's file is missing: whoever needs it sets tables aside.
+            assert "`pgsieve resync`" in str(raised.value.hint), reader
+
+
+@pytest.mark.parametrize("damage", [each for each in DAMAGES if each != "without a part of its pages"])
+def test_an_illegible_checkpoint_is_one_of_the_log(lake: Lake, damage: str) -> None:
+    assert lake.local is not None
+    path = f"{lake.uri}/t"
+    for position in (1, 2):
+        lake.local.append(path, ROWS, position)
+    _opened(lake.local, path).create_checkpoint()
+    assert _change(lake, f"{path}/_delta_log", ".checkpoint.parquet", DAMAGES[damage])
+    with pytest.raises(DamagedTableError, match="its log ") as raised, lake.refusing(path):
+        LocalRecords(lake.store).rows(path)
+    assert "http" not in raised.value.message
+
+
+def test_an_empty_file_is_not_left_to_spark_which_would_read_no_row_of_it(lake: Lake) -> None:
+    assert lake.local is not None
+    path = f"{lake.uri}/t"
+    lake.local.append(path, ROWS, 1)
+    (file,) = _change(lake, path, ".parquet", DAMAGES["empty"])
+    with pytest.raises(DamagedTableError, match="is empty") as raised:
+        LocalRecords(lake.store).change_log(path).files([10])
+    assert file in raised.value.message
+
+
+def test_a_file_that_was_not_read_is_not_illegible() -> None:
+    fetched = "External error: Parquet error: Parquet error: Failed to fetch metadata for file t/a.parquet: Object Store error: "
+    for unread in (
+        "Generic S3 error: Error performing GET http://h/t/a.parquet in 3 ms - HTTP error: error sending request",
+        "Generic S3 error: Error performing GET http://h/t/a.parquet - Server returned non-2xx status code: 503 Slow Down",
+        "Generic LocalFileSystem error: Unable to open file t/a.parquet: Permission denied (os error 13)",
+    ):
+        assert illegible_file(DeltaError(fetched + unread)) is None, unread
+    beyond = "Generic S3 error: Error performing GET http://h/t/a.parquet - Server returned non-2xx status code: 416 Range Not Satisfiable"
+    assert illegible_file(DeltaError(fetched + beyond)) == "a.parquet"
+
+
+def test_what_a_condition_on_rows_says_is_no_damage() -> None:
+    cast = "Parquet error: Arrow: Cast error: Cannot cast string 'x' to value of Int64 type"
+    assert illegible_file(DeltaError(f"External error: {cast}")) is None
+    assert illegible_file(pa.ArrowInvalid("Integer value 4294967296 not in range: 0 to 2147483647")) is None
+
+
+@pytest.mark.parametrize(
+    "cause",
+    [
+        "java.lang.RuntimeException: file:/l/t/a.parquet is not a Parquet file (length is too low: 0)",
+        "java.lang.RuntimeException: corrupted file: the footer index is not within the file: -543518901",
+        "java.io.IOException: can not read class org.apache.parquet.format.PageHeader: don't know what type: 15",
+        "org.apache.parquet.io.ParquetDecodingException: could not decompress page",
+    ],
+)
+def test_sparks_words_for_it_are_understood(cause: str) -> None:
+    reading = "org.apache.spark.SparkException: [FAILED_READ_FILE.NO_HINT] Encountered error while reading file file:/l/t/a.parquet."
+    assert illegible_file(RuntimeError(f"{reading}  SQLSTATE: KD001\nCaused by: {cause}")) == "a.parquet"
