@@ -47,6 +47,7 @@ A message names the object, what is wrong and what to do; it never holds a cell 
                     AlteredTableError resources.postgres.snapshot
             SlotError                 resources.postgres.slot
                 ChangeLogLostError    assets.steps.slot_consumption.slot
+                FeedLostError         assets.steps.slot_consumption.slot
                 ServerSetBackError    resources.postgres.slot
                 SlotAheadError        resources.postgres.slot
                 SlotInUseError        resources.postgres.slot

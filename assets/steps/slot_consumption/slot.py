@@ -42,7 +42,9 @@ class OtherClusterError(PgsieveError):
 
 
 def take_slot(connection: psycopg.Connection[tuple[object, ...]], feed: Feed, lake: Lake) -> SlotState | None:
-    """Take the feed's slot, None where it is still to be made; raises what `refuse_other_publisher` raises, or SlotError on a gap.
+    """Take the feed's slot, None where it is still to be made.
+
+    Raises what `refuse_other_publisher` raises, or SlotError on a gap or a lost record.
 
     A slot that fits is altered where it lacks `failover`, and the cluster and timeline are recorded where they are new.
     On a standby that was promoted, what Delta holds has to be in its history, too, and a server must not be behind it.
@@ -54,6 +56,13 @@ def take_slot(connection: psycopg.Connection[tuple[object, ...]], feed: Feed, la
         return None
     if durable is None and state is not None and _has_copies(lake, feed):
         raise _lost(lake, feed, f"is gone, and the slot is confirmed up to {format_lsn(state.confirmed_lsn)}")
+    if durable is not None and not newest and _has_copies(lake, feed):
+        raise FeedLostError(
+            f'source "{feed.source.name}": "{FeedRecord(lake, feed).path}" is gone, which says of which cluster the change log'
+            " is, and what of it is deleted",
+            hint=_from_a_backup_or_copied(feed),
+            sqlstate="55000",
+        )
     if durable is not None and recorded not in {None, timeline}:
         refuse_divergence(feed.source, recorded, durable, timeline, feed.subscriptions)
     verify_slot(state, feed.source.name, feed.slot, durable, feed.subscriptions)
@@ -79,12 +88,20 @@ class ChangeLogLostError(SlotError):
     """The change log is gone or unreadable: what it held and no replica has is lost."""
 
 
-def _lost(lake: Lake, feed: Feed, problem: str) -> ChangeLogLostError:
+class FeedLostError(SlotError):
+    """The record of the cluster is gone, beside a change log and replicas: nobody knows whether they are of this server."""
+
+
+def _from_a_backup_or_copied(feed: Feed) -> str:
     commands = " and ".join(f"`pgsieve resync {name}`" for name in feed.subscriptions)
+    return f"restore it from a backup, or copy every table again: {commands}"
+
+
+def _lost(lake: Lake, feed: Feed, problem: str) -> ChangeLogLostError:
     return ChangeLogLostError(
         f'source "{feed.source.name}": the change log "{ChangeLog(lake, feed).path}" {problem}: changes that it held are'
         " lost where no replica has them",
-        hint=f"restore it from a backup, or copy every table again: {commands}",
+        hint=_from_a_backup_or_copied(feed),
         sqlstate="55000",
     )
 
