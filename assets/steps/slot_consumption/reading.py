@@ -31,7 +31,6 @@ from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.errors import SourceError, SourceUnreachableError
 from pgsieve.resources.postgres.slot import (
     advance,
-    release_wal,
     slot_state,
     truncated_relations,
 )
@@ -132,11 +131,6 @@ def drain_to(
                     break
                 log(f"change log of {feed.name} holds everything before {format_lsn(end)}")
                 position = begin = end
-                if beside and end == first[-1]:
-                    # While the other session still reads.
-                    advance(connection, source.name, feed.slot, position)
-                    release_wal(connection, source.name, feed.slot)
-                    confirmed = position
             # Once for all that was read: this, too, decodes from restart_lsn.
             if confirmed < position:
                 advance(connection, source.name, feed.slot, position)
