@@ -270,5 +270,5 @@ def _maintaining(feed: Feed, what: str, lake: Lake, retention: Retention) -> Ite
     with ExitStack() as locked:
         with suppress(SourceUnreachableError):
             locked.enter_context(feed.source.exclusively(f"maintenance of {what}"))
-        refuse_other_publisher_if_it_answers(feed, lake)
+            refuse_other_publisher_if_it_answers(feed, lake)
         yield _Maintainer(lake, retention)
