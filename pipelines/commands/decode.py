@@ -19,7 +19,7 @@ from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.plugin_options import PgoutputOptions, protocol_version
 from pgsieve.resources.postgres.slot import (
     SlotMissingError,
-    current_lsn,
+    flushed_lsn,
     has_changes,
     peek_query,
     read_messages,
@@ -126,7 +126,7 @@ def _waiting(feed: Feed, version: int, *, streaming: bool) -> Iterator[bytes]:
                 hint="`pgsieve run` creates them",
                 sqlstate="42704",
             )
-        upto = current_lsn(connection)
+        upto = flushed_lsn(connection)
         options = PgoutputOptions(
             publications,
             streaming="parallel" if streaming else "off",

@@ -45,6 +45,8 @@ _LOGGER = logging.getLogger(__name__)
 
 #: So long a standby has to replay what it has received.
 _REPLAY_SECONDS = 60.0
+#: So soon a server flushes where somebody commits.
+_FLUSH_SECONDS = 0.1
 
 
 class SlotError(SourceError):
@@ -143,6 +145,28 @@ def inserted_lsn(connection: psycopg.Connection[Any]) -> int:
                 hint="see whether its recovery is paused, or waits for a query of its own",
                 sqlstate="55000",
             ) from None
+    return lsn
+
+
+def flushed_lsn(connection: psycopg.Connection[Any]) -> int:
+    """The publisher's WAL insert position, once all before it is flushed: a peek and an advance read up to it without waiting.
+
+    A server flushes in pages, too: its flush position may lie amid a record of a transaction that is open, and who reads up to there
+    waits until somebody has the rest flushed (read_local_xlog_page() in src/backend/access/transam/xlogutils.c). Where nobody does
+    so soon, a message for no one is committed. Raises what the session raises.
+    """
+    lsn = inserted_lsn(connection)
+    try:
+        Retrying(
+            retry=retry_if_result(lambda flushed: flushed < lsn),
+            stop=stop_after_delay(_FLUSH_SECONDS),
+            wait=wait_fixed(0.01),
+        )(current_lsn, connection)
+    except RetryError:
+        # Flushed here, whatever the role's own setting is; standbys are not waited for.
+        with connection.transaction():
+            connection.execute("set local synchronous_commit to local")
+            connection.execute("select pg_logical_emit_message(true, 'pgsieve', '')")
     return lsn
 
 

@@ -34,6 +34,7 @@ from pgsieve.resources.postgres.slot import (
     SlotState,
     current_lsn,
     first_message,
+    flushed_lsn,
     peek_query,
     slot_state,
 )
@@ -148,7 +149,7 @@ def _waiting(connection: psycopg.Connection[Any], feed: Feed, state: SlotState) 
     that share a slot one asks. What waits first goes on waiting until the slot is confirmed, and nothing does as long as nothing
     is written.
     """
-    catalog, lsn = feed.with_defined(present_catalog(connection)), current_lsn(connection)
+    catalog, lsn = feed.with_defined(present_catalog(connection)), flushed_lsn(connection)
     names = tuple(feed.published_part(catalog).slot_publications(catalog))
     asked = _FIRST.get((feed.source, feed.slot))
     if asked is None or not asked.holds(state.confirmed_lsn, names, lsn):

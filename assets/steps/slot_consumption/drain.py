@@ -16,7 +16,7 @@ from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.decoding.publications.catalog import Catalog
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.slot import (
-    current_lsn,
+    flushed_lsn,
     release_wal,
     slot_state,
 )
@@ -35,7 +35,7 @@ def drain(
     with feed.exclusively(), source.connect() as connection:
         feed, catalog, publications = ready_slot(connection, feed, lake)
         warn_of_missing(feed, catalog, log)
-        target = current_lsn(connection) if upto is None else upto
+        target = flushed_lsn(connection) if upto is None else upto
         leaves = feed.leaves_captured(catalog)
         drained = drain_to(connection, feed, lake, publications, target, log, subscriptions, leaves=leaves)
         if drained.to_lsn - drained.from_lsn >= IDLE_BYTES:

@@ -28,12 +28,9 @@ from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.delta.errors import LakeError, OverrunError
 from pgsieve.resources.lake.delta.records import Standing
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.postgres.confirmation import confirm
 from pgsieve.resources.postgres.errors import SourceError, SourceUnreachableError
-from pgsieve.resources.postgres.slot import (
-    advance,
-    slot_state,
-    truncated_relations,
-)
+from pgsieve.resources.postgres.slot import slot_state, truncated_relations
 from pgsieve.resources.postgres.slot_copy import has_spare_slots
 
 #: A slice reads at most so many bytes of WAL.
@@ -93,7 +90,7 @@ def drain_to(
             # Another process reads the slot, too: this one goes on from there.
             if prepared:
                 recover_prepared(feed, lake, publications, version, reached)
-            advance(connection, source.name, feed.slot, reached)
+            confirm(connection, source, feed.slot, reached, peek.options)
             position = begin = confirmed = reached
             continue
         single = altered or prepared or lake.local is None
@@ -133,7 +130,7 @@ def drain_to(
                 position = begin = end
             # Once for all that was read: this, too, decodes from restart_lsn.
             if confirmed < position:
-                advance(connection, source.name, feed.slot, position)
+                confirm(connection, source, feed.slot, position, peek.options)
                 reach(Failpoint.SLOT_CONFIRMED)
             if idle:
                 break
@@ -147,14 +144,14 @@ def drain_to(
                 raise
             time.sleep(random.uniform(0, 2**overruns / 10))  # noqa: S311 - no secret
             # What was appended before would be read once more.
-            advance(connection, source.name, feed.slot, position)
+            confirm(connection, source, feed.slot, position, peek.options)
         except PgsieveError as fault:
             of_the_server = passes(fault) and not isinstance(fault, SourceUnreachableError | LakeError)
             if not of_the_server or not stride.failed(ends[-1] - position):
                 raise
             log(f"{fault.message}; it is read again in smaller parts, from {format_lsn(position)}")
             # What was appended before the fault would be read once more.
-            advance(connection, source.name, feed.slot, position)
+            confirm(connection, source, feed.slot, position, peek.options)
         confirmed = position
     return Drained(durable if durable is not None else begin, position, slices, lag=0)
 

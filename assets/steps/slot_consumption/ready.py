@@ -22,10 +22,10 @@ from pgsieve.decoding.publications.catalog import Catalog
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.capture import drop_publications, ensure_capture
+from pgsieve.resources.postgres.confirmation import confirm
 from pgsieve.resources.postgres.errors import SourceError
 from pgsieve.resources.postgres.slot import (
-    advance,
-    current_lsn,
+    flushed_lsn,
     has_changes,
     inserted_lsn,
     peek_query,
@@ -62,7 +62,7 @@ def ready_slot(
         elif durable is not None:
             if keeps_prepared(feed, state):
                 recover_prepared(feed, lake, names, connection.info.server_version, durable)
-            advance(connection, feed.source.name, feed.slot, durable)
+            confirm(connection, feed.source, feed.slot, durable, at_once(feed, names))
         else:  # Whoever made the slot did not come to it.
             if keeps_prepared(feed, state):
                 Prepared(lake, feed).begin(state.confirmed_lsn)
@@ -90,7 +90,7 @@ def _drain_before_created(
     Before 18 pgoutput refuses to decode such changes: a missing publication is an error then, not a warning
     (LoadPublications() in src/backend/replication/pgoutput/pgoutput.c).
     """
-    target, version = current_lsn(connection), connection.info.server_version
+    target, version = flushed_lsn(connection), connection.info.server_version
     there = list(publications)
     while there:
         query = peek_query(feed.slot, target, at_once(feed, there), version, limit=1)

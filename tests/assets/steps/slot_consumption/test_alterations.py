@@ -222,7 +222,7 @@ STEPS = {
     "record_altered": [(AlteredSlices, "append")],
     "commit_slice": [(appending, "commit_slice")],
     "record_summary": [(Slices, "append")],
-    "advance": [(reading, "advance"), (ready, "advance")],
+    "confirm": [(reading, "confirm"), (ready, "confirm")],
 }
 
 

@@ -22,6 +22,7 @@ from pgsieve.assets.steps.slot_consumption.reading import Drained
 from pgsieve.assets.steps.subscription import Feed
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.postgres import confirmation
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.slot import current_lsn
 from pgsieve.resources.postgres.slot_copy import SlotCopy, copied_slot
@@ -53,8 +54,9 @@ def server(postgres_version: int) -> Iterator[EmbeddedServer]:
 
 @pytest.fixture
 def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lake:
-    """A lake, into which whatever waits is read by two sessions."""
+    """A lake, into which whatever waits is read by two sessions, and confirmed as much is."""
     monkeypatch.setattr(reading, "BESIDE_BYTES", 0)
+    monkeypatch.setattr(confirmation, "STREAMED_BYTES", 0)
     return Lake(str(tmp_path), no_session)
 
 

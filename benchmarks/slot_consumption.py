@@ -1,0 +1,88 @@
+"""How near slot consumption comes to the speed with which a server reads a slot: drains, each beside a peek of the same changes.
+
+What catch-up applies in `benchmarks/replication.py` (1,000,000 inserts and 500,000 updates at the default size) waits in `--rounds`
+slots, and in one more. That one is peeked in every round, by one session that throws away what it is sent; one of the others is drained
+into a change log and confirmed. Which of the two comes first alternates. Prints the seconds of both, their ratio, and the medians.
+
+    python benchmarks/slot_consumption.py --rounds 12
+"""
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+import psycopg
+from replication import COLUMNS, SETTINGS, changes, quiet
+from rich.console import Console
+from rich.table import Table
+
+from pgsieve.assets.steps.slot_consumption.appending import at_once
+from pgsieve.assets.steps.slot_consumption.drain import drain
+from pgsieve.assets.steps.subscription import Feed
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.postgres.embedded import EmbeddedServer
+from pgsieve.resources.postgres.slot import current_lsn, peek_query, read_messages
+from pgsieve.resources.postgres.source import Source
+
+
+def peek(feed: Feed, upto: int) -> float:
+    """The seconds in which one session reads what waits in the slot, and throws it away."""
+    begun = time.monotonic()
+    with feed.source.connect() as connection:
+        query = peek_query(feed.slot, upto, at_once(feed, ["p"]), connection.info.server_version)
+    for _ in read_messages(feed.source.executor_conninfo(), query):
+        pass
+    return time.monotonic() - begun
+
+
+def consume(feed: Feed, lake: Lake) -> float:
+    """The seconds in which it is in the change log, and confirmed."""
+    begun = time.monotonic()
+    drain(feed, lake, [], quiet)
+    return time.monotonic() - begun
+
+
+def main() -> None:
+    """Measure and print a table."""
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    arguments.add_argument("--rows", type=int, default=2_000_000)
+    arguments.add_argument("--rounds", type=int, default=12)
+    given = arguments.parse_args()
+    pairs: list[tuple[float, float]] = []
+    results = Table("peek", "drain", "peek / drain", title="slot consumption, in seconds")
+    with (
+        tempfile.TemporaryDirectory(prefix="pgsieve-") as folder,
+        EmbeddedServer(
+            Path(folder) / "publisher", settings={**SETTINGS, "max_replication_slots": str(given.rounds + 4)}
+        ) as server,
+        psycopg.connect(server.conninfo(), autocommit=True) as connection,
+    ):
+        connection.execute(f"create table t {COLUMNS}; create publication p for table t")
+        lake = Lake(f"{folder}/lake", lambda: None)  # type: ignore[arg-type, return-value]
+        feeds = [
+            Feed(name, Source("shop", server.conninfo()), name, name, True, {"sub": ("p",)})
+            for name in ("peeked", *(f"drained_{number}" for number in range(given.rounds)))
+        ]
+        for feed in feeds:
+            drain(feed, lake, [], quiet)
+        changes(connection, "t", given.rows, 0)
+        upto = current_lsn(connection)
+        whole, *others = feeds
+        for number, feed in enumerate(others):
+            if number % 2:
+                drained, peeked = consume(feed, lake), peek(whole, upto)
+            else:
+                peeked, drained = peek(whole, upto), consume(feed, lake)
+            pairs.append((peeked, drained))
+    for peeked, drained in pairs:
+        results.add_row(f"{peeked:.2f}", f"{drained:.2f}", f"{peeked / drained:.2f}")
+    results.add_section()
+    medians = (median(column) for column in (*zip(*pairs, strict=True), [p / d for p, d in pairs]))
+    results.add_row(*(f"{each:.2f}" for each in medians))
+    Console().print(results)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+"""A slot is confirmed: by a status update of the streaming protocol where an advance would decode much.
+
+In: a slot, and the LSN up to which its changes are durable. Out: the slot, which is confirmed up to there. Raises SlotInUseError and
+SourceError.
+"""
+
+from contextlib import suppress
+from typing import Any
+
+import psycopg
+
+from pgsieve.resources.postgres.errors import SourceError
+from pgsieve.resources.postgres.plugin_options import PgoutputOptions
+from pgsieve.resources.postgres.slot import advance, slot_state
+from pgsieve.resources.postgres.source import Source
+from pgsieve.resources.postgres.stream import ReplicationStream
+
+#: An advance that decodes less WAL than this takes no longer than a walsender takes to start and to end.
+STREAMED_BYTES = 16 * 1024 * 1024
+
+
+def confirm(
+    connection: psycopg.Connection[Any], source: Source, slot: str, lsn: int, options: PgoutputOptions
+) -> None:
+    """Confirm everything that commits before `lsn`; a position the slot has passed is left as it is.
+
+    An advance decodes from restart_lsn up to there. A status update moves confirmed_flush_lsn and decodes nothing
+    (LogicalConfirmReceivedLocation() in src/backend/replication/logical/logical.c); restart_lsn stays, until `release_wal`. Where the
+    server starts no walsender, the slot is advanced; so is a failover slot, of which only an advance waits for the standbys.
+    """
+    state = slot_state(connection, slot)
+    if state is None or state.confirmed_lsn >= lsn:
+        return
+    if lsn - state.restart_lsn >= STREAMED_BYTES and not state.failover:
+        stream = ReplicationStream(source, slot, options, lsn, log=lambda _: None, connect_seconds=0)
+        with suppress(SourceError), stream:
+            # Once started, it reports the LSN that it starts at.
+            next(stream.items())
+    advance(connection, source.name, slot, lsn)

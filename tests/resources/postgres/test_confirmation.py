@@ -1,0 +1,155 @@
+"""What is confirmed by a status update is what an advance confirms, and it is not decoded for that."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+
+from pgsieve.resources.postgres import confirmation
+from pgsieve.resources.postgres.confirmation import confirm
+from pgsieve.resources.postgres.embedded import EmbeddedServer
+from pgsieve.resources.postgres.plugin_options import PgoutputOptions
+from pgsieve.resources.postgres.slot import (
+    advance,
+    create_slot,
+    flushed_lsn,
+    peek_query,
+    release_wal,
+    slot_state,
+)
+from pgsieve.resources.postgres.source import Source
+from tests.fixtures.servers import TEST_SETTINGS, new_server
+
+OPTIONS = PgoutputOptions(publications=("p",))
+
+
+@pytest.fixture
+def server(postgres_version: int) -> Iterator[EmbeddedServer]:
+    settings = {**TEST_SETTINGS, "log_min_messages": "log", "max_prepared_transactions": "10"}
+    settings |= {"log_replication_commands": "on", "max_wal_senders": "1"}
+    with new_server(postgres_version, settings) as running:
+        yield running
+
+
+@pytest.fixture
+def connection(
+    server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[psycopg.Connection[tuple[object, ...]]]:
+    """A session of a database in which whatever is confirmed is much."""
+    monkeypatch.setattr(confirmation, "STREAMED_BYTES", 0)
+    with psycopg.connect(server.conninfo(), autocommit=True) as session:
+        session.execute("CREATE TABLE t (k int, v text); CREATE PUBLICATION p FOR TABLE t")
+        yield session
+
+
+def sent(connection: psycopg.Connection, slot: str) -> list[bytes]:
+    query = peek_query(slot, flushed_lsn(connection), OPTIONS, connection.info.server_version)
+    return [bytes(data) for (data,) in connection.execute(query).fetchall()]
+
+
+def decodings(server: EmbeddedServer, slot: str) -> int:
+    return server.log.read_text(errors="replace").count(f'starting logical decoding for slot "{slot}"')
+
+
+@pytest.mark.parametrize("two_phase", [False, True])
+def test_a_status_update_confirms_what_an_advance_confirms(
+    server: EmbeddedServer, connection: psycopg.Connection, two_phase: bool
+) -> None:
+    source, numbers = Source("shop", server.conninfo()), random.Random(7)
+    for slot in ("reported", "advanced"):
+        create_slot(connection, source.name, slot, two_phase=two_phase)
+    open_ones: list[psycopg.Connection] = []
+    for number in range(40):
+        session = psycopg.connect(server.conninfo())
+        session.execute(
+            "INSERT INTO t SELECT i, repeat('x', 100) FROM generate_series(1, %s) i", [1 + number * 5]
+        )
+        match numbers.randrange(4):
+            case 0:
+                open_ones.append(session)
+            case 1:
+                with session:
+                    session.execute(f"PREPARE TRANSACTION 'g{number}'".encode())
+                if numbers.random() < 0.7:
+                    connection.execute(f"COMMIT PREPARED 'g{number}'".encode())
+            case _:
+                with session:
+                    pass
+        if open_ones and numbers.random() < 0.4:
+            with open_ones.pop(0):
+                pass
+        if number % 3 == 0:
+            connection.execute("SELECT pg_log_standby_snapshot()")
+        if number % 4 == 0:
+            lsn = flushed_lsn(connection)
+            confirm(connection, source, "reported", lsn, OPTIONS)
+            advance(connection, source.name, "advanced", lsn)
+            reported, advanced = (slot_state(connection, slot) for slot in ("reported", "advanced"))
+            assert reported
+            assert advanced
+            assert reported.confirmed_lsn == advanced.confirmed_lsn == lsn
+            assert not reported.active
+            assert sent(connection, "reported") == sent(connection, "advanced") == []
+            if number % 8 == 0:
+                release_wal(connection, source.name, "reported")
+        assert sent(connection, "reported") == sent(connection, "advanced")
+    for session in open_ones:
+        with session:
+            pass
+    assert sent(connection, "reported") == sent(connection, "advanced") != []
+
+
+def test_it_is_confirmed_without_being_decoded(
+    server: EmbeddedServer, connection: psycopg.Connection
+) -> None:
+    source = Source("shop", server.conninfo())
+    create_slot(connection, source.name, "s")
+    connection.execute("INSERT INTO t SELECT i, 'x' FROM generate_series(1, 1000) i")
+    begun, lsn = decodings(server, "s"), flushed_lsn(connection)
+    confirm(connection, source, "s", lsn, OPTIONS)
+    # The walsender's, which it ends at once; an advance would be a second one.
+    assert decodings(server, "s") == begun + 1
+    confirm(connection, source, "s", lsn, OPTIONS)
+    assert decodings(server, "s") == begun + 1
+    confirm(connection, source, "gone", lsn, OPTIONS)
+
+
+def test_little_is_confirmed_by_an_advance(
+    server: EmbeddedServer, connection: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(confirmation, "STREAMED_BYTES", 2**40)
+    assert_advanced(server, connection, Source("shop", server.conninfo()))
+
+
+def test_a_slot_is_advanced_where_no_walsender_starts(
+    server: EmbeddedServer, connection: psycopg.Connection
+) -> None:
+    with psycopg.connect(server.conninfo(), replication="database") as other:
+        assert_advanced(server, connection, Source("shop", server.conninfo()))
+        assert not other.closed
+
+
+def test_a_failover_slot_is_advanced(
+    server: EmbeddedServer, connection: psycopg.Connection, postgres_version: int
+) -> None:
+    """An advance waits until the standbys have what is confirmed (synchronized_standby_slots)."""
+    if postgres_version < 17:
+        pytest.skip("slots have `failover` from 17 on")
+    assert_advanced(server, connection, Source("shop", server.conninfo()), failover=True)
+
+
+def assert_advanced(
+    server: EmbeddedServer, connection: psycopg.Connection, source: Source, *, failover: bool = False
+) -> None:
+    create_slot(connection, source.name, "s", failover=failover)
+    connection.execute("SELECT pg_logical_emit_message(true, 'x', 'y')")
+    lsn = flushed_lsn(connection)
+    confirm(connection, source, "s", lsn, OPTIONS)
+    state = slot_state(connection, "s")
+    assert state is not None
+    assert state.confirmed_lsn == lsn
+    # Of a walsender there would be a line of its own: START_REPLICATION is logged as it is received.
+    assert "START_REPLICATION" not in server.log.read_text(errors="replace")
