@@ -11,12 +11,13 @@ import psycopg
 
 from pgsieve.resources.postgres.errors import SourceError
 from pgsieve.resources.postgres.plugin_options import PgoutputOptions
+from pgsieve.resources.postgres.receiver import end_copy, status_update
 from pgsieve.resources.postgres.slot import advance, slot_state
 from pgsieve.resources.postgres.source import Source
-from pgsieve.resources.postgres.stream import ReplicationStream
+from pgsieve.resources.postgres.stream import start_replication
 
-#: An advance that decodes less WAL than this takes no longer than a walsender takes to start and to end.
-STREAMED_BYTES = 16 * 1024 * 1024
+#: An advance that decodes less WAL than this takes about as long as a session.
+STREAMED_BYTES = 128 * 1024 * 1024
 
 
 def confirm(
@@ -32,8 +33,11 @@ def confirm(
     if state is None or state.confirmed_lsn >= lsn:
         return
     if lsn - state.restart_lsn >= STREAMED_BYTES and not state.failover:
-        stream = ReplicationStream(source, slot, options, lsn, log=lambda _: None, connect_seconds=0)
-        with suppress(SourceError), stream:
-            # Once started, it reports the LSN that it starts at.
-            next(stream.items())
+        with (
+            suppress(SourceError),
+            source.connect(replication="database", cursor_factory=psycopg.ClientCursor) as walsender,
+        ):
+            start_replication(walsender, slot, lsn, options)
+            walsender.pgconn.put_copy_data(status_update(lsn, lsn))
+            end_copy(walsender.pgconn)
     advance(connection, source.name, slot, lsn)

@@ -22,6 +22,7 @@ import numpy as np
 import psycopg
 import pyarrow as pa
 from psycopg.pq import ExecStatus
+from psycopg.pq.abc import PGconn
 
 from pgsieve.decoding.binary.octets import Octets
 from pgsieve.decoding.protocol.envelope import (
@@ -266,14 +267,9 @@ class Receiver:
         if now >= self._heard_at + self._silence_seconds:
             raise psycopg.OperationalError(f"the server has been silent for {self._silence_seconds:g} s")
         confirmed = self._confirmed
-        status = StandbyStatusUpdate(
-            written=max(self._handed_position, confirmed),
-            flushed=confirmed,
-            applied=confirmed,
-            client_time=time.time_ns() // 1000 - _POSTGRES_EPOCH_MICROS,
-            reply_requested=self._heard_at < self._reported_at,
-        )
-        self._pgconn.put_copy_data(encode_envelope(status))
+        silent = self._heard_at < self._reported_at
+        written = max(self._handed_position, confirmed)
+        self._pgconn.put_copy_data(status_update(written, confirmed, reply_requested=silent))
         self._pgconn.flush()
         self._reported, self._reported_at, self._answer_wanted = confirmed, now, False
 
@@ -285,18 +281,36 @@ class Receiver:
         return psycopg.OperationalError("the server ended the stream")
 
     def _leave(self) -> None:
-        """End the stream from this side, and wait until the server has given the slot up."""
+        """End the stream from this side after a last report, and wait until the server has given the slot up."""
         self._report(time.monotonic())
-        self._pgconn.put_copy_end()
-        self._pgconn.flush()
-        deadline = time.monotonic() + _LEAVE_SECONDS
-        incoming = select.poll()
-        incoming.register(self._pgconn.socket, select.POLLIN)
-        copying = True
-        while time.monotonic() < deadline:
-            while copying and (length := self._next_message()[0]):
-                copying = length > 0
-            if not copying and not self._pgconn.is_busy():
-                return
-            incoming.poll(_LEAVE_SECONDS * 1000)
-            self._pgconn.consume_input()
+        end_copy(self._pgconn)
+
+
+def status_update(written: int, flushed: int, *, reply_requested: bool = False) -> bytes:
+    """What tells a server how far its standby is, as of now; applied is what is flushed."""
+    return encode_envelope(
+        StandbyStatusUpdate(
+            written=written,
+            flushed=flushed,
+            applied=flushed,
+            client_time=time.time_ns() // 1000 - _POSTGRES_EPOCH_MICROS,
+            reply_requested=reply_requested,
+        )
+    )
+
+
+def end_copy(pgconn: PGconn) -> None:
+    """End a stream from this side, and wait until the server has, too: what it was sent before is done then."""
+    pgconn.put_copy_end()
+    pgconn.flush()
+    deadline = time.monotonic() + _LEAVE_SECONDS
+    incoming = select.poll()
+    incoming.register(pgconn.socket, select.POLLIN)
+    copying = True
+    while time.monotonic() < deadline:
+        while copying and (length := pgconn.get_copy_data(1)[0]):
+            copying = length > 0
+        if not copying and not pgconn.is_busy():
+            return
+        incoming.poll(_LEAVE_SECONDS * 1000)
+        pgconn.consume_input()

@@ -9,7 +9,7 @@ subclasses for a slot that is missing, in use, ahead of what is durable, or inva
 import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -149,25 +149,41 @@ def inserted_lsn(connection: psycopg.Connection[Any]) -> int:
 
 
 def flushed_lsn(connection: psycopg.Connection[Any]) -> int:
-    """The publisher's WAL insert position, once all before it is flushed: a peek and an advance read up to it without waiting.
+    """`current_lsn` where a record ends: a peek and an advance read up to there without waiting.
 
-    A server flushes in pages, too: its flush position may lie amid a record of a transaction that is open, and who reads up to there
-    waits until somebody has the rest flushed (read_local_xlog_page() in src/backend/access/transam/xlogutils.c). Where nobody does
-    so soon, a message for no one is committed. Raises what the session raises.
+    A server flushes pages, too, of transactions that are open. Who reads up to such a page waits until the rest of its last record is
+    flushed (read_local_xlog_page() in src/backend/access/transam/xlogutils.c): where nobody commits meanwhile, up to 15 seconds. So
+    where nobody soon does, an empty message is committed.
     """
-    lsn = inserted_lsn(connection)
     try:
-        Retrying(
-            retry=retry_if_result(lambda flushed: flushed < lsn),
+        flushed: int | None = Retrying(
+            retry=retry_if_result(lambda lsn: lsn is None),
             stop=stop_after_delay(_FLUSH_SECONDS),
             wait=wait_fixed(0.01),
-        )(current_lsn, connection)
+        )(_flushed_record, connection)
     except RetryError:
-        # Flushed here, whatever the role's own setting is; standbys are not waited for.
-        with connection.transaction():
+        flushed = None
+        with suppress(psycopg.errors.InsufficientPrivilege), connection.transaction():
+            # Flushed here, whatever the role's own setting is; standbys are not waited for.
             connection.execute("set local synchronous_commit to local")
             connection.execute("select pg_logical_emit_message(true, 'pgsieve', '')")
-    return lsn
+    return flushed or current_lsn(connection)
+
+
+def _flushed_record(connection: psycopg.Connection[Any]) -> int | None:
+    """`current_lsn`, or None where it may lie amid a record: between two pages of which the second has been written to."""
+    row = connection.execute(
+        "select lsn::text, (case when pg_is_in_recovery() then lsn else pg_current_wal_insert_lsn() end - lsn)::bigint,"
+        " current_setting('wal_block_size')::int, pg_size_bytes(current_setting('wal_segment_size'))"
+        " from (select case when pg_is_in_recovery() then pg_last_wal_replay_lsn() else pg_current_wal_flush_lsn() end"
+        " offset 0) flushed(lsn)"
+    ).fetchone()
+    assert row is not None
+    position, written, page_bytes, segment_bytes = row
+    lsn = parse_lsn(position)
+    # The first record of a page is inserted behind its header (XLogPageHeaderData, XLogLongPageHeaderData).
+    header_bytes = 40 if lsn % segment_bytes == 0 else 24
+    return None if lsn % page_bytes == 0 and written > header_bytes else lsn
 
 
 def system_identifier(connection: psycopg.Connection[Any]) -> str:

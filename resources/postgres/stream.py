@@ -194,7 +194,7 @@ class ReplicationStream:
             verify_slot(state, source.name, slot, self._confirmed)
             with refusing_slot(source.name, slot, "read"):
                 refuse_set_back(connection, source.name, self._confirmed)
-                _start_replication(connection, slot, self._confirmed, self._options)
+                start_replication(connection, slot, self._confirmed, self._options)
             receiver = Receiver(
                 connection,
                 self._confirmed,
@@ -238,7 +238,7 @@ def _status_seconds(connection: psycopg.Connection[Any]) -> float:
     return min(_STATUS_SECONDS, row[0] / 3000 or _STATUS_SECONDS)
 
 
-def _start_replication(
+def start_replication(
     connection: psycopg.Connection[Any], slot: str, lsn: int, options: PgoutputOptions
 ) -> None:
     """START_REPLICATION; its grammar knows no escapes in strings but the doubled quote (repl_scanner.l)."""

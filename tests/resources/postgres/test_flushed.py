@@ -41,25 +41,49 @@ def test_what_is_flushed_in_part_is_read_at_once(server: EmbeddedServer, setting
         create_slot(connection, "shop", "s")
         connection.execute("INSERT INTO t VALUES (1, 'committed')")
         open_one.execute("INSERT INTO t SELECT i, repeat('x', 100) FROM generate_series(1, 200) i")
-        position: list[int] = []
-
-        def is_flushed_in_part() -> bool:
-            position[:] = [current_lsn(connection), inserted_lsn(connection)]
-            return position[0] % 8192 == 0 and position[0] < position[1]
-
-        wait_until(is_flushed_in_part, lambda: f"{position}")
+        wait_until(lambda: is_flushed_in_part(connection), lambda: "it is not flushed in part")
+        inserted = inserted_lsn(connection)
         lsn = flushed_lsn(reading)
-        assert position[1] <= lsn <= current_lsn(reading)
+        assert inserted <= lsn <= current_lsn(reading)
         query = peek_query("s", lsn, PgoutputOptions(("p",)), connection.info.server_version)
         kinds = b"".join(data[:1] for (data,) in reading.execute(query).fetchall())
         assert kinds == b"BRIC"
         advance(reading, "shop", "s", lsn)
 
 
-def test_where_all_is_flushed_nothing_is_written(server: EmbeddedServer) -> None:
+@pytest.mark.parametrize("statement", ["CHECKPOINT", "SELECT pg_switch_wal()"])
+def test_where_all_is_flushed_nothing_is_written(server: EmbeddedServer, statement: str) -> None:
+    """Else an idle server would archive a segment at each `archive_timeout`."""
     with psycopg.connect(server.conninfo(), autocommit=True) as connection:
         connection.execute("CREATE TABLE t (k int)")
-        connection.execute("CHECKPOINT")
-        wait_until(lambda: current_lsn(connection) >= inserted_lsn(connection), lambda: "it is never flushed")
-        before = inserted_lsn(connection)
-        assert flushed_lsn(connection) == before == inserted_lsn(connection)
+        connection.execute(statement.encode())
+        # Behind a switch is the header of a page, of which nothing is flushed before it has a record.
+        wait_until(
+            lambda: inserted_lsn(connection) - current_lsn(connection) in {0, 40},
+            lambda: "it is never flushed",
+        )
+        before = inserted_lsn(connection), current_lsn(connection)
+        assert flushed_lsn(connection) == before[1]
+        assert (inserted_lsn(connection), current_lsn(connection)) == before
+
+
+def test_who_may_write_no_message_waits_for_the_server(server: EmbeddedServer) -> None:
+    with (
+        psycopg.connect(server.conninfo(), autocommit=True) as connection,
+        psycopg.connect(server.conninfo()) as open_one,
+    ):
+        connection.execute("CREATE TABLE t (k int, v text); CREATE ROLE reader LOGIN REPLICATION")
+        functions = connection.execute(
+            "SELECT oid::regprocedure::text FROM pg_proc WHERE proname = 'pg_logical_emit_message'"
+        ).fetchall()
+        for (function,) in functions:
+            connection.execute(f"REVOKE EXECUTE ON FUNCTION {function} FROM PUBLIC".encode())
+        open_one.execute("INSERT INTO t SELECT i, repeat('x', 100) FROM generate_series(1, 200) i")
+        wait_until(lambda: is_flushed_in_part(connection), lambda: "it is not flushed in part")
+        with Source("shop", server.conninfo(user="reader")).connect() as reading:
+            assert flushed_lsn(reading) % 8192 == 0
+
+
+def is_flushed_in_part(connection: psycopg.Connection) -> bool:
+    flushed = current_lsn(connection)
+    return flushed % 8192 == 0 and flushed + 40 < inserted_lsn(connection)

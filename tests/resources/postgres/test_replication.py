@@ -34,7 +34,7 @@ from pgsieve.resources.postgres.slot import (
     slot_state,
 )
 from pgsieve.resources.postgres.source import Source, literal, quote
-from pgsieve.resources.postgres.stream import ReplicationStream, Started, _start_replication
+from pgsieve.resources.postgres.stream import ReplicationStream, Started, start_replication
 from tests.fixtures.oracle import wait_until
 from tests.fixtures.servers import TEST_SETTINGS, new_server
 
@@ -367,7 +367,7 @@ def test_a_server_that_asks_is_answered(publisher: Publisher) -> None:
     """Reports by the clock alone would come too late here."""
     source, wakeup = publisher.source(wal_sender_timeout="1s"), Wakeup()
     with source.connect(replication="database") as connection:
-        _start_replication(connection, publisher.slot, publisher.start, OPTIONS)
+        start_replication(connection, publisher.slot, publisher.start, OPTIONS)
         limits = {"buffer_bytes": 1 << 20, "status_seconds": 60.0, "silence_seconds": 60.0}
         receiver = Receiver(connection, publisher.start, wakeup, **limits)
         walsender = publisher.walsender()
