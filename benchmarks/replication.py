@@ -34,7 +34,8 @@ from pgsieve.assets.steps.update_transformation.transform import transform
 from pgsieve.pipelines.config.model import load_config
 from pgsieve.pipelines.project import project
 from pgsieve.resources.postgres.embedded import EmbeddedServer
-from pgsieve.resources.postgres.slot import current_lsn, peek_query, read_messages
+from pgsieve.resources.postgres.slot import peek_query, read_messages
+from pgsieve.resources.postgres.wal import current_lsn
 
 SETTINGS = {
     "shared_buffers": "512MB",

@@ -23,8 +23,9 @@ from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.assets.steps.subscription import Feed
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.embedded import EmbeddedServer
-from pgsieve.resources.postgres.slot import current_lsn, peek_query, read_messages
+from pgsieve.resources.postgres.slot import peek_query, read_messages
 from pgsieve.resources.postgres.source import Source
+from pgsieve.resources.postgres.wal import current_lsn
 
 
 def peek(feed: Feed, upto: int) -> float:

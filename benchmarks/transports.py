@@ -20,9 +20,10 @@ from pgsieve.decoding.lsn import format_lsn
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.plugin_options import PgoutputOptions
 from pgsieve.resources.postgres.receiver import Received
-from pgsieve.resources.postgres.slot import create_slot, current_lsn, peek_query, read_messages
+from pgsieve.resources.postgres.slot import create_slot, peek_query, read_messages
 from pgsieve.resources.postgres.source import Source
 from pgsieve.resources.postgres.stream import ReplicationStream
+from pgsieve.resources.postgres.wal import current_lsn
 
 SETTINGS = {"fsync": "off", "autovacuum": "off", "max_wal_size": "8GB", "shared_buffers": "256MB"}
 SLOT, PUBLICATION = "transports", "transports"

@@ -23,7 +23,7 @@ from pgsieve.pipelines.config.model import Config
 from pgsieve.pipelines.project import Project
 from pgsieve.resources.postgres.errors import SourceUnreachableError
 from pgsieve.resources.postgres.present_catalog import present_catalog
-from pgsieve.resources.postgres.slot import current_lsn
+from pgsieve.resources.postgres.wal import current_lsn
 
 _FORMAT = 1
 #: What reading another version's text raises.

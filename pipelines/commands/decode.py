@@ -19,7 +19,6 @@ from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.plugin_options import PgoutputOptions, protocol_version
 from pgsieve.resources.postgres.slot import (
     SlotMissingError,
-    flushed_lsn,
     has_changes,
     peek_query,
     read_messages,
@@ -28,6 +27,7 @@ from pgsieve.resources.postgres.slot import (
     type_names,
     verify_slot,
 )
+from pgsieve.resources.postgres.wal import flushed_lsn
 
 #: From here on Stream Abort has its LSN and time, where streaming = parallel.
 _PARALLEL_PROTOCOL = 4

@@ -43,7 +43,7 @@ from pgsieve.pipelines.following.watch import Pulse, StalledError, Watch, servin
 from pgsieve.pipelines.project import Project, project
 from pgsieve.resources.lake.delta.errors import SparkLostError
 from pgsieve.resources.postgres.kept_sessions import sessions_kept
-from pgsieve.resources.postgres.slot import current_lsn
+from pgsieve.resources.postgres.wal import current_lsn
 from pgsieve.resources.tracing import span
 
 Tell = Callable[[RunSummary], None]

@@ -10,7 +10,7 @@ from typing import Any
 
 import psycopg
 
-from pgsieve.resources.postgres.slot import system_identifier
+from pgsieve.resources.postgres.wal import system_identifier
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,13 @@ subclasses for a slot that is missing, in use, ahead of what is durable, or inva
 import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pyarrow as pa
 from tenacity import (
-    RetryError,
     Retrying,
     retry,
     retry_if_exception_type,
@@ -29,7 +28,7 @@ from tenacity import (
 from pgsieve.decoding.lsn import format_lsn, parse_lsn
 from pgsieve.decoding.protocol.messages import Truncate, decode
 from pgsieve.resources.failpoints import Failpoint, reach
-from pgsieve.resources.postgres.errors import PassingFaultError, SourceError, refusing
+from pgsieve.resources.postgres.errors import SourceError, refusing
 from pgsieve.resources.postgres.plugin_options import PgoutputOptions
 from pgsieve.resources.postgres.sessions import Conninfo, execute
 from pgsieve.resources.postgres.source import Source, fetched, literal, quote
@@ -42,11 +41,6 @@ _BATCHES = {"adbc.postgresql.batch_size_hint_bytes": str(4 * 1024 * 1024)}
 
 
 _LOGGER = logging.getLogger(__name__)
-
-#: So long a standby has to replay what it has received.
-_REPLAY_SECONDS = 60.0
-#: So soon a server flushes where somebody commits.
-_FLUSH_SECONDS = 0.1
 
 
 class SlotError(SourceError):
@@ -103,94 +97,6 @@ _AGAINST: Mapping[str, str] = {
     "rows_removed": "set hot_standby_feedback = on at the standby",
     "wal_level_insufficient": "set wal_level = logical at the primary",
 }
-
-
-def current_lsn(connection: psycopg.Connection[Any]) -> int:
-    """The publisher's current WAL flush position: what begins before it, a peek delivers.
-
-    Beyond it a commit may be inserted and not yet flushed: a peek would miss it, and an advance would confirm it. On a
-    standby it is what is replayed, to which both of these limit themselves there (GetXLogReplayRecPtr in
-    src/backend/replication/logical/logicalfuncs.c and slotfuncs.c).
-    """
-    row = connection.execute(
-        "select case when pg_is_in_recovery() then pg_last_wal_replay_lsn() else pg_current_wal_flush_lsn() end::text"
-    ).fetchone()
-    assert row is not None
-    return parse_lsn(row[0])
-
-
-def inserted_lsn(connection: psycopg.Connection[Any]) -> int:
-    """The publisher's current WAL insert position: every transaction committed by now ends before it.
-
-    On a standby a commit is seen a moment before pg_last_wal_replay_lsn passes it (ApplyWalRecord() in
-    src/backend/access/transam/xlogrecovery.c). It was received before: what is received by now is waited for. Raises
-    PassingFaultError where that is not replayed in time.
-    """
-    row = connection.execute(
-        "select pg_is_in_recovery(), case when pg_is_in_recovery()"
-        " then greatest(pg_last_wal_receive_lsn(), pg_last_wal_replay_lsn()) else pg_current_wal_insert_lsn() end::text"
-    ).fetchone()
-    assert row is not None
-    recovering, lsn = row[0], parse_lsn(row[1])
-    if recovering:
-        try:
-            Retrying(
-                retry=retry_if_result(lambda replayed: replayed < lsn),
-                stop=stop_after_delay(_REPLAY_SECONDS),
-                wait=wait_exponential(0.01, max=1),
-            )(current_lsn, connection)
-        except RetryError:
-            raise PassingFaultError(
-                f"the standby has not replayed what it received up to {format_lsn(lsn)}",
-                hint="see whether its recovery is paused, or waits for a query of its own",
-                sqlstate="55000",
-            ) from None
-    return lsn
-
-
-def flushed_lsn(connection: psycopg.Connection[Any]) -> int:
-    """`current_lsn` where a record ends: a peek and an advance read up to there without waiting.
-
-    A server flushes pages, too, of transactions that are open. Who reads up to such a page waits until the rest of its last record is
-    flushed (read_local_xlog_page() in src/backend/access/transam/xlogutils.c): where nobody commits meanwhile, up to 15 seconds. So
-    where nobody soon does, an empty message is committed.
-    """
-    try:
-        flushed: int | None = Retrying(
-            retry=retry_if_result(lambda lsn: lsn is None),
-            stop=stop_after_delay(_FLUSH_SECONDS),
-            wait=wait_fixed(0.01),
-        )(_flushed_record, connection)
-    except RetryError:
-        flushed = None
-        with suppress(psycopg.errors.InsufficientPrivilege), connection.transaction():
-            # Flushed here, whatever the role's own setting is; standbys are not waited for.
-            connection.execute("set local synchronous_commit to local")
-            connection.execute("select pg_logical_emit_message(true, 'pgsieve', '')")
-    return flushed or current_lsn(connection)
-
-
-def _flushed_record(connection: psycopg.Connection[Any]) -> int | None:
-    """`current_lsn`, or None where it may lie amid a record: between two pages of which the second has been written to."""
-    row = connection.execute(
-        "select lsn::text, (case when pg_is_in_recovery() then lsn else pg_current_wal_insert_lsn() end - lsn)::bigint,"
-        " current_setting('wal_block_size')::int, pg_size_bytes(current_setting('wal_segment_size'))"
-        " from (select case when pg_is_in_recovery() then pg_last_wal_replay_lsn() else pg_current_wal_flush_lsn() end"
-        " offset 0) flushed(lsn)"
-    ).fetchone()
-    assert row is not None
-    position, written, page_bytes, segment_bytes = row
-    lsn = parse_lsn(position)
-    # The first record of a page is inserted behind its header (XLogPageHeaderData, XLogLongPageHeaderData).
-    header_bytes = 40 if lsn % segment_bytes == 0 else 24
-    return None if lsn % page_bytes == 0 and written > header_bytes else lsn
-
-
-def system_identifier(connection: psycopg.Connection[Any]) -> str:
-    """What tells the publisher's cluster, and its physical standbys, from every other one."""
-    row = connection.execute("select system_identifier::text from pg_control_system()").fetchone()
-    assert row is not None
-    return str(row[0])
 
 
 def slot_state(connection: psycopg.Connection[Any], slot: str) -> SlotState | None:

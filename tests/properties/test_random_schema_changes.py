@@ -39,8 +39,8 @@ from pgsieve.decoding.publications.catalog import PublishedRelation
 from pgsieve.decoding.publications.evolution import SchemaChangedError, missing_value
 from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.embedded import EmbeddedServer
-from pgsieve.resources.postgres.slot import current_lsn
 from pgsieve.resources.postgres.source import Source
+from pgsieve.resources.postgres.wal import current_lsn
 from tests.fixtures.oracle import Session
 
 Row = dict[str, str | None]

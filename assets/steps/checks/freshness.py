@@ -32,13 +32,12 @@ from pgsieve.resources.postgres.present_catalog import present_catalog
 from pgsieve.resources.postgres.slot import (
     SlotInUseError,
     SlotState,
-    current_lsn,
     first_message,
-    flushed_lsn,
     peek_query,
     slot_state,
 )
 from pgsieve.resources.postgres.source import Source
+from pgsieve.resources.postgres.wal import current_lsn, flushed_lsn
 
 #: So long a look at the slot waits for its turn: what another process does with the slot may take long.
 _TURN_SECONDS = 5.0

@@ -42,12 +42,12 @@ from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.way import Way, column_mapping
 from pgsieve.resources.postgres.errors import refusing
 from pgsieve.resources.postgres.sessions import Conninfo
-from pgsieve.resources.postgres.slot import current_lsn
 from pgsieve.resources.postgres.snapshot import (
     Chunks,
     Snapshot,
 )
 from pgsieve.resources.postgres.source import quote
+from pgsieve.resources.postgres.wal import current_lsn
 
 #: So often a copy says how far it is.
 TELL_SECONDS = 30.0

@@ -15,11 +15,8 @@ from pgsieve.assets.steps.slot_consumption.ready import ready_slot
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.decoding.publications.catalog import Catalog
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.postgres.slot import (
-    flushed_lsn,
-    release_wal,
-    slot_state,
-)
+from pgsieve.resources.postgres.slot import release_wal, slot_state
+from pgsieve.resources.postgres.wal import flushed_lsn
 
 
 def drain(

@@ -24,13 +24,8 @@ from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.capture import drop_publications, ensure_capture
 from pgsieve.resources.postgres.confirmation import confirm
 from pgsieve.resources.postgres.errors import SourceError
-from pgsieve.resources.postgres.slot import (
-    flushed_lsn,
-    has_changes,
-    inserted_lsn,
-    peek_query,
-    wait_until_free,
-)
+from pgsieve.resources.postgres.slot import has_changes, peek_query, wait_until_free
+from pgsieve.resources.postgres.wal import flushed_lsn, inserted_lsn
 
 
 def ready_slot(

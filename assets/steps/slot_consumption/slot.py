@@ -28,13 +28,12 @@ from pgsieve.resources.postgres.slot import (
     create_slot,
     drop_slot,
     enable_failover,
-    inserted_lsn,
     refuse_set_back,
     slot_state,
-    system_identifier,
     verify_slot,
 )
 from pgsieve.resources.postgres.timeline import current_timeline, refuse_divergence
+from pgsieve.resources.postgres.wal import inserted_lsn, system_identifier
 
 
 class OtherClusterError(PgsieveError):

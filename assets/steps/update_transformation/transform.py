@@ -72,7 +72,7 @@ from pgsieve.resources.lake.delta.parquet_files import Tally
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.way import Way, column_mapping
 from pgsieve.resources.postgres.present_catalog import present_catalog
-from pgsieve.resources.postgres.slot import current_lsn
+from pgsieve.resources.postgres.wal import current_lsn
 
 _LOGGER = logging.getLogger(__name__)
 

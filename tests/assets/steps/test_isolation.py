@@ -26,8 +26,8 @@ from pgsieve.assets.steps.update_transformation.transform import transform
 from pgsieve.decoding.lsn import parse_lsn
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.embedded import EmbeddedServer
-from pgsieve.resources.postgres.slot import current_lsn
 from pgsieve.resources.postgres.source import Source
+from pgsieve.resources.postgres.wal import current_lsn
 from tests.fixtures.pgsieve_replica import engine
 from tests.fixtures.servers import drop_slots
 

@@ -43,10 +43,10 @@ from pgsieve.resources.postgres.slot import (
     SlotInUseError,
     SlotMissingError,
     create_slot,
-    current_lsn,
     slot_state,
 )
 from pgsieve.resources.postgres.source import Source
+from pgsieve.resources.postgres.wal import current_lsn
 from tests.fixtures.lakes import no_session
 
 _ACTIVE = "select 1 from pg_replication_slots where database = %s and active"

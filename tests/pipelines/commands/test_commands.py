@@ -30,13 +30,8 @@ from pgsieve.pipelines.definitions import definitions
 from pgsieve.pipelines.project import project
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.errors import SourceUnreachableError
-from pgsieve.resources.postgres.slot import (
-    SlotAheadError,
-    SlotError,
-    SlotInUseError,
-    SlotMissingError,
-    system_identifier,
-)
+from pgsieve.resources.postgres.slot import SlotAheadError, SlotError, SlotInUseError, SlotMissingError
+from pgsieve.resources.postgres.wal import system_identifier
 from tests.fixtures.servers import new_server
 from tests.fixtures.shop import Shop
 from tests.fixtures.terminal import shown_on_a_terminal

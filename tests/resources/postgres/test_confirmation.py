@@ -12,15 +12,9 @@ from pgsieve.resources.postgres import confirmation
 from pgsieve.resources.postgres.confirmation import confirm
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.plugin_options import PgoutputOptions
-from pgsieve.resources.postgres.slot import (
-    advance,
-    create_slot,
-    flushed_lsn,
-    peek_query,
-    release_wal,
-    slot_state,
-)
+from pgsieve.resources.postgres.slot import advance, create_slot, peek_query, release_wal, slot_state
 from pgsieve.resources.postgres.source import Source
+from pgsieve.resources.postgres.wal import flushed_lsn
 from tests.fixtures.servers import TEST_SETTINGS, new_server
 
 OPTIONS = PgoutputOptions(publications=("p",))

@@ -9,15 +9,9 @@ import pytest
 
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.plugin_options import PgoutputOptions
-from pgsieve.resources.postgres.slot import (
-    advance,
-    create_slot,
-    current_lsn,
-    flushed_lsn,
-    inserted_lsn,
-    peek_query,
-)
+from pgsieve.resources.postgres.slot import advance, create_slot, peek_query
 from pgsieve.resources.postgres.source import Source
+from pgsieve.resources.postgres.wal import current_lsn, flushed_lsn, inserted_lsn
 from tests.fixtures.oracle import wait_until
 from tests.fixtures.servers import TEST_SETTINGS, new_server
 

@@ -29,12 +29,12 @@ from pgsieve.resources.postgres.slot import (
     SlotInUseError,
     SlotMissingError,
     create_slot,
-    current_lsn,
     drop_slot,
     slot_state,
 )
 from pgsieve.resources.postgres.source import Source, literal, quote
 from pgsieve.resources.postgres.stream import ReplicationStream, Started, start_replication
+from pgsieve.resources.postgres.wal import current_lsn
 from tests.fixtures.oracle import wait_until
 from tests.fixtures.servers import TEST_SETTINGS, new_server
 

@@ -18,9 +18,9 @@ from pgsieve.pipelines.project import project
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.errors import SourceError, SourcePermissionError, SourceUnreachableError
 from pgsieve.resources.postgres.sessions import Conninfo
-from pgsieve.resources.postgres.slot import current_lsn
 from pgsieve.resources.postgres.snapshot import exported_snapshot, read_chunk
 from pgsieve.resources.postgres.source import Source
+from pgsieve.resources.postgres.wal import current_lsn
 from tests.fixtures.servers import drop_slots
 from tests.fixtures.streamed import consume_stream
 from tests.fixtures.tls import PASSWORD, TlsServer

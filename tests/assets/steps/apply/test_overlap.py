@@ -38,8 +38,8 @@ from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.session import SESSION_SETTINGS
 from pgsieve.resources.lake.way import SMALL_BYTES_DEFAULT
 from pgsieve.resources.postgres.embedded import EmbeddedServer
-from pgsieve.resources.postgres.slot import current_lsn
 from pgsieve.resources.postgres.source import Source
+from pgsieve.resources.postgres.wal import current_lsn
 from tests.fixtures.pgsieve_replica import engine
 from tests.fixtures.servers import drop_slots
 

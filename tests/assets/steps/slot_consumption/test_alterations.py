@@ -30,8 +30,8 @@ from pgsieve.resources.postgres.alterations import catalog_digest
 from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.plugin_options import PgoutputOptions
-from pgsieve.resources.postgres.slot import current_lsn
 from pgsieve.resources.postgres.source import Source
+from pgsieve.resources.postgres.wal import current_lsn
 from tests.fixtures.oracle import Session, wait_until
 from tests.fixtures.servers import new_server
 from tests.fixtures.streamed import consume_stream

@@ -20,8 +20,9 @@ from pgsieve.assets.steps.slot_consumption.reading import drain_to
 from pgsieve.assets.steps.subscription import Feed
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.embedded import EmbeddedServer
-from pgsieve.resources.postgres.slot import create_slot, current_lsn, peek_query, slot_state
+from pgsieve.resources.postgres.slot import create_slot, peek_query, slot_state
 from pgsieve.resources.postgres.source import Source
+from pgsieve.resources.postgres.wal import current_lsn
 from tests.fixtures.lakes import no_session
 from tests.fixtures.pgsieve_replica import engine
 from tests.fixtures.servers import TEST_SETTINGS, new_server

@@ -24,9 +24,9 @@ from pgsieve.decoding.errors import PgsieveError
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres import confirmation
 from pgsieve.resources.postgres.embedded import EmbeddedServer
-from pgsieve.resources.postgres.slot import current_lsn
 from pgsieve.resources.postgres.slot_copy import SlotCopy, copied_slot
 from pgsieve.resources.postgres.source import Source
+from pgsieve.resources.postgres.wal import current_lsn
 from tests.fixtures.lakes import no_session
 from tests.fixtures.oracle import wait_until
 from tests.fixtures.servers import TEST_SETTINGS, new_server
