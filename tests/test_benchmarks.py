@@ -22,6 +22,7 @@ SMALL = {
     "object_store.py": ["--tables", "1", "--rounds", "1", "--rows", "1000", "--wait", "1"],
     "replication.py": ["--rows", "4000"],
     "scattered_updates.py": ["10000", "20000", "--updates", "100"],
+    "slot_consumption.py": ["--rows", "4000", "--rounds", "2"],
     "small_changes.py": ["1", "2"],
     "subscriptions.py": ["1", "2", "--rows", "1000", "--rounds", "1"],
     "transports.py": ["--rows", "1000", "--runs", "1"],

@@ -34,6 +34,12 @@ from pgsieve.resources.spool import FileSpool
 
 #: Several row groups a file, so that decoding a slice is shared among the cores.
 _FILE_OPTIONS = {"parquet.block.size": str(32 * 1024 * 1024), "maxRecordsPerFile": "1000000"}
+#: What ascends or repeats in a slice: written as differences in less time, and in fewer bytes.
+_ENCODINGS = {
+    field.name: "DELTA_BINARY_PACKED"
+    for field in CHANGE_LOG
+    if pa.types.is_integer(field.type) or pa.types.is_timestamp(field.type)
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +82,7 @@ def _write(lake: Lake, feed: Feed, messages: Iterable[pa.Array], end: int) -> Wr
     try:
         # Not as one stream through delta-rs, which needs more memory than one process should for its slices.
         with lake.refusing(path), ahead(passed.of(change_log_rows(messages, end))) as rows:
-            files = write_files(path, CHANGE_LOG, rows, store=lake.store)
+            files = write_files(path, CHANGE_LOG, rows, store=lake.store, encodings=_ENCODINGS)
             written = [file for batch in files for file in batch.to_pylist()]
     except LakeError:
         if passed.failure:

@@ -50,11 +50,12 @@ def write_files(
     count: Callable[[pa.RecordBatch, Tally], None] | None = None,
     store: Store = _FOLDER,
     size: int = FILE_BYTES,
+    encodings: Mapping[str, str] | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Write batches into new files of a table's folder; yields one row (`WRITTEN`) a file.
 
     A file that has `size` bytes gets no further batch. `count` adds what it wants to know of each batch to the file's tally, a
-    JSON object. Raises OSError.
+    JSON object. `encodings` are Parquet's, by column without a dictionary; plain where none is named. Raises OSError.
     """
     remaining = _row_groups(batches, min(_GROUP_BYTES, size))
     group = next(remaining, None)
@@ -71,6 +72,7 @@ def write_files(
                 compression="zstd",
                 compression_level=COMPRESSION_LEVEL,
                 use_dictionary=_repeated(schema),
+                column_encoding=encodings,
                 write_statistics=_bounded(schema),
             ) as writer,
         ):
