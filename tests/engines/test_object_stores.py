@@ -231,7 +231,7 @@ def profiles(pgsieve: Pgsieve, tmp_path_factory: pytest.TempPathFactory) -> Prof
     return Profiles(pgsieve, tmp_path_factory.mktemp("home"))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("pgsieve", ["p"], indirect=True)
 def test_a_profile_of_aws_tools_is_read_beside_an_endpoint(
     pgsieve: Pgsieve,

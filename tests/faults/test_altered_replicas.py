@@ -62,7 +62,12 @@ def _lost_checkpoint(table: DeltaTable) -> None:
         ("checking", _lost_checkpoint, "its log lacks an entry or a checkpoint"),
         pytest.param("checking", _append_only, "append-only", marks=pytest.mark.long),
         pytest.param("journal", _constraint, "validation check", marks=pytest.mark.long),
-        ("checking", _taken_key, 'somebody has taken column "id" from its replica'),
+        pytest.param(
+            "checking",
+            _taken_key,
+            'somebody has taken column "id" from its replica',
+            marks=pytest.mark.long,
+        ),
     ],
 )
 @pytest.mark.parametrize("place", [pytest.param("folder", marks=pytest.mark.long), "s3"])

@@ -130,7 +130,7 @@ def test_a_killed_copy_leaves_what_it_copied_and_the_next_run_copies_the_rest(
             if session != "snapshot"
         ),
         ("reader", "threads"),
-        ("snapshot", "threads"),
+        pytest.param("snapshot", "threads", marks=pytest.mark.long),
     ],
 )
 def test_a_session_terminated_during_a_copy_costs_time_at_most(
@@ -178,6 +178,7 @@ def test_faults_without_an_end_are_refused_and_set_nothing_aside(
         assert set(versions(pgsieve).values()) == {0}, "what was copied is copied once"
 
 
+@pytest.mark.long
 def test_connections_cut_again_and_again_during_a_copy_set_nothing_aside(
     publisher_server: EmbeddedServer, tmp_path: Path, master: str
 ) -> None:

@@ -39,7 +39,7 @@ FIRST = (
 #: What every run comes to; of several replicas also the second.
 LATER = (*(point for point in Failpoint if point not in FIRST), f"{Failpoint.REPLICA_COMMITTED}:2")
 #: `make soak-hard-day` kills many more.
-KILLS = 12
+KILLS = 6
 
 
 def test_a_first_run_killed_at_each_failpoint_in_turn_is_made_good_by_the_next(

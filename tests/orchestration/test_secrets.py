@@ -51,12 +51,14 @@ def conninfo(publisher_server: EmbeddedServer) -> Iterator[str]:
         admin.execute("drop database secrets with (force)")
 
 
-def _configuration(folder: Path, conninfo: str, secrets: dict[str, str] | None = None) -> Path:
+def _configuration(
+    folder: Path, conninfo: str, secrets: dict[str, str] | None = None, *, by_spark: bool = False
+) -> Path:
     secrets = {"password": PASSWORD} if secrets is None else secrets
     source = {"conninfo": (make_conninfo(conninfo, **secrets) if secrets else conninfo).replace("${", "$${")}
     written = {
         "lake": "./lake",
-        "spark": {"conf": {**SMALL_DATA, "spark.pgsieve.smallBytes": "-1"}},
+        "spark": {"conf": {**SMALL_DATA, **({"spark.pgsieve.smallBytes": "-1"} if by_spark else {})}},
         "sources": {"shop": source},
         "subscriptions": {
             "sales": {"source": "shop", "publications": ["p"]},
@@ -129,7 +131,9 @@ def test_secrets_are_left_nowhere(tmp_path: Path, conninfo: str) -> None:
     with psycopg.connect(conninfo, autocommit=True) as database:
         database.execute(f"insert into unapplied values (2, '{CELL}', 'NaN')")
         database.execute(f"insert into fine values (2, '{CELL}', 2)")
+    _configuration(tmp_path, conninfo, by_spark=True)
     assert pgsieve("run", "sales") == 1, "unapplied is set aside"
+    _configuration(tmp_path, conninfo)
     assert pgsieve("run", "own") == 1, "the publisher cannot evaluate the filter"
     row = {"id": pa.array([3], pa.int32()), "note": [CELL], "amount": pa.array([3], pa.decimal128(20, 2))}
     write_deltalake(str(tmp_path / "lake/sales/public/fine"), pa.table(row), mode="append")

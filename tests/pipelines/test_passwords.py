@@ -71,7 +71,7 @@ def test_no_piece_of_a_password_is_shown(server: EmbeddedServer, tmp_path: Path,
     rng = random.Random(seed)
     base, at = server.conninfo(user="secured"), f"127.0.0.1:{server.port}/postgres"
     path, codes = tmp_path / "pgsieve.yaml", set()
-    for _ in range(30):
+    for _ in range(8):
         password = _password(rng)
         written = {
             "lake": "./lake",

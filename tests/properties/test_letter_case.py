@@ -47,10 +47,10 @@ def server(publisher_server: EmbeddedServer) -> Iterator[psycopg.Connection]:
         yield connection
 
 
-def texts(rng: random.Random, letters: str) -> list[str]:
+def texts(rng: random.Random, letters: str, count: int) -> list[str]:
     """Each letter alone, and random text of letters and what stands between words."""
     around = [*letters, *"aAzZ09 -_.'%ÄÉéßΣσςK", "e\u0301", "日", "😀", "\u00ad", "٣"]
-    return [*letters, *("".join(rng.choices(around, k=rng.randint(0, 6))) for _ in range(2000))]
+    return [*letters, *("".join(rng.choices(around, k=rng.randint(0, 6))) for _ in range(count))]
 
 
 def patterns(rng: random.Random, letters: str) -> list[str]:
@@ -61,11 +61,16 @@ def patterns(rng: random.Random, letters: str) -> list[str]:
     return [f"t ~* '^[{members}]'" for members in (*sets, *ranges)] + [f"t ~* '{'|'.join(sets[0])}'"]
 
 
-def test_spark_changes_case_as_the_server_does(server: psycopg.Connection) -> None:
+@pytest.mark.parametrize("drawn", [400, pytest.param(None, marks=pytest.mark.long)])
+def test_spark_changes_case_as_the_server_does(server: psycopg.Connection, drawn: int | None) -> None:
+    """Of so many letters that are drawn, or of all."""
     rng, mapping = random.Random(SEED), case_mapping(server, "default", words=True)
     letters = "".join(sorted({*mapping.lower[0], *mapping.upper[0]}))
+    if drawn is not None:
+        letters = "".join(sorted(rng.sample(letters, drawn)))
     with psycopg.ClientCursor(server) as cursor:
-        cursor.execute(TABLE, [texts(rng, letters)])
+        cursor.execute("DROP TABLE IF EXISTS sample")
+        cursor.execute(TABLE, [texts(rng, letters, drawn or 2000)])
     filters = [*FILTERS, *patterns(rng, letters)]
     expected = server.execute(f"SELECT {', '.join(filters)} FROM sample ORDER BY id".encode()).fetchall()
     found = in_spark(server, filters, mapping)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.fixtures.oracle import Scenario
 
-_WRITERS = ["alone", "threads", pytest.param("executors", marks=pytest.mark.long)]
+_WRITERS = ["threads", *(pytest.param(writer, marks=pytest.mark.long) for writer in ("alone", "executors"))]
 pytestmark = [pytest.mark.slow, pytest.mark.parametrize("scenario", _WRITERS, indirect=True)]
 
 

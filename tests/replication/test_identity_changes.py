@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.fixtures.oracle import Scenario
+from tests.fixtures.oracle import Scenario, both_writers
 from tests.fixtures.schema_changes import alter, copies
 
 pytestmark = pytest.mark.spark
@@ -35,7 +35,7 @@ def test_another_replica_identity_copies_nothing_where_no_change_of_the_old_one_
     assert copies(scenario, "t") == {1}
 
 
-@pytest.mark.parametrize("scenario", ["process", "executors"], indirect=True)
+@both_writers
 def test_changes_before_and_after_another_replica_identity_find_their_rows(scenario: Scenario) -> None:
     two_keys(scenario)
     scenario.publisher("UPDATE t SET b = 11 WHERE a = 1; INSERT INTO t VALUES (3, 30, 'z')")

@@ -56,6 +56,9 @@ LEVELS = {
     ),
 }
 
+#: The others run with `make test-long`.
+SHORT = {"leaves of a root", "an inner table beside the leaves", "the root and an inner table in one"}
+
 
 def subscriber_tables(scenario: Scenario) -> None:
     """Each name of the tree as a table of its own."""
@@ -64,7 +67,10 @@ def subscriber_tables(scenario: Scenario) -> None:
         scenario.subscriber(f"CREATE TABLE {name} (region int, id int, note text, PRIMARY KEY (region, id))")
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(
+    "level",
+    [level if level in SHORT else pytest.param(level, marks=pytest.mark.long) for level in LEVELS],
+)
 def test_changes_go_to_the_topmost_ancestor_that_some_publication_names(
     scenario: Scenario, level: str, postgres_version: int
 ) -> None:

@@ -109,7 +109,7 @@ def test_an_update_that_finds_no_row_leaves_the_row_of_its_new_key_alone(scenari
     scenario.check(expect={"t": ["1|old", "20|new", "3|back", "4|newer", "5|old"]})
 
 
-@pytest.mark.parametrize("scenario", ["process", "executors"], indirect=True)
+@both_writers
 def test_the_identity_may_change_while_changes_stream(scenario: Scenario) -> None:
     scenario.tables(
         "CREATE TABLE t (a int PRIMARY KEY, b int NOT NULL UNIQUE, c text); "

@@ -32,7 +32,12 @@ def change(session: Session, table: str, first: int, last: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"streaming": "on"}, {"streaming": "parallel", "binary": True}], ids=["on", "parallel_binary"]
+    "options",
+    [
+        pytest.param({"streaming": "on"}, marks=pytest.mark.long),
+        {"streaming": "parallel", "binary": True},
+    ],
+    ids=["on", "parallel_binary"],
 )
 def test_interleaved_transactions_apply_as_they_commit(
     scenario: Scenario, options: dict[str, object]

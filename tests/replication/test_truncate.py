@@ -13,7 +13,13 @@ from tests.fixtures.oracle import Scenario, both_writers
 pytestmark = [pytest.mark.spark, both_writers]
 
 
-@pytest.mark.parametrize("how", ["", "RESTART IDENTITY", "CONTINUE IDENTITY", "CASCADE"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "CASCADE",
+        *(pytest.param(how, marks=pytest.mark.long) for how in ("", "RESTART IDENTITY", "CONTINUE IDENTITY")),
+    ],
+)
 def test_truncate_empties_the_table(scenario: Scenario, how: str) -> None:
     scenario.tables("CREATE TABLE tab1 (a int PRIMARY KEY, b serial)")
     scenario.publisher("INSERT INTO tab1 VALUES (1), (2), (3); CREATE PUBLICATION pub FOR TABLE tab1")

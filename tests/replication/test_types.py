@@ -70,6 +70,7 @@ def names() -> str:
     return ", ".join(column.split()[0] for column in COLUMNS.replace("numeric(8,2)", "numeric").split(","))
 
 
+@pytest.mark.long
 def test_an_array_is_a_key(scenario: Scenario) -> None:
     scenario.tables("CREATE TABLE keyed (a int[] PRIMARY KEY, b text)")
     scenario.publisher("INSERT INTO keyed VALUES ('{}', 'none'), ('{1}', 'one'), ('{1,NULL}', 'two')")

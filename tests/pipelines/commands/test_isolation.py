@@ -56,7 +56,7 @@ def test_a_subscription_that_fails_is_named_and_the_others_of_its_slot_go_on(sho
     assert shop.ids("two", "stock") == [1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("table", ["_transformed", "_cuts"])
+@pytest.mark.parametrize("table", [pytest.param("_transformed", marks=pytest.mark.long), "_cuts"])
 def test_of_a_step_that_fails_for_one_subscription_dagster_has_the_others(shop: Shop, table: str) -> None:
     assert shop.cli("run")[0] == 0
     path = _folder(shop, "one") / table
@@ -245,7 +245,7 @@ def test_a_table_whose_filter_spark_cannot_evaluate_waits_and_no_other_does(shop
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("by", ["run", "job"])
+@pytest.mark.parametrize("by", ["run", pytest.param("job", marks=pytest.mark.long)])
 def test_a_filter_that_is_altered_to_one_beyond_spark_loses_nothing(shop: Shop, by: str) -> None:
     _named(shop)
     _publish(shop, "names where (n > 0)")
@@ -369,8 +369,8 @@ def _define_badly(shop: Shop) -> None:
     ("hinder", "mend", "says"),
     [
         (_drop_publication, _create_publication, 'publication "p" does not exist'),
-        (_disagree, _agree, "cannot use different column lists"),
-        (_define_badly, _agree, "invalid publication WHERE expression"),
+        pytest.param(_disagree, _agree, "cannot use different column lists", marks=pytest.mark.long),
+        pytest.param(_define_badly, _agree, "invalid publication WHERE expression", marks=pytest.mark.long),
     ],
 )
 def test_a_subscription_whose_publications_are_refused_waits_and_no_other_does(

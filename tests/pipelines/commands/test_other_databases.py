@@ -79,7 +79,16 @@ def test_the_replicas_of_another_database_are_left_alone(shop: Shop, other: Shop
     assert (code, "every table equals the publisher" in output) == (0, True), output
 
 
-@pytest.mark.parametrize("command", [("run",), ("check",), ("resync", "one", "public.orders")])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("run",),
+        *(
+            pytest.param(command, marks=pytest.mark.long)
+            for command in (("check",), ("resync", "one", "public.orders"))
+        ),
+    ],
+)
 def test_a_slot_that_is_there_brings_no_change_of_another_database(
     shop: Shop, other: Shop, publisher_server: EmbeddedServer, tmp_path: Path, command: tuple[str, ...]
 ) -> None:

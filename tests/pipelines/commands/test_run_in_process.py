@@ -72,7 +72,7 @@ def test_few_changes_of_a_larger_replica_need_no_java_but_for_moves_beyond_a_siz
     assert (done.returncode, "no Spark session" in done.stderr) == (2, True)
 
 
-@pytest.mark.parametrize("place", [pytest.param("folder", marks=pytest.mark.long), "s3"])
+@pytest.mark.parametrize("place", ["folder", pytest.param("s3", marks=pytest.mark.long)])
 def test_rows_of_a_large_replica_are_marked_and_checked_without_java(
     request: pytest.FixtureRequest, shop: Shop, place: str
 ) -> None:

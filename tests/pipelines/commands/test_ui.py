@@ -128,7 +128,10 @@ def _started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[subproces
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGINT, *(pytest.param(n, marks=pytest.mark.long) for n in (signal.SIGTERM, signal.SIGHUP))],
+)
 def test_a_second_signal_ends_at_once_what_does_not_end_by_itself(tmp_path, monkeypatch, number):
     process, session = _started(tmp_path, monkeypatch)
     process.send_signal(number)

@@ -20,6 +20,7 @@ NOW = datetime.now(UTC)
 
 
 @pytest.mark.spark
+@pytest.mark.long
 def test_spark_leaves_what_delta_rs_leaves(tmp_path: Path) -> None:
     paths = {}
     for way, uri in (("delta-rs", str(tmp_path / "local")), ("spark", (tmp_path / "uri").as_uri())):

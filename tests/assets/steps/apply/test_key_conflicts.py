@@ -47,7 +47,7 @@ def test_what_is_not_looked_up_decides_nothing() -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("moves", [False, True])
+@pytest.mark.parametrize("moves", [pytest.param(False, marks=pytest.mark.long), True])
 def test_spark_and_this_process_see_the_same_conflicts(moves: bool) -> None:
     draw = random.Random(11)
     rows, base, expected, may = [], [], {}, set()

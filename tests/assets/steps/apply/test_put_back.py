@@ -106,11 +106,11 @@ def _after_a_copy_and_before_its_cut(patch: pytest.MonkeyPatch, shop: Shop, put_
 @pytest.mark.parametrize(
     "when",
     [
-        _after_a_resync,
+        pytest.param(_after_a_resync, marks=pytest.mark.long),
         _after_a_copy_and_before_its_cut,
-        _after_the_first_look,
+        pytest.param(_after_the_first_look, marks=pytest.mark.long),
         _before_the_commit,
-        _after_the_commit,
+        pytest.param(_after_the_commit, marks=pytest.mark.long),
         _after_a_run_without_a_cut,
         pytest.param(_after_a_repair, marks=[pytest.mark.spark, pytest.mark.long]),
     ],

@@ -127,10 +127,6 @@ def test_replicas_are_registered_described_and_unregistered_and_nothing_else_is_
     tmp_path: Path, publisher_server: EmbeddedServer, database: psycopg.Connection
 ) -> None:
     pgsieve = Pgsieve(tmp_path, publisher_server.conninfo(dbname="registered"))
-    pgsieve.sql("create database taken", "create table taken.public_orders (a int) using parquet")
-    refused = pgsieve("run", names="taken.{schema}_{table}", ends=2)
-    assert "the catalog has `taken`.`public_orders` already, and pgsieve did not register it" in refused
-    assert "choose other `names`" in refused
     names = "{subscription}.{schema}_{table}"
     pgsieve("run", names=names)
     # Nothing is new: no session is needed, and comments follow.
@@ -139,12 +135,28 @@ def test_replicas_are_registered_described_and_unregistered_and_nothing_else_is_
     replica = DeltaTable(str(tmp_path / "a lake/sales/public/orders"))
     assert replica.metadata().description == "ordered"
     assert replica.schema().fields[1].metadata == {"comment": "it's `free` text"}
-    assert pgsieve.sql("select id, note from sales.public_orders order by id") == ["(1, 'a')", "(2, 'b')"]
+    found = pgsieve.sql(
+        "select id, note from sales.public_orders order by id",
+        "create table sales.others (a int) using parquet",
+    )
+    assert found == ["(1, 'a')", "(2, 'b')"]
     removed = pgsieve("drop", "sales", names=names)
     assert "removed: `sales`.`public_orders` of the catalog" in removed
-    left = pgsieve.sql("show tables in sales", "show tables in taken")
-    assert left == ["('taken', 'public_orders', False)"]
+    assert pgsieve.sql("show tables in sales") == ["('sales', 'others', False)"]
     assert replica.version() >= 0
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("database")
+def test_a_name_that_others_have_in_the_catalog_is_refused(
+    tmp_path: Path, publisher_server: EmbeddedServer
+) -> None:
+    pgsieve = Pgsieve(tmp_path, publisher_server.conninfo(dbname="registered"))
+    pgsieve.sql("create database taken", "create table taken.public_orders (a int) using parquet")
+    refused = pgsieve("run", names="taken.{schema}_{table}", ends=2)
+    assert "the catalog has `taken`.`public_orders` already, and pgsieve did not register it" in refused
+    assert "choose other `names`" in refused
+    assert pgsieve.sql("show tables in taken") == ["('taken', 'public_orders', False)"]
 
 
 @pytest.mark.long

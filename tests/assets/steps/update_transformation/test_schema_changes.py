@@ -43,7 +43,15 @@ def published(shop: Shop) -> list[dict[str, object]]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("alteration", "row_filter"),
-    [*((alteration, "pipeline") for alteration in _ALTERATIONS), ("a column is renamed", "publisher")],
+    [
+        ("another column takes the name", "pipeline"),
+        ("a column is renamed", "publisher"),
+        *(
+            pytest.param(alteration, "pipeline", marks=pytest.mark.long)
+            for alteration in _ALTERATIONS
+            if alteration != "another column takes the name"
+        ),
+    ],
 )
 def test_a_run_that_died_before_it_recorded_a_slice_leaves_no_rows_of_the_former_columns(
     shop: Shop, alteration: str, row_filter: str, monkeypatch: pytest.MonkeyPatch
@@ -65,7 +73,16 @@ def test_a_run_that_died_before_it_recorded_a_slice_leaves_no_rows_of_the_former
     assert shop.state("one", "notes") == "ready"
 
 
-@pytest.mark.parametrize("moment", ["before the first", "after the first", "before the second"])
+@pytest.mark.parametrize(
+    "moment",
+    [
+        "after the first",
+        *(
+            pytest.param(moment, marks=pytest.mark.long)
+            for moment in ("before the first", "before the second")
+        ),
+    ],
+)
 def test_what_another_process_transforms_while_a_table_is_altered_is_not_lost(
     shop: Shop, moment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -106,7 +106,7 @@ def _lake(path: str) -> Lake:
     ("write", "asked_of"),
     [
         (_append, ["large", "double"]),
-        (_by_executor, ["real"]),
+        pytest.param(_by_executor, ["real"], marks=pytest.mark.long),
         (_delete, ["digits"]),
         *(
             pytest.param(write, _NAMES, marks=pytest.mark.long)
