@@ -128,7 +128,7 @@ def drain_to(
                     break
                 log(f"change log of {feed.name} holds everything before {format_lsn(end)}")
                 position = begin = end
-            # Once for all that was read: this, too, decodes from restart_lsn.
+            # Once for all that was read: where that was little, this decodes from restart_lsn, too.
             if confirmed < position:
                 confirm(connection, source, feed.slot, position, peek.options)
                 reach(Failpoint.SLOT_CONFIRMED)
