@@ -38,8 +38,6 @@ FIRST = (
 )
 #: What every run comes to; of several replicas also the second.
 LATER = (*(point for point in Failpoint if point not in FIRST), f"{Failpoint.REPLICA_COMMITTED}:2")
-#: `make soak-hard-day` kills many more.
-KILLS = 6
 
 
 def test_a_first_run_killed_at_each_failpoint_in_turn_is_made_good_by_the_next(
@@ -140,9 +138,13 @@ def kill_at_each(
             pgsieve.verify(database)
 
 
-@pytest.mark.parametrize("lake", ["folder", pytest.param("s3", marks=pytest.mark.long)])
+# `make soak-hard-day` kills many more.
+@pytest.mark.parametrize(
+    ("lake", "kills"),
+    [("folder", 6), *(pytest.param(lake, 12, marks=pytest.mark.long) for lake in ("folder", "s3"))],
+)
 def test_runs_killed_at_random_while_the_source_is_written_to_lose_and_repeat_nothing(
-    request: pytest.FixtureRequest, publisher_server: EmbeddedServer, tmp_path: Path, lake: str
+    request: pytest.FixtureRequest, publisher_server: EmbeddedServer, tmp_path: Path, lake: str, kills: int
 ) -> None:
     seed = int(os.environ.get("PGSIEVE_SEED") or random.SystemRandom().randrange(2**32))
     print(f"reproduce: PGSIEVE_SEED={seed}")
@@ -151,13 +153,13 @@ def test_runs_killed_at_random_while_the_source_is_written_to_lose_and_repeat_no
     store = request.getfixturevalue("s3_server") if lake == "s3" else None
     name = f"killed_at_random_{lake}"
     with site(name, publisher_server, tmp_path, master, store=store) as (pgsieve, database):
-        for number in range(1, KILLS + 1):
+        for number in range(1, kills + 1):
             with pgsieve.writing():
                 process = pgsieve.start("run", *chosen.choice([[], ["--follow"]]))
                 process.join(chosen.uniform(0, 8))
                 process.kill()
                 process.join()
-            if number % 6 == 0 or number == KILLS:
+            if number % 6 == 0 or number == kills:
                 assert pgsieve.run() == 0, pgsieve.log
                 pgsieve.verify(database)
-    print(f"{KILLS} kills, {pgsieve.transfers} transactions")
+    print(f"{kills} kills, {pgsieve.transfers} transactions")

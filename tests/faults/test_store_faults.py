@@ -387,9 +387,12 @@ def test_a_store_that_may_lose_commits_is_refused_before_anything_is_there(
     shop.settle()
 
 
+@pytest.mark.parametrize("more", [2, pytest.param(6, marks=pytest.mark.long)])
 @pytest.mark.parametrize("shop", ["process"], indirect=True)
-def test_a_store_that_is_far_away_is_asked_little_for_each_table_of_a_first_copy(shop: Shop) -> None:
-    for number in range(2):
+def test_a_store_that_is_far_away_is_asked_little_for_each_table_of_a_first_copy(
+    shop: Shop, more: int
+) -> None:
+    for number in range(more):
         shop.publish(f"more{number}")
     assert shop("run")[0] == 0, shop.log
     copying = takewhile(lambda a: a[0] != "PUT" or "/_transformed/" not in a[1], shop.proxy.answered)

@@ -124,8 +124,11 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 @pytest.mark.spark
-def test_secrets_are_left_nowhere(tmp_path: Path, conninfo: str) -> None:
-    pgsieve = Pgsieve(_configuration(tmp_path, conninfo))
+@pytest.mark.parametrize(
+    "all_by_spark", [False, pytest.param(True, marks=pytest.mark.long)], ids=["one_by_spark", "all_by_spark"]
+)
+def test_secrets_are_left_nowhere(tmp_path: Path, conninfo: str, all_by_spark: bool) -> None:
+    pgsieve = Pgsieve(_configuration(tmp_path, conninfo, by_spark=all_by_spark))
     pgsieve("validate")
     assert pgsieve("run", "sales") == 1, "uncopied is set aside"
     with psycopg.connect(conninfo, autocommit=True) as database:
@@ -133,7 +136,7 @@ def test_secrets_are_left_nowhere(tmp_path: Path, conninfo: str) -> None:
         database.execute(f"insert into fine values (2, '{CELL}', 2)")
     _configuration(tmp_path, conninfo, by_spark=True)
     assert pgsieve("run", "sales") == 1, "unapplied is set aside"
-    _configuration(tmp_path, conninfo)
+    _configuration(tmp_path, conninfo, by_spark=all_by_spark)
     assert pgsieve("run", "own") == 1, "the publisher cannot evaluate the filter"
     row = {"id": pa.array([3], pa.int32()), "note": [CELL], "amount": pa.array([3], pa.decimal128(20, 2))}
     write_deltalake(str(tmp_path / "lake/sales/public/fine"), pa.table(row), mode="append")

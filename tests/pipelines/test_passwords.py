@@ -65,13 +65,16 @@ def _shown(password: str, output: str) -> list[str]:
     return [f for f in fragments if not set(f).isdisjoint(_LETTERS) and f in output]
 
 
+@pytest.mark.parametrize("drawn", [8, pytest.param(30, marks=pytest.mark.long)])
 @pytest.mark.parametrize("form", _FORMS)
-def test_no_piece_of_a_password_is_shown(server: EmbeddedServer, tmp_path: Path, form: str) -> None:
+def test_no_piece_of_a_password_is_shown(
+    server: EmbeddedServer, tmp_path: Path, form: str, drawn: int
+) -> None:
     seed = int(os.environ.get("PGSIEVE_SEED", random.SystemRandom().randrange(1 << 32)))
     rng = random.Random(seed)
     base, at = server.conninfo(user="secured"), f"127.0.0.1:{server.port}/postgres"
     path, codes = tmp_path / "pgsieve.yaml", set()
-    for _ in range(8):
+    for _ in range(drawn):
         password = _password(rng)
         written = {
             "lake": "./lake",

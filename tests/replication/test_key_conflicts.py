@@ -192,8 +192,11 @@ def test_a_key_may_be_used_again_once_its_row_is_gone(scenario: Scenario) -> Non
         "int": "i",
         "text": "'key ' || i || repeat('x', 70 * (i % 2))",
         "date": "date '2000-01-01' + i",
+        "timestamp": "timestamp '2000-01-01 00:00:00.000001' + i * interval '1 us'",
         "timestamptz": "timestamptz 'epoch' + i * interval '1999 us'",
         "numeric(9,2)": "i / 4.0",
+        "uuid": "md5(i::text)::uuid",
+        "float8": "i / 3.0",
         "bool": "i = 1",
         "bytea": "int4send(i)",
     }

@@ -80,16 +80,18 @@ def test_every_name_is_replicated_as_the_name_that_it_is(scenario: Scenario) -> 
 
 
 @pytest.mark.parametrize(
-    "scenario",
+    ("scenario", "turns"),
     [
-        "process",
-        pytest.param("threads", marks=pytest.mark.long),
-        pytest.param("marking", marks=pytest.mark.long),
+        ("process", (2,)),
+        *(
+            pytest.param(writer, (1, 2), marks=pytest.mark.long)
+            for writer in ("process", "threads", "marking")
+        ),
     ],
-    indirect=True,
+    indirect=["scenario"],
 )
 def test_columns_and_keys_may_have_names_that_readers_and_writers_have_for_themselves(
-    scenario: Scenario,
+    scenario: Scenario, turns: tuple[int, ...]
 ) -> None:
     keyed = [f"k{number}" for number in range(len(TAKEN))]
     # Of columns only those that delta-rs leaves to this process: the others would be Spark's, which has names of its own.
@@ -105,8 +107,7 @@ def test_columns_and_keys_may_have_names_that_readers_and_writers_have_for_thems
     scenario.publisher("INSERT INTO wide (id) SELECT generate_series(1, 9)")
     scenario.subscribe("pub")
     updated = ", ".join(f"{name} = 'changed'" for name in few)
-    # The second run meets what the first has written.
-    for turn in (1, 2) if scenario.writer != "process" else (2,):
+    for turn in turns:
         scenario.publisher(
             f"UPDATE wide SET {updated} WHERE id % 3 = {turn}; DELETE FROM wide WHERE id = {turn + 2};"
             f"INSERT INTO wide (id) VALUES ({turn + 100}); INSERT INTO keyless (id) VALUES (1), (1)"
