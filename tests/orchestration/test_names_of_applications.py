@@ -217,7 +217,6 @@ _LAUNCH = """mutation($params: ExecutionParams!) { launchPipelineExecution(execu
   __typename ... on LaunchRunSuccess { run { runId } } ... on PythonError { message } } }"""
 
 
-@pytest.mark.long
 def test_the_web_interface_shows_them_and_materialises_one(application: Shop) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -148,14 +148,16 @@ def test_replicas_are_registered_described_and_unregistered_and_nothing_else_is_
 
 @pytest.mark.long
 @pytest.mark.usefixtures("database")
-def test_a_name_that_others_have_in_the_catalog_is_refused(
+def test_a_name_that_others_have_in_the_catalog_is_refused_and_theirs_stays(
     tmp_path: Path, publisher_server: EmbeddedServer
 ) -> None:
     pgsieve = Pgsieve(tmp_path, publisher_server.conninfo(dbname="registered"))
     pgsieve.sql("create database taken", "create table taken.public_orders (a int) using parquet")
-    refused = pgsieve("run", names="taken.{schema}_{table}", ends=2)
+    names = "taken.{schema}_{table}"
+    refused = pgsieve("run", names=names, ends=2)
     assert "the catalog has `taken`.`public_orders` already, and pgsieve did not register it" in refused
     assert "choose other `names`" in refused
+    pgsieve("drop", "sales", names=names)
     assert pgsieve.sql("show tables in taken") == ["('taken', 'public_orders', False)"]
 
 
