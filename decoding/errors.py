@@ -57,6 +57,7 @@ A message names the object, what is wrong and what to do; it never holds a cell 
             SourcePermissionError     resources.postgres.errors
             SourceSettingError        resources.postgres.errors
             SourceUnreachableError    resources.postgres.errors
+            UntestedServerError       resources.postgres.errors
         SparkUnavailableError         resources.lake.delta.errors
             JarsUnavailableError      resources.lake.jars
             UnsafeLogStoreError       resources.lake.session

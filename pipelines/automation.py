@@ -21,7 +21,7 @@ from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.assets.translator import AssetKind, Naming, of_subscription
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.postgres.errors import SourceUnreachableError
+from pgsieve.resources.postgres.errors import SourceError
 from pgsieve.resources.postgres.slot import resynchronisation, slot_state
 
 #: So long the sensor waits for a copy that it requested: Dagster may never hear of a run that was killed. A request too
@@ -140,7 +140,7 @@ def _slot_problem(feed: Feed, lake: Lake) -> _Problem | None:
     try:
         with feed.source.connect() as connection:
             state = slot_state(connection, feed.slot)
-    except SourceUnreachableError as error:
+    except SourceError as error:
         return _Problem(error.message, error.hint or "see whether the server is running")
     if state is None and ChangeLog(lake, feed).position() is None:
         return None

@@ -123,6 +123,7 @@ def _feed(
             source.password.get_secret_value() if source.password else None,
             tuple(part.get_secret_value() for part in source.password_command or ()),
             source.standby,
+            source.allow_untested_server,
         ),
         slot=slot,
         capture=source.capture,

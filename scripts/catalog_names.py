@@ -1,4 +1,4 @@
-"""Write decoding/values/catalog_names.py from a server's own catalog, the embedded PostgreSQL 18's.
+"""Write decoding/values/catalog_names.py from a server's own catalog, that of the newest embedded PostgreSQL.
 
 In: nothing. Out: the module's text on standard output; `tests/decoding/values/test_catalog_names.py` compares.
     python scripts/catalog_names.py > decoding/values/catalog_names.py
@@ -50,7 +50,7 @@ def _quoted(name: object) -> str:
 if __name__ == "__main__":
     with (
         tempfile.TemporaryDirectory(prefix="pgsieve-", ignore_cleanup_errors=True) as folder,
-        EmbeddedServer(Path(folder) / "data", version=18) as server,
+        EmbeddedServer(Path(folder) / "data") as server,
         psycopg.connect(server.conninfo()) as connection,
     ):
         sys.stdout.write(module(connection))

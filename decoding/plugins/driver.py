@@ -60,7 +60,7 @@ from pgsieve.decoding.protocol.messages import (
     Update,
 )
 from pgsieve.decoding.protocol.relations import PublishedRelation, RelationCache
-from pgsieve.decoding.values.quoting import NEWEST_SERVER
+from pgsieve.decoding.server_versions import NEWEST_SERVER
 
 
 @dataclass(slots=True)

@@ -54,8 +54,9 @@ from pgsieve.decoding.protocol.messages import (
     TupleData,
 )
 from pgsieve.decoding.protocol.relations import PublishedRelation
+from pgsieve.decoding.server_versions import NEWEST_SERVER
 from pgsieve.decoding.values.output_datetimes import timestamptz_text
-from pgsieve.decoding.values.quoting import NEWEST_SERVER, quote_identifier, quote_literal, quote_qualified
+from pgsieve.decoding.values.quoting import quote_identifier, quote_literal, quote_qualified
 
 _OPTIONS = (
     "include-xids",

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.row_filters.letter_case import CaseMapping
+from pgsieve.decoding.server_versions import NEWEST_SERVER
 from pgsieve.decoding.values.builtin_types import DefinedTypes
-from pgsieve.decoding.values.quoting import NEWEST_SERVER
 
 OPERATIONS = ("insert", "update", "delete", "truncate")
 

@@ -9,10 +9,8 @@ from __future__ import annotations
 import re
 from types import MappingProxyType
 
+from pgsieve.decoding.server_versions import NEWEST_SERVER
 from pgsieve.decoding.values.catalog_names import KEYWORDS
-
-NEWEST_SERVER = 180000
-"""server_version_num of the newest server whose words are known."""
 
 _PLAIN = re.compile(r"[a-z_][a-z0-9_]*")
 _SINCE = MappingProxyType(

@@ -130,6 +130,13 @@ def init(
             help="The role that replicates (default: that of the conninfo, unless it may do anything).",
         ),
     ] = None,
+    allow_untested_server: Annotated[
+        bool,
+        typer.Option(
+            "--allow-untested-server",
+            help="The server may be newer than those that pgsieve was tested with; pgsieve.yaml then says so.",
+        ),
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace files that are there already.")] = False,
     config: ConfigFile = None,
     as_json: AsJson = False,
@@ -144,7 +151,9 @@ def init(
 
     file = config or ctx.obj or Path(os.environ.get(FILE_VARIABLE) or DEFAULT_FILE)
     refuse_existing(file, force=force)
-    connection, found = connected(conninfo, password_command, source)
+    connection, found = connected(
+        conninfo, password_command, source, allow_untested_server=allow_untested_server
+    )
     choice = chosen(found, publications or [], tables or [], source, subscription, lake, role)
     report = initialise(file, connection, found, choice, force=force)
     if as_json:

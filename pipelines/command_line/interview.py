@@ -6,6 +6,7 @@ PgsieveError where an option is missing and nobody can be asked, or names what i
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 import typer
 
@@ -34,7 +35,11 @@ def _answer(question: str, default: str | None = None, *, hidden: bool = False) 
 
 
 def connected(
-    conninfo: str | None, password_command: str | None, source: str | None
+    conninfo: str | None,
+    password_command: str | None,
+    source: str | None,
+    *,
+    allow_untested_server: bool = False,
 ) -> tuple[Connection, Survey]:
     """The connection, and what its database has; a password is asked for where one is needed. Errors name the source."""
     if conninfo is None:
@@ -43,14 +48,14 @@ def connected(
                 "--conninfo is missing", hint="e.g. --conninfo 'host=db dbname=shop user=pgsieve'"
             )
         conninfo = _answer("conninfo (e.g. host=db dbname=shop user=pgsieve, or a postgresql:// URI)")
-    connection = Connection.of(conninfo, password_command)
+    connection = Connection.of(conninfo, password_command, allow_untested_server=allow_untested_server)
     try:
         return connection, survey(connection, source)
     except SourceUnreachableError as error:
         has_password = connection.password is not None or connection.password_command
         if has_password or "password" not in error.message or not _is_asked():
             raise
-    connection = Connection(connection.conninfo, _answer("password", hidden=True))
+    connection = replace(connection, password=_answer("password", hidden=True))
     return connection, survey(connection, source)
 
 

@@ -30,6 +30,7 @@ from pgsieve.pipelines.config.model import Config, parse_config
 from pgsieve.pipelines.project import project
 from pgsieve.resources.postgres.capture import CREATED
 from pgsieve.resources.postgres.catalog import read_catalog
+from pgsieve.resources.postgres.errors import UntestedServerError
 from pgsieve.resources.postgres.sessions import parameters_of
 from pgsieve.resources.postgres.source import Source
 
@@ -43,16 +44,23 @@ _HEAD = (
 class Connection:
     """How the database is reached: the conninfo without secrets, and the password, None where libpq finds one itself.
 
-    A command may print the password instead: a program and its arguments.
+    A command may print the password instead: a program and its arguments. The server may be newer than those that pgsieve
+    was tested with where that is allowed.
     """
 
     conninfo: str
     password: str | None = field(default=None, repr=False)
     password_command: tuple[str, ...] = ()
+    allow_untested_server: bool = False
 
     @classmethod
     def of(
-        cls, conninfo: str, password_command: str | None = None, environ: Mapping[str, str] = os.environ
+        cls,
+        conninfo: str,
+        password_command: str | None = None,
+        environ: Mapping[str, str] = os.environ,
+        *,
+        allow_untested_server: bool = False,
     ) -> "Connection":
         """A conninfo as a person writes it, with its password or with `${NAME}`; raises PgsieveError."""
         parameters = dict(parameters_of(conninfo))
@@ -74,7 +82,7 @@ class Connection:
                 "--password-command has a quote without its end",
                 hint="write it as in a shell, in one argument",
             ) from None
-        return cls(make_conninfo("", **parameters), password, command)
+        return cls(make_conninfo("", **parameters), password, command, allow_untested_server)
 
     @property
     def database(self) -> str:
@@ -102,8 +110,22 @@ class Survey:
 def survey(connection: Connection, source_name: str | None = None) -> Survey:
     """Look at a database; changes nothing. Errors call it by the source's name, else by the database's."""
     name = source_name or safe_name(connection.database)
-    source = Source(name, connection.conninfo, connection.password, connection.password_command)
-    source.check_ready()
+    source = Source(
+        name,
+        connection.conninfo,
+        connection.password,
+        connection.password_command,
+        allow_untested_server=connection.allow_untested_server,
+    )
+    try:
+        source.check_ready()
+    except UntestedServerError as error:
+        raise UntestedServerError(
+            error.message,
+            hint="install a pgsieve that was tested with it; or, where rows that differ are no harm, repeat this with"
+            " --allow-untested-server, which pgsieve.yaml then says",
+            sqlstate=error.sqlstate,
+        ) from None
     with source.connect() as session:
         catalog = read_catalog(session)
         row = session.execute(
@@ -215,6 +237,8 @@ def _configuration(connection: Connection, choice: Choice, variable: str | None)
     source: dict[str, object] = {"conninfo": connection.conninfo}
     if variable:
         source["password"] = f"${{{variable}}}"
+    if connection.allow_untested_server:
+        source["allow_untested_server"] = True
     publications = choice.publications
     if connection.password_command:
         # Of what a shell would read only `${` means something in pgsieve.yaml.

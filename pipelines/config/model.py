@@ -171,6 +171,7 @@ class SourceConfig(_Section):
     password: Annotated[SecretStr, AfterValidator(filled_secret)] | None = None
     password_command: Annotated[tuple[SecretStr, ...], AfterValidator(runnable)] | None = None
     standby: bool = False
+    allow_untested_server: bool = False
     slot: str
     capture: CaptureName
     publications: dict[ObjectName, PublicationConfig] = {}

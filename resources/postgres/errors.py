@@ -42,6 +42,10 @@ class SourceSettingError(SourceError):
     """A server setting stands in the way of logical replication."""
 
 
+class UntestedServerError(SourceError):
+    """The server is newer than those that pgsieve was tested with, and nobody allowed it."""
+
+
 #: SQLSTATEs, by how they begin, of what goes by: connection lost, resources exhausted, operator intervention and
 #: statement_timeout, a session's other timeouts, serialization failure, deadlock, lock_timeout (appendix A).
 _PASSING = ("08", "53", "57", "25P03", "25P04", "40001", "40P01", "55P03")

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +17,14 @@ import psycopg
 import pyarrow as pa
 from psycopg import sql
 
+from pgsieve.decoding.server_versions import NEWEST_SERVER, OLDEST_SERVER
 from pgsieve.resources.postgres.errors import (
     LockHeldError,
     PassingFaultError,
     SourceError,
     SourceSettingError,
     SourceUnreachableError,
+    UntestedServerError,
     cause_without_values,
     is_passing,
     message_without_values,
@@ -63,6 +66,8 @@ class Source:
     _password_command: tuple[str, ...] = ()
     #: Whether the server may be a standby.
     standby: bool = False
+    #: Whether the server may be newer than those that pgsieve was tested with.
+    allow_untested_server: bool = False
 
     def __repr__(self) -> str:
         return f"Source({self.name!r})"
@@ -76,6 +81,7 @@ class Source:
         """An autocommit session (`pgsieve.resources.postgres.sessions`); errors become SourceErrors.
 
         Without `options` it may be one that was used before, as new (`pgsieve.resources.postgres.kept_sessions`).
+        Raises SourceSettingError where the server is too old, UntestedServerError where it is newer than was tested and not allowed.
         """
         kept, conninfo = None if options else kept_sessions(), self._sessions
         connection = kept.take(conninfo) if kept else None
@@ -95,6 +101,7 @@ class Source:
             ) from None
         try:
             with kept.lending(conninfo, connection) if kept else connection:
+                self._check_version(connection.info.server_version)
                 yield connection
         except psycopg.Error as error:
             if connection.broken:
@@ -151,10 +158,6 @@ class Source:
         """The server's version number; raises SourceSettingError where it cannot decode, or is a standby and should not be."""
         with self.connect() as connection:
             version = connection.info.server_version
-            if version < 130000:
-                raise SourceSettingError(
-                    f'source "{self.name}": PostgreSQL {version // 10000} is too old', hint="use 13 or newer"
-                )
             row = connection.execute(
                 "select current_setting('wal_level'), pg_is_in_recovery(), pg_last_wal_receive_lsn() is not null"
             ).fetchone()
@@ -170,6 +173,24 @@ class Source:
             if is_pooled(connection):
                 self._refuse_pooler(connection)
         return version
+
+    def _check_version(self, version: int) -> None:
+        """Raise SourceError for a server that no session may be used of; warn once of an untested one that is allowed."""
+        major, oldest, newest = (number // 10000 for number in (version, OLDEST_SERVER, NEWEST_SERVER))
+        named = f'source "{self.name}": PostgreSQL {major} is'
+        if major < oldest:
+            raise SourceSettingError(f"{named} too old", hint=f"use {oldest} or newer", sqlstate="0A000")
+        if major <= newest:
+            return
+        newer = f"{named} newer than {newest}, the newest that this pgsieve was tested with"
+        if not self.allow_untested_server:
+            raise UntestedServerError(
+                newer,
+                hint="install a pgsieve that was tested with it; or, where rows that differ are no harm, set"
+                f" `allow_untested_server: true` in pgsieve.yaml, at `sources.{self.name}`",
+                sqlstate="0A000",
+            )
+        _warn_once(f"{newer}: replicas may differ from what its own subscriber would hold")
 
     def _refuse_standby(self, version: int, *, streams: bool) -> None:
         """Raise SourceSettingError where a standby is not what was meant, or cannot decode."""
@@ -209,6 +230,12 @@ class Source:
                 hint=pooler.hint,
                 sqlstate="0A000",
             )
+
+
+@cache
+def _warn_once(text: str) -> None:
+    """Log a warning the first time that this process has it."""
+    _LOGGER.warning(text)
 
 
 def fetched(cursor: "Cursor") -> Iterator[pa.RecordBatch]:

@@ -1,4 +1,4 @@
-"""A network that can be bad: a TCP proxy before a server that cuts, delays, trickles and stalls what it carries."""
+"""A network that can be bad: a TCP proxy before a server that cuts, delays, trickles, stalls and alters what it carries."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ class Proxy:
         self.cut_after: int | None = None
         #: Seconds that each piece waits, and how many bytes a piece has.
         self.delay, self.piece = 0.0, _PIECE
+        #: What the server says, and what arrives instead, of as many bytes; within one piece.
+        self.alters: tuple[bytes, bytes] | None = None
         #: How many connections were cut.
         self.cuts = 0
         self._flowing = threading.Event()
@@ -78,7 +80,7 @@ class Proxy:
                     sink.sendall(piece[: self.cut_after - carried])
                     self.cuts += 1
                     break
-                sink.sendall(piece)
+                sink.sendall(piece.replace(*self.alters) if limited and self.alters else piece)
                 carried += len(piece)
         for end in (source, sink):
             _close(end)

@@ -336,7 +336,7 @@ REFUSED = {
     "unknown in a source": (
         with_source("slots: x"),
         (3, "sources.shop.slots", "unknown key"),
-        "did you mean 'slot'? allowed here: conninfo, password, password_command, standby, slot, capture, publications",
+        "did you mean 'slot'? allowed here: conninfo, password, password_command, standby, allow_untested_server, slot, capture, publications",
     ),
     "unknown in a publication": (
         with_published("{tables: [{table: a.b}], publsh: []}"),
@@ -356,7 +356,7 @@ REFUSED = {
     "a field of the model that is no key": (
         with_source("name: x"),
         (3, "sources.shop.name", "unknown key"),
-        "the key above it is its name; allowed here: conninfo, password, password_command, standby, slot, capture, publications",
+        "the key above it is its name; allowed here: conninfo, password, password_command, standby, allow_untested_server, slot, capture, publications",
     ),
     "the path": (
         "path: /x\n" + LEAST,

@@ -1,0 +1,12 @@
+"""The servers that pgsieve replicates from: the oldest, and the newest that all tests run on, as server_version_num has them.
+
+A newer server may send, or leave out, what no rule here is written for: `resources/postgres/source.py` refuses it.
+"""
+
+from __future__ import annotations
+
+OLDEST_SERVER = 130000
+"""The first one whose pgoutput publishes a partition tree by its root."""
+
+NEWEST_SERVER = 180000
+"""The newest one that the tests run on. `tests/test_server_versions.py` compares it with what CI runs."""

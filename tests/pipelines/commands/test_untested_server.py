@@ -1,0 +1,148 @@
+"""A server newer than the newest tested one: every command refuses it before anything is created, and says the way out.
+
+The server is a real one of the newest tested version. libpq learns the version from the ParameterStatus message at the start of a
+session (section 54.2.1); a proxy alters that message, so the server says that it is one major version newer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import dagster as dg
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from pgsieve.decoding.server_versions import NEWEST_SERVER
+from pgsieve.pipelines.automation import _slot_problem
+from pgsieve.pipelines.component import PgsieveComponent
+from pgsieve.pipelines.config.model import load_config
+from pgsieve.pipelines.definitions import definitions, register_tables
+from pgsieve.pipelines.project import project
+from pgsieve.resources.postgres.embedded import EmbeddedServer
+from pgsieve.resources.postgres.errors import UntestedServerError
+from pgsieve.resources.postgres.source import Source, _warn_once
+from tests.faults.proxy import Proxy
+from tests.fixtures.shop import Shop
+
+NEWEST = NEWEST_SERVER // 10000
+REFUSED = f'source "shop": PostgreSQL {NEWEST + 1} is newer than {NEWEST}, the newest that this pgsieve was tested with'
+WAY_OUT = "set `allow_untested_server: true` in pgsieve.yaml, at `sources.shop`"
+
+
+@pytest.fixture
+def newer(shop: Shop, publisher_server: EmbeddedServer) -> Iterator[str]:
+    """The conninfo of the shop's database, on a server that says to be of the next major version."""
+    with Proxy(publisher_server.port) as proxy:
+        says = b"server_version\0%d."
+        proxy.alters = says % NEWEST, says % (NEWEST + 1)
+        conninfo = make_conninfo(
+            shop.written["sources"]["shop"]["conninfo"], port=proxy.port, gssencmode="disable"
+        )
+        with psycopg.connect(conninfo) as session:
+            assert session.info.server_version // 10000 == NEWEST + 1
+        yield conninfo
+
+
+def _configure(shop: Shop, conninfo: str, **settings: object) -> None:
+    source = {**shop.written["sources"]["shop"], "conninfo": conninfo, **settings}
+    shop.configure(sources={"shop": source})
+
+
+def _says_why(said: str) -> bool:
+    return REFUSED in " ".join(said.split()) and WAY_OUT in " ".join(said.split())
+
+
+@pytest.mark.parametrize("row_filter", ["pipeline", "publisher"])
+def test_every_command_refuses_it_and_creates_nothing(shop: Shop, newer: str, row_filter: str) -> None:
+    _configure(shop, newer)
+    subscriptions = {
+        name: {**settings, "row_filter": row_filter}
+        for name, settings in shop.written["subscriptions"].items()
+    }
+    shop.configure(subscriptions=subscriptions)
+    commands = {
+        ("validate",): 1,
+        ("run",): 2,
+        ("run", "--follow"): 2,
+        ("resync", "one"): 2,
+        ("check",): 2,
+        ("check", "--repair"): 2,
+        ("decode", "shop", "--plugin", "json"): 2,
+        ("status",): 2,
+        ("drop", "one"): 2,
+        ("refresh-defs-state",): 2,
+    }
+    if row_filter == "publisher":
+        commands[("decode", "shop", "--plugin", "json", "--slot", "pgsieve_shop_one")] = 2
+        del commands[("decode", "shop", "--plugin", "json")]
+    for command, code in commands.items():
+        ended, said = shop.cli(*command)
+        assert ended == code, (command, ended, said)
+        assert _says_why(said), (command, said)
+    assert shop.on_server() == ([], ["p", "q"])
+    assert not (shop.path.parent / "lake" / "one").exists()
+
+
+def test_assets_definitions_and_sensors_refuse_it(shop: Shop, newer: str) -> None:
+    _configure(shop, newer)
+    config = load_config(shop.path)
+    with dg.DagsterInstance.ephemeral() as instance:
+        register_tables(config, instance)  # Warns: what is known of the tables stays.
+        ran = (
+            definitions(config)
+            .resolve_job_def("shop_increments")
+            .execute_in_process(instance=instance, raise_on_error=False)
+        )
+        assert not ran.success
+        failures = [event.step_failure_data for event in ran.filter_events(lambda e: e.is_step_failure)]
+        assert any(REFUSED in str(failure.error) for failure in failures)
+    with pytest.raises(UntestedServerError, match="is newer than"):
+        PgsieveComponent(shop.path).write_state_to_path(shop.path.with_name("state.json"))
+    (feed,) = project(config).feeds.values()
+    problem = _slot_problem(feed, shop.lake)
+    assert problem is not None
+    assert (problem.text, WAY_OUT in problem.way_out) == (REFUSED, True)
+    assert shop.on_server() == ([], ["p", "q"])
+
+
+def test_it_is_used_where_that_is_allowed_with_a_warning(
+    shop: Shop, newer: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    _warn_once.cache_clear()
+    _configure(shop, newer, allow_untested_server=True)
+    code, said = shop.cli("run")
+    assert code == 0, said
+    assert f"{REFUSED}: replicas may differ from what its own subscriber would hold" in caplog.messages
+    assert caplog.messages.count(next(m for m in caplog.messages if m.startswith(REFUSED))) == 1
+    assert shop.ids("one", "orders") == [2, 3, 4]
+    assert shop.cli("check")[0] == 0
+    # The server was upgraded, or the key is taken out: what is there is left alone, and goes on with the key.
+    before = shop.on_server()
+    _configure(shop, newer, allow_untested_server=False)
+    for command in (("run",), ("drop", "one"), ("resync", "one", "public.orders")):
+        code, said = shop.cli(*command)
+        assert (code, _says_why(said)) == (2, True), said
+    assert shop.on_server() == before
+    _configure(shop, newer, allow_untested_server=True)
+    shop.database.execute("insert into orders values (5)")
+    assert shop.cli("run")[0] == 0
+    assert shop.ids("one", "orders") == [2, 3, 4, 5]
+
+
+def test_init_refuses_it_and_writes_the_key_where_it_is_asked_to(shop: Shop, newer: str) -> None:
+    written = shop.path.with_name("first.yaml")
+    arguments = ("init", "-c", str(written), "--conninfo", newer, "--publication", "p", "--source", "shop")
+    code, said = shop.cli(*arguments)
+    assert (code, REFUSED in " ".join(said.split()), "--allow-untested-server" in said) == (2, True, True), (
+        said
+    )
+    assert not written.exists()
+    code, said = shop.cli(*arguments, "--allow-untested-server")
+    assert code == 0, said
+    assert load_config(written).sources["shop"].allow_untested_server
+
+
+def test_an_executors_session_cannot_be_had_either(newer: str) -> None:
+    with pytest.raises(UntestedServerError):
+        Source("shop", newer).executor_conninfo()
