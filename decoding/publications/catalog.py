@@ -57,7 +57,7 @@ class Table:
     partitioned table; `children` those of the tables that directly inherit from a plain one. `columns_ever` counts
     the dropped columns, too (relnatts); `file` is the file that holds the rows, another one whenever all of them were
     written anew (relfilenode). `case_mappings` say how the server changes the case of letters, by collation, where its
-    row filters need that.
+    row filters need that, and `encoding` in which encoding it keeps the text that they see.
     """
 
     oid: int
@@ -74,6 +74,7 @@ class Table:
     file: int = 0
     children: tuple[int, ...] = ()
     case_mappings: tuple[tuple[str, CaseMapping], ...] = ()
+    encoding: str = "UTF8"
 
     @property
     def key(self) -> tuple[str, ...]:

@@ -33,7 +33,7 @@ def table_filter(table: Table, text: str, mappings: CaseMappings | None = None) 
     columns = {
         a.name: FilterColumn(a.name, a.type_oid, a.type_modifier, a.collation) for a in table.attributes
     }
-    return parse_row_filter(expanded(text, table), columns, table.qualified, chosen)
+    return parse_row_filter(expanded(text, table), columns, table.qualified, chosen, table.encoding)
 
 
 @lru_cache(maxsize=4096)  # A continuous run asks for each slice.

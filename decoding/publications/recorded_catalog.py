@@ -56,6 +56,8 @@ def _written(table: Table) -> dict[str, Any]:
     """A table, with the names of its collations' case mappings where it has any: each is written once."""
     plain = asdict(replace(table, case_mappings=()))
     del plain["case_mappings"]
+    if table.encoding == "UTF8":
+        del plain["encoding"]
     return {**plain, "cases": [name for name, _ in table.case_mappings]} if table.case_mappings else plain
 
 

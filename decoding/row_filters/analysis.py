@@ -21,6 +21,7 @@ from pgsieve.decoding.errors import RowFilterSyntaxError, UndefinedColumnError, 
 from pgsieve.decoding.row_filters import functions, grammar, operators, patterns, simplification, type_rules
 from pgsieve.decoding.row_filters import regex as filter_regex
 from pgsieve.decoding.row_filters.constants import InvalidConstantError, RefusedError, number_constant
+from pgsieve.decoding.row_filters.encodings import UTF8, require_alike, require_characters
 from pgsieve.decoding.row_filters.letter_case import CaseMappings, only_ascii
 from pgsieve.decoding.row_filters.nodes import (
     BOOL,
@@ -67,32 +68,31 @@ def parse_row_filter(
     columns: Mapping[str, FilterColumn],
     relation: str,
     mappings: CaseMappings = only_ascii,
+    encoding: str = UTF8,
 ) -> RowFilter:
-    """Return the row filter that `expression` is over the columns of `relation`, under the server's `mappings` of case."""
-    return _Analysis(expression, columns, relation, mappings).row_filter()
+    """Return the filter of a relation with these columns, in a database with this encoding and these `mappings` of case."""
+    return _Analysis(expression, columns, relation, mappings, encoding).row_filter()
 
 
 _SYSTEM_COLUMNS = frozenset(("tableoid", "ctid", "xmin", "xmax", "cmin", "cmax"))
-
-
 _Row = tuple[Node, ...]
 
 
+@dataclass(frozen=True, slots=True)
 class _Analysis:
     """Name and type resolution of one filter: sqlglot's tree in, nodes out."""
 
-    def __init__(
-        self, expression: str, columns: Mapping[str, FilterColumn], relation: str, mappings: CaseMappings
-    ) -> None:
-        self._expression = expression
-        self._mappings = mappings
-        self._columns = columns
-        self._relation = relation
+    _expression: str
+    _columns: Mapping[str, FilterColumn]
+    _relation: str
+    _mappings: CaseMappings
+    _encoding: str
 
     def row_filter(self) -> RowFilter:
         """Return the filter that the whole expression is, which must be boolean; it reads all columns it names."""
         try:
             tree = self._condition(grammar.parse(self._expression))
+            require_alike(tree, self._encoding)
             return RowFilter(self._expression, simplification.simplified(tree), column_names(tree))
         except RefusedError as error:
             raise self._unsupported(self._expression, str(error)) from None
@@ -218,6 +218,8 @@ class _Analysis:
         type_oid, modifier = self.type_of(part.to)
         if isinstance(part.this, exp.Array) and not part.this.expressions and type_oid in ELEMENTS:
             return type_rules.array((), ELEMENTS[type_oid])
+        if modifier and type_oid in STRINGS:
+            require_characters(self._encoding)
         # What stands left of :: is a primary; CAST(… AS …) delimits its operand. So no precedence here.
         return type_rules.cast(self._node(part.this), type_oid, modifier)
 
@@ -323,9 +325,7 @@ class _Analysis:
         value = self._node(left)
         elements = self._elements(array, value.type_oid)
         if isinstance(elements, Array) and can_fail(value):
-            self._refuse(
-                array, "PostgreSQL computes what it compares with no element but NULL, and that may fail"
-            )
+            self._refuse(array, "PostgreSQL computes what it compares with NULL alone, and that may fail")
         if isinstance(elements, Node):
             return functions.each_element(value, elements, every=every, compare=compare)
         if any(can_fail(element) and column_names(element) for element in elements):

@@ -2,7 +2,8 @@
 
 In: a connection to the publisher, and the names of publications. Out: a digest that changes with each alteration
 of them, of the tables they publish, of the partition trees these are in, of their columns, names and identities, and
-of the library by which their row filters know the case of letters; and the catalog as of a digest (`digested_catalog`). pgoutput decides by the catalog as of a change
+of the library by which their row filters know the case of letters; and the catalog as of a digest (`digested_catalog`). An
+encoding that is not UTF8 counts, too: catalogs recorded by earlier versions lack it. pgoutput decides by the catalog as of a change
 (get_rel_sync_entry() in src/backend/replication/pgoutput/pgoutput.c): between two equal digests that is one catalog.
 
 The xmin of a row also shows an alteration that was undone. Of pg_class only columns are used, not xmin: TRUNCATE and VACUUM
@@ -53,6 +54,8 @@ with recursive published as (
   select concat_ws(' ', 'index', indexrelid, indkey, indisprimary, indisreplident, indimmediate)
     from tree join pg_index on indrelid = relid where indisprimary or indisreplident
   {letters}
+  union all select concat_ws(' ', 'encoding', encoding) from pg_database
+   where datname = current_database() and pg_encoding_to_char(encoding) <> 'UTF8'
 )
 select count(*) || ' ' || sum(hashtextextended(entry, 0)) from entries e(entry)
 """

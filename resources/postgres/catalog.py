@@ -125,6 +125,7 @@ select t.oid::bigint, case when t.typtype = 'b' then 'a' else t.typtype::text en
 def read_catalog(connection: psycopg.Connection[Any], snapshot: str | None = None) -> Catalog:
     """All user tables, publications and types of the database, read in one snapshot, which may be an exported one."""
     version = connection.info.server_version
+    encoding = connection.info.parameter_status("server_encoding") or "UTF8"
     with connection.transaction():
         connection.execute("set transaction isolation level repeatable read, read only")
         if snapshot is not None:
@@ -147,6 +148,7 @@ def read_catalog(connection: psycopg.Connection[Any], snapshot: str | None = Non
                 children=tuple(children or ()),
                 columns_ever=columns,
                 file=file,
+                encoding=encoding,
             )
         publications = _read_publications(connection, version, tables)
         types_query = _TYPES.format(multirange="m.rngmultitypid" if version >= 140000 else "null")

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 #: How values are printed: as PostgreSQL's own apply worker asks for (libpqrcv_connect in
 #: src/backend/replication/libpqwalreceiver/libpqwalreceiver.c), with UTC and hex bytea beside.
 OUTPUT_SETTINGS: Mapping[str, str] = {
-    "datestyle": "ISO",
+    "datestyle": "ISO,MDY",
     "intervalstyle": "postgres",
     "extra_float_digits": "3",
     "timezone": "UTC",
@@ -44,11 +44,19 @@ OUTPUT_SETTINGS: Mapping[str, str] = {
 #: Temporary tables last: left out, they would come before pg_catalog (section 19.11.1).
 _SEARCH_PATH = "pg_catalog,pg_temp"
 
-#: Of another value of the first ADBC knows no type, as the server names their functions in quotes; of the second nothing of pgsieve's
-#: own can be made; of the third the server tells all that it does, which libpq writes to stderr.
+#: What a literal, a condition or a transaction means, and what a refusal does: as in a session of which nothing was set.
+#: docs/connections.md says what each does, and `tests/resources/test_settings.py` which others there are.
 _USUAL: Mapping[str, str] = {
+    "standard_conforming_strings": "on",
+    "backslash_quote": "safe_encoding",
+    "array_nulls": "on",
+    "transform_null_equals": "off",
+    "row_security": "on",
     "quote_all_identifiers": "off",
+    "default_transaction_isolation": "read committed",
     "default_transaction_read_only": "off",
+    "default_transaction_deferrable": "off",
+    "exit_on_error": "off",
     "client_min_messages": "notice",
 }
 
@@ -291,7 +299,7 @@ def _options(own: str | None, timeouts: Sequence[str], noticing: tuple[str, str]
     """The server's command line: of two values of a setting the later one counts."""
     switches = [f"-c {name}=0" for name in timeouts]
     switches += [f"-c {'='.join(noticing)}"] if noticing else []
-    pinned = [f"-c {name}={value}" for name, value in _PINNED.items()]
+    pinned = [f"-c {name}={value.replace(' ', chr(92) + ' ')}" for name, value in _PINNED.items()]
     return " ".join([*switches, *([own] if own else []), *pinned])
 
 

@@ -26,6 +26,19 @@ from tests.fixtures.random_filters import Expressions
 SEED = int(os.environ.get("PGSIEVE_SEED") or random.SystemRandom().randrange(1 << 32))
 BUDGET_SECONDS = float(os.environ.get("PGSIEVE_BUDGET_SECONDS", "4"))
 BATCH = 50
+#: Of one byte, of several, with characters that are the same in UTF-8, with such as are two there, and without any.
+ENCODINGS = ("LATIN1", "LATIN9", "KOI8R", "EUC_KR", "EUC_JP", "EUC_JIS_2004", "SQL_ASCII")
+#: Filters in which text of another encoding differs from UTF-8's, or might.
+ENCODED = [
+    "c = '∪'", "c <> '€' AND t = 'ä'", "c = t", "c = v", "v IN ('ä', 'я', '日本')", "c < 'b'", "c > 'é'", "greatest(c, v) = 'ä'",
+    "(c, a) < ('ä', 1)", "octet_length(c) = 2", "bit_length(t) = 8", "ascii(c) > 200", "chr(233) = c", "chr(97) = c", "length(c) = 1",
+    "left(c, 1) = 'ä'", "right(t, 1) = 'a'", "substring(c from 2) = 'b'", "position('b' in t) = 2", "strpos(c, 'ä') = 1", "lpad(c, 2) = 'a'",
+    "reverse(c) = 'ba'", "c LIKE '_'", "c LIKE 'a%'", "t LIKE '%я%'", "c ~ '^.$'", "c ~ '[à-ý]'", "c ~ '^[a-z]+$'", "c ~ '[^ä]'",
+    "md5(c) = md5('ä')", "upper(c) = 'A'", "upper(c) = 'Ä'", "lower(t) = 'a'", "c ILIKE 'A%'", "'ä' = ANY (ac)", "ac @> ARRAY['a']",
+    "array_position(ac, 'b') = 2", "ac < ARRAY['b']", "translate(c, 'ä', 'a') = 'a'", "btrim(c, 'ä') = ''", "replace(c, 'ä', 'a') = 'a'",
+    "split_part(c, 'ä', 1) = ''", "starts_with(c, 'a')", "c::varchar(1) = 'ä'", "'ä'::varchar(1) = c", "c || 'b' = 'ab'", "nullif(c, v) IS NULL",
+    "c IS DISTINCT FROM t", "p = 'ä'", "c BETWEEN 'a' AND 'z'", "CASE c WHEN '∪' THEN true END",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -83,12 +96,12 @@ def compare(sample: Sample, rows: pa.RecordBatch, batch: list[Candidate], tally:
     return left_out
 
 
-def test_random_filters_are_what_the_server_evaluates(sample: Sample, rows: pa.RecordBatch) -> None:
+def compare_random_filters(sample: Sample, rows: pa.RecordBatch, seconds: float) -> Tally:
     rng = random.Random(SEED)
     expressions, tally = Expressions(rng), Tally()
     print(f"reproduce: PGSIEVE_SEED={SEED}", flush=True)
-    deadline = time.monotonic() + BUDGET_SECONDS
-    while time.monotonic() < deadline:
+    deadline = time.monotonic() + seconds
+    while not tally.compared or time.monotonic() < deadline:
         batch: list[Candidate] = []
         while len(batch) < BATCH:
             sampled = candidate(sample, expressions.condition(rng.randint(1, 3)), tally)
@@ -96,7 +109,25 @@ def test_random_filters_are_what_the_server_evaluates(sample: Sample, rows: pa.R
                 batch.append(sampled)
         compare(sample, rows, batch, tally)
     print(f"seed {SEED}: {tally}")
-    assert tally.compared >= BATCH
+    return tally
+
+
+def test_random_filters_are_what_the_server_evaluates(sample: Sample, rows: pa.RecordBatch) -> None:
+    assert compare_random_filters(sample, rows, BUDGET_SECONDS).compared >= BATCH
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_filters_over_text_of_another_encoding_are_what_the_server_evaluates(
+    publisher_server: EmbeddedServer, encoding: str
+) -> None:
+    with filter_sample(publisher_server, "encoded_filters", SEED, encoding) as sample:
+        (rows,) = sample.rows.combine_chunks().to_batches()
+        tally = compare_random_filters(sample, rows, BUDGET_SECONDS / 4)
+        candidates = [found for text in ENCODED if (found := candidate(sample, text, tally)) is not None]
+        compare(sample, rows, candidates, tally)
+    refused = sum(n for reason, n in tally.refused.items() if f"encoding, which is {encoding}" in reason)
+    assert refused
+    assert tally.compared > BATCH / 2
 
 
 @pytest.mark.parametrize("texts", [TRAPS, FAILING])

@@ -9,7 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from pgsieve.decoding.errors import UnsupportedFilterError
+from pgsieve.decoding.publications.filters import table_filter
+from pgsieve.decoding.publications.recorded_catalog import catalog_from_json, catalog_to_json
+from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.embedded import EmbeddedServer
+from pgsieve.resources.postgres.source import Source
 from tests.fixtures.oracle import Scenario
 
 pytestmark = pytest.mark.spark
@@ -148,10 +153,17 @@ def test_text_is_converted_from_the_encoding_of_the_publisher(
     with Scenario(publisher_server, subscriber_server, tmp_path, encoding=encoding) as scenario:
         scenario.tables(f'CREATE TABLE "{table}" (a int PRIMARY KEY, "{word}" text)')
         scenario.publisher(f"""INSERT INTO "{table}" VALUES (1, '{word}'), (2, 'plain')""")
-        where = f"""WHERE ("{word}" <> 'plain')""" if encoding == "LATIN1" else ""
-        operations = " WITH (publish = 'insert')" if where else ""
-        scenario.publisher(f'CREATE PUBLICATION pub FOR TABLE "{table}" {where}{operations}')
+        where = (
+            f"""("{word}" <> 'plain' AND length("{word}") < 20 AND "{word}" LIKE '{word[:1]}%{word[1:]}')"""
+        )
+        scenario.publisher(
+            f"""CREATE PUBLICATION pub FOR TABLE "{table}" WHERE {where} WITH (publish = 'insert')"""
+        )
         scenario.subscribe("pub")
         scenario.publisher(f"""INSERT INTO "{table}" VALUES (3, '{word}{word}'), (4, 'plain')""")
-        plain = [] if where else ["2|plain", "4|plain"]
-        scenario.check(expect={table: [f"1|{word}", f"3|{word}{word}", *plain]})
+        scenario.check(expect={table: [f"1|{word}", f"3|{word}{word}"]})
+        with Source("s", scenario.publisher_conninfo).connect() as connection:
+            catalog = read_catalog(connection)
+    encoded = catalog_from_json(catalog_to_json(catalog, ["pub"])).by_name["public", table]
+    with pytest.raises(UnsupportedFilterError, match=f"encoding, which is {encoding}, not UTF8"):
+        table_filter(encoded, f"""octet_length("{word}") > 8""")

@@ -159,7 +159,7 @@ def test_the_users_own_options_count_but_for_what_is_pinned(
     names = ("lock_timeout", "work_mem", "statement_timeout", "search_path", "datestyle")
     shown = ", ".join(f"pg_catalog.current_setting('{name}')" for name in names)
     answer = KINDS[kind](conninfo, f"select {shown}").replace("pg_catalog, pg_temp", "pg_catalog,pg_temp")
-    assert answer == str(("5s", "5MB", "0", "pg_catalog,pg_temp", "ISO, DMY"))
+    assert answer == str(("5s", "5MB", "0", "pg_catalog,pg_temp", "ISO, MDY"))
 
 
 def test_a_peer_that_is_gone_is_noticed(conninfo: str) -> None:
