@@ -9,7 +9,7 @@ A message names the object, what is wrong and what to do; it never holds a cell 
         EmbeddedS3Error               resources.lake.stores.embedded_s3
         EmbeddedServerError           resources.postgres.embedded
         EndpointError                 resources.lake.stores.storage
-        EngineError                   resources.lake.engine.control
+        EngineError                   resources.lake.engine.record
         ExecutorError                 resources.lake.delta.errors
         FilterValueError              decoding.row_filters.strings
         FoldersChangedError           assets.steps.records.subscription_state

@@ -5,6 +5,7 @@ come to serve.
 """
 
 import os
+import sys
 import time
 from contextlib import suppress
 from datetime import timedelta
@@ -38,7 +39,7 @@ def status(config: Config) -> EngineReport:
         return EngineReport(False)
     return EngineReport(
         serving=True,
-        address=record.address,
+        address=engine.folder.address,
         pid=record.pid,
         version=record.version,
         current=record.fingerprint == control.fingerprint(engine.settings),
@@ -66,6 +67,8 @@ def _engine(config: Config) -> SparkEngine:
     if not engine.is_warmed:
         master = config.spark.master
         problem = f"`spark.master` is {master}" if not master.startswith("local") else "`spark.engine` is off"
+        if sys.platform != "linux":
+            problem = "it needs Linux"
         raise PgsieveError(
             f"{config.path.name} has no warm engine: {problem}",
             hint="the engine is for a local master: leave `spark.master` out, and set `spark.engine` to `use` or `start`",

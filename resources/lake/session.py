@@ -18,6 +18,7 @@ from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
 from threading import Lock
+from typing import cast
 
 import dagster as dg
 from pydantic import Field, PrivateAttr
@@ -28,8 +29,9 @@ from pyspark.sql import SparkSession
 
 from pgsieve.resources.lake.delta.errors import SparkUnavailableError
 from pgsieve.resources.lake.engine import control
+from pgsieve.resources.lake.engine.channel import EngineChannel
 from pgsieve.resources.lake.engine.host_name import name_host
-from pgsieve.resources.lake.engine.record import EngineFolder
+from pgsieve.resources.lake.engine.record import EngineError, EngineFolder
 from pgsieve.resources.lake.jars import Packages, class_path, delta_packages, fetch, s3_packages
 from pgsieve.resources.lake.stores import log_store
 from pgsieve.resources.lake.stores.storage import Storage, storage_of
@@ -67,6 +69,15 @@ LOCAL_SETTINGS: dict[str, str] = {
     "spark.databricks.delta.snapshotPartitions": "1",
     "spark.driver.memory": "4g",
 }
+
+#: Settings of a session in one process: it listens to itself only, for blocks and for messages that it takes apart as objects.
+ALONE_SETTINGS: dict[str, str] = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    # With a secret that it makes up, and that no other process needs.
+    "spark.authenticate": "true",
+}
+_ALONE = re.compile(r"local(\[.*\])?")
 
 _LOGGER = logging.getLogger(__name__)
 #: A setting that is no secret, whatever its name says.
@@ -106,6 +117,8 @@ def session_config(master: str, conf: Mapping[str, str], storage: Storage) -> di
     settings |= storage.log_store_settings()
     if master.startswith("local"):
         settings["spark.sql.shuffle.partitions"] = str(os.cpu_count() or 2)
+    if _ALONE.fullmatch(master):
+        settings |= ALONE_SETTINGS
     settings["spark.pyspark.python"] = sys.executable
     jars = [str(log_store.JAR)] if storage.platform == "s3" else []
     return {**settings, **conf, **class_path(_needed_packages(storage), jars, conf)}
@@ -164,8 +177,14 @@ def _ship_by_value() -> None:
         cloudpickle.register_pickle_by_value(import_module(package))  # type: ignore[no-untyped-call]
 
 
-#: The variable from which Spark's client takes the token of a server; the address may be printed.
-_TOKEN_VARIABLE = "SPARK_CONNECT_AUTHENTICATE_TOKEN"  # noqa: S105
+def _connected(server: str | EngineChannel) -> SparkSession:
+    """A new session of a Spark Connect server, by its address or by the engine's channel."""
+    if isinstance(server, str):
+        session: SparkSession = SparkSession.builder.remote(server).create()
+        return session
+    from pyspark.sql.connect.session import SparkSession as ConnectSession
+
+    return cast("SparkSession", ConnectSession.builder.channelBuilder(server.builder()).create())
 
 
 class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
@@ -201,8 +220,9 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
 
     @property
     def is_warmed(self) -> bool:
-        """Whether the configuration lets an engine answer for the session."""
-        return self.master.startswith("local") and self.engine != "off" and bool(self.engine_folder)
+        """Whether the configuration lets an engine answer for the session; on Linux, where it can prove that it is the one."""
+        is_wanted = self.engine != "off" and bool(self.engine_folder)
+        return is_wanted and self.master.startswith("local") and sys.platform == "linux"
 
     @property
     def folder(self) -> EngineFolder:
@@ -235,7 +255,7 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
                 self.fetch_jars()
             settings = self.settings
             if self.engine == "start":
-                with suppress(control.EngineError):
+                with suppress(EngineError):
                     control.start(self.folder, settings, timedelta(seconds=self.engine_idle))
             self._use = control.use(self.folder, settings)
         return self._use
@@ -243,12 +263,12 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
     def _of_engine(self) -> SparkSession:
         """A session of the warm engine's."""
         assert self._use is not None
-        record = self._use.record
         if self._connect is None:
-            os.environ[_TOKEN_VARIABLE] = record.token
             _ship_by_value()
         # All else it was started with; what opens the store is in no file of its folder.
-        return self._remote(record.address, storage_settings(storage_of(self.lake), self.spark_config))
+        settings = storage_settings(storage_of(self.lake), self.spark_config)
+        channel = EngineChannel(self.folder.address, self._use.target, self._use.record.token)
+        return self._remote(channel, settings)
 
     def check_store(self) -> None:
         """Raise UnsafeLogStoreError where a Spark Connect server may lose commits; sessions that are started here do not."""
@@ -277,15 +297,15 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
                 ) from error
         return self._local
 
-    def _remote(self, address: str, conf: Mapping[str, str]) -> SparkSession:
+    def _remote(self, server: str | EngineChannel, conf: Mapping[str, str]) -> SparkSession:
         if self._connect is None:
             try:
-                session = SparkSession.builder.remote(address).create()
+                session = _connected(server)
                 for key, value in {**SESSION_SETTINGS, **conf}.items():
                     session.conf.set(key, value)
             except PySparkException as error:
                 raise SparkUnavailableError(
-                    f'no Spark Connect session at "{address}": {str(error).splitlines()[0]}',
+                    f'no Spark Connect session at "{server}": {str(error).splitlines()[0]}',
                     hint="start the server, or choose another `spark.master` in pgsieve.yaml",
                 ) from error
             # With what a server commits was decided as it started; where nothing was, with Delta's own.

@@ -19,9 +19,15 @@ from importlib.metadata import version
 from typing import IO
 
 from pgsieve import __version__
-from pgsieve.decoding.errors import PgsieveError
 from pgsieve.resources.lake.engine import server
-from pgsieve.resources.lake.engine.record import EngineFolder, EngineRecord
+from pgsieve.resources.lake.engine.record import (
+    JAVA_OPTIONS,
+    SETTINGS,
+    SOCKET,
+    EngineError,
+    EngineFolder,
+    EngineRecord,
+)
 
 #: Of an engine, not of each session: it listens to this machine only, and gives memory back that it does not use.
 SERVER_SETTINGS = {
@@ -36,16 +42,24 @@ _START_SECONDS = 150.0
 _END_SECONDS = 30.0
 
 
-class EngineError(PgsieveError):
-    """The engine does not come to serve, does not end, or serves another configuration."""
-
-
 @dataclass(frozen=True)
 class Use:
-    """An engine that this process works with: it does not end before `lock` is closed, or this process ends."""
+    """An engine that this process works with: it does not end before this is closed, or this process ends."""
 
     record: EngineRecord
     lock: IO[bytes]
+    #: The engine's folder, open: what is dialled is in it, whatever its name comes to mean, however long that is.
+    folder: int
+
+    @property
+    def target(self) -> str:
+        """Where the engine is reached, as gRPC names it."""
+        return f"unix:/proc/self/fd/{self.folder}/{SOCKET}"
+
+    def close(self) -> None:
+        """Work with it no more."""
+        self.lock.close()
+        os.close(self.folder)
 
 
 def fingerprint(settings: Mapping[str, str]) -> str:
@@ -56,15 +70,18 @@ def fingerprint(settings: Mapping[str, str]) -> str:
 
 
 def use(folder: EngineFolder, settings: Mapping[str, str]) -> Use | None:
-    """Use the engine that serves these settings; None where none does."""
-    if not folder.path.is_dir():
+    """Use the engine that serves these settings; None where none does, and where its folder is not this user's alone."""
+    try:
+        opened = folder.open()
+    except (OSError, EngineError):
         return None
     lock = _used(folder)
     record = folder.read()
     if record is None or record.fingerprint != fingerprint(settings):
         lock.close()
+        os.close(opened)
         return None
-    return Use(record, lock)
+    return Use(record, lock, opened)
 
 
 def _used(folder: EngineFolder) -> IO[bytes]:
@@ -110,11 +127,15 @@ def launch(
             if record.fingerprint == fingerprint(settings):
                 return False
             _replace(folder, record)
-        folder.write_private(folder.settings, _properties({**settings, **SERVER_SETTINGS, **_java(settings)}))
-        with folder.log.open("wb") as log:
-            folder.log.chmod(0o600)
+        options = {_JAVA_OPTIONS: f"-XX:VMOptionsFile={JAVA_OPTIONS}"}
+        folder.write_private(SETTINGS, _properties({**settings, **SERVER_SETTINGS, **options}))
+        folder.write_private(JAVA_OPTIONS, f"{_GIVES_BACK} {settings.get(_JAVA_OPTIONS, '')}")
+        with folder.opened() as opened:
+            log = os.open(folder.log.name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600, dir_fd=opened)
             process = subprocess.Popen(  # noqa: S603 - our own interpreter, no shell
-                [sys.executable, "-m", server.__name__, str(folder.path)],
+                # Nothing in the current folder is a module.
+                [sys.executable, "-P", "-m", server.__name__],
+                cwd=f"/proc/self/fd/{opened}",
                 # The system's own may lack a token that is kept out of the lake's requests (`keep_token_out`).
                 env=dict(os.environ),
                 stdin=subprocess.PIPE,
@@ -122,6 +143,7 @@ def launch(
                 stderr=log,
                 start_new_session=True,
             )
+            os.close(log)
         plan = server.Plan(fingerprint(settings), idle.total_seconds(), owner)
         assert process.stdin is not None
         with process.stdin:
@@ -177,10 +199,6 @@ def is_used(folder: EngineFolder) -> bool:
         return True
     lock.close()
     return False
-
-
-def _java(settings: Mapping[str, str]) -> dict[str, str]:
-    return {_JAVA_OPTIONS: f"{_GIVES_BACK} {settings.get(_JAVA_OPTIONS, '')}".strip()}
 
 
 def _properties(settings: Mapping[str, str]) -> str:

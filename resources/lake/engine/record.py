@@ -1,41 +1,54 @@
-"""What a running engine tells of itself: files of one folder, which only their owner can read.
+"""What a running engine tells of itself: files of one folder that is its owner's alone.
 
     <folder>/serving   locked by the engine's process as long as it lives
     <folder>/used      locked, shared, by each process that works with the engine; the engine locks it for itself to end
-    <folder>/engine.json   where Spark listens, the token it asks for, and what it was started with
+    <folder>/engine.json   the token that Spark asks for, and what the engine was started with
+    <folder>/socket    where the engine is reached
+    <folder>/spark.conf, java.options   what Spark's process is started with
     <folder>/engine.log    what Spark prints
 
 The system gives locks back when a process ends, however it ends: no file has to be cleared away after a kill. A lock on
-a file is a machine's own, as the engine is.
+a file is a machine's own, as the engine is. Each access opens the folder itself, and asks whose it is: where others may
+write beside it, its name may come to mean a folder of theirs. Raises EngineError where it is not this user's alone.
 """
 
 import fcntl
 import json
 import os
-from contextlib import suppress
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
 
+from pgsieve.decoding.errors import PgsieveError
+
+#: The name of the socket in the folder.
+SOCKET = "socket"
+#: Spark's settings, which may hold secrets: not in the command that starts it, which every user can read.
+SETTINGS = "spark.conf"
+#: Options of the JVM, for the same reason.
+JAVA_OPTIONS = "java.options"
+_RECORD = "engine.json"
+
+
+class EngineError(PgsieveError):
+    """The engine does not come to serve, does not end, serves another configuration, or has a folder that is not its user's."""
+
 
 @dataclass(frozen=True)
 class EngineRecord:
-    """A running engine: its process, Spark's process, the port on this host, the token, and what it was started with."""
+    """A running engine: its process, Spark's process, the token, and what it was started with."""
 
     pid: int
     spark_pid: int
-    port: int
     token: str
     #: What the session that it stands for would be made of; another engine answers for another one.
     fingerprint: str
     version: str
     #: Seconds since 1970 in which it began to serve.
     since: float
-
-    @property
-    def address(self) -> str:
-        """The address as `spark.master` has it; without the token."""
-        return f"sc://localhost:{self.port}"
 
 
 @dataclass(frozen=True)
@@ -45,23 +58,44 @@ class EngineFolder:
     path: Path
 
     @property
+    def address(self) -> str:
+        """Where the engine is reached, as it is shown."""
+        return f"unix:{self.path / SOCKET}"
+
+    @property
     def log(self) -> Path:
         """What Spark and the engine's process print."""
         return self.path / "engine.log"
 
-    @property
-    def settings(self) -> Path:
-        """Spark's settings, which may hold secrets: not in the command that starts it, which every user can read."""
-        return self.path / "spark.conf"
-
-    @property
-    def _record(self) -> Path:
-        return self.path / "engine.json"
-
     def make(self) -> None:
-        """Make the folder, for its owner only."""
+        """Make the folder, for its owner only. Raises EngineError where it is another user's."""
         self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self.path.chmod(0o700)
+        if self.path.stat().st_uid == os.geteuid():
+            self.path.chmod(0o700)
+        with self.opened():
+            return
+
+    def open(self) -> int:
+        """The open folder, whatever its name comes to mean. Raises EngineError where it is not this user's alone, and OSError."""
+        folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        status = os.fstat(folder)
+        if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
+            os.close(folder)
+            raise EngineError(
+                f"the engine's folder {self.path} is not this user's alone, and is not used",
+                hint="delete it; pgsieve makes it again, for its user only",
+                sqlstate="42501",
+            )
+        return folder
+
+    @contextmanager
+    def opened(self) -> Iterator[int]:
+        """The open folder within a block. See `open`."""
+        folder = self.open()
+        try:
+            yield folder
+        finally:
+            os.close(folder)
 
     def is_serving(self) -> bool:
         """Whether an engine's process lives."""
@@ -75,7 +109,8 @@ class EngineFolder:
 
     def lock(self, name: str, *, shared: bool = False) -> IO[bytes] | None:
         """The lock of a file, held until it is closed; None where another process holds it."""
-        file = (self.path / name).open("ab")
+        with self.opened() as folder:
+            file = os.fdopen(os.open(name, os.O_RDWR | os.O_CREAT, 0o600, dir_fd=folder), "rb")
         try:
             fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -85,24 +120,29 @@ class EngineFolder:
 
     def read(self) -> EngineRecord | None:
         """What the running engine tells; None where none runs, or it does not serve yet."""
-        with suppress(OSError, ValueError, TypeError):
-            record = EngineRecord(**json.loads(self._record.read_text(encoding="utf-8")))
+        with suppress(OSError, ValueError, TypeError), self.opened() as folder:
+            with os.fdopen(os.open(_RECORD, os.O_RDONLY, dir_fd=folder), encoding="utf-8") as file:
+                record = EngineRecord(**json.load(file))
             if self.is_serving():
                 return record
         return None
 
     def write(self, record: EngineRecord) -> None:
         """Tell of an engine that serves now."""
-        self.write_private(self._record, json.dumps(asdict(record)))
+        self.write_private(_RECORD, json.dumps(asdict(record)))
 
     def forget(self) -> None:
         """Tell nobody of the engine any more."""
-        self._record.unlink(missing_ok=True)
+        with suppress(FileNotFoundError), self.opened() as folder:
+            os.unlink(_RECORD, dir_fd=folder)
 
-    def write_private(self, path: Path, text: str) -> None:
+    def write_private(self, name: str, text: str) -> None:
         """Write a file that only its owner can read, as a whole or not at all."""
-        beside = path.with_suffix(".new")
-        beside.unlink(missing_ok=True)
-        with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(text)
-        beside.replace(path)
+        beside = f"{name}.new"
+        with self.opened() as folder:
+            with suppress(FileNotFoundError):
+                os.unlink(beside, dir_fd=folder)
+            new = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
+            with os.fdopen(new, "w", encoding="utf-8") as file:
+                file.write(text)
+            os.replace(beside, name, src_dir_fd=folder, dst_dir_fd=folder)

@@ -1,10 +1,11 @@
 """The engine's own process: starts Spark Connect, tells where it is, and ends it.
 
-In: a folder with Spark's settings, and a plan as JSON on standard input. Out: the folder's record as long as Spark
-serves. It ends when Spark does, on SIGTERM, when its folder is gone, and when nobody has used it for some time; that
-time does not pass while the process lives that it was started for, and is over when that one has ended.
+In: the current folder with Spark's settings, and a plan as JSON on standard input; nothing in arguments, which every user
+can read. Out: the folder's record as long as Spark serves. It ends when Spark does, on SIGTERM, when its folder is gone, and
+when nobody has used it for some time; that time does not pass while the process lives that it was started for, and is over
+when that one has ended.
 
-    python -m pgsieve.resources.lake.engine.server FOLDER < plan.json
+    python -P -m pgsieve.resources.lake.engine.server < plan.json
 """
 
 import json
@@ -19,8 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pgsieve import __version__
+from pgsieve.resources.lake.engine.entrance import connected, open_entrance
 from pgsieve.resources.lake.engine.host_name import name_host
-from pgsieve.resources.lake.engine.record import EngineFolder, EngineRecord
+from pgsieve.resources.lake.engine.record import SETTINGS, EngineFolder, EngineRecord
 from pgsieve.resources.processes import end_with_parent
 
 _LOOK_SECONDS = 0.5
@@ -48,9 +50,10 @@ def serve(folder: EngineFolder, plan: Plan) -> int:
         signal.signal(signal.SIGTERM, _end)
         signal.signal(signal.SIGINT, _end)
         name_host("local")
+        with Path(SETTINGS).open("a", encoding="utf-8") as settings:
+            settings.write(f"spark.connect.grpc.binding.port={port}\n")
         spark = subprocess.Popen(  # noqa: S603 - Spark's own script; this process has one thread
-            _command(folder, port),
-            cwd=folder.path,
+            _command(),
             env={**os.environ, "SPARK_CONNECT_AUTHENTICATE_TOKEN": token, "PYSPARK_PYTHON": sys.executable},
             stdin=subprocess.DEVNULL,
             preexec_fn=end_with_parent,  # noqa: PLW1509 - this process has one thread
@@ -58,8 +61,9 @@ def serve(folder: EngineFolder, plan: Plan) -> int:
         try:
             if not _answers(spark, port):
                 return 1
+            open_entrance(spark.pid, port)
             folder.write(
-                EngineRecord(os.getpid(), spark.pid, port, token, plan.fingerprint, __version__, time.time())
+                EngineRecord(os.getpid(), spark.pid, token, plan.fingerprint, __version__, time.time())
             )
             _wait(folder, plan, spark)
         finally:
@@ -68,13 +72,12 @@ def serve(folder: EngineFolder, plan: Plan) -> int:
     return 0
 
 
-def _command(folder: EngineFolder, port: int) -> list[str]:
+def _command() -> list[str]:
     import pyspark
 
     submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
     return [
-        *(str(submit), "--properties-file", str(folder.settings)),
-        *("--conf", f"spark.connect.grpc.binding.port={port}"),
+        *(str(submit), "--properties-file", SETTINGS),
         *("--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "spark-internal"),
     ]
 
@@ -89,10 +92,9 @@ def _answers(spark: subprocess.Popen[bytes], port: int) -> bool:
     """Wait until Spark listens; False where it ended, or does not come to it."""
     deadline = time.monotonic() + _STARTED_SECONDS
     while spark.poll() is None and time.monotonic() < deadline:
-        with socket.socket() as connection:
-            connection.settimeout(_LOOK_SECONDS)
-            if connection.connect_ex(("127.0.0.1", port)) == 0:
-                return True
+        if connection := connected(spark.pid, port):
+            connection.close()
+            return True
         time.sleep(_LOOK_SECONDS / 5)
     return False
 
@@ -100,7 +102,7 @@ def _answers(spark: subprocess.Popen[bytes], port: int) -> bool:
 def _wait(folder: EngineFolder, plan: Plan, spark: subprocess.Popen[bytes]) -> None:
     """Return when there is a reason to end; nobody begins to use the engine then."""
     last_use = time.monotonic()
-    while spark.poll() is None and folder.path.is_dir():
+    while spark.poll() is None and _is_there():
         unused = folder.lock("used")
         if unused is None:
             last_use = time.monotonic()
@@ -110,6 +112,14 @@ def _wait(folder: EngineFolder, plan: Plan, spark: subprocess.Popen[bytes]) -> N
                     folder.forget()
                     return
         time.sleep(_LOOK_SECONDS)
+
+
+def _is_there() -> bool:
+    """Whether the current folder has not been deleted."""
+    try:
+        return bool(os.getcwd())  # noqa: PTH109 - a Path is the same where the folder is gone
+    except FileNotFoundError:
+        return False
 
 
 def _is_over(plan: Plan, unused_seconds: float) -> bool:
@@ -142,4 +152,4 @@ def _stop(spark: subprocess.Popen[bytes]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(serve(EngineFolder(Path(sys.argv[1])), Plan(**json.load(sys.stdin))))
+    sys.exit(serve(EngineFolder(Path()), Plan(**json.load(sys.stdin))))

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pgsieve.resources.lake.engine import control
-from pgsieve.resources.lake.engine.record import EngineFolder, EngineRecord
+from pgsieve.resources.lake.engine.record import EngineError, EngineFolder, EngineRecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -49,7 +49,7 @@ def folder(tmp_path: Path) -> EngineFolder:
 
 
 def test_a_record_counts_as_long_as_its_process_lives(folder: EngineFolder) -> None:
-    record = EngineRecord(1, 2, 3, "token", control.fingerprint(SETTINGS), "0", 0.0)
+    record = EngineRecord(1, 2, "token", control.fingerprint(SETTINGS), "0", 0.0)
     folder.write(record)
     assert folder.read() is None, "nobody serves"
     serving = folder.lock("serving")
@@ -60,14 +60,14 @@ def test_a_record_counts_as_long_as_its_process_lives(folder: EngineFolder) -> N
         used = control.use(folder, SETTINGS)
         assert used is not None
         assert control.is_used(folder)
-        used.lock.close()
+        used.close()
         assert not control.is_used(folder)
         assert control.use(folder, {**SETTINGS, "spark.master": "local[2]"}) is None
     assert control.use(folder, SETTINGS) is None
 
 
 def test_only_the_owner_can_read_what_an_engine_writes(folder: EngineFolder) -> None:
-    folder.write(EngineRecord(1, 2, 3, "token", "", "0", 0.0))
+    folder.write(EngineRecord(1, 2, "token", "", "0", 0.0))
     files = [folder.path, *folder.path.iterdir()]
     assert [stat.S_IMODE(file.stat().st_mode) & 0o077 for file in files] == [0] * len(files)
 
@@ -81,7 +81,7 @@ def test_an_engine_that_does_not_start_says_why(
     folder: EngineFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JAVA_HOME", "/none")
-    with pytest.raises(control.EngineError, match="does not come to serve") as caught:
+    with pytest.raises(EngineError, match="does not come to serve") as caught:
         control.start(folder, SETTINGS, timedelta(minutes=1))
     assert "a b=c" not in caught.value.message
     assert not folder.is_serving()

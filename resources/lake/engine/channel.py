@@ -1,0 +1,40 @@
+"""The channel by which pyspark's client reaches the engine: its Unix socket, and the token.
+
+In: where it is, and the token. Out: what pyspark makes its channel of. By an address `sc://localhost` pyspark would
+dial a name, and give the token to whoever listens there.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class EngineChannel:
+    """Where the engine is reached, as it is shown and as gRPC names it, and the token that Spark asks for."""
+
+    address: str
+    target: str
+    token: str = field(repr=False)
+
+    def __str__(self) -> str:
+        """The address; never the token."""
+        return self.address
+
+    def builder(self) -> Any:
+        """A ChannelBuilder; pyspark's annotations ask for the subclass that has an address. gRPC is imported here."""
+        import grpc
+        from pyspark.sql.connect.client import ChannelBuilder
+
+        target, token = self.target, self.token
+
+        class Builder(ChannelBuilder):
+            @property
+            def host(self) -> str:
+                return target
+
+            def toChannel(self) -> grpc.Channel:  # noqa: N802 - pyspark's name
+                local = grpc.local_channel_credentials(grpc.LocalConnectionType.UDS)
+                bearer = grpc.access_token_call_credentials(token)
+                return self._secure_channel(target, grpc.composite_channel_credentials(local, bearer))
+
+        return Builder()

@@ -1,0 +1,73 @@
+"""The engine's entrance: a Unix socket in its folder, from which bytes go to Spark's port and back.
+
+In: the folder's socket, and Spark's process and port. Out: connections to that process, which this user's processes alone
+can make. Spark listens on a port of 127.0.0.1, which proves nothing to those that dial it; a socket in a folder that is its
+owner's alone does. Each connection to Spark's port is held against its process before a byte goes there.
+"""
+
+import socket
+from contextlib import suppress
+from pathlib import Path
+from threading import Thread
+
+from pgsieve.resources.lake.engine.peer import is_of_process, is_own
+from pgsieve.resources.lake.engine.record import SOCKET
+
+_CHUNK_BYTES = 1 << 20
+_CONNECT_SECONDS = 10.0
+
+
+def connected(pid: int, port: int) -> socket.socket | None:
+    """A connection to the port of 127.0.0.1 on which the process listens; None where it does not, or another one does."""
+    connection = socket.socket()
+    connection.settimeout(_CONNECT_SECONDS)
+    try:
+        connection.connect(("127.0.0.1", port))
+        if is_of_process(connection, pid):
+            connection.settimeout(None)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return connection
+    except OSError:
+        pass
+    connection.close()
+    return None
+
+
+def open_entrance(pid: int, port: int) -> None:
+    """Let this user's processes reach Spark by the socket of the current folder, as long as this process lives."""
+    with suppress(FileNotFoundError):
+        Path(SOCKET).unlink()
+    entrance = socket.socket(socket.AF_UNIX)
+    # By its bare name: a path to it may be longer than an address can be.
+    entrance.bind(SOCKET)
+    entrance.listen()
+    Thread(target=_admit, args=(entrance, pid, port), daemon=True).start()
+
+
+def _admit(entrance: socket.socket, pid: int, port: int) -> None:
+    while True:
+        visitor, _ = entrance.accept()
+        Thread(target=_serve, args=(visitor, pid, port), daemon=True).start()
+
+
+def _serve(visitor: socket.socket, pid: int, port: int) -> None:
+    """Forward both ways until either end closes."""
+    spark = connected(pid, port) if is_own(visitor) else None
+    if spark is None:
+        visitor.close()
+        return
+    back = Thread(target=_forward, args=(spark, visitor), daemon=True)
+    back.start()
+    _forward(visitor, spark)
+    back.join()
+    visitor.close()
+    spark.close()
+
+
+def _forward(source: socket.socket, sink: socket.socket) -> None:
+    with suppress(OSError):
+        while data := source.recv(_CHUNK_BYTES):
+            sink.sendall(data)
+    for end in (source, sink):
+        with suppress(OSError):
+            end.shutdown(socket.SHUT_RDWR)

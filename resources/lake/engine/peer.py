@@ -1,0 +1,73 @@
+"""Whose a connection is: of a TCP connection within this machine, the process at its other end; of a Unix socket, the user.
+
+In: a connection. Out: whether its other end is who it should be. The port of a server that has ended may be another
+user's within the same moment, so nothing is sent before this is known. An established connection stays whose it is.
+
+proc(5): /proc/net/tcp has each socket's inode, and /proc/<pid>/fd the sockets that a process has open.
+"""
+
+import os
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+#: Sockets of both families: the JVM's are IPv6 sockets, also where they carry IPv4.
+_TABLES = ("tcp", "tcp6")
+#: 127.0.0.1 as the tables have it: words of 32 bits, in the order of the machine; the second within an IPv6 address.
+_WORD = f"{socket.htonl(0x7F000001):08X}"
+_LOOPBACK = (_WORD, f"{0:016X}{socket.htonl(0xFFFF):08X}{_WORD}")
+_WAIT_SECONDS = 10.0
+_LOOK_SECONDS = 0.005
+
+
+def is_of_process(connection: socket.socket, pid: int) -> bool:
+    """Whether the process has the other end of a connection over 127.0.0.1; waits until it has accepted it."""
+    ports = connection.getpeername()[1], connection.getsockname()[1]
+    deadline = time.monotonic() + _WAIT_SECONDS
+    while time.monotonic() < deadline:
+        inodes = set(_inodes(*ports))
+        if inodes & _sockets(pid):
+            return True
+        # Zero: no process has accepted it yet.
+        if inodes != {0}:
+            return False
+        time.sleep(_LOOK_SECONDS)
+    return False
+
+
+def is_own(connection: socket.socket) -> bool:
+    """Whether the process at the other end of a Unix socket is this user's."""
+    size = struct.calcsize("3i")
+    _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+    return bool(user == os.geteuid())
+
+
+def _inodes(local: int, remote: int) -> Iterator[int]:
+    """The inodes of the sockets that have one port and are connected to the other, both on 127.0.0.1."""
+    for table in _TABLES:
+        with suppress(FileNotFoundError):
+            for line in Path(f"/proc/self/net/{table}").read_text(encoding="ascii").splitlines()[1:]:
+                fields = line.split()
+                if _port(fields[1]) == local and _port(fields[2]) == remote:
+                    yield int(fields[9])
+
+
+def _port(address: str) -> int | None:
+    """The port of an address on 127.0.0.1; None for another host."""
+    host, port = address.split(":")
+    return int(port, 16) if host in _LOOPBACK else None
+
+
+def _sockets(pid: int) -> set[int]:
+    """The inodes of the sockets that a process has open."""
+    inodes = set()
+    with suppress(FileNotFoundError):
+        for file in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(FileNotFoundError):
+                kind, _, inode = str(file.readlink()).partition(":")
+                if kind == "socket":
+                    inodes.add(int(inode[1:-1]))
+    return inodes

@@ -1,0 +1,57 @@
+"""Whose a connection is: nothing goes to a port before its process is known."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from pgsieve.resources.lake.engine.entrance import connected
+
+#: Listens, says where, and prints what it receives, accepting one connection or leaving it in the queue.
+LISTENER = """
+import socket, sys
+listener = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+print(listener.getsockname()[1], flush=True)
+sys.stdin.readline()
+connection, _ = listener.accept()
+print(repr(connection.recv(100)), flush=True)
+"""
+
+
+@pytest.fixture
+def other() -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", LISTENER, "0"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        yield process
+        process.kill()
+
+
+def test_a_connection_is_made_to_the_process_that_listens_and_to_no_other(
+    other: subprocess.Popen[str],
+) -> None:
+    assert other.stdin is not None
+    assert other.stdout is not None
+    port = int(other.stdout.readline())
+    other.stdin.write("accept\n")
+    other.stdin.flush()
+    assert connected(os.getpid(), port) is None, "of the same user, but another process"
+    assert other.stdout.readline() == "b''\n", "it was told something"
+
+    with socket.create_server(("127.0.0.1", 0)) as own:
+        own_port = own.getsockname()[1]
+        accepted: list[socket.socket] = []
+        from threading import Thread
+
+        thread = Thread(target=lambda: accepted.append(own.accept()[0]))
+        thread.start()
+        connection = connected(os.getpid(), own_port)
+        thread.join()
+        assert connection is not None
+        connection.close()
+        accepted[0].close()
+    assert connected(os.getpid(), own_port) is None, "nobody listens any more"
