@@ -85,7 +85,8 @@ PostgreSQL's text for any type, including an array's `{{1,2},{3,4}}` or `[0:1]={
 ## In binary format
 
 The text of `money` depends on the server's lc_monetary, and that of `regclass` and similar types on the server's catalog:
-their bytes are not enough. PostgreSQL itself refuses to send `aclitem[]` in binary format, and sends `aclitem` as text.
+their bytes are not enough. After DDL that alters such names a table with a column of `reg…` or `aclitem` is
+[copied again](limits.md). PostgreSQL itself refuses to send `aclitem[]` in binary format, and sends `aclitem` as text.
 
 ## Other Spark types
 

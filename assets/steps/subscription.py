@@ -288,6 +288,8 @@ def planned_sources(former: Definition, present: Definition) -> tuple[ColumnSour
         dict(present.columns),
         listed=former.listed or present.listed,
     )
+    if not former.key and present.key and present.layout.is_of_leaves:
+        raise SchemaChangedError("the rows of its partitions are found by a key now")
     if all(source.former is None for source in planned) and present != former:
         raise SchemaChangedError("no column is left of the former ones")
     return planned

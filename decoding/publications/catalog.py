@@ -54,7 +54,9 @@ class Table:
 
     `kind` is 'r' or 'p'; `replica_identity` 'd', 'n', 'f' or 'i'; `ancestors` are the oids of the
     partitioned tables above a partition, nearest first; `leaves` those of the leaf partitions below a
-    partitioned table; `children` those of the tables that directly inherit from a plain one. `columns_ever` counts
+    partitioned table; `partition_columns` those of its partition key, '' for an expression; `unsent_leaves` the names, as SQL
+    has them, of leaves whose changes are not in the WAL: unlogged and foreign ones;
+    `children` those of the tables that directly inherit from a plain one. `columns_ever` counts
     the dropped columns, too (relnatts); `file` is the file that holds the rows, another one whenever all of them were
     written anew (relfilenode). `case_mappings` say how the server changes the case of letters, by collation, where its
     row filters need that, and `encoding` in which encoding it keeps the text that they see.
@@ -75,6 +77,8 @@ class Table:
     children: tuple[int, ...] = ()
     case_mappings: tuple[tuple[str, CaseMapping], ...] = ()
     encoding: str = "UTF8"
+    partition_columns: tuple[str, ...] = ()
+    unsent_leaves: tuple[str, ...] = ()
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -160,12 +164,16 @@ class Publication:
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
-    """The publisher's tables by oid, at one moment; `types` is what users' types are made of, by oid."""
+    """The publisher's tables by oid, at one moment; `types` is what users' types are made of, by oid.
+
+    `names` has a digest of all names of a kind that values of some types print (`NAMES_OF` of decoding/values/printed_names.py).
+    """
 
     tables: Mapping[int, Table]
     publications: Mapping[str, Publication]
     types: DefinedTypes = field(default_factory=dict)
     server_version: int = NEWEST_SERVER
+    names: Mapping[str, str] = field(default_factory=dict)
     by_name: Mapping[tuple[str, str], Table] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -296,7 +304,8 @@ def published_relation(
 class ReplicatedTable:
     """A table that a subscription holds a replica of: what is copied of it at first, and how it is keyed.
 
-    `row_filters` are ORed, whatever the publications' operations are; None copies every row (29.4.5).
+    `row_filters` are ORed, whatever the publications' operations are; None copies every row (29.4.5). `leaves` are the
+    partitions that the rows of a partitioned table live in, `routed_by` the columns that tell which of them.
     """
 
     table: Table
@@ -304,12 +313,28 @@ class ReplicatedTable:
     row_filters: tuple[str, ...] | None
     publications: tuple[str, ...]
     operations: frozenset[str]
+    leaves: tuple[Table, ...] = ()
+    routed_by: frozenset[str] = frozenset()
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The key columns of the replica; empty where rows can be distinguished only as a whole."""
-        key = self.table.key
+        """The key columns of the replica; empty where rows can be distinguished only as a whole.
+
+        Old rows carry the identity of the leaf that they live in. So the root's key is taken where all of these have it,
+        else the key that all leaves share, where it tells the leaf, too: no two rows of the tree are equal in it then.
+        """
+        own = self.table.key
+        key = own if all(set(own) <= set(leaf.identity) for leaf in self.leaves if leaf.identity) else ()
+        key = key or self._shared_key or own
         return key if set(key) <= set(self.columns) else ()
+
+    @property
+    def _shared_key(self) -> tuple[str, ...]:
+        keys = {frozenset(leaf.key) for leaf in self.leaves}
+        shared = keys.pop() if len(keys) == 1 else frozenset()
+        if not self.routed_by <= shared or self.table.unsent_leaves:
+            return ()
+        return tuple(a.name for a in self.table.attributes if a.name in shared)
 
 
 def _tables_of(publication: Publication, catalog: Catalog) -> dict[int, Table]:
@@ -345,5 +370,17 @@ def replicated_tables(
             row_filters=_disjunction(p.row_filter(table) for p in sending),
             publications=tuple(p.name for p in sending),
             operations=frozenset().union(*(p.operations for p in sending)),
+            leaves=(leaves := _present(table.leaves, catalog)),
+            routed_by=_routed_by(table, leaves, catalog),
         )
     return result
+
+
+def _present(oids: Iterable[int], catalog: Catalog) -> tuple[Table, ...]:
+    return tuple(catalog.tables[oid] for oid in oids if oid in catalog.tables)
+
+
+def _routed_by(root: Table, leaves: Iterable[Table], catalog: Catalog) -> frozenset[str]:
+    """The columns of the partition keys from a root down to its leaves."""
+    between = {a for leaf in leaves for a in leaf.ancestors} - {*root.ancestors}
+    return frozenset(column for table in _present(between, catalog) for column in table.partition_columns)

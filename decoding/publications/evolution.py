@@ -18,7 +18,8 @@ from itertools import pairwise
 
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.publications.catalog import Attribute, Catalog, Table
-from pgsieve.decoding.values.builtin_types import DefinedTypes
+from pgsieve.decoding.values.builtin_types import MADE
+from pgsieve.decoding.values.printed_names import NAMES_OF
 
 #: text and varchar hold the same bytes and print alike.
 _TEXTS = {25, 1043}
@@ -33,7 +34,8 @@ class LayoutColumn:
     """A column of a table: its number, name and type, and the transaction that altered it.
 
     `missing` has the missing value, or those of a partitioned table's leaves where they differ; None is NULL. `made` are
-    the enums and composites that a user's type is made of: kind and oid, then the labels or fields by which values print.
+    the enums and composites that a user's type is made of: kind and oid, then the labels or fields by which values print;
+    and the names that they print: their kind, then a digest.
     """
 
     number: int
@@ -70,12 +72,17 @@ class Layout:
                 a.type_modifier,
                 a.changed,
                 _missing(a, parts),
-                _made(a.type_oid, catalog.types),
+                _made(a.type_oid, catalog),
             )
             for a in table.attributes
         )
         files = tuple(sorted((part.oid, part.file) for part in parts))
         return cls(table.oid, columns, table.columns_ever, files)
+
+    @property
+    def is_of_leaves(self) -> bool:
+        """Whether the rows are those of partitions."""
+        return any(oid != self.oid for oid, _ in self.files)
 
     def is_rewritten(self, after: Catalog) -> bool:
         """Whether the files are others in a later state of the catalog.
@@ -103,21 +110,26 @@ def _missing(attribute: Attribute, parts: Sequence[Table]) -> tuple[str | None, 
     return tuple(sorted(values, key=lambda value: (value is not None, value or "")))
 
 
-def _made(type_oid: int, types: DefinedTypes) -> tuple[tuple[str, ...], ...]:
+def _made(type_oid: int, catalog: Catalog) -> tuple[tuple[str, ...], ...]:
     """What of a type may be altered so that its values print in another way, although nobody writes them anew."""
-    made: dict[int, tuple[str, ...]] = {}
+    made, names = dict[int, tuple[str, ...]](), set[str]()
     reached, rest = set[int](), [type_oid]
     while rest:
         oid = rest.pop()
-        if oid in reached or (type_ := types.get(oid)) is None:
+        if oid in reached:
             continue
         reached.add(oid)
+        if oid in NAMES_OF:
+            names.add(NAMES_OF[oid])
+        if (type_ := catalog.types.get(oid) or MADE.get(oid)) is None:
+            continue
         rest += [type_.of, *(field for _, field in type_.fields)]
         if type_.kind == "e":
             made[oid] = ("e", str(oid), *type_.labels)
         elif type_.kind == "c":
             made[oid] = ("c", str(oid), *(f"{number} {field}" for number, field in type_.fields))
-    return tuple(made[oid] for oid in sorted(made))
+    printed = (("n", kind, catalog.names.get(kind, "")) for kind in sorted(names))
+    return (*(made[oid] for oid in sorted(made)), *printed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +193,7 @@ def _source(
     if columns[before.name] != spark or not _prints_alike(before.type_oid, column.type_oid):
         raise SchemaChangedError(f'column "{name}" has another type')
     if _is_altered(before.made, column.made):
-        raise SchemaChangedError(f'the type of column "{name}" was altered')
+        raise SchemaChangedError(f'the type of column "{name}" was altered, or a name that its values print')
     if column.changed != before.changed and _files_differ(former, present):
         raise SchemaChangedError(f'column "{name}" was altered and the table rewritten')
     return Source(name, before.name)
@@ -204,14 +216,16 @@ def _prints_alike(former: int, present: int) -> bool:
 
 
 def _is_altered(former: tuple[tuple[str, ...], ...], present: tuple[tuple[str, ...], ...]) -> bool:
-    """Whether values print in another way: an enum may have got labels. A layout from before this was recorded says nothing."""
-    if not former:
-        return False
+    """Whether values print in another way: an enum may have got labels. A layout from before this was recorded says nothing.
+
+    Where it says nothing of names that values print, they may have changed since.
+    """
     before = {entry[:2]: entry for entry in former}
     return any(
         (entry[: len(was)] if entry[0] == "e" else entry) != was
-        for entry in present
         if (was := before.get(entry[:2])) is not None
+        else entry[0] == "n"
+        for entry in present
     )
 
 

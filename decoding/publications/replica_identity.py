@@ -1,17 +1,26 @@
-"""Changes that a publisher refuses because of a publication and a table's replica identity.
+"""Replica identities: changes that a publisher refuses because of them, and changes whose rows no replica finds.
 
-In: a table that rows live in, one publication, and the catalog. Out: the error that UPDATE and DELETE would
-raise. The rules are CheckCmdReplicaIdentity() of src/backend/executor/execReplication.c with
-pub_rf_contains_invalid_column() and pub_contains_invalid_column() of src/backend/commands/publicationcmds.c.
+In: a table, publications, and the catalog. Out: the error that UPDATE and DELETE would raise on the publisher
+(`refused_changes`), by the rules of CheckCmdReplicaIdentity() of src/backend/executor/execReplication.c with
+pub_rf_contains_invalid_column() and pub_contains_invalid_column() of src/backend/commands/publicationcmds.c; and the error
+that they would raise on a subscriber (`unfound_rows`), by those of check_relation_updatable() of
+src/backend/replication/logical/worker.c, held to the leaf that a row lives in.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from pgsieve.decoding.errors import PgsieveError
-from pgsieve.decoding.publications.catalog import Catalog, Publication, Table, published_as
+from pgsieve.decoding.publications.catalog import (
+    Catalog,
+    Publication,
+    ReplicatedTable,
+    Table,
+    published_as,
+    published_relation,
+)
 
 _COMMANDS: Final = {"update": ("update", "updating"), "delete": ("delete from", "deleting from")}
 
@@ -85,3 +94,65 @@ def _uncovered(
             "publish them with publish_generated_columns = stored, or choose another replica identity",
         )
     return None
+
+
+def unfound_rows(
+    replicated: ReplicatedTable, publications: Sequence[Publication], catalog: Catalog
+) -> ReplicaIdentityError | None:
+    """Why UPDATE and DELETE of some rows, as these publications together send them, would find no row of the replica.
+
+    None where they find all, where no such change comes, and where the root of a partition tree has a key: a subscriber
+    takes that for the identity of all leaves (`leaves_of_another_identity`).
+    """
+    unfound = [] if replicated.key else _unfound(replicated, publications, catalog)
+    if not unfound:
+        return None
+    table, relation = replicated.table, unfound[0]
+    unsent = [c for c in relation.identity if c not in replicated.columns]
+    if unsent:
+        reason = f"the replica identity has {', '.join(unsent)}, which is not published"
+        hint = "choose a replica identity of published columns, or REPLICA IDENTITY FULL, or publish only inserts"
+    else:
+        identity = ", ".join(relation.identity)
+        reason = f'the replica identity ({identity}) of partition "{relation.qualified}" is no key of the whole table'
+        hint = (
+            "give every partition REPLICA IDENTITY FULL, or all of them a primary key of the same columns, with those of the"
+            " partition key; or publish the partitions as themselves (publish_via_partition_root = false), or only inserts"
+        )
+    return ReplicaIdentityError(
+        f'table "{table.qualified}": publisher did not send replica identity column expected by the replica: {reason}',
+        hint=hint,
+        sqlstate="55000",
+    )
+
+
+def leaves_of_another_identity(
+    replicated: ReplicatedTable, publications: Sequence[Publication], catalog: Catalog
+) -> list[Table]:
+    """The leaves whose old rows lack the key of their root, by which a subscriber looks for them in vain."""
+    return _unfound(replicated, publications, catalog) if replicated.key else []
+
+
+def _unfound(
+    replicated: ReplicatedTable, publications: Sequence[Publication], catalog: Catalog
+) -> list[Table]:
+    """The relations of a replicated table of which UPDATE or DELETE may come without what finds a row of the replica."""
+    key = set(replicated.key)
+    return [
+        relation
+        for relation in replicated.leaves or (replicated.table,)
+        if relation.identity  # else the publisher refuses the change
+        and not (key <= set(relation.identity) if key else relation.replica_identity == "f")
+        and may_change(relation, replicated.table, publications, catalog)
+    ]
+
+
+def may_change(
+    relation: Table, published: Table, publications: Sequence[Publication], catalog: Catalog
+) -> bool:
+    """Whether the publisher allows UPDATE or DELETE of a relation, and sends them as those of the published table."""
+    sent = published_relation(relation, publications, catalog)
+    if sent is None or sent.publish_as.oid != published.oid:
+        return False
+    refusing = [p for p in publications if any(refused_changes(relation, p, catalog))]
+    return bool((sent.operations & {*_COMMANDS}) - frozenset().union(*(p.operations for p in refusing)))

@@ -45,6 +45,7 @@ from pgsieve.pipelines.commands.results import (
     SurveyedPublication,
     SurveyedTable,
     TableStatus,
+    ValidationProblem,
     ValidationReport,
 )
 
@@ -328,17 +329,24 @@ def print_validation(report: ValidationReport) -> None:
             _print_since_copy(table)
         print_out("")
     for problem in report.problems:
-        code = f" [{problem.sqlstate}]" if problem.sqlstate else ""
-        print_out(Text.assemble(("problem: ", "bold red"), f"{problem.object}: {problem.message}{code}"))
-        if problem.hint:
-            print_out(Text.assemble(("hint: ", "bold"), problem.hint))
+        _print_problem("problem", "bold red", problem)
+    for warning in report.warnings:
+        _print_problem("warning", "bold yellow", warning)
     if report.statements:
         print_out(
             Text("statements to run:", style="bold"),
             *(Text(f"{each.rstrip(';')};") for each in report.statements),
         )
     if not report.problems:
-        print_out(Text("no problems", style="bold green"))
+        told = f"nothing is refused, {counted(len(report.warnings), 'warning')}"
+        print_out(Text(told if report.warnings else "no problems", style="bold green"))
+
+
+def _print_problem(kind: str, style: str, problem: ValidationProblem) -> None:
+    code = f" [{problem.sqlstate}]" if problem.sqlstate else ""
+    print_out(Text.assemble((f"{kind}: ", style), f"{problem.object}: {problem.message}{code}"))
+    if problem.hint:
+        print_out(Text.assemble(("hint: ", "bold"), problem.hint))
 
 
 def _print_publication(publication: PublicationPicture) -> None:

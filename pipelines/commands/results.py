@@ -337,12 +337,17 @@ class ValidationProblem:
 
 @dataclass(frozen=True, slots=True)
 class ValidationReport:
-    """What `pgsieve validate` found; `statements` is SQL for somebody who has the right to run it."""
+    """What `pgsieve validate` found; `statements` is SQL for somebody who has the right to run it.
+
+    `warnings` stand in nobody's way: rows that come or go otherwise than one may expect, as with a subscriber, or what
+    the publisher refuses as long as something is replicated.
+    """
 
     publications: tuple[PublicationPicture, ...]
     subscriptions: tuple[ReceivedTables, ...]
     problems: tuple[ValidationProblem, ...]
     statements: tuple[str, ...]
+    warnings: tuple[ValidationProblem, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

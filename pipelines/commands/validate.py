@@ -18,6 +18,7 @@ from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.assets.steps.validation.examination import Examination
 from pgsieve.assets.steps.validation.layouts import layout_problems
 from pgsieve.assets.steps.validation.rights import missing_rights
+from pgsieve.assets.steps.validation.warnings import warnings_of_feed, warnings_of_subscription
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.publications.catalog import (
     OPERATIONS,
@@ -58,6 +59,7 @@ def validate(config: Config, *, rights: bool = True) -> ValidationReport:
     declared.lake.open().check_commits_are_kept(record=False)
     pictures: dict[tuple[str, str], PublicationPicture] = {}
     received, problems, statements = [], [], []
+    warnings = list[ValidationProblem]()
     try:
         declared.lake.open().check_permitted()
     except LakeUnavailableError as error:
@@ -91,11 +93,16 @@ def validate(config: Config, *, rights: bool = True) -> ValidationReport:
                 received.append(_received(subscription, catalog, declared.lake.open()))
                 of_layout = layout_problems(subscription, subscription.tables(catalog))
                 problems += [_problem(subscription.name, error) for error in of_layout]
+                of_rows = warnings_of_subscription(subscription, catalog)
+                warnings += [_problem(subscription.name, error) for error in of_rows]
             except PgsieveError:
                 sound = False
         if sound:
             statements += list(_statements(feed, catalog, server, version))
-    return ValidationReport(tuple(pictures.values()), tuple(received), tuple(problems), tuple(statements))
+            warnings += [_problem(feed.source.name, error) for error in warnings_of_feed(feed, catalog)]
+    return ValidationReport(
+        tuple(pictures.values()), tuple(received), tuple(problems), tuple(statements), tuple(warnings)
+    )
 
 
 def _lacking(

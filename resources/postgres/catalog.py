@@ -20,6 +20,7 @@ from pgsieve.decoding.publications.catalog import (
 from pgsieve.decoding.publications.filter_rules import Expression, column_names
 from pgsieve.decoding.publications.node_tree import parse_expression
 from pgsieve.decoding.values.builtin_types import MadeOf
+from pgsieve.resources.postgres.printed_names import PRINTED_NAMES
 from pgsieve.resources.postgres.source import literal
 
 _KINDS: Mapping[str, str] = {
@@ -88,7 +89,15 @@ select c.oid::bigint, n.nspname, c.relname, c.relkind::text, c.relreplident::tex
          (select array_agg(t.relid::oid::bigint) from pg_partition_tree(c.oid) t where t.isleaf and t.relid <> c.oid) end,
        case when c.relkind = 'r' then
          (select array_agg(i.inhrelid::bigint order by i.inhrelid) from pg_inherits i where i.inhparent = c.oid) end,
-       c.relnatts, c.relfilenode::bigint
+       c.relnatts, c.relfilenode::bigint,
+       (select array_agg(coalesce(a.attname::text, '') order by k.n) from pg_partitioned_table p
+          cross join unnest(p.partattrs::int2[]) with ordinality k(attnum, n)
+          left join pg_attribute a on a.attrelid = c.oid and a.attnum = k.attnum
+         where p.partrelid = c.oid),
+       case when c.relkind = 'p' then
+         (select array_agg(format('%I.%I', ln.nspname, l.relname) order by l.oid) from pg_partition_tree(c.oid) t
+            join pg_class l on l.oid = t.relid join pg_namespace ln on ln.oid = l.relnamespace
+           where t.isleaf and (l.relpersistence <> 'p' or l.relkind = 'f')) end
   from pg_class c join pg_namespace n on n.oid = c.relnamespace
  where c.relkind in ('r', 'p') and c.relpersistence = 'p' and c.oid >= 16384
    and n.nspname <> 'information_schema' and n.nspname !~ '^pg_'
@@ -133,7 +142,7 @@ def read_catalog(connection: psycopg.Connection[Any], snapshot: str | None = Non
         tables = {}
         for row in connection.execute(_TABLES):
             oid, schema, name, kind, identity, attributes, pk, index, ancestors, leaves, *more = row
-            children, columns, file = more
+            children, columns, file, partition_columns, unsent_leaves = more
             tables[oid] = Table(
                 oid=oid,
                 schema=schema,
@@ -149,6 +158,8 @@ def read_catalog(connection: psycopg.Connection[Any], snapshot: str | None = Non
                 columns_ever=columns,
                 file=file,
                 encoding=encoding,
+                partition_columns=tuple(partition_columns or ()),
+                unsent_leaves=tuple(unsent_leaves or ()),
             )
         publications = _read_publications(connection, version, tables)
         types_query = _TYPES.format(multirange="m.rngmultitypid" if version >= 140000 else "null")
@@ -156,7 +167,10 @@ def read_catalog(connection: psycopg.Connection[Any], snapshot: str | None = Non
             oid: MadeOf(kind, of, tuple(labels or ()), tuple((n, t) for n, t in fields or ()))
             for oid, kind, of, labels, fields in connection.execute(types_query)
         }
-    return Catalog(tables=tables, publications=publications, types=types, server_version=version)
+        names = dict(
+            connection.execute(f"with {PRINTED_NAMES} select kind, digest from printed_names").fetchall()
+        )
+    return Catalog(tables, publications, types, version, names)
 
 
 def _attribute(*values: Any) -> Attribute:

@@ -13,14 +13,15 @@ import psycopg
 
 from pgsieve.decoding.publications.catalog import Catalog
 from pgsieve.resources.postgres.catalog import read_catalog
+from pgsieve.resources.postgres.printed_names import PRINTED_NAMES
 
 #: Catalogs that are kept: of several sources, and before and after an alteration.
 _KEPT = 8
 
 #: Which server this is since when, and the sum of what `read_catalog` reads. A row that is written anew has another
 #: xmin (section 5.6). Names of functions, operators, types and collations are in the text of expressions.
-_STAMP = """
-with relations as (
+_STAMP = f"""
+with {PRINTED_NAMES}, relations as (
   select oid, xmin from pg_class where relkind in ('r', 'p') and relpersistence = 'p' and oid >= 16384
 ), written as (
   select concat_ws(' ', 'class', oid, xmin) from relations
@@ -33,7 +34,8 @@ with relations as (
   union all select concat_ws(' ', 'schema', oid, xmin) from pg_namespace where nspname !~ '^pg_'
   union all select concat_ws(' ', 'publication', oid, xmin, pg_get_userbyid(pubowner)) from pg_publication
   union all select concat_ws(' ', 'table', oid, xmin) from pg_publication_rel
-  {schemas}
+  {{schemas}}
+  union all select concat_ws(' ', 'names', kind, digest) from printed_names
   union all select concat_ws(' ', 'type', t.oid, t.xmin) from pg_type t join pg_namespace n on n.oid = typnamespace
     where t.oid >= 16384 and nspname !~ '^pg_'
   union all select concat_ws(' ', 'range', rngtypid, xmin) from pg_range where rngtypid >= 16384

@@ -143,6 +143,8 @@ def chunk_queries(
             queries.append(
                 f"select {columns} from only {quote(part.schema, part.name)} where {condition}{within}"
             )
+    # A subscription copies them, too, and gets no change of them.
+    queries += [f"select {columns} from only {leaf} where {condition}true" for leaf in table.unsent_leaves]
     if table.kind == "p" and _is_read_by_root(connection, table.oid, [part.oid for part in parts]):
         queries = [f"select {columns} from {quote(table.schema, table.name)} where {condition}true"]
     return Chunks(queries, total)

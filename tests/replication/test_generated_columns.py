@@ -6,6 +6,7 @@ import pytest
 from psycopg import errors
 
 from tests.fixtures.oracle import Scenario
+from tests.fixtures.shop import Shop
 
 pytestmark = pytest.mark.spark
 
@@ -76,3 +77,61 @@ def test_virtual_generated_columns_are_never_published(scenario: Scenario, postg
     scenario.subscribe("pub")
     scenario.publisher("INSERT INTO t (a) VALUES (2); UPDATE t SET c = 3 WHERE a = 1")
     scenario.check(expect={"t": ["1|3", "2|"]})
+
+
+#: Keys with a generated column, which is not published; each with whether PostgreSQL's subscriber finds rows by it.
+KEYS = {
+    "pk": "CREATE TABLE {0} (x int, z int, y int GENERATED ALWAYS AS (z * 2) STORED, v text, PRIMARY KEY (x, y))",
+    "own": "CREATE TABLE {0} (x int NOT NULL, z int, y int GENERATED ALWAYS AS (x * 2) STORED NOT NULL, v text);"
+    "CREATE UNIQUE INDEX {0}_y ON {0} (y); ALTER TABLE {0} REPLICA IDENTITY USING INDEX {0}_y",
+    "tree": "CREATE TABLE {0} (x int, z int, y int GENERATED ALWAYS AS (z * 2) STORED, v text, PRIMARY KEY (x, y))"
+    " PARTITION BY RANGE (x); CREATE TABLE {0}_1 PARTITION OF {0} DEFAULT",
+}
+FOUND = {
+    "whole": KEYS["pk"] + "; ALTER TABLE {0} REPLICA IDENTITY FULL",
+    "beside": KEYS["pk"] + "; ALTER TABLE {0} ALTER x SET NOT NULL; CREATE UNIQUE INDEX {0}_x ON {0} (x);"
+    "ALTER TABLE {0} REPLICA IDENTITY USING INDEX {0}_x",
+}
+
+
+def test_a_key_with_a_generated_column_that_is_not_published_is_refused(
+    shop: Shop, postgres_version: int
+) -> None:
+    """The subscriber stops with an error: publisher did not send replica identity column (SQLSTATE 55000)."""
+    found = {name: text for name, text in FOUND.items() if postgres_version < 18 or name == "beside"}
+    for name, definition in (KEYS | found).items():
+        for statement in definition.format(name).split(";"):
+            shop.database.execute(statement)
+        shop.database.execute(f"INSERT INTO {name} (x, z, v) SELECT i, i, 'old' FROM generate_series(1, 4) i")
+    listed = ", ".join(KEYS | found)
+    shop.database.execute(f"CREATE PUBLICATION keys FOR TABLE {listed} WITH (publish_via_partition_root)")
+    shop.configure(
+        subscriptions={
+            "pipe": {"source": "shop", "publications": ["keys"]},
+            "publ": {"source": "shop", "publications": ["keys"], "row_filter": "publisher"},
+        }
+    )
+    code, told = shop.cli("validate")
+    assert code == 1
+    for name in KEYS:
+        changed = f"UPDATE {name} SET v = 'new' WHERE x = 1; DELETE FROM {name} WHERE x = 2"
+        relation = f"{name}_1" if name == "tree" else name
+        if postgres_version >= 18:
+            assert (
+                f'cannot update table "public.{relation}": Replica identity must not contain unpublished'
+                in told
+            )
+            with pytest.raises(errors.InvalidColumnReference):
+                shop.database.execute(changed)
+        else:
+            assert f'table "public.{name}": publisher did not send replica identity column' in told
+    shop.cli("run")
+    for name in found:
+        shop.database.execute(f"UPDATE {name} SET v = 'new' WHERE x = 1; DELETE FROM {name} WHERE x = 2")
+        shop.database.execute(f"UPDATE {name} SET x = 9 WHERE x = 3")
+    shop.cli("run")
+    for name in found:
+        for subscription in ("pipe", "publ"):
+            assert shop.ids(subscription, name, "x") == [1, 4, 9]
+    states = {shop.state(s, name) for s in ("pipe", "publ") for name in KEYS}
+    assert states == {"ready" if postgres_version >= 18 else "to be copied"}

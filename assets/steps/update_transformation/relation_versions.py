@@ -5,7 +5,7 @@ the replica's columns. Raises SchemaChangedError where the columns of the Relati
 """
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -24,7 +24,6 @@ from pgsieve.assets.steps.update_transformation.decoded_batches import (
 )
 from pgsieve.assets.steps.update_transformation.messages import Choice, Messages
 from pgsieve.assets.steps.update_transformation.slice_contents import Part
-from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.protocol.tuples import RelationColumns
 from pgsieve.decoding.publications.evolution import SchemaChangedError, missing_value, present_names
 from pgsieve.decoding.publications.filters import row_filter
@@ -139,9 +138,7 @@ def _reading(
     """How the changes of a relation version after `since` are read for a replica of this definition."""
     relation, sent = part.version.relation, part.sent
     columns, added = arriving_columns(subscription, part, definition)
-    changing = {"update", "delete"} & sent.operations
-    if definition.key and changing and not subscription.feed.filtered:
-        _refuse_lacking(sent.publish_as.qualified, set(definition.key) - set(sent.relation.identity))
+    _refuse_unfound(subscription, part, since, definition)
     filters = {
         operation: None if texts is None else [row_filter(sent, text) for text in texts]
         for operation, texts in sent.filters.items()
@@ -161,16 +158,6 @@ def _reading(
 
 def _used(filters: Mapping[str, Sequence[RowFilter] | None]) -> set[str]:
     return {name for fs in filters.values() for f in fs or () for name in f.columns}
-
-
-def _refuse_lacking(qualified: str, lacking: Collection[str]) -> None:
-    if lacking:
-        raise PgsieveError(
-            f'table "{qualified}": publisher did not send replica identity column expected by the replica'
-            f" ({', '.join(sorted(lacking))})",
-            hint="give the table and its partitions the same replica identity, then copy it again",
-            sqlstate="55000",
-        )
 
 
 def arriving_columns(
@@ -229,10 +216,10 @@ def _present_columns(
 def _refuse_another_identity(part: Part, names: Sequence[str], definition: Definition) -> None:
     """Raise where old tuples do not have what the replica finds rows by: a key, or the whole row.
 
-    A leaf's identity is its own; what it lacks of the root's key is no matter of time.
+    A leaf's identity is its own: see `_refuse_unfound`.
     """
     relation, former = part.version.relation, definition.former
-    if relation.relation_id != definition.layout.oid:
+    if relation.relation_id != definition.layout.oid or _by_leaves(part, definition):
         return
     identity = {name for name, c in zip(names, relation.columns, strict=True) if c.is_key}
     keyless = (
@@ -244,6 +231,28 @@ def _refuse_another_identity(part: Part, names: Sequence[str], definition: Defin
     )
     if keyless or not set(definition.key) <= identity:
         raise _copied_again(part, "its replica identity changed")
+
+
+def _by_leaves(part: Part, definition: Definition) -> bool:
+    """Whether the rows of a partition tree are found by what its leaves have in common, and not by the key of its root."""
+    return part.root_key is not None and not (definition.key and set(definition.key) == part.root_key)
+
+
+def _refuse_unfound(subscription: Subscription, part: Part, since: Order, definition: Definition) -> None:
+    """Raise where a leaf sends not what the replica finds rows by, as it was altered, or is none any more.
+
+    The definition is of the leaves' present identities. What was described before the copy, and not since, was altered
+    before it.
+    """
+    for leaf in part.leaves if _by_leaves(part, definition) else ():
+        over = leaf.end is not None and leaf.end <= since
+        if over or (leaf.begin < since and definition.former is None):
+            continue
+        names, _ = _present_columns(subscription, replace(part, version=leaf), definition)
+        identity = {name for name, c in zip(names, leaf.relation.columns, strict=True) if c.is_key}
+        full = leaf.relation.replica_identity == "f"
+        if identity and not (set(definition.key) <= identity if definition.key else full):
+            raise _copied_again(part, "the replica identity of a partition changed")
 
 
 def _copied_again(part: Part, what: str) -> SchemaChangedError:

@@ -16,7 +16,14 @@ from pgsieve.assets.steps.records.slices import Slices, SliceSummary, slice_summ
 from pgsieve.assets.steps.records.table_states import Name
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.decoding.protocol.messages import Relation, Truncate, decode
-from pgsieve.decoding.publications.catalog import OPERATIONS, Catalog, PublishedRelation, Table
+from pgsieve.decoding.publications.catalog import (
+    OPERATIONS,
+    Catalog,
+    Publication,
+    PublishedRelation,
+    Table,
+)
+from pgsieve.decoding.publications.replica_identity import may_change
 from pgsieve.decoding.publications.routing import routes, truncated_tables
 from pgsieve.decoding.values.builtin_types import DefinedTypes
 from pgsieve.resources.lake.lake import Lake
@@ -108,17 +115,24 @@ def _summary(lake: Lake, path: str, end: int) -> Mapping[str, Any]:
 
 @dataclass(frozen=True)
 class Part:
-    """The messages of one relation version, what the subscription gets of them, and what users' types are made of."""
+    """The messages of one relation version, what the subscription gets of them, and what users' types are made of.
+
+    Of a partition tree that is published as its root, `root_key` is the root's own key, and `leaves` are the descriptions
+    of the leaves that UPDATE and DELETE may be of: a session describes each, when it comes and when it is altered, before
+    its next change, whatever that is sent as (maybe_send_schema() of pgoutput.c).
+    """
 
     version: RelationVersion
     sent: PublishedRelation
     defined: DefinedTypes
+    root_key: frozenset[str] | None = None
+    leaves: Sequence[RelationVersion] = ()
 
 
 def parts_of(subscription: Subscription, contents: SliceContents, catalog: Catalog) -> dict[Name, list[Part]]:
     """For each replica table the relation versions that carry changes for it."""
-    feed = subscription.feed
-    by_id = {} if feed.filtered else routes(catalog, feed.publications(catalog, subscription.name))
+    feed, publications = subscription.feed, _publications(subscription, catalog)
+    by_id = {} if feed.filtered else routes(catalog, publications)
     parts: dict[Name, list[Part]] = {}
     for relation_id, versions in contents.versions.items():
         if relation_id not in contents.changed:
@@ -127,8 +141,48 @@ def parts_of(subscription: Subscription, contents: SliceContents, catalog: Catal
             sent = _as_published(version.relation) if feed.filtered else by_id.get(relation_id)
             if sent is not None:
                 name = (sent.publish_as.schema, sent.publish_as.name)
-                parts.setdefault(name, []).append(Part(version, sent, catalog.types))
+                part = Part(version, sent, catalog.types)
+                root = catalog.tables.get(sent.publish_as.oid)
+                if root is not None and root.kind == "p":
+                    leaves = _leaves(root, version, contents, catalog, publications)
+                    part = replace(part, root_key=frozenset(root.key), leaves=leaves)
+                parts.setdefault(name, []).append(part)
     return parts
+
+
+def _publications(subscription: Subscription, catalog: Catalog) -> Sequence[Publication]:
+    """The publications of a subscription; where the publisher filtered, those that are still there."""
+    feed = subscription.feed
+    if not feed.filtered:
+        return feed.publications(catalog, subscription.name)
+    names = feed.subscriptions[subscription.name]
+    return [catalog.publications[name] for name in names if name in catalog.publications]
+
+
+def _leaves(
+    root: Table,
+    version: RelationVersion,
+    contents: SliceContents,
+    catalog: Catalog,
+    publications: Sequence[Publication],
+) -> list[RelationVersion]:
+    """The descriptions of the leaves, or of what may have been one, that what is sent under this version may be of."""
+    if version.relation.relation_id != root.oid:
+        described = {version.relation.relation_id: [version]}
+    else:
+        truncated = {oid for _, truncate in contents.truncates for oid in truncate.relation_ids}
+        others = contents.versions.keys() - contents.changed - truncated
+        described = {oid: list(contents.versions[oid]) for oid in sorted(others)}
+    changing = []
+    for oid, versions in described.items():
+        leaf = catalog.tables.get(oid)
+        if (
+            may_change(leaf, root, publications, catalog)
+            if leaf is not None and leaf.ancestors
+            else any({"update", "delete"} & p.operations for p in publications)
+        ):
+            changing += versions
+    return changing
 
 
 def _as_published(relation: Relation) -> PublishedRelation:

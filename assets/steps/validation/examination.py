@@ -2,7 +2,8 @@
 
 In: a feed's subscriptions and its publisher. Out: errors, each of a subscription: definitions in pgsieve.yaml that
 CREATE PUBLICATION would refuse, publications that are missing or disagree, changes that the publisher would refuse for
-the sake of the replica identity; or of one of its tables: row filters that Spark cannot evaluate exactly.
+the sake of the replica identity; or of one of its tables: row filters that Spark cannot evaluate exactly, rows that no
+change would find.
 """
 
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from typing import Any
 
 import psycopg
 
+from pgsieve.assets.steps.records.table_states import Name
 from pgsieve.assets.steps.subscription import Feed
 from pgsieve.decoding.errors import PgsieveError, UnsupportedFilterError
 from pgsieve.decoding.publications.catalog import (
@@ -27,7 +29,7 @@ from pgsieve.decoding.publications.catalog import (
 )
 from pgsieve.decoding.publications.definition import DefinedPublication
 from pgsieve.decoding.publications.filters import reads_unsent, table_filter
-from pgsieve.decoding.publications.replica_identity import refused_changes
+from pgsieve.decoding.publications.replica_identity import refused_changes, unfound_rows
 from pgsieve.decoding.publications.routing import changed_relations
 from pgsieve.decoding.row_filters.letter_case import NeededMappings
 from pgsieve.resources.postgres.case_mappings import with_case_mappings
@@ -147,6 +149,12 @@ class Examination:
             for _, error in filters_beyond_spark(self._feed, subscription, self.catalog):
                 yield error
 
+    def unfound_rows(self, subscription: str) -> Iterator[PgsieveError]:
+        """The tables with rows that no change would find, of a subscription whose publications are sound."""
+        with suppress(PublicationError):
+            for _, error in unfound_tables(self._feed, subscription, self.catalog):
+                yield error
+
     def refused_changes(self, subscription: str) -> Iterator[tuple[Publication, PgsieveError]]:
         """The publications because of which the publisher refuses UPDATE or DELETE of a table, each with its error."""
         for name in self._feed.subscriptions[subscription]:
@@ -163,6 +171,7 @@ class Examination:
             *([missing] if missing else []),
             *self.publication_problems(subscription),
             *self.filter_problems(subscription),
+            *self.unfound_rows(subscription),
             *(e for _, e in self.refused_changes(subscription)),
         ]
         yield from {str(error): error for error in problems}.values()
@@ -180,6 +189,15 @@ def filters_beyond_spark(
             sent = published_relation(table, publications, catalog)
             if sent is not None:
                 yield from ((sent.publish_as, error) for error in _beyond_spark(sent))
+
+
+def unfound_tables(feed: Feed, subscription: str, catalog: Catalog) -> Iterator[tuple[Name, PgsieveError]]:
+    """The tables of a subscription with rows that UPDATE and DELETE would not find."""
+    publications = feed.publications(catalog, subscription)
+    for name, replicated in replicated_tables(publications, catalog).items():
+        with suppress(PublicationError):
+            if (error := unfound_rows(replicated, publications, catalog)) is not None:
+                yield name, error
 
 
 def _beyond_spark(sent: PublishedRelation) -> Iterator[PgsieveError]:

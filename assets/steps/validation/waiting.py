@@ -13,7 +13,7 @@ import psycopg
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
 from pgsieve.assets.steps.subscription import Feed, Subscription
-from pgsieve.assets.steps.validation.examination import Examination, filters_beyond_spark
+from pgsieve.assets.steps.validation.examination import Examination, filters_beyond_spark, unfound_tables
 from pgsieve.assets.steps.validation.layouts import shared_folders
 from pgsieve.assets.steps.validation.rights import unreadable
 from pgsieve.decoding.errors import PgsieveError
@@ -58,6 +58,8 @@ def table_problems(subscription: Subscription, catalog: Catalog) -> dict[Name, P
     problems |= shared_folders(subscription, subscription.tables(catalog))
     for table, problem in filters_beyond_spark(subscription.feed, subscription.name, catalog):
         problems.setdefault((table.schema, table.name), problem)
+    for name, problem in unfound_tables(subscription.feed, subscription.name, catalog):
+        problems.setdefault(name, problem)
     return problems
 
 

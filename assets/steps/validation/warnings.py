@@ -1,0 +1,81 @@
+"""What stands in nobody's way, and what one should know of before it happens.
+
+In: a subscription or a feed, and the publisher's catalog. Out: warnings as errors that are not raised: rows that are not
+found, as with a PostgreSQL subscriber; statements that the publisher refuses once its tables are captured.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+
+from pgsieve.assets.steps.subscription import Feed, Subscription
+from pgsieve.decoding.errors import PgsieveError
+from pgsieve.decoding.publications.catalog import Catalog, Publication, PublicationError, Table
+from pgsieve.decoding.publications.replica_identity import leaves_of_another_identity
+from pgsieve.decoding.values.quoting import quote_identifier, quote_qualified
+
+_NAMED = 5
+
+
+def warnings_of_subscription(subscription: Subscription, catalog: Catalog) -> Iterator[PgsieveError]:
+    """The leaves whose old rows lack the key of their root, and those whose changes are not in the WAL."""
+    with suppress(PublicationError):
+        publications = subscription.feed.publications(catalog, subscription.name)
+        yield from _left_out(publications, catalog)
+        for replicated in subscription.tables(catalog).values():
+            leaves = leaves_of_another_identity(replicated, publications, catalog)
+            if leaves:
+                key = ", ".join(map(quote_identifier, replicated.key))
+                yield PgsieveError(
+                    f'table "{replicated.table.qualified}": rows of {_listed(leaves)} are not found where the old row that is'
+                    f" sent has not the key of the root ({key}): as in a PostgreSQL subscriber, they stay as they were",
+                    hint="give these partitions the replica identity of the root, or REPLICA IDENTITY FULL",
+                )
+            if unsent := replicated.table.unsent_leaves:
+                yield PgsieveError(
+                    f'table "{replicated.table.qualified}": changes of {_first(unsent)} are not in the WAL, as these partitions'
+                    " are unlogged or foreign: the replica has their rows as of its copy",
+                    hint="make them logged (ALTER TABLE ... SET LOGGED), or copy the table again (pgsieve resync)",
+                )
+
+
+def _left_out(publications: Iterable[Publication], catalog: Catalog) -> Iterator[PgsieveError]:
+    """The leaves that a publication has as themselves, without any change that could be sent."""
+    for publication in publications:
+        for root in catalog.tables.values():
+            if (
+                root.unsent_leaves
+                and not publication.via_root | publication.all_tables
+                and publication.contains(root)
+            ):
+                yield PgsieveError(
+                    f'publication "{publication.name}" has {_first(root.unsent_leaves)} of table "{root.qualified}", which are'
+                    " unlogged or foreign: they are not replicated",
+                    hint="make them logged (ALTER TABLE ... SET LOGGED), or publish the root (publish_via_partition_root)",
+                )
+
+
+def warnings_of_feed(feed: Feed, catalog: Catalog) -> Iterator[PgsieveError]:
+    """The tables that cannot become unlogged once they are captured, and could before."""
+    with suppress(PublicationError):
+        captured: Mapping[int, Table] = {t.oid: t for p in feed.planned_capture(catalog) for t in p.tables}
+        others = [
+            p for name, p in catalog.publications.items() if p.owner and not name.startswith(feed.capture)
+        ]
+        listed = {entry.oid for publication in others for entry in publication.tables}
+        tables = [t for oid, t in captured.items() if oid not in listed and t.kind == "r"]
+        if tables:
+            yield PgsieveError(
+                f"once the capture publication lists {_listed(tables)}, the publisher refuses ALTER TABLE ... SET UNLOGGED"
+                " of it",
+                hint="take the table out of the subscribed publications before, and run pgsieve once",
+                sqlstate="55000",
+            )
+
+
+def _listed(tables: list[Table]) -> str:
+    return _first([quote_qualified(t.schema, t.name) for t in tables])
+
+
+def _first(names: Sequence[str]) -> str:
+    rest = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {rest} more" if rest > 0 else "")

@@ -1,0 +1,51 @@
+"""Names that values print: digests of the catalog's rows that the text of regclass, aclitem and the like is made of.
+
+A CTE list for queries of the catalog, `PRINTED_NAMES`: its relation `printed_names(kind, digest)` has a row for each kind of
+`pgsieve.decoding.values.printed_names`, and none where no column is of a type that prints names. It reads no parameter.
+Objects that come with the server cannot be renamed, but roles and schemas can. What is temporary is in nobody's values.
+"""
+
+from pgsieve.decoding.values.printed_names import PRINTING_TYPES
+
+_TYPES = ", ".join(map(str, sorted(PRINTING_TYPES)))
+
+#: The xmin shows a name that was altered and is back; that of a relation's row, which TRUNCATE writes anew, is its type's.
+PRINTED_NAMES = f"""
+printing as (
+  select exists (select from pg_attribute where attrelid >= 16384 and attnum > 0 and atttypid in ({_TYPES}))
+      or exists (select from pg_type where typbasetype in ({_TYPES}))
+      or exists (select from pg_range where rngsubtype in ({_TYPES})) as names
+), spaces as (
+  select oid, nspname, xmin as x from pg_namespace
+   where (select names from printing) and nspname !~ '^pg_(temp|toast)'
+), named(kinds, entry) as (
+  select array['schema'], concat_ws(' ', oid, nspname, x) from spaces
+  union all
+  select array['role'], concat_ws(' ', oid, rolname) from pg_roles where (select names from printing)
+  union all
+  select array['relation'], concat_ws(' ', c.oid, relname, nspname, x, t.xmin)
+    from pg_class c join spaces n on n.oid = relnamespace left join pg_type t on t.oid = reltype
+   where c.oid >= 16384 and relpersistence <> 't'
+  union all
+  select array['type', 'function', 'operator'], concat_ws(' ', t.oid, typname, nspname, x, t.xmin)
+    from pg_type t join spaces n on n.oid = typnamespace where t.oid >= 16384
+  union all
+  select array['function'], concat_ws(' ', p.oid, proname, proargtypes, nspname, x, p.xmin)
+    from pg_proc p join spaces n on n.oid = pronamespace where p.oid >= 16384
+  union all
+  select array['operator'], concat_ws(' ', o.oid, oprname, oprleft, oprright, nspname, x, o.xmin)
+    from pg_operator o join spaces n on n.oid = oprnamespace where o.oid >= 16384
+  union all
+  select array['collation'], concat_ws(' ', c.oid, collname, nspname, x, c.xmin)
+    from pg_collation c join spaces n on n.oid = collnamespace where c.oid >= 16384
+  union all
+  select array['configuration'], concat_ws(' ', c.oid, cfgname, nspname, x, c.xmin)
+    from pg_ts_config c join spaces n on n.oid = cfgnamespace where c.oid >= 16384
+  union all
+  select array['dictionary'], concat_ws(' ', d.oid, dictname, nspname, x, d.xmin)
+    from pg_ts_dict d join spaces n on n.oid = dictnamespace where d.oid >= 16384
+), printed_names(kind, digest) as (
+  select kind, count(*) || ' ' || sum(hashtextextended(entry, 0))
+    from named cross join unnest(kinds) kind group by kind
+)
+"""

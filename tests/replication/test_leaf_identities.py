@@ -1,0 +1,232 @@
+"""Partition trees that are published as their root: rows are found by the identity of the leaf that they live in.
+
+A tree for each combination of identities of a root and of its leaves. The publisher sends old rows as the leaf's identity has
+them, and describes the root (maybe_send_schema() of pgoutput.c). So a subscriber stops with an error (SQLSTATE 55000) or loses
+rows wherever the root's identity is not the leaf's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from itertools import product
+
+import pytest
+
+from tests.fixtures.oracle import Scenario
+from tests.fixtures.shop import Shop
+
+TREE = """
+CREATE TABLE {0} (id int NOT NULL, d int NOT NULL, b int NOT NULL, v text) PARTITION BY RANGE (d);
+CREATE TABLE {0}_1 PARTITION OF {0} FOR VALUES FROM (0) TO (10);
+CREATE TABLE {0}_2 PARTITION OF {0} FOR VALUES FROM (10) TO (20);
+{1}
+"""
+ROWS = """
+INSERT INTO {0} SELECT i, i, i, 'old' FROM generate_series(1, 6) i;
+INSERT INTO {0} SELECT i, i + 10, i + 10, 'old' FROM generate_series(1, 3) i
+"""
+#: A row keeps its identity, changes it, goes, and moves to another leaf.
+CHANGES = """
+UPDATE {0} SET v = 'a' WHERE id = 1 AND d < 10; UPDATE {0} SET b = 22 WHERE id = 2 AND d < 10;
+UPDATE {0} SET id = 33 WHERE d = 3; DELETE FROM {0} WHERE d = 4; UPDATE {0} SET d = 15 WHERE d = 5;
+UPDATE {0} SET d = 7 WHERE d = 6; UPDATE {0} SET v = 'c', b = 99 WHERE d = 11
+"""
+IDENTITIES = {
+    "none": "",
+    "pk": "ALTER TABLE {0} ADD PRIMARY KEY (id, d);",
+    "pkid": "ALTER TABLE {0} ADD PRIMARY KEY (id);",
+    "full": "ALTER TABLE {0} REPLICA IDENTITY FULL;",
+    "index": "CREATE UNIQUE INDEX {0}_i ON {0} (b, d); ALTER TABLE {0} REPLICA IDENTITY USING INDEX {0}_i;",
+    "indexb": "CREATE UNIQUE INDEX {0}_b ON {0} (b); ALTER TABLE {0} REPLICA IDENTITY USING INDEX {0}_b;",
+    "nothing": "ALTER TABLE {0} REPLICA IDENTITY NOTHING;",
+}
+IDENTITIES |= {f"{kind}pk": IDENTITIES["pk"] + IDENTITIES[kind] for kind in ("full", "nothing")}
+
+
+def tree(root: str, leaf: str, other: str | None = None) -> tuple[str, str]:
+    """A tree's name and definition; the second leaf may have another identity than the first."""
+    name = "_".join(["t", root, leaf, *([other] if other else [])])
+    leaves = IDENTITIES[leaf].format(f"{name}_1") + IDENTITIES[other or leaf].format(f"{name}_2")
+    return name, TREE.format(name, IDENTITIES[root].format(name) + leaves)
+
+
+#: A subscriber finds the rows, or loses some of them by the root's key, which leaves of another identity do not send.
+AS_SUBSCRIBER = [
+    *product(("pk", "fullpk"), ("none", "full", "indexb")),
+    *product(("index",), ("full", "pkid", "indexb")),
+    ("full", "full"),
+]
+#: The leaves' identity tells the leaf, or is FULL: where a subscriber stops, or loses rows, pgsieve holds the publisher's.
+AS_PUBLISHER = [
+    *product(("none",), ("pk", "full", "index")),
+    *product(("nothingpk",), ("none", "full", "index")),
+    ("nothing", "pk"),
+    ("full", "pk"),
+    ("index", "pk"),
+    ("none", "full", "none"),
+    ("full", "full", "fullpk"),
+    ("none", "pk", "fullpk"),
+]
+#: The publisher refuses changes of its second leaf, which a publication of pgsieve.yaml must not allow for.
+UNCHANGEABLE = "t_none_full_none"
+REFUSED = [
+    *product(("none", "full"), ("pkid", "indexb")),
+    ("nothingpk", "indexb"),
+    ("none", "full", "pk"),
+    ("full", "pk", "full"),
+]
+
+
+@pytest.mark.spark
+def test_by_the_key_of_a_root_rows_are_found_and_lost_as_by_a_subscriber(scenario: Scenario) -> None:
+    names = []
+    for identities in AS_SUBSCRIBER:
+        name, definition = tree(*identities)
+        names.append(name)
+        scenario.publisher(definition + ";" + ROWS.format(name))
+        scenario.subscriber(f"CREATE TABLE {name} (id int NOT NULL, d int NOT NULL, b int NOT NULL, v text)")
+        scenario.subscriber(IDENTITIES[identities[0]].format(name))
+    via_root = "WITH (publish_via_partition_root)"
+    # The changes of an unlogged leaf are not in the WAL; its rows are copied.
+    scenario.publisher(
+        tree("pk", "none")[1].replace("t_pk_none", "unsent") + "ALTER TABLE unsent_2 SET UNLOGGED;"
+    )
+    scenario.publisher(ROWS.format("unsent"))
+    scenario.subscriber("CREATE TABLE unsent (id int, d int, b int NOT NULL, v text, PRIMARY KEY (id, d))")
+    names.append("unsent")
+    scenario.publisher(f"CREATE PUBLICATION pub FOR TABLE {', '.join(names)} {via_root}")
+    scenario.subscribe("pub")
+    for name in names:
+        scenario.publisher(CHANGES.format(name))
+    rows = scenario.check(*names)
+    lost = {name for name in names if sorted(scenario.publisher(f"TABLE {name}")) != sorted(rows[name])}
+    assert lost == {"t_pk_indexb", "t_fullpk_indexb", "t_index_pkid", "t_index_indexb", "unsent"}
+
+
+def _publish(shop: Shop, trees: Iterable[tuple[str, str]], **more: object) -> None:
+    """Have a publication of the server via the root, and one of pgsieve.yaml, replicated in both modes."""
+    names = [name for name, _ in trees]
+    for name, definition in trees:
+        shop.database.execute(definition + ";" + ROWS.format(name))
+    listed = ", ".join(names)
+    shop.database.execute(f"CREATE PUBLICATION trees FOR TABLE {listed} WITH (publish_via_partition_root)")
+    tables = [{"table": f"public.{name}"} for name in names if name != UNCHANGEABLE]
+    own = {"publish_via_partition_root": True, "tables": tables}
+    shop.written["sources"]["shop"]["publications"] = {"own": own}
+    shop.configure(
+        subscriptions={
+            "pipe": {"source": "shop", "publications": ["trees"]},
+            "file": {"source": "shop", "publications": ["own"]},
+            "publ": {"source": "shop", "publications": ["trees"], "row_filter": "publisher"},
+        },
+        **more,
+    )
+
+
+def _differing(shop: Shop, names: Iterable[str]) -> set[tuple[str, str]]:
+    """The subscriptions and tables whose rows are not the publisher's."""
+    differing = set()
+    for name in names:
+        expected = sorted(shop.database.execute(f"TABLE {name}").fetchall())
+        for subscription in ("pipe", "file", "publ") if name != UNCHANGEABLE else ("pipe", "publ"):
+            rows = shop.table(subscription, name).to_pyarrow_table().to_pylist()
+            if sorted(tuple(row.values()) for row in rows) != expected:
+                differing.add((subscription, name))
+    return differing
+
+
+def test_rows_are_found_by_the_identity_that_leaves_share_or_the_table_is_refused(shop: Shop) -> None:
+    found, refused = ([tree(*each) for each in kinds] for kinds in (AS_PUBLISHER, REFUSED))
+    _publish(shop, [*found, *refused])
+    names, waiting = [name for name, _ in found], [name for name, _ in refused]
+    report = json.loads(shop.cli("validate", "--json")[1])
+    for subscription in ("pipe", "file", "publ"):
+        problems = [p for p in report["problems"] if p["object"] == subscription and p["sqlstate"] == "55000"]
+        unfound = {p["message"].split('"')[1] for p in problems if "publisher did not send" in p["message"]}
+        assert unfound == {f"public.{name}" for name in waiting}
+    assert shop.cli("run")[0] != 0
+    for subscription in ("pipe", "file", "publ"):
+        assert shop.state(subscription, waiting[0]) == "to be copied"
+    for name in names:
+        changes = CHANGES.format(name).split(";")
+        if name == UNCHANGEABLE:
+            changes = [change for change in changes if "d = 11" not in change and "d = 6" not in change]
+        for change in changes:
+            shop.database.execute(change)
+    # The way out, while changes come.
+    for name in waiting:
+        shop.database.execute(CHANGES.format(name))
+        for leaf in (f"{name}_1", f"{name}_2"):
+            shop.database.execute(f"ALTER TABLE {leaf} REPLICA IDENTITY FULL")
+        shop.database.execute(f"UPDATE {name} SET v = 'd' WHERE d = 1; DELETE FROM {name} WHERE d = 2")
+    assert shop.cli("run")[0] == 0
+    assert _differing(shop, [*names, *waiting]) == set()
+    for name in waiting:
+        shop.database.execute(f"UPDATE {name} SET v = 'e' WHERE d = 3; UPDATE {name} SET d = 16 WHERE d = 7")
+    assert shop.cli("run")[0] == 0
+    assert _differing(shop, waiting) == set()
+
+
+#: What is altered on one leaf between two runs, and undone; each with a change that only that identity tells.
+UNDONE = {
+    "full": "ALTER TABLE {0}_1 REPLICA IDENTITY USING INDEX {0}_1_i; {1}; ALTER TABLE {0}_1 REPLICA IDENTITY FULL",
+    "pk": "ALTER TABLE {0}_1 REPLICA IDENTITY USING INDEX {0}_1_i; {1}; ALTER TABLE {0}_1 REPLICA IDENTITY DEFAULT",
+    "attached": "CREATE TABLE {0}_3 PARTITION OF {0} (PRIMARY KEY (id)) FOR VALUES FROM (20) TO (30);"
+    "INSERT INTO {0} VALUES (7, 21, 7, 'new'), (8, 22, 8, 'new'); UPDATE {0} SET v = 'x' WHERE d = 21;"
+    "UPDATE {0} SET d = 9 WHERE d = 22; DELETE FROM {0} WHERE d > 20; ALTER TABLE {0} DETACH PARTITION {0}_3",
+    "dropped": "CREATE TABLE {0}_3 PARTITION OF {0} (PRIMARY KEY (id)) FOR VALUES FROM (20) TO (30);"
+    "INSERT INTO {0} VALUES (8, 22, 8, 'new'); UPDATE {0} SET d = 9 WHERE d = 22; DROP TABLE {0}_3",
+}
+
+
+def test_an_identity_that_was_another_for_a_while_loses_no_row(shop: Shop) -> None:
+    trees = []
+    for kind in UNDONE:
+        name, definition = tree("none", kind if kind in IDENTITIES else "full")
+        definition = definition.replace(name, f"t_{kind}")
+        indexes = "".join(f"CREATE UNIQUE INDEX t_{kind}_{n}_i ON t_{kind}_{n} (b);" for n in (1, 2))
+        trees.append((f"t_{kind}", definition + indexes))
+    _publish(shop, trees)
+    assert shop.cli("run")[0] == 0
+    for kind, altered in UNDONE.items():
+        name = f"t_{kind}"
+        changes = f"UPDATE {name} SET id = 40, v = 'u' WHERE d = 3; DELETE FROM {name} WHERE d = 2"
+        for statement in altered.format(name, changes).split(";"):
+            shop.database.execute(statement)
+    assert shop.cli("run")[0] == 0
+    assert _differing(shop, [name for name, _ in trees]) == set()
+
+
+def test_validate_warns_of_rows_that_are_not_found_or_not_sent(shop: Shop) -> None:
+    trees = [tree("pk", "indexb"), tree("pk", "none")]
+    _publish(shop, [(name, text + f"ALTER TABLE {name}_2 SET UNLOGGED;") for name, text in trees])
+    shop.database.execute("CREATE PUBLICATION bare FOR TABLE t_pk_none")
+    shop.configure(
+        subscriptions=shop.written["subscriptions"] | {"two": {"source": "shop", "publications": ["bare"]}}
+    )
+    code, told = shop.cli("validate", "--json")
+    report = json.loads(told)
+    assert (code, report["problems"]) == (0, [])
+    warned = {(w["object"], w["message"]) for w in report["warnings"]}
+    for subscription in ("pipe", "file", "publ"):
+        messages = [message for name, message in warned if name == subscription]
+        assert any(
+            'table "public.t_pk_indexb": rows of public.t_pk_indexb_1 are not found' in m for m in messages
+        )
+        for name, _ in trees:
+            assert any(
+                f'"public.{name}": changes of public.{name}_2 are not in the WAL' in m for m in messages
+            )
+    assert [m for n, m in warned if n == "two"] == [
+        'publication "bare" has public.t_pk_none_2 of table "public.t_pk_none", which are unlogged or foreign: they are not replicated'
+    ]
+    assert not [m for n, m in warned if n == "shop"]
+    assert "no problems" not in shop.cli("validate")[1]
+    # A publication of pgsieve.yaml has the table captured, which no publication of the server lists.
+    own = shop.written["sources"]["shop"]["publications"] | {"more": {"tables": [{"table": "public.stock"}]}}
+    shop.written["sources"]["shop"]["publications"] = own
+    shop.database.execute("DROP PUBLICATION q")
+    shop.configure(subscriptions={"two": {"source": "shop", "publications": ["more"]}})
+    (warning,) = json.loads(shop.cli("validate", "--json")[1])["warnings"]
+    assert warning["message"].startswith("once the capture publication lists public.stock")
