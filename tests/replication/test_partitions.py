@@ -270,18 +270,6 @@ def test_via_the_root_only_the_column_list_of_the_root_counts(
     assert stored == [(key, None, None) for key in ("1", "2", "10", "11")]
 
 
-@pytest.mark.parametrize("leaf_identity", ["DEFAULT", "FULL"])
-def test_via_the_root_rows_are_found_by_the_key_of_the_root(scenario: Scenario, leaf_identity: str) -> None:
-    root(scenario)
-    scenario.publisher(f"ALTER TABLE tab1_1 REPLICA IDENTITY {leaf_identity}")
-    scenario.publisher("INSERT INTO tab1 VALUES (1, 'x'), (2, NULL), (3, 'z'), (4, 'w')")
-    scenario.publisher(
-        "UPDATE tab1 SET b = 'y' WHERE a = 2; UPDATE tab1 SET b = 'yy' WHERE a = 2; DELETE FROM tab1 WHERE a = 3;"
-        "UPDATE tab1 SET a = 3, b = NULL WHERE a = 1; UPDATE tab1 SET a = 1 WHERE a = 4"
-    )
-    scenario.check(expect={"tab1": ["1|w", "2|yy", "3|"]})
-
-
 @pytest.mark.parametrize(
     "scenario", ["process", pytest.param("s3_threads", marks=pytest.mark.long)], indirect=True
 )
