@@ -322,10 +322,11 @@ class ReplicatedTable:
 
         Old rows carry the identity of the leaf that they live in. So the root's key is taken where all of these have it,
         else the key that all leaves share, where it tells the leaf, too: no two rows of the tree are equal in it then.
+        Where no row is looked for, no key of the leaves counts: one that was deleted, and stays, may come again.
         """
         own = self.table.key
-        key = own if all(set(own) <= set(leaf.identity) for leaf in self.leaves if leaf.identity) else ()
-        key = key or self._shared_key or own
+        has_own = own and all(set(own) <= set(leaf.identity) for leaf in self.leaves if leaf.identity)
+        key = own if has_own or not {"update", "delete"} & self.operations else self._shared_key or own
         return key if set(key) <= set(self.columns) else ()
 
     @property
