@@ -27,7 +27,7 @@ WITHOUT = {
 
 #: Arguments of each command, in an order in which each has something to do, and the keys of its result.
 CALLS = [
-    ("validate", "", {"publications", "subscriptions", "problems", "statements"}),
+    ("validate", "", {"publications", "subscriptions", "problems", "statements", "warnings"}),
     ("run", "", {"subscriptions", "failures"}),
     ("status", "", {"slots", "subscriptions"}),
     ("check", "", {"tables", "failures"}),
