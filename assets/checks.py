@@ -23,6 +23,7 @@ from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.assets.translator import AssetKind, Naming, of_feed, of_replica
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.values.quoting import quote_qualified
+from pgsieve.decoding.visible import visible
 from pgsieve.decoding.wording import counted
 from pgsieve.resources.postgres.slot import SlotState, slot_state
 
@@ -104,7 +105,7 @@ def _result(key: dg.AssetKey, compared: TableConsistency) -> dg.AssetCheckResult
             "rows at the publisher": compared.publisher_rows,
             "rows in the replica": compared.replica_rows,
             "differing rows": compared.differing,
-            "keys": list(compared.keys),
+            "keys": list(map(visible, compared.keys)),
         },
     )
 
@@ -113,7 +114,7 @@ def _difference(compared: TableConsistency) -> str | None:
     """Which rows differ, as far as keys are told, and the way out; None where none does."""
     if compared.equal:
         return None
-    keys = ", ".join(compared.keys)
+    keys = visible(", ".join(compared.keys))
     more = ", …" if len(compared.keys) < compared.differing else ""
     rows = f"{counted(compared.differing, 'row')} {'differs' if compared.differing == 1 else 'differ'}"
     return f"{rows}: {keys}{more}. `pgsieve check --repair` writes what the publisher has."

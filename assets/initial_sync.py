@@ -20,6 +20,7 @@ from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.assets.translator import AssetKind, Naming, of_subscription
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.values.quoting import quote_qualified
+from pgsieve.decoding.visible import visible
 
 #: Tag of a run that was begun because tables lacked a copy: another may have made it by then.
 LACKING = "pgsieve/lacking"
@@ -118,13 +119,13 @@ def _metadata(copied: Sequence[Copied]) -> dict[str, Any]:
     records = [
         dg.TableRecord(
             {
-                "table": quote_qualified(c.schema, c.table),
+                "table": visible(quote_qualified(c.schema, c.table)),
                 "rows": c.rows,
                 "seconds": round(c.seconds, 2),
-                "row filter": c.row_filter or "",
+                "row filter": visible(c.row_filter or ""),
                 "LSN": format_lsn(c.lsn),
                 "Delta version": c.version,
-                "problem": c.problem or "",
+                "problem": visible(c.problem or ""),
             }
         )
         for c in copied

@@ -18,6 +18,7 @@ from pgsieve.assets.steps.records.table_states import SyncState, TableStates
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.values.quoting import quote_qualified
+from pgsieve.decoding.visible import visible
 from pgsieve.resources.lake.lake import Lake
 
 #: The parent of pgsieve's own loggers.
@@ -86,6 +87,17 @@ def heard(handler: logging.Handler) -> Iterator[None]:
             logger.removeHandler(shown)
 
 
+class _Visible(logging.Filter):
+    """Has a record say nothing that steers a terminal: names of a database are in it."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.msg, record.args = visible(record.getMessage()), ()
+        return True
+
+
+_VISIBLE = _Visible()
+
+
 @contextmanager
 def as_step(
     context: dg.OpExecutionContext | dg.AssetExecutionContext | dg.AssetCheckExecutionContext,
@@ -98,6 +110,7 @@ def as_step(
     level = logger.level
     if not logger.isEnabledFor(logging.INFO):
         logger.setLevel(logging.INFO)
+    context.log.addFilter(_VISIBLE)
     try:
         with heard(_Forwards(context.log)):
             yield
@@ -129,7 +142,7 @@ def problems(subscription: Subscription, lake: Lake, names: Iterable[Name] | Non
     chosen = None if names is None else set(names)
     states = TableStates(lake, subscription.name).newest()
     wrong = [
-        f"{quote_qualified(*name)} is set aside: {state.reason}"
+        visible(f"{quote_qualified(*name)} is set aside: {state.reason}")
         for name, state in sorted(states.items())
         if state.state == SyncState.SET_ASIDE and (chosen is None or name in chosen)
     ]

@@ -17,6 +17,7 @@ from pgsieve.assets.published import UNKNOWN_FILTER, PublishedTable
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.values.quoting import quote_qualified
+from pgsieve.decoding.visible import visible
 
 
 class AssetKind(StrEnum):
@@ -128,7 +129,7 @@ class PgsieveTranslator:
             key=data.key,
             group_name=data.source if data.kind in _OF_SOURCE else data.name,
             kinds=_KINDS.get(data.kind, _SPARK),
-            description=_description(data),
+            description=visible(_description(data)),
         )
 
 

@@ -15,6 +15,7 @@ from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.assets.steps.update_transformation.transform import transform
 from pgsieve.assets.translator import AssetKind, Naming, of_feed, of_subscription
 from pgsieve.decoding.values.quoting import quote_qualified
+from pgsieve.decoding.visible import visible
 
 #: The same in each run: changes are appended, and most are not of the table that is looked at. A version of its own for each
 #: run would have Dagster call every replica "unsynced" that has nothing to apply. The check `freshness` knows what waits.
@@ -61,7 +62,7 @@ def _metadata(changes: Sequence[TableChanges]) -> dict[str, Any]:
     records = [
         dg.TableRecord(
             {
-                "table": quote_qualified(*c.name),
+                "table": visible(quote_qualified(*c.name)),
                 **{
                     f"{operation}s received": c.received.get(operation, 0)
                     for operation in ("insert", "update", "delete")
@@ -71,7 +72,7 @@ def _metadata(changes: Sequence[TableChanges]) -> dict[str, Any]:
                     for operation in ("insert", "update", "delete")
                 },
                 "truncates": c.truncates,
-                "problem": c.problem or "",
+                "problem": visible(c.problem or ""),
             }
         )
         for c in changes

@@ -41,6 +41,7 @@ A message names the object, what is wrong and what to do; it never holds a cell 
         SchemaChangedError            decoding.publications.evolution
         SharedFolderError             assets.steps.validation.layouts
         SourceError                   resources.postgres.errors
+            EventTriggerError         resources.postgres.ddl
             LockHeldError             resources.postgres.errors
             PassingFaultError         resources.postgres.errors
                 SnapshotLostError     resources.postgres.snapshot
@@ -57,6 +58,7 @@ A message names the object, what is wrong and what to do; it never holds a cell 
             SourcePermissionError     resources.postgres.errors
             SourceSettingError        resources.postgres.errors
             SourceUnreachableError    resources.postgres.errors
+            UndefinedObjectError      resources.postgres.ddl
             UntestedServerError       resources.postgres.errors
         SparkUnavailableError         resources.lake.delta.errors
             JarsUnavailableError      resources.lake.jars
@@ -80,18 +82,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from pgsieve.decoding.visible import visible
+
 
 class PgsieveError(Exception):
     """Something a user can act on.
 
     `message` says what is wrong with which object, `hint` what to do, `sqlstate` is PostgreSQL's own
-    code where it has one for this (PostgreSQL documentation, appendix A).
+    code where it has one for this (PostgreSQL documentation, appendix A). Both may be shown as they are: names in them
+    steer no terminal.
     """
 
     def __init__(self, message: str, *, hint: str | None = None, sqlstate: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
+        self.message = visible(message)
+        super().__init__(self.message)
+        self.hint = None if hint is None else visible(hint)
         self.sqlstate = sqlstate
 
     def __str__(self) -> str:

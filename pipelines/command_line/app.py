@@ -199,6 +199,7 @@ def common(
 ) -> None:
     """Keep the options that come before the command."""
     del verbose, version  # read from the context, and by the callback
+    console.show_warnings()
     if (log_format or os.environ.get("PGSIEVE_LOG_FORMAT")) == _LogFormat.JSON:
         console.log_as_json()
     ctx.obj = config

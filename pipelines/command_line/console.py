@@ -1,24 +1,27 @@
 """Where results, progress and errors are printed, as text or as JSON; `reports` says how each result looks.
 
 Data goes to stdout, progress and errors to stderr, so that `pgsieve status --json > file` holds JSON only.
-Nothing here raises. What comes from a database or a file is never read as markup.
+Nothing here raises. What comes from a database or a file is never read as markup, and steers no terminal.
 """
 
 import json
+import logging
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.progress import Progress as Bars
 from rich.progress import SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
-from rich.text import Text
+from rich.text import Text as RichText
 
 from pgsieve.decoding.errors import PgsieveError
+from pgsieve.decoding.visible import visible, visible_json
 from pgsieve.pipelines.command_line.json_log import JsonLog, JsonProgress, plain
 from pgsieve.pipelines.commands.results import (
     Failure,
@@ -31,6 +34,31 @@ NOTHING = "–"
 
 #: Where progress and errors go as JSON, one object a line; None: as text.
 _json: JsonLog | None = None
+
+
+class Text(RichText):
+    """A text on one line, in which no part steers the terminal (`pgsieve.decoding.visible`)."""
+
+    def __init__(self, text: str = "", style: str = "", **options: Any) -> None:
+        super().__init__(visible(text), style, **options)
+
+    def append(self, text: RichText | str, style: Any = None) -> "Text":
+        """Append a text, or a string in a style."""
+        super().append(visible(text) if isinstance(text, str) else text, style)
+        return self
+
+
+class _Warnings(logging.Formatter):
+    """What Python shows of a warning that nobody else takes."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name is Python's
+        return visible(super().formatMessage(record))
+
+
+def show_warnings() -> None:
+    """Have warnings of Python's logging steer no terminal either."""
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(_Warnings())
 
 
 def log_as_json() -> None:
@@ -141,7 +169,8 @@ def print_unexpected(error: BaseException, concerned: str = "", *, verbose: bool
     if _json is not None:
         _json.error(error, verbose=verbose)
     elif verbose:
-        to_stderr().print(concealed("".join(traceback.format_exception(error))), end="", soft_wrap=True)
+        trace = concealed("".join(traceback.format_exception(error)))
+        to_stderr().print("\n".join(map(visible, trace.split("\n"))), end="", soft_wrap=True)
         _error_line(f"{concerned}unexpected {type(error).__name__}", None)
     else:
         _error_line(
@@ -170,14 +199,14 @@ class _TerminalProgress:
         self._tasks: dict[str, TaskID] = {}
 
     def start(self, task: str) -> None:
-        self._tasks[task] = self._bars.add_task(task, total=None)
+        self._tasks[task] = self._bars.add_task(visible(task), total=None)
 
     def finish(self, task: str) -> None:
         self._bars.remove_task(self._tasks.pop(task))
         self._bars.refresh()  # Results may be printed next, which go to another stream.
 
     def tell(self, line: str) -> None:
-        self._bars.console.print(line, markup=False, highlight=False)
+        self._bars.console.print(visible(line), markup=False, highlight=False)
 
 
 class _LineProgress:
@@ -202,7 +231,7 @@ class _LineProgress:
 
     @staticmethod
     def _say(line: str) -> None:
-        sys.stderr.write(line + "\n")
+        sys.stderr.write(visible(line) + "\n")
         sys.stderr.flush()
 
 
@@ -228,7 +257,7 @@ def progress() -> Iterator[Progress]:
 
 def as_json(report: object, *, indent: int | None = 2) -> str:
     """Write a result as JSON, the fields under their names in `pgsieve.pipelines.commands.results`."""
-    return json.dumps(plain(report), indent=indent, ensure_ascii=False)
+    return visible_json(json.dumps(plain(report), indent=indent, ensure_ascii=False))
 
 
 def print_json(report: object) -> None:

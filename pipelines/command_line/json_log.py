@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 
 from pgsieve.decoding.errors import PgsieveError
+from pgsieve.decoding.visible import visible_json
 from pgsieve.resources.passwords import concealed
 
 #: What makes the reading thread end; a child process may hold the pipe open for longer.
@@ -43,7 +44,7 @@ class JsonLog:
         """Write one line; what is None is left out."""
         now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         entries = {"time": now, "level": level, **{k: v for k, v in entries.items() if v is not None}}
-        line = json.dumps(entries, ensure_ascii=False, default=str).encode() + b"\n"
+        line = visible_json(json.dumps(entries, ensure_ascii=False, default=str)).encode() + b"\n"
         with self._lock:
             while line:  # A pipe may take a part.
                 try:

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
 from rich.table import Table
-from rich.text import Text
 
 from pgsieve.decoding.publications.catalog import OPERATIONS
 from pgsieve.decoding.values.quoting import quote_identifier, quote_qualified
 from pgsieve.decoding.wording import counted
 from pgsieve.pipelines.command_line.console import (
+    Text,
     add_row,
     cell,
     print_failures,
@@ -404,7 +404,7 @@ def _names(names: Sequence[str], separator: str = ", ") -> str:
 
 def print_demo_step(title: str, tables: Sequence[ComparedTable]) -> None:
     """The tables after one step of the demo, side by side."""
-    print_out(Text(f"\n{title}", style="bold"))
+    print_out("", Text(title, style="bold"))
     for compared in tables:
         verdict = Text("equal", style="green") if compared.equal else Text("DIFFERENT", style="bold red")
         heading = f"{compared.table} ({', '.join(compared.columns)}), row_filter: {compared.row_filter}: "
@@ -427,7 +427,8 @@ def print_demo(report: DemoReport) -> None:
         else Text("A replica differs from the built-in subscription.", "bold red")
     )
     print_out(
-        Text.assemble("\n", verdict, f" {report.seconds:.0f} s."),
+        "",
+        Text.assemble(verdict, f" {report.seconds:.0f} s."),
         Text(f"Delta tables:  {report.lake}"),
         Text(f"Configuration: {report.config}"),
         Text("The servers have ended. One that stays, with Dagster's pages on it: pgsieve demo --ui"),

@@ -45,8 +45,9 @@ from pgsieve.pipelines.config.model import Config
 from pgsieve.pipelines.project import Project, project
 from pgsieve.resources.lake.delta.errors import LakeUnavailableError
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.postgres.capture import capture_statements
+from pgsieve.resources.postgres.capture import capture_statements, preparing
 from pgsieve.resources.postgres.catalog import read_catalog
+from pgsieve.resources.postgres.ddl import trigger_problem
 
 
 def validate(config: Config, *, rights: bool = True) -> ValidationReport:
@@ -72,6 +73,7 @@ def validate(config: Config, *, rights: bool = True) -> ValidationReport:
                 examined = Examination(connection, feed, server)
                 lacking = list(_lacking(connection, declared, feed, examined.catalog)) if rights else []
                 lacking += _replicas_of_others(connection, declared, feed)
+                lacking += _failing_triggers(connection, feed, examined.catalog, server)
         except PgsieveError as error:
             problems.append(_problem(feed.source.name, error))
             continue
@@ -125,6 +127,19 @@ def _replicas_of_others(
         refuse_other_publisher(connection, feed, lake)
     except PgsieveError as error:
         yield error
+
+
+def _failing_triggers(
+    connection: psycopg.Connection[Any], feed: Feed, catalog: Catalog, server: Catalog
+) -> Iterator[PgsieveError]:
+    """The event triggers of which the capture publications would fail."""
+    with suppress(PublicationError):
+        for planned in feed.planned_capture(catalog):
+            name = feed.capture + planned.suffix
+            statements = capture_statements(name, planned, server, connection.info.server_version)
+            error = trigger_problem(connection, feed.source.name, preparing(name), statements)
+            if error is not None:
+                yield error
 
 
 def _problem(about: str, error: PgsieveError) -> ValidationProblem:

@@ -17,6 +17,7 @@ from pathlib import Path
 import yaml
 
 from pgsieve.decoding.errors import PgsieveError
+from pgsieve.decoding.visible import visible
 
 #: The way to a value: keys and list positions from the top.
 Location = tuple[str | int, ...]
@@ -54,9 +55,9 @@ class ConfigError(PgsieveError):
         if len(self.problems) == 1:
             super().__init__(self.describe(first), hint=first.hint)
         else:
-            super().__init__(
-                "\n".join(f"{self.describe(each)}{_in_brackets(each)}" for each in self.problems)
-            )
+            lines = [f"{self.describe(each)}{_in_brackets(each)}" for each in self.problems]
+            super().__init__("; ".join(lines))
+            self.message = "\n".join(map(visible, lines))
 
     def describe(self, problem: Problem) -> str:
         """`file:line: key: what is wrong`, the form that editors and terminals make a link of."""

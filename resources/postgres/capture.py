@@ -12,7 +12,8 @@ import psycopg
 
 from pgsieve.decoding.publications.catalog import Catalog, Table
 from pgsieve.decoding.publications.routing import CapturePublication, capture_suffixes
-from pgsieve.resources.postgres.errors import refusing
+from pgsieve.resources.postgres.ddl import EventTriggerError, UndefinedObjectError, execute_ddl
+from pgsieve.resources.postgres.errors import SourceError, SourcePermissionError
 from pgsieve.resources.postgres.source import literal, quote
 
 #: The comment on a publication that pgsieve created, and so may drop.
@@ -38,20 +39,16 @@ def ensure_capture(
         statements = capture_statements(name, publication, catalog, connection.info.server_version)
         if name not in catalog.publications:
             statements.append(f"comment on publication {quote(name)} is {literal(CREATED)}")
-        with refusing(source, f'prepare the capture publication "{name}"'), connection.transaction():
-            for statement in statements:
-                connection.execute(statement)
+        if statements:
+            execute_ddl(connection, source, preparing(name), statements)
     wanted = {capture + p.suffix: {t.oid for t in p.tables} for p in planned}
     for name in (n for n in _created(connection, capture) if n in catalog.publications):
         surplus = [t.oid for t in catalog.publications[name].tables if t.oid not in wanted.get(name, ())]
         for table in (catalog.tables[oid] for oid in surplus if oid in catalog.tables):
-            # A standby takes no statement.
-            with suppress(
-                psycopg.errors.InsufficientPrivilege,
-                psycopg.errors.UndefinedObject,
-                psycopg.errors.ReadOnlySqlTransaction,
-            ):
-                connection.execute(f"alter publication {quote(name)} drop table {_listed(table)}")
+            taken_out = f"alter publication {quote(name)} drop table {_listed(table)}"
+            # Whoever may not leaves it, as a standby does, and whoever comes second need not.
+            with suppress(EventTriggerError, SourcePermissionError, UndefinedObjectError):
+                execute_ddl(connection, source, preparing(name), [taken_out])
     return tuple(wanted)
 
 
@@ -81,6 +78,11 @@ def capture_statements(
     return statements
 
 
+def preparing(name: str) -> str:
+    """What is done to a capture publication, for messages."""
+    return f'prepare the capture publication "{name}"'
+
+
 def _created(connection: psycopg.Connection[Any], capture: str) -> list[str]:
     """The capture publications of a source that pgsieve created."""
     rows = connection.execute(
@@ -105,14 +107,14 @@ def shrink_capture(
     wanted = {capture + p.suffix: p for p in planned}
     altered, dropped = [], []
     for name in ours:
-        with refusing(source, f'alter the capture publication "{name}"'):
-            if name not in wanted:
-                connection.execute(f"drop publication {quote(name)}")
-                dropped.append(name)
-            elif {t.oid for t in wanted[name].tables} != {t.oid for t in catalog.publications[name].tables}:
-                tables = ", ".join(map(_listed, wanted[name].tables))
-                connection.execute(f"alter publication {quote(name)} set table {tables}")
-                altered.append(name)
+        what = f'alter the capture publication "{name}"'
+        if name not in wanted:
+            execute_ddl(connection, source, what, [f"drop publication {quote(name)}"])
+            dropped.append(name)
+        elif {t.oid for t in wanted[name].tables} != {t.oid for t in catalog.publications[name].tables}:
+            tables = ", ".join(map(_listed, wanted[name].tables))
+            execute_ddl(connection, source, what, [f"alter publication {quote(name)} set table {tables}"])
+            altered.append(name)
     return altered, dropped
 
 
@@ -121,8 +123,8 @@ def _listed(table: Table) -> str:
     return "only " * (table.kind == "r") + quote(table.schema, table.name)
 
 
-def drop_publications(connection: psycopg.Connection[Any], names: Sequence[str]) -> None:
+def drop_publications(connection: psycopg.Connection[Any], source: str, names: Sequence[str]) -> None:
     """Drop publications that were made a moment ago, where something later failed."""
     for name in names:
-        with suppress(psycopg.Error):
-            connection.execute(f"drop publication if exists {quote(name)}")
+        with suppress(SourceError, psycopg.Error):
+            execute_ddl(connection, source, preparing(name), [f"drop publication if exists {quote(name)}"])

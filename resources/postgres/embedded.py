@@ -269,7 +269,7 @@ class EmbeddedServer:
         )
         if made.returncode != 0:
             raise EmbeddedServerError(
-                f'initdb of "{self._data}" failed:\n{made.stderr.strip() or made.stdout.strip()}'
+                f'initdb of "{self._data}" failed: {"; ".join((made.stderr or made.stdout).split(chr(10)))}'
             )
         with (self._data / "postgresql.conf").open("a") as conf:
             conf.write(f"include_if_exists = '{_SETTINGS_FILE}'\n")
@@ -306,10 +306,10 @@ class EmbeddedServer:
             self.stop(immediate=True)
             with self.log.open("rb") as log:
                 log.seek(log_start)
-                tail = "\n".join(log.read().decode(errors="replace").splitlines()[-_LOG_TAIL_LINES:])
+                tail = "; ".join(log.read().decode(errors="replace").splitlines()[-_LOG_TAIL_LINES:])
             kind = _PortTakenError if "could not bind" in tail else EmbeddedServerError
             raise kind(
-                f'the embedded PostgreSQL {self._version} in "{self._data}" did not start on port {port}:\n{tail}',
+                f'the embedded PostgreSQL {self._version} in "{self._data}" did not start on port {port}: {tail}',
                 hint=f"the whole log: {self.log}",
             )
 

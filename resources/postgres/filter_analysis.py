@@ -19,6 +19,8 @@ from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.publications.catalog import PublicationError, Table
 from pgsieve.decoding.publications.filter_rules import Expression, column_names, refusal
 from pgsieve.decoding.publications.node_tree import TreeNode, parse_expression, parse_node_tree
+from pgsieve.resources.postgres.ddl import failed_trigger, own_search_path
+from pgsieve.resources.postgres.errors import message_without_values
 from pgsieve.resources.postgres.source import quote
 
 
@@ -53,11 +55,22 @@ def analysis(connection: psycopg.Connection[Any]) -> Iterator[None]:
 def filter_columns(connection: psycopg.Connection[Any], table: Table, where: str) -> frozenset[str]:
     """The columns that a row filter of the table reads; raises RejectedFilterError. Inside of `analysis`."""
     try:
-        with connection.transaction(force_rollback=True):
-            _parse(connection, where)
-            expression = _analyse(connection, table, where)
-            reason = refusal(expression, *_mutable(connection, expression))
+        try:
+            expression, reason = _analysed(connection, table, where)
+        except psycopg.Error as error:
+            if failed_trigger(connection, error) is None:
+                raise
+            # An event trigger on CREATE VIEW may count on the role's own path. What that finds of a user's is refused.
+            path = f"pg_catalog, pg_temp, {own_search_path(connection)}"
+            expression, reason = _analysed(connection, table, where, path)
     except psycopg.Error as error:
+        if (failed := failed_trigger(connection, error)) is not None:
+            raise UncheckedFilterError(
+                f'whether PostgreSQL takes row filters of pgsieve.yaml is not known: the event trigger "{failed[0]}" fails'
+                f" when a temporary view is created ({message_without_values(error)})",
+                hint=f"correct its function {failed[1]}",
+                sqlstate=error.sqlstate,
+            ) from None
         # The parser names the clause; ours is the one of a view.
         message = (error.diag.message_primary or "").replace(
             "argument of WHERE ", "argument of PUBLICATION WHERE "
@@ -66,6 +79,18 @@ def filter_columns(connection: psycopg.Connection[Any], table: Table, where: str
     if reason is not None:
         raise _rejected(table, where, "invalid publication WHERE expression", reason, "0A000")
     return column_names(expression, table)
+
+
+def _analysed(
+    connection: psycopg.Connection[Any], table: Table, where: str, path: str | None = None
+) -> tuple[Expression, str | None]:
+    """The analysed filter, and PostgreSQL's reason to refuse it; under a search_path, where one is given."""
+    with connection.transaction(force_rollback=True):
+        if path is not None:
+            connection.execute("select set_config('search_path', %s, true)", [path])
+        _parse(connection, where)
+        expression = _analyse(connection, table, where)
+        return expression, refusal(expression, *_mutable(connection, expression))
 
 
 def _rejected(

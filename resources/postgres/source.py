@@ -49,6 +49,12 @@ def literal(value: str) -> str:
     return sql.Literal(value).as_string(None)
 
 
+_UNREACHABLE = "check host, port, dbname, user and password in conninfo, and that the server is running"
+#: The server says where the error comes from, but not by which trigger (section 40.1.1).
+_LOGIN_TRIGGER = (
+    "an event trigger on login fails: correct its function, e.g. by ALTER FUNCTION ... SET search_path = ..., since pgsieve's"
+    " sessions have search_path = pg_catalog, pg_temp"
+)
 #: Python's own logging, which a terminal shows; an orchestrator's log of a step is not shown there.
 _LOGGER = logging.getLogger(__name__)
 
@@ -92,11 +98,10 @@ class Source:
         except psycopg.Error as error:
             pooler = pooler_at(self._sessions.host, str(error))
             through = f" through {pooler.name}" if pooler else ""
+            hint = _LOGIN_TRIGGER if "PL/pgSQL function" in str(error) else _UNREACHABLE
             raise SourceUnreachableError(
                 f'source "{self.name}": no connection{through} ({one_line(error)})',
-                hint=pooler.hint
-                if pooler
-                else "check host, port, dbname, user and password in conninfo, and that the server is running",
+                hint=pooler.hint if pooler else hint,
                 sqlstate=error.sqlstate,
             ) from None
         try:

@@ -72,7 +72,7 @@ def ready_slot(
             reach(Failpoint.CATALOG_RECORDED)
     except Exception:
         if not feed.filtered:
-            drop_publications(connection, created)
+            drop_publications(connection, feed.source.name, created)
         raise
     return sound, server, names
 

@@ -12,6 +12,7 @@ import psycopg
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.publications.catalog import ReplicatedTable, Table
 from pgsieve.decoding.values.quoting import quote_identifier, quote_qualified
+from pgsieve.decoding.wording import counted
 
 _DENIED = "42501"
 
@@ -21,6 +22,16 @@ select current_user, rolsuper or rolreplication or exists (
     select from pg_roles granted where granted.rolname = 'rds_replication' and pg_has_role(granted.oid, 'usage'))
 from pg_roles where rolname = current_user
 """
+#: What other sessions may be there at once, without those that are kept for superusers and their like.
+_LIMITS = """
+select r.rolname, d.datname, case when r.rolsuper then -1 else r.rolconnlimit end,
+       case when r.rolsuper then -1 else d.datconnlimit end,
+       current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int
+         - coalesce(current_setting('reserved_connections', true)::int, 0)
+  from pg_roles r, pg_database d where r.rolname = current_user and d.datname = current_database()
+"""
+#: The sessions that `run` and `check` have at once, and those of a first copy of some tables on a machine with few cores.
+_RUN, _CHECK, _COPY = 4, 6, 8
 _READS = """
 select oid, current_user, has_schema_privilege(relnamespace, 'usage'), has_table_privilege(oid, 'select')
 from pg_class join unnest(%s::oid[]) with ordinality as listed (oid, number) using (oid) order by number
@@ -44,11 +55,38 @@ def missing_rights(
             hint=f"ALTER ROLE {quote_identifier(role)} REPLICATION; at Amazon: GRANT rds_replication TO {quote_identifier(role)}",
             sqlstate=_DENIED,
         )
+    yield from _too_few_sessions(connection)
     told = set[str]()
     for _, error in _denied(connection, tables):
         if error.message not in told:  # That of a schema each of its tables has.
             told.add(error.message)
             yield error
+
+
+def _too_few_sessions(connection: psycopg.Connection[Any]) -> Iterator[PgsieveError]:
+    row = connection.execute(_LIMITS).fetchone()
+    assert row is not None
+    role, database, of_role, of_database, of_server = row
+    for owner, limit, hint in (
+        (
+            f'the role "{role}"',
+            of_role,
+            f"ALTER ROLE {quote_identifier(role)} CONNECTION LIMIT {_COPY}",
+        ),
+        (
+            f'the database "{database}"',
+            of_database,
+            f"ALTER DATABASE {quote_identifier(database)} CONNECTION LIMIT {_COPY}, or more, as others need theirs",
+        ),
+        ("the server", of_server, "raise max_connections"),
+    ):
+        if 0 <= limit < _CHECK:
+            yield PgsieveError(
+                f"{owner} may have no more than {counted(limit, 'session')}: a run needs {_RUN}, a check {_CHECK}, and"
+                " a copy one more for each table that it reads at a time",
+                hint=hint,
+                sqlstate="53300",
+            )
 
 
 def unreadable(

@@ -1,0 +1,113 @@
+"""DDL on a publisher, as any other client of the role would run it: with it run the event triggers that somebody made.
+
+In: a session, and statements whose every name is qualified. Out: they are committed together, or tried and undone. Raises
+EventTriggerError where an event trigger fails, and SourceError where the server itself refuses.
+
+pgsieve's sessions have PostgreSQL's own objects as their search_path; a trigger's function may count on that of the role
+(section 40, *Event Triggers*). Only superusers make event triggers, and they run for every client alike.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import psycopg
+
+from pgsieve.resources.postgres.errors import (
+    SourceError,
+    cause_without_values,
+    message_without_values,
+    refusing,
+)
+from pgsieve.resources.postgres.source import quote
+
+#: Where validate only tries, it waits for nobody.
+_TRIED = "set local lock_timeout = '2s'"
+
+#: What ALTER ROLE and ALTER DATABASE set, the most particular first (process_settings() in src/backend/utils/init/postinit.c).
+_OWN_PATH = """
+select coalesce((
+    select substr(setting, length('search_path=') + 1) from pg_db_role_setting s cross join unnest(setconfig) setting
+     where setdatabase in (0, (select oid from pg_database where datname = current_database()))
+       and setrole in (0, (select oid from pg_roles where rolname = session_user)) and setting like 'search\\_path=%'
+     order by setrole <> 0 and setdatabase <> 0 desc, setrole <> 0 desc, setdatabase <> 0 desc limit 1),
+  (select boot_val from pg_settings where name = 'search_path'))
+"""
+_TRIGGERS = """
+select evtname, nspname, proname from pg_event_trigger join pg_proc p on p.oid = evtfoid
+  join pg_namespace n on n.oid = pronamespace
+ where evtenabled <> 'D' and evtevent <> 'login' order by evtname
+"""
+
+
+class EventTriggerError(SourceError):
+    """An event trigger of the publisher's fails when pgsieve runs DDL."""
+
+
+class UndefinedObjectError(SourceError):
+    """What a statement names is not there any more."""
+
+
+def own_search_path(connection: psycopg.Connection[Any]) -> str:
+    """The search_path that a session of the role has by itself."""
+    row = connection.execute(_OWN_PATH).fetchone()
+    assert row is not None
+    return str(row[0])
+
+
+def failed_trigger(connection: psycopg.Connection[Any], error: psycopg.Error) -> tuple[str, str] | None:
+    """The event trigger and its function, quoted, that an error comes from; None where it is the server's own."""
+    called = [line for line in (error.diag.context or "").splitlines() if "function" in line]
+    for trigger, schema, function in connection.execute(_TRIGGERS).fetchall() if called else ():
+        if any(f"{function}(" in line or f"{quote(function)}(" in line for line in called):
+            return trigger, quote(schema, function)
+    return None
+
+
+def execute_ddl(
+    connection: psycopg.Connection[Any],
+    source: str,
+    what: str,
+    statements: Sequence[str],
+    *,
+    tried: bool = False,
+) -> None:
+    """Run statements in one transaction, under the role's own search_path; `tried` ones are undone at once."""
+    path = own_search_path(connection)
+    try:
+        with connection.transaction(force_rollback=tried):
+            if tried:
+                connection.execute(_TRIED)
+            connection.execute("select set_config('search_path', %s, true)", [path])
+            for statement in statements:
+                connection.execute(statement)
+    except psycopg.Error as error:
+        failed = None if connection.broken else failed_trigger(connection, error)
+        if failed is not None:
+            trigger, function = failed
+            raise EventTriggerError(
+                f'source "{source}": cannot {what}: the event trigger "{trigger}" fails ({message_without_values(error)})',
+                hint=f"correct its function {function}, which ran under search_path = {path}, or run by hand, as a role for"
+                f" which it does not fail: {'; '.join(statements)};",
+                sqlstate=error.sqlstate,
+            ) from cause_without_values(error)
+        if isinstance(error, psycopg.errors.UndefinedObject):
+            reason = message_without_values(error)
+            raise UndefinedObjectError(
+                f'source "{source}": cannot {what} ({reason})', sqlstate=error.sqlstate
+            ) from cause_without_values(error)
+        with refusing(source, what):
+            raise
+
+
+def trigger_problem(
+    connection: psycopg.Connection[Any], source: str, what: str, statements: Sequence[str]
+) -> EventTriggerError | None:
+    """The error of an event trigger that statements would fail of; they are run, and undone, where there is a trigger."""
+    if statements and connection.execute(_TRIGGERS).fetchone() is not None:
+        try:
+            execute_ddl(connection, source, what, statements, tried=True)
+        except EventTriggerError as error:
+            return error
+        except SourceError:
+            return None  # What the role may not do, another one is asked to.
+    return None

@@ -1,0 +1,129 @@
+"""Event triggers of the publisher run with pgsieve's DDL as with any other client's, and the one that fails is named."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from tests.fixtures.shop import Shop
+
+#: It counts on the search_path of whoever runs the DDL.
+LOGGING = """
+create table ddl_log (tag text);
+create function log_ddl() returns event_trigger language plpgsql as $$begin insert into ddl_log values (tg_tag); end$$;
+create event trigger log_all on ddl_command_end execute function log_ddl();
+create event trigger log_drops on sql_drop execute function log_ddl();
+"""
+REFUSING = """
+create function refuse_ddl() returns event_trigger language plpgsql as
+  $$begin if current_user <> 'postgres' then raise 'no DDL of %s', current_user; end if; end$$;
+create event trigger refuse_all on ddl_command_start when tag in ('CREATE PUBLICATION', 'DROP PUBLICATION', 'CREATE VIEW')
+  execute function refuse_ddl();
+"""
+
+
+@pytest.fixture
+def owner(shop: Shop) -> Iterator[str]:
+    """The role that owns the tables, with as many sessions as the documentation says."""
+    conninfo = shop.written["sources"]["shop"]["conninfo"]
+    database = conninfo_to_dict(conninfo)["dbname"]
+    role = f"owner_of_{database}"
+    tables = ("orders", "notes", "stock")
+    shop.database.execute(f"create role {role} login replication connection limit 6")
+    shop.database.execute(f"grant create, temporary on database {database} to {role}")
+    shop.database.execute(f"grant create, usage on schema public to {role}")
+    for table in tables:
+        shop.database.execute(f"alter table {table} owner to {role}")
+    defined = {"own": {"tables": [{"table": "public.orders", "where": "id > 1"}]}}
+    shop.configure(
+        sources={"shop": {"conninfo": make_conninfo(conninfo, user=role), "publications": defined}},
+        subscriptions={
+            "one": {"source": "shop", "publications": ["own"]},
+            "two": {"source": "shop", "publications": ["p"], "row_filter": "publisher"},
+        },
+    )
+    yield role
+    shop.database.execute(
+        "select pg_drop_replication_slot(slot_name) from pg_replication_slots where database = current_database()"
+    )
+    for (trigger,) in shop.database.execute("select evtname from pg_event_trigger").fetchall():
+        shop.database.execute(f'drop event trigger "{trigger.replace(chr(34), chr(34) * 2)}"')
+    for table in tables:
+        shop.database.execute(f"alter table {table} owner to postgres")
+    shop.database.execute(f"drop owned by {role}; drop role {role}")
+
+
+def test_a_trigger_finds_what_it_finds_for_any_other_client(shop: Shop, owner: str) -> None:
+    shop.database.execute(LOGGING)
+    shop.database.execute(f"grant insert on ddl_log to {owner}")
+    shop.database.execute("delete from ddl_log")
+    code, told = shop.cli("validate")
+    assert code == 0, told
+    assert shop.database.execute("select * from ddl_log").fetchall() == []
+    code, told = shop.cli("run")
+    assert code == 0, told
+    logged = [tag for (tag,) in shop.database.execute("select tag from ddl_log")]
+    assert logged == ["CREATE PUBLICATION", "COMMENT"]
+    code, told = shop.cli("check")
+    assert code == 0, told
+    code, told = shop.cli("drop", "one")
+    assert code == 0, told
+    logged = [tag for (tag,) in shop.database.execute("select tag from ddl_log")]
+    assert logged[2:] == ["DROP PUBLICATION", "DROP PUBLICATION"]
+
+
+def test_a_trigger_that_fails_is_named_with_what_to_run_by_hand(shop: Shop, owner: str) -> None:
+    shop.database.execute(REFUSING)
+    code, told = shop.cli("validate", "--json")
+    assert code == 1, told
+    assert (
+        told.count('the event trigger \\"refuse_all\\" fails') == 2
+    )  # of the capture, and of what analyses the filter
+    code, told = shop.cli("run")
+    told = " ".join(told.split())
+    assert code == 2, told
+    assert (
+        'cannot prepare the capture publication "pgsieve_shop": the event trigger "refuse_all" fails' in told
+    )
+    assert 'correct its function "public"."refuse_ddl"' in told
+    by_hand = re.search(r"run by hand, as a role for which it does not fail: (.*?;) ?(\[|$)", told)
+    assert by_hand is not None, told
+    shop.database.execute(by_hand[1].encode())
+    code, told = shop.cli("run")
+    assert code == 0, told
+    assert shop.ids("one", "orders")
+    code, told = shop.cli("drop", "one")
+    assert code == 2, told
+    assert 'the event trigger "refuse_all" fails' in " ".join(told.split())
+
+
+def test_a_trigger_on_login_is_told_of(shop: Shop, owner: str) -> None:
+    shop.database.execute("create table logins (name text)")
+    shop.database.execute(
+        "create function greet() returns event_trigger language plpgsql as"
+        f" $$begin if session_user = '{owner}' then insert into logins values (session_user); end if; end$$"
+    )
+    shop.database.execute(f"grant insert on logins to {owner}")
+    shop.database.execute("create event trigger greet on login execute function greet()")
+    code, told = shop.cli("validate")
+    assert code != 0
+    assert "an event trigger on login fails" in " ".join(told.split())
+    shop.database.execute("alter function greet() set search_path = public")
+    code, told = shop.cli("validate")
+    assert code == 0, told
+
+
+def test_too_few_sessions_are_told_of(shop: Shop, owner: str) -> None:
+    name = conninfo_to_dict(shop.written["sources"]["shop"]["conninfo"])["dbname"]
+    shop.database.execute(f"alter role {owner} connection limit 5")
+    shop.database.execute(f"alter database {name} connection limit 3")
+    code, told = shop.cli("validate")
+    shop.database.execute(f"alter database {name} connection limit -1")
+    told = " ".join(told.split())
+    assert code == 1, told
+    assert f'the role "{owner}" may have no more than 5 sessions: a run needs 4, a check 6' in told
+    assert f'the database "{name}" may have no more than 3 sessions' in told
+    assert f"ALTER ROLE {owner} CONNECTION LIMIT 8" in told
