@@ -1,4 +1,5 @@
-# Every target makes what it needs first: the environment in .venv, at the versions of constraints.txt.
+# Every target makes what it needs first: the environment in .venv, at the versions of constraints.txt. `make demo` installs what a
+# user installs; the others what a developer needs. Each adds only what is missing.
 #   make PYTHON=/path/to/python   another interpreter than the first of python3.11 to python3.14
 #   make test ARGS='-k truncate'  arguments for pytest, for `pgsieve demo`, for the benchmark
 
@@ -9,7 +10,7 @@ BIN := .venv/bin
 PIP_ENVIRONMENT := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1
 
 .DEFAULT_GOAL := help
-.PHONY: help prerequisites setup demo test test-fast test-versions test-oldest test-dagster test-spark40 test-long soak soak-filters soak-hard-day check docs pictures audit sbom benchmarks log-store clean
+.PHONY: help prerequisites setup demo test test-fast test-versions test-oldest test-dagster test-spark40 test-long test-constraints test-fresh soak soak-filters soak-hard-day check docs pictures audit sbom benchmarks log-store clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -17,9 +18,9 @@ help: ## this list
 prerequisites: # says what to install where Python or Java is missing
 	@PYTHON='$(PYTHON)' sh scripts/prerequisites.sh >/dev/null
 
-setup: .venv/.jars ## install the pinned versions into .venv and fetch Delta's jars (once)
+setup: prerequisites .venv/.developed .venv/.jars ## install the pinned versions into .venv and fetch Delta's jars (once)
 
-demo: setup ## replicate from a PostgreSQL server of its own into Delta tables, and check them
+demo: .venv/.installed ## replicate from a PostgreSQL server of its own into Delta tables, and check them
 	@$(BIN)/pgsieve demo $(ARGS)
 
 # In the order of the folders: the long tests of faults are not left for the end.
@@ -99,6 +100,14 @@ check: setup ## formatting, lint, types, layers, Dagster's definitions, and the 
 	VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/dg check defs
 	@$(MAKE) --no-print-directory docs
 
+# Resolved by uv, in an environment of its own: pip evaluates markers for the Python that runs it.
+test-constraints: setup ## whether constraints.txt resolves, with wheels alone, for every Python that is supported
+	@test -x .venv/uv/bin/uv || { $(BIN)/python -m venv .venv/uv && .venv/uv/bin/pip install --quiet 'uv>=0.9,<1'; }
+	@$(BIN)/python -m scripts.resolve_constraints .venv/uv/bin/uv
+
+test-fresh: ## both of README's commands on minimal Debian systems with Python 3.11.2, 3.13 and 3.14 (as root, with debootstrap)
+	@scripts/fresh_machines.sh $(ARGS)
+
 docs: setup ## the site in build/site, from docs/; fails where a link is dead
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
@@ -131,13 +140,19 @@ clean: ## remove .venv, caches and build leftovers; data stays
 	rm -rf .venv .mypy_cache .ruff_cache .import_linter_cache .hypothesis build spark-warehouse metastore_db derby.log
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.venv/.installed: pyproject.toml constraints.txt | prerequisites
-	@echo 'Installing the versions of constraints.txt into .venv (some minutes the first time) ...'
-	@python=$$(PYTHON='$(PYTHON)' sh scripts/prerequisites.sh python) && "$$python" -m venv .venv
-	@$(PIP_ENVIRONMENT) $(BIN)/python -m pip install --quiet --editable '.[dev]'
+INSTALL = python=$$(PYTHON='$(PYTHON)' sh scripts/prerequisites.sh python) && "$$python" -m venv .venv \
+    && $(PIP_ENVIRONMENT) $(BIN)/python scripts/install.py
+.venv/.installed: pyproject.toml constraints.txt
+	@echo 'Installing pgsieve, as a user does, into .venv (about a minute the first time) ...'
+	@$(INSTALL) demo,ui
 	@touch $@
 
-.venv/.jars: .venv/.installed resources/lake/jars.py
+.venv/.developed: pyproject.toml constraints.txt
+	@echo 'Installing the versions of constraints.txt into .venv (some minutes the first time) ...'
+	@$(INSTALL) dev
+	@touch .venv/.installed $@
+
+.venv/.jars: .venv/.developed resources/lake/jars.py
 	@echo "Fetching Delta's jars ..."
 	@$(BIN)/python -m pgsieve.resources.lake.jars 2>.venv/jars.log || { cat .venv/jars.log >&2; exit 1; }
 	@touch $@

@@ -11,6 +11,7 @@ opened for passage (o+x), nothing else.
 import atexit
 import contextlib
 import os
+import pwd
 import shutil
 import signal
 import socket
@@ -253,26 +254,40 @@ class EmbeddedServer:
                 )
             return
         # The C locale: the same order on every machine; the wheel is built without ICU.
-        made = subprocess.run(  # noqa: S603
-            [
-                str(self._bin / "initdb"),
-                *("--auth=trust", "--encoding=UTF8", "--locale=C", "--username=postgres"),
-                *("--no-sync", f"--pgdata={self._data}"),
-            ],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-            cwd=self._data,
-            env=_environment(),
-            **self._account(),  # type: ignore[call-overload]
-        )
-        if made.returncode != 0:
-            raise EmbeddedServerError(
-                f'initdb of "{self._data}" failed: {"; ".join((made.stderr or made.stdout).split(chr(10)))}'
+        naming = _naming()
+        command = [
+            *(*naming, str(self._bin / "initdb")),
+            *("--auth=trust", "--encoding=UTF8", "--locale=C", "--username=postgres"),
+            *("--no-sync", f"--pgdata={self._data}"),
+        ]
+        try:
+            made = subprocess.run(  # noqa: S603
+                command,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                check=False,
+                cwd=self._data,
+                env=_environment(),
+                **self._account(),  # type: ignore[call-overload]
             )
+        except FileNotFoundError as error:
+            raise self._uninitialised(f"{error.filename} is not installed", naming) from error
+        if made.returncode != 0:
+            raise self._uninitialised("; ".join((made.stderr or made.stdout).splitlines()), naming)
         with (self._data / "postgresql.conf").open("a") as conf:
             conf.write(f"include_if_exists = '{_SETTINGS_FILE}'\n")
+
+    def _uninitialised(self, reason: str, naming: list[str]) -> EmbeddedServerError:
+        """The error of an initdb that failed, or could not be given a user's name."""
+        user, group = os.geteuid(), os.getegid()
+        return EmbeddedServerError(
+            f'initdb of "{self._data}" failed: {reason}',
+            hint=f"user id {user} has no entry in /etc/passwd, and initdb wants one: run this as a user that has one, or add it"
+            f" as root: echo 'pgsieve:x:{user}:{group}::/tmp:/bin/sh' >>/etc/passwd"
+            if naming
+            else None,
+        )
 
     def _launch(self, port: int) -> None:
         """Start the server on `port` and wait until its pid file says that it is ready."""
@@ -329,6 +344,20 @@ class EmbeddedServer:
 
 class _PortTakenError(EmbeddedServerError):
     """Another process listens on the port."""
+
+
+def _naming() -> list[str]:
+    """What has a program run under a user id that has a name: nothing where this process' has one.
+
+    initdb looks its user up (get_id in src/bin/initdb/initdb.c), the server does not. In a user namespace of its own the
+    program has the id of somebody who is in /etc/passwd, and what it makes belongs to the id outside (user_namespaces(7)).
+    """
+    try:
+        pwd.getpwuid(os.geteuid())
+    except KeyError:
+        named = next((entry.pw_uid for entry in pwd.getpwall() if entry.pw_uid), 1)
+        return ["unshare", "--user", f"--map-user={named}", f"--map-group={os.getegid()}"]
+    return []
 
 
 def _environment() -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import signal
 import socket
 import subprocess
@@ -18,6 +19,8 @@ from pgsieve.resources.postgres.embedded import EmbeddedServer, EmbeddedServerEr
 QUICK = {"fsync": "off", "shared_buffers": "16MB"}
 #: Seconds that a process may take to end on a machine that is busy with other work.
 PATIENCE = 300
+#: A user id that no /etc/passwd has.
+NAMELESS = 54321
 
 
 def alive(pid: int) -> bool:
@@ -44,6 +47,52 @@ def setting(server: EmbeddedServer, name: str) -> str:
         row = connection.execute("SELECT current_setting(%s)", [name]).fetchone()
     assert row is not None
     return str(row[0])
+
+
+def nameless(folder: Path, path: str = os.defpath) -> subprocess.CompletedProcess[str]:
+    """A process that starts a server under a user id that /etc/passwd does not have; only root can become one.
+
+    It becomes one once everything is imported: root's Python may be where nobody else reads.
+    """
+    program = """
+import os, sys
+from pathlib import Path
+from pgsieve.decoding.errors import PgsieveError
+from pgsieve.resources.postgres.embedded import EmbeddedServer, _open_passage
+server = EmbeddedServer(Path(sys.argv[1]), settings={"shared_buffers": "16MB"})
+_open_passage(server.programs)
+os.environ["PATH"] = sys.argv[3]
+os.setgroups([])
+os.setgid(int(sys.argv[2]))
+os.setuid(int(sys.argv[2]))
+try:
+    with server:
+        print("running", server.data.stat().st_uid)
+except PgsieveError as error:
+    print(error.hint)
+"""
+    folder.mkdir()
+    os.chown(folder, NAMELESS, NAMELESS)
+    command = [sys.executable, "-c", program, str(folder / "data"), str(NAMELESS), path]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_a_user_id_without_a_name_starts_one_or_is_told_what_to_do(server_folder: Path) -> None:
+    with pytest.raises(KeyError):
+        pwd.getpwuid(NAMELESS)
+    server_folder.chmod(0o755)
+    entry = f"echo 'pgsieve:x:{NAMELESS}:{NAMELESS}::/tmp:/bin/sh' >>/etc/passwd"
+    # Where the machine lets users have namespaces of their own, as a container rarely does.
+    may = subprocess.run(["unshare", "--user", "true"], user=NAMELESS, check=False, capture_output=True)
+    started = nameless(server_folder / "a")
+    if may.returncode == 0:
+        assert (started.stdout.split(), started.stderr) == (["running", str(NAMELESS)], "")
+    else:
+        assert entry in started.stdout, started.stderr
+    # And where there is no program for that.
+    refused = nameless(server_folder / "b", path="/nonexistent")
+    assert entry in refused.stdout, refused.stderr
 
 
 @pytest.mark.parametrize("version", [16, 18])

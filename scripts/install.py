@@ -1,0 +1,89 @@
+"""Install pgsieve's checkout, with extras, into the environment of the Python that runs this.
+
+In: the extras, separated by commas; pip's own configuration, as the environment and its files have it. Out: the installation, one
+line of progress, and pip's whole output in `.venv/install.log`. Where pip fails its reason is printed, and its exit status
+returned.
+"""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from time import monotonic
+
+#: Between two lines of progress where no terminal can overwrite one.
+_SECONDS = 10.0
+_REASON_LINES = 30
+
+
+def main(extras: str) -> int:
+    """Install; pip's exit status."""
+    log = Path(sys.prefix, "install.log")
+    command = [sys.executable, "-m", "pip", "install", "--progress-bar", "off", "--editable", f".[{extras}]"]
+    lines = list[str]()
+    progress = _Progress()
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        encoding="utf-8",
+        errors="replace",
+    ) as pip:
+        assert pip.stdout is not None
+        for line in pip.stdout:
+            lines.append(line)
+            progress.show(line)
+    progress.end()
+    log.write_text("".join(lines), encoding="utf-8")
+    if pip.returncode:
+        sys.stderr.write("\n".join([*_reason(lines), f"pip failed; all that it said is in {log}.\n"]))
+    return pip.returncode
+
+
+def _reason(lines: list[str]) -> Iterator[str]:
+    """What pip said from its first error on, without the lists of all versions, which fill a screen."""
+    first = next((at for at, line in enumerate(lines) if line.lstrip().lower().startswith("error")), None)
+    chosen = lines[-_REASON_LINES:] if first is None else lines[first : first + _REASON_LINES]
+    for line in chosen:
+        begin, separator, _ = line.rstrip().partition(" (from versions: ")
+        yield begin + (")" if separator and begin.count("(") > begin.count(")") else "")
+
+
+class _Progress:
+    """How many packages pip has come to, on one line of a terminal, elsewhere on a line every ten seconds."""
+
+    def __init__(self) -> None:
+        self._on_terminal = sys.stdout.isatty()
+        self._count, self._last, self._began = 0, 0.0, monotonic()
+
+    def show(self, line: str) -> None:
+        """Show how far pip is by a line of its output."""
+        word = next(iter(line.split()), "")
+        if word == "Collecting":
+            self._count += 1
+            self._print(f"{self._count} packages found, {line.split()[1]}")
+        elif word == "Building":
+            self._print(f"{self._count} packages found, building {line.split()[-2]}")
+        elif line.startswith("Installing collected packages"):
+            self._print(f"putting {self._count} packages in place", at_once=True)
+
+    def end(self) -> None:
+        """Leave the line."""
+        seconds = f"{monotonic() - self._began:.0f} s"
+        self._print(f"{self._count} packages, {seconds}", at_once=True)
+        if self._on_terminal:
+            sys.stdout.write("\n")
+
+    def _print(self, text: str, *, at_once: bool = False) -> None:
+        now = monotonic()
+        if self._on_terminal:
+            sys.stdout.write(f"\r\033[K  {text[:76]}")
+        elif at_once or now - self._last >= _SECONDS:
+            self._last = now
+            sys.stdout.write(f"  {text}\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,78 @@
+"""Whether constraints.txt resolves for every Python that pgsieve supports, from wheels alone: `make test-constraints`.
+
+In: the program `uv`, which evaluates markers for another Python than the one that runs it; pip does so for the one that runs
+only. Index, local folders and certificates are those that pip is configured with. Out: a line for each Python; exit status 1, with
+uv's reason, where one does not resolve. Nothing is installed.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+#: Spark's own distribution has no wheel.
+_BUILT = ("pyspark",)
+#: Settings of pip, and the variables in which uv takes the same.
+_VARIABLES = {
+    "index-url": "UV_DEFAULT_INDEX",
+    "extra-index-url": "UV_INDEX",
+    "find-links": "UV_FIND_LINKS",
+    "cert": "SSL_CERT_FILE",
+}
+
+
+def supported(requires_python: str) -> list[str]:
+    """The first release of each minor version of Python 3 in `>=3.11,<3.15`."""
+    bounds = re.fullmatch(r">=3\.(\d+),<3\.(\d+)", requires_python)
+    if bounds is None:
+        raise ValueError(f"requires-python {requires_python!r} is not read here")
+    return [f"3.{minor}.0" for minor in range(int(bounds[1]), int(bounds[2]))]
+
+
+def main(uv: str) -> int:
+    """Resolve for all of them at once; 0 where each resolves."""
+    project = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]
+    environment = {**os.environ, **_settings_of_pip()}
+    pythons = supported(project["requires-python"])
+    with ThreadPoolExecutor(len(pythons)) as pool:
+        reasons = list(pool.map(lambda python: _reason(uv, python, environment), pythons))
+    for python, reason in zip(pythons, reasons, strict=True):
+        sys.stdout.write(f"Python {python}: {reason or 'constraints.txt resolves'}\n")
+    return 1 if any(reasons) else 0
+
+
+def _reason(uv: str, python: str, environment: Mapping[str, str]) -> str:
+    """What uv says where the constraints do not resolve; nothing where they do."""
+    command = [
+        *(
+            uv,
+            "pip",
+            "compile",
+            "pyproject.toml",
+            "--quiet",
+            "--extra",
+            "dev",
+            "--constraint",
+            "constraints.txt",
+        ),
+        *("--python-version", python, "--only-binary", ":all:", "--output-file", os.devnull, "--no-header"),
+        *(argument for name in _BUILT for argument in ("--no-binary", name)),
+    ]
+    resolved = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    return resolved.stderr.strip() if resolved.returncode else ""
+
+
+def _settings_of_pip() -> dict[str, str]:
+    """What pip is configured with, in its files and the environment, as variables of uv's."""
+    command = [sys.executable, "-m", "pip", "config", "list"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    settings = re.findall(r"^(?:global|install|:env:)\.([a-z-]+)='(.*)'$", printed, re.MULTILINE)
+    return {_VARIABLES[name]: value for name, value in settings if name in _VARIABLES}
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

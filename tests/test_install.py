@@ -1,0 +1,70 @@
+"""scripts/install.py: what `make demo` and `make setup` say while pip works, and where it fails."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from scripts.install import _Progress, _reason
+from scripts.resolve_constraints import supported
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def test_pips_reason_is_printed_and_its_status_kept(tmp_path: Path) -> None:
+    """A real pip, which finds nothing to build pgsieve with."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
+    import pip
+
+    done = subprocess.run(
+        [tmp_path / "venv" / "bin" / "python", ROOT / "scripts" / "install.py", "demo"],
+        cwd=ROOT,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(Path(pip.__file__).parents[1]),
+            "PIP_NO_INDEX": "1",
+            "PIP_FIND_LINKS": str(tmp_path),
+            "PIP_CONFIG_FILE": os.devnull,
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "No matching distribution found for" in done.stderr, done.stderr
+    log = tmp_path / "venv" / "install.log"
+    assert str(log) in done.stderr
+    assert "No matching distribution found for" in log.read_text(encoding="utf-8")
+
+
+def test_the_reason_leaves_out_the_lists_of_versions() -> None:
+    lines = [
+        "Collecting pymdown-extensions==13.1\n",
+        "ERROR: Could not find a version that satisfies the requirement x==13.1 (from versions: 1.0, 1.1, 1.2)\n",
+        "ERROR: No matching distribution found for x==13.1\n",
+    ]
+    assert list(_reason(lines)) == [
+        "ERROR: Could not find a version that satisfies the requirement x==13.1",
+        "ERROR: No matching distribution found for x==13.1",
+    ]
+    assert list(_reason(["what a program said that was killed\n"])) == ["what a program said that was killed"]
+
+
+def test_progress_is_told_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = _Progress()
+    for line in ("", "Collecting dagster<1.14\n", "Installing collected packages: a, b\n"):
+        progress.show(line)
+    progress.end()
+    told = capsys.readouterr().out.splitlines()
+    assert told[0] == "  1 packages found, dagster<1.14"
+    assert told[1] == "  putting 1 packages in place"
+
+
+def test_every_python_that_pyproject_names_is_resolved_for() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert supported(project["requires-python"]) == ["3.11.0", "3.12.0", "3.13.0", "3.14.0"]
