@@ -28,10 +28,12 @@ PYTEST := $(BIN)/python -m pytest
 SHARED := --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 test: setup ## the tests: PostgreSQL is the oracle, Spark and Delta are real
-	@$(PYTEST) $(SHARED) -m 'not long' $(ARGS)
+	@PGSIEVE_BUDGET_SECONDS=$${PGSIEVE_BUDGET_SECONDS:-6} $(PYTEST) $(SHARED) -m 'not long' $(ARGS)
 
-test-long: setup ## long variants of the tests, and other writers and engines
+# Random cases, too, which `make test` draws for some seconds each.
+test-long: setup ## long variants of the tests, other writers and engines, and more random cases
 	@$(PYTEST) $(SHARED) -m long $(ARGS)
+	@PGSIEVE_BUDGET_SECONDS=$${PGSIEVE_BUDGET_SECONDS:-120} $(PYTEST) $(SHARED) tests/properties tests/fuzzing -m 'not long' $(ARGS)
 
 test-fast: setup ## the tests that need no JVM, and get none
 	@JAVA_HOME=/none PGSIEVE_BUDGET_SECONDS=$${PGSIEVE_BUDGET_SECONDS:-1} $(PYTEST) -m 'not spark and not slow and not long' --numprocesses auto --dist loadfile $(ARGS)
