@@ -99,12 +99,16 @@ class Feed:
             catalog, {name: self.publications(catalog, name) for name in self.subscriptions}
         )
 
+    def capture_names(self) -> list[str]:
+        """What capture publications can be called; none where the publisher filters."""
+        return [] if self.filtered else [self.capture + suffix for suffix in capture_suffixes()]
+
     def slot_publications(self, catalog: Catalog) -> tuple[str, ...]:
         """The names of the publications that the slot is read with."""
         if self.filtered:
             return tuple(dict.fromkeys(p for names in self.subscriptions.values() for p in names))
         # Also those that nothing is planned for any more: they have what was written while it was.
-        existing = [n for s in capture_suffixes() if (n := self.capture + s) in catalog.publications]
+        existing = [name for name in self.capture_names() if name in catalog.publications]
         planned = [self.capture + publication.suffix for publication in self.planned_capture(catalog)]
         return tuple(dict.fromkeys([*planned, *existing])) if planned else ()
 

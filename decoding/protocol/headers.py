@@ -33,6 +33,7 @@ def _table(letters: bytes) -> npt.NDArray[np.bool_]:
 
 _KNOWN = _table(b"BCORYIUDTM")
 _WITH_RELATION = _table(b"RIUD")
+_OF_ROWS = _table(b"IUD")
 _CHANGES = _table(b"IUDTM")
 
 
@@ -127,6 +128,16 @@ class HeaderScanner:
             self._changes = int(changes[-1] - before[-1]) if is_open else 0
         relation_id = np.where(with_relation, head >> 24 & 0xFFFFFFFF, 0).astype(np.int64)
         return MessageHeaders(kind, relation_id, commit_lsn, ordinal, commit_time, xid, ends)
+
+
+def begun_and_changed(data: pa.Array) -> tuple[set[int], set[int]]:
+    """The transactions that begin in messages, and the relations of which they change rows."""
+    octets = Octets(data)
+    kind = octets.kinds()
+    begins, changes = octets.starts[kind == _BEGIN], octets.starts[_OF_ROWS[kind]]
+    xids = octets.words(begins + 17) >> np.uint64(32)
+    relations = octets.words(changes) >> np.uint64(24) & np.uint64(0xFFFFFFFF)
+    return set(np.unique(xids).tolist()), set(np.unique(relations).tolist())
 
 
 def _signed(words: Words) -> npt.NDArray[np.int64]:

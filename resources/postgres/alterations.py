@@ -1,16 +1,19 @@
-"""Whether anything was altered that decides what publications send: one query, fast enough for every slice.
+"""Whether anything was altered that decides what publications send: two queries, fast enough for every slice.
 
-In: a connection to the publisher, and the names of publications. Out: a digest that changes with each alteration
-of them, of the tables they publish, of the partition trees these are in, of their columns, names and identities, and
-of the library by which their row filters know the case of letters; and the catalog as of a digest (`digested_catalog`). An
-encoding that is not UTF8 counts, too: catalogs recorded by earlier versions lack it. pgoutput decides by the catalog as of a change
-(get_rel_sync_entry() in src/backend/replication/pgoutput/pgoutput.c): between two equal digests that is one catalog.
+In: a connection to the publisher, and the names of publications. Out: a `Look` at them, at the tables they publish, at
+the partition trees these are in, at their columns, names and identities, and at the library by which their row
+filters know the case of letters; and the catalog as of a look (`examined_catalog`). An encoding that is not UTF8 counts,
+too: catalogs recorded by earlier versions lack it. pgoutput decides by the catalog as of a change (get_rel_sync_entry() in
+src/backend/replication/pgoutput/pgoutput.c). Where nothing was altered between two looks, that is one catalog.
 
-The xmin of a row also shows an alteration that was undone. Of pg_class only columns are used, not xmin: TRUNCATE and VACUUM
-FULL write its rows anew, and alter nothing. Tables that are in no publication do not count.
+A row that was written anew has another xmin. So an alteration that was undone shows as long as its row is there. Rows
+that came and went show in the indexes (`pgsieve.resources.postgres.removed_rows`). Of pg_class the digest has columns, not
+xmin: TRUNCATE and VACUUM FULL write its rows anew, and alter nothing. ATTACH and DETACH write them, too. So their xmin
+counts where a row of pg_inherits was removed. Tables that are in no publication do not count.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import psycopg
@@ -18,14 +21,19 @@ import psycopg
 from pgsieve.decoding.publications.catalog import Catalog
 from pgsieve.resources.postgres.case_mappings import with_case_mappings
 from pgsieve.resources.postgres.present_catalog import present_catalog
+from pgsieve.resources.postgres.removed_rows import removed_oids, removed_rows
+from pgsieve.resources.postgres.source import literal
 
-_DIGEST = """
+#: What decides: publications, what they list, and the partition trees of that and of what a slot captures.
+_TREE = """
 with recursive published as (
   select oid, xmin, pubname, puballtables, p::text as definition from pg_publication p where pubname = any(%s)
 ), listed as (
   select r.oid, r.xmin, r.prrelid from pg_publication_rel r join published p on p.oid = r.prpubid
 ), {schemas}, tree(relid) as (
   select prrelid from listed
+  union
+  select r.prrelid from pg_publication_rel r join pg_publication p on p.oid = r.prpubid where p.pubname = any(%s)
   union
   select c.oid from pg_class c
    where c.relkind in ('r', 'p') and c.relpersistence = 'p' and c.oid >= 16384
@@ -35,7 +43,9 @@ with recursive published as (
     select inhparent from pg_inherits where inhrelid = t.relid
     union all
     select inhrelid from pg_inherits where inhparent = t.relid) related(relid)
-), entries as (
+)"""
+
+_DIGEST = """, entries as (
   select concat_ws(' ', 'publication', oid, xmin, definition) from published
   union all select concat_ws(' ', 'table', oid, xmin) from listed
   union all select concat_ws(' ', 'schema', oid, xmin) from schemas
@@ -57,7 +67,11 @@ with recursive published as (
   union all select concat_ws(' ', 'encoding', encoding) from pg_database
    where datname = current_database() and pg_encoding_to_char(encoding) <> 'UTF8'
 )
-select count(*) || ' ' || sum(hashtextextended(entry, 0)) from entries e(entry)
+select (select count(*) || ' ' || sum(hashtextextended(entry, 0)) from entries e(entry)),
+       (select count(*) || ' ' || sum(hashtextextended(concat_ws(' ', c.oid, c.xmin), 0))
+          from tree join pg_class c on c.oid = relid),
+       pg_snapshot_xmin(pg_current_snapshot())::text::bigint %% 4294967296,
+       array(select oid::bigint from published)
 """
 
 _SCHEMAS = """schemas as (
@@ -76,23 +90,71 @@ _LETTERS = r"""union all
 _NO_SCHEMAS = "schemas as (select null::oid as oid, null::xid as xmin, null::oid as nspid where false)"
 
 
-def catalog_digest(connection: psycopg.Connection[Any], publications: Sequence[str]) -> str:
-    """A digest of all that decides what these publications send; as text."""
+@dataclass(frozen=True)
+class Look:
+    """What decides what publications send, as it was at one moment.
+
+    `digest` is of the rows that are there, `relations` of the tables' own rows. `removed` are rows of publications that
+    the server still keeps and that may be gone, None where they are many; `detached` says whether there are such rows of
+    partitions. Transactions before `oldest` had ended.
+    """
+
+    digest: str
+    relations: str
+    removed: frozenset[int] | None = frozenset()
+    detached: bool = False
+    oldest: int = 0
+
+    def is_like(self, digest: str, relations: str) -> bool:
+        """Whether an earlier look with these two was at the same rows; `removed` tells of others that came and went."""
+        return self.digest == digest and (not self.detached or self.relations == relations)
+
+
+def look(
+    connection: psycopg.Connection[Any], publications: Sequence[str], capture: Sequence[str] = ()
+) -> Look:
+    """Look at what decides what these publications send of what they list and what those of the capture list."""
+    names = [list(publications), list(capture)]
     has_filters = connection.info.server_version >= 150000
-    query = _DIGEST.format(
-        schemas=_SCHEMAS if has_filters else _NO_SCHEMAS, letters=_LETTERS if has_filters else ""
-    )
-    row = connection.execute(query, [list(publications)]).fetchone()
+    tree = _TREE.format(schemas=_SCHEMAS if has_filters else _NO_SCHEMAS)
+    query = tree + _DIGEST.format(letters=_LETTERS if has_filters else "")
+    row = connection.execute(query, names).fetchone()
     assert row is not None
-    return str(row[0])
+    digest, relations, oldest, oids = row
+    ids = literal(f"{{{','.join(map(str, oids))}}}")
+    kept = [f"pg_publication_rel where prpubid = any({ids}::oid[])"]
+    if has_filters:
+        kept.append(f"pg_publication_namespace where pnpubid = any({ids}::oid[])")
+    named = ", ".join(map(literal, publications))
+    kept += [f"pg_publication where pubname in ({named})"] if publications else []
+    *gone, detached = removed_rows(connection, [*kept, "pg_inherits where inhrelid > '0'::oid"])
+    if detached:  # Of whatever table; seldom of one that is published.
+        rows = connection.execute(f"{tree} select relid::bigint from tree", names).fetchall()
+        ids = literal(f"{{{','.join(str(oid) for (oid,) in rows)}}}")
+        (detached,) = removed_rows(connection, [f"pg_inherits where inhrelid = any({ids}::oid[])"])
+    removed = _removed(connection, [part.split()[0] for part in kept]) if any(gone) else frozenset[int]()
+    return Look(str(digest), str(relations), removed, detached, oldest)
 
 
-def digested_catalog(connection: psycopg.Connection[Any], publications: Sequence[str]) -> tuple[str, Catalog]:
-    """The catalog, and the digest of just this catalog."""
-    before = catalog_digest(connection, publications)
+def _removed(connection: psycopg.Connection[Any], catalogs: Sequence[str]) -> frozenset[int] | None:
+    """The rows of catalogs that may be gone, as numbers; None where they are many."""
+    found: set[int] = set()
+    for number, catalog in enumerate(catalogs):
+        oids = removed_oids(connection, catalog)
+        if oids is None:
+            return None
+        found.update(number * 2**32 + oid for oid in oids)
+    return frozenset(found)
+
+
+def examined_catalog(
+    connection: psycopg.Connection[Any], publications: Sequence[str], capture: Sequence[str] = ()
+) -> tuple[Look, Catalog]:
+    """The catalog, and a look at just this catalog."""
+    before = look(connection, publications, capture)
     while True:
         catalog = with_case_mappings(connection, present_catalog(connection), publications)
-        after = catalog_digest(connection, publications)
-        if after == before:
+        after = look(connection, publications, capture)
+        if replace(after, oldest=before.oldest) == before:
             return after, catalog
         before = after

@@ -26,7 +26,7 @@ from tenacity import (
 )
 
 from pgsieve.decoding.lsn import format_lsn, parse_lsn
-from pgsieve.decoding.protocol.messages import Truncate, decode
+from pgsieve.decoding.protocol.messages import Begin, Relation, Truncate, decode
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.postgres.errors import SourceError, refusing
 from pgsieve.resources.postgres.plugin_options import PgoutputOptions
@@ -365,6 +365,18 @@ def truncated_relations(
         rows = connection.execute(kept).fetchall()
     messages = (decode(bytes(data)) for (data,) in rows)
     return [frozenset(m.relation_ids) for m in messages if isinstance(m, Truncate)]
+
+
+def described_in(
+    connection: psycopg.Connection[Any], source: str, slot: str, query: str
+) -> tuple[set[int], set[int]]:
+    """The transactions that a peek delivers, and the relations that it describes. Raises as `has_changes`."""
+    with refusing_slot(source, slot, "read"):
+        kept = f"select data from ({query}) m where get_byte(data, 0) in ({Begin.tag}, {Relation.tag})"
+        rows = connection.execute(kept).fetchall()
+    messages = [decode(bytes(data)) for (data,) in rows]
+    begun = {m.xid for m in messages if isinstance(m, Begin)}
+    return begun, {m.relation_id for m in messages if isinstance(m, Relation)}
 
 
 def read_messages(conninfo: Conninfo, query: str) -> Iterator[pa.RecordBatch]:

@@ -1,6 +1,6 @@
 """Positions in a source's WAL: how far it is inserted, flushed and replayed, and which cluster wrote it.
 
-In: a session. Out: LSNs as integers, the system identifier as text. Raises PassingFaultError where a standby does not replay, else what
+In: a session. Out: LSNs and a transaction identifier as integers, the system identifier as text. Raises PassingFaultError where a standby does not replay, else what
 the session raises. Sections 9.28.3, Backup Control Functions, and 9.28.4, Recovery Control Functions.
 """
 
@@ -98,6 +98,16 @@ def _flushed_record(connection: psycopg.Connection[Any]) -> int | None:
     # The first record of a page is inserted behind its header (XLogPageHeaderData, XLogLongPageHeaderData).
     header_bytes = 40 if lsn % segment_bytes == 0 else 24
     return None if lsn % page_bytes == 0 and written > header_bytes else lsn
+
+
+def next_transaction(connection: psycopg.Connection[Any]) -> int:
+    """The transaction identifier that is assigned next: every transaction with a later one has changed nothing by now.
+
+    age() counts from it (xid_age() in src/backend/utils/adt/xid.c). A snapshot's xmax may be that of one that is running.
+    """
+    row = connection.execute("select age('3'::xid) + 3::bigint").fetchone()
+    assert row is not None
+    return int(row[0]) % 2**32
 
 
 def system_identifier(connection: psycopg.Connection[Any]) -> str:

@@ -70,6 +70,48 @@ def test_a_row_of_a_partition_goes_to_the_root_that_it_had_then(scenario: Scenar
     scenario.check(expect={"r": ["1", "11", "13", "21", "22"]})
 
 
+#: What the subscription is sent for a while only. Of each nothing is left that a look afterwards would see.
+UNDONE = (
+    """ALTER PUBLICATION p2 ADD TABLE t; INSERT INTO t VALUES (1); UPDATE t SET v = 'x' WHERE id = 100;
+    ALTER PUBLICATION p2 DROP TABLE t; INSERT INTO t VALUES (2), (101);
+    ALTER PUBLICATION p2 ADD TABLES IN SCHEMA public; INSERT INTO t VALUES (3);
+    ALTER PUBLICATION p2 DROP TABLES IN SCHEMA public; INSERT INTO t VALUES (4), (103);
+    BEGIN; ALTER PUBLICATION p2 ADD TABLE t WHERE (v = 'y'); INSERT INTO t VALUES (5, 'x'), (6, 'y');
+    ALTER PUBLICATION p2 DROP TABLE t; COMMIT; INSERT INTO t VALUES (7, 'y')""",
+    """ALTER TABLE r ATTACH PARTITION w FOR VALUES FROM (70) TO (80); INSERT INTO w VALUES (71);
+    ALTER TABLE r DETACH PARTITION w; INSERT INTO w VALUES (72);
+    CREATE TABLE x PARTITION OF r FOR VALUES FROM (80) TO (90); INSERT INTO r VALUES (81); DROP TABLE x""",
+    """ALTER TABLE r DETACH PARTITION r1; INSERT INTO r1 VALUES (12); DELETE FROM r1 WHERE id = 11;
+    ALTER TABLE r ATTACH PARTITION r1 FOR VALUES FROM (10) TO (20); INSERT INTO r VALUES (13)""",
+)
+
+
+def test_what_is_altered_and_undone_between_two_runs_counts_while_it_was(scenario: Scenario) -> None:
+    scenario.tables(
+        """CREATE TABLE t (id int PRIMARY KEY, v text); ALTER TABLE t REPLICA IDENTITY FULL;
+        CREATE TABLE w (id int PRIMARY KEY);
+        CREATE TABLE r (id int PRIMARY KEY) PARTITION BY RANGE (id);
+        CREATE TABLE r1 PARTITION OF r FOR VALUES FROM (10) TO (20)"""
+    )
+    scenario.subscriber("CREATE TABLE rest PARTITION OF r DEFAULT")
+    scenario.publisher(
+        """INSERT INTO t VALUES (100, 'copied'), (50, 'filtered'); INSERT INTO r VALUES (11);
+        CREATE PUBLICATION p1 FOR TABLE t WHERE (id > 99);
+        CREATE PUBLICATION p2 FOR TABLE w, r WITH (publish_via_partition_root = true)"""
+    )
+    scenario.subscribe("p1", "p2")
+    for statements in UNDONE:
+        scenario.publisher(statements)
+        scenario.check("t", "w", "r")
+    scenario.check(
+        expect={
+            "t": ["1|", "100|x", "101|", "103|", "3|", "6|y"],
+            "w": ["72"],
+            "r": ["11", "13", "71", "81"],
+        }
+    )
+
+
 def test_changes_before_a_table_left_the_publication_count(scenario: Scenario) -> None:
     scenario.tables("CREATE TABLE t (a int PRIMARY KEY); CREATE TABLE u (a int PRIMARY KEY)")
     scenario.publisher("CREATE PUBLICATION pub FOR TABLE t, u")

@@ -1,16 +1,16 @@
 """The catalog as of a slice: what pgoutput decided by, where this process decides what a subscription gets.
 
 In: a feed that captures unfiltered changes. Its catalog is recorded each time that it is found altered
-(`Catalogs.append`); between two equal digests nothing was. So a slice is evaluated by a catalog (`Catalogs.of_slice`), or
-something was altered inside of it (`Catalogs.is_altered`), and then the publisher itself has to say what it publishes:
-`as_published` is the feed of just that, read from the same slot before it is advanced. Its slices are listed
-before the feed's own slice is committed; one that was listed by a run that died in between is replaced by the
+(`Catalogs.append`). A slice of which it is proven that the catalog was one all the time (`Catalogs.unaltered`,
+`Unaltered.covers`) is evaluated by that catalog (`Catalogs.of_slice`). Of any other slice the publisher itself has to say
+what it publishes: `as_published` is the feed of just that, read from the same slot before it is advanced. Its slices are
+listed before the feed's own slice is committed; one that was listed by a run that died in between is replaced by the
 longer one of the next run, which begins where it began (`AlteredSlices`).
 """
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -22,16 +22,27 @@ from pgsieve.decoding.publications.catalog import Catalog
 from pgsieve.decoding.publications.recorded_catalog import catalog_from_json, catalog_to_json
 from pgsieve.resources.lake.delta.records import version_of
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.postgres.alterations import catalog_digest, digested_catalog
+from pgsieve.resources.postgres.alterations import Look, examined_catalog, look
 from pgsieve.resources.postgres.present_catalog import present_catalog
+from pgsieve.resources.postgres.slot import slot_state
 
-#: What decided what the publications send, from an LSN on, and the subscriptions that the slot was read for.
+#: What decided what the publications send, from an LSN and a transaction on, and the subscriptions that the slot was read
+#: for. `known` are the relations of which that is known, `captured` is a digest of what the slot captures, and `alike` says
+#: whether that counts for older transactions, too. Of the removed rows that the server keeps `gone` were gone by then;
+#: `unsure` may have been of transactions that went on. Older lakes have the first four columns.
 CATALOGS = pa.schema(
     {
         "lsn": pa.int64(),
         "digest": pa.string(),
         "catalog": pa.string(),
         "subscriptions": pa.list_(pa.string()),
+        "relations": pa.string(),
+        "transaction": pa.int64(),
+        "known": pa.list_(pa.int64()),
+        "captured": pa.string(),
+        "alike": pa.bool_(),
+        "gone": pa.list_(pa.int64()),
+        "unsure": pa.list_(pa.int64()),
     }
 )
 
@@ -39,15 +50,15 @@ CATALOGS = pa.schema(
 ALTERED = pa.schema({"subscription": pa.string(), "begin": pa.int64(), "slice": pa.int64()})
 
 
-def read_digested(connection: psycopg.Connection[Any], feed: Feed) -> tuple[str, Catalog]:
-    """The publisher's catalog, and a digest of what in it and in pgsieve.yaml decides what the feed's subscriptions get.
+def read_examined(connection: psycopg.Connection[Any], feed: Feed) -> tuple[Look, Catalog]:
+    """The publisher's catalog, and a look at what in it and in pgsieve.yaml decides what the feed's subscriptions get.
 
-    Where the publisher filters nobody needs a digest: it is empty.
+    Where the publisher filters, nothing needs a look: it is empty.
     """
     if feed.filtered:
-        return "", present_catalog(connection)
-    digest, catalog = digested_catalog(connection, _publications(feed))
-    return _with_configuration(feed, digest), catalog
+        return Look("", ""), present_catalog(connection)
+    seen, catalog = examined_catalog(connection, _publications(feed), feed.capture_names())
+    return _with_configuration(feed, seen), catalog
 
 
 def _publications(feed: Feed) -> list[str]:
@@ -56,10 +67,21 @@ def _publications(feed: Feed) -> list[str]:
     return sorted(named - feed.defined.keys())
 
 
-def _with_configuration(feed: Feed, digest: str) -> str:
+def _with_configuration(feed: Feed, seen: Look) -> Look:
     configured = [dict(feed.subscriptions), {name: asdict(defined) for name, defined in feed.defined.items()}]
     text = json.dumps(configured, sort_keys=True, default=sorted)
-    return f"{digest} {hashlib.sha256(text.encode()).hexdigest()}"
+    return replace(seen, digest=f"{seen.digest} {hashlib.sha256(text.encode()).hexdigest()}")
+
+
+def _known(feed: Feed, catalog: Catalog) -> list[int]:
+    """The relations that are published or captured, and those of their partition trees."""
+    names = [*_publications(feed), *feed.capture_names()]
+    chosen = [catalog.publications[name] for name in names if name in catalog.publications]
+    listed = {t.oid for t in catalog.tables.values() if any(p.contains(t) for p in chosen)}
+    trees = listed | {above for oid in listed for above in catalog.tables[oid].ancestors}
+    return sorted(
+        trees | {leaf for oid in trees if oid in catalog.tables for leaf in catalog.tables[oid].leaves}
+    )
 
 
 def decided_by_server(feed: Feed, subscription: str) -> bool:
@@ -85,36 +107,72 @@ class Catalogs:
         """Where it is."""
         return self.lake.catalogs(self.feed.name)
 
-    def is_recorded(self, digest: str) -> bool:
-        """Whether the catalog that was recorded last has this digest; none is needed where the publisher filters."""
+    def is_recorded(self, seen: Look) -> bool:
+        """Whether the catalog that was recorded last is the one of this look, and says all that is known by now.
+
+        None is needed where the publisher filters.
+        """
         newest = None if self.feed.filtered else self._newest()
-        return self.feed.filtered or (newest is not None and newest["digest"] == digest)
+        if newest is None or not _is_same(newest, seen):
+            return self.feed.filtered
+        unknown = (seen.removed or frozenset()) - {*newest["gone"]}
+        return not unknown or (unknown <= {*newest["unsure"]} and not _gone(newest, seen) & unknown)
 
     def unread_subscriptions(self) -> set[str]:
         """The subscriptions that the slot was not read for when a catalog was last recorded."""
         newest = None if self.feed.filtered else self._newest()
         return set() if newest is None else self.feed.subscriptions.keys() - set(newest["subscriptions"])
 
-    def append(self, lsn: int, digest: str, catalog: Catalog) -> None:
-        """Record the catalog, and that the slot captures all that it publishes from `lsn` on."""
+    def append(self, lsn: int, transaction: int, seen: Look, catalog: Catalog, restart_lsn: int) -> None:
+        """Record the catalog, and that the slot captures all that it publishes from `lsn` and `transaction` on.
+
+        What the slot sends next began after `restart_lsn`, and some of it maybe before another capture.
+        """
+        newest, captured = self._newest() or {}, self._captured(catalog)
+        alike = newest.get("captured") == captured and (newest["alike"] or restart_lsn >= newest["lsn"])
+        gone = _gone(newest, seen)
         row = {
             "lsn": lsn,
-            "digest": digest,
+            "digest": seen.digest,
             "catalog": catalog_to_json(catalog, _publications(self.feed)),
             "subscriptions": sorted(self.feed.subscriptions),
+            "relations": seen.relations,
+            "transaction": transaction,
+            "known": _known(self.feed, catalog),
+            "captured": captured,
+            "alike": alike,
+            "gone": sorted(gone),
+            "unsure": sorted((seen.removed or frozenset()) - gone),
         }
         self.lake.records.append_versioned(self.path, pa.Table.from_pylist([row], CATALOGS))
 
-    def is_altered(self, connection: psycopg.Connection[Any], position: int) -> bool:
-        """Whether something may have been altered since `position`; never where the publisher filters.
+    def _captured(self, catalog: Catalog) -> str:
+        """A digest of what the slot captures."""
+        names = [name for name in self.feed.capture_names() if name in catalog.publications]
+        captured = [asdict(catalog.publications[name]) for name in names]
+        text = json.dumps(captured, sort_keys=True, default=sorted)
+        return hashlib.sha256(text.encode()).hexdigest()
 
-        What is altered after this was called is not found: what is read from the slot has to be older.
+    def unaltered(self, connection: psycopg.Connection[Any], position: int) -> "Unaltered | None":
+        """What of a slice that begins at `position` is proven to be decided by one catalog; None where nothing is.
+
+        What is altered after this was called is not found: what is read from the slot has to be older. The slot must not
+        have been confirmed beyond `position`: it keeps rows of the catalog that were removed since.
         """
         if self.feed.filtered:
-            return False
-        newest = self._newest(position)
-        digest = _with_configuration(self.feed, catalog_digest(connection, _publications(self.feed)))
-        return newest is None or newest["digest"] != digest
+            return Unaltered(None, None)
+        newest, state = self._newest(position), slot_state(connection, self.feed.slot)
+        seen = look(connection, _publications(self.feed), self.feed.capture_names())
+        seen = _with_configuration(self.feed, seen)
+        if newest is None or state is None or not _is_same(newest, seen):
+            return None
+        if seen.removed is None or not seen.removed <= {*newest["gone"]}:
+            return None
+        known = frozenset(newest["known"])
+        # What the slot sends next began after restart_lsn.
+        if state.restart_lsn >= newest["lsn"]:
+            return Unaltered(None, known)
+        return Unaltered(newest["transaction"], known) if newest["alike"] else None
 
     def of_slice(self, end: int) -> tuple[Catalog, Sequence[str]] | None:
         """The catalog of a slice in which nothing was altered, and the subscriptions that the slot was read for.
@@ -141,6 +199,47 @@ class Catalogs:
             key=lambda row: (int(row["lsn"]), version_of(row)),
             default=None,
         )
+
+
+def _is_same(recorded: dict[str, Any], seen: Look) -> bool:
+    known = recorded.get("known") is not None
+    return known and seen.is_like(recorded["digest"], recorded["relations"])
+
+
+def _gone(recorded: dict[str, Any], seen: Look) -> frozenset[int]:
+    """The rows that are gone for good: they were looked at before, and what went on at that time has ended."""
+    gone = {*(recorded.get("gone") or ())}
+    if recorded.get("unsure") and _is_later(seen.oldest, recorded["transaction"]):
+        gone.update(recorded["unsure"])
+    return (seen.removed or frozenset()) & gone
+
+
+def _is_later(transaction: int, than: int) -> bool:
+    """Whether an identifier is another one or a later: they are a circle (section 66.1), of which half is later."""
+    return (transaction - than) % 2**32 < 2**31
+
+
+@dataclass(frozen=True)
+class Unaltered:
+    """The transactions and relations of which it is proven that one catalog decided; None is all of them.
+
+    `since` is a transaction identifier: those from it on have changed nothing before the catalog was recorded.
+    pgoutput decides by the catalog as of a change, not as of its commit. A relation that is not known came and went.
+    """
+
+    since: int | None
+    relations: frozenset[int] | None
+
+    @property
+    def is_all(self) -> bool:
+        """Whether that is all that there is: the publisher filters."""
+        return self.since is None and self.relations is None
+
+    def covers(self, transactions: Iterable[int], relations: Iterable[int]) -> bool:
+        """Whether the transactions and changed relations of a slice are among them."""
+        if self.relations is not None and not self.relations.issuperset(relations):
+            return False
+        return self.since is None or all(_is_later(xid, self.since) for xid in transactions)
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,8 @@ class SliceSummary:
     def __init__(self) -> None:
         self._bytes = 0
         self._relations: set[int] = set()
+        #: The transactions that have passed, by their identifiers.
+        self.transactions: set[int] = set()
         self._messages: list[dict[str, Any]] = []
         #: What stopped the batches: whoever writes them would only say that they ended.
         self.failure: Exception | None = None
@@ -65,6 +67,7 @@ class SliceSummary:
             self._bytes += batch.column("data").nbytes
             changes = pc.is_in(kind, pa.array(_CHANGES))
             self._relations.update(pc.unique(relation.filter(changes)).to_pylist())
+            self.transactions.update(pc.unique(batch.column("xid").filter(pc.equal(kind, "B"))).to_pylist())
             described = batch.filter(pc.is_in(kind, pa.array(_DESCRIPTIONS)))
             self._messages += described.select(["commit_lsn", "ordinal", "data"]).to_pylist()
             yield batch

@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import Observation
 
+from pgsieve.assets.steps.records.catalogs import Unaltered
 from pgsieve.assets.steps.records.change_log import CHANGE_LOG, ChangeLog
 from pgsieve.assets.steps.records.prepared import Prepared
 from pgsieve.assets.steps.records.slices import Slices, SliceSummary, slice_summary
@@ -58,11 +59,19 @@ class Peek:
 
 @dataclass(frozen=True, slots=True)
 class WrittenSlice:
-    """A slice whose files are written and not committed: the LSN that ends it, its files, and what `slices` says of it."""
+    """A slice whose files are written and not committed: the LSN that ends it, its files, and what `slices` says of it.
+
+    `transactions` are the identifiers of those that it holds.
+    """
 
     end: int
     files: Sequence[Mapping[str, Any]]
     summary: Mapping[str, Any]
+    transactions: frozenset[int]
+
+
+class UnprovenError(Exception):
+    """A slice has changes of which the recorded catalog is not proven to have decided; it is not committed."""
 
 
 def append_slice(
@@ -88,7 +97,7 @@ def _write(lake: Lake, feed: Feed, messages: Iterable[pa.Array], end: int) -> Wr
         if passed.failure:
             raise passed.failure from None
         raise
-    return WrittenSlice(end, written, passed.get())
+    return WrittenSlice(end, written, passed.get(), frozenset(passed.transactions))
 
 
 def commit_slice(lake: Lake, feed: Feed, written: WrittenSlice, after: int, base: int | None) -> None:
@@ -111,13 +120,15 @@ def append_slices(
     base: int | None = None,
     *,
     beside: Sequence[int] = (),
+    unaltered: Unaltered | None = None,
     prepared: bool,
 ) -> Iterator[tuple[int, bool]]:
     """Append what the slot holds from `begin` up to each of the ends, a slice in one commit; each end, and whether that held something.
 
     All of it is read at once, and by a second session meanwhile what is up to the ends `beside`, where the server has one for it:
     those may be left out. Only where all is one slice prepared transactions may wait, and the lake be at a URI. Raises OverrunError
-    where another process has appended something after `after`, or anything to the version `base`.
+    where another process has appended something after `after`, or anything to the version `base`; UnprovenError before the first
+    slice that is not `unaltered`, where that is given.
     """
     feed = peek.feed
     if lake.local is None:
@@ -140,6 +151,8 @@ def append_slices(
             slices = chain(slices, stack.enter_context(ahead(rest, len(beside), copy.stop)))
         for end, written in slices:
             if written is not None:
+                if unaltered and not unaltered.covers(written.transactions, written.summary["relations"]):
+                    raise UnprovenError
                 commit_slice(lake, feed, written, after, base)
                 if prepared:
                     Prepared(lake, feed).save(assembler, end, waiting)

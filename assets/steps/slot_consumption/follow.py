@@ -32,6 +32,7 @@ from pgsieve.decoding.binary.octets import Octets
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.protocol.descriptions import RelationDescriptions
+from pgsieve.decoding.protocol.headers import begun_and_changed
 from pgsieve.decoding.protocol.messages import Commit, Prepare, Truncate, decode
 from pgsieve.decoding.protocol.transactions import TransactionAssembler
 from pgsieve.resources.lake.lake import Lake
@@ -173,8 +174,12 @@ class StreamedFeed:
         """The end of the slice that is due; where nothing arrived, the position is confirmed instead."""
         try:
             with self._feed.source.connect() as connection:
-                self._altered = Catalogs(self._lake, self._feed).is_altered(connection, self._durable) or (
-                    bool(self._leaves) and self._session.waiting.truncates
+                unaltered = Catalogs(self._lake, self._feed).unaltered(connection, self._durable)
+                waiting = self._session.waiting
+                self._altered = (
+                    unaltered is None
+                    or not unaltered.covers(waiting.transactions, waiting.relations)
+                    or (bool(self._leaves) and waiting.truncates)
                 )
         except (SourceUnreachableError, PassingFaultError) as error:
             # A server that shuts down lets nobody in, and waits for this stream.
@@ -275,13 +280,18 @@ class WaitingTransactions:
         self._dropped_at = -math.inf
         #: Where the last commit record ends; zero before there is one.
         self.end = 0
-        #: Whether some of them truncate a table.
+        #: Whether some of them truncate a table; the transactions by their identifiers, and the relations changed.
         self.truncates = False
+        self.transactions: set[int] = set()
+        self.relations: set[int] = set()
 
     def add(self, messages: pa.Array) -> None:
         """Let more messages wait."""
         kind = Octets(messages).kinds()
         self.truncates |= bool(np.any(kind == Truncate.tag))
+        begun, changed = begun_and_changed(messages)
+        self.transactions |= begun
+        self.relations |= changed
         commits = np.flatnonzero(kind == Commit.tag)
         self._spool.append(self._number, pa.RecordBatch.from_arrays([messages], schema=_MESSAGES))
         if len(commits):
@@ -319,7 +329,7 @@ class WaitingTransactions:
         incomplete = self._rows - self._complete
         complete, self._number = self._complete, self._number + 1
         self._rows = self._complete = self._bytes = self.end = 0
-        self.truncates = False
+        self.truncates, self.transactions, self.relations = False, set(), set()
         for batch in self._spool.read(before) if incomplete else ():
             rest = batch.slice(max(0, min(complete - passed, len(batch))))
             passed += len(batch)

@@ -12,13 +12,19 @@ from dataclasses import dataclass, replace
 import psycopg
 
 from pgsieve.assets.steps.log import Log
-from pgsieve.assets.steps.records.catalogs import AlteredSlices, Catalogs, as_published, decided_by_server
+from pgsieve.assets.steps.records.catalogs import (
+    AlteredSlices,
+    Catalogs,
+    Unaltered,
+    as_published,
+    decided_by_server,
+)
 from pgsieve.assets.steps.records.change_log import CHANGE_LOG, ChangeLog
 from pgsieve.assets.steps.records.failures import passes, reason
 from pgsieve.assets.steps.records.prepared import Prepared
 from pgsieve.assets.steps.records.slices import Slices
 from pgsieve.assets.steps.records.table_states import SyncState, TableStates
-from pgsieve.assets.steps.slot_consumption.appending import Peek, append_slices, at_once
+from pgsieve.assets.steps.slot_consumption.appending import Peek, UnprovenError, append_slices, at_once
 from pgsieve.assets.steps.slot_consumption.backlog import BESIDE_BYTES, Stride, halves
 from pgsieve.assets.steps.slot_consumption.two_phase import keeps_prepared, recover_prepared
 from pgsieve.assets.steps.subscription import Feed, Subscription
@@ -30,7 +36,7 @@ from pgsieve.resources.lake.delta.records import Standing
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.confirmation import confirm
 from pgsieve.resources.postgres.errors import SourceError, SourceUnreachableError
-from pgsieve.resources.postgres.slot import slot_state, truncated_relations
+from pgsieve.resources.postgres.slot import described_in, slot_state, truncated_relations
 from pgsieve.resources.postgres.slot_copy import has_spare_slots
 
 #: A slice reads at most so many bytes of WAL.
@@ -79,11 +85,11 @@ def drain_to(
     begin = position = durable if durable is not None else state.confirmed_lsn
     peek = Peek(feed, source.executor_conninfo(), at_once(feed, publications), version)
     # After the target was read: whatever was altered before it is found.
-    altered = Catalogs(lake, feed).is_altered(connection, position)
+    unaltered = Catalogs(lake, feed).unaltered(connection, position)
     prepared = keeps_prepared(feed, state)
     stride, confirmed = Stride(SLICE_BYTES), position
     slices = overruns = 0
-    copies = True
+    copies, unproven = True, False
     while position < target:
         standing = lake.records.standing(ChangeLog(lake, feed).path)
         if (reached := standing.position or position) > position:
@@ -93,10 +99,11 @@ def drain_to(
             confirm(connection, source, feed.slot, reached, peek.options)
             position = begin = confirmed = reached
             continue
-        single = altered or prepared or lake.local is None
+        asking = unaltered is None or unproven
+        single = asking or prepared or lake.local is None
         ends = stride.ends(position, target, single=single)
         try:
-            asking = altered or _truncates_root(connection, peek, leaves, ends[-1])
+            asking = asking or _is_to_be_asked(connection, lake, peek, leaves, unaltered, ends[-1])
             own = published_feeds(lake, feed) if asking else ()
             if own:
                 ends = [max(ends[0], _published_up_to(lake, own))]
@@ -108,7 +115,17 @@ def drain_to(
                 first, beside = halves(position, ends)
             idle = False
             reading = (
-                append_slices(lake, peek, position, first, position, base, beside=beside, prepared=prepared)
+                append_slices(
+                    lake,
+                    peek,
+                    position,
+                    first,
+                    position,
+                    base,
+                    beside=beside,
+                    unaltered=None if asking else unaltered,
+                    prepared=prepared,
+                )
                 if publications
                 else ((end, False) for end in ends)
             )
@@ -138,6 +155,14 @@ def drain_to(
                 log(f'the server does not move a copy of the slot "{feed.slot}": it is read by one session')
                 copies = False
             stride.succeeded()
+            unproven = False
+        except UnprovenError:
+            log(
+                f"what is published was altered in what follows {format_lsn(position)}: the server is asked what it published"
+            )
+            unproven = True
+            # What was appended before would be read once more.
+            confirm(connection, source, feed.slot, position, peek.options)
         except OverrunError:
             overruns += 1
             if overruns == _OVERRUNS:
@@ -173,6 +198,23 @@ def _pays_beside(
         and position - state.restart_lsn <= end - position
         and has_spare_slots(connection)
     )
+
+
+def _is_to_be_asked(
+    connection: psycopg.Connection[tuple[object, ...]],
+    lake: Lake,
+    peek: Peek,
+    leaves: Sequence[frozenset[int]],
+    unaltered: Unaltered | None,
+    end: int,
+) -> bool:
+    """Whether the publisher has to decide what is read up to `end`; where Spark alone writes, nothing is known after that."""
+    if lake.local is None and unaltered is not None and not unaltered.is_all:
+        feed = peek.feed
+        begun, described = described_in(connection, feed.source.name, feed.slot, peek.query(end))
+        if not unaltered.covers(begun, described):
+            return True
+    return _truncates_root(connection, peek, leaves, end)
 
 
 def _truncates_root(

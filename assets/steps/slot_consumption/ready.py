@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import psycopg
 
 from pgsieve.assets.steps.log import quiet
-from pgsieve.assets.steps.records.catalogs import Catalogs, read_digested
+from pgsieve.assets.steps.records.catalogs import Catalogs, read_examined
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.prepared import Prepared
 from pgsieve.assets.steps.slot_consumption.appending import at_once
@@ -25,7 +25,7 @@ from pgsieve.resources.postgres.capture import drop_publications, ensure_capture
 from pgsieve.resources.postgres.confirmation import confirm
 from pgsieve.resources.postgres.errors import SourceError
 from pgsieve.resources.postgres.slot import has_changes, peek_query, wait_until_free
-from pgsieve.resources.postgres.wal import flushed_lsn, inserted_lsn
+from pgsieve.resources.postgres.wal import flushed_lsn, inserted_lsn, next_transaction
 
 
 def ready_slot(
@@ -36,10 +36,10 @@ def ready_slot(
     What this call created is dropped again when a later part of it fails. Raises SlotError for a slot that
     no longer fits what Delta holds.
     """
-    digest, catalog = read_digested(connection, feed)
+    seen, catalog = read_examined(connection, feed)
     sound, server = sound_part(connection, feed, catalog)
     if sound != feed:
-        digest, catalog = read_digested(connection, sound)
+        seen, catalog = read_examined(connection, sound)
     # What a run that was killed has the server read goes on until the server notices.
     wait_until_free(connection, feed.slot)
     state = take_slot(connection, feed, lake)
@@ -51,7 +51,10 @@ def ready_slot(
             planned = sound.planned_capture(server)
             ensure_capture(connection, feed.source.name, feed.capture, planned, server)
             reach(Failpoint.CAPTURE_CREATED)
-        captured = inserted_lsn(connection)
+        recorded = Catalogs(lake, sound).is_recorded(seen)
+        if not recorded:  # With what is captured by now.
+            seen, catalog = read_examined(connection, sound)
+        captured, transaction = inserted_lsn(connection), next_transaction(connection)
         if state is None:
             begin_slot(connection, feed, lake)
         elif durable is not None:
@@ -62,13 +65,14 @@ def ready_slot(
             if keeps_prepared(feed, state):
                 Prepared(lake, feed).begin(state.confirmed_lsn)
             ChangeLog(lake, feed).record_position(state.confirmed_lsn)
-        if not Catalogs(lake, sound).is_recorded(digest):
+        if not recorded:
             if durable is not None and connection.info.server_version < 180000:
                 _drain_before_created(connection, feed, lake, names)
             # Of a subscription that was taken out of pgsieve.yaml meanwhile changes are missing.
             unread = Catalogs(lake, sound).unread_subscriptions()
             forget_copies(lake, unread)
-            Catalogs(lake, sound).append(captured, digest, catalog)
+            restart_lsn = captured if state is None else state.restart_lsn
+            Catalogs(lake, sound).append(captured, transaction, seen, catalog, restart_lsn)
             reach(Failpoint.CATALOG_RECORDED)
     except Exception:
         if not feed.filtered:

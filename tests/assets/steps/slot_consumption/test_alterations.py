@@ -8,6 +8,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import psycopg
@@ -26,7 +28,7 @@ from pgsieve.decoding.publications.catalog import PublicationError
 from pgsieve.decoding.publications.recorded_catalog import catalog_from_json, catalog_to_json
 from pgsieve.decoding.publications.routing import routes
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.postgres.alterations import catalog_digest
+from pgsieve.resources.postgres.alterations import look
 from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.plugin_options import PgoutputOptions
@@ -96,7 +98,8 @@ class Published:
         self.name = name = f"alterations_{next(_numbers)}"
         with psycopg.connect(server.conninfo(), autocommit=True) as connection:
             connection.execute(f"CREATE DATABASE {name}")
-        self.run = Session(server.conninfo(dbname=name))
+        self.conninfo = server.conninfo(dbname=name)
+        self.run = Session(self.conninfo)
         self.run(TABLES)
         self.lake = Lake(str(folder / "lake"), _no_session)
         source = Source("publisher", server.conninfo(dbname=name))
@@ -108,6 +111,13 @@ class Published:
         self.streams = streams
         for feed in (self.captured, self.filtered):
             drain(feed, self.lake, (), print)
+
+    @contextmanager
+    def beside(self) -> Iterator[Session]:
+        """Another session."""
+        session = Session(self.conninfo)
+        yield session
+        session.close()
 
     def close(self) -> None:
         """Let the server forget the slots."""
@@ -125,6 +135,12 @@ class Published:
                 consume_stream(self.captured, self.lake, current_lsn(self.run.connection))
         else:
             drain(self.captured, self.lake, (), print)
+
+    def settle(self) -> None:
+        """Let the slot go beyond what was altered."""
+        for _ in range(2):
+            self.run("CHECKPOINT; INSERT INTO s.x SELECT coalesce(max(a), 0) + 1 FROM s.x")
+            self.consume()
 
     def altered(self) -> set[int]:
         """The ends of the slices in which something was altered."""
@@ -167,9 +183,11 @@ def test_an_alteration_of_what_is_published_is_told_from_anything_else(published
     connection = published.run.connection
     for statements, differs in [(INDIFFERENT, False), (ALTERATIONS, True)]:
         for statement in _each(statements):
-            before = catalog_digest(connection, ["p", "q"])
+            before = look(connection, ["p", "q"])
             published.run(statement)
-            assert (catalog_digest(connection, ["p", "q"]) != before) == differs, statement
+            after = look(connection, ["p", "q"])
+            assert after.is_like(before.digest, before.relations) != differs, statement
+            assert differs or after.removed == before.removed, statement
 
 
 def test_a_recorded_catalog_decides_as_the_catalog_does(published) -> None:
@@ -186,6 +204,121 @@ def test_a_recorded_catalog_decides_as_the_catalog_does(published) -> None:
         for oid, t in catalog.types.items()
     )
     assert "w" not in {table.name for table in recorded.tables.values()}
+
+
+#: Each is undone where it ends. Nothing that is there afterwards tells of it.
+UNDONE = """
+    ALTER PUBLICATION q ADD TABLE t; INSERT INTO t VALUES (1), (51); ALTER PUBLICATION q DROP TABLE t
+    BEGIN; ALTER PUBLICATION q ADD TABLE t; INSERT INTO t VALUES (2), (52); ALTER PUBLICATION q DROP TABLE t; COMMIT
+    ALTER PUBLICATION q ADD TABLES IN SCHEMA public; INSERT INTO t VALUES (3); ALTER PUBLICATION q DROP TABLES IN SCHEMA public
+    ALTER TABLE r ATTACH PARTITION w FOR VALUES FROM (70) TO (80); INSERT INTO w VALUES (71); ALTER TABLE r DETACH PARTITION w
+    CREATE TABLE x PARTITION OF r FOR VALUES FROM (80) TO (90); INSERT INTO r VALUES (81); DROP TABLE x
+    ALTER TABLE r DETACH PARTITION r1; INSERT INTO r1 VALUES (12); ALTER TABLE r ATTACH PARTITION r1 FOR VALUES FROM (10) TO (20)
+    ALTER PUBLICATION p SET (publish = 'delete'); INSERT INTO t VALUES (54); ALTER PUBLICATION p SET (publish = 'insert, update, delete, truncate')
+    ALTER PUBLICATION p SET TABLE t WHERE (a < 50), r; INSERT INTO t VALUES (5), (55); ALTER PUBLICATION p SET TABLE t WHERE (a > 50), r
+    ALTER PUBLICATION p SET TABLE t (a), r; INSERT INTO t VALUES (56, 'x'); ALTER PUBLICATION p SET TABLE t WHERE (a > 50), r
+    ALTER TABLE t RENAME TO u; INSERT INTO u VALUES (57); ALTER TABLE u RENAME TO t
+    ALTER TABLE t REPLICA IDENTITY FULL; UPDATE t SET b = 'y'; ALTER TABLE t REPLICA IDENTITY DEFAULT
+    CREATE PUBLICATION gone FOR TABLE t; INSERT INTO t VALUES (8); DROP PUBLICATION gone
+    CREATE TABLE s.y (a int); INSERT INTO s.y VALUES (1); DROP TABLE s.y
+"""
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_of_what_is_altered_and_undone_between_two_looks_the_publisher_decides(
+    server, tmp_path, streams
+) -> None:
+    published = Published(server, tmp_path, streams=streams, beside=("others",))
+    connection = published.run.connection
+    missing = ("gone",) if connection.info.server_version >= 180000 else ()
+    published.captured, published.filtered = (
+        replace(feed, subscriptions={**feed.subscriptions, "sub": ("p", "q", *missing)})
+        for feed in (published.captured, published.filtered)
+    )
+    published.run(
+        "ALTER PUBLICATION p SET TABLE t WHERE (a > 50), r; CREATE TABLE w (a int PRIMARY KEY, b text)"
+    )
+    published.run("CREATE PUBLICATION others FOR TABLE t, r, w, TABLES IN SCHEMA s")
+    published.consume()
+    for statements in _each(UNDONE)[:: 3 if streams else 1]:
+        before = published.altered()
+        published.run(f"{statements}; INSERT INTO t VALUES (9), (99); DELETE FROM t WHERE a IN (9, 99)")
+        published.consume()
+        assert published.altered() > before, statements
+    assert published.kept() == published.sent()
+    published.close()
+
+
+def test_a_transaction_that_is_older_than_the_catalog_is_decided_by_the_publisher(published) -> None:
+    # pgoutput decides by the catalog as of a change: the slice of a commit may begin long after it.
+    with published.beside() as older:
+        older("BEGIN; INSERT INTO t VALUES (1)")
+        published.run("ALTER TABLE t SET (fillfactor = 90); ALTER TABLE s.x ADD c int")
+        published.consume()
+        published.consume()
+        ends = published.altered()
+        published.run("INSERT INTO s.x VALUES (1)")
+        published.consume()
+        assert published.altered() == ends, "what began since is not asked again"
+        older("COMMIT")
+    published.consume()
+    assert published.altered() > ends
+    assert published.kept() == published.sent()[-3:]
+
+
+def test_so_is_one_that_is_older_than_what_is_captured(published) -> None:
+    published.run("CREATE TABLE u (a int PRIMARY KEY)")
+    with published.beside() as older:
+        older("BEGIN; INSERT INTO t VALUES (1)")
+        published.run("ALTER PUBLICATION p ADD TABLE u")
+        older("INSERT INTO u VALUES (2)")
+        published.consume()
+        published.run("ALTER TABLE s.x ADD c int")
+        published.consume()
+        older("COMMIT")
+    published.consume()
+    assert published.kept() == published.sent()
+    assert str(published.sent()).count("Insert") == 2
+
+
+def test_what_is_known_to_be_gone_is_not_asked_for_again_while_the_server_keeps_it(published) -> None:
+    with published.beside() as reader:
+        reader("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1")
+        published.run(
+            "ALTER PUBLICATION q ADD TABLE t; INSERT INTO t VALUES (1); ALTER PUBLICATION q DROP TABLE t"
+        )
+        for number in range(3):
+            published.run(f"INSERT INTO s.x VALUES ({number})")
+            published.consume()
+        ends = published.altered()
+        published.run("INSERT INTO s.x VALUES (4)")
+        published.consume()
+        assert published.altered() == ends
+        assert look(published.run.connection, ["p", "q"]).removed
+        published.run(
+            "ALTER PUBLICATION q ADD TABLE t; INSERT INTO t VALUES (2); ALTER PUBLICATION q DROP TABLE t"
+        )
+        published.consume()
+        assert published.altered() > ends
+
+
+def test_what_is_not_committed_yet_is_not_taken_for_gone(published) -> None:
+    published.run("ALTER PUBLICATION p DROP TABLE t; CREATE PUBLICATION others FOR TABLE t")
+    published.captured = replace(
+        published.captured, subscriptions={**published.captured.subscriptions, "beside": ("others",)}
+    )
+    published.consume()
+    published.settle()
+    with published.beside() as altering:
+        altering("BEGIN; ALTER PUBLICATION q ADD TABLE t")
+        for number in range(100, 103):
+            published.run(f"INSERT INTO s.x VALUES ({number})")
+            published.consume()
+        altering("COMMIT")
+    published.run("INSERT INTO t VALUES (1); ALTER PUBLICATION q DROP TABLE t")
+    published.consume()
+    assert "Insert" in str(published.sent()[-2])
+    assert published.kept()[-3:] == published.sent()[-3:]
 
 
 WORKLOAD = """
@@ -210,6 +343,7 @@ def test_of_a_slice_with_an_alteration_what_the_publisher_sends_is_kept(server, 
     published.run(WORKLOAD)
     published.consume()
     assert published.kept() == published.sent()
+    published.settle()
     ends = published.altered()
     published.run("INSERT INTO t VALUES (8)")
     published.consume()
