@@ -107,7 +107,7 @@ def message_without_values(error: Exception) -> str:
     """The server's message about a query, without the cells that it shows.
 
     Only the first line: DETAIL and CONTEXT show rows. In it, data exceptions (SQLSTATE class 22) show the value at the
-    end, quoted or a number, or as `value "..."`.
+    end, quoted or a number, or as `value "..."`; in another language (lc_messages) quoted in its own way.
     """
     text = str(error)
     if isinstance(error, adbc_driver_manager.Error):
@@ -117,7 +117,8 @@ def message_without_values(error: Exception) -> str:
     if isinstance(error, adbc_driver_manager.Error):
         line = line.removeprefix(f"{error.status_code.name}: ")
         line = re.sub(r"^\[libpq\] Execution error \[\w+\]: \w+: +", "", line)
-    return concealed(re.sub(r'(: |\bvalue |\bcharacter )(".*"|-?[\d.]+$)', r"\1...", " ".join(line.split())))
+    shown = re.sub(r'(: |\bvalue |\bcharacter )(".*"|-?[\d.]+$)', r"\1...", " ".join(line.split()))
+    return concealed(re.sub(r"(:\s)[«»„“”‚‘’「『].*", r"\1...", shown))
 
 
 def cause_without_values(error: Exception) -> Exception | None:

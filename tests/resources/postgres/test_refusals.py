@@ -10,7 +10,7 @@ import pytest
 from psycopg.pq import ExecStatus
 
 from pgsieve.resources.postgres.embedded import EmbeddedServer
-from pgsieve.resources.postgres.errors import PassingFaultError, refusing
+from pgsieve.resources.postgres.errors import PassingFaultError, message_without_values, refusing
 from pgsieve.resources.postgres.sessions import Conninfo
 
 
@@ -39,3 +39,18 @@ def test_a_connection_that_was_cut_passes_however_libpq_tells_it(publisher_serve
         socket.socket(fileno=os.dup(connection.pgconn.socket)).shutdown(socket.SHUT_RDWR)
         with pytest.raises(PassingFaultError), refusing("shop", "read"):
             connection.execute("select 1")
+
+
+@pytest.mark.parametrize(
+    ("told", "shown"),
+    [
+        ('invalid input syntax for type integer: "a cell"', "invalid input syntax for type integer: ..."),
+        ("ungültige Eingabesyntax für Typ integer: »a cell«", "ungültige Eingabesyntax für Typ integer: ..."),
+        ("syntaxe en entrée invalide pour le type integer : « a cell »",
+         "syntaxe en entrée invalide pour le type integer : ..."),
+        ("Relation »ddl_log« existiert nicht", "Relation »ddl_log« existiert nicht"),
+    ],
+)  # fmt: skip
+def test_a_value_is_not_shown_in_whatever_language_the_server_speaks(told: str, shown: str) -> None:
+    """By lc_messages, which only a superuser sets."""
+    assert message_without_values(psycopg.errors.InvalidTextRepresentation(told)) == shown
