@@ -109,6 +109,28 @@ class Threads:
             ended.set()
 
 
+class _Inline:
+    """The thread that asks, for what is few: one part after the other."""
+
+    number = 1
+
+    def written(self, part: WritesPart, parts: int, hear: Hear | None = None) -> pa.Table:
+        """As in `Executors`."""
+        rows: list[pa.RecordBatch] = []
+        for number in range(parts):
+            rows += part(number, iter)
+            if hear is not None:
+                hear(number + 1)
+        return pa.Table.from_batches(rows, WRITTEN)
+
+    def stop(self) -> None:
+        """As in `Executors`; few rows have no end to wait for."""
+
+
+#: Runs what is few.
+INLINE: Executors = _Inline()
+
+
 @cache
 def _pool(number: int) -> ThreadPoolExecutor:
     """The threads of this process that write for everybody."""

@@ -29,7 +29,7 @@ from pgsieve.resources.lake.delta.parquet_files import WRITTEN_DDL, write_files
 from pgsieve.resources.lake.delta.records import Records, Standing, in_order, quoted
 from pgsieve.resources.lake.delta.requirements import APPEND_ONLY, constraints_in, is_append_only
 from pgsieve.resources.lake.delta.spark import SparkRecords
-from pgsieve.resources.lake.executors import Executors, SparkExecutors, Threads
+from pgsieve.resources.lake.executors import INLINE, Executors, SparkExecutors, Threads
 from pgsieve.resources.lake.overrun import guarded
 from pgsieve.resources.lake.spark_writes import (
     comment_by_spark,
@@ -82,6 +82,10 @@ class Lake(LakeWays):
         self.records: Records = NamedRecords(self.local or SparkRecords(session), self.refusing)
         #: Of replicas up to so many bytes files are written once more for rows that go; -1: of none.
         self.rewritten_bytes = rewritten_bytes
+
+    def runner(self, size: int | None) -> Executors:
+        """What runs functions on so many bytes (None: many): this thread where they are few, else the executors."""
+        return INLINE if self.is_small(size) else self.executors
 
     def folders_of(self, subscription: str) -> str:
         """The template of the folders of a subscription's replicas: as it was given, or else as the lake has recorded it."""

@@ -1,5 +1,5 @@
 """The fourth step: changes of a partition root or a table become one commit of its replica, then a cut.
 
-`net_change` reduces them to one row per key (by the rules of `tenures` where rows move); `equal_rows` counts where
-there is no key; `writer` merges.
+`pgsieve.decoding.changes.net_change` decides what becomes of each key. `by_files` writes it as files; `in_process` and `writer` merge
+where a table takes none. `exact_rows` and `equal_rows` count where there is no key.
 """

@@ -5,17 +5,17 @@ process was faster, what is lacking then is planned anew.
 """
 
 from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from threading import Lock
-
-from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
+from typing import Any
 
 from pgsieve.assets.steps.apply.applied import Applied, Pending, standings
 from pgsieve.assets.steps.apply.by_files import FilesWriter, many_changes
 from pgsieve.assets.steps.apply.damaged import altered_columns
 from pgsieve.assets.steps.apply.in_process import FewChangesWriter, few_changes
 from pgsieve.assets.steps.apply.key_conflicts import INSERT_EXISTS, ConflictSearch, KeyConflictError
-from pgsieve.assets.steps.apply.net_change import after_truncate
+from pgsieve.assets.steps.apply.spark_changes import SparkChanges
 from pgsieve.assets.steps.apply.writer import ReplicaWriter
 from pgsieve.assets.steps.records.failures import TABLE_ERRORS, is_damage, reason
 from pgsieve.assets.steps.records.table_states import Name, TableState, TableStates
@@ -211,29 +211,32 @@ def is_overrun(lake: Lake, path: str, standing: Standing) -> bool:
 
 def _refuse(search: ConflictSearch) -> None:
     """Raise KeyConflictError where there is a conflict, whoever looks for it."""
-    lake, pending = search.lake, search.pending
-    if not lake.is_small(pending.size):
-        with _ONE_AT_A_TIME:
-            many = many_changes(lake, search.path, search.log, search.definition, pending)
-            if many is not None and many.decided is not None:
-                search.refuse_many(many.decided, many.present)
-                return
-    search.refuse()
+    with _alone(search):
+        many = many_changes(search.lake, search.path, search.log, search.definition, search.pending)
+    if many is not None and many.keyed is not None:
+        search.refuse_change(many.keyed.keyed, many.keyed.conflict)
+    else:
+        search.refuse()
 
 
-def _applied_by_files(search: ConflictSearch, plan: Plan, end: int) -> Applied:
-    """Apply a plan by files; raises _LeftToSparkError where only Spark can do it."""
+def _applied_by_files(search: ConflictSearch, plan: Plan, end: int) -> Applied | None:
+    """Apply a plan by files; None where its table does not take them."""
     lake, path, pending = search.lake, search.path, plan.pending
-    with _ONE_AT_A_TIME:
+    with _alone(search):
         many = many_changes(lake, path, search.log, search.definition, pending)
         if many is None:
-            raise _LeftToSparkError(plan)
-        if many.decided is not None and not plan.examined:
-            search.refuse_many(many.decided, many.present)
+            return None
+        if many.keyed is not None and not plan.examined:
+            search.refuse_change(many.keyed.keyed, many.keyed.conflict)
         with lake.refusing(path):
             applied = FilesWriter(lake, path, pending, end).apply(many)
             reach(Failpoint.REPLICA_COMMITTED)
     return applied
+
+
+def _alone(search: ConflictSearch) -> AbstractContextManager[Any]:
+    """The turn of a table that keeps all cores busy; few changes need none."""
+    return nullcontext() if search.lake.is_small(search.pending.size) else _ONE_AT_A_TIME
 
 
 class _LeftToSparkError(Exception):
@@ -247,10 +250,12 @@ class _LeftToSparkError(Exception):
 def _apply_table(subscription: Subscription, lake: Lake, plan: Plan, end: int, *, by_spark: bool) -> Applied:
     search = _conflict_search(subscription, lake, plan)
     path, log, definition, pending = search.path, search.log, search.definition, plan.pending
+    if (applied := _applied_by_files(search, plan, end)) is not None:
+        return applied
     with lake.one_moment(path, log):
         few = few_changes(lake, path, log, definition, pending)
     if few is None and not by_spark:
-        return _applied_by_files(search, plan, end)
+        raise _LeftToSparkError(plan)
     if few is not None:
         if not plan.examined:
             search.refuse(few)
@@ -258,16 +263,10 @@ def _apply_table(subscription: Subscription, lake: Lake, plan: Plan, end: int, *
             applied = FewChangesWriter(lake, path, definition, pending, end).apply(few)
             reach(Failpoint.REPLICA_COMMITTED)
         return applied
-    rows = lake.slices_of(log, [c.slice for c in pending.slices], every=True).where(
-        F.col("operation") != "truncate"
-    )
-    # A slice may have been transformed for an older copy: it has changes that a later one, amid it, has copied.
-    rows = rows.where(F.col("commit_lsn") >= (pending.standing.position or 0))
-    if pending.truncated_at:
-        rows = after_truncate(rows, *pending.truncated_at)
+    changes = SparkChanges(lake, path, log, definition, pending)
     size = lake.records.size(path) + pending.size
     writer = ReplicaWriter(lake, path, definition, pending, end, size, None if plan.examined else search)
     with lake.refusing(path):
-        applied = writer.keyed(rows) if definition.key else writer.keyless(rows)
+        applied = writer.keyed(changes) if definition.key else writer.keyless(changes.effective())
         reach(Failpoint.REPLICA_COMMITTED)
     return applied

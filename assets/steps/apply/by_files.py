@@ -1,10 +1,9 @@
-"""Apply to one replica table by files: many transformed changes -> its net change, in one commit, without a JVM.
+"""Apply to one replica table by files: a batch's transformed changes -> its net change, in one commit.
 
 In: a batch's changes in the files of the change history. Out: `Applied`. What becomes of the keys is decided by columns
-(`decided_keys`); then threads of this process write the rows that come, from the row groups of the history, and once more the
-replica's files of which rows go. Where that would be too much, or rows of them are marked already, rows that go are marked in
-deletion vectors. `writer` does the same by Spark, also where rows move or a column was left out: the rows,
-the counts and the position are the same. Raises LakeError.
+(`pgsieve.decoding.changes.net_change`); then the executors write the rows that come, from the row groups of the history, and
+once more the replica's files of which rows go. Where that would be too much, or rows of them are marked already, rows that go
+are marked in deletion vectors. Raises LakeError.
 """
 
 import json
@@ -17,90 +16,124 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pgsieve.assets.steps.apply.applied import Applied, Pending, merged, outcome
-from pgsieve.assets.steps.apply.decided_keys import DecidedKeys, Mask, Places, keyed_events, places_of
+from pgsieve.assets.steps.apply.completion import Completion, NetRows, completions
+from pgsieve.assets.steps.apply.keyed_changes import KeyedChanges, keyed_changes, places_of, stored_changes
 from pgsieve.assets.steps.subscription import Definition
+from pgsieve.decoding.changes.net_change import Mask, NetChange, Numbers
 from pgsieve.resources.lake.delta.conforming import conformed
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
 from pgsieve.resources.lake.delta.parquet_files import write_files
 from pgsieve.resources.lake.executors import Guard
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.stores.store import Reader, RowGroup, joined, parted
-from pgsieve.resources.lake.way import Way, is_exact
+from pgsieve.resources.lake.stores.store import Reader, RowGroup, Store, joined, parted
+from pgsieve.resources.lake.way import Way
 
 #: The keys of a batch may have so many bytes: they are held at once.
 KEY_BYTES = 256 * 1024 * 1024
-#: So many keys are looked at one change after the other, whether an INSERT met a row.
-SUSPECTS = 100_000
 #: Files of a replica are written once more without the rows that go where it is small, as a setting of the lake says, or where they
 #: have up to so many times the bytes of the changes; else the rows are marked as deleted.
 REWRITTEN = 4
 
 
 @dataclass(frozen=True)
-class ManyChanges:
-    """A batch's changes as they are stored, what becomes of their keys, which are `present` in the replica, and where.
+class KeyedNet:
+    """What becomes of the keys of a batch: `present` in the replica, `matches` says where; `conflict` is the first one, if any.
 
-    `schema` has the columns of the rows. Without a key there are INSERTs alone, and nothing is decided. `added` is how the
-    replica's log has the files in which rows are to be marked; None where the files are to be written once more.
+    `added` is how the replica's log has the files in which rows are to be marked; None where they are to be written once more.
     """
+
+    keyed: KeyedChanges
+    net: NetChange
+    conflict: int | None
+    present: Mask
+    matches: Sequence[FileMatches] = ()
+    added: Sequence[Mapping[str, Any]] | None = None
+
+    @property
+    def remains(self) -> Mask:
+        """Of the keys of the net change those that have a row afterwards."""
+        remains: Mask = self.net.upserted | (self.net.updated & self.present[self.net.base])
+        return remains
+
+
+@dataclass(frozen=True)
+class ManyChanges:
+    """A batch's changes as they are stored; `schema` has the columns of the rows. Without a key there are INSERTs alone."""
 
     groups: Sequence[RowGroup]
     schema: pa.Schema
-    decided: DecidedKeys | None
-    matches: Sequence[FileMatches]
-    present: Mask
-    added: Sequence[Mapping[str, Any]] | None = None
+    keyed: KeyedNet | None
 
 
 def many_changes(
     lake: Lake, path: str, log: str, definition: Definition, pending: Pending
 ) -> ManyChanges | None:
-    """A batch's changes, where this process may apply them by files; None where Spark has to.
+    """A batch's changes, where they are applied by files; None where Delta in Spark has to commit them.
 
     `path` is the replica, `log` its transformed changes.
     """
-    types, key = dict(definition.columns), definition.key
     finds_rows = bool(pending.sent("update", "delete"))
-    if not lake.has_threads or lake.local is None or pending.truncated_at is not None:
+    if lake.local is None or (finds_rows and not definition.key):
         return None
-    if finds_rows and (not key or pending.key_changes or pending.unchanged):
+    if _may_be_of_other_key(definition, pending):
         return None
-    if not is_exact(types[name] for name in key) or _may_be_of_other_key(definition, pending):
-        return None
-    slices = [c.slice for c in pending.slices]
-    groups = lake.slice_groups(log, slices, every=True)
+    groups = lake.slice_groups(log, [c.slice for c in pending.slices], every=True)
     if groups is None:
         return None
     with lake.refusing(log):
         rows = lake.local.arrow_schema(log).field("new").type
     schema = pa.schema([rows.field(name) for name in definition.names])
-    if lake.way(path, definition.names, None, lambda: schema) is not Way.FILES:
+    truncated = pending.truncated_at is not None
+    if lake.way(path, definition.names, None, lambda: schema, overwrite=truncated) is not Way.FILES:
         return None
-    if not key:
-        return ManyChanges(groups, schema, None, (), np.empty(0, np.bool_))
-    keys = pa.schema([schema.field(name) for name in key])
-    since, files = pending.standing.position or 0, dict.fromkeys(group.file for group in groups)
+    if not definition.key:
+        return ManyChanges(groups, schema, None)
+    keys = pa.schema([schema.field(name) for name in definition.key])
+    slices, since = [c.slice for c in pending.slices], pending.standing.position or 0
     with lake.refusing(log):
-        events = keyed_events(lake.store, files, keys, slices, since, KEY_BYTES)
-    # What was sent under another replica identity may lack columns of the key: MERGE compares such keys in its own way.
-    if events is None or any(column.null_count for column in events.keys.columns):
-        return None
-    decided = DecidedKeys.of(events)
-    if (found := _found(lake, path, definition, decided, pending)) is None:
+        files, unsent = dict.fromkeys(group.file for group in groups), sorted(pending.unchanged)
+        stored = stored_changes(lake.store, files, keys, unsent)
+        keyed = keyed_changes(stored, keys, unsent, slices, since, KEY_BYTES)
+    net = None if keyed is None else _decided(lake, path, definition, keyed, pending)
+    return None if net is None else ManyChanges(groups, schema, net)
+
+
+def _decided(
+    lake: Lake, path: str, definition: Definition, keyed: KeyedChanges, pending: Pending
+) -> KeyedNet | None:
+    """What becomes of the keys; None where the replica's rows of them can be neither written without nor marked."""
+    found = _found(lake, path, definition, keyed, pending)
+    if found is None:
         return None
     matches, added = found
-    present = np.zeros(decided.keys.num_rows, np.bool_)
+    before = np.zeros(keyed.keys.num_rows + 1, np.bool_)
     for match in matches:
-        present[match.keys] = True
-    if np.count_nonzero(decided.suspect(present)) > SUSPECTS:
-        return None
-    return ManyChanges(groups, schema, decided, matches, present, added)
+        before[match.keys] = True
+    net, conflict = keyed.net(before)
+    if pending.truncated_at is not None:
+        return KeyedNet(keyed, net, conflict, np.zeros_like(before))
+    # A key that only a lost move would have had keeps its row.
+    concerned = np.zeros_like(before)
+    concerned[net.keys] = True
+    pairs = [
+        (match.of_keys(concerned), None if added is None else added[number])
+        for number, match in enumerate(matches)
+        if concerned[match.keys].any()
+    ]
+    return KeyedNet(
+        keyed,
+        net,
+        conflict,
+        before,
+        [match for match, _ in pairs],
+        None if added is None else [entry for _, entry in pairs if entry is not None],
+    )
 
 
 def _found(
-    lake: Lake, path: str, definition: Definition, decided: DecidedKeys, pending: Pending
+    lake: Lake, path: str, definition: Definition, keyed: KeyedChanges, pending: Pending
 ) -> tuple[Sequence[FileMatches], Sequence[Mapping[str, Any]] | None] | None:
-    """Where the replica has rows of the keys, and how its log has those files where rows are to be marked; None for Spark."""
+    """Where the replica has rows of the keys, and how its log has those files where rows are to be marked; None for neither."""
     assert lake.local is not None
     with lake.refusing(path):
         marks, most = lake.takes_marking(path, definition.names), REWRITTEN * pending.size
@@ -108,10 +141,11 @@ def _found(
             most = max(most, lake.rewritten_bytes)
         elif lake.rewritten_bytes < 0:
             most = 0
-        among = decided.expected, decided.absent
-        matches = lake.local.matches(path, decided.keys, among, None if marks else most)
+        matches = lake.local.matches(path, keyed.keys, keyed.lookups, None if marks else most)
     if not matches:
         return None if matches is None else ((), None)
+    if pending.truncated_at is not None:
+        return matches, None
     if sum(match.size for match in matches) <= most and lake.takes_rewriting(path, definition.names):
         return matches, None
     added = lake.files_to_mark(path, matches, pending.standing.version) if marks else None
@@ -128,7 +162,7 @@ def _may_be_of_other_key(definition: Definition, pending: Pending) -> bool:
 
 @dataclass(frozen=True)
 class FilesWriter:
-    """Brings the net change of many changes into one replica table, in one commit."""
+    """Brings the net change of a batch into one replica table, in one commit."""
 
     lake: Lake
     path: str
@@ -137,88 +171,153 @@ class FilesWriter:
 
     def apply(self, changes: ManyChanges) -> Applied:
         """Apply the changes, none of which meets a row of its key."""
-        if (decided := changes.decided) is None:
-            return outcome(self.lake, self.path, self.pending, self.end, inserted=self._commit(changes, None))
-        present, stays = changes.present, decided.upserted | decided.updated
-        kept = np.sort(decided.lasts[decided.upserted | decided.updated & present])
-        expected = int(np.count_nonzero(decided.expected))
-        if not expected and not len(kept):
-            return outcome(self.lake, self.path, self.pending, self.end)
-        self._commit(changes, kept)
+        lake, path, pending, end = self.lake, self.path, self.pending, self.end
+        if (keyed := changes.keyed) is None:
+            return outcome(lake, path, pending, end, inserted=self._commit(changes, None))
+        net, remains, present = keyed.net, keyed.remains, keyed.present[keyed.net.keys]
+        expected = int(np.count_nonzero(net.expected))
+        truncated = pending.truncated_at is not None
+        if not (expected or remains.any() or truncated):
+            return outcome(lake, path, pending, end)
+        self._commit(changes, keyed)
+        if truncated:
+            return outcome(lake, path, pending, end, inserted=int(np.count_nonzero(remains)))
         counts = {
-            "inserted": np.count_nonzero(decided.upserted & ~present),
-            "updated": np.count_nonzero(stays & present),
-            "deleted": np.count_nonzero(~stays & present),
+            "inserted": np.count_nonzero(remains & ~present),
+            "updated": np.count_nonzero(remains & present),
+            "deleted": np.count_nonzero(~remains & present),
         }
-        return merged(
-            self.lake, self.path, self.pending, self.end, {k: int(n) for k, n in counts.items()}, expected
-        )
+        return merged(lake, path, pending, end, {k: int(n) for k, n in counts.items()}, expected)
 
-    def _commit(self, changes: ManyChanges, kept: Places | None) -> int:
+    def _commit(self, changes: ManyChanges, keyed: KeyedNet | None) -> int:
         """Have the files written, and commit them; how many rows they have."""
         lake, path, local = self.lake, self.path, self.lake.local
         assert local is not None
-        parts = parted(changes.groups, lake.executors.number)
+        base, matches = self.pending.standing.version, keyed.matches if keyed is not None else ()
+        added = keyed.added if keyed is not None else None
+        rewritten = matches if added is None else ()
         whole, size = local.arrow_schema(path), lake.file_bytes(path, {})
-        base, rewritten = self.pending.standing.version, changes.matches if changes.added is None else ()
-
-        def write(number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
-            if number < len(rewritten):
-                match = rewritten[number]
-                batches = lake.store.batches(joined(path, match.name), whole)
-                return write_files(
-                    path, whole, guard(_without(batches, match.rows)), store=lake.store, size=size
-                )
-            rows = self._rows(parts[number - len(rewritten)], changes.schema, kept)
-            return write_files(path, changes.schema, guard(rows), store=lake.store, size=size)
+        runner = lake.runner(self.pending.size)
 
         def written() -> pa.Table:
-            return lake.executors.written(write, len(rewritten) + len(parts))
+            files, again = [], rewritten
+            for chosen in self._chosen(changes, keyed):
+                parts = parted(changes.groups, runner.number)
+                task = _Task(lake.store, path, changes.schema, whole, size, again, parts, chosen)
+                files.append(runner.written(task, len(again) + len(parts)))
+                again = ()
+            return pa.concat_tables(files)
 
-        if changes.added is not None:
-            marked = zip(changes.matches, changes.added, strict=True)
-            files = lake.commit_marked(written, path, marked, self.end, base)
+        if added is not None:
+            files = lake.commit_marked(written, path, zip(matches, added, strict=True), self.end, base)
         else:
-            removed = {match.path: match.size for match in rewritten}
-            files = lake.commit_files(written, path, changes.schema, self.end, base=base, removed=removed)
+            files = lake.commit_files(
+                written,
+                path,
+                changes.schema,
+                self.end,
+                base=base,
+                overwrite=self.pending.truncated_at is not None,
+                removed={match.path: match.size for match in rewritten},
+            )
         return sum(json.loads(file["stats"])["numRecords"] for file in files)
 
-    def _rows(
-        self, groups: Sequence[RowGroup], schema: pa.Schema, kept: Places | None
-    ) -> Iterator[pa.RecordBatch]:
-        """The new rows of the changes at some places, which are in order; without such places of all INSERTs."""
-        rows_of, store = pa.schema([("new", pa.struct(schema))]), self.lake.store
-        with store.ahead(groups, (self._kept(read, kept) for _, read in store.readers(groups))) as read:
-            for rows in read:
-                if rows is not None:
-                    yield pa.RecordBatch.from_struct_array(conformed(rows, rows_of)["new"].combine_chunks())
-
-    def _kept(self, read: Reader, kept: Places | None) -> pa.Table | None:
-        """Of a row group the new rows of the changes at some places; None where there are none."""
+    def _chosen(self, changes: ManyChanges, keyed: KeyedNet | None) -> Iterator["_Chosen"]:
+        """Which changes have the rows that come; more than once where rows lack more values than are held at once."""
         slices, since = [c.slice for c in self.pending.slices], self.pending.standing.position or 0
-        changes = read(["slice", "number", "commit_lsn", "operation"])
-        places = places_of(changes, slices)
-        if kept is None:
-            inserted = np.asarray(pc.equal(changes["operation"], "insert"))
-            chosen = (places >= 0) & (np.asarray(changes["commit_lsn"]) >= since) & inserted
-        else:
-            chosen = _is_in(places, kept)
+        if keyed is None:
+            yield _Chosen(slices, since, after=self.pending.truncated_at)
+            return
+        net, places = keyed.net, keyed.keyed.places[keyed.keyed.effective :]
+        at = np.flatnonzero(keyed.remains)
+        at = at[np.argsort(net.last[at])]
+        rows = NetRows(
+            places[net.last[at]],
+            {name: np.where(sent[at] < 0, -1, places[sent[at]]) for name, sent in net.sent.items()},
+            np.where(net.updated[at], net.base[at], -1),
+        )
+        read = self.lake.store, self.path, changes.groups, slices, keyed.matches
+        for kept, completed in completions(*read, rows, changes.schema):
+            yield _Chosen(slices, since, kept, completed)
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """Changes whose rows come: those at the places `kept`, in order, or all INSERTs since an LSN, and after a TRUNCATE.
+
+    `completed` are values of columns that these changes left out.
+    """
+
+    slices: Sequence[int]
+    since: int
+    kept: Numbers | None = None
+    completed: Sequence[Completion] = ()
+    after: tuple[int, int] | None = None
+
+    def rows(self, read: Reader, kind: pa.DataType) -> pa.RecordBatch | None:
+        """Of a row group the new rows of these changes; None where there are none. `kind` is the rows' type."""
+        changes = read(["slice", "number", "commit_lsn", "ordinal", "operation"])
+        places = places_of(changes, self.slices)
+        chosen = self._inserted(changes, places) if self.kept is None else is_in(places, self.kept)
         if not chosen.any():
             return None
         rows = read(["new"])
-        return rows if chosen.all() else rows.filter(pa.array(chosen))
+        rows = rows if chosen.all() else rows.filter(pa.array(chosen))
+        batch = pa.RecordBatch.from_struct_array(
+            conformed(rows, pa.schema([("new", kind)]))["new"].combine_chunks()
+        )
+        for completion in self.completed:
+            batch = completion.of(batch, places[chosen])
+        return batch
+
+    def _inserted(self, changes: pa.Table, places: Numbers) -> Mask:
+        lsns, inserted = np.asarray(changes["commit_lsn"]), pc.equal(changes["operation"], "insert")
+        chosen: Mask = (places >= 0) & (lsns >= self.since) & np.asarray(inserted)
+        if self.after is not None:
+            lsn, ordinal = self.after
+            chosen &= (lsns > lsn) | ((lsns == lsn) & (np.asarray(changes["ordinal"]) > ordinal))
+        return chosen
 
 
-def _is_in(places: Places, kept: Places) -> Mask:
+@dataclass(frozen=True)
+class _Task:
+    """Writes the files of a batch, part by part: first the replica's files without the rows that go, then rows that come."""
+
+    store: Store
+    path: str
+    schema: pa.Schema
+    whole: pa.Schema
+    size: int
+    rewritten: Sequence[FileMatches]
+    parts: Sequence[Sequence[RowGroup]]
+    chosen: _Chosen
+
+    def __call__(self, number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
+        """Write one part; yields a row (`WRITTEN`) a file."""
+        if number < len(self.rewritten):
+            match = self.rewritten[number]
+            batches = self.store.batches(joined(self.path, match.name), self.whole)
+            rows, schema = _without(batches, match.rows), self.whole
+        else:
+            rows, schema = self._rows(self.parts[number - len(self.rewritten)]), self.schema
+        return write_files(self.path, schema, guard(rows), store=self.store, size=self.size)
+
+    def _rows(self, groups: Sequence[RowGroup]) -> Iterator[pa.RecordBatch]:
+        kind, store = pa.struct(self.schema), self.store
+        with store.ahead(groups, (self.chosen.rows(read, kind) for _, read in store.readers(groups))) as read:
+            yield from (rows for rows in read if rows is not None)
+
+
+def is_in(places: Numbers, kept: Numbers) -> Mask:
     """Which places are among those that are kept, in order."""
     if not len(kept):
         return np.zeros(len(places), np.bool_)
     at = np.minimum(np.searchsorted(kept, places), len(kept) - 1)
-    is_in: Mask = kept[at] == places
-    return is_in
+    found: Mask = kept[at] == places
+    return found
 
 
-def _without(batches: Iterator[pa.RecordBatch], rows: Places) -> Iterator[pa.RecordBatch]:
+def _without(batches: Iterator[pa.RecordBatch], rows: Numbers) -> Iterator[pa.RecordBatch]:
     """The rows of a file but for some, by their numbers."""
     gone, begin = np.sort(rows), 0
     for batch in batches:

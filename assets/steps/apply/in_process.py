@@ -1,22 +1,23 @@
 """Apply to one replica table in this process: few transformed changes -> its net change, in one commit by delta-rs.
 
-In: a batch's changes as an Arrow table in their order. Out: `Applied`. `writer` does the same by Spark, with any number of
-changes: the rows, the counts and the position are the same. Raises LakeError.
+In: a batch's changes as an Arrow table in their order. Out: `Applied`. `by_files` comes first; this is for tables that take no files,
+and for few changes of a table without a key. `writer` does the same by Spark, with any number of changes. Raises LakeError.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pgsieve.assets.steps.apply.applied import Applied, Pending, merged, outcome
 from pgsieve.assets.steps.apply.exact_rows import RowChanges, kept_but, replayed
-from pgsieve.assets.steps.apply.key_histories import KeyedChange, NetChange, net_changes
+from pgsieve.assets.steps.apply.keyed_changes import KeyedChanges, keyed_changes
 from pgsieve.assets.steps.subscription import Definition
+from pgsieve.decoding.changes.net_change import NONE, Mask, NetChange
 from pgsieve.resources.lake.delta.conforming import field_of
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
-from pgsieve.resources.lake.delta.key_lookup import Key, key_values
 from pgsieve.resources.lake.delta.merge import Merge
 from pgsieve.resources.lake.delta.row_removal import replace_rows
 from pgsieve.resources.lake.lake import Lake
@@ -81,72 +82,62 @@ class FewChangesWriter:
     # with a key
 
     def _keyed(self, changes: pa.Table) -> Applied:
-        key, columns = self.definition.key, self.definition.names
-        merge = Merge.flat(key, columns, self.pending.unchanged)
-        keyed = list(_keyed_changes(changes, key))
-        net = net_changes(keyed, self._present(keyed, changes), merge.unknown)
-        source = self._source(changes, net, merge)
-        expected = pc.sum(source["expected"]).as_py() or 0
-        if expected and not self.pending.truncated_at:
-            counts = self.local.merge(self.path, source, merge, self.end, self.pending.standing.version)
-            return merged(self.lake, self.path, self.pending, self.end, counts, expected)
+        """Merge what becomes of each key."""
+        key, columns, pending = self.definition.key, self.definition.names, self.pending
+        schema = pa.schema([(name, field_of(changes["new"], name).type) for name in columns])
+        of_key, slices = pa.schema([schema.field(name) for name in key]), [c.slice for c in pending.slices]
+        keyed = keyed_changes([changes], of_key, sorted(pending.unchanged), slices, 0)
+        assert keyed is not None
+        net, _ = keyed.net(self._present(keyed))
+        merge = Merge.flat(key, columns, pending.unchanged)
+        source = self._source(changes, schema, keyed, net, merge)
+        expected = int(np.count_nonzero(net.expected))
+        if expected and not pending.truncated_at:
+            counts = self.local.merge(self.path, source, merge, self.end, pending.standing.version)
+            return merged(self.lake, self.path, pending, self.end, counts, expected)
         upserts = source.filter(pc.equal(source["action"], "upsert"))
         return self._append(
             pa.table({name: upserts[merge.values[name]] for name in columns}), upserts.num_rows
         )
 
-    def _present(self, changes: Sequence[KeyedChange], rows: pa.Table) -> set[Key]:
-        """The keys that moves begin with and the replica has."""
-        moves = [place for place, change in enumerate(changes) if change.is_move]
-        if not moves or self.pending.truncated_at:
-            return set()
-        return self.local.present_keys(self.path, _rows(rows, "old", self.definition.key).take(moves))
+    def _present(self, keyed: KeyedChanges) -> Mask:
+        """The keys that the replica has, of those of which it matters."""
+        if self.pending.truncated_at:
+            return np.zeros(keyed.keys.num_rows + 1, np.bool_)
+        return keyed.present(lambda keys: self.local.rows_of(self.path, keys, keys.schema)[0])
 
-    def _source(self, changes: pa.Table, net: Mapping[Key, NetChange], merge: Merge) -> pa.Table:
+    def _source(
+        self, changes: pa.Table, schema: pa.Schema, keyed: KeyedChanges, net: NetChange, merge: Merge
+    ) -> pa.Table:
         """The net change as the source of a MERGE."""
-        key, columns, count = self.definition.key, self.definition.names, changes.num_rows
-        new, old = (_rows(changes, side, columns) for side in ("new", "old"))
+        keys = keyed.keys.take(pa.array(net.keys))
+        moved = net.updated & (net.base != net.keys)
         # What a row that comes from another key was not sent, it takes along from the replica.
-        moved = {k: c.base for k, c in net.items() if c.action == "update" and c.base and c.base != k}
-        lacking = {k: base for k, base in moved.items() if net[k].sent.keys() < merge.unknown.keys()}
-        base = self._replica_rows(set(lacking.values()), old)
-        at = {k: 2 * count + number for number, k in enumerate(key_values([base[n] for n in key]))}
-        rows = pa.concat_tables([new, old, base])
+        bases = np.flatnonzero(moved) if merge.unknown else np.empty(0, np.int64)
+        of_base = keyed.keys.take(pa.array(net.base[bases]))
+        numbers, base = self.local.rows_of(self.path, of_base, schema)
+        base_of = np.full(len(net.keys), NONE)
+        base_of[bases[numbers]] = changes.num_rows + np.arange(len(numbers))
+        rows = pa.concat_tables([_rows(changes, "new", schema.names), base])
 
-        def taken(name: str, places: Iterable[int | None]) -> pa.ChunkedArray:
-            return rows[name].take(pa.array(places, pa.int64()))
+        def value(name: str) -> pa.ChunkedArray:
+            places = (
+                np.where(net.sent[name] == NONE, base_of, net.sent[name]) if name in net.sent else net.last
+            )
+            places = np.where(net.upserted | net.updated, places, NONE)
+            return rows[name].take(pa.array(places, mask=places == NONE))
 
-        def place(k: Key, name: str) -> int | None:
-            if name not in merge.unknown:
-                return net[k].last
-            kept = at.get(lacking[k]) if k in lacking else None
-            return None if net[k].action == "delete" else net[k].sent.get(name, kept)
-
-        named = [place + (count if side == "old" else 0) for place, side in (c.named for c in net.values())]
-        actions = ["upsert" if k in moved else c.action for k, c in net.items()]
+        action = np.select([net.upserted | moved, net.updated], ["upsert", "update"], "delete")
+        kept = net.updated & ~moved
         return pa.table(
             {
-                **{k: taken(name, named) for name, k in merge.key.items()},
-                **{v: taken(name, (place(k, name) for k in net)) for name, v in merge.values.items()},
-                **{
-                    u: [
-                        a == "update" and name not in c.sent
-                        for a, c in zip(actions, net.values(), strict=True)
-                    ]
-                    for name, u in merge.unknown.items()
-                },
-                "action": actions,
-                "expected": [c.expected for c in net.values()],
+                **{k: keys[name] for name, k in merge.key.items()},
+                **{v: value(name) for name, v in merge.values.items()},
+                **{u: kept & (net.sent[name] == NONE) for name, u in merge.unknown.items()},
+                "action": action,
+                "expected": net.expected,
             }
         )
-
-    def _replica_rows(self, keys: Collection[Key], rows: pa.Table) -> pa.Table:
-        """The replica's rows of some keys, each of which is the key of one of `rows`."""
-        if not keys:
-            return rows.schema.empty_table()
-        wanted = [k in keys for k in key_values([rows[name] for name in self.definition.key])]
-        named = rows.select(self.definition.key).filter(pa.array(wanted))
-        return self.local.rows_of(self.path, named, rows.schema)
 
     # without a key
 
@@ -191,18 +182,3 @@ class FewChangesWriter:
 def _rows(changes: pa.Table, side: str, columns: Sequence[str]) -> pa.Table:
     """The rows of one side; NULL in all columns where a change has none."""
     return pa.table({name: field_of(changes[side], name) for name in columns})
-
-
-def _keyed_changes(changes: pa.Table, key: Sequence[str]) -> Iterator[KeyedChange]:
-    sides = [
-        [
-            k if there else None
-            for k, there in zip(key_values(_rows(changes, side, key).columns), is_there, strict=True)
-        ]
-        for side in ("old", "new")
-        for is_there in [pc.is_valid(changes[side]).to_pylist()]
-    ]
-    for operation, old, new, unsent in zip(
-        changes["operation"].to_pylist(), *sides, changes["unchanged"].to_pylist(), strict=True
-    ):
-        yield KeyedChange(operation, old, new, unsent or ())

@@ -8,28 +8,12 @@ from collections.abc import Mapping, Sequence
 from uuid import uuid4
 
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from pgsieve.assets.steps.apply.equal_rows import same_row_sql
-from pgsieve.assets.steps.records.columns import field as struct_field
-from pgsieve.resources.lake.delta.merge import Clauses, Merge, keyless_clauses
+from pgsieve.resources.lake.delta.merge import Clauses, keyless_clauses
 from pgsieve.resources.lake.delta.records import quoted
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.overrun import guarded
-
-
-def flat(net: DataFrame, merge: Merge) -> DataFrame:
-    """Net changes (`pgsieve.assets.steps.apply.net_change`) as the source of a MERGE: their fields side by side."""
-    return net.select(
-        *(struct_field("key", name).alias(k) for name, k in merge.key.items()),
-        *(struct_field("row", name).alias(v) for name, v in merge.values.items()),
-        *(
-            F.coalesce(F.array_contains("unknown", name), F.lit(False)).alias(u)
-            for name, u in merge.unknown.items()
-        ),
-        "action",
-        "expected",
-    )
 
 
 def keyless_merge(source: DataFrame, columns: Sequence[str]) -> Clauses:

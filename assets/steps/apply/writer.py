@@ -6,6 +6,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
@@ -20,22 +21,15 @@ from pgsieve.assets.steps.apply.equal_rows import (
 )
 from pgsieve.assets.steps.apply.exact_rows import replayed
 from pgsieve.assets.steps.apply.key_conflicts import ConflictSearch
-from pgsieve.assets.steps.apply.merging import flat, keyless_merge, merge_by_spark
-from pgsieve.assets.steps.apply.net_change import (
-    changed_rows,
-    decided_changes,
-    net_changes_with_moves,
-)
+from pgsieve.assets.steps.apply.merging import keyless_merge, merge_by_spark
+from pgsieve.assets.steps.apply.spark_changes import SparkChanges
 from pgsieve.assets.steps.checkpoint import checkpointed
-from pgsieve.assets.steps.observed import aggregated, checkpointed_and_observed
+from pgsieve.assets.steps.observed import aggregated
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.resources.lake.delta.merge import Clauses, Merge
 from pgsieve.resources.lake.delta.records import quoted
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.way import column_mapping
-
-#: Up to so many changes in a batch, what becomes of their keys is sent to every executor.
-BROADCAST_ROWS = 4_000_000
 
 
 @dataclass(frozen=True)
@@ -51,36 +45,23 @@ class ReplicaWriter:
     #: Where the batch has not been looked through for conflicts.
     search: ConflictSearch | None
 
-    def keyed(self, rows: DataFrame) -> Applied:
+    def keyed(self, changes: SparkChanges) -> Applied:
         """Apply to a table with a key: append what is surely new, else MERGE. Raises KeyConflictError."""
         pending, key, columns = self.pending, self.definition.key, self.definition.names
-        search, finds_rows = self.search, bool(pending.sent("update", "delete"))
-        if search and not (finds_rows and search.is_decided):
-            search.refuse()
-            search = None
-        if not finds_rows:
-            return self._append(rows.select("new.*"), pending.sent("insert"))
+        keyed = changes.keyed()
+        net, conflict = keyed.net(changes.present(keyed))
+        if self.search:
+            self.search.refuse_change(keyed, conflict)
+        if not pending.sent("update", "delete"):
+            return self._append(changes.effective().select("new.*"), pending.sent("insert"))
         merge = Merge.flat(key, columns, pending.unchanged)
-        slices = [c.slice for c in pending.slices]
-        if pending.key_changes:
-            replica = self.lake.current(self.path)
-            base = replica.limit(0) if pending.truncated_at else replica
-            decided = net_changes_with_moves(rows, base, key, columns, pending.unchanged)
-        else:
-            decided = decided_changes(rows, key, pending.unchanged, slices)
-        metrics = [*_counts(), *(search.metrics if search else [])]
-        decided, totals = checkpointed_and_observed(decided, metrics)
-        if search:
-            search.refuse_decided(decided, totals)
-        net = decided
-        if not pending.key_changes:
-            few = pending.sent("insert", "update", "delete") <= BROADCAST_ROWS
-            net = changed_rows(decided, rows, key, columns, pending.unchanged, slices, few=few)
-        expected = totals["expected"] or 0
+        source = changes.merge_source(keyed, net, merge)
+        expected = int(np.count_nonzero(net.expected))
         if not expected or pending.truncated_at:
-            upserts = net.where(F.col("action") == "upsert").select("row.*")
-            return self._append(upserts, totals["upserts"] or 0)
-        counts = self._execute(flat(net, merge), merge.clauses(quoted))
+            upserts = source.where("action = 'upsert'")
+            rows = upserts.select(*(F.col(v).alias(name) for name, v in merge.values.items()))
+            return self._append(rows, int(np.count_nonzero(net.upserted)))
+        counts = self._execute(checkpointed(source), merge.clauses(quoted))
         return merged(self.lake, self.path, pending, self.end, counts, expected)
 
     def _execute(self, source: DataFrame, clauses: Clauses) -> Mapping[str, int]:
@@ -184,15 +165,6 @@ class ReplicaWriter:
 
     def _applied(self, *, inserted: int = 0, deleted: int = 0) -> Applied:
         return outcome(self.lake, self.path, self.pending, self.end, inserted=inserted, deleted=deleted)
-
-
-def _counts() -> list[Column]:
-    """How many keys are expected in the replica, and how many rows exist afterwards."""
-    upsert = F.col("action") == "upsert"
-    return [
-        F.sum(F.when(F.col("expected"), 1).otherwise(0)).alias("expected"),
-        F.sum(F.when(upsert, 1).otherwise(0)).alias("upserts"),
-    ]
 
 
 def _repeated(rows: DataFrame, times: Column) -> DataFrame:

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from pgsieve.assets.steps.apply.equal_rows import exact_values
-from pgsieve.assets.steps.update_transformation.equality import comparable
+from pgsieve.decoding.changes.equality import comparable
 from pgsieve.resources.lake.delta.records import quoted
 
 

@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pgsieve.assets.steps.records.columns import ROW_OPERATIONS
-from pgsieve.assets.steps.update_transformation.equality import comparable
 from pgsieve.assets.steps.update_transformation.projection import repeated
+from pgsieve.decoding.changes.equality import comparable
 from pgsieve.decoding.errors import ValueNotRepresentableError
 from pgsieve.decoding.protocol.tuples import RelationColumns, decode_changes
 from pgsieve.decoding.values.replica_output import shown

@@ -18,7 +18,7 @@ from deltalake import DeltaTable, QueryBuilder
 from pgsieve.resources.lake.delta import requirements
 from pgsieve.resources.lake.delta.commits import Commits
 from pgsieve.resources.lake.delta.deletion_vectors import PROPERTY
-from pgsieve.resources.lake.delta.key_lookup import FileMatches, Key, matches_among, present_keys, rows_of
+from pgsieve.resources.lake.delta.key_lookup import FileMatches, matches_among, rows_of
 from pgsieve.resources.lake.delta.queries import queried, quoted_column
 from pgsieve.resources.lake.delta.records import LAST_COMMITS, version_with
 from pgsieve.resources.lake.delta.slices import Slices
@@ -29,12 +29,11 @@ from pgsieve.resources.lake.stores.store import joined
 class LocalRecords(Commits):
     """Delta tables that delta-rs reaches."""
 
-    def present_keys(self, path: str, keys: pa.Table) -> set[Key]:
-        """Those of some keys that a table has; the columns of `keys` have the table's names."""
-        return present_keys(self.table_at(path), path, self.store, keys)
+    def rows_of(self, path: str, keys: pa.Table, schema: pa.Schema) -> tuple[npt.NDArray[np.int64], pa.Table]:
+        """The numbers of those of some keys that a table has, and its rows of them with the columns of a schema, side by side.
 
-    def rows_of(self, path: str, keys: pa.Table, schema: pa.Schema) -> pa.Table:
-        """The rows of some keys, with the columns of a schema."""
+        The columns of `keys` have the table's names; the schema has them, too.
+        """
         return rows_of(self.table_at(path), path, self.store, keys, schema)
 
     def matches(

@@ -6,7 +6,7 @@ the bounds of every file, as those of an append of growing keys are. Raises what
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.parse import unquote
 
 import numpy as np
@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from deltalake import DeltaTable, QueryBuilder
 
+from pgsieve.decoding.changes.equality import comparable
 from pgsieve.resources.lake.delta.deletion_vectors import deleted_rows
 from pgsieve.resources.lake.delta.queries import quoted_column
 from pgsieve.resources.lake.delta.requirements import is_plain
@@ -47,21 +48,21 @@ def bounds_of(keys: pa.Table) -> Mapping[str, Bounds]:
     return bounds
 
 
-def present_keys(table: DeltaTable, path: str, store: Store, keys: pa.Table) -> set[Key]:
-    """Those of some keys that a table has; the columns of `keys` have the table's names."""
-    wanted, present = set(key_values(keys.columns)), set[Key]()
-    for rows in _candidates(table, path, store, keys, keys.schema):
-        present.update(wanted.intersection(key_values(rows.columns)))
-    return present
+def rows_of(
+    table: DeltaTable, path: str, store: Store, keys: pa.Table, schema: pa.Schema
+) -> tuple[npt.NDArray[np.int64], pa.Table]:
+    """The numbers of those of some keys that a table has, and its rows of them with the columns of a schema, side by side.
 
-
-def rows_of(table: DeltaTable, path: str, store: Store, keys: pa.Table, schema: pa.Schema) -> pa.Table:
-    """The rows of some keys, with the columns of a schema."""
-    wanted, parts = set(key_values(keys.columns)), [schema.empty_table()]
+    The columns of `keys` have the table's names; the schema has them, too.
+    """
+    numbers, parts = [np.empty(0, np.int64)], [schema.empty_table()]
+    labels = [f"k{number}" for number in range(keys.num_columns)]
+    wanted = keys.rename_columns(labels)
     for rows in _candidates(table, path, store, keys, schema):
-        is_wanted = [key in wanted for key in key_values([rows[name] for name in keys.column_names])]
-        parts.append(rows.filter(pa.array(is_wanted, pa.bool_())))
-    return pa.concat_tables(parts)
+        row, key = _equal_rows(rows.select(keys.column_names).rename_columns(labels), wanted)
+        numbers.append(key)
+        parts.append(rows.take(pa.array(row)))
+    return np.concatenate(numbers), pa.concat_tables(parts)
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,11 @@ class FileMatches:
     rows: npt.NDArray[np.int64]
     keys: npt.NDArray[np.int64]
     deleted: npt.NDArray[np.int64]
+
+    def of_keys(self, concerned: npt.NDArray[np.bool_]) -> "FileMatches":
+        """Those of some keys."""
+        chosen = concerned[self.keys]
+        return replace(self, rows=self.rows[chosen], keys=self.keys[chosen])
 
 
 def matches_among(
@@ -126,12 +132,11 @@ def _matched_files(
     `keys` have the table's names, and its files theirs.
     """
     labels = [f"k{number}" for number in range(keys.num_columns)]
-    wanted, none = _numbered(keys.rename_columns(labels), "key"), np.empty(0, np.int64)
+    wanted, none = keys.rename_columns(labels), np.empty(0, np.int64)
 
     def matches_in(name: str, named: str, size: int) -> FileMatches:
         rows = pa.Table.from_batches(store.batches(joined(path, name), keys.schema), keys.schema)
-        matches = _numbered(rows.rename_columns(labels), "row").join(wanted, labels, join_type="inner")
-        row, key = (np.asarray(matches[each]) for each in ("row", "key"))
+        row, key = _equal_rows(rows.rename_columns(labels), wanted)
         gone = deleted.get(name, none)
         stays = np.isin(row, gone, invert=True)
         return FileMatches(name, named, size, row[stays], key[stays], gone)
@@ -144,6 +149,19 @@ def _matched_files(
         for begin in range(0, len(files), _BESIDE):
             found = pool.map(matches_in, *zip(*files[begin : begin + _BESIDE], strict=True))
             yield from (match for match in found if len(match.rows))
+
+
+def _equal_rows(left: pa.Table, right: pa.Table) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """The numbers of the rows that PostgreSQL finds equal, of both tables, side by side; NULL equals nothing."""
+    # Together: what a list is compared by depends on the other lists of its column.
+    columns = [
+        comparable(pa.chunked_array([*left[name].chunks, *right[name].chunks], left[name].type))
+        for name in left.column_names
+    ]
+    both = pa.table(columns, left.column_names)
+    sides = _numbered(both.slice(0, left.num_rows), "left"), _numbered(both.slice(left.num_rows), "right")
+    equal = sides[0].join(sides[1], left.column_names, join_type="inner")
+    return np.asarray(equal["left"]), np.asarray(equal["right"])
 
 
 def _numbered(rows: pa.Table, label: str) -> pa.Table:

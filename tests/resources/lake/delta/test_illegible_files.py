@@ -50,8 +50,8 @@ READERS: dict[str, Callable[[LocalRecords, str], object]] = {
     "table": lambda records, path: records.table(path),
     "batches": lambda records, path: list(records.batches(path, 1)),
     "plain_batches": lambda records, path: list(records.plain_batches(path, ROWS.schema)),
+    "rows_of": lambda records, path: records.rows_of(path, ROWS.select(["ordinal"]), ROWS.schema),
     "slices": lambda records, path: records.change_log(path).rows([10]),
-    "present_keys": lambda records, path: records.present_keys(path, ROWS.select(["ordinal"])),
     "delete": lambda records, path: _opened(records, path).delete("ordinal = 3"),
     "compact": lambda records, path: _opened(records, path).optimize.compact(),
     "merge": lambda records, path: (

@@ -11,7 +11,7 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
 
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
-from pgsieve.resources.lake.delta.key_lookup import bounds_of, files_within, key_values, present_keys
+from pgsieve.resources.lake.delta.key_lookup import bounds_of, files_within, rows_of
 from pgsieve.resources.lake.delta.merge import Merge
 from pgsieve.resources.lake.delta.parquet_files import write_files
 from pgsieve.resources.lake.stores.store import Store
@@ -65,20 +65,21 @@ def test_keys_are_looked_up_in_the_files_that_may_have_them(kind: str, write: ob
         write(tmp_path, pa.table({"k": column[n : n + 1], "v": [n]}))
     for n, is_present in enumerate([True, True, False]):
         keys = pa.table({"k": column[n : n + 1]})
-        expected = set(key_values(keys.columns)) if is_present else set()
-        assert present_keys(DeltaTable(tmp_path), str(tmp_path), Store(), keys) == expected
+        numbers, rows = rows_of(DeltaTable(tmp_path), str(tmp_path), Store(), keys, keys.schema)
+        assert numbers.tolist() == ([0] if is_present else [])
+        assert rows.equals(keys.slice(0, len(numbers)))
         files = files_within(DeltaTable(tmp_path), bounds_of(keys))
         if write is _by_executors:
             assert len(files) == (2 if kind in READ_ALWAYS else int(is_present)), (n, files)
         # Another reader passes over files by the same statistics.
-        rows = (
+        read = (
             QueryBuilder()
             .register("t", DeltaTable(tmp_path))
             .execute("select k from t order by v")
             .read_all()
         )
         assert (
-            pa.table(rows)["k"].cast(type_).to_pylist() == column[:2].to_pylist()
+            pa.table(read)["k"].cast(type_).to_pylist() == column[:2].to_pylist()
             if kind != "infinity"
             else True
         )
@@ -93,16 +94,20 @@ def test_keys_are_looked_up_in_a_file_that_a_merge_has_rewritten(kind: str, tmp_
         source = {"k0": column[1:2], "v0": column[1:2], "v1": [1], "action": ["upsert"], "expected": [True]}
         local.merge(f"{path}/{number}", pa.table(source), Merge.flat(["k"], ["k", "v"], ()), 2, 0)
         keys = pa.table({"k": column})
-        assert local.present_keys(f"{path}/{number}", keys) == set(key_values([pa.chunked_array([added])]))
-        rows = local.rows_of(f"{path}/{number}", keys.slice(1, 1), pa.schema({"k": type_, "v": pa.int64()}))
-        assert rows["v"].to_pylist() == [1]
+        schema = pa.schema({"k": type_, "v": pa.int64()})
+        numbers, rows = local.rows_of(f"{path}/{number}", keys, schema)
+        # NULL is equal to nothing.
+        begin = len(column) - len(added)
+        assert sorted(numbers.tolist()) == [n for n in range(begin, len(column)) if column[n].is_valid]
+        assert rows.filter(pa.array(numbers == 1))["v"].to_pylist() == [1]
 
 
 def test_keys_of_several_columns_are_looked_up_as_a_whole(tmp_path: Path) -> None:
     rows = pa.table({"b": ["x", "y"], "a": [1, 2], "c": [0, 0]})
     _by_executors(tmp_path, rows)
     keys = pa.table({"a": [1, 2, 1], "b": ["y", "y", "z"]})
-    assert present_keys(DeltaTable(tmp_path), str(tmp_path), Store(), keys) == {(2, "y")}
+    numbers, found = rows_of(DeltaTable(tmp_path), str(tmp_path), Store(), keys, rows.schema)
+    assert (numbers.tolist(), found.to_pylist()) == ([1], [{"b": "y", "a": 2, "c": 0}])
     assert files_within(DeltaTable(tmp_path), bounds_of(pa.table({"a": [1], "b": ["z"]}))) == []
 
 
@@ -119,4 +124,4 @@ def test_a_bound_that_is_cut_still_is_one(tmp_path: Path) -> None:
             line["add"]["stats"] = json.dumps(cut | {"maxValues": cut["minValues"]})
     entry.write_text("\n".join(map(json.dumps, lines)))
     keys = pa.table({"k": pa.array([at], pa.timestamp("us", "UTC"))})
-    assert len(present_keys(DeltaTable(tmp_path), str(tmp_path), Store(), keys)) == 1
+    assert rows_of(DeltaTable(tmp_path), str(tmp_path), Store(), keys, keys.schema)[0].tolist() == [0]

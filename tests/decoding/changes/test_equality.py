@@ -7,7 +7,7 @@ import struct
 import pyarrow as pa
 import pytest
 
-from pgsieve.assets.steps.update_transformation.equality import comparable
+from pgsieve.decoding.changes.equality import comparable
 
 
 def groups(values: list[object], kind: pa.DataType) -> list[int | None]:

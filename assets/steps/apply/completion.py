@@ -1,0 +1,202 @@
+"""Values that a change left out: from the change that sent them last, or from the row that the replica has.
+
+A TOASTed value that an UPDATE did not touch is not sent (PostgreSQL documentation, section 54.9, `TupleData`). In: the rows that
+come, by the changes that have them, and where each column's value is. Out: the lacking values, so many at a time as may be held
+at once. Raises what Arrow does.
+
+    change       columns                  the row of place 9
+    place 3      id, note, body           note of place 9
+    place 7      id, note                 body of place 3, or of the replica's row where no change sent it
+    place 9      id, note
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from pgsieve.assets.steps.apply.keyed_changes import places_of
+from pgsieve.decoding.changes.net_change import NONE, Mask, Numbers
+from pgsieve.resources.lake.delta.conforming import conformed, field_of
+from pgsieve.resources.lake.delta.key_lookup import FileMatches
+from pgsieve.resources.lake.stores.store import RowGroup, Store, joined
+
+#: Lacking values of so many bytes are held at once; of more, the changes are read again for each such part.
+HELD_BYTES = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class NetRows:
+    """Rows that come, by the places of their changes, which ascend.
+
+    `sent` has for some columns the places of the changes that have the value, `NONE` where no change has; then it is that of the
+    replica's row with the key `base`, and NULL where that is `NONE`, too.
+    """
+
+    places: Numbers
+    sent: Mapping[str, Numbers]
+    base: Numbers
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def part(self, begin: int, end: int) -> "NetRows":
+        """Some of the rows, by their numbers."""
+        part = slice(begin, end)
+        sent = {name: places[part] for name, places in self.sent.items()}
+        return NetRows(self.places[part], sent, self.base[part])
+
+
+@dataclass(frozen=True)
+class Completion:
+    """The values of a column for rows at some places, which ascend."""
+
+    column: str
+    places: Numbers
+    values: pa.Array
+
+    def of(self, rows: pa.RecordBatch, places: Numbers) -> pa.RecordBatch:
+        """The rows at some places with these values in place of their own."""
+        if not len(self.places):
+            return rows
+        at = np.minimum(np.searchsorted(self.places, places), len(self.places) - 1)
+        lacks = self.places[at] == places
+        if not lacks.any():
+            return rows
+        number = rows.schema.get_field_index(self.column)
+        every = pa.concat_arrays([rows.column(number), self.values])
+        chosen = np.where(lacks, rows.num_rows + at, np.arange(rows.num_rows))
+        return rows.set_column(number, rows.schema.field(number), every.take(pa.array(chosen)))
+
+
+class _TooManyError(Exception):
+    """The values have more bytes than may be held."""
+
+
+@dataclass
+class _Held:
+    """How many bytes may still be held."""
+
+    bytes: int
+
+    def take(self, values: pa.Array) -> pa.Array:
+        self.bytes -= values.nbytes
+        if self.bytes < 0:
+            raise _TooManyError
+        return values
+
+
+def completions(
+    store: Store,
+    path: str,
+    groups: Sequence[RowGroup],
+    slices: Sequence[int],
+    matches: Sequence[FileMatches],
+    rows: NetRows,
+    schema: pa.Schema,
+) -> Iterator[tuple[Numbers, Sequence[Completion]]]:
+    """The places of rows, part by part, with the values that they lack.
+
+    `groups` have the changes, `matches` say where the replica at `path` has the rows of keys; `schema` has the columns.
+    """
+    lacking = _Lacking(store, path, groups, slices, matches, schema)
+    waiting = [(0, len(rows))]
+    while waiting:
+        begin, end = waiting.pop()
+        part, held = rows.part(begin, end), _Held(HELD_BYTES)
+        try:
+            completed = [lacking.completion(name, part, held) for name in rows.sent]
+        except _TooManyError:
+            if end - begin == 1:
+                held = _Held(2**63)
+                completed = [lacking.completion(name, part, held) for name in rows.sent]
+            else:
+                middle = (begin + end) // 2
+                waiting += [(middle, end), (begin, middle)]
+                continue
+        yield part.places, completed
+
+
+@dataclass(frozen=True)
+class _Lacking:
+    """Where lacking values are: in the row groups of the changes, and in the replica's files."""
+
+    store: Store
+    path: str
+    groups: Sequence[RowGroup]
+    slices: Sequence[int]
+    matches: Sequence[FileMatches]
+    schema: pa.Schema
+
+    def completion(self, name: str, rows: NetRows, held: _Held) -> Completion:
+        """The values of a column for those of some rows whose own change left it out; raises _TooManyError."""
+        sent, only = rows.sent[name], pa.schema([self.schema.field(name)])
+        lacks = np.flatnonzero(sent != rows.places)
+        of_changes, of_replica = lacks[sent[lacks] != NONE], lacks[sent[lacks] == NONE]
+        of_replica, of_none = _parted(of_replica, rows.base[of_replica] != NONE)
+        found = [
+            *self._from_changes(only, sent, of_changes, held),
+            *self._from_replica(only, rows.base, of_replica, held),
+            (of_none, pa.nulls(len(of_none), only.field(name).type)),
+        ]
+        numbers = np.concatenate([each for each, _ in found])
+        order = np.argsort(numbers)
+        values = pa.concat_arrays([each for _, each in found]).take(pa.array(order))
+        return Completion(name, rows.places[numbers[order]], values)
+
+    def _from_changes(
+        self, only: pa.Schema, sent: Numbers, wanted: Numbers, held: _Held
+    ) -> Iterator[tuple[Numbers, pa.Array]]:
+        """Numbers of rows, and the values that changes have of them; several rows may have that of one change."""
+        if not len(wanted):
+            return
+        wanted = wanted[np.argsort(sent[wanted], kind="stable")]
+        (name,), places = only.names, sent[wanted]
+        for _, read in self.store.readers(self.groups):
+            there = places_of(read(["slice", "number"]), self.slices)
+            order = np.argsort(there, kind="stable")
+            begin, end = (np.searchsorted(places, there[order], side) for side in ("left", "right"))
+            times = np.where(there[order] < 0, 0, end - begin)
+            if times.any():
+                chosen = np.repeat(order, times)
+                rows = pa.table({name: field_of(read([f"new.{name}"])["new"], name).take(pa.array(chosen))})
+                numbers = np.concatenate(
+                    [wanted[b:e] for b, e, n in zip(begin, end, times, strict=True) if n]
+                )
+                yield numbers, held.take(_values(rows, only))
+
+    def _from_replica(
+        self, only: pa.Schema, base: Numbers, wanted: Numbers, held: _Held
+    ) -> Iterator[tuple[Numbers, pa.Array]]:
+        """Numbers of rows, and the values that the replica has under their keys `base`."""
+        if not len(wanted):
+            return
+        number_of = np.full(max(int(base.max()), *(int(m.keys.max()) for m in self.matches)) + 1, NONE)
+        number_of[base[wanted]] = wanted
+        for match in self.matches:
+            numbers = number_of[match.keys]
+            is_wanted = numbers != NONE
+            if is_wanted.any():
+                order = np.argsort(match.rows[is_wanted])
+                rows = match.rows[is_wanted][order]
+                yield numbers[is_wanted][order], self._rows(match, rows, only, held)
+
+    def _rows(self, match: FileMatches, rows: Numbers, only: pa.Schema, held: _Held) -> pa.Array:
+        taken, begin = [_values(only.empty_table(), only)], 0
+        for batch in self.store.batches(joined(self.path, match.name), only):
+            first, last = np.searchsorted(rows, (begin, begin + batch.num_rows))
+            chosen = batch.take(pa.array(rows[first:last] - begin))
+            taken.append(held.take(_values(pa.Table.from_batches([chosen]), only)))
+            begin += batch.num_rows
+        return pa.concat_arrays(taken)
+
+
+def _values(rows: pa.Table, only: pa.Schema) -> pa.Array:
+    """The one column of some rows, as the schema has it."""
+    column = conformed(rows, only).column(0)
+    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.nulls(0, column.type)
+
+
+def _parted(numbers: Numbers, chosen: Mask) -> tuple[Numbers, Numbers]:
+    return numbers[chosen], numbers[~chosen]

@@ -1,0 +1,244 @@
+"""The changes of a batch by their keys: files of the change history -> `KeyedChanges`.
+
+In: Parquet files, of which only keys, operations and places are read. Out: the changes in their order, as `net_change` takes
+them. All reductions go over whole columns, so that Python runs nothing per change. Raises what Arrow does.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pgsieve.assets.steps.records.columns import ROW_OPERATIONS
+from pgsieve.decoding.changes.keys import key_numbers
+from pgsieve.decoding.changes.net_change import (
+    DELETE,
+    NONE,
+    UPDATE,
+    KeyChanges,
+    Mask,
+    NetChange,
+    Numbers,
+    net_changes,
+)
+from pgsieve.resources.lake.delta.conforming import conformed, field_of
+from pgsieve.resources.lake.stores.store import Store
+
+#: Their places are the numbers that `net_change` gives them.
+_OPERATIONS = pa.array(ROW_OPERATIONS)
+#: What is read of a change besides its keys and the columns that it left out.
+_PLACED = ("slice", "number", "commit_lsn", "ordinal", "operation")
+_TURN = 56
+
+
+@dataclass(frozen=True)
+class KeyedChanges:
+    """The row changes of a batch in their order; each key has a number.
+
+    `keys` has the key of each number. `places` say where the changes are, `commit_lsns` when they committed. `truncates` are how
+    many changes come before each TRUNCATE, in order.
+    """
+
+    keys: pa.Table
+    changes: KeyChanges
+    places: Numbers
+    commit_lsns: Numbers
+    truncates: Sequence[int] = ()
+
+    @cached_property
+    def lookups(self) -> tuple[Mask, Mask]:
+        """The keys that are expected in the rows before the changes, and those of which it matters whether they are there."""
+        return self.changes.lookups(self.keys.num_rows)
+
+    @property
+    def effective(self) -> int:
+        """How many changes come before the last TRUNCATE: of these no row is left."""
+        return self.truncates[-1] if self.truncates else 0
+
+    def present(self, found: Callable[[pa.Table], Numbers]) -> Mask:
+        """Whether the replica has a row of each key, of those of which it matters; one element more, for no key.
+
+        `found` says of a table of keys the numbers of those that the replica has.
+        """
+        wanted = np.flatnonzero(self.lookups[1])
+        present = np.zeros(self.keys.num_rows + 1, np.bool_)
+        if len(wanted):
+            present[wanted[found(self.keys.take(pa.array(wanted)))]] = True
+        return present
+
+    def net(self, present: Mask) -> tuple[NetChange, int | None]:
+        """What becomes of each key of the effective changes, whose places are counted from the first of them; and the first conflict.
+
+        `present` says of each key whether the replica has a row of it before.
+        """
+        conflict, every = None, self.changes
+        for begin, end in zip((0, *self.truncates), (*self.truncates, len(every.operations)), strict=True):
+            part = slice(begin, end)
+            sent = {name: is_sent[part] for name, is_sent in every.sent.items()}
+            changes = KeyChanges(every.operations[part], every.old[part], every.new[part], sent)
+            net, met = net_changes(changes, present)
+            if conflict is None and met is not None:
+                conflict = begin + met
+            present = np.zeros_like(present)
+        return net, conflict
+
+
+def places_of(changes: pa.Table, slices: Sequence[int]) -> Numbers:
+    """Where changes stand in some slices: they ascend in the order of the changes; -1 for those of other slices."""
+    slice_of, number = np.asarray(changes["slice"]), np.asarray(changes["number"].fill_null(0))
+    places = np.full(len(slice_of), -1, np.int64)
+    for turn, end in enumerate(slices):
+        places = np.where(slice_of == end, (turn << _TURN) + number, places)
+    return places
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The changes of a file. `keys` are those of INSERTs, UPDATEs and DELETEs, `moved` the former ones of the UPDATEs `moves`."""
+
+    places: Numbers
+    commit_lsns: Numbers
+    ordinals: Numbers
+    operations: npt.NDArray[np.int8]
+    keys: pa.Table
+    moves: Numbers
+    moved: pa.Table
+    sent: Sequence[Mask]
+    truncates: Sequence[tuple[int, int]]
+
+    @property
+    def nbytes(self) -> int:
+        """How much memory they take."""
+        numbers = sum(each.nbytes for each in (self.places, self.commit_lsns, self.ordinals))
+        masks = self.operations.nbytes + sum(mask.nbytes for mask in self.sent)
+        return int(self.keys.nbytes) + int(self.moved.nbytes) + numbers + masks
+
+
+def stored_changes(
+    store: Store, files: Iterable[str], keys: pa.Schema, unsent: Sequence[str]
+) -> Iterator[pa.Table]:
+    """What `keyed_changes` reads of files of a change history: rows may be large."""
+    read = [*_PLACED, *(f"{side}.{name}" for side in ("new", "old") for name in keys.names)]
+    return (store.columns(file, [*read, "unchanged"] if unsent else read) for file in files)
+
+
+def keyed_changes(
+    changes: Iterable[pa.Table],
+    keys: pa.Schema,
+    unsent: Sequence[str],
+    slices: Sequence[int],
+    since: int,
+    most_bytes: int | None = None,
+) -> KeyedChanges | None:
+    """The row changes of a change history that committed at or after `since`; None where their keys have more bytes.
+
+    `keys` has the names and types of the key, `unsent` the columns that some change left out.
+    """
+    parts, size = [_part(_no_changes(keys), keys, unsent, slices, since)], 0
+    for part in changes:
+        parts.append(_part(part, keys, unsent, slices, since))
+        size += parts[-1].nbytes
+        if most_bytes is not None and size > most_bytes:
+            return None
+    begins = np.cumsum([0, *(len(part.places) for part in parts)])
+    moves = np.concatenate([part.moves + begin for part, begin in zip(parts, begins, strict=False)])
+    every = [*(part.keys for part in parts), *(part.moved for part in parts)]
+    numbers = key_numbers(pa.concat_tables(every))
+    count = int(begins[-1])
+    operations = np.concatenate([part.operations for part in parts])
+    new, old = np.where(operations == DELETE, NONE, numbers[:count]), np.full(count, NONE, np.int64)
+    old[operations == DELETE] = numbers[:count][operations == DELETE]
+    # Under REPLICA IDENTITY FULL an UPDATE has the old key also where it stays.
+    differs = numbers[count:] != new[moves]
+    old[moves[differs]] = numbers[count:][differs]
+    sent = [np.concatenate([part.sent[n] for part in parts]) for n in range(len(unsent))]
+    keyed = KeyedChanges(
+        _distinct(pa.concat_tables(every), numbers),
+        KeyChanges(operations, old, new, dict(zip(unsent, sent, strict=True))),
+        np.concatenate([part.places for part in parts]),
+        np.concatenate([part.commit_lsns for part in parts]),
+    )
+    ordinals = np.concatenate([part.ordinals for part in parts])
+    return _in_order(keyed, ordinals, sorted({at for part in parts for at in part.truncates}))
+
+
+def _no_changes(keys: pa.Schema) -> pa.Table:
+    row, kinds = pa.struct(keys), dict.fromkeys(_PLACED, pa.int64()) | {"operation": pa.string()}
+    return pa.schema({**kinds, "unchanged": pa.list_(pa.string()), "new": row, "old": row}).empty_table()
+
+
+def _part(
+    changes: pa.Table, keys: pa.Schema, unsent: Sequence[str], slices: Sequence[int], since: int
+) -> _Part:
+    places, lsns = places_of(changes, slices), np.asarray(changes["commit_lsn"])
+    concerned, truncate = (places >= 0) & (lsns >= since), pc.equal(changes["operation"], "truncate")
+    truncates = changes.select(["commit_lsn", "ordinal"]).filter(pc.and_(truncate, pa.array(concerned)))
+    concerned &= ~np.asarray(truncate)
+    if not concerned.all():
+        changes, places, lsns = changes.filter(pa.array(concerned)), places[concerned], lsns[concerned]
+    operations = np.asarray(pc.index_in(changes["operation"], _OPERATIONS)).astype(np.int8)
+    new, old = (
+        conformed(pa.table({name: field_of(changes[side], name) for name in keys.names}), keys)
+        for side in ("new", "old")
+    )
+    deleted = operations == DELETE
+    if deleted.any():
+        at = pa.array(deleted)
+        new = pa.table({name: pc.if_else(at, old[name], new[name]) for name in keys.names}, keys)
+    moves = np.flatnonzero((operations == UPDATE) & np.asarray(pc.is_valid(changes["old"])))
+    return _Part(
+        places,
+        lsns,
+        np.asarray(changes["ordinal"]),
+        operations,
+        new,
+        moves,
+        old.take(pa.array(moves)),
+        _sent(changes["unchanged"], unsent) if unsent else (),
+        list(zip(*(column.to_pylist() for column in truncates.columns), strict=True)),
+    )
+
+
+def _sent(unchanged: pa.ChunkedArray, unsent: Sequence[str]) -> list[Mask]:
+    """Which changes sent each of some columns; `unchanged` names those that a change left out."""
+    lists = unchanged.combine_chunks()
+    owners, names = np.asarray(pc.list_parent_indices(lists)), lists.flatten()
+    masks = []
+    for name in unsent:
+        mask = np.ones(len(lists), np.bool_)
+        mask[owners[np.asarray(pc.equal(names, name))]] = False
+        masks.append(mask)
+    return masks
+
+
+def _distinct(keys: pa.Table, numbers: Numbers) -> pa.Table:
+    """One row for each number, in their order."""
+    first = np.zeros(int(numbers.max(initial=-1)) + 1, np.int64)
+    first[numbers[::-1]] = np.arange(len(numbers))[::-1]
+    return keys.take(pa.array(first))
+
+
+def _in_order(changes: KeyedChanges, ordinals: Numbers, truncates: Sequence[tuple[int, int]]) -> KeyedChanges:
+    if not (np.diff(changes.places) > 0).all():
+        order, by_key = np.argsort(changes.places, kind="stable"), changes.changes
+        ordinals = ordinals[order]
+        changes = KeyedChanges(
+            changes.keys,
+            KeyChanges(
+                by_key.operations[order],
+                by_key.old[order],
+                by_key.new[order],
+                {name: is_sent[order] for name, is_sent in by_key.sent.items()},
+            ),
+            changes.places[order],
+            changes.commit_lsns[order],
+        )
+    lsns, before = changes.commit_lsns, []
+    for lsn, ordinal in truncates:
+        begin, end = (int(at) for at in (np.searchsorted(lsns, lsn), np.searchsorted(lsns, lsn, "right")))
+        before.append(begin + int(np.searchsorted(ordinals[begin:end], ordinal)))
+    return replace(changes, truncates=tuple(before))

@@ -1,0 +1,167 @@
+"""The changes of a batch that Spark reads: their keys as `KeyedChanges`, and rows of the net change as a frame.
+
+In: the change history and the replica, where only Spark reads them. Out: the keys, of which the driver decides what becomes
+(`pgsieve.decoding.changes.net_change`), and a frame with the source of a MERGE. Raises what Spark does.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
+
+from pgsieve.assets.steps.apply.applied import Pending
+from pgsieve.assets.steps.apply.keyed_changes import KeyedChanges, keyed_changes
+from pgsieve.assets.steps.records.columns import field, order
+from pgsieve.assets.steps.subscription import Definition
+from pgsieve.decoding.changes.net_change import NONE, Mask, NetChange, Numbers
+from pgsieve.resources.lake.delta.merge import Merge
+from pgsieve.resources.lake.delta.records import quoted
+from pgsieve.resources.lake.lake import Lake
+
+#: Up to so many changes in a batch, what becomes of their keys is sent to every executor.
+BROADCAST_ROWS = 4_000_000
+#: Types whose bounds Spark can be asked for by literals: with them it leaves files out.
+_LITERAL = {"tinyint", "smallint", "int", "bigint", "string"}
+
+
+@dataclass(frozen=True)
+class SparkChanges:
+    """A batch's changes of one table: `path` is the replica, `log` its transformed changes."""
+
+    lake: Lake
+    path: str
+    log: str
+    definition: Definition
+    pending: Pending
+
+    @property
+    def _slices(self) -> Sequence[int]:
+        return [c.slice for c in self.pending.slices]
+
+    def _stored(self) -> DataFrame:
+        """The changes, but those that a later copy has: a slice may have been transformed for an older one."""
+        rows = self.lake.slices_of(self.log, self._slices, every=True)
+        return rows.where(F.col("commit_lsn") >= (self.pending.standing.position or 0))
+
+    def effective(self) -> DataFrame:
+        """The row changes after the last TRUNCATE."""
+        rows = self._stored().where("operation <> 'truncate'")
+        if self.pending.truncated_at is None:
+            return rows
+        return rows.where(order() > F.struct(*(F.lit(n).cast("bigint") for n in self.pending.truncated_at)))
+
+    def keyed(self) -> KeyedChanges:
+        """The changes by their keys."""
+        key = self.definition.key
+
+        def side(name: str) -> Column:
+            return F.when(F.col(name).isNotNull(), F.struct(*(field(name, k).alias(k) for k in key))).alias(
+                name
+            )
+
+        placed = ("slice", "number", "commit_lsn", "ordinal", "operation", "unchanged")
+        changes = self._stored().select(*placed, side("new"), side("old")).toArrow()
+        rows = changes.schema.field("new").type
+        of_key = pa.schema([rows.field(rows.get_field_index(name)) for name in key])
+        keyed = keyed_changes([changes], of_key, sorted(self.pending.unchanged), self._slices, 0)
+        assert keyed is not None
+        return keyed
+
+    def present(self, keyed: KeyedChanges) -> Mask:
+        """Whether the replica has a row of each key, of those of which it matters."""
+        return keyed.present(self._found)
+
+    def _found(self, keys: pa.Table) -> Numbers:
+        names = [f"k{i}" for i in range(keys.num_columns)]
+        types = dict(self.definition.columns)
+        near = self.lake.current(self.path).select(
+            *(F.col(quoted(k)).alias(n) for n, k in zip(names, keys.column_names, strict=True))
+        )
+        for name, column in zip(names, keys.column_names, strict=True):
+            if types[column] in _LITERAL:
+                values = sorted({value for value in keys[column].to_pylist() if value is not None})
+                if values:
+                    near = near.where(F.col(name).between(F.lit(values[0]), F.lit(values[-1])))
+        wanted = keys.rename_columns(names).append_column("key", pa.array(np.arange(keys.num_rows)))
+        found = self.lake.spark.createDataFrame(wanted).join(near, names, "left_semi").select("key")
+        return np.asarray(found.toArrow()["key"]).astype(np.int64)
+
+    def merge_source(self, keyed: KeyedChanges, net: NetChange, merge: Merge) -> DataFrame:
+        """The net change as the source of a MERGE: `merge` has its columns.
+
+        The frame of the decided keys has, beside the keys and `action`, the place of the change with the row (`last`), and for the
+        n-th column that some change left out the place of the one that sent it (`s0`, `s1`, …). A row that comes from another key
+        takes what no change sent from the replica's row of the key `b0`, `b1`, ….
+        """
+        key, columns, unsent = self.definition.key, self.definition.names, sorted(merge.unknown)
+        moved = net.updated & (net.base != net.keys)
+        places = keyed.places[keyed.effective :]
+        remains = net.upserted | net.updated
+
+        def place(of: Numbers) -> pa.Array:
+            none = ~remains | (of == NONE)
+            return pa.array(np.append(places, 0)[np.where(none, len(places), of)], mask=none)
+
+        lacking = (
+            moved & np.any([net.sent[name] == NONE for name in unsent], axis=0) if unsent else moved & False
+        )
+        bases = pa.array(np.where(lacking, net.base, 0), mask=~lacking)
+        table = pa.table(
+            {
+                **{k: keyed.keys[name].take(pa.array(net.keys)) for name, k in merge.key.items()},
+                **{f"b{i}": keyed.keys[name].take(bases) for i, name in enumerate(key)},
+                **{f"s{i}": place(net.sent[name]) for i, name in enumerate(unsent)},
+                "last": place(net.last),
+                "action": np.select([net.upserted | moved, net.updated], ["upsert", "update"], "delete"),
+                "expected": net.expected,
+            }
+        )
+        decided = self.lake.spark.createDataFrame(table)
+        changes = self.effective().where("new is not null")
+        placed = changes.select(place_of(self._slices).alias("place"), "new")
+        few = self.pending.sent("insert", "update", "delete") <= BROADCAST_ROWS
+        rows = placed.join(F.broadcast(decided) if few else decided, F.col("place") == F.col("last"))
+        values = {name: field("new", name) for name in columns}
+        if lacking.any():
+            whole = F.struct(*(F.col(quoted(n)).alias(n) for n in unsent)).alias("whole")
+            base = self.lake.current(self.path).select(
+                *(F.col(quoted(k)).alias(f"r{i}") for i, k in enumerate(key)), whole
+            )
+            same = [F.col(f"b{i}") == F.col(f"r{i}") for i in range(len(key))]
+            rows = rows.join(base, same, "left")
+        for i, name in enumerate(unsent):
+            sent = placed.select(F.col("place").alias(f"p{i}"), field("new", name).alias(f"sent{i}"))
+            rows = rows.join(sent, F.col(f"s{i}") == F.col(f"p{i}"), "left")
+            kept = field("whole", name) if lacking.any() else F.lit(None)
+            values[name] = F.when(F.col(f"s{i}").isNotNull(), F.col(f"sent{i}")).otherwise(kept)
+        changed = rows.select(
+            *merge.key.values(),
+            *(values[name].alias(v) for name, v in merge.values.items()),
+            *(self._keeps(unsent.index(name)).alias(u) for name, u in merge.unknown.items()),
+            "action",
+            "expected",
+        )
+        gone = decided.where("last is null").select(
+            *merge.key.values(),
+            *(F.lit(None).cast(changed.schema[v].dataType).alias(v) for v in merge.values.values()),
+            *(F.lit(False).alias(u) for u in merge.unknown.values()),
+            "action",
+            "expected",
+        )
+        return changed.unionByName(gone)
+
+    @staticmethod
+    def _keeps(unsent: int) -> Column:
+        """Whether a row keeps the value that it has in the replica; an INSERT that lacks one leaves NULL there."""
+        return (F.col("action") == "update") & F.col(f"s{unsent}").isNull()
+
+
+def place_of(slices: Sequence[int]) -> Column:
+    """Where a change stands in the slices, as `keyed_changes.places_of` has it."""
+    turn = F.lit(0).cast("bigint")
+    for i, end in enumerate(slices[1:], 1):
+        turn = F.when(F.col("slice") == end, F.lit(i).cast("bigint")).otherwise(turn)
+    return F.shiftleft(turn, 56) + F.col("number")

@@ -1,0 +1,296 @@
+"""The net change of each key: the changes of a table in their order -> what becomes of each key, and the first conflict.
+
+In: changes by the numbers of their keys (`KeyChanges`). Out: one element a key (`NetChange`). Everything is an integer, so
+the same few operations over whole columns serve ten changes and ten million. Raises nothing.
+
+A key is held by one row after the other. Each such holding is a *tenure*. Four changes, over a replica that has rows of the
+keys 1 and 2:
+
+    change       UPDATE of 1   DELETE of 2   UPDATE of 1 to 2   INSERT of 1       net change
+    sends        b                           c                  b and c
+
+    key 1    ──────── b ──────────────────────── left              ┌─ b, c ──►    upsert: b and c as inserted
+             the replica's row                    │                its own row
+                                                  ▼
+    key 2    ──────────────────── ended          arrived: c ──────────────────►   update: c as moved, b inherited,
+             the replica's row                   the row of key 1                 the rest of the replica's row of
+                                                                                  key 1, the tenure's `base`
+
+An UPDATE that changes the key is a *move*: the row leaves its old key, then arrives at its new one. The tenures of one row
+form a chain. A tenure has the columns that it was sent, inherits the others along the chain, and has nothing of the tenures
+before it under the same key. A move that finds no row does nothing, as a DELETE that finds none (PostgreSQL documentation,
+section 29.8, update_missing).
+
+Source: apply_handle_insert(), apply_handle_update() and apply_handle_delete() in
+src/backend/replication/logical/worker.c, and CheckAndReportConflict() in src/backend/executor/execReplication.c.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+Numbers = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+#: What a change does; an UPDATE that changes its key is two events, `_LEAVE` and `_ARRIVE`.
+INSERT, UPDATE, DELETE = range(3)
+_LEAVE, _ARRIVE = 3, 4
+#: Where a tenure's row comes from, besides `INSERT` and `_ARRIVE`: the replica, or there is none (what changes a row that is gone).
+_REPLICA, _NOTHING = -1, -2
+#: No key, no change, no row.
+NONE = -1
+#: A key and an event's place as one integer, so that they are sorted as such.
+_PLACE_BITS = 33
+
+
+@dataclass(frozen=True)
+class KeyChanges:
+    """The changes of a table in their order, by numbers of their keys (0, 1, …).
+
+    `operations` are `INSERT`, `UPDATE` and `DELETE`. `old` is the key before a DELETE or a move, else `NONE`; `new` the key
+    after an INSERT or an UPDATE, else `NONE`. `sent` has the columns that some change left out as unchanged, and which changes
+    sent them.
+    """
+
+    operations: npt.NDArray[np.int8]
+    old: Numbers
+    new: Numbers
+    sent: Mapping[str, Mask]
+
+    @property
+    def moves(self) -> Mask:
+        """Which changes are UPDATEs from one key to another."""
+        moved: Mask = (self.operations == UPDATE) & (self.old != NONE)
+        return moved
+
+    def lookups(self, keys: int) -> tuple[Mask, Mask]:
+        """Of so many keys, which are expected before the changes, and of which it matters whether they are there.
+
+        It matters where a row begins before one ends, which must be the key's only row, and where a move needs its row.
+        """
+        begun = _first(np.where((self.operations == INSERT) | self.moves, self.new, NONE), keys)
+        ended = _first(self.old, keys)
+        stays = _first(np.where((self.operations == UPDATE) & ~self.moves, self.new, NONE), keys)
+        matters = begun < ended
+        matters[self.old[self.moves]] = True
+        return np.minimum(ended, stays) < np.minimum(begun, len(self.operations)), matters
+
+
+@dataclass(frozen=True)
+class NetChange:
+    """What becomes of the keys that changes have; of the arrays each has one element a key.
+
+    Afterwards the row of a key is there, `upserted` or `updated`, or it is not. `upserted`: the row is a new one. `updated`: it
+    is the replica's row of the key `base`, changed; where the replica has none, none comes. `last` is the change that has the
+    row, and `sent` the change that has a column's value, for columns that some change left out: `NONE` where only the replica's
+    row of `base` has it. `expected`: the replica should have a row of this key before the changes.
+    """
+
+    keys: Numbers
+    upserted: Mask
+    updated: Mask
+    expected: Mask
+    last: Numbers
+    base: Numbers
+    sent: Mapping[str, Numbers]
+
+
+@dataclass(frozen=True)
+class _Tenures:
+    """The tenures of all keys, by key and time; `starts` and `ends_at` are places among the events, which are sorted so."""
+
+    key: Numbers
+    place: Numbers
+    kind: npt.NDArray[np.int8]
+    starts: Numbers
+    ends_at: Numbers
+    origin: Numbers
+
+    @property
+    def keys(self) -> Numbers:
+        """The key of each tenure."""
+        return self.key[self.starts]
+
+    @property
+    def ended(self) -> Mask:
+        """Which tenures have ended."""
+        return _ends(self.kind[self.ends_at])
+
+    @property
+    def left(self) -> Mask:
+        """Which tenures a move has ended."""
+        left: Mask = self.kind[self.ends_at] == _LEAVE
+        return left
+
+    @property
+    def is_first(self) -> Mask:
+        """Which tenures are the first of their key."""
+        return _changes(self.keys)
+
+
+def net_changes(changes: KeyChanges, present: Mask) -> tuple[NetChange, int | None]:
+    """What becomes of each key, and the first change that meets a row of its key (None: no change does).
+
+    `present` says of each key whether the replica has a row of it. After a conflict the net change means nothing.
+    """
+    changes = _without_lost_moves(changes, present)
+    tenures = _tenures(changes)
+    last, sent = _written(changes, tenures)
+    origin, base, sent = _inherited(tenures, sent)
+    final = np.flatnonzero(np.append(tenures.is_first[1:], True)) if len(last) else _none(0)
+    begins = np.flatnonzero(tenures.is_first)
+    is_gone = tenures.ended[final]
+    net = NetChange(
+        keys=tenures.keys[final],
+        upserted=~is_gone & (origin[final] == INSERT),
+        updated=~is_gone & (origin[final] == _REPLICA),
+        expected=~_begins(tenures.kind[tenures.starts[begins]]),
+        last=np.where(is_gone, NONE, last[final]),
+        base=base[final],
+        sent={name: places[final] for name, places in sent.items()},
+    )
+    return net, _conflict(tenures, origin, base, present)
+
+
+def _tenures(changes: KeyChanges) -> _Tenures:
+    move = changes.moves
+    stays, goes = np.flatnonzero(~move), np.flatnonzero(move)
+    key = np.where(changes.operations[stays] == DELETE, changes.old[stays], changes.new[stays])
+    key = np.concatenate([key, changes.old[goes], changes.new[goes]])
+    at = np.concatenate([2 * stays, 2 * goes, 2 * goes + 1])
+    packed = np.sort(key << _PLACE_BITS | at)
+    key, at = packed >> _PLACE_BITS, packed & ((1 << _PLACE_BITS) - 1)
+    place = at >> 1
+    kind = np.where(move[place], _LEAVE + (at & 1), changes.operations[place]).astype(np.int8)
+    begins, ends, is_first = _begins(kind), _ends(kind), _changes(key)
+    after_end = np.zeros(len(key), np.bool_)
+    after_end[1:] = ends[:-1]
+    starts = np.flatnonzero(is_first | begins | after_end)
+    origin = np.where(begins, kind, np.where(is_first, _REPLICA, _NOTHING))[starts].astype(np.int64)
+    ends_at = np.append(starts[1:], len(key)) - 1 if len(starts) else starts
+    return _Tenures(key, place, kind, starts, ends_at, origin)
+
+
+def _written(changes: KeyChanges, tenures: _Tenures) -> tuple[Numbers, dict[str, Numbers]]:
+    """The last change that has a row of each tenure, and of some columns the last one that has the value."""
+    if not len(tenures.starts):
+        return _none(0), {name: _none(0) for name in changes.sent}
+    writes = np.where(_ends(tenures.kind), NONE, tenures.place)
+    last = np.maximum.reduceat(writes, tenures.starts)
+    sent = {
+        name: np.maximum.reduceat(np.where(is_sent[tenures.place], writes, NONE), tenures.starts)
+        for name, is_sent in changes.sent.items()
+    }
+    return last, sent
+
+
+def _inherited(tenures: _Tenures, sent: Mapping[str, Numbers]) -> tuple[Numbers, Numbers, dict[str, Numbers]]:
+    """Where the row of each tenure comes from at the beginning of its chain, the replica's key of it, and where its columns are.
+
+    Chains of moves are followed by pointer doubling. In each round every tenure takes over what its parent has so far, and
+    then points to the parent of its parent. So a chain of n moves takes log2(n) rounds. A row that moved from tenure a to b, c,
+    d and e, and where each tenure points:
+
+        round    b       c                 d                 e
+        0        a       b                 c                 d
+        1        done    a, having b's     b, having c's     c, having d's
+        2                done              done              a, having d's, c's and b's
+        3                                                    done
+    """
+    origin, sent = tenures.origin.copy(), dict(sent)
+    base = np.where(origin == _REPLICA, tenures.keys, NONE)
+    parent = _none(len(origin))
+    if (arrived := origin == _ARRIVE).any():
+        by_move = _none(int(tenures.place.max()) + 1)
+        by_move[tenures.place[tenures.ends_at[tenures.left]]] = np.flatnonzero(tenures.left)
+        parent[arrived] = by_move[tenures.place[tenures.starts[arrived]]]
+    while len(child := np.flatnonzero(parent != NONE)):
+        above = parent[child]
+        for name, places in sent.items():
+            inherited = places.copy()
+            inherited[child] = np.where(places[child] == NONE, places[above], places[child])
+            sent[name] = inherited
+        origin, base, parent = (_taken_over(values, child, above) for values in (origin, base, parent))
+    return origin, base, sent
+
+
+def _taken_over(values: Numbers, child: Numbers, above: Numbers) -> Numbers:
+    taken = values.copy()
+    taken[child] = values[above]
+    return taken
+
+
+def _conflict(tenures: _Tenures, origin: Numbers, base: Numbers, present: Mask) -> int | None:
+    """The first INSERT or move that meets a row: a tenure begins while the one before it still has its row."""
+    if not len(origin):
+        return None
+    has_row = ~tenures.ended & ((origin == INSERT) | ((origin == _REPLICA) & present[base]))
+    before = np.where(tenures.is_first, present[tenures.keys], np.concatenate([[False], has_row[:-1]]))
+    met = tenures.place[tenures.starts[_begins(tenures.kind[tenures.starts]) & before]]
+    return int(met.min()) if len(met) else None
+
+
+def _without_lost_moves(changes: KeyChanges, present: Mask) -> KeyChanges:
+    """The changes with a DELETE of the old key for each move that finds no row: it does as much, and is missing a row."""
+    if not changes.moves.any():
+        return changes
+    tenures = _tenures(changes)
+    lacks = (tenures.origin == _NOTHING) | ((tenures.origin == _REPLICA) & ~present[tenures.keys])
+    if not (tenures.left & lacks).any():
+        return changes
+    lost = _lost_moves(changes, present)
+    operations, new = changes.operations.copy(), changes.new.copy()
+    operations[lost], new[lost] = DELETE, NONE
+    return replace(changes, operations=operations, new=new)
+
+
+def _lost_moves(changes: KeyChanges, present: Mask) -> Numbers:
+    """The moves that find no row. One that is lost may leave none for the next, so the changes are followed one by one."""
+    exists, lost = bytearray(present.tobytes()), list[int]()
+    begun_or_ended = np.flatnonzero((changes.operations != UPDATE) | changes.moves)
+    old, new = changes.old[begun_or_ended].tolist(), changes.new[begun_or_ended].tolist()
+    for change, left, begun in zip(begun_or_ended.tolist(), old, new, strict=True):
+        if left != NONE:
+            found = exists[left]
+            exists[left] = 0
+            if not found:
+                if begun != NONE:
+                    lost.append(change)
+                continue
+        if begun != NONE:
+            exists[begun] = 1
+    return np.array(lost, np.int64)
+
+
+def _begins(kind: npt.NDArray[np.int8]) -> Mask:
+    begins: Mask = (kind == INSERT) | (kind == _ARRIVE)
+    return begins
+
+
+def _ends(kind: npt.NDArray[np.int8]) -> Mask:
+    ends: Mask = (kind == DELETE) | (kind == _LEAVE)
+    return ends
+
+
+def _changes(key: Numbers) -> Mask:
+    """Where another key begins."""
+    begins = np.ones(len(key), np.bool_)
+    begins[1:] = key[1:] != key[:-1]
+    return begins
+
+
+def _first(keys: Numbers, count: int) -> Numbers:
+    """The first place of each of so many keys in some; their number where it is in none."""
+    first = np.full(count, len(keys), np.int64)
+    places = np.flatnonzero(keys != NONE)[::-1]
+    # Of equal places NumPy keeps the last value.
+    first[keys[places]] = places
+    return first
+
+
+def _none(count: int) -> Numbers:
+    return np.full(count, NONE, np.int64)

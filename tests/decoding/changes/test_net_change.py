@@ -1,0 +1,138 @@
+"""The net change of each key is what following the changes one after the other leaves, and its conflict the first that is met."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from pgsieve.decoding.changes.net_change import (
+    DELETE,
+    INSERT,
+    NONE,
+    UPDATE,
+    KeyChanges,
+    Mask,
+    Numbers,
+    net_changes,
+)
+from tests.fixtures import histories as model
+
+_OPERATIONS = {"insert": INSERT, "update": UPDATE, "delete": DELETE}
+
+
+def _numbers(values: list[int | None]) -> Numbers:
+    return np.array([NONE if value is None else value for value in values], np.int64)
+
+
+def _columns(changes: list[model.Change]) -> KeyChanges:
+    return KeyChanges(
+        np.array([_OPERATIONS[change.operation] for change in changes], np.int8),
+        _numbers(
+            [change.old if change.operation == "delete" or change.is_move else None for change in changes]
+        ),
+        _numbers([change.new for change in changes]),
+        {name: np.array([name in change.values for change in changes], np.bool_) for name in model.COLUMNS},
+    )
+
+
+def _followed(changes: list[model.Change], present: set[int]) -> int | None:
+    """The first change that meets a row of its key."""
+    rows = set(present)
+    for place, change in enumerate(changes):
+        key = change.new if change.operation == "insert" or change.is_move else None
+        if change.operation == "delete" or change.is_move:
+            found = change.old in rows
+            rows.discard(change.old or 0)
+            if not found:
+                continue
+        if key is not None:
+            if key in rows:
+                return place
+            rows.add(key)
+    return None
+
+
+def _merged(
+    changes: list[model.Change], replica: dict[int, model.Values], present: Mask
+) -> dict[int, model.Values]:
+    """The replica's rows after the net change of its keys."""
+    net, conflict = net_changes(_columns(changes), present)
+    assert conflict is None
+    rows = {key: row for key, row in replica.items() if key not in net.keys}
+    for number, key in enumerate(net.keys.tolist()):
+        base = int(net.base[number])
+        if not (net.upserted[number] or (net.updated[number] and base in replica)):
+            continue
+        assert changes[net.last[number]].new == key
+        kept = replica[base] if net.updated[number] else dict.fromkeys(model.COLUMNS)
+        sent = {name: int(places[number]) for name, places in net.sent.items()}
+        rows[key] = kept | {name: changes[at].values[name] for name, at in sent.items() if at != NONE}
+    return rows
+
+
+def test_random_histories_leave_what_one_change_after_the_other_does() -> None:
+    moves = 0
+    for seed in range(2000):
+        draw = random.Random(seed)
+        changes, replica = model.history(draw, length=draw.choice([1, 3, 12, 40]))
+        present = np.array([key in replica for key in range(6)])
+        wanted = model.applied(changes, replica)
+        assert _merged(changes, replica, present) == wanted, f"seed {seed}"
+        # The rows are looked up of those keys alone of which it matters.
+        matters = np.append(_columns(changes).lookups(5)[1], False)
+        assert _merged(changes, replica, present & matters) == wanted, f"seed {seed}"
+        moves += sum(change.is_move for change in changes)
+    assert moves > 5000
+
+
+def test_random_changes_meet_the_conflict_that_following_them_meets() -> None:
+    conflicts = 0
+    for seed in range(3000):
+        draw = random.Random(seed)
+        changes = [
+            draw.choice([model.insert, model.update, model.delete])(draw.randrange(4))
+            if draw.random() < 0.5
+            else model.move(*draw.sample(range(4), 2))
+            for _ in range(draw.choice([2, 6, 15]))
+        ]
+        present = {key for key in range(4) if draw.random() < 0.4}
+        columns = _columns(changes)
+        wanted = _followed(changes, present)
+        there = np.array([key in present for key in range(5)])
+        assert net_changes(columns, there)[1] == wanted, f"seed {seed}"
+        # What does not matter need not be looked up.
+        matters = np.append(columns.lookups(4)[1], False)
+        assert net_changes(columns, there & matters)[1] == wanted, f"seed {seed}"
+        conflicts += wanted is not None
+    assert 500 < conflicts < 2500
+
+
+@pytest.mark.parametrize("found", [True, False])
+def test_a_chain_of_moves_of_any_length_ends_where_its_row_is(found: bool) -> None:
+    length = 5000
+    changes = [model.move(key, key + 1, b="sent" if key == 7 else None) for key in range(length)]
+    for change in changes:
+        if change.new != 8:
+            change.values.clear()
+    net, conflict = net_changes(_columns(changes), np.array([found, *[False] * (length + 1)]))
+    (stays,) = np.flatnonzero(net.upserted | net.updated) if found else [None]
+    assert conflict is None
+    if found:
+        assert (net.keys[stays], net.base[stays], net.sent["b"][stays]) == (length, 0, 7)
+        assert net.last[stays] == length - 1
+    assert np.count_nonzero(net.expected) == (1 if found else length)
+
+
+def test_a_key_is_expected_in_the_replica_unless_a_row_of_it_begins() -> None:
+    changes = [model.update(0), model.insert(1), model.delete(1), model.move(2, 3), model.move(4, 5)]
+    net, _ = net_changes(_columns(changes), np.array([False, False, True, False, False, False, False]))
+    expected = dict(zip(net.keys.tolist(), net.expected.tolist(), strict=True))
+    # The move that finds no row is a DELETE of its old key, and its new one is not touched.
+    assert expected == {0: True, 1: False, 2: True, 3: False, 4: True}
+
+
+def test_no_changes_become_nothing() -> None:
+    net, conflict = net_changes(_columns([]), np.zeros(1, np.bool_))
+    assert (len(net.keys), conflict) == (0, None)
