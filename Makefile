@@ -42,7 +42,7 @@ test-fast: setup ## the tests that need no JVM, and get none
 SAME_IN_ALL_VERSIONS := executors or test_basic_changes or test_lakes or test_names or types or test_truncate \
     or test_batches or test_small_changes or test_large_changes or test_key_conflicts \
     or test_schema_changes or test_streamed_transactions or test_error_handling or test_identity_changes \
-    or test_replica_identity or test_partition_trees or test_table_set
+    or test_replica_identity or test_partition_trees or test_table_set or test_leaf_identities
 test-versions: setup ## what depends on the server's version in tests/replication, on PostgreSQL 16, and 15 as installed
 	@$(MAKE) --no-print-directory --keep-going --jobs 2 --output-sync=target test-version-16 test-version-15
 

@@ -34,7 +34,7 @@ class LayoutColumn:
     """A column of a table: its number, name and type, and the transaction that altered it.
 
     `missing` has the missing value, or those of a partitioned table's leaves where they differ; None is NULL. `made` are
-    the enums and composites that a user's type is made of: kind and oid, then the labels or fields by which values print;
+    the enums and composites that a user's type is made of: kind and oid, then the labels or fields by which values print, of labels the transactions that wrote them;
     and the names that they print: their kind, then a digest.
     """
 
@@ -112,7 +112,7 @@ def _missing(attribute: Attribute, parts: Sequence[Table]) -> tuple[str | None, 
 
 def _made(type_oid: int, catalog: Catalog) -> tuple[tuple[str, ...], ...]:
     """What of a type may be altered so that its values print in another way, although nobody writes them anew."""
-    made, names = dict[int, tuple[str, ...]](), set[str]()
+    made, written, names = dict[int, tuple[str, ...]](), dict[int, tuple[str, ...]](), set[str]()
     reached, rest = set[int](), [type_oid]
     while rest:
         oid = rest.pop()
@@ -126,10 +126,11 @@ def _made(type_oid: int, catalog: Catalog) -> tuple[tuple[str, ...], ...]:
         rest += [type_.of, *(field for _, field in type_.fields)]
         if type_.kind == "e":
             made[oid] = ("e", str(oid), *type_.labels)
+            written[oid] = ("w", str(oid), *map(str, type_.written))
         elif type_.kind == "c":
             made[oid] = ("c", str(oid), *(f"{number} {field}" for number, field in type_.fields))
     printed = (("n", kind, catalog.names.get(kind, "")) for kind in sorted(names))
-    return (*(made[oid] for oid in sorted(made)), *printed)
+    return (*(made[oid] for oid in sorted(made)), *(written[oid] for oid in sorted(written)), *printed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +223,7 @@ def _is_altered(former: tuple[tuple[str, ...], ...], present: tuple[tuple[str, .
     """
     before = {entry[:2]: entry for entry in former}
     return any(
-        (entry[: len(was)] if entry[0] == "e" else entry) != was
+        (entry[: len(was)] if entry[0] in {"e", "w"} else entry) != was
         if (was := before.get(entry[:2])) is not None
         else entry[0] == "n"
         for entry in present

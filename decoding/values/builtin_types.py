@@ -113,7 +113,8 @@ class MadeOf:
     """A type made of another one, as pg_type has it.
 
     `kind` is typtype ('d', 'e', 'c', 'r' or 'm'), or 'a' for an array; `of` the base type of a domain, the
-    subtype of a range, the range of a multirange, the element of an array. `labels` are those of an enum, the oldest first;
+    subtype of a range, the range of a multirange, the element of an array. `labels` are those of an enum, the oldest first,
+    `written` the transactions that last wrote them;
     `fields` those of a composite that something is made of, by number and type. Values in binary format have these with them.
     """
 
@@ -121,6 +122,7 @@ class MadeOf:
     of: int = 0
     labels: tuple[str, ...] = ()
     fields: tuple[tuple[int, int], ...] = ()
+    written: tuple[int, ...] = ()
 
 
 DefinedTypes: TypeAlias = Mapping[int, MadeOf]

@@ -122,7 +122,9 @@ select t.oid::bigint, case when t.typtype = 'b' then 'a' else t.typtype::text en
          (select array_agg(e.enumlabel::text order by e.oid) from pg_enum e where e.enumtypid = t.oid) end,
        case when t.typtype = 'c' and (t.oid in (select oid from parts) or t.typarray in (select oid from parts)) then
          (select json_agg(json_build_array(a.attnum, a.atttypid::bigint) order by a.attnum) from pg_attribute a
-           where a.attrelid = t.typrelid and a.attnum > 0 and not a.attisdropped) end
+           where a.attrelid = t.typrelid and a.attnum > 0 and not a.attisdropped) end,
+       case t.typtype when 'e' then
+         (select array_agg(e.xmin::text::bigint order by e.oid) from pg_enum e where e.enumtypid = t.oid) end
   from pg_type t
   left join pg_range r on r.rngtypid = t.oid
   left join pg_range m on {multirange} = t.oid
@@ -164,8 +166,10 @@ def read_catalog(connection: psycopg.Connection[Any], snapshot: str | None = Non
         publications = _read_publications(connection, version, tables)
         types_query = _TYPES.format(multirange="m.rngmultitypid" if version >= 140000 else "null")
         types = {
-            oid: MadeOf(kind, of, tuple(labels or ()), tuple((n, t) for n, t in fields or ()))
-            for oid, kind, of, labels, fields in connection.execute(types_query)
+            oid: MadeOf(
+                kind, of, tuple(labels or ()), tuple((n, t) for n, t in fields or ()), tuple(written or ())
+            )
+            for oid, kind, of, labels, fields, written in connection.execute(types_query)
         }
         names = dict(
             connection.execute(f"with {PRINTED_NAMES} select kind, digest from printed_names").fetchall()

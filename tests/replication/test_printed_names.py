@@ -58,7 +58,12 @@ def test_a_replica_has_the_names_that_the_publisher_prints(shop: Shop) -> None:
         for number in range(row):
             database.execute(f"INSERT INTO {table} VALUES ({number}, 0, {values})")
     database.execute("ALTER TABLE keyed ADD PRIMARY KEY (c0); ALTER TABLE bag REPLICA IDENTITY FULL")
-    database.execute("CREATE PUBLICATION named FOR TABLE keyed, bag")
+    database.execute(
+        "CREATE TYPE size AS ENUM ('s', 'l'); CREATE TABLE sizes (id int PRIMARY KEY, size size)"
+    )
+    database.execute(
+        "INSERT INTO sizes VALUES (1, 's'); CREATE PUBLICATION named FOR TABLE keyed, bag, sizes"
+    )
     shop.configure(
         subscriptions={
             "pipe": {"source": "shop", "publications": ["named"]},
@@ -74,12 +79,20 @@ def test_a_replica_has_the_names_that_the_publisher_prints(shop: Shop) -> None:
             database.execute(f"UPDATE keyed SET n = {n}; UPDATE bag SET n = {n} WHERE id = 0")
             assert shop.cli("run")[0] == 0
             _compare(shop)
+        # A label that was another for a while, as a row was written.
+        database.execute("ALTER TYPE size RENAME VALUE 'l' TO 'xl'")
+        database.execute("INSERT INTO sizes VALUES (2, 'xl')")
+        database.execute("ALTER TYPE size RENAME VALUE 'xl' TO 'l'; ALTER TYPE size ADD VALUE 'm'")
+        assert shop.cli("run")[0] == 0
+        for subscription in ("pipe", "publ"):
+            rows = shop.table(subscription, "sizes").to_pyarrow_table().to_pylist()
+            assert sorted(row["size"] for row in rows) == ["l", "s"]
         # Where no name was altered, nothing is copied.
         versions = [shop.table(s, t).version() for s in ("pipe", "publ") for t in ("keyed", "bag")]
         assert shop.cli("check")[0] == 0
         assert versions == [shop.table(s, t).version() for s in ("pipe", "publ") for t in ("keyed", "bag")]
     finally:
-        database.execute("DROP TABLE keyed, bag")
+        database.execute("DROP TABLE keyed, bag, sizes")
         for role in (f"{name}_role", f"{name}_other"):
             database.execute(f"DROP ROLE IF EXISTS {role}")
 
