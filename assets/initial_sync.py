@@ -21,6 +21,7 @@ from pgsieve.assets.translator import AssetKind, Naming, of_subscription
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.decoding.visible import visible
+from pgsieve.resources.postgres.awaited import PATIENT_SECONDS
 
 #: Tag of a run that was begun because tables lacked a copy: another may have made it by then.
 LACKING = "pgsieve/lacking"
@@ -51,11 +52,12 @@ def initial_sync_asset(
     names: str | None = None,
     tell: Callable[[str], None] = quiet,
     report: Callable[[Sequence[Copied]], None] | None = None,
+    seconds: float = PATIENT_SECONDS,
 ) -> dg.AssetsDefinition:
     """The asset `<subscription>/initial_sync`: materialising a partition copies that table anew.
 
     `tell` hears what the run's log gets: how far a long copy is. `report` gets what was copied, in the process that does
-    it. A run with the tag LACKING copies only those of its tables that still need it once it has its turn. A table that cannot be copied is not materialised, and fails the run after the others
+    it. Transactions of others are waited for so many `seconds`. A run with the tag LACKING copies only those of its tables that still need it once it has its turn. A table that cannot be copied is not materialised, and fails the run after the others
     are copied. With `names`, a template, the replicas are registered in the catalog last.
     """
     data = of_subscription(subscription, AssetKind.INITIAL_SYNC)
@@ -91,7 +93,7 @@ def initial_sync_asset(
                 tell(line)
 
             lake, lacking = opened(context, naming), LACKING in context.run.tags
-            copied = copy_tables(subscription, lake, tables, log, lacking=lacking)
+            copied = copy_tables(subscription, lake, tables, log, lacking=lacking, seconds=seconds)
             if report:
                 report(copied)
             metadata = {**_metadata(copied), SECONDS: monotonic() - begin}

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
+from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.publications.catalog import (
     Catalog,
     Publication,
@@ -132,8 +133,16 @@ class Subscription:
         return replicated_tables(self.feed.publications(catalog, self.name), catalog)
 
     def definition(self, replicated: ReplicatedTable, catalog: Catalog) -> "Definition":
-        """The definition of a replica that is made now."""
+        """The definition of a replica that is made now; raises PgsieveError where there can be none."""
         table = replicated.table
+        for part in (catalog.tables[oid] for oid in {table.oid, *table.leaves} & catalog.tables.keys()):
+            if not part.legible:
+                raise PgsieveError(
+                    f'table "{part.qualified}": its name, schema or a column has bytes that are no text in'
+                    f" {'UTF8' if part.encoding == 'SQL_ASCII' else part.encoding}",
+                    hint="rename it in a session with client_encoding = SQL_ASCII, or take it out of the publication",
+                    sqlstate="22021",
+                )
         entries = [p.listed(oid) for p in self.feed.publications(catalog, self.name) for oid in _tree(table)]
         return Definition(
             columns=tuple((name, t.spark) for name, t in self.column_types(replicated).items()),

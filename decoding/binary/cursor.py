@@ -8,13 +8,11 @@ big-endian (PostgreSQL documentation 54.6, Message Data Types; src/backend/libpq
 from __future__ import annotations
 
 import struct
-from contextlib import suppress
 from typing import NoReturn
 
 from pgsieve.decoding.errors import ProtocolError
 
 PROTOCOL_VIOLATION = "08P01"
-NOT_UTF8_HINT = "Names are read in UTF-8: set client_encoding to UTF8 on the replication connection."
 
 # Formats rather than struct.Struct objects, which cannot be sent to Spark's executors.
 _I8, _U16, _I16, _U32, _I32, _U64, _I64 = "!b", "!H", "!h", "!I", "!i", "!Q", "!q"
@@ -41,11 +39,10 @@ class Cursor:
         """Bytes not read yet."""
         return self._size - self._offset
 
-    def fail(self, expected: str, *, back: int = 0, hint: str | None = None) -> NoReturn:
+    def fail(self, expected: str, *, back: int = 0) -> NoReturn:
         """Raise this message's error; what is wrong began `back` bytes ago."""
         raise ProtocolError(
             f"malformed {self._message} message at offset {self._offset - back}: expected {expected}",
-            hint=hint,
             sqlstate=PROTOCOL_VIOLATION,
         )
 
@@ -95,11 +92,8 @@ class Cursor:
         end = self._data.find(b"\0", self._offset)
         if end < 0:
             self.fail(f"{what}, a string that ends with a zero byte")
-        text = None
-        with suppress(UnicodeDecodeError):  # that error would carry the bytes along
-            text = str(self._data[self._offset : end], "utf-8")
-        if text is None:
-            self.fail(f"{what} in UTF-8", hint=NOT_UTF8_HINT)
+        # A name that is no UTF-8 is the matter of its own table.
+        text = str(self._data[self._offset : end], "utf-8", "surrogateescape")
         self._offset = end + 1
         return text
 

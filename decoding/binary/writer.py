@@ -7,6 +7,7 @@ field, a zero byte in a string, an unset LSN where one is required.
 from __future__ import annotations
 
 import struct
+from contextlib import suppress
 from typing import NoReturn
 
 from pgsieve.decoding.binary.cursor import PROTOCOL_VIOLATION
@@ -58,9 +59,11 @@ class Writer:
 
     def cstr(self, text: str, what: str) -> None:
         """Write a string and a zero byte."""
-        # A lone surrogate becomes another character, a string with a zero byte becomes empty.
-        encoded = text.encode("utf-8", errors="replace") if "\0" not in text else b""
-        if encoded.decode("utf-8") != text:
+        encoded = b""
+        with suppress(UnicodeEncodeError):  # of a lone surrogate that stands for no byte
+            encoded = text.encode("utf-8", "surrogateescape") if "\0" not in text else b""
+        # What stands for bytes that are UTF-8 becomes another text.
+        if encoded.decode("utf-8", "surrogateescape") != text:
             self.fail(f"{what}, a string of characters without a zero one")
         self._data += encoded
         self._data.append(0)

@@ -60,6 +60,7 @@ class Table:
     the dropped columns, too (relnatts); `file` is the file that holds the rows, another one whenever all of them were
     written anew (relfilenode). `case_mappings` say how the server changes the case of letters, by collation, where its
     row filters need that, and `encoding` in which encoding it keeps the text that they see.
+    One is not `legible` whose name, schema or columns have bytes that are no text in that encoding.
     """
 
     oid: int
@@ -79,6 +80,7 @@ class Table:
     encoding: str = "UTF8"
     partition_columns: tuple[str, ...] = ()
     unsent_leaves: tuple[str, ...] = ()
+    legible: bool = True
 
     @property
     def key(self) -> tuple[str, ...]:

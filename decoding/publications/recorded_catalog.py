@@ -58,6 +58,8 @@ def _written(table: Table) -> dict[str, Any]:
     del plain["case_mappings"]
     if table.encoding == "UTF8":
         del plain["encoding"]
+    if table.legible:
+        del plain["legible"]
     return {**plain, "cases": [name for name, _ in table.case_mappings]} if table.case_mappings else plain
 
 

@@ -80,6 +80,8 @@ def plan_capture(catalog: Catalog, subscriptions: Subscriptions) -> tuple[Captur
             captured.setdefault(oid, (relation.relation, set()))[1].update(relation.operations)
     groups: dict[tuple[tuple[str, ...], bool], list[Table]] = {}
     for table, operations in captured.values():
+        if not table.legible:
+            continue  # No statement can name it; `Subscription.definition` says so.
         ordered = tuple(o for o in OPERATIONS if o in operations)
         via_root = table.oid in as_root and as_root[table.oid][0]
         groups.setdefault((ordered, via_root), []).append(table)

@@ -22,7 +22,7 @@ from pgsieve.assets.steps.operations.registration import Registration
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.cuts import Cut, Cuts
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord, disabled_error
-from pgsieve.assets.steps.records.table_states import SyncState, TableStates
+from pgsieve.assets.steps.records.table_states import Name, SyncState, TableStates
 from pgsieve.assets.steps.records.transformed import TableChanges, Transformed
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.assets.steps.update_transformation.transform import transform
@@ -35,6 +35,7 @@ from pgsieve.pipelines.commands.in_process import NAMING, materialize
 from pgsieve.pipelines.commands.results import AppliedTable, CopiedTable, Progress, SubscriptionRun
 from pgsieve.pipelines.project import Project
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.postgres.awaited import BRIEF_SECONDS, PATIENT_SECONDS
 from pgsieve.resources.tracing import span
 
 _logger = logging.getLogger(__name__)
@@ -44,7 +45,12 @@ class Materializer:
     """One subscription's part of a run."""
 
     def __init__(
-        self, declared: Project, subscription: Subscription, dagster: dg.DagsterInstance, progress: Progress
+        self,
+        declared: Project,
+        subscription: Subscription,
+        dagster: dg.DagsterInstance,
+        progress: Progress,
+        awaiting: dict[Name, tuple[str, ...]] | None = None,
     ) -> None:
         self.declared, self.subscription, self.dagster, self.progress = (
             declared,
@@ -57,6 +63,10 @@ class Materializer:
         self.noticed = SubscriptionRecord(self.lake, subscription.name).state().notice
         self.copied: list[CopiedTable] = []
         self.applied: dict[tuple[str, str], AppliedTable] = {}
+        #: Tables whose copy waits for transactions of others, and which: they are not tried again meanwhile.
+        self.awaiting: dict[Name, tuple[str, ...]] = {} if awaiting is None else awaiting
+        #: Whether a copy may take its time to wait for them.
+        self.patient = False
 
     @property
     def name(self) -> str:
@@ -72,10 +82,13 @@ class Materializer:
         """Materialise the initial sync of the chosen tables, or of those that need one."""
         if not self.enabled:
             return
-        names = chosen or tables_to_copy(self.subscription, self.lake)
+        names = chosen or self._tables_to_copy()
         if not names:
             return
-        asset = initial_sync_asset(self.subscription, NAMING, tell=self.progress.tell, report=self._copied)
+        seconds = PATIENT_SECONDS if self.patient else BRIEF_SECONDS
+        asset = initial_sync_asset(
+            self.subscription, NAMING, tell=self.progress.tell, report=self._copied, seconds=seconds
+        )
         lacking = {} if chosen else {LACKING: "true"}
         partitions = tables_partitions(self.subscription)
         assert partitions.name is not None
@@ -88,12 +101,21 @@ class Materializer:
                 self.dagster, self.declared, [asset], self.progress, task, range_tags(stretch) | lacking
             )
 
+    def _tables_to_copy(self) -> list[Name]:
+        return [n for n in tables_to_copy(self.subscription, self.lake) if n not in self.awaiting]
+
     def _copied(self, copied: Sequence[Copied]) -> None:
+        self.awaiting |= {(c.schema, c.table): c.awaits for c in copied if c.awaits}
         self.copied += [CopiedTable(c.schema, c.table, c.rows, c.seconds) for c in copied if not c.problem]
+
+    def try_again(self) -> None:
+        """Let the tables be copied that waited for transactions of others, with more patience."""
+        self.awaiting.clear()
+        self.patient = True
 
     def has_to_copy(self) -> bool:
         """Whether some table needs a copy."""
-        return self.enabled and bool(tables_to_copy(self.subscription, self.lake))
+        return self.enabled and bool(self._tables_to_copy())
 
     def if_enabled(self) -> "Materializer | None":
         """None where the subscription is disabled."""

@@ -105,18 +105,32 @@ def enabled_ones(
 
 
 def run_feed(feed: Feed, reading: Sequence[Materializer], failures: Failures) -> None:
-    """Copy what needs it, drain the feed's slot, and apply, until no table has to be copied again."""
+    """Copy what needs it, drain the feed's slot, and apply, until no table has to be copied again.
+
+    Tables whose copy waits for transactions of others come once more after the changes of all others.
+    """
     for _ in range(_ROUNDS):
-        failures.each(reading, lambda each: each.copy())
-        if not (going := [r for r in reading if r.name not in failures]):
+        if not _run_round(feed, reading, failures):
             return
-        first = going[0]
-        with failures.of(*(result.name for result in going)):
-            assets = [change_log_asset(feed, first.declared.reading(feed), NAMING)]
-            materialize(first.dagster, first.declared, assets, first.progress, f"drain {feed.slot}")
-        apply_together(reading, failures)
         if not any(failures.each(reading, lambda each: each.unfinished())):
             break
+    if waiting := [each for each in reading if each.awaiting and each.name not in failures]:
+        for each in waiting:
+            each.try_again()
+        _run_round(feed, reading, failures)
+
+
+def _run_round(feed: Feed, reading: Sequence[Materializer], failures: Failures) -> bool:
+    """Copy, drain and apply once; False where all have failed."""
+    failures.each(reading, lambda each: each.copy())
+    if not (going := [r for r in reading if r.name not in failures]):
+        return False
+    first = going[0]
+    with failures.of(*(result.name for result in going)):
+        assets = [change_log_asset(feed, first.declared.reading(feed), NAMING)]
+        materialize(first.dagster, first.declared, assets, first.progress, f"drain {feed.slot}")
+    apply_together(reading, failures)
+    return True
 
 
 def apply_together(

@@ -16,7 +16,8 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from itertools import chain
 from types import FrameType
 
 import dagster as dg
@@ -42,6 +43,7 @@ from pgsieve.pipelines.following.metrics import FollowMetrics
 from pgsieve.pipelines.following.watch import Pulse, StalledError, Watch, serving
 from pgsieve.pipelines.project import Project, project
 from pgsieve.resources.lake.delta.errors import SparkLostError
+from pgsieve.resources.postgres.awaited import are_open
 from pgsieve.resources.postgres.kept_sessions import sessions_kept
 from pgsieve.resources.postgres.wal import current_lsn
 from pgsieve.resources.tracing import span
@@ -58,6 +60,9 @@ _OTHER_FOLLOWER_SECONDS = 10.0
 
 #: So often it is looked whether a cut is due to be reported; sooner where `freshness` is short.
 _CUT_SECONDS = 60.0
+
+#: So often it is looked whether the transactions have ended that a copy waits for.
+_AWAITED_SECONDS = 2.0
 
 #: After so many slices the tables that they wrote are maintained.
 MAINTAIN_SLICES = 500
@@ -179,6 +184,8 @@ class _Follower:
         self._streamed: StreamedFeed | None = None
         self._report = FollowReport(declared, feed, self._subscriptions, dagster, progress)
         self._slices, self._written = 0, {s.name: set[Name]() for s in self._subscriptions}
+        #: By subscription the tables whose copy waits for transactions of others, and for which.
+        self._awaiting = {s.name: dict[Name, tuple[str, ...]]() for s in self._subscriptions}
         self._has_followed, self._pause = False, _PAUSE_SECONDS
         self._pulse, self._metrics = Pulse(feed.source.name, feed.slot), metrics
         watch.add(self._pulse)
@@ -223,6 +230,9 @@ class _Follower:
         """Copy what needs a copy, then apply slice by slice until a table needs one again."""
         with self._turn:
             started = self._materializers()
+            for each in started:
+                if each.awaiting and not self._awaits(set(chain(*each.awaiting.values()))):
+                    each.try_again()
             self._each(started, Materializer.copy)
             apply_together(started, self._failures, unless=self._tries_again)
             self._tell_of(started)
@@ -262,6 +272,7 @@ class _Follower:
         ):
             self._streamed = streamed
             self._has_followed = True
+            threading.Thread(target=self._copy_later, args=[streamed], daemon=True).start()
             if self._stopped.is_set():
                 return
             for _ in streamed.slices():
@@ -272,6 +283,20 @@ class _Follower:
                     if self._slices >= MAINTAIN_SLICES:
                         with self._pulse.paused():
                             self._maintain()
+
+    def _copy_later(self, streamed: StreamedFeed) -> None:
+        """End the stream once the transactions have ended that a copy waits for: then the tables are copied."""
+        awaited = [set(chain(*tables.values())) for tables in self._awaiting.values() if tables]
+        while awaited and self._streamed is streamed and not self._stopped.wait(_AWAITED_SECONDS):
+            if not all(map(self._awaits, awaited)):
+                streamed.stop()
+                return
+
+    def _awaits(self, transactions: set[str]) -> bool:
+        """Whether some of these transactions are open still, as far as the server can be asked."""
+        with suppress(PgsieveError):  # The stream hears of that, too.
+            return are_open(self._feed.source, transactions)
+        return True
 
     def _heard(self, _: str) -> None:
         """A step says how far it is."""
@@ -348,7 +373,8 @@ class _Follower:
 
     def _materializers(self) -> list[Materializer]:
         return self._each(
-            self._subscriptions, lambda s: Materializer(self._declared, s, self._dagster, self._progress)
+            self._subscriptions,
+            lambda s: Materializer(self._declared, s, self._dagster, self._progress, self._awaiting[s.name]),
         )
 
     def _tell_of(self, materializers: Sequence[Materializer]) -> None:

@@ -22,6 +22,7 @@ from pgsieve.decoding.publications.node_tree import parse_expression
 from pgsieve.decoding.values.builtin_types import MadeOf
 from pgsieve.resources.postgres.printed_names import PRINTED_NAMES
 from pgsieve.resources.postgres.source import literal
+from pgsieve.resources.postgres.texts import Texts
 
 _KINDS: Mapping[str, str] = {
     "v": "views", "m": "materialized views", "f": "foreign tables", "S": "sequences", "i": "indexes",
@@ -135,14 +136,26 @@ select t.oid::bigint, case when t.typtype = 'b' then 'a' else t.typtype::text en
 
 def read_catalog(connection: psycopg.Connection[Any], snapshot: str | None = None) -> Catalog:
     """All user tables, publications and types of the database, read in one snapshot, which may be an exported one."""
-    version = connection.info.server_version
     encoding = connection.info.parameter_status("server_encoding") or "UTF8"
+    try:
+        # Of another one the server's conversion is the one that counts; it converts neither of these.
+        return _read_catalog(connection, snapshot, encoding, as_bytes=encoding in {"SQL_ASCII", "UTF8"})
+    except (psycopg.errors.UntranslatableCharacter, psycopg.errors.CharacterNotInRepertoire):
+        return _read_catalog(connection, snapshot, encoding, as_bytes=True)
+
+
+def _read_catalog(
+    connection: psycopg.Connection[Any], snapshot: str | None, encoding: str, *, as_bytes: bool
+) -> Catalog:
+    version = connection.info.server_version
     with connection.transaction():
         connection.execute("set transaction isolation level repeatable read, read only")
         if snapshot is not None:
             connection.execute(f"set transaction snapshot {literal(snapshot)}")
+        texts = Texts(connection, as_bytes=as_bytes)
+        cursor = texts.cursor
         tables = {}
-        for row in connection.execute(_TABLES):
+        for row in cursor.execute(_TABLES):
             oid, schema, name, kind, identity, attributes, pk, index, ancestors, leaves, *more = row
             children, columns, file, partition_columns, unsent_leaves = more
             tables[oid] = Table(
@@ -160,19 +173,20 @@ def read_catalog(connection: psycopg.Connection[Any], snapshot: str | None = Non
                 columns_ever=columns,
                 file=file,
                 encoding=encoding,
+                legible=texts.illegible.isdisjoint({schema, name, *(a[0] for a in attributes)}),
                 partition_columns=tuple(partition_columns or ()),
                 unsent_leaves=tuple(unsent_leaves or ()),
             )
-        publications = _read_publications(connection, version, tables)
+        publications = _read_publications(cursor, version, tables)
         types_query = _TYPES.format(multirange="m.rngmultitypid" if version >= 140000 else "null")
         types = {
             oid: MadeOf(
                 kind, of, tuple(labels or ()), tuple((n, t) for n, t in fields or ()), tuple(written or ())
             )
-            for oid, kind, of, labels, fields, written in connection.execute(types_query)
+            for oid, kind, of, labels, fields, written in cursor.execute(types_query)
         }
         names = dict(
-            connection.execute(f"with {PRINTED_NAMES} select kind, digest from printed_names").fetchall()
+            cursor.execute(f"with {PRINTED_NAMES} select kind, digest from printed_names").fetchall()
         )
     return Catalog(tables, publications, types, version, names)
 
@@ -184,7 +198,7 @@ def _attribute(*values: Any) -> Attribute:
 
 
 def _read_publications(
-    connection: psycopg.Connection[Any], version: int, tables: Mapping[int, Table]
+    cursor: psycopg.Cursor[Any], version: int, tables: Mapping[int, Table]
 ) -> dict[str, Publication]:
     generated = "p.pubgencols::text" if version >= 180000 else "'n'"
     lists = (
@@ -194,7 +208,7 @@ def _read_publications(
         else "null, null, null"
     )
     entries: dict[int, list[PublicationTable]] = {}
-    for publication, oid, where, columns, tree in connection.execute(
+    for publication, oid, where, columns, tree in cursor.execute(
         f"select r.prpubid::bigint, r.prrelid::bigint, {lists} from pg_publication_rel r order by r.prrelid"
     ):
         entries.setdefault(publication, []).append(
@@ -209,7 +223,7 @@ def _read_publications(
         )
     schemas: dict[int, set[str]] = {}
     if version >= 150000:
-        for publication, schema in connection.execute(
+        for publication, schema in cursor.execute(
             "select s.pnpubid::bigint, n.nspname from pg_publication_namespace s join pg_namespace n on n.oid = s.pnnspid"
         ):
             schemas.setdefault(publication, set()).add(schema)
@@ -225,7 +239,7 @@ def _read_publications(
         via_root,
         generated_columns,
         owner,
-    ) in connection.execute(_PUBLICATIONS.format(generated=generated)):
+    ) in cursor.execute(_PUBLICATIONS.format(generated=generated)):
         switched = {"insert": ins, "update": upd, "delete": dele, "truncate": trunc}
         publications[name] = Publication(
             name=name,

@@ -179,7 +179,9 @@ class Conninfo:
 
         remember_those_of(self.text)
         password = self._password()
-        uri = self.text if password is None else make_conninfo(self.text, password=password)
+        secret = {} if password is None else {"password": password}
+        # The driver reads the names of all types first: one that is no text would let no session begin.
+        uri = make_conninfo(self.text, client_encoding="SQL_ASCII", **secret)
         try:
             connection = dbapi.connect(uri)
         except adbc_driver_manager.Error as error:
@@ -188,6 +190,7 @@ class Conninfo:
         with connection:
             with connection.cursor() as cursor:
                 cursor.execute(f"set search_path = {_SEARCH_PATH}")
+                cursor.execute(f"set client_encoding = {OUTPUT_SETTINGS['client_encoding']}")
             yield connection
 
     def for_executors(self, connection: psycopg.Connection[Any]) -> "Conninfo":

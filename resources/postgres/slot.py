@@ -26,9 +26,15 @@ from tenacity import (
 )
 
 from pgsieve.decoding.lsn import format_lsn, parse_lsn
-from pgsieve.decoding.protocol.messages import Begin, Relation, Truncate, decode
+from pgsieve.decoding.protocol.messages import Begin, Delete, Insert, Relation, Truncate, Update, decode
 from pgsieve.resources.failpoints import Failpoint, reach
-from pgsieve.resources.postgres.errors import SourceError, refusing
+from pgsieve.resources.postgres.errors import (
+    PassingFaultError,
+    SourceError,
+    SourcePermissionError,
+    SourceUnreachableError,
+    refusing,
+)
 from pgsieve.resources.postgres.plugin_options import PgoutputOptions
 from pgsieve.resources.postgres.sessions import Conninfo, execute
 from pgsieve.resources.postgres.source import Source, fetched, literal, quote
@@ -39,6 +45,9 @@ if TYPE_CHECKING:
 #: Messages come in Arrow batches of about so many bytes: a writer holds several at a time.
 _BATCHES = {"adbc.postgresql.batch_size_hint_bytes": str(4 * 1024 * 1024)}
 
+
+#: undefined_object: a publication that does not exist.
+UNDEFINED = "42704"
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -326,9 +335,17 @@ def peek_query(
     """
     arguments = ", ".join(literal(o) for option in options.arguments(server_version).items() for o in option)
     return (
-        f"select data from pg_logical_slot_peek_binary_changes({literal(slot)},"
+        f"select data from pg_logical_slot_peek_binary_changes({_UNVALIDATED} {literal(slot)} end,"
         f" {literal(format_lsn(upto))}, {limit or 'null'}, {arguments})"
     )
+
+
+#: A database in SQL_ASCII has bytes, of which those that are no UTF-8 would end the query, whatever table they are in. The
+#: plugin converts to the encoding that the session has meanwhile (pq_sendcountedtext() in src/backend/libpq/pqformat.c).
+_UNVALIDATED = (
+    "case when current_setting('server_encoding') <> 'SQL_ASCII'"
+    " or set_config('client_encoding', 'SQL_ASCII', true) is not null then"
+)
 
 
 def type_names(connection: psycopg.Connection[Any]) -> dict[int, str]:
@@ -356,6 +373,29 @@ def first_message(connection: psycopg.Connection[Any], source: str, slot: str, q
     return None if row is None else bytes(row[0])
 
 
+def is_refusal(error: SourceError) -> bool:
+    """Whether it may be something in the slot that the server did not send, where it lets the slot be read."""
+    others = (PassingFaultError, SourceUnreachableError, SourcePermissionError, SlotError)
+    return not isinstance(error, others) and error.sqlstate != UNDEFINED
+
+
+def refusal(connection: psycopg.Connection[Any], source: str, slot: str, query: str) -> SourceError | None:
+    """Why the server cannot send something that a peek asks for; None where it can, or lacks a publication.
+
+    Nothing leaves the server. Raises what is no refusal.
+    """
+    try:
+        with refusing_slot(source, slot, "read"):
+            connection.execute(f"select count(*) from ({query}) m")
+    except SourceError as error:
+        if error.sqlstate == UNDEFINED:
+            return None
+        if not is_refusal(error):
+            raise
+        return error
+    return None
+
+
 def truncated_relations(
     connection: psycopg.Connection[Any], source: str, slot: str, query: str
 ) -> list[frozenset[int]]:
@@ -377,6 +417,23 @@ def described_in(
     messages = [decode(bytes(data)) for (data,) in rows]
     begun = {m.xid for m in messages if isinstance(m, Begin)}
     return begun, {m.relation_id for m in messages if isinstance(m, Relation)}
+
+
+def relations_changed(connection: psycopg.Connection[Any], source: str, slot: str, query: str) -> set[int]:
+    """The relations that a peek's messages insert into, update, delete from or truncate. Raises as `has_changes`."""
+    head, change = "get_byte(data, 0)", bytes([Insert.tag, Update.tag, Delete.tag])
+    with refusing_slot(source, slot, "read"):
+        rows = connection.execute(
+            f"select distinct case {head} when {Truncate.tag} then data else substring(data for 5) end"
+            f" from ({query}) m where {head} in ({', '.join(map(str, change))}, {Truncate.tag})"
+        ).fetchall()
+    relations: set[int] = set()
+    for (data,) in rows:
+        message = decode(bytes(data)) if data[0] == Truncate.tag else None
+        relations |= (
+            set(message.relation_ids) if isinstance(message, Truncate) else {int.from_bytes(data[1:5])}
+        )
+    return relations
 
 
 def read_messages(conninfo: Conninfo, query: str) -> Iterator[pa.RecordBatch]:

@@ -19,6 +19,7 @@ from psycopg.pq import ExecStatus
 
 from pgsieve.decoding.lsn import parse_lsn
 from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable
+from pgsieve.resources.postgres.awaited import awaiting
 from pgsieve.resources.postgres.errors import PassingFaultError, SourceError, is_passing, without_values
 from pgsieve.resources.postgres.sessions import Conninfo, execute
 from pgsieve.resources.postgres.slot import warn_of_waiting
@@ -57,23 +58,26 @@ class Chunks:
 
 
 @contextmanager
-def exported_snapshot(source: Source) -> Iterator[Snapshot]:
-    """Export a snapshot by way of a temporary slot, and hold it; nothing of it outlives the block."""
+def exported_snapshot(source: Source, seconds: float | None = None) -> Iterator[Snapshot]:
+    """Export a snapshot by way of a temporary slot, and hold it; nothing of it outlives the block.
+
+    Raises SnapshotAwaitedError where transactions that are open keep it waiting for so many seconds; None waits on.
+    """
     slot = f"pgsieve_snapshot_{uuid.uuid4().hex[:16]}"
     with source.connect(replication="database") as connection:
         warn_of_waiting(connection, source.name)
         export = "(SNAPSHOT 'export')" if connection.info.server_version >= 150000 else "EXPORT_SNAPSHOT"
-        result = connection.pgconn.exec_(
-            f'CREATE_REPLICATION_SLOT "{slot}" TEMPORARY LOGICAL pgoutput {export}'.encode()
-        )
-        if result.status != ExecStatus.TUPLES_OK:
-            state = result.error_field(psycopg.pq.DiagnosticField.SQLSTATE)
-            refused = psycopg.errors.error_from_result(result)
-            raise (PassingFaultError if connection.broken or is_passing(refused) else SourceError)(
-                f'source "{source.name}": no snapshot for the initial copy ({result.get_error_message().strip()})',
-                hint="the role needs REPLICATION, and max_replication_slots one free slot",
-                sqlstate=state.decode() if state else None,
-            )
+        command = f'CREATE_REPLICATION_SLOT "{slot}" TEMPORARY LOGICAL pgoutput {export}'
+        with awaiting(source, connection, seconds):
+            result = connection.pgconn.exec_(command.encode())
+            if result.status != ExecStatus.TUPLES_OK:
+                state = result.error_field(psycopg.pq.DiagnosticField.SQLSTATE)
+                refused = psycopg.errors.error_from_result(result)
+                raise (PassingFaultError if connection.broken or is_passing(refused) else SourceError)(
+                    f'source "{source.name}": no snapshot for the initial copy ({result.get_error_message().strip()})',
+                    hint="the role needs REPLICATION, and max_replication_slots one free slot",
+                    sqlstate=state.decode() if state else None,
+                )
         lsn, name = result.get_value(0, 1), result.get_value(0, 2)
         assert lsn is not None
         assert name is not None

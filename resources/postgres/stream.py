@@ -246,6 +246,9 @@ def start_replication(
         f"{quote(name)} '{value.replace(chr(39), chr(39) * 2)}'"
         for name, value in options.arguments(connection.info.server_version).items()
     )
+    if connection.info.parameter_status("server_encoding") == "SQL_ASCII":
+        # Bytes that are no UTF-8 are the matter of their table, not of the stream; see `peek_query`.
+        connection.pgconn.exec_(b"set client_encoding = 'SQL_ASCII'")
     result = connection.pgconn.exec_(
         f"START_REPLICATION SLOT {quote(slot)} LOGICAL {format_lsn(lsn)} ({arguments})".encode()
     )

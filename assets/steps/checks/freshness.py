@@ -5,7 +5,6 @@ waits: a database in which nothing is written, or nothing that is published, mak
 SourceError where the publisher does not tell.
 """
 
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -27,12 +26,13 @@ from pgsieve.decoding.protocol.messages import (
     timestamp_to_unix_micros,
 )
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.postgres.errors import LockHeldError
+from pgsieve.resources.postgres.errors import LockHeldError, SourceError
 from pgsieve.resources.postgres.present_catalog import present_catalog
 from pgsieve.resources.postgres.slot import (
     SlotInUseError,
     SlotState,
     first_message,
+    is_refusal,
     peek_query,
     slot_state,
 )
@@ -118,8 +118,12 @@ def unread_since(
     slot: it takes its turn, as one that reads meanwhile to apply would be refused.
     """
     if peeking and not state.active:
-        with suppress(LockHeldError, SlotInUseError):
+        try:
             return _waiting(connection, feed, state)
+        except SourceError as error:
+            # What cannot be sent waits as well: see `pgsieve.assets.steps.slot_consumption.unsendable`.
+            if not isinstance(error, LockHeldError | SlotInUseError) and not is_refusal(error):
+                raise
     return _read(connection, lake, feed, ChangeLog(lake, feed).position() or 0)
 
 

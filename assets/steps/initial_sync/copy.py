@@ -43,6 +43,7 @@ from pgsieve.decoding.wording import counted
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.delta.errors import LakeError
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.postgres.awaited import PATIENT_SECONDS, SnapshotAwaitedError
 from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.errors import PassingFaultError
 from pgsieve.resources.postgres.origins import subscribed_tables
@@ -121,6 +122,7 @@ def copy_batches(
     between: Callable[[bool], None],
     *,
     lacking: bool = False,
+    seconds: float = PATIENT_SECONDS,
 ) -> list[Copied]:
     """Copy tables, given with their bytes, a batch of them at one new snapshot; a table that fails is set aside.
 
@@ -150,9 +152,12 @@ def copy_batches(
     failures = 0
     while waiting:
         batch = _next_batch(waiting, sizes)
-        outcome = _copied_alone(
-            subscription, lake, batch, since, f"{len(copied)} of {len(copied) + len(waiting)}", log
-        )
+        progress = f"{len(copied)} of {len(copied) + len(waiting)}"
+        try:
+            outcome = _copied_alone(subscription, lake, batch, since, progress, log, seconds)
+        except SnapshotAwaitedError as error:
+            # Changes of other tables, and of other subscriptions, do not wait with it.
+            return [*copied, *_deferred(subscription, lake, waiting, error, log)]
         copied += outcome.copied
         waiting = [name for name in waiting if name not in batch] + outcome.again
         if outcome.fault is None:
@@ -178,6 +183,19 @@ def _former(former_states: Mapping[Name, TableState], name: Name) -> Definition 
 def _waiting(name: Name, snapshot: Snapshot, error: PgsieveError) -> Copied:
     """What became of a table that cannot be replicated as it is published now."""
     return Copied(*name, snapshot.lsn, 0, 0.0, 0, None, (), waiting_for(error))
+
+
+def _deferred(
+    subscription: Subscription, lake: Lake, names: Sequence[Name], error: SnapshotAwaitedError, log: Log
+) -> list[Copied]:
+    """Leave tables to the next run, whose snapshot waits for transactions of others."""
+    former, reason = TableStates(lake, subscription.name).newest(), f"{error.message}; the next run copies it"
+    TableStates(lake, subscription.name).append(
+        TableState(*n, SyncState.INITIALIZE, definition=_former(former, n), reason=reason) for n in names
+    )
+    log(f"{counted(len(names), 'table')} of {subscription.name} cannot be copied yet: {error.message}")
+    awaits = error.transactions
+    return [Copied(*n, 0, 0, 0.0, 0, None, (), reason, awaits=awaits) for n in names]
 
 
 def _given_up(subscription: Subscription, waiting: Sequence[Name], fault: PgsieveError) -> PgsieveError:
@@ -214,7 +232,13 @@ class _Batch:
 
 
 def _copied_alone(
-    subscription: Subscription, lake: Lake, names: Sequence[Name], since: int, progress: str, log: Log
+    subscription: Subscription,
+    lake: Lake,
+    names: Sequence[Name],
+    since: int,
+    progress: str,
+    log: Log,
+    seconds: float,
 ) -> _Batch:
     """Copy some tables alone: what is transformed meanwhile leaves them out, and they would lack it afterwards.
 
@@ -227,7 +251,9 @@ def _copied_alone(
                 state.name for state in states if state.state == SyncState.READY and state.version > since
             }
             left = [name for name in names if name not in ready]
-            return _copy_batch(subscription, lake, left, progress, log) if left else _Batch([], [])
+            return _copy_batch(subscription, lake, left, progress, log, seconds) if left else _Batch([], [])
+    except SnapshotAwaitedError:
+        raise
     except PgsieveError as error:
         if not passes(error):
             raise
@@ -235,7 +261,7 @@ def _copied_alone(
 
 
 def _copy_batch(
-    subscription: Subscription, lake: Lake, names: Sequence[Name], progress: str, log: Log
+    subscription: Subscription, lake: Lake, names: Sequence[Name], progress: str, log: Log, seconds: float
 ) -> _Batch:
     """Copy some tables at one new snapshot, several at a time, and call them ready.
 
@@ -265,7 +291,7 @@ def _copy_batch(
         log(_described(outcome, table.chunks.bytes))
 
     try:
-        with exported_snapshot(feed.source) as snapshot:
+        with exported_snapshot(feed.source, seconds) as snapshot:
             reach(Failpoint.SNAPSHOT_EXPORTED)
             with feed.source.connect() as connection:
                 # The definitions are those of the snapshot: what changes from there on is followed.
@@ -318,6 +344,8 @@ def _copy_batch(
         # On a connection of its own: one from before the copy has been idle for as long as that took.
         with feed.source.connect() as connection:
             after = feed.with_defined(read_catalog(connection))
+    except SnapshotAwaitedError:
+        raise
     except PgsieveError as error:
         if not passes(error):
             raise

@@ -68,6 +68,8 @@ class Copied:
     problem: str | None = None
     #: Another process has copied the table later, or applies to it: its state is that one's.
     overrun: bool = False
+    #: The transactions that the table's snapshot waits for, by their ids.
+    awaits: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -20,17 +20,25 @@ from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.assets.steps.validation.waiting import sound_catalog
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.postgres.awaited import PATIENT_SECONDS
 from pgsieve.resources.postgres.present_catalog import present_catalog
 from pgsieve.resources.postgres.slot import SlotInUseError, slot_state
 from pgsieve.resources.postgres.snapshot import table_bytes
 
 
 def copy_tables(
-    subscription: Subscription, lake: Lake, names: Collection[Name], log: Log, *, lacking: bool = False
+    subscription: Subscription,
+    lake: Lake,
+    names: Collection[Name],
+    log: Log,
+    *,
+    lacking: bool = False,
+    seconds: float = PATIENT_SECONDS,
 ) -> list[Copied]:
     """Copy the named tables as `pgsieve.assets.steps.initial_sync.copy` does, from a slot that is ready.
 
-    `lacking` leaves out those that need no copy any more, now that it is this process's turn. Raises
+    `lacking` leaves out those that need no copy any more, now that it is this process's turn. Where transactions of others are open, it waits for
+    so many `seconds`, and leaves the tables to a later copy. Raises
     SubscriptionDisabledError where the subscription is disabled, and what making the slot ready raises.
     """
     if not names:
@@ -50,7 +58,7 @@ def copy_tables(
     def between(more: bool) -> None:
         _bound_wal(subscription, lake, log, more=more)
 
-    return copy_batches(subscription, lake, sizes, log, between, lacking=lacking)
+    return copy_batches(subscription, lake, sizes, log, between, lacking=lacking, seconds=seconds)
 
 
 def _bound_wal(subscription: Subscription, lake: Lake, log: Log, *, more: bool) -> None:

@@ -36,9 +36,13 @@ from pgsieve.decoding.protocol.headers import begun_and_changed
 from pgsieve.decoding.protocol.messages import Commit, Prepare, Truncate, decode
 from pgsieve.decoding.protocol.transactions import TransactionAssembler
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.postgres.errors import PassingFaultError, SourceUnreachableError
+from pgsieve.resources.postgres.errors import (
+    PassingFaultError,
+    SourceError,
+    SourceUnreachableError,
+)
 from pgsieve.resources.postgres.receiver import Received
-from pgsieve.resources.postgres.slot import SlotAheadError, slot_state, wait_until_free
+from pgsieve.resources.postgres.slot import SlotAheadError, is_refusal, slot_state, wait_until_free
 from pgsieve.resources.postgres.stream import ReplicationStream, Started
 from pgsieve.resources.spool import FileSpool
 
@@ -147,6 +151,13 @@ class StreamedFeed:
             if (ChangeLog(self._lake, self._feed).position() or 0) <= self._durable:
                 raise
             self._log(f"another process has read the slot {self._feed.slot} meanwhile")
+        except SourceError as error:
+            if self.heard is None or not is_refusal(error):
+                raise
+            # It may be one transaction that cannot be sent: a drain finds that, or raises what it is.
+            self._log(error.message)
+            self._altered = True
+            yield self.position
 
     def _slices(self) -> Iterator[int]:
         for item in self._stream.items():
@@ -195,8 +206,8 @@ class StreamedFeed:
     def append(self) -> Drained:
         """Append the slice that is due, and confirm it.
 
-        Where something was altered, the publisher has to decode it once more (`pgsieve.assets.steps.records.catalogs`): the stream
-        ends, and everything up to now is drained.
+        Where something was altered, the publisher has to decode it once more (`pgsieve.assets.steps.records.catalogs`), and what it
+        cannot send is asked for in another way: the stream ends, and everything up to now is drained.
         """
         if self._altered:
             return self._drain()

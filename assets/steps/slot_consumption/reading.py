@@ -7,32 +7,31 @@ server's ends is repeated in smaller parts, and where another process reads the 
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import psycopg
 
 from pgsieve.assets.steps.log import Log
-from pgsieve.assets.steps.records.catalogs import (
-    AlteredSlices,
-    Catalogs,
-    Unaltered,
-    as_published,
-    decided_by_server,
-)
-from pgsieve.assets.steps.records.change_log import CHANGE_LOG, ChangeLog
+from pgsieve.assets.steps.records.catalogs import Catalogs, Unaltered
+from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.failures import passes, reason
-from pgsieve.assets.steps.records.prepared import Prepared
-from pgsieve.assets.steps.records.slices import Slices
 from pgsieve.assets.steps.records.table_states import SyncState, TableStates
 from pgsieve.assets.steps.slot_consumption.appending import Peek, UnprovenError, append_slices, at_once
+from pgsieve.assets.steps.slot_consumption.as_published import (
+    alone,
+    append_as_published,
+    peek_as_published,
+    published_feeds,
+    published_up_to,
+)
 from pgsieve.assets.steps.slot_consumption.backlog import BESIDE_BYTES, Stride, halves
 from pgsieve.assets.steps.slot_consumption.two_phase import keeps_prepared, recover_prepared
+from pgsieve.assets.steps.slot_consumption.unsendable import OtherWays, refuse_unsendable
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.delta.errors import LakeError, OverrunError
-from pgsieve.resources.lake.delta.records import Standing
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.confirmation import confirm
 from pgsieve.resources.postgres.errors import SourceError, SourceUnreachableError
@@ -46,9 +45,6 @@ IDLE_BYTES = 4 * 1024 * 1024
 
 #: So often at most a drain goes on from where another process has read the slot meanwhile.
 _OVERRUNS = 6
-
-#: undefined_object: a publication that does not exist.
-UNDEFINED = "42704"
 
 
 @dataclass(frozen=True)
@@ -106,10 +102,14 @@ def drain_to(
             asking = asking or _is_to_be_asked(connection, lake, peek, leaves, unaltered, ends[-1])
             own = published_feeds(lake, feed) if asking else ()
             if own:
-                ends = [max(ends[0], _published_up_to(lake, own))]
-            base = _alone(lake, feed, own, standing, ends[0]) if own else None
+                ends = [max(ends[0], published_up_to(lake, own))]
+                # Before anything is appended: what all have is one slice.
+                refuse_unsendable(
+                    connection, [peek, *(peek_as_published(peek, each) for each in own)], ends[0]
+                )
+            base = alone(lake, feed, own, standing, ends[0]) if own else None
             for each in own:
-                _append_as_published(lake, peek, each, position, ends[0])
+                append_as_published(lake, peek_as_published(peek, each), feed, position, ends[0])
             first, beside = ends, list[int]()
             if copies and not (single or own) and _pays_beside(connection, feed, position, ends[-1]):
                 first, beside = halves(position, ends)
@@ -171,10 +171,22 @@ def drain_to(
             # What was appended before would be read once more.
             confirm(connection, source, feed.slot, position, peek.options)
         except PgsieveError as fault:
-            of_the_server = passes(fault) and not isinstance(fault, SourceUnreachableError | LakeError)
-            if not of_the_server or not stride.failed(ends[-1] - position):
+            if isinstance(fault, SourceUnreachableError | LakeError):
                 raise
-            log(f"{fault.message}; it is read again in smaller parts, from {format_lsn(position)}")
+            if not passes(fault):
+                confirm(connection, source, feed.slot, position, peek.options)
+                otherwise = OtherWays(connection, lake, peek, log, prepared=prepared)
+                try:
+                    position = begin = otherwise.read(fault, position, ends[-1])
+                    slices += 1
+                except OverrunError:
+                    overruns += 1
+                    if overruns == _OVERRUNS:
+                        raise
+            elif stride.failed(ends[-1] - position):
+                log(f"{fault.message}; it is read again in smaller parts, from {format_lsn(position)}")
+            else:
+                raise
             # What was appended before the fault would be read once more.
             confirm(connection, source, feed.slot, position, peek.options)
         confirmed = position
@@ -229,57 +241,6 @@ def _truncates_root(
     feed = peek.feed
     truncated = truncated_relations(connection, feed.source.name, feed.slot, peek.query(end))
     return any(tree <= named for named in truncated for tree in leaves)
-
-
-def _published_up_to(lake: Lake, own: Sequence[Feed]) -> int:
-    """Where the slices end that a run which died has read as they were published: a slice has to hold all of them."""
-    return max(ChangeLog(lake, each).position() or 0 for each in own)
-
-
-def published_feeds(lake: Lake, feed: Feed) -> tuple[Feed, ...]:
-    """What to read besides where something was altered: for each subscription what the publisher sends to it.
-
-    Nothing while a prepared transaction waits, which was received as it was captured.
-    """
-    path = Prepared(lake, feed).path
-    if lake.local and lake.records.exists(path) and lake.records.count(path):
-        return ()
-    return tuple(as_published(feed, name) for name in feed.subscriptions if decided_by_server(feed, name))
-
-
-def _alone(lake: Lake, feed: Feed, own: Sequence[Feed], standing: Standing, end: int) -> int:
-    """The version of the change log to which a slice is appended that `own` have as published.
-
-    What they have of a slice that is not in the change log, which died or is still to come, must not be followed by it:
-    a commit without rows makes its version another one. Raises OverrunError where another process was faster.
-    """
-    path, position = ChangeLog(lake, feed).path, standing.position or 0
-    reached = max(ChangeLog(lake, each).position() or 0 for each in own)
-    if reached <= position:
-        return standing.version
-    if reached > end:
-        raise OverrunError(path)
-    lake.records.append(path, CHANGE_LOG.empty_table(), base=standing.version)
-    return standing.version + 1
-
-
-def _append_as_published(lake: Lake, peek: Peek, own: Feed, begin: int, end: int) -> None:
-    """Append what the publisher decided for one subscription; the slot has to be where the slice begins."""
-    (subscription,) = own.subscriptions
-    published = replace(peek, feed=own, options=at_once(peek.feed, own.subscriptions[subscription]))
-    try:
-        after = ChangeLog(lake, own).position() or 0
-        for _, holds in append_slices(lake, published, begin, [end], after, prepared=False):
-            if not holds:
-                ChangeLog(lake, own).record_position(end, after)
-                Slices(lake, own).append(end, {"bytes": 0, "relations": (), "messages": ()})
-    except SourceError as error:
-        if error.sqlstate != UNDEFINED:
-            raise
-        # Before 18 the publisher cannot decode what was written before a publication was there, now or ever.
-        return
-    AlteredSlices(lake, peek.feed).append(subscription, begin, end)
-    reach(Failpoint.ALTERATION_RECORDED)
 
 
 def _copied_after(lake: Lake, subscriptions: Sequence[Subscription], position: int) -> bool:

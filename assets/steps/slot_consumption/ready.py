@@ -13,7 +13,7 @@ from pgsieve.assets.steps.records.catalogs import Catalogs, read_examined
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.prepared import Prepared
 from pgsieve.assets.steps.slot_consumption.appending import at_once
-from pgsieve.assets.steps.slot_consumption.reading import UNDEFINED, drain_to
+from pgsieve.assets.steps.slot_consumption.reading import drain_to
 from pgsieve.assets.steps.slot_consumption.slot import begin_slot, forget_copies, take_slot
 from pgsieve.assets.steps.slot_consumption.two_phase import keeps_prepared, recover_prepared
 from pgsieve.assets.steps.subscription import Feed
@@ -24,7 +24,7 @@ from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.capture import drop_publications, ensure_capture
 from pgsieve.resources.postgres.confirmation import confirm
 from pgsieve.resources.postgres.errors import SourceError
-from pgsieve.resources.postgres.slot import has_changes, peek_query, wait_until_free
+from pgsieve.resources.postgres.slot import UNDEFINED, has_changes, peek_query, wait_until_free
 from pgsieve.resources.postgres.wal import flushed_lsn, inserted_lsn, next_transaction
 
 

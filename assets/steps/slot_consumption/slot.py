@@ -21,6 +21,7 @@ from pgsieve.decoding.lsn import format_lsn
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.delta.errors import LakeError, LakeUnavailableError
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.postgres.awaited import PATIENT_SECONDS, awaiting
 from pgsieve.resources.postgres.errors import SourceUnreachableError
 from pgsieve.resources.postgres.slot import (
     SlotError,
@@ -182,13 +183,14 @@ def begin_slot(connection: psycopg.Connection[tuple[object, ...]], feed: Feed, l
             sqlstate="55000",
         )
     forget_copies(lake, feed.subscriptions)
-    start = create_slot(
-        connection,
-        feed.source.name,
-        feed.slot,
-        two_phase=feed.options.two_phase,
-        failover=feed.failover,
-    )
+    with awaiting(feed.source, connection, PATIENT_SECONDS):
+        start = create_slot(
+            connection,
+            feed.source.name,
+            feed.slot,
+            two_phase=feed.options.two_phase,
+            failover=feed.failover,
+        )
     reach(Failpoint.SLOT_CREATED)
     try:
         FeedRecord(lake, feed).note_cluster(

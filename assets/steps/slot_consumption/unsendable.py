@@ -1,0 +1,243 @@
+"""What the server cannot send: it is asked for in another way, or passed over, and the tables that it may be of are copied again.
+
+In: a reading of the slot that the server has ended with an error of its own: a row filter that fails, a text of more than
+1 GB, an output function that fails. Out: slices up to where the slot can be read on. No value, row filter or table may
+stop the others: pgoutput sends a transaction as a whole or not at all, so a transaction that it can send in no way is left out, after
+the tables concerned have the state that has them copied again. A copy reads what there is now: a table whose row filter still fails,
+or whose value still cannot be sent, is set aside by it, with its own reason.
+"""
+
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import psycopg
+
+from pgsieve.assets.steps.log import Log
+from pgsieve.assets.steps.records.catalogs import Catalogs
+from pgsieve.assets.steps.records.change_log import ChangeLog
+from pgsieve.assets.steps.records.prepared import Prepared
+from pgsieve.assets.steps.records.table_states import Name, SyncState, TableStates
+from pgsieve.assets.steps.slot_consumption.appending import Peek, append_slices
+from pgsieve.assets.steps.slot_consumption.as_published import (
+    alone,
+    append_as_published,
+    append_nothing,
+    list_as_published,
+    peek_as_published,
+    published_feeds,
+)
+from pgsieve.assets.steps.subscription import Feed
+from pgsieve.decoding.errors import PgsieveError
+from pgsieve.decoding.lsn import format_lsn, parse_lsn
+from pgsieve.decoding.protocol.transactions import TransactionAssembler
+from pgsieve.decoding.publications.catalog import PublicationError, Table
+from pgsieve.decoding.publications.routing import routes
+from pgsieve.decoding.values.quoting import quote_qualified
+from pgsieve.resources.lake.delta.errors import OverrunError
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.postgres.errors import SourceError
+from pgsieve.resources.postgres.present_catalog import present_catalog
+from pgsieve.resources.postgres.slot import refusal, relations_changed
+from pgsieve.resources.spool import FileSpool
+
+#: Records of the WAL begin at multiples of so many bytes (MAXALIGN), or after the header of a page, which is no longer than this.
+_ALIGNED, _HEADER = 8, 40
+#: Where a transaction commits is looked for at first so many bytes behind its change.
+_STEP = 256
+
+
+def refuse_unsendable(connection: psycopg.Connection[Any], readings: Sequence[Peek], end: int) -> None:
+    """Raise SourceError where the server cannot send up to `end` what one of the readings asks for."""
+    for reading in readings:
+        refused = _refusal(connection, reading, end)
+        if refused is not None:
+            raise refused
+
+
+def _refusal(connection: psycopg.Connection[Any], reading: Peek, end: int) -> SourceError | None:
+    """Why the server cannot send up to `end`. A publication that was not there yet is no reason: see `append_as_published`."""
+    return refusal(connection, reading.feed.source.name, reading.feed.slot, reading.query(end))
+
+
+@dataclass(frozen=True)
+class OtherWays:
+    """How a slot is read on from where the server has refused to send something."""
+
+    connection: psycopg.Connection[Any]
+    lake: Lake
+    peek: Peek
+    log: Log
+    prepared: bool
+
+    def read(self, fault: PgsieveError, position: int, end: int) -> int:
+        """Append what can be sent before `end`, else the first transaction, as far as it can be sent; returns up to where that is.
+
+        The slot is at `position`. Raises `fault` where it was not the server that refused to send something.
+        """
+        # Nothing is proven of a catalog here: the publisher decides.
+        own = published_feeds(self.lake, self.peek.feed)
+        readings = [self.peek, *(peek_as_published(self.peek, each) for each in own)]
+        if self._refused(readings, position) is not None:
+            raise fault  # Nothing is sent there: what is refused is no change.
+        refused = self._refused(readings, end)
+        if refused is None:
+            raise fault
+        reached = _last(position, end, _place(refused), lambda lsn: self._refused(readings, lsn) is None)
+        if reached > position:
+            base = self._base(own, position, reached)
+            for published in readings[1:]:
+                append_as_published(self.lake, published, self.peek.feed, position, reached)
+            self._append_captured(self.peek, position, reached, base)
+        else:
+            reached = min(end, self._beyond(position))
+            self._append_transaction(refused, position, reached, own)
+        return reached
+
+    def _refused(self, readings: Sequence[Peek], end: int) -> SourceError | None:
+        """Why the server cannot send something that one of the readings asks for."""
+        return next((r for r in (_refusal(self.connection, each, end) for each in readings) if r), None)
+
+    def _way(self, reading: Peek, end: int) -> Peek | None:
+        """How the server sends up to `end` what a reading asks for; None where it does so in no way."""
+        ways = [reading, replace(reading, options=replace(reading.options, binary=True))]
+        return next((way for way in ways if _refusal(self.connection, way, end) is None), None)
+
+    def _append_captured(self, way: Peek, begin: int, end: int, base: int | None) -> None:
+        for _, holds in append_slices(self.lake, way, begin, [end], begin, base, prepared=self.prepared):
+            if not holds:
+                ChangeLog(self.lake, way.feed).record_position(end, begin, base)
+        self.log(f"change log of {way.feed.name} holds everything before {format_lsn(end)}")
+
+    def _base(self, own: Sequence[Feed], begin: int, end: int) -> int | None:
+        """The version that the slice is appended to where it is appended to `own`, too; see `alone`."""
+        path = ChangeLog(self.lake, self.peek.feed).path
+        standing = self.lake.records.standing(path)
+        if (standing.position or begin) != begin:
+            raise OverrunError(path)
+        return alone(self.lake, self.peek.feed, own, standing, end) if own else None
+
+    def _append_transaction(self, refused: SourceError, begin: int, end: int, own: Sequence[Feed]) -> None:
+        """Append a slice of one transaction in ways in which it can be sent; what lacks it is copied again."""
+        feed, lake = self.peek.feed, self.lake
+        captured = self._way(self.peek, end)
+        ways = [self._way(peek_as_published(self.peek, each), end) for each in own]
+        if captured is None or None in ways:
+            self._refuse_waiting(begin, refused)
+        base = self._base(own, begin, end)
+        lacking = set() if captured is not None else set(feed.subscriptions)
+        for each, way in zip(own, ways, strict=True):
+            (name,) = each.subscriptions
+            if way is None:
+                lacking.discard(name)
+                self._copy_again(name, captured, refused, begin, end)
+                append_nothing(lake, each, end)
+                list_as_published(lake, feed, each, begin, end)
+            elif append_as_published(lake, way, feed, begin, end):
+                lacking.discard(name)
+        if captured is not None:
+            self._append_captured(captured, begin, end, base)
+            return
+        for name in sorted(lacking):
+            self._copy_again(name, None, refused, begin, end)
+        ChangeLog(lake, feed).record_position(end, begin, base)
+        if self.prepared:
+            with FileSpool() as spool:
+                assembler = TransactionAssembler(spool)
+                Prepared(lake, feed).save(assembler, end, Prepared(lake, feed).restore(assembler))
+
+    def _refuse_waiting(self, begin: int, refused: SourceError) -> None:
+        """Raise where a prepared transaction could still commit after the tables are copied, which may be this one."""
+        if not self.prepared:
+            return
+        rows = self.connection.execute(
+            "select gid from pg_prepared_xacts where database = current_database() order by prepared"
+        ).fetchall()
+        if rows:
+            gids = ", ".join(f'"{gid}"' for (gid,) in rows)
+            raise SourceError(
+                f"{refused.message}; it may be a prepared transaction, at {format_lsn(begin)}",
+                hint=f"COMMIT PREPARED or ROLLBACK PREPARED these first: {gids}; then run again",
+                sqlstate=refused.sqlstate,
+            ) from refused
+
+    def _copy_again(
+        self, subscription: str, captured: Peek | None, refused: SourceError, begin: int, end: int
+    ) -> None:
+        """Have those tables of a subscription copied again that the transaction may have changed; all, where nobody knows."""
+        names = None if captured is None else self._tables(subscription, self._changed(captured, end))
+        states = TableStates(self.lake, subscription)
+        at = f"the transaction that commits at {format_lsn(begin)}"
+        problem = f"the server did not send {at}: {refused.message}"
+        concerned = [
+            replace(s, lsn=0)
+            if s.state == SyncState.REMOVED
+            else replace(s, state=SyncState.INITIALIZE, reason=problem)
+            for s in states.newest().values()
+            if s.lsn < end
+            and (names is None or s.name in names)
+            and (s.transforms or s.state == SyncState.DATA_SYNC)
+        ]
+        states.append(concerned)
+        copied = ", ".join(quote_qualified(*s.name) for s in concerned) or "no table"
+        self.log(f"{subscription}: {problem}; copied again: {copied}")
+
+    def _changed(self, captured: Peek, end: int) -> set[int]:
+        """The relations that the transaction changes."""
+        feed = self.peek.feed
+        return relations_changed(self.connection, feed.source.name, feed.slot, captured.query(end))
+
+    def _tables(self, subscription: str, changed: Collection[int]) -> set[Name]:
+        """The tables of a subscription that relations were of, by the catalogs before and now; of others all that have partitions."""
+        feed = self.peek.feed
+        recorded = Catalogs(self.lake, feed).newest()
+        names: set[Name] = set()
+        trees: set[Name] = set()
+        known: set[int] = set()
+        for catalog in (feed.with_defined(present_catalog(self.connection)), *(recorded or ())[1:]):
+            with suppress(PublicationError):
+                publications = feed.publications(catalog, subscription)
+                by_id = routes(catalog, publications)
+                known |= by_id.keys()
+                names |= {_name(by_id[oid].publish_as) for oid in changed if oid in by_id}
+                trees |= {_name(sent.publish_as) for sent in by_id.values() if sent.publish_as.kind == "p"}
+        return names if set(changed) <= known else names | trees
+
+    def _beyond(self, position: int) -> int:
+        """An LSN after where the next commit record begins, and before where another one can begin."""
+        row = self.connection.execute("select current_setting('wal_block_size')::int").fetchone()
+        assert row is not None
+        within = position % row[0]
+        return position - within + _HEADER + _ALIGNED if within <= _HEADER else _aligned(position) + _ALIGNED
+
+
+def _name(table: Table) -> Name:
+    return table.schema, table.name
+
+
+def _aligned(lsn: int) -> int:
+    return lsn - lsn % _ALIGNED
+
+
+def _place(refused: SourceError) -> int:
+    """The LSN of the change at which the server stopped, as the error's context says; 0 where it does not."""
+    context = refused.__cause__.diag.context if isinstance(refused.__cause__, psycopg.Error) else None
+    places = re.findall(r"\b[0-9A-F]{1,8}/[0-9A-F]{1,8}\b", context or "")
+    return parse_lsn(places[-1]) if places else 0
+
+
+def _last(begin: int, end: int, near: int, sends: Callable[[int], bool]) -> int:
+    """The last LSN up to which something can be sent, where that is so at `begin` and not at `end`, or where a record may begin.
+
+    `near` is one before it, if that is right.
+    """
+    least = _aligned(near) if begin < _aligned(near) < end and sends(_aligned(near)) else begin
+    step = _STEP
+    while least + step < end and sends(least + step):
+        least, step = least + step, step * 2
+    candidates = range(_aligned(least) + _ALIGNED, min(end, least + step), _ALIGNED)
+    refused = bisect_left(candidates, True, key=lambda lsn: not sends(lsn))
+    return candidates[refused - 1] if refused else least

@@ -1,0 +1,224 @@
+"""What the server cannot send of one table stops no other: by command, in both modes, on databases of several encodings."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from pgsieve.pipelines.commands.results import RunSummary
+from pgsieve.pipelines.config.model import load_config
+from pgsieve.pipelines.following.follow import follow
+from pgsieve.resources.postgres.embedded import EmbeddedServer
+from tests.fixtures.servers import drop_slots
+from tests.fixtures.shop import Quiet, Shop
+
+_numbers = itertools.count(1)
+
+
+@contextmanager
+def _site(
+    server: EmbeddedServer, folder: Path, publications: dict[str, str], encoding: str = "UTF8"
+) -> Iterator[Shop]:
+    """A database in an encoding, and a subscription to each publication in both modes: its name, and with _publ."""
+    name = f"unsendable_{next(_numbers)}"
+    conninfo = server.conninfo(dbname=name)
+    with psycopg.connect(server.conninfo(), autocommit=True) as admin:
+        admin.execute(
+            f"create database {name} encoding '{encoding}' template template0 lc_collate 'C' lc_ctype 'C'"
+        )
+        with psycopg.connect(conninfo, autocommit=True) as database:
+            shop = Shop(database, {}, folder / "pgsieve.yaml")
+            modes = {"": {}, "_publ": {"row_filter": "publisher"}}
+            shop.configure(
+                lake=str(folder / "lake"),
+                sources={name: {"conninfo": conninfo}},
+                subscriptions={
+                    subscription + suffix: {"source": name, "publications": [publication], **mode}
+                    for subscription, publication in publications.items()
+                    for suffix, mode in modes.items()
+                },
+            )
+            yield shop
+            drop_slots(database)
+        admin.execute(f"drop database {name} with (force)")
+
+
+def _follow(shop: Shop, done: Callable[[], bool]) -> None:
+    """Follow until it is `done`; or for so long that something is wrong."""
+    config = load_config(shop.path)
+
+    def tell(summary: RunSummary) -> None:
+        if done():
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    late = threading.Timer(100, os.kill, [os.getpid(), signal.SIGTERM])
+    late.start()
+    try:
+        assert follow(config, config.selected([]), Quiet(), tell) == ()
+    finally:
+        late.cancel()
+    assert done()
+
+
+@pytest.mark.usefixtures("orchestrator")
+def test_a_byte_that_is_no_utf8_sets_its_table_aside_and_no_other(
+    publisher_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    with _site(publisher_server, tmp_path, {"s": "p"}, "SQL_ASCII") as shop:
+        for table in ("good", "bad"):
+            shop.database.execute(f"create table {table} (id int primary key, v text)")
+        shop.database.execute("create publication p for table good, bad")
+        assert (ran := shop.cli("run"))[0] == 0, ran
+        shop.database.execute(r"insert into bad values (1, E'caf\351')")
+        shop.database.execute("insert into good values (1, 'a')")
+        code, output = shop.cli("run")
+        assert code == 1, output
+        for subscription in ("s", "s_publ"):
+            assert shop.ids(subscription, "good") == [1], output
+            assert [shop.state(subscription, table) for table in ("good", "bad")] == ["ready", "set aside"]
+        assert "set aside" in shop.cli("status")[1]
+        shop.database.execute("delete from bad")
+        for subscription in ("s", "s_publ"):
+            code, output = shop.cli("resync", subscription, "public.bad")
+            assert code == 0, output
+        assert (checked := shop.cli("check"))[0] == 0, checked
+
+
+@pytest.mark.usefixtures("orchestrator")
+def test_a_row_filter_that_fails_at_the_publisher_sets_its_table_aside_and_no_other(
+    publisher_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    with _site(publisher_server, tmp_path, {"s1": "p", "s2": "q"}) as shop:
+        database = shop.database
+        database.execute(
+            "create table t (id int primary key, v text); create table other (id int primary key)"
+        )
+        database.execute("create table quiet (id int primary key)")
+        database.execute("insert into t values (1, 'a'), (2, 'b')")
+        database.execute("create publication p for table t where (10 / id > 0), other, quiet")
+        database.execute("create publication q for table other")
+        assert (ran := shop.cli("run"))[0] == 0, ran
+        # The catalog of the slice is altered in the middle: the publisher decides.
+        database.execute("alter table other add column x int")
+        database.execute("insert into other values (1)")
+        database.execute("insert into t values (0, 'zero')")
+        database.execute("insert into other values (7)")
+        code, output = shop.cli("run")
+        assert code == 1, output
+        for subscription in ("s1", "s1_publ", "s2", "s2_publ"):
+            assert shop.ids(subscription, "other") == [1, 7], output
+        for subscription in ("s1", "s1_publ"):
+            states = {table: shop.state(subscription, table) for table in ("t", "other", "quiet")}
+            assert states == {"t": "set aside", "other": "ready", "quiet": "ready"}
+        database.execute("alter publication p set table t where (id > 0), other, quiet")
+        for subscription in ("s1", "s1_publ"):
+            code, output = shop.cli("resync", subscription, "public.t")
+            assert code == 0, output
+        database.execute("insert into t values (-1, 'x'), (3, 'c')")
+        assert (ran := shop.cli("run"))[0] == 0, ran
+        assert shop.ids("s1", "t") == shop.ids("s1_publ", "t") == [1, 2, 3]
+        assert (checked := shop.cli("check"))[0] == 0, checked
+
+
+@pytest.mark.usefixtures("orchestrator")
+def test_a_follower_goes_on_past_what_cannot_be_sent(
+    publisher_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    with _site(publisher_server, tmp_path, {"s": "p"}, "SQL_ASCII") as shop:
+        database = shop.database
+        for table in ("t", "bad", "other"):
+            database.execute(f"create table {table} (id int primary key, v text)")
+        database.execute("create publication p for table t where (10 / id > 0), bad, other")
+        assert (ran := shop.cli("run"))[0] == 0, ran
+        database.execute("alter table other add column x int")
+        database.execute("insert into other values (1); insert into t values (0)")
+        database.execute(r"insert into t values (5); insert into bad values (1, E'\351')")
+        database.execute("insert into other values (2)")
+        _follow(shop, lambda: [shop.ids(s, "other") for s in ("s", "s_publ")] == [[1, 2]] * 2)
+        states = {shop.state(s, table) for s in ("s", "s_publ") for table in ("t", "bad")}
+        assert states == {"set aside"}
+
+
+#: A type whose text fails for every value that is not the oid of an enum's label; and how it is sent in binary format.
+_FAILING = """
+create type {name};
+create function {name}_in(cstring) returns {name} language internal strict immutable as 'int4in';
+create function {name}_out({name}) returns cstring language internal strict stable as 'enum_out';
+create function {name}_send({name}) returns bytea language internal strict stable as 'int4send';
+create type {name} (input = {name}_in, output = {name}_out, internallength = 4, passedbyvalue{send})
+"""
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("orchestrator")
+def test_a_value_that_the_server_cannot_print_sets_its_table_aside_and_no_other(
+    publisher_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    with _site(publisher_server, tmp_path, {"s": "p"}) as shop:
+        database = shop.database
+        for name, send in {"textless": ", send = textless_send", "mute": ""}.items():
+            database.execute(_FAILING.format(name=name, send=send))
+            database.execute(f"create table {name}_values (id int primary key, v {name})")
+        database.execute("create table other (id int primary key)")
+        database.execute("create publication p for table textless_values, mute_values, other")
+        assert (ran := shop.cli("run"))[0] == 0, ran
+        # The first is asked for in binary format; a transaction with the second is left out, with what else is in it.
+        database.execute("insert into other values (1); insert into textless_values values (1, '1')")
+        database.execute(
+            "begin; insert into mute_values values (1, '1'); insert into other values (2); commit"
+        )
+        database.execute("insert into other values (3)")
+        code, output = shop.cli("run")
+        assert code == 1, output
+        for subscription in ("s", "s_publ"):
+            assert shop.ids(subscription, "other") == [1, 2, 3], output
+            states = [shop.state(subscription, t) for t in ("textless_values", "mute_values", "other")]
+            assert states == ["set aside", "set aside", "ready"], output
+
+
+@pytest.mark.usefixtures("orchestrator")
+def test_a_name_that_is_no_text_is_the_matter_of_what_has_it(
+    publisher_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    with _site(publisher_server, tmp_path, {"s": "p"}, "SQL_ASCII") as shop:
+        database = shop.database
+        database.execute("create table good (id int primary key, v text)")
+        database.execute("create publication p for table good")
+        assert (ran := shop.cli("run"))[0] == 0, ran
+        for statement in (
+            b'create role "r\xe9"; create database "d\xe9" template template0',
+            b'create table "caf\xe9" (id int primary key, "\xe9" text default \'\xe9\')',
+            b"create type \"mood\xe9\" as enum ('fine', '\xe9'); comment on table good is '\xe9'",
+            b'create publication "q\xe9" for table "caf\xe9" where ("\xe9" <> \'\xe9\') with (publish = \'insert\')',
+            b'alter publication "q\xe9" owner to "r\xe9"; create collation "c\xe9" from "C"',
+        ):
+            for one in statement.split(b"; "):
+                database.execute(one)
+        try:
+            database.execute("insert into good values (1, 'a')")
+            for command in ("run", "check", "validate", "status"):
+                code, output = shop.cli(command)
+                assert code == 0, (command, output)
+            assert shop.ids("s", "good") == shop.ids("s_publ", "good") == [1]
+            database.execute(b'alter publication p add table "caf\xe9"')
+            database.execute("insert into good values (2, 'b')")
+            database.execute(b'insert into "caf\xe9" values (2)')
+            code, output = shop.cli("run")
+            assert code == 1, output
+            assert r"public.caf\xe9" in output, output
+            assert "no text in UTF8" in output, output
+            assert shop.ids("s", "good") == shop.ids("s_publ", "good") == [1, 2]
+            database.execute(b'alter table "caf\xe9" rename to cafe; alter table cafe rename "\xe9" to e')
+            code, output = shop.cli("run")
+            assert code in (0, 1), output
+        finally:
+            for one in (b'drop database "d\xe9"', b'drop publication "q\xe9"', b'drop role "r\xe9"'):
+                database.execute(one)
