@@ -44,6 +44,7 @@ A message names the object, what is wrong and what to do; it never holds a cell 
             EventTriggerError         resources.postgres.ddl
             LockHeldError             resources.postgres.errors
             PassingFaultError         resources.postgres.errors
+                SnapshotAwaitedError  resources.postgres.awaited
                 SnapshotLostError     resources.postgres.snapshot
                     AlteredTableError resources.postgres.snapshot
             SlotError                 resources.postgres.slot
