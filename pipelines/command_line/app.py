@@ -160,8 +160,13 @@ def command(
         def invoked(*arguments: Any, log_format: _LogFormat | None = None, **options: Any) -> None:
             if log_format == _LogFormat.JSON:
                 console.log_as_json()
-            with span(f"pgsieve {function.__name__}"):
-                function(*arguments, **options)
+            try:
+                with span(f"pgsieve {function.__name__}"):
+                    function(*arguments, **options)
+            finally:
+                from pgsieve.resources.lake.unsynced import leave_all
+
+                leave_all()
 
         declared = inspect.signature(function)
         parameter = inspect.Parameter(

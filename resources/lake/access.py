@@ -23,13 +23,14 @@ from pyspark.errors import PySparkException
 
 from pgsieve.resources.lake.delta.errors import (
     ConcurrentWriteError,
-    DamagedTableError,
     ExecutorError,
     LakeError,
     LakeUnavailableError,
     OverrunError,
     StoreUnavailableError,
     causes,
+    damaged,
+    damaged_log,
     first_line,
     illegible_file,
     is_arrows,
@@ -51,6 +52,7 @@ from pgsieve.resources.lake.stores.objects import objects_at
 from pgsieve.resources.lake.stores.storage import Storage, is_uri
 from pgsieve.resources.lake.stores.store import Store
 from pgsieve.resources.lake.stores.store_errors import StoreRefusal, store_refusal
+from pgsieve.resources.lake.unsynced import Unsynced, unsynced
 
 #: What Spark raises: errors that it checks for itself, and what Java does beneath it.
 SPARK_ERRORS = (PySparkException, Py4JError)
@@ -62,10 +64,6 @@ _CONFLICT = re.compile(
 
 #: What a writable lake takes: a full disk may still have room for an empty file.
 _PROBE, _PROBE_NAME = bytes(64 * 1024), ".pgsieve-write-probe"
-_DAMAGED = (
-    "restore it from a backup, or have it made again: `pgsieve resync`, with the name of its subscription and no table"
-    ' (pgsieve\'s documentation, "A damaged lake")'
-)
 
 #: Lakes and servers that keep commits, as this process knows; one thread finds out.
 _safe: set[tuple[str, str]] = set()
@@ -81,6 +79,7 @@ class LakeAccess(LakePaths):
         store = Store.of(storage)
         self.store = replace(store, objects=partial(objects_at, options=store.options))
         self._storage = storage
+        self._unsynced: Unsynced | None = None
 
     def check_writable(self) -> None:
         """Raise LakeUnavailableError now rather than after the copy; only a local lake can be tried cheaply.
@@ -131,8 +130,29 @@ class LakeAccess(LakePaths):
                 probe.write_bytes(_PROBE)
             finally:
                 probe.unlink(missing_ok=True)
+            self._unsynced = self._unsynced or unsynced(self.uri)
         except OSError as error:
             raise self._unavailable(error.strerror or str(error)) from error
+
+    def begin_writing(self) -> None:
+        """Say in a folder that it is written to, before anything is: what a power cut may leave half written is put back then.
+
+        Raises LakeUnavailableError.
+        """
+        if not is_uri(self.uri) and self._unsynced is None:
+            self.try_writing()
+
+    def make_durable(self) -> None:
+        """Have all that was written so far outlive a power cut: before anything relies on it that pgsieve does not take back.
+
+        An object store keeps what it has confirmed. In a folder the file system is written to disk. Raises LakeUnavailableError.
+        """
+        if is_uri(self.uri):
+            return
+        self.begin_writing()
+        assert self._unsynced is not None
+        with self.refusing(self.uri):
+            self._unsynced.synchronise()
 
     def _unavailable(self, refused: str) -> LakeUnavailableError:
         """The error that says what refuses, how much room there is, and that nothing is lost."""
@@ -194,21 +214,16 @@ def _named(path: str, error: Exception) -> LakeError:
             hint="nobody else should write to it; `pgsieve run` goes on from the last commit",
         )
     if file := missing_file(error):
-        return DamagedTableError(f'Delta table "{path}": its file "{file}" is missing', hint=_DAMAGED)
+        return damaged(path, f'its file "{file}" is missing')
     if lacks_entries(error):
-        return DamagedTableError(
-            f'Delta table "{path}": its log lacks an entry or a checkpoint', hint=_DAMAGED
-        )
+        return damaged(path, "its log lacks an entry or a checkpoint")
     file = illegible_file(error)
     if is_illegible(error):
         said = first_line(error) if file is None else "its checkpoint is no Parquet file, or is not whole"
-        return DamagedTableError(f'Delta table "{path}": its log cannot be read: {said}', hint=_DAMAGED)
+        return damaged_log(path, said)
     if file is not None:
         named = f'its file "{file}"' if file else "one of its files"
-        return DamagedTableError(
-            f'Delta table "{path}": {named} cannot be read: it is no Parquet file, or is not whole',
-            hint=_DAMAGED,
-        )
+        return damaged(path, f"{named} cannot be read: it is no Parquet file, or is not whole")
     message = told(error) if by_spark else first_line(error)
     if is_arrows(error):
         message = message.partition(":")[0]  # What follows shows a cell.

@@ -10,6 +10,8 @@ from pgsieve.resources.lake.executors import cores_of
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.session import SparkEngine
 from pgsieve.resources.lake.spark_writes import WANT_VECTORS
+from pgsieve.resources.lake.stores.storage import is_uri
+from pgsieve.resources.lake.unsynced import recover
 from pgsieve.resources.lake.way import REWRITTEN_BYTES_DEFAULT, SMALL_BYTES_DEFAULT
 
 #: Spark configuration of pgsieve's own: batches of a local lake up to this size are written without Spark.
@@ -29,7 +31,9 @@ class LakeResource(dg.ConfigurableResource["LakeResource"]):
     folders: dict[str, str] = Field(default={})
 
     def open(self) -> Lake:
-        """The lake; its session is made when it is first needed."""
+        """The lake; its session is made when it is first needed. What a power cut left half written is put back before."""
+        if not is_uri(self.uri):
+            recover(self.uri)
         small = int(self.engine.spark_config.get(SMALL_BYTES, SMALL_BYTES_DEFAULT))
         return Lake(
             self.uri,

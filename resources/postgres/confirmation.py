@@ -1,9 +1,10 @@
 """A slot is confirmed: by a status update of the streaming protocol where an advance would decode much.
 
-In: a slot, and the LSN up to which its changes are durable. Out: the slot, which is confirmed up to there. Raises SlotInUseError and
-SourceError.
+In: a slot, the LSN up to which its changes were written, and what makes them durable. Out: the slot, which is confirmed up to there.
+Raises SlotInUseError, SourceError, and what making them durable raises: then the slot stays.
 """
 
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -21,9 +22,14 @@ STREAMED_BYTES = 128 * 1024 * 1024
 
 
 def confirm(
-    connection: psycopg.Connection[Any], source: Source, slot: str, lsn: int, options: PgoutputOptions
+    connection: psycopg.Connection[Any],
+    source: Source,
+    slot: str,
+    lsn: int,
+    options: PgoutputOptions,
+    make_durable: Callable[[], None],
 ) -> None:
-    """Confirm everything that commits before `lsn`; a position the slot has passed is left as it is.
+    """Confirm everything that commits before `lsn`, once it is durable; a position the slot has passed is left as it is.
 
     An advance decodes from restart_lsn up to there. A status update moves confirmed_flush_lsn and decodes nothing
     (LogicalConfirmReceivedLocation() in src/backend/replication/logical/logical.c); restart_lsn stays, until `release_wal`. Where the
@@ -32,6 +38,7 @@ def confirm(
     state = slot_state(connection, slot)
     if state is None or state.confirmed_lsn >= lsn:
         return
+    make_durable()
     if lsn - state.restart_lsn >= STREAMED_BYTES and not state.failover:
         with (
             suppress(SourceError),

@@ -115,6 +115,80 @@ def test_what_the_change_log_has_lost_is_told_with_the_command_that_brings_it_ba
         settled(pgsieve, database)
 
 
+def newest_entry(table: Path) -> Path:
+    """The newest entry of a table's log."""
+    return max((table / "_delta_log").glob("*.json"))
+
+
+def test_an_entry_without_actions_or_cut_off_is_damage_and_a_resync_brings_all_back(
+    publisher_server: EmbeddedServer, tmp_path: Path, master: str
+) -> None:
+    with site("entries", publisher_server, tmp_path, master) as (pgsieve, database):
+        settled(pgsieve, database)
+        pgsieve.write(database)
+        settled(pgsieve, database)
+        checking, savings, journal = (
+            newest_entry(pgsieve.replica("accounts", t)) for t in ("checking", "savings", "journal")
+        )
+        checking.write_bytes(b"")
+        # It has still a commitInfo, and all that comes before the rows.
+        savings.write_bytes(savings.read_bytes().partition(b"\n")[0])
+        journal.unlink()
+        newest_entry(pgsieve.lake / "filtered" / "_changes" / "public" / "orders").write_bytes(b"")
+        pgsieve.write(database)
+        output = told(pgsieve, "run", ends=FOUND)
+        for table in ("accounts public.checking", "accounts public.savings", "accounts public.journal"):
+            assert f"`pgsieve resync {table}`" in output
+        assert "`pgsieve resync filtered public.orders`" in output
+        for subscription in ("accounts", "filtered"):
+            told(pgsieve, "resync", subscription, ends=0)
+        settled(pgsieve, database)
+
+        # That the copies were ready is found again.
+        newest_entry(pgsieve.lake / "accounts" / "_table_states").unlink()
+        pgsieve.write(database)
+        settled(pgsieve, database)
+
+        own = [
+            *(pgsieve.lake / "_pgsieve").rglob("_delta_log"),
+            *pgsieve.lake.glob("*/_*/_delta_log"),
+        ]
+        assert {log.parent.name for log in own} >= {
+            "change_log",
+            "slices",
+            "feed",
+            "catalogs",
+            "_cuts",
+            "_transformed",
+        }
+        for log in own:
+            newest_entry(log.parent).write_bytes(b"")
+        pgsieve.write(database)
+        told(pgsieve, "run", ends=REFUSED)
+        for subscription in ("accounts", "filtered"):
+            told(pgsieve, "resync", subscription, ends=0)
+        settled(pgsieve, database)
+
+
+@pytest.mark.long
+def test_each_of_pgsieves_own_tables_with_an_empty_entry_stops_a_run_until_it_is_begun_anew(
+    publisher_server: EmbeddedServer, tmp_path: Path, master: str
+) -> None:
+    with site("each_entry", publisher_server, tmp_path, master) as (pgsieve, database):
+        settled(pgsieve, database)
+        for log in sorted(
+            [*(pgsieve.lake / "_pgsieve").rglob("_delta_log"), *pgsieve.lake.glob("*/_*/_delta_log")]
+        ):
+            pgsieve.write(database)
+            settled(pgsieve, database)
+            newest_entry(log.parent).write_bytes(b"")
+            pgsieve.write(database)
+            told(pgsieve, "run", ends=REFUSED)
+            for subscription in ("accounts", "filtered"):
+                told(pgsieve, "resync", subscription, ends=0)
+            settled(pgsieve, database)
+
+
 @contextlib.contextmanager
 def written_by_others(path: Path) -> Iterator[None]:
     """Within the block others append to a table, delete from it, and compact and vacuum it."""

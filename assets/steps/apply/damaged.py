@@ -28,6 +28,8 @@ def states_without_damaged(
     Of the `changed` ones, which are about to be written, the whole log is read.
     """
     record = TableStates(lake, subscription.name)
+    if cut is not None:
+        cut.refuse_earlier(record)
     states = record.newest()
     applied = [state for state in states.values() if state.applies]
 
@@ -102,14 +104,16 @@ def _damage(
     """What is wrong with a replica that was ready; None where nothing is."""
     path = lake.replica(subscription.name, *state.name)
     version = _version_of(cut, state)
+    entry_bytes = cut.entries.get(state.name) if cut is not None else None
     try:
         # Where nobody has written to it since, this is two looks at its folder, and all that there is to do.
-        if version is not None and lake.records.is_restored(path, version):
+        if version is not None and lake.records.is_restored(path, version, entry_bytes):
             return _put_back(path)
         if (read or version is None) and not lake.records.exists(path):
             return _gone(path)
-        if read:
-            lake.records.standing(path)
+        # A copy is ready at its LSN, and no later commit takes a position back.
+        if (read or version is None) and (lake.records.position(path) or 0) < state.lsn:
+            return _put_back(path)
     except LakeError as error:
         problem = reason(lake, error)
         return problem if lake.records.exists(path) else _gone(path)

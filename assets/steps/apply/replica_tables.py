@@ -9,7 +9,6 @@ its end and their Delta versions are written to `_cuts`.
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 
 from pgsieve.assets.steps.apply.applied import Applied, standings
 from pgsieve.assets.steps.apply.batch import Batch, lacking_changes
@@ -59,6 +58,7 @@ def apply(
     `only` restricts it to some tables; then no cut is written, as the others stay behind. `cut_into` makes batches of
     the slices; whatever they are, the rows are the same.
     """
+    lake.begin_writing()
     with subscription.feed.source.exclusively(subscription.name):
         return _apply(subscription, lake, log, only, cut_into)
 
@@ -267,8 +267,9 @@ def _record(
     """Write a cut, unless it is the one that stands there already."""
     if not tables or (result.cut and result.cut.tables == tables):
         return
-    result.cut = Cut(lsn, dict(tables), datetime.now(UTC), states)
-    Cuts(lake, subscription.name).append(result.cut)
+    cuts = Cuts(lake, subscription.name)
+    result.cut = cuts.made(lsn, tables, states, result.cut)
+    cuts.append(result.cut)
     reach(Failpoint.CUT_WRITTEN)
 
 

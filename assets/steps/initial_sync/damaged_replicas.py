@@ -26,15 +26,19 @@ def damage_of(subscription: str, lake: Lake, name: Name, generation: int) -> Dam
     """What is in the way of a copy of a table.
 
     The change history of this generation, which goes on after the copy, is begun anew where its log is unreadable. A
-    table begun anew, or put back, counts versions again that cuts have named: those cuts would name other rows.
+    table begun anew, or put back, counts versions again that cuts have named: those cuts would name other rows. So it is with table states.
     """
     paths = lake.replica(subscription, *name), lake.changes(subscription, *name, generation)
     versions = {path: _version(lake, path) for path in paths}
     version = versions[paths[0]]
     newest = -1 if version is None else version
+    states = _version(lake, lake.table_states(subscription))
     return Damage(
         tuple(path for path, readable in versions.items() if readable is None),
-        any(cut.tables.get(name, -1) > newest for cut in Cuts(lake, subscription).kept()),
+        any(
+            cut.tables.get(name, -1) > newest or (cut.states or 0) > (states or 0)
+            for cut in Cuts(lake, subscription).kept()
+        ),
         paths[0] if newest >= 0 and lake.refuses_rows(paths[0]) else None,
     )
 

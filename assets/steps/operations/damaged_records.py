@@ -32,6 +32,8 @@ def replace_damaged_records(subscription: Subscription, lake: Lake) -> list[str]
     others = [record.path, Slices(lake, feed).path, *(each(lake, name).path for each in (Cuts, Registered))]
     with feed.exclusively(), feed.source.exclusively(name):
         damaged = [p for p in (states, transformed, *of_feed, *others) if _is_damaged(lake, p)]
+        if states not in damaged and _is_put_back(lake, name):
+            damaged.append(states)
         if states in damaged:
             lake.remove_log(states)
         # Before the rest is taken away: a process that is killed in between finds the damage again.
@@ -45,6 +47,18 @@ def replace_damaged_records(subscription: Subscription, lake: Lake) -> list[str]
         if record.path in damaged:
             record.set(SubscriptionState(folders=lake.folders_of(name)))
     return damaged
+
+
+def _is_put_back(lake: Lake, subscription: str) -> bool:
+    """Whether the table states are from before the newest cut, which tells of later ones."""
+    cuts = Cuts(lake, subscription)
+    if _is_damaged(lake, cuts.path) or (cut := cuts.last()) is None:
+        return False
+    try:
+        cut.refuse_earlier(TableStates(lake, subscription))
+    except DamagedTableError:
+        return True
+    return False
 
 
 def _is_damaged(lake: Lake, path: str) -> bool:

@@ -73,6 +73,7 @@ def drop_subscription(
         with feed.source.connect() as connection:
             refuse_other_cluster(connection, feed, lake)
             refuse_other_database(connection, lake, [name])
+            lake.make_durable()
             done = _drop_on_server(connection, feed, others)
     states = TableStates(lake, name).newest().values()
     TableStates(lake, name).append(

@@ -17,7 +17,7 @@ from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.operations.clustering import Clusterings, File
 from pgsieve.assets.steps.records.catalogs import AlteredSlices, Catalogs, as_published
 from pgsieve.assets.steps.records.change_log import ChangeLog
-from pgsieve.assets.steps.records.cuts import Cut, Cuts
+from pgsieve.assets.steps.records.cuts import Cuts
 from pgsieve.assets.steps.records.feed import FeedRecord
 from pgsieve.assets.steps.records.prepared import Prepared
 from pgsieve.assets.steps.records.registered import Registered
@@ -175,7 +175,8 @@ def _renew_cut(lake: Lake, subscription: Subscription, since: datetime, states: 
 
     False where that is too old and a replica has changes that are in no cut yet.
     """
-    cut = Cuts(lake, subscription.name).last()
+    cuts = Cuts(lake, subscription.name)
+    cut = cuts.last()
     if cut is None:
         return True
     paths = {name: lake.replica(subscription.name, *name) for name in cut.tables}
@@ -184,12 +185,13 @@ def _renew_cut(lake: Lake, subscription: Subscription, since: datetime, states: 
     # In this order: what a run commits in between is seen by its position.
     versions = {name: lake.records.version(path) for name, path in paths.items()}
     if any(
-        (lake.records.position(path) or 0) > cut.lsn or lake.records.is_restored(path, cut.tables[name])
+        (lake.records.position(path) or 0) > cut.lsn
+        or lake.records.is_restored(path, cut.tables[name], cut.entries.get(name))
         for name, path in paths.items()
     ):
         return young
     if versions != cut.tables or not young:
-        Cuts(lake, subscription.name).append(Cut(cut.lsn, versions, now, states))
+        cuts.append(cuts.made(cut.lsn, versions, states, cut))
     return True
 
 
@@ -237,6 +239,7 @@ class _Maintainer:
     ) -> None:
         """Delete the rows for which a condition holds (see `TableMaintenance`), compact what is left, vacuum."""
         if self._lake.records.exists(path):
+            self._lake.make_durable()
             rows = self._again(path, lambda table: table.delete(condition, since)) if condition else 0
             self.compact(path, rows)
             self.vacuum(path, record=record)
@@ -250,6 +253,8 @@ class _Maintainer:
     def vacuum(self, path: str, *, record: bool = False) -> None:
         """Remove the files of versions that are old enough, of pgsieve's own records sooner."""
         if self._lake.records.exists(path):
+            # What no version needs is needed by the one that a power cut would put the table back to.
+            self._lake.make_durable()
             hours = self._record_hours if record else self._hours
             self._again(path, lambda table: table.vacuum(hours))
 

@@ -6,18 +6,18 @@ It stays true for later LSNs until the next one. `read_at_cut` is for users.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 
-from pgsieve.assets.steps.records.table_states import Name, TableState
+from pgsieve.assets.steps.records.table_states import Name, TableState, TableStates
 from pgsieve.decoding.lsn import parse_lsn
 from pgsieve.decoding.values.quoting import quote_qualified
-from pgsieve.resources.lake.delta.errors import LakeError
+from pgsieve.resources.lake.delta.errors import LakeError, damaged
 from pgsieve.resources.lake.delta.records import version_of
 from pgsieve.resources.lake.lake import Lake
 
@@ -27,6 +27,7 @@ CUTS = pa.schema(
         "at": pa.timestamp("us", "UTC"),
         "tables": pa.map_(pa.string(), pa.int64()),
         "states": pa.int64(),
+        "entries": pa.map_(pa.string(), pa.int64()),
     }
 )
 
@@ -36,19 +37,26 @@ class Cut:
     """An LSN, and the Delta version of each replica table that holds just what committed before it.
 
     `at` is when it was recorded, `states` the newest version of the table states that it was made from; None in cuts
-    that do not say so.
+    that do not say so. `entries` are the bytes of the log's entries of these versions, where they are known.
     """
 
     lsn: int
     tables: Mapping[Name, int]
     at: datetime
     states: int | None = None
+    entries: Mapping[Name, int] = field(default_factory=dict)
 
     def is_after(self, state: TableState) -> bool:
         """Whether the cut was made when the table had this state already; clocks tell only where nothing else does."""
         if self.states is None:
             return state.version < 0 and (state.at is None or state.at <= self.at)
         return state.version <= self.states
+
+    def refuse_earlier(self, states: TableStates) -> None:
+        """Raise DamagedTableError where table states have not the version any more that the cut was made from."""
+        records, path = states.lake.records, states.path
+        if (self.states or 0) > (records.version(path) if records.exists(path) else -1):
+            raise damaged(path, "somebody has put it back to an earlier version")
 
 
 @dataclass(frozen=True)
@@ -71,10 +79,32 @@ class Cuts:
         """The newest cut of the subscription."""
         return next(reversed(_cuts(self.lake.records.newest(self.path, "lsn"))), None)
 
+    def made(self, lsn: int, tables: Mapping[Name, int], states: int | None, last: Cut | None) -> Cut:
+        """A cut of now, beside the `last` one: what that knows of the entries of its versions is not looked at again."""
+        entries = {}
+        for name, version in tables.items():
+            if last is not None and last.tables.get(name) == version:
+                size = last.entries.get(name)
+            else:
+                size = self.lake.records.entry_bytes(self.lake.replica(self.subscription, *name), version)
+            if size is not None:
+                entries[name] = size
+        return Cut(lsn, dict(tables), datetime.now(UTC), states, entries)
+
     def append(self, cut: Cut) -> None:
-        """Record a cut."""
-        versions = [(_join(name), version) for name, version in cut.tables.items()]
-        row = {"lsn": cut.lsn, "at": cut.at, "tables": versions, "states": cut.states}
+        """Record a cut, once the versions that it names are durable."""
+        self.lake.make_durable()
+        versions, entries = (
+            [(_join(name), number) for name, number in numbers.items()]
+            for numbers in (cut.tables, cut.entries)
+        )
+        row = {
+            "lsn": cut.lsn,
+            "at": cut.at,
+            "tables": versions,
+            "states": cut.states,
+            "entries": entries,
+        }
         self.lake.records.append_versioned(self.path, pa.Table.from_pylist([row], CUTS))
 
 
@@ -89,6 +119,7 @@ def _cuts(rows: Sequence[Mapping[str, Any]]) -> list[Cut]:
             {_split(name): version for name, version in row["tables"]},
             row["at"],
             row.get("states"),
+            {_split(name): size for name, size in row.get("entries") or ()},
         )
         for row in sorted(rows, key=_order)
     ]

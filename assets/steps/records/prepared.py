@@ -61,6 +61,8 @@ class Prepared:
     ) -> tuple[Prepare, ...]:
         """Make the table hold the transactions that wait at `position`; returns them. `former` are those it holds."""
         local, waiting = self._local(), assembler.prepared
+        # It is never before the change log.
+        self.lake.make_durable()
         with self.lake.refusing(self.path):
             if waiting == former and local.exists(self.path):
                 local.append(self.path, PREPARED.empty_table(), position)
@@ -72,6 +74,8 @@ class Prepared:
     def begin(self, position: int) -> None:
         """Begin the table for a slot from which nothing has been received."""
         self._local().write(self.path, PREPARED.empty_table(), position, overwrite=True)
+        # Beside a change log it is always there.
+        self.lake.make_durable()
 
     def _local(self) -> LocalRecords:
         if self.lake.local is None:

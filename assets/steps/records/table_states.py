@@ -198,9 +198,9 @@ class TableStates:
     def append(self, states: Iterable[TableState], base: int | None = None) -> None:
         """Append states, all in one commit; the last one that is given of a table counts.
 
-        Raises OverrunError where the table has another version than `base`.
+        Replicas that they say are there are made durable before. Raises OverrunError where the table has another version than `base`.
         """
-        now = datetime.now(UTC)
+        newest, now = {state.name: state for state in states}.values(), datetime.now(UTC)
         rows = [
             {
                 "schema": s.schema,
@@ -211,7 +211,9 @@ class TableStates:
                 "definition": s.definition.to_json() if s.definition else None,
                 "reason": s.reason,
             }
-            for s in {state.name: state for state in states}.values()
+            for s in newest
         ]
+        if any(state.transforms for state in newest):
+            self.lake.make_durable()
         if rows:
             self.lake.records.append_versioned(self.path, pa.Table.from_pylist(rows, TABLE_STATES), base=base)

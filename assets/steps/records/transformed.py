@@ -116,7 +116,11 @@ class Transformed:
         return self.lake.records.position(self.path) or 0
 
     def append(self, end: int, changes: Sequence[TableChanges], base: int) -> None:
-        """Record what a slice changed; raises OverrunError where the table has another version than `base`."""
+        """Record what a slice changed, once the changes are durable, and which tables were set aside.
+
+        Raises OverrunError where the table has another version than `base`.
+        """
+        self.lake.make_durable()
         rows = pa.Table.from_pylist([c.row() for c in changes] or [{"slice": end}], TRANSFORMED)
         self.lake.records.append(self.path, rows, end, base=base)
 

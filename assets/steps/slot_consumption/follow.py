@@ -262,6 +262,7 @@ class StreamedFeed:
         if self._prepared:
             assembler = self._session.assembler
             self._held = Prepared(self._lake, self._feed).save(assembler, lsn, self._held)
+        self._lake.make_durable()
         self._durable, self._confirmed_at = lsn, time.monotonic()
         self._stream.confirm(lsn)
 

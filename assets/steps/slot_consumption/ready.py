@@ -60,7 +60,8 @@ def ready_slot(
         elif durable is not None:
             if keeps_prepared(feed, state):
                 recover_prepared(feed, lake, names, connection.info.server_version, durable)
-            confirm(connection, feed.source, feed.slot, durable, at_once(feed, names))
+            options = at_once(feed, names)
+            confirm(connection, feed.source, feed.slot, durable, options, lake.make_durable)
         else:  # Whoever made the slot did not come to it.
             if keeps_prepared(feed, state):
                 Prepared(lake, feed).begin(state.confirmed_lsn)
@@ -73,6 +74,8 @@ def ready_slot(
             forget_copies(lake, unread)
             restart_lsn = captured if state is None else state.restart_lsn
             Catalogs(lake, sound).append(captured, transaction, seen, catalog, restart_lsn)
+            # Slices that follow are evaluated by it.
+            lake.make_durable()
             reach(Failpoint.CATALOG_RECORDED)
     except Exception:
         if not feed.filtered:

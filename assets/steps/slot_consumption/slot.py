@@ -215,6 +215,8 @@ def forget_copies(lake: Lake, subscriptions: Iterable[str]) -> None:
         ]
         again = [TableState(*s.name, SyncState.INITIALIZE, definition=s.definition) for s in copied]
         TableStates(lake, name).append(again)
+    # What follows would have their changes left out.
+    lake.make_durable()
 
 
 def replace_lost_slot(feed: Feed, lake: Lake) -> SlotError | None:

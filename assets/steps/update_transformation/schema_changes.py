@@ -136,6 +136,7 @@ def _evolve(
     base = lake.records.version(path)
     _refuse_overrun(subscription, lake, state)
     states.append([replace(state, state=SyncState.INITIALIZE)])
+    lake.make_durable()
     record.fence()
     _refuse_unapplied(subscription, lake, state, transformed)
     if planned[: len(unchanged)] == unchanged and all(

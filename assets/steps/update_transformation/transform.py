@@ -87,6 +87,7 @@ def transform(subscription: Subscription, lake: Lake, log: Log) -> list[TableCha
     one, is written. Raises SubscriptionDisabledError for a subscription that is disabled.
     """
     results: list[TableChanges] = []
+    lake.begin_writing()
     with subscription.feed.source.exclusively(subscription.name):
         # Where another process has transformed a slice meanwhile, or copied a table, what follows begins anew.
         again_after_conflict(_transform)(subscription, lake, log, results)

@@ -181,3 +181,15 @@ def enable(log: Log, table: DeltaTable, information: Action) -> None:
         {"metaData": {**newest, "configuration": configuration}},
     ]
     log.commit(version + 1, actions)
+
+
+def vector_file(descriptor: Action | None) -> tuple[str, int] | None:
+    """The file of a vector, named from its table's folder, and how many bytes it has at least; None of one without a file there."""
+    if descriptor is None or descriptor.get("storageType") != "u":
+        return None
+    *folder, digits = descriptor["pathOrInlineDv"][:-20], descriptor["pathOrInlineDv"][-20:]
+    octets = base64.b85decode(digits.encode().translate(bytes.maketrans(_Z85, _RFC_1924)))
+    name = f"deletion_vector_{uuid.UUID(bytes=octets)}.bin"
+    # Its bytes stand between their number and a checksum, of four bytes each.
+    size = int(descriptor.get("offset") or 0) + 4 + int(descriptor["sizeInBytes"]) + 4
+    return "/".join([*filter(None, folder), name]), size

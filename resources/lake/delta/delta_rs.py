@@ -23,6 +23,7 @@ from pgsieve.resources.lake.delta.queries import queried, quoted_column
 from pgsieve.resources.lake.delta.records import LAST_COMMITS, version_with
 from pgsieve.resources.lake.delta.slices import Slices
 from pgsieve.resources.lake.delta.tables import arrow_schema
+from pgsieve.resources.lake.stores.storage import is_uri
 from pgsieve.resources.lake.stores.store import joined
 
 
@@ -154,13 +155,26 @@ class LocalRecords(Commits):
         """The newest version of a table."""
         return self.table_at(path).version()
 
-    def is_restored(self, path: str, since: int) -> bool:
-        """Whether somebody has gone back in a table that had this version; two looks at its folder where it still has."""
+    def entry_bytes(self, path: str, version: int) -> int | None:
+        """How many bytes the log's entry of a version has; None on a store, where only a request would tell."""
+        return None if is_uri(path) else self._tables.log_of(path).bytes_of(version)
+
+    def is_restored(self, path: str, since: int, entry_bytes: int | None = None) -> bool:
+        """Whether somebody has gone back in a table that had this version; two looks at its folder where it still has.
+
+        Raises DamagedTableError where the entry of this version, or of a later one, is not whole, or has not the bytes that it had.
+        """
         log = self._tables.log_of(path)
-        if {since, since + 1} & (log.since(since, since)).keys() == {since}:
+        entries = log.since(since, since)
+        if since in entries:
+            log.refuse_damaged(since, entries[since], entry_bytes)
+        if {since, since + 1} & entries.keys() == {since}:
             return False
         table = self.table_at(path)
         later = table.version() - since
+        for between in range(since + 1, table.version()):
+            if (stamp := entries.get(between) or log.stamp(between)) is not None:
+                log.refuse_damaged(between, stamp)
         return later < 0 or any(c.get("operation") == "RESTORE" for c in table.history(later) if later)
 
     def committed_at(self, path: str, position: int) -> int | None:

@@ -131,6 +131,20 @@ class DamagedTableError(LakeError):
     """A Delta table has lost files or its log, or what they held: it has to be made again."""
 
 
+def damaged(path: str, what: str) -> DamagedTableError:
+    """The error of a table that has lost something, with the way out."""
+    return DamagedTableError(
+        f'Delta table "{path}": {what}',
+        hint="restore it from a backup, or have it made again: `pgsieve resync`, with the name of its subscription and no table"
+        ' (pgsieve\'s documentation, "A damaged lake")',
+    )
+
+
+def damaged_log(path: str, what: str) -> DamagedTableError:
+    """The error of a table whose log is not what was written."""
+    return damaged(path, f"its log cannot be read: {what}")
+
+
 class ExecutorError(PgsieveError):
     """An error of pgsieve's that was raised on a Spark executor; `kind` is its class."""
 

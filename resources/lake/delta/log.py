@@ -153,7 +153,9 @@ class Log:
 
         Raises CommitFailedError where the version is there.
         """
-        lines = (json.dumps(action, separators=(",", ":")) + "\n" for action in actions)
+        # The position at last: who finds it knows that nothing is cut off (`whole_entries`).
+        ordered = sorted(actions, key=lambda action: "txn" in action)
+        lines = (json.dumps(action, separators=(",", ":")) + "\n" for action in ordered)
         try:
             self.files.make(_entry(version), "".join(lines).encode())
         except FileExistsError:

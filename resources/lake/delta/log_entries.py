@@ -2,7 +2,8 @@
 
 In: the table's path, and what reaches its store. Out: the entries by version, each with what tells it from another of its name. In a folder
 two looks at files tell that, as they do where only delta-rs reaches a store; on an object store one listing does, while other threads work.
-A listing may be late: what the caller knows to have been there is asked for by its name. Raises OSError.
+A listing may be late: what the caller knows to have been there is asked for by its name. Raises OSError, and DamagedTableError where
+an entry is not whole: a store keeps an object whole, so only one that is empty is found there.
 """
 
 import re
@@ -10,12 +11,14 @@ from collections.abc import Hashable, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from pgsieve.resources.lake.delta.errors import damaged_log
+from pgsieve.resources.lake.delta.whole_entries import NO_ACTIONS, lack_of
 from pgsieve.resources.lake.stores.objects import Objects, objects_at
 from pgsieve.resources.lake.stores.storage import is_uri
 from pgsieve.resources.lake.stores.store import Store
 
-#: What tells an entry from another one of its name.
-Stamp = Hashable
+#: What tells an entry from another one of its name; its bytes come last.
+Stamp = tuple[Hashable, ...]
 
 _ENTRY = re.compile(r"(\d{20})\.json")
 
@@ -24,7 +27,8 @@ class LogEntries:
     """The entries of the log of one table."""
 
     def __init__(self, path: str, store: Store) -> None:
-        self._log, self._store, self._is_uri = f"{path}/_delta_log", store, is_uri(path)
+        self._path, self._log = path, f"{path}/_delta_log"
+        self._store, self._is_uri = store, is_uri(path)
         self._folder = urlsplit(self._log).path.strip("/")
         self._objects: Objects | None = objects_at(path, store.options) if self._is_uri else None
 
@@ -54,9 +58,33 @@ class LogEntries:
             return None
         return entry.st_ino, entry.st_mtime_ns, entry.st_size
 
+    def bytes_of(self, version: int) -> int | None:
+        """How many bytes the entry of a version has; None where there is none."""
+        stamp = self.stamp(version)
+        return None if stamp is None else _bytes(stamp)
+
+    def refuse_damaged(self, version: int, stamp: Stamp, entry_bytes: int | None = None) -> None:
+        """Raise DamagedTableError where an entry is not whole, or has not the bytes that are known of it."""
+        if not _bytes(stamp):
+            lack: str | None = NO_ACTIONS
+        elif entry_bytes is not None:
+            lack = None if _bytes(stamp) == entry_bytes else "is another than was written"
+        elif self._is_uri:
+            return
+        else:
+            lack = lack_of(Path(self._log, _name(version)).read_bytes())
+        if lack is not None:
+            raise damaged_log(self._path, f"its entry {version} {lack}")
+
     def any(self) -> bool:
         """Whether there may be a log on an object store; one that only delta-rs reaches it is left to."""
         return self._objects is None or bool(self._objects.stamps(self._folder))
+
+
+def _bytes(stamp: Stamp) -> int:
+    size = stamp[-1]
+    assert isinstance(size, int)
+    return size
 
 
 def _name(version: int) -> str:

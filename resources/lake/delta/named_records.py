@@ -79,10 +79,15 @@ class NamedRecords:
         with self._refusing(path):
             return self._records.version(path)
 
-    def is_restored(self, path: str, since: int) -> bool:
+    def is_restored(self, path: str, since: int, entry_bytes: int | None = None) -> bool:
         """Whether somebody has gone back in a table that had this version."""
         with self._refusing(path):
-            return self._records.is_restored(path, since)
+            return self._records.is_restored(path, since, entry_bytes)
+
+    def entry_bytes(self, path: str, version: int) -> int | None:
+        """How many bytes the log's entry of a version has; None where only a request would tell."""
+        with self._refusing(path):
+            return self._records.entry_bytes(path, version)
 
     def committed_at(self, path: str, position: int) -> int | None:
         """The version with which pgsieve wrote a position; None where the last commits do not tell."""

@@ -46,14 +46,21 @@ def commit_metadata(position: int | None, more: Mapping[str, Any] | None = None)
 
 def version_with(commits: Iterable[Mapping[str, Any]], position: int) -> int | None:
     """The version of the newest commit that wrote a position; commits that kept it do not count."""
-    for commit in commits:
-        try:
-            written = json.loads(commit.get("userMetadata") or "{}")[APPLICATION]
-            if written["lsn"] == position and not written.get("kept"):
-                return int(commit["version"])
-        except (ValueError, TypeError, LookupError):
-            continue  # Another writer's words, or none.
-    return None
+    return next(
+        (int(c["version"]) for c in commits if position_in(c.get("userMetadata")) == (position, False)), None
+    )
+
+
+def position_in(metadata: str | None) -> tuple[int | None, bool]:
+    """The position that a commit's user metadata has, and whether it only kept the one that its writer had read before."""
+    try:
+        read = json.loads(metadata or "null")
+    except ValueError:
+        return None, False  # Another writer's words.
+    if not isinstance(read, dict) or not isinstance(read.get(APPLICATION), dict):
+        return None, False
+    lsn = read[APPLICATION].get("lsn")
+    return (lsn if isinstance(lsn, int) else None), bool(read[APPLICATION].get("kept"))
 
 
 def kept_metadata(position: int | None) -> str:
@@ -133,11 +140,15 @@ class Records(Protocol):
     def version(self, path: str) -> int:
         """The newest version of a table."""
 
-    def is_restored(self, path: str, since: int) -> bool:
+    def is_restored(self, path: str, since: int, entry_bytes: int | None = None) -> bool:
         """Whether somebody has gone back in a table that had this version: by RESTORE, or an older folder put back.
 
-        Delta keeps the transaction identifiers of what RESTORE undoes: the position alone does not tell.
+        Delta keeps the transaction identifiers of what RESTORE undoes: the position alone does not tell. Raises DamagedTableError
+        where the log's entry of this version, or of a later one, is not whole, or has not the bytes that it had.
         """
+
+    def entry_bytes(self, path: str, version: int) -> int | None:
+        """How many bytes the log's entry of a version has; None where only a request would tell."""
 
     def committed_at(self, path: str, position: int) -> int | None:
         """The version with which pgsieve wrote a position; None where the last commits do not tell."""

@@ -1,6 +1,5 @@
 """Delta tables wherever Spark can reach them: `Records` by Spark, for lakes at a URI."""
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -19,6 +18,7 @@ from pgsieve.resources.lake.delta.records import (
     VERSIONED,
     Standing,
     commit_metadata,
+    position_in,
     quoted,
     version_of,
     version_with,
@@ -126,7 +126,7 @@ class SparkRecords:
                 for number, row in enumerate(commits.toLocalIterator()):
                     if number == 0:
                         newest = Standing(int(row["version"]))
-                    lsn, is_kept = _lsn(row["userMetadata"])
+                    lsn, is_kept = position_in(row["userMetadata"])
                     position = max(position, lsn or 0)
                     if lsn is not None and not is_kept:
                         return Standing(newest.version, position)
@@ -142,7 +142,16 @@ class SparkRecords:
         assert row is not None
         return int(row["version"])
 
-    def is_restored(self, path: str, since: int) -> bool:
+    def entry_bytes(self, path: str, version: int) -> int | None:  # noqa: ARG002 - as the protocol has it
+        """None: only a request would tell."""
+        return None
+
+    def is_restored(
+        self,
+        path: str,
+        since: int,
+        entry_bytes: int | None = None,  # noqa: ARG002 - as the protocol has it
+    ) -> bool:
         """Whether somebody has gone back in a table that had this version."""
         history = self._session().sql(f"describe history delta.{quoted(path)}")
         later = history.where(F.col("version") >= since).select("version", "operation").collect()
@@ -177,18 +186,6 @@ class SparkRecords:
         assert row is not None
         said = row["properties"].get(PROPERTY)
         return None if said is None else bool(said == "true")
-
-
-def _lsn(metadata: str | None) -> tuple[int | None, bool]:
-    """The position that a commit tells of, and whether it only kept the one that its writer had read before."""
-    try:
-        read = json.loads(metadata or "null")
-    except ValueError:
-        return None, False
-    if not isinstance(read, dict) or not isinstance(read.get(APPLICATION), dict):
-        return None, False
-    lsn = read[APPLICATION].get("lsn")
-    return (lsn if isinstance(lsn, int) else None), bool(read[APPLICATION].get("kept"))
 
 
 @contextmanager

@@ -4,7 +4,8 @@ In: paths, and the store with its options. Out: tables at their newest version. 
 times what a commit costs, and two looks at its log tell whether one that is open is still the newest. On an object store
 opening it takes several requests, one after the other, and to learn whether one is the newest takes one, as to know it again does. So who asks several things
 before it writes asks them of one moment there (`Tables.one_moment`). Each thread has tables of its own, as delta-rs changes the one that
-it commits with; one that has finished with its work leaves them to others (`Tables.lend`). Raises what delta-rs does, and OSError.
+it commits with; one that has finished with its work leaves them to others (`Tables.lend`). Raises what delta-rs does, OSError, and
+DamagedTableError where the newest entry of a log is not whole.
 """
 
 import threading
@@ -22,7 +23,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from tenacity import retry, retry_if_exception, stop_after_attempt, wait_fixed
 
-from pgsieve.resources.lake.delta.errors import lacks_entries
+from pgsieve.resources.lake.delta.errors import DamagedTableError, lacks_entries
 from pgsieve.resources.lake.delta.log_entries import LogEntries, Stamp
 from pgsieve.resources.lake.stores.storage import is_uri
 from pgsieve.resources.lake.stores.store import Store
@@ -62,10 +63,12 @@ class _Held:
             except DeltaError:
                 return False
         newest = self.table.version()
-        stamp = entries[newest] if newest in entries else log.stamp(newest)
-        if stamp is None:
+        entry = entries[newest] if newest in entries else log.stamp(newest)
+        if entry is None:
             return False
-        self.seen = newest, stamp
+        if newest != version:
+            log.refuse_damaged(newest, entry)
+        self.seen = newest, entry
         return True
 
     def answers_now(self) -> dict[str, list[dict[str, Any]]]:
@@ -95,12 +98,17 @@ class Tables:
         if is_uri(path):
             try:
                 return self.open_if_any(path) is not None
+            except DamagedTableError:
+                return True
             except DeltaError as error:
                 # What is wrong with the log hears who reads it.
                 if store_refusal([error]) or not self.log_of(path).any():
                     raise
                 return True
-        return self._held(path) is not None or (_has_log(path) and DeltaTable.is_deltatable(path))
+        try:
+            return self._held(path) is not None or (_has_log(path) and DeltaTable.is_deltatable(path))
+        except DamagedTableError:
+            return True  # As below.
 
     @contextmanager
     def one_moment(
@@ -203,8 +211,10 @@ class Tables:
         self._absent.discard(path)
         # At once: a table that is made anew before it is used again would be taken for this one.
         version = table.version()
-        stamp = self.log_of(path).since(version, version).get(version)
+        log = self.log_of(path)
+        stamp = log.since(version, version).get(version)
         if stamp is not None:
+            log.refuse_damaged(version, stamp)
             held = mine[path] = _Held(table, (version, stamp))
             self._note(path, held)
             if not is_uri(path) and len(mine) > _HELD:

@@ -79,7 +79,7 @@ def test_a_status_update_confirms_what_an_advance_confirms(
             connection.execute("SELECT pg_log_standby_snapshot()")
         if number % 4 == 0:
             lsn = flushed_lsn(connection)
-            confirm(connection, source, "reported", lsn, OPTIONS)
+            confirm(connection, source, "reported", lsn, OPTIONS, durable)
             advance(connection, source.name, "advanced", lsn)
             reported, advanced = (slot_state(connection, slot) for slot in ("reported", "advanced"))
             assert reported
@@ -103,12 +103,12 @@ def test_it_is_confirmed_without_being_decoded(
     create_slot(connection, source.name, "s")
     connection.execute("INSERT INTO t SELECT i, 'x' FROM generate_series(1, 1000) i")
     begun, lsn = decodings(server, "s"), flushed_lsn(connection)
-    confirm(connection, source, "s", lsn, OPTIONS)
+    confirm(connection, source, "s", lsn, OPTIONS, durable)
     # The walsender's, which it ends at once; an advance would be a second one.
     assert decodings(server, "s") == begun + 1
-    confirm(connection, source, "s", lsn, OPTIONS)
+    confirm(connection, source, "s", lsn, OPTIONS, durable)
     assert decodings(server, "s") == begun + 1
-    confirm(connection, source, "gone", lsn, OPTIONS)
+    confirm(connection, source, "gone", lsn, OPTIONS, durable)
 
 
 def test_little_is_confirmed_by_an_advance(
@@ -135,13 +135,25 @@ def test_a_failover_slot_is_advanced(
     assert_advanced(server, connection, Source("shop", server.conninfo()), failover=True)
 
 
+def durable() -> None:
+    """What is to be confirmed is on disk."""
+
+
+def lost() -> None:
+    """What is to be confirmed did not reach the disk."""
+    raise OSError("no disk")
+
+
 def assert_advanced(
     server: EmbeddedServer, connection: psycopg.Connection, source: Source, *, failover: bool = False
 ) -> None:
     create_slot(connection, source.name, "s", failover=failover)
     connection.execute("SELECT pg_logical_emit_message(true, 'x', 'y')")
-    lsn = flushed_lsn(connection)
-    confirm(connection, source, "s", lsn, OPTIONS)
+    lsn, before = flushed_lsn(connection), slot_state(connection, "s")
+    with pytest.raises(OSError, match="no disk"):
+        confirm(connection, source, "s", lsn, OPTIONS, lost)
+    assert slot_state(connection, "s") == before
+    confirm(connection, source, "s", lsn, OPTIONS, durable)
     state = slot_state(connection, "s")
     assert state is not None
     assert state.confirmed_lsn == lsn

@@ -32,6 +32,7 @@ from pgsieve.assets.steps.records.table_states import (
 from pgsieve.assets.steps.slot_consumption.slot import give_up
 from pgsieve.assets.steps.subscription import Feed
 from pgsieve.decoding.publications.catalog import Catalog
+from pgsieve.resources.lake.delta.errors import DamagedTableError
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.maintenance import maintenance
 from pgsieve.resources.postgres.alterations import Look
@@ -110,7 +111,12 @@ def test_a_cut_and_a_state_are_ordered_by_what_the_cut_was_made_from(lake: Lake)
     assert newest.is_after(before["public", "t"])
     copied = TableStates(lake, "sub").newest()["public", "t"]
     assert not newest.is_after(copied)
-    assert Cut(10, {}, datetime.now(UTC), copied.version).is_after(copied)
+    cut = Cut(10, {}, datetime.now(UTC), copied.version)
+    assert cut.is_after(copied)
+    cut.refuse_earlier(TableStates(lake, "sub"))
+    max(Path(TableStates(lake, "sub").path, "_delta_log").glob("*.json")).unlink()
+    with pytest.raises(DamagedTableError, match="put it back to an earlier version"):
+        cut.refuse_earlier(TableStates(lake, "sub"))
 
 
 def test_of_two_catalogs_of_one_lsn_the_later_counts(lake: Lake) -> None:

@@ -1,0 +1,165 @@
+"""What a power cut leaves of commits that were not on disk yet: put back to the last version that is whole.
+
+In: a lake's folder, and since when something may not have reached the disk. Out: logs of Delta tables without the entries, from the newest
+back, that are not whole, or that add files which are not; checkpoints and checksums that are not whole go, too. A table of which no entry is
+whole is none. Nothing that others rely on is lost: before pgsieve relies on a commit anywhere, it has it on disk. Raises OSError.
+
+Of processes that were killed nothing is half written: entries and files have their names once they are whole. What another process
+writes meanwhile is whole, too; a file that it removes is looked for twice.
+"""
+
+import json
+import logging
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from pgsieve.resources.lake.delta.deletion_vectors import vector_file
+from pgsieve.resources.lake.delta.whole_entries import lack_of
+
+_LOGGER = logging.getLogger(__name__)
+
+_ENTRY = re.compile(r"(\d{20})\.json")
+_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint.*\.parquet")
+_LAST_CHECKPOINT = "_last_checkpoint"
+#: A Parquet file begins and ends so; between them is at least the length of its footer.
+_MAGIC, _LEAST = b"PAR1", 12
+#: Clocks of file systems tick in steps.
+_STEP_NS = 2_000_000_000
+
+#: What an entry removes by name, and what it adds by name with its bytes; None: only its being there is asked.
+_Changes = tuple[set[str], dict[str, int]]
+
+
+def put_back(lake: Path, since_ns: int) -> None:
+    """Put every table of a lake back to its last version that is whole."""
+    for folder, folders, files in os.walk(lake, followlinks=True):
+        if "_delta_log" not in folders:
+            continue
+        table = Path(folder)
+        for name in files:
+            # What Hadoop keeps beside its files: it reads a file without it, and not beside another one.
+            if name.startswith(".") and name.endswith(".crc") and _is_later(table / name, since_ns):
+                (table / name).unlink(missing_ok=True)
+        _put_table_back(table, since_ns - _STEP_NS)
+
+
+def _put_table_back(table: Path, since_ns: int) -> None:
+    log = table / "_delta_log"
+    for path in log.iterdir():
+        is_half = _CHECKPOINT.fullmatch(path.name) and not _is_parquet(path)
+        if _is_later(path, since_ns) and (is_half or path.name.endswith(".crc")):
+            path.unlink(missing_ok=True)
+    first = _first_half(table, since_ns)
+    if first is not None and first == _first_half(table, since_ns):
+        entries = _entries(log)
+        for version in sorted((each for each in entries if each >= first), reverse=True):
+            entries[version].unlink()
+        for path in log.iterdir():
+            if (match := _CHECKPOINT.fullmatch(path.name)) and int(match[1]) >= first:
+                path.unlink()
+        _LOGGER.warning("%s is put back to before version %d, which is not whole", table, first)
+        if not _entries(log) and not any(_CHECKPOINT.fullmatch(path.name) for path in log.iterdir()):
+            shutil.rmtree(log)
+            return
+    _drop_false_hint(log)
+
+
+def _drop_false_hint(log: Path) -> None:
+    """Remove what names the last checkpoint where it is not whole, or names one that is not there: all is found without it."""
+    hint = log / _LAST_CHECKPOINT
+    try:
+        version = int(json.loads(hint.read_bytes())["version"])
+    except FileNotFoundError:
+        return
+    except (ValueError, TypeError, LookupError):
+        version = -1
+    if not any(int(m[1]) == version for p in log.iterdir() if (m := _CHECKPOINT.fullmatch(p.name))):
+        hint.unlink(missing_ok=True)
+
+
+def _entries(log: Path) -> dict[int, Path]:
+    return {int(match[1]): path for path in log.iterdir() if (match := _ENTRY.fullmatch(path.name))}
+
+
+def _first_half(table: Path, since_ns: int) -> int | None:
+    """The first version from `since_ns` on that is not whole, or that follows none; None where all are whole."""
+    later = {v: p for v, p in sorted(_entries(table / "_delta_log").items()) if _is_later(p, since_ns)}
+    changes = dict[int, _Changes]()
+    for version, path in later.items():
+        if changes and version - 1 not in changes:
+            break
+        if lack_of(content := _on_disk(path)) is not None:
+            break
+        changes[version] = _changes(content)
+    while (lost := _adding_what_is_not_whole(table, changes)) is not None:
+        # Without it, and what follows it, files are there again that these have removed.
+        changes = {version: each for version, each in changes.items() if version < lost}
+    return next((version for version in later if version not in changes), None)
+
+
+def _changes(content: bytes) -> _Changes:
+    removed, added = set[str](), dict[str, int]()
+    actions: Iterator[dict[str, Any]] = (json.loads(line) for line in content.splitlines() if line.strip())
+    for action in actions:
+        if (gone := action.get("remove")) is not None:
+            removed.add(unquote(gone["path"]))
+        if (come := action.get("add")) is not None:
+            added[unquote(come["path"])] = int(come["size"])
+            if (vector := vector_file(come.get("deletionVector"))) is not None:
+                name, size = vector
+                added[name] = max(size, added.get(name, 0))
+    # A file that is removed and added again has other rows marked.
+    return removed - added.keys(), added
+
+
+def _adding_what_is_not_whole(table: Path, changes: Mapping[int, _Changes]) -> int | None:
+    """The first version that adds a file which is not whole, and which no later version removes."""
+    removed, lost = set[str](), None
+    for version in sorted(changes, reverse=True):
+        gone, come = changes[version]
+        if any(name not in removed and not _is_whole(table / name, size) for name, size in come.items()):
+            lost = version
+        removed |= gone
+    return lost
+
+
+def _is_whole(path: Path, size: int) -> bool:
+    """Whether a file has at least so many bytes, and is a Parquet file where its name says so."""
+    try:
+        return path.stat().st_size >= size and (path.suffix != ".parquet" or _is_parquet(path))
+    except FileNotFoundError:
+        return False
+
+
+def _is_parquet(path: Path) -> bool:
+    with path.open("rb") as file:
+        _forget_cached(file.fileno())
+        size = file.seek(0, os.SEEK_END)
+        file.seek(0)
+        begins = file.read(len(_MAGIC))
+        file.seek(max(0, size - len(_MAGIC)))
+        return size >= _LEAST and begins == file.read(len(_MAGIC)) == _MAGIC
+
+
+def _on_disk(path: Path) -> bytes:
+    with path.open("rb") as file:
+        _forget_cached(file.fileno())
+        return file.read()
+
+
+def _forget_cached(file: int) -> None:
+    """Have what is read come from the disk: after a write that failed, what was to be written may still be in memory."""
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _is_later(path: Path, since_ns: int) -> bool:
+    try:
+        return path.stat().st_mtime_ns >= since_ns
+    except FileNotFoundError:
+        return False

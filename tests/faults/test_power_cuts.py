@@ -1,0 +1,166 @@
+"""A power cut costs nothing: what a slot was confirmed for is on disk, and what was half written is put back by the next run.
+
+A lake is on a file system of its own, in a file. To go down at once, without writing back, is what its shutdown does
+(EXT4_IOC_SHUTDOWN in fs/ext4/ext4.h of Linux). Before that its journal is written, at the worst moment: files have their names then, and no
+bytes. These tests mount file systems, so they are collected for root only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import random
+import signal
+import struct
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from pgsieve.resources.failpoints import Failpoint
+from pgsieve.resources.postgres.embedded import EmbeddedServer
+from tests.faults.killable import MARKING, NOT_SMALL, REFUSED, Site, settled, site
+from tests.faults.test_kills import FIRST, LATER
+
+pytestmark = pytest.mark.spark
+
+_SHUTDOWN, _WITHOUT_JOURNAL = 0x8004587D, 2
+_SIZE = 1 << 30
+
+
+class Disk:
+    """A file system at a folder, whose power can be cut."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self._image = folder, folder.with_suffix(".image")
+        folder.mkdir(parents=True)
+        with self._image.open("xb") as image:
+            image.truncate(_SIZE)
+        subprocess.run(["mkfs.ext4", "-q", str(self._image)], check=True)
+        self._mount()
+
+    def cut(self, *, names: bool) -> None:
+        """Cut the power: whoever writes gets errors from now on. With `names` the journal is on disk by then, and no file's bytes."""
+        if names:
+            with (self.folder / ".other").open("wb") as other:
+                other.write(b"x")
+                other.flush()
+                os.fsync(other.fileno())
+        folder = os.open(self.folder, os.O_RDONLY)
+        try:
+            fcntl.ioctl(folder, _SHUTDOWN, struct.pack("I", _WITHOUT_JOURNAL))
+        finally:
+            os.close(folder)
+
+    def restore(self) -> None:
+        """Give it power again, once nobody has a file of it open."""
+        self.umount()
+        self._mount()
+
+    def umount(self) -> None:
+        """Take it away."""
+        deadline = time.monotonic() + 60
+        while subprocess.run(["umount", str(self.folder)], check=False, capture_output=True).returncode:
+            assert time.monotonic() < deadline, "a process still has a file open"
+            time.sleep(0.05)
+
+    def _mount(self) -> None:
+        subprocess.run(["mount", "-o", "loop", str(self._image), str(self.folder)], check=True)
+
+
+@contextlib.contextmanager
+def powered(
+    name: str, server: EmbeddedServer, folder: Path, conf: Mapping[str, str]
+) -> Iterator[tuple[Site, psycopg.Connection, Disk]]:
+    """A site whose lake is on a disk."""
+    disk = Disk(folder / "lake")
+    try:
+        # Without a server of Spark's, which would have files open.
+        with site(name, server, folder, "local[2]", conf=conf) as (pgsieve, database):
+            yield pgsieve, database, disk
+    finally:
+        disk.umount()
+
+
+def cut_at(pgsieve: Site, database: psycopg.Connection, disk: Disk, point: Failpoint | str) -> None:
+    """Let a run come to a failpoint, and cut the power there; names are on disk, and no bytes that were not made durable."""
+    pgsieve.write(database)
+    assert (point, pgsieve.run(failpoint=point)) == (point, -signal.SIGKILL), pgsieve.log
+    disk.cut(names=True)
+    disk.restore()
+
+
+def test_a_power_cut_costs_nothing(publisher_server: EmbeddedServer, tmp_path: Path) -> None:
+    with powered("power", publisher_server, tmp_path, {}) as (pgsieve, database, disk):
+        cut_at(pgsieve, database, disk, Failpoint.TABLES_READY)
+        settled(pgsieve, database)
+        for point in (
+            Failpoint.SLOT_CONFIRMED,
+            f"{Failpoint.REPLICA_COMMITTED}:2",
+            Failpoint.CUT_WRITTEN,
+        ):
+            cut_at(pgsieve, database, disk, point)
+        # After a run that has ended well nothing is put back.
+        pgsieve.write(database)
+        settled(pgsieve, database)
+        disk.cut(names=True)
+        disk.restore()
+        pgsieve.verify(database)
+        settled(pgsieve, database)
+
+        # While a run writes: it ends with an error, or was not there yet.
+        pgsieve.write(database, 30)
+        process = pgsieve.start("run")
+        log = pgsieve.lake / "_pgsieve" / "power" / "change_log" / "_delta_log"
+        entries = len(list(log.glob("*.json")))
+        while process.is_alive() and len(list(log.glob("*.json"))) == entries:
+            time.sleep(0.001)
+        disk.cut(names=True)
+        process.join(300)
+        assert process.exitcode == REFUSED, pgsieve.log
+        disk.restore()
+        settled(pgsieve, database)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("conf", [{}, NOT_SMALL, MARKING], ids=["process", "threads", "marking"])
+def test_a_power_cut_at_each_failpoint_costs_nothing(
+    publisher_server: EmbeddedServer, tmp_path: Path, conf: Mapping[str, str], request: pytest.FixtureRequest
+) -> None:
+    name = f"power_{request.node.callspec.id}"
+    with powered(name, publisher_server, tmp_path, conf) as (pgsieve, database, disk):
+        for point in FIRST:
+            cut_at(pgsieve, database, disk, point)
+        settled(pgsieve, database)
+        for point in LATER:
+            cut_at(pgsieve, database, disk, point)
+            pgsieve.write(database)
+            settled(pgsieve, database)
+
+
+@pytest.mark.long
+def test_power_cuts_at_random_moments_cost_nothing(publisher_server: EmbeddedServer, tmp_path: Path) -> None:
+    seed = int(os.environ.get("PGSIEVE_SEED") or random.SystemRandom().randrange(2**32))
+    chance, budget = random.Random(seed), float(os.environ.get("PGSIEVE_BUDGET_SECONDS") or 120)
+    with powered("power_random", publisher_server, tmp_path, {}) as (pgsieve, database, disk):
+        settled(pgsieve, database)
+        began, cuts = time.monotonic(), 0
+        while time.monotonic() - began < budget:
+            with pgsieve.writing():
+                process = pgsieve.start(
+                    *chance.choice([("run",), ("run",), ("run", "--follow"), ("maintain",)])
+                )
+                time.sleep(chance.uniform(0, 6))
+                disk.cut(names=chance.random() < 0.7)
+                cuts += 1
+                time.sleep(chance.uniform(0, 0.5))
+                process.kill()
+                process.join()
+            disk.restore()
+            assert pgsieve.run() == 0, f"seed {seed}: {pgsieve.log}"
+            pgsieve.verify(database)
+        assert cuts > 3

@@ -1,0 +1,116 @@
+"""An entry of a log that is cut off, or has no actions, is damage, wherever it is cut off: it is never taken for a version without changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from pgsieve.resources.lake.delta.delta_rs import LocalRecords
+from pgsieve.resources.lake.delta.errors import DamagedTableError
+from pgsieve.resources.lake.delta.merge import Merge
+from pgsieve.resources.lake.delta.parquet_files import write_files
+from pgsieve.resources.lake.delta.row_removal import added_files, enable_marking, mark_rows
+from pgsieve.resources.lake.delta.tables import Tables
+from pgsieve.resources.lake.delta.whole_entries import lack_of
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.stores.store import Store
+from tests.fixtures.lakes import no_session
+from tests.resources.lake.delta.test_illegible_files import _change as change
+from tests.resources.lake.delta.test_illegible_files import lake as lake  # noqa: PLC0414 - a fixture
+
+Act = Callable[[LocalRecords, str], object]
+
+
+def rows(*values: int) -> pa.Table:
+    return pa.table({"a": pa.array(values, pa.int32())})
+
+
+def _write(records: LocalRecords, path: str) -> None:
+    records.write(path, rows(2), 20)
+
+
+def _overwrite(records: LocalRecords, path: str) -> None:
+    records.write(path, rows(2, 3), 20, overwrite=True)
+
+
+def _commit(records: LocalRecords, path: str) -> None:
+    files = [f for b in write_files(path, rows(4).schema, rows(4).to_batches()) for f in b.to_pylist()]
+    records.commit(path, rows(4).schema, files, 20)
+
+
+def _merge(records: LocalRecords, path: str) -> None:
+    keys = pa.array([5, 1], pa.int32())
+    source = pa.table({"action": ["upsert", "delete"], "k0": keys, "v0": keys})
+    records.merge(path, source, Merge.flat(("a",), ("a",), ()), 20, 0)
+
+
+def _versioned(records: LocalRecords, path: str) -> None:
+    records.append_versioned(path, rows(7))
+
+
+def _mark(records: LocalRecords, path: str) -> None:
+    records.write(path, rows(8, 9), 15)
+    enable_marking(records, path)
+    matches = [m for m in records.matches(path, rows(8), [np.array([True])], None) or () if len(m.rows)]
+    mark_rows(records, path, zip(matches, added_files(records, path, matches, 2), strict=True), [], 20, 2)
+
+
+@pytest.mark.parametrize("act", [_write, _overwrite, _commit, _merge, _versioned, _mark])
+def test_an_entry_that_is_cut_off_anywhere_is_damage(tmp_path: Path, act: Act) -> None:
+    path = str(tmp_path / "t")
+    writer = LocalRecords(Store(), Tables(Store()))
+    writer.write(path, rows(1), 10)
+    act(writer, path)
+    entry = max(Path(path, "_delta_log").glob("*.json"))
+    whole = entry.read_bytes()
+    assert lack_of(whole) is None
+    # Its rows say which version they came with: without the txn action of that nothing is lost.
+    end = whole.find(b'\n{"txn":{"appId":"pgsieve.version"')
+    for length in range(len(whole.rstrip()) if end < 0 else end):
+        assert lack_of(whole[:length]) is not None, (length, whole[:length])
+    # As a table is opened, and as one that is held open is looked at again.
+    for content in (b"", b"\n", whole[: len(whole) // 2], whole[: whole.index(b"\n")]):
+        entry.write_bytes(content)
+        for records in (LocalRecords(Store(), Tables(Store())), writer):
+            told = pytest.raises(DamagedTableError, match="its log cannot be read: ")
+            with told, Lake(path, no_session).refusing(path):
+                records.standing(path)
+            assert records.exists(path)
+    entry.write_bytes(whole)
+    assert LocalRecords(Store(), Tables(Store())).standing(path).version == int(entry.stem)
+
+
+def test_an_empty_entry_is_damage_in_a_folder_and_on_a_store(lake: Lake) -> None:
+    assert lake.local is not None
+    path = f"{lake.uri}/t"
+    for position in (1, 2, 3):
+        lake.local.append(path, rows(position), position)
+    version = lake.records.version(path)
+    assert not lake.records.is_restored(path, version)
+    change(lake, f"{path}/_delta_log", f"{version:020d}.json", lambda _: b"")
+    looks: dict[str, Callable[[LocalRecords], object]] = {
+        "rows": lambda records: records.rows(path),
+        "position": lambda records: records.position(path),
+        "the version of a cut": lambda records: records.is_restored(path, version),
+        "the version before": lambda records: records.is_restored(path, version - 1),
+    }
+    for look, act in looks.items():
+        with pytest.raises(DamagedTableError, match=f"its entry {version} has no actions"):
+            act(LocalRecords(lake.store, Tables(lake.store)))
+        assert LocalRecords(lake.store, Tables(lake.store)).exists(path), look
+
+
+def test_an_entry_that_is_another_than_a_cut_knows_is_damage(tmp_path: Path) -> None:
+    path, records = str(tmp_path / "t"), LocalRecords()
+    for position in (1, 2, 3):
+        records.append(path, rows(position), position)
+    known = records.entry_bytes(path, 1)
+    assert not records.is_restored(path, 1, known)
+    entry = Path(path, "_delta_log", f"{1:020d}.json")
+    entry.write_text('{"commitInfo": {}}\n')
+    with pytest.raises(DamagedTableError, match="its entry 1 is another than was written"):
+        records.is_restored(path, 1, known)

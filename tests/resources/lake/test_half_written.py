@@ -1,0 +1,184 @@
+"""What a power cut leaves half written is put back to the last version that is whole, and no more than that."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from pgsieve.resources.lake import unsynced
+from pgsieve.resources.lake.delta.delta_rs import LocalRecords
+from pgsieve.resources.lake.delta.errors import LakeUnavailableError
+from pgsieve.resources.lake.delta.row_removal import added_files, enable_marking, mark_rows
+from pgsieve.resources.lake.delta.tables import Tables
+from pgsieve.resources.lake.half_written import put_back
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.stores.store import Store
+from tests.fixtures.lakes import no_session
+
+Break = Callable[[Path], object]
+
+
+def rows(*values: int) -> pa.Table:
+    return pa.table({"a": pa.array(values, pa.int32())})
+
+
+def entry(table: Path, version: int) -> Path:
+    return table / "_delta_log" / f"{version:020d}.json"
+
+
+def parquet_of(table: Path, version: int) -> Path:
+    (added,) = [
+        name
+        for name in pa.table(DeltaTable(str(table), version=version).get_add_actions())["path"].to_pylist()
+        if version == 0
+        or name
+        not in pa.table(DeltaTable(str(table), version=version - 1).get_add_actions())["path"].to_pylist()
+    ]
+    return table / str(added)
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def zero(path: Path) -> None:
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+#: What is left of a table with the versions 0 to 3, and its newest version that is whole then.
+LEFT: dict[str, tuple[Break, int | None]] = {
+    "all": (lambda _: None, 3),
+    "an empty entry": (lambda t: empty(entry(t, 3)), 2),
+    "an entry of zeros": (lambda t: zero(entry(t, 3)), 2),
+    "half an entry": (lambda t: entry(t, 3).write_bytes(entry(t, 3).read_bytes()[:300]), 2),
+    "an empty entry before a whole one": (lambda t: empty(entry(t, 2)), 1),
+    "an entry less": (lambda t: entry(t, 2).unlink(), 1),
+    "an empty file": (lambda t: empty(parquet_of(t, 3)), 2),
+    "a file of zeros": (lambda t: zero(parquet_of(t, 2)), 1),
+    "no file": (lambda t: parquet_of(t, 3).unlink(), 2),
+    "nothing whole": (lambda t: empty(entry(t, 0)), None),
+}
+
+
+@pytest.mark.parametrize("left", LEFT)
+def test_a_table_is_put_back_to_its_last_version_that_is_whole(tmp_path: Path, left: str) -> None:
+    table, (spoil, version) = tmp_path / "lake" / "sub" / "public" / "t", LEFT[left]
+    for position in range(1, 5):
+        LocalRecords().append(str(table), rows(position), position)
+    spoil(table)
+    put_back(tmp_path / "lake", 0)
+    records = LocalRecords(Store(), Tables(Store()))
+    assert records.exists(str(table)) == (version is not None)
+    if version is not None:
+        assert records.standing(str(table)).version == version
+        assert records.position(str(table)) == version + 1
+        assert records.count(str(table)) == version + 1
+    # And it goes on from there.
+    records.append(str(table), rows(9), 9)
+    assert records.position(str(table)) == 9
+
+
+def test_what_is_older_or_was_removed_since_is_left_as_it_is(tmp_path: Path) -> None:
+    table = tmp_path / "sub" / "t"
+    for position in range(1, 5):
+        LocalRecords().append(str(table), rows(position), position)
+    whole = entry(table, 3).read_bytes()
+    empty(entry(table, 3))
+    put_back(tmp_path, entry(table, 3).stat().st_mtime_ns + 10**10)
+    assert entry(table, 3).exists(), "it was on disk: that is damage, and is told as such"
+    entry(table, 3).write_bytes(whole)
+    DeltaTable(str(table)).optimize.compact()
+    DeltaTable(str(table)).vacuum(0, dry_run=False, enforce_retention_duration=False)
+    put_back(tmp_path, 0)
+    assert LocalRecords().count(str(table)) == 4
+
+
+def test_a_checkpoint_and_what_names_it_go_where_they_are_not_whole(tmp_path: Path) -> None:
+    table = tmp_path / "sub" / "t"
+    for position in range(1, 5):
+        LocalRecords().append(str(table), rows(position), position)
+    log = table / "_delta_log"
+    DeltaTable(str(table)).create_checkpoint()
+    for spoil in (
+        lambda: empty(log / "_last_checkpoint"),
+        lambda: empty(log / f"{3:020d}.checkpoint.parquet"),
+    ):
+        spoil()
+        put_back(tmp_path, 0)
+        assert not (log / "_last_checkpoint").exists()
+        assert LocalRecords(Store(), Tables(Store())).count(str(table)) == 4
+        DeltaTable(str(table)).create_checkpoint()
+    # One of a version that is put back goes with it.
+    empty(entry(table, 3))
+    put_back(tmp_path, 0)
+    assert LocalRecords(Store(), Tables(Store())).position(str(table)) == 3
+
+
+def test_a_version_whose_deletion_vectors_are_not_whole_is_put_back(tmp_path: Path) -> None:
+    table, records = tmp_path / "t", LocalRecords()
+    records.write(str(table), rows(8, 9), 10)
+    enable_marking(records, str(table))
+    matches = [m for m in records.matches(str(table), rows(8), [np.array([True])], None) or () if len(m.rows)]
+    added = added_files(records, str(table), matches, 1)
+    mark_rows(records, str(table), zip(matches, added, strict=True), [], 20, 1)
+    put_back(tmp_path, 0)
+    assert LocalRecords(Store(), Tables(Store())).position(str(table)) == 20
+    (vector,) = table.glob("*.bin")
+    vector.write_bytes(vector.read_bytes()[:-1])
+    put_back(tmp_path, 0)
+    assert LocalRecords(Store(), Tables(Store())).position(str(table)) == 10
+
+
+def test_a_process_that_was_killed_leaves_its_mark_and_the_next_one_looks(tmp_path: Path) -> None:
+    lake, marks = tmp_path / "lake", tmp_path / "lake" / "_pgsieve" / ".unsynced"
+    killed = (
+        "import os, signal, sys; from pgsieve.resources.lake.unsynced import unsynced;"
+        " mark = unsynced(sys.argv[1]); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    subprocess.run([sys.executable, "-c", killed, str(lake)], check=False)
+    (mark,) = [each for each in marks.iterdir() if each.name != "lock"]
+    table = lake / "sub" / "t"
+    for position in (1, 2):
+        LocalRecords().append(str(table), rows(position), position)
+    empty(entry(table, 1))
+    one = Lake(str(lake), no_session)
+    one.begin_writing()
+    assert not mark.exists()
+    assert LocalRecords(Store(), Tables(Store())).position(str(table)) == 1
+    # A second one beside it finds its mark held, and takes nothing back.
+    LocalRecords(Store(), Tables(Store())).append(str(table), rows(3), 3)
+    empty(entry(table, 1))
+    subprocess.run([sys.executable, "-c", killed.partition("os.kill")[0], str(lake)], check=True)
+    assert entry(table, 1).exists()
+    unsynced.leave_all()
+    assert [each.name for each in marks.iterdir()] == ["lock"]
+
+
+def test_after_a_write_that_did_not_reach_the_disk_nothing_is_durable_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = Lake(str(tmp_path / "lake"), no_session)
+    lake.make_durable()
+    for code in (errno.EIO, errno.ENOSPC, errno.EDQUOT):
+
+        def refuse(_: int, code: int = code) -> None:
+            raise OSError(code, os.strerror(code))
+
+        with monkeypatch.context() as patched:
+            patched.setattr(unsynced, "_synchronise", refuse)
+            with pytest.raises(LakeUnavailableError, match="cannot be written: "):
+                lake.make_durable()
+        # The kernel tells it once; the pages are gone all the same.
+        with pytest.raises(LakeUnavailableError, match="cannot be written: "):
+            lake.make_durable()
+    unsynced.leave_all()
+    assert len(list((tmp_path / "lake" / "_pgsieve" / ".unsynced").iterdir())) == 2, "the mark stays"
