@@ -74,7 +74,7 @@ test-dagster-%: setup
 # Another Spark, in the same way; the S3 server is a program of .venv.
 SPARK_40 := .venv/spark-4.0/bin/python
 SPARK_TESTS := tests/replication/test_row_filters.py tests/replication/test_identity_changes.py \
-    tests/replication/test_filter_restrictions.py tests/properties/test_filter_functions.py tests/properties/test_row_filters.py
+    tests/replication/test_filter_restrictions.py tests/properties/test_row_filters.py
 test-spark40: setup ## row filters, identities and lakes on S3 with Spark 4.0 and Delta 4.0
 	@$(BIN)/python -m venv .venv/spark-4.0
 	@echo "import site; site.addsitedir('$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')')" \

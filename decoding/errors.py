@@ -76,7 +76,7 @@ A message names the object, what is wrong and what to do; it never holds a cell 
         ValueNotRepresentableError
 
 Outside of the tree are signals that never reach a user: `RefusedError`, `InvalidConstantError`, `InvalidSyntaxError`
-(a row filter that is refused becomes UnsupportedFilterError), `NotEvaluableError`, `NoOutputError`, `LostMessagesError`.
+(a row filter that is refused becomes UnsupportedFilterError), `NoOutputError`, `LostMessagesError`.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ Arrow compares and groups by bits, and does neither with lists: NaN gets one bit
 replaced by the numbers of its elements among all distinct ones of the column. What comes out is for comparing only.
 """
 
+from __future__ import annotations
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc

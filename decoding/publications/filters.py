@@ -17,7 +17,7 @@ from pgsieve.decoding.row_filters.nodes import RowFilter
 
 
 def row_filter(sent: PublishedRelation, text: str) -> RowFilter:
-    """Parse a row filter; raises UnsupportedFilterError, with the way out, for what Spark cannot evaluate."""
+    """Parse a row filter; raises UnsupportedFilterError, with the way out, for what pgsieve cannot evaluate."""
     return table_filter(sent.publish_as, text)
 
 

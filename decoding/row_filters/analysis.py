@@ -2,7 +2,7 @@
 
 In: an expression as `pg_get_expr(prqual, prrelid)` prints it or as a user types it, and the relation's columns.
 Out: a `RowFilter`, whose tree (`pgsieve.decoding.row_filters.nodes`) has everything that PostgreSQL would evaluate. Raises
-UnsupportedFilterError for what Spark could not evaluate exactly as PostgreSQL does, RowFilterSyntaxError for what
+UnsupportedFilterError for what is not evaluated exactly as PostgreSQL does, RowFilterSyntaxError for what
 PostgreSQL would refuse too, UndefinedColumnError for a column that the relation does not have.
 
 PostgreSQL documentation: sections 29.4 (row filters), 4.1.6 (operator precedence), 9.24, 9.25 (comparisons).
@@ -22,6 +22,7 @@ from pgsieve.decoding.row_filters import functions, grammar, operators, patterns
 from pgsieve.decoding.row_filters import regex as filter_regex
 from pgsieve.decoding.row_filters.constants import InvalidConstantError, RefusedError, number_constant
 from pgsieve.decoding.row_filters.encodings import UTF8, require_alike, require_characters
+from pgsieve.decoding.row_filters.evaluation.verdicts import condition
 from pgsieve.decoding.row_filters.letter_case import CaseMappings, only_ascii
 from pgsieve.decoding.row_filters.nodes import (
     BOOL,
@@ -93,7 +94,9 @@ class _Analysis:
         try:
             tree = self._condition(grammar.parse(self._expression))
             require_alike(tree, self._encoding)
-            return RowFilter(self._expression, simplification.simplified(tree), column_names(tree))
+            simple = simplification.simplified(tree)
+            condition(simple)  # What nests too deeply to be evaluated is refused before any row is read.
+            return RowFilter(self._expression, simple, column_names(tree))
         except RefusedError as error:
             raise self._unsupported(self._expression, str(error)) from None
         except RecursionError:
@@ -151,7 +154,7 @@ class _Analysis:
         handler = _HANDLERS.get(type(part))
         unread = {name for name, value in part.args.items() if value} - _READ.get(type(part), _BINARY)
         if handler is None or unread:
-            self._refuse(part, "it has no exact counterpart in Spark")
+            self._refuse(part, "it has no exact counterpart in pgsieve")
         return self._checked(part, partial(handler, self, part))
 
     def _nodes(self, parts: Sequence[exp.Expr]) -> list[Node]:
@@ -208,7 +211,7 @@ class _Analysis:
         type_oid = operators.TYPES.get(part.this)
         parameters = [str(parameter.this) for parameter in part.expressions]
         if type_oid is None or part.args.get("nested") or not all(p.isdecimal() for p in parameters):
-            self._refuse(part, "the type has no exact counterpart in Spark")
+            self._refuse(part, "the type has no exact counterpart in pgsieve")
         modifier = tuple(int(parameter) for parameter in parameters)
         if part.this == exp.DType.CHAR and not modifier:
             modifier = (1,)  # character is character(1), bpchar is not
@@ -249,7 +252,7 @@ class _Analysis:
         elif isinstance(test, exp.Null):
             return self._null_test(tested, negated=bool(part.args.get("negate")))
         else:
-            self._refuse(part, "it has no exact counterpart in Spark")
+            self._refuse(part, "it has no exact counterpart in pgsieve")
         return Not(result) if part.args.get("negate") else result
 
     def _null_test(self, tested: exp.Expr, *, negated: bool) -> Node:
@@ -343,7 +346,7 @@ class _Analysis:
             # Each may still be a quoted constant, which takes the type of the left side.
             converted, type_oid, _ = type_rules.to_common_type(self._nodes(array.expressions))
             if type_oid in ELEMENTS:
-                self._refuse(array, "an array of several dimensions has no counterpart in Spark")
+                self._refuse(array, "an array of several dimensions has no counterpart in pgsieve")
             return type_rules.array(converted, type_oid) if all(map(is_null, converted)) else converted
         node = self._node(array)
         if node.type_oid == UNKNOWN:

@@ -30,7 +30,7 @@ from pgsieve.decoding.row_filters.nodes import (
 )
 from pgsieve.decoding.values.builtin_types import ELEMENTS
 
-# Collations whose order is that of the bytes in UTF-8, which is Spark's.
+# Collations whose order is that of the bytes in UTF-8.
 _BYTE_ORDER: Final = frozenset(("C", "POSIX", "ucs_basic", "pg_c_utf8", "pg_unicode_fast"))
 # Collations of pg_catalog under which equal means equal bytes: a database's default and libc's always are, and
 # those that initdb imports from ICU are. One that a user made may be nondeterministic (section 23.2.2.4).
@@ -90,7 +90,7 @@ def require_collation(nodes: Sequence[Node], *, ordering: bool) -> None:
     """Refuse a collation under which these strings are not equal, or ordered, as their bytes are."""
     name = name_of(nodes)
     if ordering and name not in _BYTE_ORDER:
-        raise RefusedError(f"it depends on the collation {name}, and Spark orders text by bytes")
+        raise RefusedError(f"it depends on the collation {name}, and pgsieve orders text by bytes")
     if not _DETERMINISTIC.fullmatch(name):
         raise RefusedError(f"the collation {name} may take different strings for equal")
 

@@ -2,7 +2,7 @@
 
 In: the text between the quotes and a type oid. Out: a `Constant`. Raises InvalidConstantError for text that is
 no value of the type, and RefusedError for text whose meaning depends on a setting of the server (DateStyle,
-TimeZone) or that Spark's type cannot hold; `pgsieve.decoding.row_filters.analysis` adds which filter and where.
+TimeZone) or that no type here can hold; `pgsieve.decoding.row_filters.analysis` adds which filter and where.
 """
 
 from __future__ import annotations

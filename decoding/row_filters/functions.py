@@ -114,14 +114,16 @@ def operation(operator: Literal["+", "-", "*", "/", "%"], left: Node, right: Nod
     return call(operator, (left, right))
 
 
-# Spark's -x and abs(x) of a decimal go by Scala's BigDecimal, whose unary operators round (DECIMAL128).
-_EXACT_SIGN_DIGITS: Final = 34
 # Fields of a date that are never infinite: NULL is what infinity has there (datetime.c, NonFiniteTimestampTzPart).
 _BOUNDED_FIELDS: Final = frozenset(("day", "dow", "doy", "isodow", "month", "quarter", "week"))
-_YEARLY_FIELDS: Final = frozenset(("year",))
-_CLOCK_FIELDS: Final = frozenset(("hour", "minute"))
+# Fields that are infinite of an infinity.
+_UNBOUNDED_FIELDS: Final = frozenset(
+    ("year", "isoyear", "decade", "century", "millennium", "julian", "epoch")
+)
+_WHOLE_CLOCK_FIELDS: Final = frozenset(("hour", "minute"))
+_CLOCK_FIELDS: Final = frozenset((*_WHOLE_CLOCK_FIELDS, "second", "milliseconds", "microseconds"))
 _TRUNCATED: Final = frozenset(
-    ("microseconds", "milliseconds", "second", "minute", "hour", "day", "week", "month", "quarter", "year")
+    (*_CLOCK_FIELDS, "day", "week", "month", "quarter", "year", "decade", "century", "millennium")
 )
 # A repeated or padded string may be of any length; PostgreSQL refuses one beyond 1 GB when it sees it.
 _GREATEST_COUNT: Final = 10_000
@@ -129,9 +131,8 @@ _GREATEST_COUNT: Final = 10_000
 
 def _digits(name: str, operands: tuple[Node, ...]) -> Digits | None:
     if name in ("numeric_abs", "numeric_uminus"):
-        own = operands[0].digits
-        return own if own is not None and own.precision <= _EXACT_SIGN_DIGITS else None
-    if name.startswith("extract_") and _field(operands) in _BOUNDED_FIELDS | _CLOCK_FIELDS:
+        return operands[0].digits
+    if name.startswith("extract_") and _field(operands) in _BOUNDED_FIELDS | _WHOLE_CLOCK_FIELDS:
         return Digits(3, 0)
     return None
 
@@ -150,7 +151,7 @@ def _of_fields(*several: frozenset[str]) -> Callable[[tuple[Node, ...]], None]:
     def require(operands: tuple[Node, ...]) -> None:
         field = _field(operands)
         if field not in allowed:
-            raise RefusedError(f"the field {field} has no exact counterpart in Spark")
+            raise RefusedError(f"the field {field} is not supported here")
 
     return require
 
@@ -185,10 +186,10 @@ _REQUIREMENTS: Final = MappingProxyType(
             ("date_pl_interval", "date_mi_interval", "timestamp_pl_interval", "timestamp_mi_interval"),
             _constant_interval,
         ),
-        **dict.fromkeys(("extract_date", "date_part_date"), _of_fields(_BOUNDED_FIELDS, _YEARLY_FIELDS)),
+        "extract_date": _of_fields(_BOUNDED_FIELDS, _UNBOUNDED_FIELDS),
         **dict.fromkeys(
-            ("extract_timestamp", "timestamp_part"),
-            _of_fields(_BOUNDED_FIELDS, _YEARLY_FIELDS, _CLOCK_FIELDS),
+            ("extract_timestamp", "timestamp_part", "date_part_date"),
+            _of_fields(_BOUNDED_FIELDS, _UNBOUNDED_FIELDS, _CLOCK_FIELDS),
         ),
         "timestamp_trunc": _of_fields(_TRUNCATED),
     }
@@ -222,9 +223,8 @@ def _of_array(name: str, operands: Sequence[Node]) -> Node:
     subject = operands[0]
     if subject.type_oid not in ELEMENTS:
         raise RefusedError(f"{name} takes an array, not {type_name(subject.type_oid)}")
-    if len(operands) > 1 and operands[1] != Constant(1, type_oid=INT4):
-        raise RefusedError("only the first dimension has a counterpart in Spark")
-    return FunctionCall(name, (subject,), type_oid=INT4)
+    dimensions = [coerce(dimension, INT4) for dimension in operands[1:]]
+    return FunctionCall(name, (subject, *dimensions), type_oid=INT4)
 
 
 def _array_position(operands: Sequence[Node]) -> Node:

@@ -182,10 +182,10 @@ def parse(expression: str) -> exp.Expr:
         raise InvalidSyntaxError from error
     for token in tokens:
         if token.text.lower() in _XML and token.token_type not in (TokenType.STRING, TokenType.IDENTIFIER):
-            raise RefusedError("type xml has no counterpart in Spark")
+            raise RefusedError("type xml has no counterpart in pgsieve")
     for operator in _operators(tokens):
         if operator not in _OPERATORS:
-            raise RefusedError(f"operator {operator} has no exact counterpart in Spark")
+            raise RefusedError(f"operator {operator} has no exact counterpart in pgsieve")
     try:
         parsed = dialect.parser().parse(tokens, expression)
     except (SqlglotError, ValueError) as error:

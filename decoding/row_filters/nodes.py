@@ -59,7 +59,7 @@ class Digits:
     precision: int
     scale: int
 
-    MAXIMUM = 38  # what Spark's and Arrow's decimal128 hold
+    MAXIMUM = 38  # what a decimal128 of Arrow's holds
 
     @staticmethod
     def of(integral: int, scale: int) -> Digits | None:
@@ -189,7 +189,7 @@ class Like(Predicate):
 
 @dataclass(frozen=True, slots=True)
 class Regex(Predicate):
-    """`operand ~ pattern`: some part of the string matches; `pattern` is for java.util.regex."""
+    """`operand ~ pattern`: some part of the string matches; `pattern` is for RE2."""
 
     operand: Node
     pattern: str
@@ -343,7 +343,7 @@ def _cast_can_fail(operand: Node, node: Cast) -> bool:
     if target == DATE or source == TIME:
         return False
     if {source, target} <= {NUMERIC, *FLOATS}:
-        # numeric with Spark's digits is within the range of double precision, not of real.
+        # numeric with digits is within the range of double precision, not of real.
         return (source, target) not in ((FLOAT4, FLOAT8), (FLOAT4, NUMERIC), (FLOAT8, NUMERIC)) and (
             target == FLOAT4 or operand.digits is None
         )

@@ -1,14 +1,14 @@
 """Arithmetic on numeric as PostgreSQL prints it: any number of digits, NaN, infinities, and display scales.
 
-In: numerics, as decimals whose exponent is the display scale, or as texts. Out: the result, as a decimal or as the text
-that numeric_out prints. Raises NumericError, with PostgreSQL's words and SQLSTATE, where the server raises one. The rules are those of utils/adt/numeric.c: a sum has the
+In: numerics as decimals whose exponent is the display scale. Out: the result, as such a decimal. Raises NumericError, with
+PostgreSQL's words and SQLSTATE, where the server raises one. The rules are those of utils/adt/numeric.c: a sum has the
 greater scale of its operands, a product the sum of both, a quotient what `_quotient_scale` says; results round
 half away from zero.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from decimal import (
     MAX_EMAX,
     MIN_EMIN,
@@ -241,13 +241,6 @@ def rank(value: Decimal) -> tuple[bool, Decimal]:
     return value.is_nan(), Decimal(0) if value.is_nan() else value
 
 
-def extreme(texts: Sequence[str | None], *, greatest: bool) -> str | None:
-    """GREATEST or LEAST: the first of equal ones, whose scale may differ; NULL when all are."""
-    values = [text for text in texts if text is not None]
-    choose = max if greatest else min
-    return choose(values, key=lambda text: rank(parsed(text))) if values else None
-
-
 def _passing_nan(function: Callable[..., Decimal]) -> Callable[..., Decimal]:
     """Have NaN go through a function, and its results be numerics."""
 
@@ -257,20 +250,6 @@ def _passing_nan(function: Callable[..., Decimal]) -> Callable[..., Decimal]:
         return _fitting(function(*operands))
 
     return of_decimals
-
-
-def _of_texts(function: Callable[..., Decimal]) -> Callable[..., str]:
-    """Make a function of decimals one of texts."""
-
-    def of_texts(*operands: str | float) -> str:
-        values = [parsed(operand) if isinstance(operand, str) else operand for operand in operands]
-        return printed(function(*values))
-
-    return of_texts
-
-
-def _of_text(function: Callable[[Decimal], int | None]) -> Callable[[str], int | None]:
-    return lambda text: function(parsed(text))
 
 
 def _scale_of(value: Decimal) -> int | None:
@@ -339,11 +318,6 @@ DECIMAL_FUNCTIONS: Final[Mapping[str, Callable[..., Decimal]]] = MappingProxyTyp
 )
 """Functions whose result is numeric, as a decimal, by `prosrc`."""
 
-TO_NUMERIC: Final = MappingProxyType(
-    {name: _of_texts(function) for name, function in DECIMAL_FUNCTIONS.items()}
-)
-"""The same, of texts and as text."""
-
 OF_DECIMAL: Final[Mapping[str, Callable[[Decimal], int | None]]] = MappingProxyType(
     {
         "numeric_scale": _scale_of,
@@ -354,6 +328,3 @@ OF_DECIMAL: Final[Mapping[str, Callable[[Decimal], int | None]]] = MappingProxyT
     }
 )
 """Functions of a numeric, as a decimal, whose result is an integer, by `prosrc`."""
-
-FROM_NUMERIC: Final = MappingProxyType({name: _of_text(function) for name, function in OF_DECIMAL.items()})
-"""The same, of a text."""

@@ -276,7 +276,7 @@ def resolve(name: str, type_oids: Sequence[int]) -> Procedure:
     """Return what PostgreSQL calls for this name and these types of arguments."""
     candidates = PROCEDURES.get(name)
     if candidates is None:
-        raise RefusedError(f"{name} has no exact counterpart in Spark")
+        raise RefusedError(f"{name} has no exact counterpart in pgsieve")
     # varchar has no functions of its own: it is text already (binary-coercible).
     types = tuple(TEXT if oid == VARCHAR else oid for oid in type_oids)
     if len(types) == 2 and UNKNOWN in types and not name.isidentifier():
@@ -295,9 +295,9 @@ def resolve(name: str, type_oids: Sequence[int]) -> Procedure:
         fitting = [c for c in strings if all(c.arguments[place] == TEXT for place in unknown)] or strings
     if len(fitting) != 1:
         raise RefusedError(
-            f"{name} has no exact counterpart in Spark for these types of arguments, or they need a cast"
+            f"{name} has no exact counterpart in pgsieve for these types of arguments, or they need a cast"
         )
     (chosen,) = fitting
     if chosen.name == "-":
-        raise RefusedError(f"{name} has no exact counterpart in Spark for these types of arguments")
+        raise RefusedError(f"{name} has no exact counterpart in pgsieve for these types of arguments")
     return chosen

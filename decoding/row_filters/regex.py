@@ -1,12 +1,11 @@
-"""Regular expressions of PostgreSQL (ARE, section 9.7.3) to ones of java.util.regex that match the same strings.
+"""Regular expressions of PostgreSQL (ARE, section 9.7.3) to ones of RE2, which Arrow matches with, that match the same strings.
 
-In: a constant pattern. Out: the pattern for `RLIKE`. Raises RefusedError, naming the construct, for what means
-something else in Java or depends on a locale, and for what PostgreSQL would not compile.
+In: a constant pattern. Out: RE2's pattern. Raises RefusedError, naming the construct, for what RE2 lacks, for what depends on a
+locale, and for what PostgreSQL would not compile.
 
-The two agree on alternation, groups, sets, bounds and anchors. They differ in `$` (Java's also matches before a
-last line break), in what `.` matches, and in quantifiers of quantifiers. Java walks a repeated group recursively,
-so that a long string exhausts its stack: those are refused. Which of several matches is found makes no
-difference to a filter, so neither does greediness.
+The two agree on alternation, groups, sets, bounds and anchors. They differ in what `.` matches, in `$`, in classes, and in
+quantifiers of quantifiers. Which of several matches is found makes no difference to a filter, so neither does greediness. Both
+take time in proportion to the string's length, whatever the pattern: neither goes back in the string.
 """
 
 from __future__ import annotations
@@ -15,16 +14,22 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from pgsieve.decoding.row_filters.constants import InvalidConstantError, RefusedError
 from pgsieve.decoding.row_filters.letter_case import CaseMapping
 
 _MOST_REPETITIONS: Final = 255  # DUPMAX in regex/regguts.h
 _QUANTIFIER: Final = re.compile(r"[*+?]|\{(\d{1,3})(,(\d{1,3})?)?\}", re.ASCII)
 _CLASS: Final = re.compile(r"\[:([a-z]+):\]", re.ASCII)
+# Members of a set: ASCII's, as classes under another collation are refused.
 _CLASSES: Final = {
-    "alnum": "Alnum", "alpha": "Alpha", "blank": "Blank", "cntrl": "Cntrl", "digit": "Digit", "graph": "Graph",
-    "lower": "Lower", "print": "Print", "punct": "Punct", "space": "Space", "upper": "Upper", "xdigit": "XDigit",
+    "alnum": "0-9A-Za-z", "alpha": "A-Za-z", "blank": r" \t", "cntrl": r"\x00-\x1f\x7f", "digit": "0-9",
+    "graph": "!-~", "lower": "a-z", "print": " -~", "punct": r"!-/:-@\[-`{-~", "space": r"\t-\r ",
+    "upper": "A-Z", "xdigit": "0-9A-Fa-f",
 }  # fmt: skip
+_ESCAPED_CLASSES: Final = {"d": _CLASSES["digit"], "w": f"{_CLASSES['alnum']}_", "s": _CLASSES["space"]}
 _CONTROLS: Final = {"a": "\a", "b": "\b", "e": "\x1b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
 
 
@@ -93,7 +98,7 @@ class _Translation:
             yield anchor
             return
         yield self._atom(start)
-        yield self._quantifier(group=start == "(")
+        yield self._quantifier()
 
     def _atom(self, start: str) -> str:
         match start:
@@ -105,7 +110,9 @@ class _Translation:
                 return "."
             case "\\":
                 meant = self._escape(in_set=False)
-                return meant if _is_class(meant) else self._alone(meant)
+                if not _is_class(meant):
+                    return self._alone(meant)
+                return f"[{'^' if meant[1].isupper() else ''}{_ESCAPED_CLASSES[meant[1].lower()]}]"
             case _:
                 return self._alone(start)
 
@@ -119,7 +126,7 @@ class _Translation:
             raise RefusedError("its parentheses are not balanced")
         return f"(?:{body})"
 
-    def _quantifier(self, *, group: bool) -> str:
+    def _quantifier(self) -> str:
         match = _QUANTIFIER.match(self._pattern, self._place)
         if match is None:
             return ""
@@ -130,18 +137,14 @@ class _Translation:
             raise RefusedError("a quantifier follows a quantifier")
         text = match[0]
         if text[0] != "{":
-            if group and text != "?":
-                raise RefusedError("a group with * or + exhausts Java's stack on long strings")
             return text
         least, most = int(match[1]), int(match[3] or match[1])
         if max(least, most) > _MOST_REPETITIONS or most < least:
             raise RefusedError("its bounds are not valid")
-        if group and match[2] == ",":
-            raise RefusedError("a group without an upper bound exhausts Java's stack on long strings")
         return text
 
     def _escape(self, *, in_set: bool) -> str:
-        """Return the character that is escaped, or the class, with its backslash."""
+        """Return the character that is escaped, or the letter of a class with its backslash."""
         character = self._take()
         if character in _CONTROLS:
             return _CONTROLS[character]
@@ -173,7 +176,7 @@ class _Translation:
             raise RefusedError("a set with [. or [= or an unknown [: is not supported")
         first = self._endpoint()
         if self._next() != "-" or self._pattern[self._place + 1 : self._place + 2] == "]":
-            return first if _is_class(first) else self._variants(first)
+            return _ESCAPED_CLASSES[first[1]] if _is_class(first) else self._variants(first)
         self._place += 1
         last = self._endpoint()
         if _is_class(first) or _is_class(last) or first > last:
@@ -187,7 +190,7 @@ class _Translation:
             raise RefusedError(f"[:{name}:] is not supported here")
         self._need_ascii_classes(f"[:{name}:]")
         self._place = match.end()
-        return f"\\p{{{_CLASSES[name]}}}"
+        return _CLASSES[name]
 
     def _endpoint(self) -> str:
         character = self._take()
@@ -199,12 +202,18 @@ def _is_class(meant: str) -> bool:
 
 
 def translated(pattern: str, mapping: CaseMapping | None, *, ascii_classes: bool) -> str:
-    """Return the pattern for java.util.regex.
+    """Return the pattern for RE2.
 
     `mapping` is given where the case of letters does not count, `ascii_classes` where the collation has letters of
-    ASCII only. What a character matches stands there in full: Java's own rules of case are others.
+    ASCII only. What a character matches stands there in full: RE2's own rules of case are others.
     """
-    return _Translation(pattern, mapping, ascii_classes=ascii_classes).whole()
+    translation = _Translation(pattern, mapping, ascii_classes=ascii_classes).whole()
+    try:
+        pc.match_substring_regex(pa.scalar(""), translation)
+    except pa.ArrowInvalid:
+        # Of what is written above RE2 refuses only what has too many repetitions.
+        raise RefusedError("its bounds, one within the other, repeat too often") from None
+    return translation
 
 
 def similar_to_escape(pattern: str, escape: str) -> str:

@@ -1,4 +1,4 @@
-"""Functions of strings and integers that Spark has no counterpart of, one value at a time.
+"""LIKE with a pattern of the row, `chr`, gcd and lcm, and what intervals are compared by: one value at a time.
 
 In: Python values, none of them NULL. Out: what PostgreSQL's function of that name (`prosrc`) returns. Raises
 FilterValueError, with PostgreSQL's words and SQLSTATE, where the server raises one; never with the value in it.

@@ -78,8 +78,8 @@ def type_name(type_oid: int) -> str:
 
 def array_of(element_oid: int) -> int:
     """Return the oid of a type's array type."""
-    if element_oid not in _ARRAY_OF or element_oid not in _COMPARABLE - {INTERVAL}:
-        raise RefusedError(f"an array of type {type_name(element_oid)} has no counterpart in Spark")
+    if element_oid not in _ARRAY_OF or element_oid not in _COMPARABLE:
+        raise RefusedError(f"an array of type {type_name(element_oid)} has no counterpart in pgsieve")
     return _ARRAY_OF[element_oid]
 
 
@@ -87,7 +87,7 @@ def array_of(element_oid: int) -> int:
 
 
 def column_digits(type_oid: int, type_modifier: int) -> Digits | None:
-    """Digits of a numeric(p,s) column; None when its Spark type is string (no precision, or none Spark has)."""
+    """Digits of a numeric(p,s) column; None where it is a string here (no precision, or one that no decimal type has)."""
     if NUMERIC not in (type_oid, ELEMENTS.get(type_oid)) or type_modifier < 0:
         return None
     packed = type_modifier - 4
@@ -146,7 +146,13 @@ def known(node: Node) -> Node:
 
 
 # What converts exactly, or fails where PostgreSQL does; besides these, numbers to numbers and strings to strings.
-_CASTS: Final = frozenset(((INT4, BOOL), (BOOL, INT4), (DATE, TIMESTAMP), (TIMESTAMP, DATE)))
+# Others that PostgreSQL has go by way of text, which no row filter may (check_simple_rowfilter_expr_walker()).
+_CASTS: Final = frozenset(
+    (
+        *((INT4, BOOL), (BOOL, INT4), (DATE, TIMESTAMP), (TIMESTAMP, DATE)),
+        *((BOOL, string) for string in STRINGS),
+    )
+)
 
 
 def _cast_digits(node: Node, target: int) -> Digits | None:
@@ -162,9 +168,7 @@ def _cast_digits(node: Node, target: int) -> Digits | None:
         or elements == (VARCHAR, TEXT)
     )
     if not exact:
-        raise RefusedError(
-            f"the conversion of {type_name(source)} to {type_name(target)} is not exact in Spark"
-        )
+        raise RefusedError(f"the conversion of {type_name(source)} to {type_name(target)} is not supported")
     return None
 
 
@@ -195,7 +199,7 @@ def _comparison_type(left: int, right: int) -> int:
         return TEXT
     unknown = {ELEMENTS.get(oid, oid) for oid in pair} - _COMPARABLE
     if unknown:
-        raise RefusedError(f"type {type_name(max(unknown))} has no counterpart in Spark")
+        raise RefusedError(f"type {type_name(max(unknown))} has no counterpart in pgsieve")
     if len(pair) == 1:
         (only,) = pair
         return TEXT if only == VARCHAR else only
@@ -259,8 +263,7 @@ def _result_digits(operator: str, left: Digits | None, right: Digits | None) -> 
     if operator == "/" or left is None or right is None:
         return None
     if operator == "*":
-        # Spark types a product one digit wider than it can be, and drops scale beyond 38.
-        return Digits.of(left.integral + right.integral + 1, left.scale + right.scale)
+        return Digits.of(left.integral + right.integral, left.scale + right.scale)
     common = common_digits(iter((left, right)))
     if operator == "%" or common is None:
         return common
@@ -282,7 +285,7 @@ def common_type(nodes: Sequence[Node]) -> int:
             # Between strings each converts to each, so the first stays.
             raise RefusedError(f"{type_name(chosen)} and {type_name(candidate)} have no common type")
     if ELEMENTS.get(chosen, chosen) not in _COMPARABLE:
-        raise RefusedError(f"type {type_name(chosen)} has no counterpart in Spark")
+        raise RefusedError(f"type {type_name(chosen)} has no counterpart in pgsieve")
     return chosen
 
 
@@ -295,14 +298,13 @@ def to_common_type(nodes: Sequence[Node]) -> tuple[tuple[Node, ...], int, Digits
 
 
 def extreme(function: Literal["GREATEST", "LEAST"], operands: Sequence[Node]) -> Extreme:
-    """GREATEST or LEAST in the operands' common type, where that type's order is Spark's."""
+    """GREATEST or LEAST in the operands' common type, whose strings order by bytes."""
     converted, type_oid, digits = to_common_type(operands)
-    if type_oid == BPCHAR:
+    element_oid = ELEMENTS.get(type_oid, type_oid)
+    if element_oid == BPCHAR:
         raise RefusedError(
             "which of two strings that differ in trailing blanks is the greater is not defined"
         )
-    if type_oid in ELEMENTS:
-        raise RefusedError("arrays have no greatest or least in Spark")
-    if type_oid in STRINGS:
+    if element_oid in STRINGS:
         require_collation(converted, ordering=True)
     return Extreme(function, converted, type_oid=type_oid, digits=digits)

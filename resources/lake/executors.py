@@ -1,4 +1,4 @@
-"""Who runs a function of pgsieve's that writes files: Spark's executors, or threads of this process.
+"""What runs a function of pgsieve's that writes files: Spark's executors, threads of this process, or the thread that asks.
 
 In: a function of a part's number, which yields a row (`WRITTEN`) for each file that it writes, and how many parts there are.
 Out: the rows of all parts. Raises what the function raises; of Spark's executors as Spark tells it.

@@ -124,6 +124,13 @@ class LakeWays(LakeAccess):
                 return _chosen(path, Way.FILES, reason)
         return _chosen(path, Way.SPARK, reason)
 
+    def takes_files(self, path: str, columns: Sequence[str], schema: pa.Schema) -> bool:
+        """Whether this process may commit files of this schema, of rows with these columns, to a table; else Spark writes it."""
+        if self.local is None or not self.is_reached(path, columns):
+            return False
+        with self.refusing(path):
+            return self.local.takes_files(path, schema)
+
     def takes_rewriting(self, path: str, columns: Collection[str]) -> bool:
         """Whether this process may replace files of a table by others with some rows less; `columns` are those of its rows."""
         if self.local is None:

@@ -1,6 +1,6 @@
 """Every function that a row filter may call, evaluated in this process, with PostgreSQL as the oracle: values, and errors.
 
-The operands are drawn from the least, the greatest and other odd values of their types. PGSIEVE_SEED repeats a run,
+The operands are the least, the greatest and other odd values of their types, or are drawn. PGSIEVE_SEED repeats a run,
 PGSIEVE_BUDGET_SECONDS is the time to spend.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from decimal import Decimal
 from typing import Any
 
@@ -24,6 +24,7 @@ from pgsieve.decoding.row_filters.evaluation.compiler import compiled
 from pgsieve.decoding.row_filters.evaluation.values import DAY, python_values
 from pgsieve.decoding.row_filters.functions import call
 from pgsieve.decoding.row_filters.nodes import ColumnValue, Node
+from pgsieve.decoding.row_filters.strings import STRING_FUNCTIONS
 from pgsieve.decoding.values.datetimes import POSTGRES_EPOCH_DAYS
 from pgsieve.decoding.values.output_datetimes import timestamp_text
 from pgsieve.decoding.values.types import column_type, from_text
@@ -53,7 +54,64 @@ VALUES: dict[int, tuple[str, list[str]]] = {
                                   "-100 years", "178000000 years", "-31 days", "1 mon -31 days"]),
 }  # fmt: skip
 FIELDS = ["year", "month", "day", "quarter", "week", "dow", "isodow", "doy", "hour", "minute", "WEEK",
-          "second", "milliseconds", "microseconds"]  # fmt: skip
+          "second", "milliseconds", "microseconds", "isoyear", "decade", "century", "millennium", "julian", "epoch"]  # fmt: skip
+
+
+def any_numeric(rng: random.Random) -> str:
+    """A numeric of any size and scale, or one of those that are no number."""
+    if rng.random() < 0.1:
+        return rng.choice(["NaN", "Infinity", "-Infinity", "0", "0.000", "1", "-1", "10000", "0.0001"])
+    digits = "".join(rng.choice("0123456789") for _ in range(rng.choice([1, 2, 4, 5, 8, 17, 40, 60])))
+    point = rng.randint(0, len(digits))
+    zeros = "0" * rng.choice([0, 0, 0, 3, 9, 25])
+    text = f"{digits[:point]}{zeros if rng.random() < 0.5 else ''}.{zeros}{digits[point:]}"
+    return rng.choice(["", "-"]) + (f"0{text}" if text.startswith(".") else text).rstrip(".")
+
+
+def any_integer(rng: random.Random) -> float:
+    limit = rng.choice([3, 100, 1 << 31, 1 << 31])
+    return rng.choice([rng.randrange(-limit, limit), -limit if limit > 100 else 0])
+
+
+def any_double(rng: random.Random) -> float:
+    return rng.choice(
+        [0.0, 0.1, 1e300, -1e-300, float("nan"), rng.random(), rng.uniform(-1e6, 1e6), 123456.5]
+    )
+
+
+def any_real(rng: random.Random) -> float:
+    return rng.choice([0.5, 123456.5, 1e10, 0.15625, float("nan"), float(rng.randrange(1 << 24)) / 8])
+
+
+def pieces(rng: random.Random, characters: str = "ab%_\\😀ä. A1") -> str:
+    return "".join(rng.choice(characters) for _ in range(rng.randint(0, 5)))
+
+
+def interval(rng: random.Random) -> str:
+    """An interval as the server prints it."""
+    parts = [f"{rng.randint(-20, 20)} {unit}" for unit in ("years", "mons", "days") if rng.random() < 0.5]
+    clock = (
+        f"{rng.choice(['', '-'])}{rng.randint(0, 99):02}:{rng.randint(0, 59):02}:{rng.uniform(0, 59):09.6f}"
+    )
+    return " ".join([*parts, clock])
+
+
+#: Values that are drawn, besides those that are chosen.
+DRAWN: dict[int, Callable[[random.Random], str | float]] = {
+    nodes.INT4: any_integer,
+    nodes.INT8: any_integer,
+    nodes.NUMERIC: any_numeric,
+    nodes.FLOAT4: any_real,
+    nodes.FLOAT8: any_double,
+    nodes.TEXT: pieces,
+    nodes.INTERVAL: interval,
+}
+
+
+def drawn(oid: int, rng: random.Random) -> str:
+    """Return a value of a type as text: one of those that are chosen, or any."""
+    return str(DRAWN[oid](rng)) if oid in DRAWN and rng.random() < 0.4 else rng.choice(VALUES[oid][1])
+
 
 Procedures = list[tuple[str, procedures.Procedure]]
 
@@ -157,8 +215,7 @@ def test_every_function_gives_what_the_server_gives(server: psycopg.Connection) 
         for name, procedure in callable_procedures() * CALLS:
             chosen = [constant(name, procedure, place, rng) for place in range(len(procedure.arguments))]
             operands = [
-                text or rng.choice(VALUES[oid][1])
-                for text, oid in zip(chosen, procedure.arguments, strict=True)
+                text or drawn(oid, rng) for text, oid in zip(chosen, procedure.arguments, strict=True)
             ]
             if procedure.name == "timestamp_mi" and any("infinity" in operand for operand in operands):
                 continue  # which fails here, as it does before PostgreSQL 17
@@ -177,3 +234,17 @@ def test_every_function_gives_what_the_server_gives(server: psycopg.Connection) 
             assert same(result, truth, type_oid), f"seed {SEED}: {text}: server {truth!r}, here {result!r}"
         compared += len(calls)
     print(f"seed {SEED}: {compared} calls compared")
+
+
+def test_intervals_are_compared_as_the_server_does(server: psycopg.Connection) -> None:
+    rng = random.Random(SEED)
+    pairs = [(interval(rng), interval(rng)) for _ in range(2000)]
+    texts = [f"{quoted(left)}::interval < {quoted(right)}::interval" for left, right in pairs]
+    compare = STRING_FUNCTIONS["interval_cmp_value"]
+    rows = server.execute(
+        "SELECT outcome(expression) FROM unnest(%s::text[]) WITH ORDINALITY AS e (expression, n) ORDER BY n",
+        [texts],
+    )
+    assert [row[0] for row in rows] == [
+        str(int(str(compare(left))) < int(str(compare(right)))).lower() for left, right in pairs
+    ]

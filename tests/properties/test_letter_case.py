@@ -1,4 +1,4 @@
-"""The case of letters in Spark, with PostgreSQL as the oracle: all characters that have one, and random text.
+"""The case of letters in row filters, with PostgreSQL as the oracle: all characters that have one, and random text.
 
 PGSIEVE_SEED repeats a run.
 """
@@ -12,17 +12,13 @@ from collections.abc import Iterator
 import psycopg
 import pyarrow as pa
 import pytest
-from pyspark.sql import functions as F  # noqa: N812
 
-from pgsieve.assets.steps.row_filters.condition import condition
 from pgsieve.decoding.row_filters.analysis import FilterColumn, parse_row_filter
+from pgsieve.decoding.row_filters.evaluation.verdicts import verdicts
 from pgsieve.decoding.row_filters.letter_case import CaseMapping, of_server
 from pgsieve.resources.postgres.case_mappings import case_mapping
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.fixtures.locales import locales
-from tests.fixtures.pgsieve_replica import engine
-
-pytestmark = pytest.mark.spark
 
 SEED = int(os.environ.get("PGSIEVE_SEED") or random.SystemRandom().randrange(1 << 32))
 #: What the server makes of a row's text stands beside it, so that a filter compares all of it.
@@ -62,7 +58,7 @@ def patterns(rng: random.Random, letters: str) -> list[str]:
 
 
 @pytest.mark.parametrize("drawn", [400, pytest.param(None, marks=pytest.mark.long)])
-def test_spark_changes_case_as_the_server_does(server: psycopg.Connection, drawn: int | None) -> None:
+def test_case_changes_as_the_server_does(server: psycopg.Connection, drawn: int | None) -> None:
     """Of so many letters that are drawn, or of all."""
     rng, mapping = random.Random(SEED), case_mapping(server, "default", words=True)
     letters = "".join(sorted({*mapping.lower[0], *mapping.upper[0]}))
@@ -73,24 +69,24 @@ def test_spark_changes_case_as_the_server_does(server: psycopg.Connection, drawn
         cursor.execute(TABLE, [texts(rng, letters, drawn or 2000)])
     filters = [*FILTERS, *patterns(rng, letters)]
     expected = server.execute(f"SELECT {', '.join(filters)} FROM sample ORDER BY id".encode()).fetchall()
-    found = in_spark(server, filters, mapping)
+    found = evaluated(server, filters, mapping)
     for place, text in enumerate(filters):
-        wrong = [n for n, row in enumerate(expected) if row[place] is not found[n][place]]
+        wrong = [n for n, row in enumerate(expected) if row[place] is not found[place][n]]
         assert not wrong, f"seed {SEED}: {text}: rows {wrong[:10]}"
         assert {row[place] for row in expected} <= {True, False}
     assert sum(row[0] for row in expected) == len(expected)
 
 
-def in_spark(server: psycopg.Connection, filters: list[str], mapping: CaseMapping) -> list[tuple[bool, ...]]:
-    session = engine().session
+def evaluated(
+    server: psycopg.Connection, filters: list[str], mapping: CaseMapping
+) -> list[list[bool | None]]:
+    """What each filter says of each row."""
     names = {"t": 25, "l": 25, "u": 25, "i": 25, "p": 1042}
     columns = {
         name: FilterColumn(name, oid, 10 if name == "p" else -1, "default") for name, oid in names.items()
     }
     mappings = of_server({"default": mapping})
-    rows = server.execute("SELECT id, t, l, u, i, p FROM sample").fetchall()
-    table = pa.table([list(column) for column in zip(*rows, strict=True)], names=["id", *names])
+    rows = server.execute("SELECT t, l, u, i, p FROM sample ORDER BY id").fetchall()
+    batch = pa.record_batch([pa.array(each) for each in zip(*rows, strict=True)], names=list(names))
     parsed = [parse_row_filter(text, columns, "public.sample", mappings) for text in filters]
-    asked = [condition(each, F.col).alias(f"c{number}") for number, each in enumerate(parsed)]
-    collected = session.createDataFrame(table).select("id", *asked).collect()
-    return [tuple(row[1:]) for row in sorted(collected, key=lambda row: row["id"])]
+    return [verdicts(each.tree, batch).to_pylist() for each in parsed]

@@ -17,11 +17,11 @@ from dataclasses import dataclass, field, replace
 
 import psycopg
 
-from pgsieve.assets.steps.records.columns import ROW_OPERATIONS
 from pgsieve.assets.steps.subscription import Definition, Feed, Subscription, planned_sources
 from pgsieve.assets.steps.update_transformation.relation_versions import arriving_columns
 from pgsieve.assets.steps.update_transformation.schema_changes import former_definition
 from pgsieve.assets.steps.update_transformation.slice_contents import Part, RelationVersion
+from pgsieve.decoding.changes.columns import ROW_OPERATIONS
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.protocol.messages import (
     Begin,

@@ -1,30 +1,27 @@
-"""Row filters, with PostgreSQL as the oracle: what Spark says of a row is what the server says of it.
+"""Row filters, with PostgreSQL as the oracle: what the evaluator says of a row is what the server says, errors and their SQLSTATE, too.
 
-Random expressions over random rows. The server evaluates each, and prints it back as `pg_get_expr` does for a
-publication; both texts, the typed and the printed one, are parsed, compiled and evaluated by Spark.
-PGSIEVE_SEED repeats a run, PGSIEVE_BUDGET_SECONDS is the time to spend.
+Random expressions over random rows. The server evaluates each, and prints it back as `pg_get_expr` does for a publication; both
+texts, the typed and the printed one, are parsed and evaluated. PGSIEVE_SEED repeats a run, PGSIEVE_BUDGET_SECONDS is the time to
+spend.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import random
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 
+import pyarrow as pa
 import pytest
-from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.connect.column import Column as ConnectColumn
 
-from pgsieve.assets.steps.row_filters.condition import condition
-from pgsieve.assets.steps.row_filters.python import udf
 from pgsieve.decoding.row_filters.analysis import parse_row_filter
+from pgsieve.decoding.row_filters.evaluation.verdicts import condition, verdicts
 from pgsieve.decoding.row_filters.nodes import RowFilter
-from pgsieve.resources.lake.access import SPARK_ERRORS
+from pgsieve.decoding.row_filters.numeric import NumericError
+from pgsieve.decoding.row_filters.strings import FilterValueError
+from pgsieve.resources.lake.delta.records import quoted
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.fixtures.filter_oracle import (
     Candidate,
@@ -38,197 +35,162 @@ from tests.fixtures.filter_oracle import (
 )
 from tests.fixtures.filter_traps import FAILING, TRAPS
 from tests.fixtures.pgsieve_replica import engine
-from tests.fixtures.random_filters import RELATION, Expressions
-
-pytestmark = pytest.mark.spark
+from tests.fixtures.random_filters import Expressions
 
 SEED = int(os.environ.get("PGSIEVE_SEED") or random.SystemRandom().randrange(1 << 32))
-BUDGET_SECONDS = float(os.environ.get("PGSIEVE_BUDGET_SECONDS", "20"))
-BATCH = 100
-GENERATED_EVERY = 5
-ERRORS_TRIED = 10
-
-# --- Spark -------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    session = engine().session
-    session.sparkContext.setLogLevel("OFF")  # failing tasks are expected here
-    logging.getLogger("DataFrameQueryContextLogger").setLevel(logging.CRITICAL)
-    yield session
-    session.sparkContext.setLogLevel("WARN")
-
-
-def spark_verdicts(
-    frame: DataFrame, filters: list[RowFilter], failing: list[list[int]] | None = None
-) -> list[list[Verdict]]:
-    """What Spark says of each row, per filter; `failing` are the rows that it is not asked for."""
-    columns = []
-    for number, (row_filter, rows) in enumerate(zip(filters, failing or [[]] * len(filters), strict=True)):
-        evaluated = ~F.col("id").isin(rows) if rows else None
-        compiled = condition(row_filter, lambda name: F.col(f"`{name}`"), evaluated)
-        guarded = compiled if evaluated is None else F.when(evaluated, compiled)
-        columns.append(guarded.alias(f"c{number}"))
-    ordered = sorted(frame.select("id", *columns).collect(), key=lambda row: row["id"])
-    return [[row[f"c{number}"] for row in ordered] for number in range(len(filters))]
+BUDGET_SECONDS = float(os.environ.get("PGSIEVE_BUDGET_SECONDS", "6"))
+BATCH = 50
+#: Of one byte, of several, with characters that are the same in UTF-8, with such as are two there, and without any.
+ENCODINGS = ("LATIN1", "LATIN9", "KOI8R", "EUC_KR", "EUC_JP", "EUC_JIS_2004", "SQL_ASCII")
+#: Filters in which text of another encoding differs from UTF-8's, or might.
+ENCODED = [
+    "c = '∪'", "c <> '€' AND t = 'ä'", "c = t", "c = v", "v IN ('ä', 'я', '日本')", "c < 'b'", "c > 'é'", "greatest(c, v) = 'ä'",
+    "(c, a) < ('ä', 1)", "octet_length(c) = 2", "bit_length(t) = 8", "ascii(c) > 200", "chr(233) = c", "chr(97) = c", "length(c) = 1",
+    "left(c, 1) = 'ä'", "right(t, 1) = 'a'", "substring(c from 2) = 'b'", "position('b' in t) = 2", "strpos(c, 'ä') = 1", "lpad(c, 2) = 'a'",
+    "reverse(c) = 'ba'", "c LIKE '_'", "c LIKE 'a%'", "t LIKE '%я%'", "c ~ '^.$'", "c ~ '[à-ý]'", "c ~ '^[a-z]+$'", "c ~ '[^ä]'",
+    "md5(c) = md5('ä')", "upper(c) = 'A'", "upper(c) = 'Ä'", "lower(t) = 'a'", "c ILIKE 'A%'", "'ä' = ANY (ac)", "ac @> ARRAY['a']",
+    "array_position(ac, 'b') = 2", "ac < ARRAY['b']", "translate(c, 'ä', 'a') = 'a'", "btrim(c, 'ä') = ''", "replace(c, 'ä', 'a') = 'a'",
+    "split_part(c, 'ä', 1) = ''", "starts_with(c, 'a')", "c::varchar(1) = 'ä'", "'ä'::varchar(1) = c", "c || 'b' = 'ab'", "nullif(c, v) IS NULL",
+    "c IS DISTINCT FROM t", "p = 'ä'", "c BETWEEN 'a' AND 'z'", "CASE c WHEN '∪' THEN true END",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def sample(publisher_server: EmbeddedServer) -> Iterator[Sample]:
-    with filter_sample(publisher_server, "row_filters", SEED) as made:
+    with filter_sample(publisher_server, "filter_evaluation", SEED) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def frame(sample: Sample, spark: SparkSession) -> Iterator[DataFrame]:
-    cached = spark.createDataFrame(sample.rows).coalesce(1).cache()
-    yield cached
-    cached.unpersist()
+def rows(sample: Sample) -> pa.RecordBatch:
+    (batch,) = sample.rows.combine_chunks().to_batches()
+    return batch
 
 
-# --- the comparison ----------------------------------------------------------------------
+def found(rows: pa.RecordBatch, row_filter: RowFilter, failing: bool) -> list[Verdict]:
+    """What each row comes to here; row by row where the server fails for one."""
+    evaluate = condition(row_filter.tree)
+    if not failing:
+        return evaluate(rows).to_pylist()
+    return [one(evaluate, rows.slice(number, 1)) for number in range(rows.num_rows)]
 
 
-@dataclass
-class Checked:
-    """A filter, and what the server says of each row."""
-
-    text: str
-    row_filter: RowFilter
-    expected: list[Verdict]
-
-    @property
-    def failing(self) -> list[int]:
-        return [number for number, verdict in enumerate(self.expected) if fails(verdict)]
+def one(evaluate: Callable[[pa.RecordBatch], pa.BooleanArray], row: pa.RecordBatch) -> Verdict:
+    try:
+        return evaluate(row)[0].as_py()
+    except (FilterValueError, NumericError) as error:
+        return error.sqlstate or "none"
 
 
-def compare(sample: Sample, frame: DataFrame, batch: list[Candidate], tally: Tally) -> None:
+def compare(sample: Sample, rows: pa.RecordBatch, batch: list[Candidate], tally: Tally) -> int:
+    """Compare both sides; how many filters were left out, as the server fails for every row alike."""
+    left_out = 0
     expected = sample.verdicts([f"({item.text})" for item in batch])
-    checked = [
-        Checked(item.text, row_filter, truth)
-        for item, truth in zip(batch, expected, strict=True)
-        for row_filter in item.filters
-    ]
-    for item, result in zip(checked, found_one_by_one(frame, checked), strict=True):
-        wrong = [
-            number
-            for number, pair in enumerate(zip(item.expected, result, strict=True))
-            if not fails(pair[0]) and pair[0] != pair[1]
-        ]
-        if wrong:
-            pytest.fail(
-                f"seed {SEED}: {item.text!r}, read as {item.row_filter.expression!r}, tree {item.row_filter.tree}: "
-                f"rows {wrong[:10]}: server {[item.expected[n] for n in wrong[:10]]}, "
-                f"Spark {[result[n] for n in wrong[:10]]}"
+    for item, truth in zip(batch, expected, strict=True):
+        failing = any(map(fails, truth))
+        if failing and len(set(truth)) == 1:
+            left_out += 1
+            continue  # The planner computes constants before any row is read, and their error comes first.
+        for row_filter in item.filters:
+            described = f"{item.text!r}, read as {row_filter.expression!r}, tree {row_filter.tree}"
+            try:
+                result = found(rows, row_filter, failing)
+            except Exception as error:
+                raise AssertionError(f"seed {SEED}: {described}: {error!r}") from error
+            wrong = [
+                number for number, pair in enumerate(zip(truth, result, strict=True)) if pair[0] != pair[1]
+            ]
+            assert not wrong, (
+                f"seed {SEED}: {described}: rows {wrong[:10]}: server {[truth[n] for n in wrong[:10]]}, "
+                f"here {[result[n] for n in wrong[:10]]}"
             )
-        tally.compared += 1
-        tally.rows += len(result)
-        tally.failing_rows += len(item.failing)
-        if item.failing and tally.errors_tried < ERRORS_TRIED:
-            tally.errors_tried += 1
-            tally.errors_raised += fails_in_spark(
-                frame.where(F.col("id") == item.failing[0]), item.row_filter
-            )
+            tally.compared += 1
+            tally.rows += len(result)
+            tally.failing_rows += sum(map(fails, truth))
+    return left_out
 
 
-def found_one_by_one(frame: DataFrame, checked: list[Checked]) -> list[list[Verdict]]:
-    """Spark's verdicts on rows that do not fail on the server: when one fails in Spark, show which."""
-    filters, failing = [item.row_filter for item in checked], [item.failing for item in checked]
-    try:
-        return spark_verdicts(frame, filters, failing)
-    except SPARK_ERRORS as error:
-        if len(checked) == 1:
-            item = checked[0]
-            pytest.fail(
-                f"seed {SEED}: {item.text!r}, read as {item.row_filter.expression!r}, fails in Spark only: {error}"
-            )
-    half = len(checked) // 2
-    return found_one_by_one(frame, checked[:half]) + found_one_by_one(frame, checked[half:])
-
-
-@contextmanager
-def code_generation(spark: SparkSession, *, enabled: bool) -> Iterator[None]:
-    settings = {
-        "spark.sql.codegen.wholeStage": str(enabled).lower(),
-        "spark.sql.codegen.factoryMode": "FALLBACK" if enabled else "NO_CODEGEN",
-    }
-    for name, value in settings.items():
-        spark.conf.set(name, value)
-    try:
-        yield
-    finally:
-        for name in settings:
-            spark.conf.unset(name)
-
-
-def fails_in_spark(frame: DataFrame, row_filter: RowFilter) -> bool:
-    try:
-        spark_verdicts(frame, [row_filter])
-    except SPARK_ERRORS:
-        return True
-    return False
-
-
-def test_random_filters_are_what_the_server_evaluates(
-    sample: Sample, frame: DataFrame, spark: SparkSession
-) -> None:
+def compare_random_filters(sample: Sample, rows: pa.RecordBatch, seconds: float) -> Tally:
     rng = random.Random(SEED)
     expressions, tally = Expressions(rng), Tally()
     print(f"reproduce: PGSIEVE_SEED={SEED}", flush=True)
-    deadline, batches = time.monotonic() + BUDGET_SECONDS, 0
-    while time.monotonic() < deadline:
+    deadline = time.monotonic() + seconds
+    while not tally.compared or time.monotonic() < deadline:
         batch: list[Candidate] = []
         while len(batch) < BATCH:
             sampled = candidate(sample, expressions.condition(rng.randint(1, 3)), tally)
             if sampled is not None:
                 batch.append(sampled)
-        # Compiling generated code takes most of the time; both ways of evaluating are Spark's.
-        generated = batches % GENERATED_EVERY == 0
-        with code_generation(spark, enabled=generated):
-            compare(sample, frame, batch, tally)
-        batches += 1
-        print(f"{tally.compared} compared", flush=True)
+        compare(sample, rows, batch, tally)
     print(f"seed {SEED}: {tally}")
+    return tally
+
+
+def test_random_filters_are_what_the_server_evaluates(sample: Sample, rows: pa.RecordBatch) -> None:
+    tally = compare_random_filters(sample, rows, BUDGET_SECONDS)
     assert tally.compared >= BATCH
     assert tally.refused.total() < tally.compared / 4, str(tally)
-    # Not all: of `1 / a > 0 AND false` Spark computes nothing, and the row is left out either way.
-    assert tally.errors_raised >= tally.errors_tried / 2, str(tally)
 
 
-def test_where_spark_and_postgresql_could_differ(sample: Sample, frame: DataFrame) -> None:
-    candidates, tally = [], Tally()
-    for text in TRAPS:
-        filters = [parse_row_filter(form, sample.columns, RELATION) for form in (sample.printed(text), text)]
-        candidates.append(Candidate(text, filters))
-    compare(sample, frame, candidates, tally)
-    assert (tally.compared, tally.failing_rows) == (2 * len(TRAPS), 0)
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_filters_over_text_of_another_encoding_are_what_the_server_evaluates(
+    publisher_server: EmbeddedServer, encoding: str
+) -> None:
+    with filter_sample(publisher_server, "encoded_filters", SEED, encoding) as sample:
+        (rows,) = sample.rows.combine_chunks().to_batches()
+        tally = compare_random_filters(sample, rows, BUDGET_SECONDS / 4)
+        candidates = [found for text in ENCODED if (found := candidate(sample, text, tally)) is not None]
+        compare(sample, rows, candidates, tally)
+    refused = sum(n for reason, n in tally.refused.items() if f"encoding, which is {encoding}" in reason)
+    assert refused
+    assert tally.compared > BATCH / 2
 
 
-@pytest.mark.parametrize("text", FAILING)
-def test_what_fails_on_the_server_fails_in_spark(sample: Sample, frame: DataFrame, text: str) -> None:
-    (expected,) = sample.verdicts([f"({text})"])
-    assert any(map(fails, expected))
-    row_filter = parse_row_filter(sample.printed(text), sample.columns, RELATION)
-    with pytest.raises(SPARK_ERRORS):
-        spark_verdicts(frame, [row_filter])
+@pytest.mark.parametrize("texts", [TRAPS, FAILING])
+def test_what_is_known_to_be_difficult(sample: Sample, rows: pa.RecordBatch, texts: list[str]) -> None:
+    candidates = [
+        Candidate(text, [sample.parsed(sample.printed(text)), sample.parsed(text)]) for text in texts
+    ]
+    left_out = compare(sample, rows, candidates, tally := Tally())
+    # The rows are drawn: in some draws a filter fails for all of them.
+    assert left_out < len(texts) // 4
+    assert tally.compared == 2 * (len(texts) - left_out)
 
 
-def test_a_long_list_is_no_deep_expression(sample: Sample, frame: DataFrame) -> None:
+@pytest.mark.spark
+def test_rows_that_spark_hands_over_come_to_the_same_verdicts(sample: Sample, rows: pa.RecordBatch) -> None:
+    """As on executors: `mapInArrow` over the sample's columns as Spark has them, in two tasks."""
+    trees = [sample.parsed(text).tree for text in TRAPS]
+    names = rows.schema.names
+
+    def evaluated(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            columns = [batch.column("id"), *(verdicts(tree, batch) for tree in trees)]
+            yield pa.RecordBatch.from_arrays(columns, ["id", *(f"c{number}" for number in range(len(trees)))])
+
+    ddl = ", ".join(["id int", *(f"c{number} boolean" for number in range(len(trees)))])
+    frame = engine().session.createDataFrame(pa.Table.from_batches([rows])).repartition(2)
+    found = (
+        frame.select(*(F.col(quoted(name)) for name in names))
+        .mapInArrow(evaluated, ddl)
+        .toArrow()
+        .sort_by("id")
+    )
+    for number, (text, tree) in enumerate(zip(TRAPS, trees, strict=True)):
+        assert found[f"c{number}"].to_pylist() == verdicts(tree, rows).to_pylist(), text
+
+
+def test_a_long_list_is_looked_up(sample: Sample, rows: pa.RecordBatch) -> None:
     numbers = ", ".join(map(str, range(2, 2000)))
     halves = ", ".join(f"{number}.5" for number in range(300))
     texts = [f"a IN ({numbers})", f"a NOT IN ({numbers})", f"f IN ({halves})"]
-    filters = [parse_row_filter(text, sample.columns, RELATION) for text in texts]
-    assert spark_verdicts(frame, filters) == sample.verdicts(texts)
+    assert [verdicts(sample.parsed(text).tree, rows).to_pylist() for text in texts] == sample.verdicts(texts)
 
 
-def test_many_operands_that_may_fail_in_python_stay_a_small_expression(
-    sample: Sample, frame: DataFrame
-) -> None:
+def test_operands_that_may_fail_beside_each_other(sample: Sample, rows: pa.RecordBatch) -> None:
     divisions = " OR ".join(f"m / (n - {number}.25) > {number}" for number in range(20))
     texts = [f"n IS NOT NULL AND n <> 'NaN' AND ({divisions})", f"CASE WHEN n > 20 THEN {divisions} END"]
-    filters = [parse_row_filter(text, sample.columns, RELATION) for text in texts]
-    assert spark_verdicts(frame, filters) == sample.verdicts(texts)
+    assert [verdicts(sample.parsed(text).tree, rows).to_pylist() for text in texts] == sample.verdicts(texts)
 
 
 def test_every_keyword_that_needs_no_quotes_can_be_a_column(sample: Sample) -> None:
@@ -247,14 +209,3 @@ def test_every_keyword_that_needs_no_quotes_can_be_a_column(sample: Sample) -> N
             as_printed = parse_row_filter(row[0], columns, "public.keywords")
             assert as_printed.columns == {word}
             assert as_printed.tree == parse_row_filter(text, columns, "public.keywords").tree
-
-
-def test_filters_are_made_of_what_spark_connect_has(sample: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(
-        "SPARK_CONNECT_MODE_ENABLED", "1"
-    )  # functions make Connect's columns, without a server
-    udf.cache_clear()  # those of this session's other columns
-    for text in TRAPS:
-        made = condition(parse_row_filter(text, sample.columns, RELATION), F.col)
-        assert isinstance(made, ConnectColumn), text
-    udf.cache_clear()

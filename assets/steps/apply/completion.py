@@ -17,8 +17,9 @@ import numpy as np
 import pyarrow as pa
 
 from pgsieve.assets.steps.apply.keyed_changes import places_of
+from pgsieve.decoding.changes.columns import field_of
 from pgsieve.decoding.changes.net_change import NONE, Mask, Numbers
-from pgsieve.resources.lake.delta.conforming import conformed, field_of
+from pgsieve.resources.lake.delta.conforming import conformed
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
 from pgsieve.resources.lake.stores.store import RowGroup, Store, joined
 

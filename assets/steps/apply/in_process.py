@@ -15,8 +15,8 @@ from pgsieve.assets.steps.apply.applied import Applied, Pending, merged, outcome
 from pgsieve.assets.steps.apply.exact_rows import RowChanges, kept_but, replayed
 from pgsieve.assets.steps.apply.keyed_changes import KeyedChanges, keyed_changes
 from pgsieve.assets.steps.subscription import Definition
+from pgsieve.decoding.changes.columns import field_of
 from pgsieve.decoding.changes.net_change import NONE, Mask, NetChange
-from pgsieve.resources.lake.delta.conforming import field_of
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.delta.merge import Merge
 from pgsieve.resources.lake.delta.row_removal import replace_rows

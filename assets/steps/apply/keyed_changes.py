@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pgsieve.assets.steps.records.columns import ROW_OPERATIONS
+from pgsieve.decoding.changes.columns import ROW_OPERATIONS, field_of
 from pgsieve.decoding.changes.keys import key_numbers
 from pgsieve.decoding.changes.net_change import (
     DELETE,
@@ -25,7 +25,7 @@ from pgsieve.decoding.changes.net_change import (
     Numbers,
     net_changes,
 )
-from pgsieve.resources.lake.delta.conforming import conformed, field_of
+from pgsieve.resources.lake.delta.conforming import conformed
 from pgsieve.resources.lake.stores.store import Store
 
 #: Their places are the numbers that `net_change` gives them.

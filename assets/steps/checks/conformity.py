@@ -8,26 +8,28 @@ are the values in the replica. Where the filter was altered since the copy, rows
 PostgreSQL: `altered` says so. Raises SourceError, or PublicationError where a publication is missing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from pyspark.sql import Column
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from pgsieve.assets.steps.records.catalogs import Catalogs
 from pgsieve.assets.steps.records.failures import TABLE_ERRORS, reason
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
-from pgsieve.assets.steps.row_filters.condition import condition
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable, published_relation
 from pgsieve.decoding.publications.filters import table_filter
 from pgsieve.decoding.publications.routing import changed_relations
+from pgsieve.decoding.row_filters.evaluation.verdicts import condition
 from pgsieve.decoding.row_filters.letter_case import CaseMappings, NeededMappings
 from pgsieve.decoding.row_filters.nodes import RowFilter
 from pgsieve.decoding.values.replica_output import shown
 from pgsieve.resources.lake.delta.records import quoted
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.way import Way
 from pgsieve.resources.postgres.case_mappings import with_case_mappings
 from pgsieve.resources.postgres.catalog import read_catalog
 
@@ -68,7 +70,7 @@ def applicable_filters(subscription: Subscription, replicated: ReplicatedTable, 
 
 
 def is_checkable(subscription: Subscription, replicated: ReplicatedTable) -> bool:
-    """Whether there is a row filter, and Spark can evaluate it over the columns of the replica."""
+    """Whether there is a row filter, and it can be evaluated over the columns of the replica."""
     try:
         return bool(_parsed(subscription, replicated, replicated.row_filters or (), NeededMappings()))
     except PgsieveError:
@@ -138,26 +140,53 @@ def _evaluated(
     path = lake.replica(subscription.name, replicated.table.schema, replicated.table.name)
     if filters is None:
         return TableConformity(lake.count(path))
+    parsed = _parsed(subscription, replicated, filters)
+    key = [name for name in replicated.columns if name in replicated.key]
+    # One column at least, so that there are rows to count.
+    read = {*key, *(name for each in parsed for name in each.columns)} or set(replicated.columns[:1])
+    types = subscription.column_types(replicated)
+    schema = pa.schema([(name, types[name].arrow) for name in replicated.columns if name in read])
+
+    def examine(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return _examined(batches, schema, parsed, key)
+
     with lake.refusing(path):
-        rows = lake.current(path)
-        # Columns are made of a session, which there is from here on.
-        failing = _fails(_parsed(subscription, replicated, filters))
-        counted = rows.agg(F.count("*"), F.count_if(failing)).first()
-        assert counted is not None
-        key = [name for name in replicated.columns if name in replicated.key]
-        sample = rows.where(failing).select([F.col(quoted(n)) for n in key]).limit(SAMPLE)
-        failed = sample.toArrow() if counted[1] and key else None
-        keys = zip(*map(shown, failed.columns), strict=True) if failed else ()
-    return TableConformity(counted[0], counted[1], tuple(_key(key, values) for values in keys))
+        local = lake.local if lake.way_to_read(path) is Way.IN_PROCESS else None
+        if local is not None:
+            examined = pa.Table.from_batches(examine(local.batches(path, local.version(path))), _EXAMINED)
+        else:
+            rows = lake.current(path).select(*(F.col(quoted(name)) for name in schema.names))
+            examined = rows.mapInArrow(examine, _EXAMINED_DDL).toArrow()
+    count, failing = (pc.sum(examined[name]).as_py() or 0 for name in ("rows", "failing"))
+    keys = sorted(pc.list_flatten(examined["keys"]).to_pylist())
+    return TableConformity(count, failing, tuple(keys[:SAMPLE]))
 
 
-def _fails(filters: Sequence[RowFilter]) -> Column:
-    """Whether a row passes none of the filters; as in PostgreSQL's OR, one is evaluated where none before passed."""
-    passed = F.lit(False)
-    for row_filter in filters:
-        passes = condition(row_filter, lambda name: F.col(quoted(name)), ~passed)
-        passed = passed | F.coalesce(passes, F.lit(False))
-    return ~passed
+#: Of some rows: how many there are, how many fail, and keys of some that do.
+_EXAMINED = pa.schema({"rows": pa.int64(), "failing": pa.int64(), "keys": pa.list_(pa.string())})
+_EXAMINED_DDL = "rows bigint, failing bigint, keys array<string>"
+
+
+def _examined(
+    batches: Iterable[pa.RecordBatch], schema: pa.Schema, filters: Sequence[RowFilter], key: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
+    """Look for rows that pass none of the filters; yields a row (`_EXAMINED`) a batch."""
+    passes = condition(*(row_filter.tree for row_filter in filters))
+    for batch in batches:
+        rows = batch.select(schema.names).cast(schema)
+        failing = pc.invert(pc.fill_null(passes(rows), False))
+        sample = rows.filter(failing).slice(0, SAMPLE)
+        values = zip(*(shown(sample.column(name)) for name in key), strict=True)
+        yield pa.RecordBatch.from_pylist(
+            [
+                {
+                    "rows": rows.num_rows,
+                    "failing": failing.true_count,
+                    "keys": [_key(key, row) for row in values],
+                }
+            ],
+            _EXAMINED,
+        )
 
 
 def _key(names: Sequence[str], values: Sequence[str]) -> str:

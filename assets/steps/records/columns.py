@@ -11,9 +11,6 @@ from pgsieve.resources.lake.delta.records import quoted
 ORDER = ("commit_lsn", "ordinal")
 Order = tuple[int, int]
 
-#: Operations that change one row.
-ROW_OPERATIONS = ("insert", "update", "delete")
-
 
 def ddl(columns: Iterable[tuple[str, str]]) -> str:
     """Column names and Spark types as a DDL schema."""

@@ -9,8 +9,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from pgsieve.assets.steps.records.columns import ROW_OPERATIONS, Order
+from pgsieve.assets.steps.records.columns import Order
 from pgsieve.assets.steps.records.table_states import Name
+from pgsieve.decoding.changes.columns import ROW_OPERATIONS
 from pgsieve.resources.lake.lake import Lake
 
 TRANSFORMED = pa.schema(

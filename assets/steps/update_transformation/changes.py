@@ -1,135 +1,186 @@
-"""UPDATE transformation by Spark: raw messages of one relation -> decoded changes -> what a subscription gets.
+"""The changes that a subscription gets of a table in a slice: written as files, or made for Spark to write.
 
-`decoded_batches` says what a change is; `in_process` does the same with few messages.
+In: readings of relation versions, and TRUNCATEs. Out: files, which the caller commits, or a DataFrame. Both run
+`pgsieve.decoding.changes.transform`: files are written by whoever the runner has, part by part, so that no one holds more than a row
+group at a time. Raises what decoding and row filters do, OSError.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
 
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame
+import pyarrow.compute as pc
+from pyspark.sql import Column, DataFrame, Observation
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
-from pgsieve.assets.steps.records.columns import field, struct_ddl
-from pgsieve.assets.steps.row_filters.condition import condition
-from pgsieve.assets.steps.update_transformation.decoded_batches import (
-    CHANGE_COLUMNS,
-    ENCODED_COLUMNS,
-    FILTERED_SIDES,
-    SIDES,
-    AddedColumn,
-    FilterColumns,
-    decoded_batches,
-)
-from pgsieve.decoding.protocol.tuples import RelationColumns
-from pgsieve.decoding.publications.update_transformation import UPDATE_TRANSFORMATION
-from pgsieve.decoding.row_filters.nodes import RowFilter
+from pgsieve.assets.steps.records.columns import Order, struct_ddl
+from pgsieve.assets.steps.update_transformation.messages import Source
+from pgsieve.assets.steps.update_transformation.relation_versions import Reading
+from pgsieve.decoding.changes.columns import ENCODED_COLUMNS, ROW_OPERATIONS, SIDES
+from pgsieve.decoding.changes.tally import Tally, count_changes, key_changes
+from pgsieve.decoding.changes.transform import Encoded, Transformation, in_slice, truncates
+from pgsieve.resources.lake.delta.parquet_files import WRITTEN, write_files
+from pgsieve.resources.lake.executors import Executors, Guard
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.stores.store import Store
+
+#: Whether a change moves its row to another key: what Spark counts, and does not write.
+MOVES = "moves"
+#: Some messages, and what becomes of them.
+_Share = tuple[Transformation, Source]
 
 
-def decoded_changes(
-    messages: DataFrame,
-    columns: RelationColumns,
-    needed: Collection[str],
-    key: Sequence[str],
-    added: Sequence[AddedColumn] = (),
-    read: FilterColumns | None = None,
-) -> DataFrame:
-    """Decode the Insert, Update and Delete messages of one relation version, column by column.
+@dataclass(frozen=True)
+class WrittenChanges:
+    """Files of changes (rows of `WRITTEN`), and how many changes of each operation came."""
 
-    `needed` are the columns to keep; the others are passed over in the bytes. Columns of `new` that were not
-    sent are taken from `old`, where that has their value (identity columns). `key` names a row in an error.
-    `added` columns come last. What filters `read` in other types comes besides, in `filtered_old` and `filtered_new`.
+    files: pa.Table
+    received: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class SentChanges:
+    """What a subscription gets of a table in the slice that ends at `end`, and TRUNCATEs by their order keys.
+
+    `schema` is that of its changes, `key` its key.
     """
-    struct = _struct(columns, needed, added)
-    schema = (
-        "commit_lsn bigint, ordinal bigint, number bigint, commit_time timestamp, operation string,"
-        f" unchanged array<string>, old {struct}, new {struct}"
-    )
-    names = frozenset(needed)
-    if read is not None:
-        filtered = _struct(read.columns, read.names, read.added)
-        schema += "".join(f", {name} {filtered}" for name in FILTERED_SIDES)
 
-    def decode(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return decoded_batches(batches, columns, names, key, added, read)
+    readings: Sequence[Reading]
+    truncates: Sequence[Order]
+    end: int
+    key: Sequence[str]
+    schema: pa.Schema
 
-    return messages.select(*ENCODED_COLUMNS).mapInArrow(decode, schema)
+    def written(self, runner: Executors, folder: str, store: Store) -> WrittenChanges:
+        """Have them written into files of a folder.
 
+        A file's tally counts its changes by operation, its `key_changes`, and by name the columns that some change
+        left out as unchanged (`unchanged`).
+        """
+        parts, end, key, schema = self._parts(runner), self.end, self.key, self.schema
+        emptied = [truncates(self.truncates, schema)] if self.truncates else []
+        last = len(parts) - 1
 
-def _struct(columns: RelationColumns, names: Collection[str], added: Sequence[AddedColumn]) -> str:
-    kept = [(name, t.spark) for name, t in zip(columns.names, columns.types, strict=True) if name in names]
-    return struct_ddl([*kept, *((a.name, a.spark) for a in added)])
+        def count(batch: pa.RecordBatch, tally: Tally) -> None:
+            count_changes(batch, key, tally)
 
+        def write(number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
+            received = Counter[str]()
 
-def transformed_changes(
-    changes: DataFrame,
-    filters: Mapping[str, Sequence[RowFilter] | None],
-    operations: Collection[str],
-    columns: Sequence[str],
-) -> DataFrame:
-    """What a subscription gets of decoded changes: filtered, UPDATEs transformed, published columns only.
+            def rows() -> Iterator[pa.RecordBatch]:
+                for batch in _changes(parts[number], received):
+                    yield in_slice(batch, end, schema)
+                for batch in emptied if number == last else ():
+                    yield in_slice(batch, end, schema)
 
-    `filters` has for insert, update and delete the row filters that are ORed, None for no filter. An
-    UPDATE that is transformed is sent whatever `operations` says of insert and delete (29.4.3).
-    """
-    if all(texts is None for texts in filters.values()):
-        # Nothing to evaluate, and no UPDATE becomes anything else.
-        sent = changes.where(F.col("operation").isin(sorted(operations)))
-        return sent.withColumns({side: _projected(changes, side, columns) for side in SIDES})
-    old, new = FILTERED_SIDES if FILTERED_SIDES[0] in changes.columns else SIDES
-    operation = F.col("operation")
-    becomes: Column = F.lit(None).cast("string")
-    if "delete" in operations:
-        matches = (operation == "delete") & _matches(filters["delete"], old, "delete")
-        becomes = F.when(matches, "delete").otherwise(becomes)
-    if "update" in operations:
-        becomes = F.when(operation == "update", _update(filters["update"], old, new)).otherwise(becomes)
-    if "insert" in operations:
-        matches = (operation == "insert") & _matches(filters["insert"], new, "insert")
-        becomes = F.when(matches, "insert").otherwise(becomes)
-    is_insert, is_delete = operation == "insert", operation == "delete"
-    return (
-        changes.withColumn("operation", becomes)
-        .where(F.col("operation").isNotNull())
-        .select(
-            *CHANGE_COLUMNS[:4],
-            "operation",
-            F.when(~is_delete & (F.size("unchanged") > 0), F.col("unchanged")).alias("unchanged"),
-            F.when(~is_insert, _projected(changes, "old", columns)).alias("old"),
-            F.when(~is_delete, _projected(changes, "new", columns)).alias("new"),
+            yield from write_files(folder, schema, guard(rows()), count, store)
+            # No file: what came, of which maybe nothing is sent.
+            yield pa.RecordBatch.from_pylist([{"size": 0, "tally": json.dumps(received)}], WRITTEN)
+
+        rows = runner.written(write, len(parts))
+        is_file = rows["path"].is_valid()
+        received = Counter[str]()
+        for tally in rows.filter(pc.invert(is_file))["tally"].to_pylist():
+            received.update(json.loads(tally))
+        return WrittenChanges(rows.filter(is_file), {o: received[o] for o in ROW_OPERATIONS})
+
+    def attempt(self, runner: Executors) -> None:
+        """Have them made, and keep nothing: for what that raises."""
+        parts = self._parts(runner)
+
+        def make(number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
+            for _ in guard(_changes(parts[number], Counter())):
+                pass
+            yield from ()
+
+        runner.written(make, len(parts))
+
+    def _parts(self, runner: Executors) -> list[Sequence[_Share]]:
+        """What is made at once: all that is few, and so gets one file, or some row groups of one relation version."""
+        shares = [
+            (reading.transformation, source)
+            for reading in self.readings
+            for source in reading.messages.sources(runner.number)
+        ]
+        if all(reading.messages.is_few for reading in self.readings):
+            return [shares]
+        return [[share] for share in shares]
+
+    def frame(self, lake: Lake, columns: Sequence[tuple[str, str]]) -> "ChangesFrame":
+        """Have Spark make them; `columns` are the replica's, with their Spark types."""
+        struct = struct_ddl(columns)
+        ddl = (
+            "slice bigint, commit_lsn bigint, ordinal bigint, number bigint, commit_time timestamp, operation string,"
+            f" unchanged array<string>, old {struct}, new {struct}, {MOVES} boolean"
         )
+        session, observations = lake.spark, list[Observation]()
+        places = [(self.end, *at, None, None, "truncate", None, None, None, False) for at in self.truncates]
+        frames = [session.createDataFrame(places, ddl)] if places else []
+        for reading in self.readings:
+            # What kind of observation this is, the kind of the session decides, which there is by now.
+            observations.append(Observation())
+            counts = [
+                F.count_if(F.col("kind") == operation[0].upper()).alias(operation)
+                for operation in ROW_OPERATIONS
+            ]
+            messages = reading.messages.frame.observe(observations[-1], *counts)
+            made = _made(reading.transformation, self.end)
+            frames.append(messages.select(*ENCODED_COLUMNS).mapInArrow(made, ddl))
+        return ChangesFrame(reduce(DataFrame.unionByName, frames), observations)
+
+
+@dataclass(frozen=True)
+class ChangesFrame:
+    """Changes that Spark makes, with `MOVES`; the observations know what came once something has asked for the rows."""
+
+    rows: DataFrame
+    observations: Sequence[Observation]
+
+    def received(self) -> dict[str, int]:
+        """How many changes of each operation came."""
+        observed = [observation.get for observation in self.observations]
+        return {o: sum(counts.get(o) or 0 for counts in observed) for o in ROW_OPERATIONS}
+
+
+def written_changes(rows: DataFrame, key: Sequence[str]) -> DataFrame:
+    """Changes that are written already, as Spark counts them: their operations, the columns left out, and `MOVES`."""
+
+    def counted(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield batch.select(["operation", "unchanged"]).append_column(MOVES, key_changes(batch, key))
+
+    return rows.select("operation", "unchanged", *SIDES).mapInArrow(
+        counted, f"operation string, unchanged array<string>, {MOVES} boolean"
     )
 
 
-def _fields(changes: DataFrame, struct: str) -> list[str]:
-    return list(changes.schema[struct].dataType.fieldNames())  # type: ignore[attr-defined]
+def spark_tally() -> list[Column]:
+    """What Spark counts of changes, by names."""
+    return [
+        *(F.count_if(F.col("operation") == operation).alias(operation) for operation in ROW_OPERATIONS),
+        F.count_if(F.col(MOVES)).alias("key_changes"),
+        # As text: Spark 4.0 observes an array as an object of Java's.
+        F.to_json(F.array_distinct(F.flatten(F.collect_set("unchanged")))).alias("unchanged"),
+    ]
 
 
-def _projected(changes: DataFrame, struct: str, columns: Sequence[str]) -> Column:
-    if _fields(changes, struct) == list(columns):
-        return F.col(struct)
-    return F.when(F.col(struct).isNotNull(), F.struct(*(field(struct, name).alias(name) for name in columns)))
+def _made(
+    transformation: Transformation, end: int
+) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """The changes of a slice as Spark has batches made of batches of messages."""
+    key, schema = transformation.key, transformation.schema
+
+    def made(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for changes in transformation.changes(map(Encoded, batches), Counter()):
+            moves = key_changes(changes, key)
+            yield in_slice(changes, end, schema).append_column(MOVES, moves)
+
+    return made
 
 
-def _matches(filters: Sequence[RowFilter] | None, struct: str, operation: str) -> Column:
-    """Whether a row of this operation passes any of the filters; NULL counts as no."""
-    if filters is None:
-        return F.lit(True)
-    concerned = (F.col("operation") == operation) & F.col(struct).isNotNull()
-    matched = F.lit(False)
-    for row_filter in filters:
-        passes = condition(row_filter, lambda name: field(struct, name), concerned)
-        matched = matched | F.coalesce(passes, F.lit(False))
-    return matched
-
-
-def _update(filters: Sequence[RowFilter] | None, old: str, new: str) -> Column:
-    """The operation an UPDATE becomes, by these structs; without an old tuple the new row alone decides."""
-    if filters is None:
-        return F.lit("update")
-    after = _matches(filters, new, "update")
-    before = F.when(F.col(old).isNull(), after).otherwise(_matches(filters, old, "update"))
-    result: Column = F.lit(None).cast("string")
-    for (old_matches, new_matches), operation in UPDATE_TRANSFORMATION.items():
-        row = (before if old_matches else ~before) & (after if new_matches else ~after)
-        result = F.when(row, F.lit(operation)).otherwise(result)
-    return result
+def _changes(shares: Sequence[_Share], received: Counter[str]) -> Iterator[pa.RecordBatch]:
+    for transformation, source in shares:
+        yield from transformation.changes(source.encoded(), received)

@@ -4,9 +4,6 @@ In: a window's tables and messages. Out: the finish LSN of the first transaction
 `pgsieve skip` takes, and the reason. Raises LakeError where it is the lake that fails.
 """
 
-from collections import Counter
-
-from pgsieve.assets.steps.observed import observation_for
 from pgsieve.assets.steps.records.failures import (
     TABLE_ERRORS,
     first_failing,
@@ -16,9 +13,9 @@ from pgsieve.assets.steps.records.failures import (
 )
 from pgsieve.assets.steps.records.table_states import Name
 from pgsieve.assets.steps.subscription import Subscription
-from pgsieve.assets.steps.update_transformation.decoded_batches import changes_schema
+from pgsieve.assets.steps.update_transformation.changes import SentChanges
 from pgsieve.assets.steps.update_transformation.messages import FIRST, Choice
-from pgsieve.assets.steps.update_transformation.relation_versions import readings_of, stored_changes
+from pgsieve.assets.steps.update_transformation.relation_versions import readings_of
 from pgsieve.assets.steps.update_transformation.windows import Work
 from pgsieve.decoding.publications.evolution import SchemaChangedError
 from pgsieve.resources.lake.lake import Lake
@@ -68,11 +65,10 @@ def _try(subscription: Subscription, lake: Lake, work: Work, name: Name, upto: i
     readings = readings_of(subscription, messages, parts, (state.lsn, FIRST), state.definition)
     if not readings:
         return
-    schema = changes_schema(readings[0].types(state.definition))
-    if (stored := stored_changes(readings, state.definition, schema)) is not None:
-        stored.transform(lake.executors)
-        return
-    for reading in readings:
-        if reading.changes_in_process(state.definition, schema, Counter()) is None:
-            changes = reading.changes(state.definition, observation_for(lake))
-            changes.write.format("noop").mode("overwrite").save()
+    schema = readings[0].transformation.schema
+    changes = SentChanges(readings, (), work.contents.end, state.definition.key, schema)
+    if lake.local is not None:
+        changes.attempt(lake.runner(work.contents.size))
+    else:
+        rows = changes.frame(lake, state.definition.columns).rows
+        rows.write.format("noop").mode("overwrite").save()

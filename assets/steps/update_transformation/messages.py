@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,9 +18,12 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from pgsieve.assets.steps.records.columns import Order, order
+from pgsieve.decoding.changes.columns import ENCODED_COLUMNS
+from pgsieve.decoding.changes.decode import FilterColumns
+from pgsieve.decoding.changes.transform import Encoded
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.stores.shared_reads import SharedReads, shared_reads
-from pgsieve.resources.lake.stores.store import Reader, RowGroup, Store
+from pgsieve.resources.lake.stores.store import Reader, RowGroup, Store, parted
 
 #: The ordinal of an order key before those of all changes of a transaction.
 FIRST = -1
@@ -129,10 +133,49 @@ def _read(read: Reader, columns: Sequence[str]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([c.combine_chunks() for c in rows.columns], schema=rows.schema)
 
 
+class Source(Protocol):
+    """Messages that are transformed by one that runs a part of them. Travels to executors."""
+
+    def encoded(self) -> Iterator[Encoded]:
+        """The messages, a batch at a time."""
+
+
+@dataclass(frozen=True)
+class _Few:
+    """Messages that this process has."""
+
+    table: pa.Table
+
+    def encoded(self) -> Iterator[Encoded]:
+        """As in `Source`."""
+        yield from map(Encoded, self.table.select(ENCODED_COLUMNS).combine_chunks().to_batches())
+
+
+@dataclass(frozen=True)
+class _Groups:
+    """Messages in some row groups."""
+
+    messages: StoredMessages
+    groups: Sequence[RowGroup]
+
+    def encoded(self) -> Iterator[Encoded]:
+        """As in `Source`; what filters read of a batch, other subscriptions may read, too."""
+        stored = self.messages
+        with stored.store.ahead(self.groups, stored.batches(self.groups, ENCODED_COLUMNS)) as batches:
+            for batch in batches:
+                yield Encoded(batch.messages, partial(_shared, stored.shared, batch.key))
+
+
+def _shared(
+    shared: SharedReads, key: Hashable, read: FilterColumns, make: Callable[[], pa.RecordBatch]
+) -> pa.RecordBatch:
+    return shared.get((key, read), make)
+
+
 class Messages:
     """Messages of the change log: `table` where they are few, None else; `stored` where executors may read them by themselves.
 
-    `frame` is made when Spark is asked.
+    Where they are neither, only Spark reads them; `frame` is made when Spark is asked.
     """
 
     def __init__(
@@ -147,6 +190,18 @@ class Messages:
     def frame(self) -> DataFrame:
         """The messages for Spark."""
         return self._frame()
+
+    @property
+    def is_few(self) -> bool:
+        """Whether this process has them."""
+        return self.table is not None
+
+    def sources(self, beside: int) -> list[Source]:
+        """The messages in parts, of which `beside` are transformed at a time; no one part has many."""
+        if self.table is not None:
+            return [_Few(self.table)]
+        assert self.stored is not None, "only Spark reads them"
+        return [_Groups(self.stored, groups) for groups in parted(self.stored.groups, beside)]
 
     def chosen(self, choice: Choice) -> "Messages":
         """The messages of a choice."""

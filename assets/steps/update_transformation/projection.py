@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from pgsieve.decoding.changes.columns import repeated
 from pgsieve.decoding.publications.evolution import Source
 
 
@@ -30,8 +31,3 @@ class Projection:
             for s, field in zip(self.sources, self.schema, strict=True)
         ]
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
-
-
-def repeated(value: pa.Array, count: int) -> pa.Array:
-    """An array of one, so many times."""
-    return value.take(pa.nulls(count, pa.int64()).fill_null(0))

@@ -4,99 +4,31 @@ In: a Relation message of the slice, and the replica's definition, which may be 
 the replica's columns. Raises SchemaChangedError where the columns of the Relation message fit neither the present nor the former definition.
 """
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame, Observation
-from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
-from pgsieve.assets.steps.records.columns import ROW_OPERATIONS, Order
+from pgsieve.assets.steps.records.columns import Order
 from pgsieve.assets.steps.records.table_states import Name
 from pgsieve.assets.steps.subscription import Definition, Subscription
-from pgsieve.assets.steps.update_transformation import in_process
-from pgsieve.assets.steps.update_transformation.by_files import StoredChanges, StoredVersion
-from pgsieve.assets.steps.update_transformation.changes import decoded_changes, transformed_changes
-from pgsieve.assets.steps.update_transformation.decoded_batches import (
-    AddedColumn,
-    FilterColumns,
-)
 from pgsieve.assets.steps.update_transformation.messages import Choice, Messages
 from pgsieve.assets.steps.update_transformation.slice_contents import Part
+from pgsieve.decoding.changes.columns import changes_schema
+from pgsieve.decoding.changes.decode import AddedColumn, FilterColumns
+from pgsieve.decoding.changes.transform import Transformation
 from pgsieve.decoding.protocol.tuples import RelationColumns
 from pgsieve.decoding.publications.evolution import SchemaChangedError, missing_value, present_names
 from pgsieve.decoding.publications.filters import row_filter
-from pgsieve.decoding.row_filters.nodes import RowFilter
 from pgsieve.decoding.values.types import column_type, from_text
 
 
 @dataclass(frozen=True)
 class Reading:
-    """The messages of one relation version, their columns, and what the subscription gets of them."""
+    """The messages of one relation version, and what the subscription gets of them."""
 
     messages: Messages
-    columns: RelationColumns
-    operations: frozenset[str]
-    filters: Mapping[str, Sequence[RowFilter] | None]
-    added: Sequence[AddedColumn] = ()
-    read: FilterColumns | None = None
-
-    def types(self, definition: Definition) -> list[tuple[str, pa.DataType]]:
-        """The replica's columns with the types that they arrive with."""
-        arriving = {name: t.arrow for name, t in zip(self.columns.names, self.columns.types, strict=True)}
-        arriving |= {a.name: a.value.type for a in self.added}
-        return [(name, arriving[name]) for name in definition.names]
-
-    def changes(self, definition: Definition, received: Observation) -> DataFrame:
-        """What the subscription gets, `received` counting what came."""
-        needed, added = self._needed(definition)
-        frame = self.messages.frame
-        decoded = decoded_changes(frame, self.columns, needed, definition.key, added, self.read)
-        decoded = decoded.observe(
-            received, *(count(operation).alias(operation) for operation in ROW_OPERATIONS)
-        )
-        return transformed_changes(decoded, self.filters, self.operations, definition.names)
-
-    def changes_in_process(
-        self, definition: Definition, schema: pa.Schema, received: Counter[str]
-    ) -> pa.Table | None:
-        """The same in this process, in the columns of `changes_schema`; None where Spark has to."""
-        messages = self.messages.table
-        if messages is None or not in_process.can_filter(self.filters):
-            return None
-        needed, added = self._needed(definition)
-        decoded = in_process.decoded_changes(messages, self.columns, needed, definition.key, added, self.read)
-        received.update(operation for batch in decoded for operation in batch["operation"].to_pylist())
-        return in_process.transformed_changes(decoded, self.filters, self.operations, schema)
-
-    def stored(self, definition: Definition) -> StoredVersion | None:
-        """The same by files; None where Spark has to."""
-        messages = self.messages.stored
-        if messages is None or not in_process.can_filter(self.filters):
-            return None
-        read, used = self.read, _used(self.filters)
-        if read is None and any(filters is not None for filters in self.filters.values()):
-            read = FilterColumns(frozenset(used), self.columns, [a for a in self.added if a.name in used])
-        added = [a for a in self.added if a.name in definition.names]
-        names = frozenset(definition.names)
-        return StoredVersion(messages, self.columns, names, self.operations, self.filters, added, read)
-
-    def _needed(self, definition: Definition) -> tuple[set[str], Sequence[AddedColumn]]:
-        """The columns that are decoded, and those of them that the version lacks."""
-        needed = {*definition.names, *_used(self.filters)}
-        return needed, [a for a in self.added if a.name in needed]
-
-
-def stored_changes(
-    readings: Sequence[Reading], definition: Definition, schema: pa.Schema, truncates: Sequence[Order] = ()
-) -> StoredChanges | None:
-    """A table's changes and TRUNCATEs, where executors may read and transform all of them by themselves."""
-    versions = [version for reading in readings if (version := reading.stored(definition)) is not None]
-    if len(versions) < len(readings):
-        return None
-    emptied = in_process.truncates(truncates, schema) if truncates else None
-    return StoredChanges(versions, definition.key, schema, emptied)
+    transformation: Transformation
 
 
 def defined_types(
@@ -143,21 +75,41 @@ def _reading(
         operation: None if texts is None else [row_filter(sent, text) for text in texts]
         for operation, texts in sent.filters.items()
     }
-    used = _used(filters)
-    if not used <= {*columns.names, *(a.name for a in added)}:
-        raise _copied_again(part, "columns of its row filter changed")
-    begin = max(part.version.begin, since)
-    mine = messages.chosen(Choice(begin, part.version.end, relations=frozenset({relation.relation_id})))
     read = None
-    if any(subscription.override(sent.publish_as, name) for name in used):
-        # PostgreSQL's filter knows nothing of the types that the user chose for the replica.
-        own, own_added = _typed_columns(replace(subscription, types={}), part, definition)
-        read = FilterColumns(frozenset(used), own, [a for a in own_added if a.name in used])
-    return Reading(mine, columns, frozenset(sent.operations), filters, added, read)
+    if any(each is not None for each in filters.values()):
+        used = frozenset(name for each in filters.values() for one in each or () for name in one.columns)
+        if not used <= {*columns.names, *(a.name for a in added)}:
+            raise _copied_again(part, "columns of its row filter changed")
+        read = _filter_columns(subscription, part, definition, used)
+    transformation = Transformation(
+        columns,
+        changes_schema(_types(columns, added, definition)),
+        definition.key,
+        frozenset(sent.operations),
+        filters,
+        [a for a in added if a.name in definition.names],
+        read,
+    )
+    begin = max(part.version.begin, since)
+    chosen = Choice(begin, part.version.end, relations=frozenset({relation.relation_id}))
+    return Reading(messages.chosen(chosen), transformation)
 
 
-def _used(filters: Mapping[str, Sequence[RowFilter] | None]) -> set[str]:
-    return {name for fs in filters.values() for f in fs or () for name in f.columns}
+def _filter_columns(
+    subscription: Subscription, part: Part, definition: Definition, used: frozenset[str]
+) -> FilterColumns:
+    """The columns that filters read: PostgreSQL's filter knows nothing of the types that the user chose for the replica."""
+    columns, added = _typed_columns(replace(subscription, types={}), part, definition)
+    return FilterColumns(used, columns, [a for a in added if a.name in used])
+
+
+def _types(
+    columns: RelationColumns, added: Sequence[AddedColumn], definition: Definition
+) -> list[tuple[str, pa.DataType]]:
+    """The replica's columns with the types that they arrive with."""
+    arriving = {name: t.arrow for name, t in zip(columns.names, columns.types, strict=True)}
+    arriving |= {a.name: a.value.type for a in added}
+    return [(name, arriving[name]) for name in definition.names]
 
 
 def arriving_columns(
@@ -259,8 +211,3 @@ def _copied_again(part: Part, what: str) -> SchemaChangedError:
     return SchemaChangedError(
         f'table "{part.sent.publish_as.qualified}": {what}; it is copied again by the next run'
     )
-
-
-def count(operation: str) -> Column:
-    """How many changes are of an operation."""
-    return F.sum(F.when(F.col("operation") == operation, 1).otherwise(0))

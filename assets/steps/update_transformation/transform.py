@@ -6,46 +6,33 @@ Repeating a slice after a crash repeats the same commits, which Delta leaves out
 """
 
 import json
-import logging
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
-from functools import partial, reduce
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import Column, DataFrame, Observation
-from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.observed import aggregated, observation_for, observed
-from pgsieve.assets.steps.records.columns import ROW_OPERATIONS, Order, struct_ddl
-from pgsieve.assets.steps.records.columns import field as struct_field
+from pgsieve.assets.steps.records.columns import Order
 from pgsieve.assets.steps.records.failures import TABLE_ERRORS, in_transaction, is_damage, reason
 from pgsieve.assets.steps.records.feed import FeedRecord
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
 from pgsieve.assets.steps.records.transformed import TableChanges, Transformed
 from pgsieve.assets.steps.subscription import Definition, Subscription
-from pgsieve.assets.steps.update_transformation import in_process
-from pgsieve.assets.steps.update_transformation.by_files import StoredChanges
-from pgsieve.assets.steps.update_transformation.decoded_batches import (
-    SIDES,
-    changes_schema,
-    count_changes,
-    empty_tally,
+from pgsieve.assets.steps.update_transformation.changes import (
+    MOVES,
+    SentChanges,
+    spark_tally,
+    written_changes,
 )
 from pgsieve.assets.steps.update_transformation.first_failure import first_failing_transaction, first_failure
 from pgsieve.assets.steps.update_transformation.messages import Messages
-from pgsieve.assets.steps.update_transformation.relation_versions import (
-    Reading,
-    count,
-    defined_types,
-    readings_of,
-    stored_changes,
-)
+from pgsieve.assets.steps.update_transformation.relation_versions import defined_types, readings_of
 from pgsieve.assets.steps.update_transformation.schema_changes import follow_schema_changes
 from pgsieve.assets.steps.update_transformation.skip import clear_skip, is_begun
 from pgsieve.assets.steps.update_transformation.slice_contents import (
@@ -61,6 +48,8 @@ from pgsieve.assets.steps.update_transformation.windows import (
     work_of,
 )
 from pgsieve.assets.steps.validation.waiting import hold_back, sound_catalog, table_problems, waiting_for
+from pgsieve.decoding.changes.columns import ROW_OPERATIONS, SIDES, changes_schema
+from pgsieve.decoding.changes.tally import Tally, count_changes, empty_tally
 from pgsieve.decoding.errors import UnsupportedFilterError, UnsupportedTypeError
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.publications.catalog import Catalog
@@ -68,13 +57,10 @@ from pgsieve.decoding.publications.evolution import SchemaChangedError
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.delta.errors import OverrunError, again_after_conflict
-from pgsieve.resources.lake.delta.parquet_files import Tally
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.way import Way, column_mapping
+from pgsieve.resources.lake.way import column_mapping
 from pgsieve.resources.postgres.present_catalog import present_catalog
 from pgsieve.resources.postgres.wal import current_lsn
-
-_LOGGER = logging.getLogger(__name__)
 
 #: Statistics of the slice, the order key and the time; those of every value would cost as much as writing.
 _CHANGES_PROPERTIES = {"delta.dataSkippingNumIndexedCols": "4"}
@@ -251,95 +237,35 @@ def _transform_table(
     if not readings and not truncates:
         return result
     path = lake.changes(subscription.name, state.schema, state.table, definition.history.generation)
-    schema = changes_schema(
-        readings[0].types(definition) if readings else defined_types(subscription, state.name, definition)
+    schema = (
+        readings[0].transformation.schema
+        if readings
+        else changes_schema(defined_types(subscription, state.name, definition))
     )
     with lake.one_moment():
         position = lake.records.position(path) or 0
-        way = lake.way(path, definition.names, contents.size, lambda: schema)
-    written = position >= contents.end
+        takes_files = lake.takes_files(path, definition.names, schema)
     if begin < position < contents.end:
         raise SchemaChangedError(
             f"changes up to {format_lsn(position)} only were written by a run that ended amid a slice"
         )
-    if written and (tally := _tally(lake, path, contents.end, definition.key)) is not None:
-        return _counted(result, {}, [tally])
-    if way is Way.IN_PROCESS:
-        few = _few_changes(definition, contents, readings, truncates, schema)
-        if few is not None:
-            return _write_few(lake, path, result, few, definition.key, position)
-        _LOGGER.debug("%s: left to Spark, for its messages or row filters", quote_qualified(*state.name))
-    elif way is Way.FILES:
-        stored = stored_changes(readings, definition, schema, truncates)
-        if stored is not None:
-            return _write_stored(lake, path, result, stored, position)
-    received = [observation_for(lake) for _ in readings]
-    frames = [r.changes(definition, o) for r, o in zip(readings, received, strict=True)]
-    if truncates:
-        frames.append(_truncate_rows(lake, truncates, definition))
-    # The slice stands first: Delta keeps statistics of the first columns.
-    changes = reduce(DataFrame.unionByName, frames).select(
-        F.lit(contents.end).cast("bigint").alias("slice"), "*"
-    )
-    counts = _write_changes(lake, changes, path, definition, contents, position)
-    return replace(
-        result,
-        received={o: 0 if written else sum(r.get.get(o) or 0 for r in received) for o in ROW_OPERATIONS},
-        sent={o: counts[o] or 0 for o in ROW_OPERATIONS},
-        key_changes=counts["key_changes"] or 0,
-        unchanged=tuple(sorted(json.loads(counts["unchanged"] or "[]"))),
-    )
+    if position >= contents.end:
+        return _counted(result, {}, [_tally(lake, path, contents.end, definition.key)])
+    changes = SentChanges(readings, truncates, contents.end, definition.key, schema)
+    write = _write_files if takes_files else _write_by_spark
+    return write(lake, path, result, changes, definition, position)
 
 
-@dataclass(frozen=True)
-class _FewChanges:
-    """What a subscription gets of a table in a slice, and how many changes of each operation came."""
-
-    sent: pa.Table
-    received: Mapping[str, int]
-
-
-def _few_changes(
-    definition: Definition,
-    contents: SliceContents,
-    readings: Sequence[Reading],
-    truncates: Sequence[Order],
-    schema: pa.Schema,
-) -> _FewChanges | None:
-    """A table's changes, where this process may have them; None where Spark has to."""
-    received, changes = Counter[str](), [in_process.truncates(truncates, schema)]
-    for reading in readings:
-        part = reading.changes_in_process(definition, schema, received)
-        if part is None:
-            return None
-        changes.append(part)
-    return _FewChanges(in_process.in_slice(changes, contents.end, schema), received)
-
-
-def _write_few(
-    lake: Lake, path: str, result: TableChanges, few: _FewChanges, key: Sequence[str], position: int
+def _write_files(
+    lake: Lake, path: str, result: TableChanges, changes: SentChanges, _: Definition, position: int
 ) -> TableChanges:
-    """Append a table's changes once, and count them."""
-    assert lake.local is not None
-    with lake.refusing(path):
-        lake.local.write(path, few.sent, result.slice, properties=_CHANGES_PROPERTIES, after=position)
-    reach(Failpoint.CHANGES_WRITTEN)
-    tally = empty_tally()
-    for batch in few.sent.to_batches():
-        count_changes(batch, key, tally)
-    return _counted(result, few.received, [tally])
-
-
-def _write_stored(
-    lake: Lake, path: str, result: TableChanges, changes: StoredChanges, position: int
-) -> TableChanges:
-    """Many changes: the executors write what the subscription gets of them as they decode them."""
+    """Have whoever runs so many bytes write files of a table's changes, and commit them once."""
     received: dict[str, int] = {}
 
     def written() -> pa.Table:
-        transformed = changes.transformed(lake.executors, result.slice, path, lake.store)
-        received.update(transformed.received)
-        return transformed.files
+        made = changes.written(lake.runner(result.size), path, lake.store)
+        received.update(made.received)
+        return made.files
 
     files = lake.commit_files(
         written, path, changes.schema, result.slice, properties=_CHANGES_PROPERTIES, after=position
@@ -348,11 +274,37 @@ def _write_stored(
     return _counted(result, received, [json.loads(file["tally"]) for file in files])
 
 
-def _tally(lake: Lake, path: str, end: int, key: Sequence[str]) -> Tally | None:
-    """The tally of the changes that a run that died has written of a slice; None where only Spark reads them."""
+def _write_by_spark(
+    lake: Lake,
+    path: str,
+    result: TableChanges,
+    changes: SentChanges,
+    definition: Definition,
+    position: int,
+) -> TableChanges:
+    """Have Spark write a table's changes once, and count them while it does."""
+    counted, tally = observation_for(lake), spark_tally()
+    made = changes.frame(lake, definition.columns)
+    lake.write(
+        made.rows.observe(counted, *tally).drop(MOVES),
+        path,
+        position=result.slice,
+        properties={**column_mapping(definition.names), **_CHANGES_PROPERTIES},
+        size=result.size,
+        after=position,
+    )
+    reach(Failpoint.CHANGES_WRITTEN)
+    counts = observed(
+        counted, tally, lambda: written_changes(lake.slices_of(path, [result.slice]), definition.key)
+    )
+    return _counted(result, made.received(), [_tally_of(counts)])
+
+
+def _tally(lake: Lake, path: str, end: int, key: Sequence[str]) -> Tally:
+    """The tally of the changes of a slice that a run that died has written."""
     groups = lake.slice_groups(path, [end])
     if groups is None:
-        return None
+        return _tally_of(aggregated(written_changes(lake.slices_of(path, [end]), key), spark_tally()))
     tally = empty_tally()
     with lake.refusing(path):
         for _, read in lake.store.readers(groups):
@@ -364,6 +316,11 @@ def _tally(lake: Lake, path: str, end: int, key: Sequence[str]) -> Tally | None:
     return tally
 
 
+def _tally_of(counts: Mapping[str, Any]) -> Tally:
+    """What Spark has counted, as `count_changes` has it."""
+    return {**counts, "unchanged": json.loads(counts["unchanged"] or "[]")}
+
+
 def _counted(result: TableChanges, received: Mapping[str, int], tallies: Sequence[Tally]) -> TableChanges:
     """The result with how many changes came, and the tallies of those that are sent."""
     return replace(
@@ -372,57 +329,4 @@ def _counted(result: TableChanges, received: Mapping[str, int], tallies: Sequenc
         sent={o: sum(tally.get(o, 0) for tally in tallies) for o in ROW_OPERATIONS},
         key_changes=sum(tally["key_changes"] for tally in tallies),
         unchanged=tuple(sorted({name for tally in tallies for name in tally["unchanged"]})),
-    )
-
-
-def _write_changes(
-    lake: Lake,
-    changes: DataFrame,
-    path: str,
-    definition: Definition,
-    contents: SliceContents,
-    position: int,
-) -> Mapping[str, Any]:
-    """Append a table's changes once, and count them: while writing, or from what a run that died has written."""
-    counts = [
-        *(count(o).alias(o) for o in ROW_OPERATIONS),
-        F.sum(F.when(_changes_key(definition.key), 1).otherwise(0)).alias("key_changes"),
-        # As text: Spark 4.0 observes an array as an object of Java's.
-        F.to_json(F.array_distinct(F.flatten(F.collect_set("unchanged")))).alias("unchanged"),
-    ]
-
-    def rows() -> DataFrame:
-        return lake.slices_of(path, [contents.end])
-
-    if position >= contents.end:
-        return aggregated(rows(), counts)
-    counted = Observation()
-    lake.write(
-        changes.observe(counted, *counts),
-        path,
-        position=contents.end,
-        properties={**column_mapping(definition.names), **_CHANGES_PROPERTIES},
-        size=contents.size,
-        after=position,
-    )
-    reach(Failpoint.CHANGES_WRITTEN)
-    return observed(counted, counts, rows)
-
-
-def _changes_key(key: Sequence[str]) -> Column:
-    """Whether a change is an UPDATE that moves its row to another key."""
-    differs = F.lit(False)
-    for name in key:
-        differs = differs | ~struct_field("old", name).eqNullSafe(struct_field("new", name))
-    return (F.col("operation") == "update") & F.col("old").isNotNull() & differs
-
-
-def _truncate_rows(lake: Lake, truncates: Sequence[Order], definition: Definition) -> DataFrame:
-    struct = struct_ddl(definition.columns)
-    schema = (
-        "commit_lsn bigint, ordinal bigint, number bigint, commit_time timestamp, operation string, unchanged array<string>,"
-        f" old {struct}, new {struct}"
-    )
-    return lake.spark.createDataFrame(
-        [(*at, None, None, "truncate", None, None, None) for at in truncates], schema
     )

@@ -13,11 +13,15 @@ from typing import Any, Final
 Ranks = Sequence[Any]
 
 
-def _length(items: Sequence[Any]) -> int | None:
-    return len(items) or None
+def _length(items: Sequence[Any], dimension: int) -> int | None:
+    return (len(items) or None) if dimension == 1 else None
 
 
-def _of_first_dimension(items: Sequence[Any]) -> int | None:
+def _lower(items: Sequence[Any], dimension: int) -> int | None:
+    return 1 if items and dimension == 1 else None
+
+
+def _dimensions(items: Sequence[Any]) -> int | None:
     return 1 if items else None
 
 
@@ -40,8 +44,8 @@ FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(
     {
         "array_cardinality": len,
         "array_length": _length,
-        "array_lower": _of_first_dimension,
-        "array_ndims": _of_first_dimension,
+        "array_lower": _lower,
+        "array_ndims": _dimensions,
     }
 )
 """Functions of an array, by the name that `pgsieve.decoding.row_filters.functions` gives them."""

@@ -2,7 +2,8 @@
 
 In: a tree. Out: a function of a batch, whose verdicts are those of `compiler`. Raises NotColumnarError for a tree with any
 other part, which `compiler` follows row by row. No part here can raise an error for a row, so it does not show that
-PostgreSQL evaluates some rows' parts only (section 4.2.14).
+PostgreSQL evaluates some rows' parts only (section 4.2.14). The text that a pattern is matched with may be of any parts that
+cannot fail: they are computed row by row, the match by columns.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pgsieve.decoding.row_filters import nodes
+from pgsieve.decoding.row_filters.evaluation.compiler import compiled
 from pgsieve.decoding.row_filters.evaluation.values import constant_value
 from pgsieve.decoding.row_filters.nodes import Digits, Node
 from pgsieve.decoding.values.datetimes import (
@@ -38,11 +40,8 @@ class NotColumnarError(Exception):
 
 
 def columnar(tree: Node) -> Columnar:
-    """Compile a predicate; raises NotColumnarError."""
-    try:
-        return _compiled(tree)
-    except RecursionError:
-        raise NotColumnarError from None
+    """Compile a predicate; raises NotColumnarError, and RecursionError for one that nests too deeply."""
+    return _compiled(tree)
 
 
 #: What values of a type are as Arrow computes with them: text orders by bytes, as `rank` of `values` says.
@@ -105,6 +104,10 @@ def _compiled(node: Node) -> Columnar:
             return lambda batch: batch.column(name).is_null()
         case nodes.IsNull(operand=operand):
             return _computed(pc.is_null, _compiled(operand))
+        case nodes.Like(operand=operand, pattern=pattern):
+            return _computed(lambda text: pc.match_like(text, pattern), _text(operand))
+        case nodes.Regex(operand=operand, pattern=pattern):
+            return _computed(lambda text: pc.match_substring_regex(text, pattern), _text(operand))
         case nodes.IsTruth(operand=operand, truth=truth):
             return _computed(lambda value: pc.fill_null(pc.equal(value, truth), False), _compiled(operand))
         case _:
@@ -193,6 +196,20 @@ def _arithmetic(node: nodes.Arithmetic) -> Columnar:
     return _computed(remainder, _compiled(node.left))
 
 
+def _text(node: Node) -> Columnar:
+    """A string as a pattern is matched with it, which the padding of character(n) is a part of."""
+    match node:
+        case nodes.ColumnValue(name=name):
+            return lambda batch: batch.column(name)
+        case nodes.Collate(operand=operand):
+            return _text(operand)
+        case _ if nodes.can_fail(node):
+            raise NotColumnarError
+        case _:
+            program = compiled(node)
+            return lambda batch: pa.array(program.values(batch), pa.string())
+
+
 # --- predicates ----------------------------------------------------------------------------
 
 
@@ -221,6 +238,8 @@ def _not_distinct(left: Values, right: Values) -> Values:
 
 
 def _logical(node: nodes.Logical) -> Columnar:
+    if not node.operands:
+        return _constant(nodes.Constant(node.connective == "AND", type_oid=nodes.BOOL))
     operands = _membership(node) or [_compiled(operand) for operand in node.operands]
     connect = pc.and_kleene if node.connective == "AND" else pc.or_kleene
     return lambda batch: reduce(connect, (operand(batch) for operand in operands))

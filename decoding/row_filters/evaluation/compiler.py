@@ -1,33 +1,32 @@
 """A row filter's tree as a Python function of a row.
 
-In: a tree. Out: a `Program`, whose function takes a row's values and gives the filter's. Raises NotEvaluableError for
-what has no counterpart here; the functions raise where PostgreSQL does, and for nothing that it does not evaluate:
+In: a tree. Out: a `Program`, whose function takes a row's values and gives the filter's. The functions raise where PostgreSQL
+does, and for nothing that it does not evaluate:
 operands are evaluated from the left, all of them, but for those that AND, OR, CASE and COALESCE do not come to
 (section 4.2.14; ExecInterpExpr() in src/backend/executor/execExprInterp.c).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import repeat
 from operator import eq, ge, gt, itemgetter, le, lt, ne, not_
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias, TypeGuard
 
+import pyarrow as pa
+
 from pgsieve.decoding.row_filters import nodes
 from pgsieve.decoding.row_filters.evaluation import arrays, datetimes, numbers, strings
-from pgsieve.decoding.row_filters.evaluation.values import constant_value, midnight, rank
+from pgsieve.decoding.row_filters.evaluation.values import constant_value, midnight, python_values, rank
 from pgsieve.decoding.row_filters.nodes import Node
 from pgsieve.decoding.row_filters.numeric import DECIMAL_FUNCTIONS
 from pgsieve.decoding.values.builtin_types import ELEMENTS
 
 Row: TypeAlias = list[Any]
 Evaluate: TypeAlias = Callable[[Row], Any]
-
-
-class NotEvaluableError(Exception):
-    """Why a row filter's tree cannot be evaluated in this process; Spark may evaluate it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +41,17 @@ class Program:
     room: tuple[object, ...]
     evaluate: Evaluate
 
+    def values(self, batch: pa.RecordBatch) -> Iterator[Any]:
+        """Evaluate the rows of a batch, one after the other."""
+        columns = [python_values(batch.column(name), type_oid) for name, type_oid in self.columns.items()]
+        rows = zip(*columns, strict=True) if columns else repeat((), batch.num_rows)
+        return (self.evaluate([*row, *self.room]) for row in rows)
+
 
 def compiled(tree: Node) -> Program:
-    """Compile a tree; raises NotEvaluableError."""
-    try:
-        compiler = _Compiler(_Parts(tree))
-        evaluate = compiler.compile(tree)
-    except RecursionError:
-        raise NotEvaluableError("it is nested too deeply") from None
+    """Compile a tree; raises RecursionError for one that nests too deeply."""
+    compiler = _Compiler(_Parts(tree))
+    evaluate = compiler.compile(tree)
     return Program(compiler.columns, (_MISSING,) * compiler.kept, evaluate)
 
 
@@ -87,7 +89,9 @@ _COMPARISONS: Final[MappingProxyType[str, Callable[[Any, Any], bool]]] = Mapping
 _FUNCTIONS: Final = MappingProxyType(
     {**numbers.FUNCTIONS, **strings.FUNCTIONS, **datetimes.FUNCTIONS, **arrays.FUNCTIONS}
 )
-_CONVERSIONS: Final = MappingProxyType({**numbers.CONVERSIONS, **datetimes.CONVERSIONS})
+_CONVERSIONS: Final = MappingProxyType(
+    {**numbers.CONVERSIONS, **strings.CONVERSIONS, **datetimes.CONVERSIONS}
+)
 
 
 class _Compiler:
@@ -158,7 +162,7 @@ class _Compiler:
                 branches = list(zip(self._each(conditions), self._each(results), strict=True))
                 return _case(branches, self.compile(default))
             case _:
-                raise NotEvaluableError(f"nothing evaluates {type(node).__name__}")
+                raise TypeError(f"nothing evaluates {type(node).__name__}")
 
     def _each(self, operands: Sequence[Node]) -> list[Evaluate]:
         return [self.compile(operand) for operand in operands]
@@ -225,7 +229,7 @@ class _Compiler:
         if source == target or (source in ELEMENTS and target in ELEMENTS):
             return operand  # of arrays only those whose elements stay as they are
         if (source, target) not in _CONVERSIONS:
-            raise NotEvaluableError(f"nothing converts type {source} to {target}")
+            raise TypeError(f"nothing converts type {source} to {target}")
         return _applied(_CONVERSIONS[source, target], operand)
 
     def _call(self, node: nodes.FunctionCall) -> Evaluate:
@@ -242,7 +246,7 @@ class _Compiler:
             items = _applied(_element_ranks(operands[0].type_oid), array)
             return _array_position(items, _applied(rank(operands[1].type_oid), sought))
         if node.name not in _FUNCTIONS:
-            raise NotEvaluableError(f"nothing evaluates the function {node.name}")
+            raise TypeError(f"nothing evaluates the function {node.name}")
         return _strict(_FUNCTIONS[node.name], self._each(operands))
 
 

@@ -25,6 +25,7 @@ from pgsieve.decoding.row_filters.nodes import (
     Interval,
     Node,
 )
+from pgsieve.decoding.row_filters.numeric import DECIMAL_FUNCTIONS
 from pgsieve.decoding.row_filters.strings import FilterValueError
 from pgsieve.decoding.values.datetimes import calendar_date, days_since_epoch
 
@@ -152,9 +153,28 @@ def _year(days: int) -> int:
     return year if year > 0 else year - 1  # there is no year 0: before 1 comes 1 BC
 
 
+def _iso_year(days: int) -> int:
+    return _year(days - _weekday(days) + 3)
+
+
+def _span_of_years(size: int, days: int) -> int:
+    """Return the century or millennium: the first begins with year 1, and before it comes the first before Christ."""
+    year, _, _ = calendar_date(days)
+    return (year + size - 1) // size if year > 0 else -((size - year) // size)
+
+
+def _decade(days: int) -> int:
+    year, _, _ = calendar_date(days)
+    return year // 10 if year >= 0 else -((9 - year) // 10)
+
+
 _OF_DAY: Final[Mapping[str, Callable[[int], int]]] = MappingProxyType(
     {
         "year": _year,
+        "isoyear": _iso_year,
+        "decade": _decade,
+        "century": partial(_span_of_years, 100),
+        "millennium": partial(_span_of_years, 1000),
         "quarter": lambda days: (calendar_date(days)[1] + 2) // 3,
         "month": lambda days: calendar_date(days)[1],
         "week": _week,
@@ -162,31 +182,68 @@ _OF_DAY: Final[Mapping[str, Callable[[int], int]]] = MappingProxyType(
         "dow": lambda days: (days + 4) % 7,
         "isodow": lambda days: _weekday(days) + 1,
         "doy": _day_of_year,
+        "julian": lambda days: days + _JULIAN_EPOCH,
+        "epoch": lambda days: days * (DAY // _SECOND),
     }
 )
+#: Fields that are infinite of an infinity; others are NULL (NonFiniteTimestampTzPart() in timestamp.c).
+_MONOTONIC: Final = frozenset(("year", "isoyear", "decade", "century", "millennium", "julian", "epoch"))
 _OF_CLOCK: Final[Mapping[str, Callable[[int], int]]] = MappingProxyType(
     {
-        "hour": lambda micros: micros // (3600 * _SECOND),
+        "hour": lambda micros: micros % DAY // (3600 * _SECOND),
         "minute": lambda micros: micros // (60 * _SECOND) % 60,
+        "microseconds": lambda micros: micros % (60 * _SECOND),
     }
 )
+
+
+def _julian_day(micros: int) -> Decimal:
+    days, clock = divmod(micros, DAY)
+    part = DECIMAL_FUNCTIONS["numeric_div"](Decimal(clock), Decimal(DAY))
+    return DECIMAL_FUNCTIONS["numeric_add"](Decimal(days + _JULIAN_EPOCH), part)
+
+
+#: Fields with a fraction, as numeric and as double precision, which rounds where C does (timestamp_part_common()).
+_FRACTIONAL: Final[Mapping[str, Callable[[int], Decimal]]] = MappingProxyType(
+    {
+        "second": lambda micros: Decimal(micros % (60 * _SECOND)).scaleb(-6),
+        "milliseconds": lambda micros: Decimal(micros % (60 * _SECOND)).scaleb(-3),
+        "epoch": lambda micros: Decimal(micros).scaleb(-6),
+        "julian": _julian_day,
+    }
+)
+_FRACTIONAL_DOUBLE: Final[Mapping[str, Callable[[int], float]]] = MappingProxyType(
+    {
+        "second": lambda micros: micros // _SECOND % 60 + micros % _SECOND / 1e6,
+        "milliseconds": lambda micros: micros // _SECOND % 60 * 1000.0 + micros % _SECOND / 1000.0,
+        "epoch": lambda micros: float(micros) / 1e6,
+        "julian": lambda micros: (
+            micros // DAY + _JULIAN_EPOCH + (micros % DAY // _SECOND + micros % _SECOND / 1e6) / 86400.0
+        ),
+    }
+)
+
+
+def _field_of_infinity(field: str, value: float) -> float | None:
+    return value if field in _MONOTONIC else None
 
 
 def _field_of_date(field: str, day: float) -> float | None:
-    """Return a field: of an infinity the year is infinite, and other fields are NULL."""
-    if isinf(day):
-        return day if field == "year" else None
-    return _OF_DAY[field](int(day))
+    return _field_of_infinity(field, day) if isinf(day) else _OF_DAY[field](int(day))
 
 
-def _field_of_timestamp(field: str, micros: float) -> float | None:
-    if field in _OF_CLOCK:
-        return None if isinf(micros) else _OF_CLOCK[field](int(micros) % DAY)
-    return _field_of_date(field, _date_from_timestamp(micros))
+def _field_of_timestamp(
+    fractional: Mapping[str, Callable[[int], Any]], field: str, micros: float
+) -> float | Decimal | None:
+    if isinf(micros):
+        return _field_of_infinity(field, micros)
+    moment = int(micros)
+    compute = fractional.get(field) or _OF_CLOCK.get(field)
+    return _OF_DAY[field](moment // DAY) if compute is None else compute(moment)
 
 
-def _field_of_midnight(field: str, day: float) -> float | None:
-    return _field_of_timestamp(field, _timestamp_from_date(day))
+def _field_of_midnight(field: str, day: float) -> float | Decimal | None:
+    return _field_of_timestamp(_FRACTIONAL_DOUBLE, field, _timestamp_from_date(day))
 
 
 _UNITS: Final = MappingProxyType(
@@ -195,6 +252,21 @@ _UNITS: Final = MappingProxyType(
         "hour": 3600 * _SECOND, "day": DAY,
     }
 )  # fmt: skip
+
+
+#: The years with which these begin.
+_FIRST_YEARS: Final[Mapping[str, Callable[[int], int]]] = MappingProxyType(
+    {
+        "decade": lambda days: _decade(days) * 10,
+        "century": lambda days: _first_year(100, _span_of_years(100, days)),
+        "millennium": lambda days: _first_year(1000, _span_of_years(1000, days)),
+    }
+)
+
+
+def _first_year(size: int, number: int) -> int:
+    """Return the year, of which there is one 0, with which a century or millennium begins."""
+    return number * size - size + 1 if number > 0 else number * size + 1
 
 
 def _truncated(field: str, micros: float) -> float:
@@ -207,17 +279,18 @@ def _truncated(field: str, micros: float) -> float:
     year, month, _ = calendar_date(days)
     if field == "week":
         return _checked_timestamp((days - _weekday(days)) * DAY)
-    first = {"year": 1, "quarter": (month - 1) // 3 * 3 + 1}.get(field, month)
+    first = month if field == "month" else (month - 1) // 3 * 3 + 1 if field == "quarter" else 1
+    year = _FIRST_YEARS[field](days) if field in _FIRST_YEARS else year
     return _checked_timestamp(days_since_epoch(year, first, 1) * DAY)
 
 
 # --- functions ---------------------------------------------------------------------------
 
-_OF_FIELD: Final[Mapping[str, Callable[[str, float], float | None]]] = MappingProxyType(
+_OF_FIELD: Final[Mapping[str, Callable[[str, float], Any]]] = MappingProxyType(
     {
         "extract_date": _field_of_date,
-        "extract_timestamp": _field_of_timestamp,
-        "timestamp_part": _field_of_timestamp,
+        "extract_timestamp": partial(_field_of_timestamp, _FRACTIONAL),
+        "timestamp_part": partial(_field_of_timestamp, _FRACTIONAL_DOUBLE),
         "date_part_date": _field_of_midnight,
         "timestamp_trunc": _truncated,
     }

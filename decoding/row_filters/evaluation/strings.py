@@ -12,7 +12,10 @@ from hashlib import md5, sha256, sha512
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
-from pgsieve.decoding.row_filters.nodes import BPCHAR, STRINGS, VARCHAR
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pgsieve.decoding.row_filters.nodes import BOOL, BPCHAR, STRINGS, VARCHAR
 from pgsieve.decoding.row_filters.strings import STRING_FUNCTIONS, FilterValueError
 
 _LEAST_INTEGER: Final = -(1 << 31)
@@ -124,6 +127,14 @@ def conversion(source: int, target: int) -> Callable[[str], str] | None:
     return (lambda text: text.rstrip(" ")) if source == BPCHAR != target else None
 
 
+def _boolean_text(value: bool) -> str:
+    return "true" if value else "false"
+
+
+CONVERSIONS: Final = MappingProxyType({(BOOL, target): _boolean_text for target in STRINGS})
+"""Casts to strings, by source and target."""
+
+
 def modified(type_oid: int, length: int) -> Callable[[str], str]:
     """Return the explicit cast to `varchar(n)` or `character(n)`: a string is cut, or padded, to its length."""
     if type_oid == VARCHAR:
@@ -160,26 +171,9 @@ def like(pattern: str) -> Callable[[str], bool]:
     return lambda text: matches(text) is not None
 
 
-_CLASSES: Final = MappingProxyType(
-    {
-        "Alnum": "0-9A-Za-z", "Alpha": "A-Za-z", "Blank": r" \t", "Cntrl": r"\x00-\x1f\x7f", "Digit": "0-9",
-        "Graph": "!-~", "Lower": "a-z", "Print": " -~", "Punct": r"!-/:-@\[-`{-~", "Space": r"\t-\r ",
-        "Upper": "A-Z", "XDigit": "0-9A-Fa-f",
-    }
-)  # fmt: skip
-_JAVA: Final = re.compile(r"\\x\{([0-9a-f]+)\}|\\p\{(\w+)\}|\\z")
-
-
-def _python_form(match: re.Match[str]) -> str:
-    if match[1]:
-        return f"\\U{int(match[1], 16):08x}"
-    return _CLASSES[match[2]] if match[2] else r"\Z"
-
-
 def regex(pattern: str) -> Callable[[str], bool]:
-    """Return the search for a regular expression as `pgsieve.decoding.row_filters.regex` writes it for Java."""
-    found = re.compile(_JAVA.sub(_python_form, pattern), re.ASCII).search
-    return lambda text: found(text) is not None
+    """Return the search for a pattern of `pgsieve.decoding.row_filters.regex`."""
+    return lambda text: bool(pc.match_substring_regex(pa.scalar(text), pattern).as_py())
 
 
 FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(

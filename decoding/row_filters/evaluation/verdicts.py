@@ -2,43 +2,49 @@
 
 In: a tree of `pgsieve.decoding.row_filters.nodes`, and batches whose columns are of the Arrow types that
 `pgsieve.decoding.values.types` gives PostgreSQL's types without an override. Out: true, false or NULL for each row, in
-which NULL counts as no match (section 29.4). Raises NotEvaluableError before any row is read, for a tree that has
-a part with no counterpart here; FilterValueError or NumericError, with PostgreSQL's words and SQLSTATE and no value, for the
-first row of which PostgreSQL would raise an error.
+which NULL counts as no match (section 29.4). Raises RecursionError before any row is read, for a tree that nests too deeply;
+FilterValueError or NumericError, with PostgreSQL's words and SQLSTATE and no value, for the first row of which PostgreSQL would
+raise an error.
 
-Every function of `pgsieve.decoding.row_filters.procedures` has its counterpart. What is refused, a tree that nests deeper than
-Python recurses, has none in Spark either.
+The largest parts that cannot fail are computed by columns (`columns`), the rest row by row (`compiler`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
-from itertools import repeat
-from typing import Any
+from dataclasses import fields, replace
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from pgsieve.decoding.row_filters.evaluation.columns import NotColumnarError, Values, columnar
-from pgsieve.decoding.row_filters.evaluation.compiler import Program, compiled
-from pgsieve.decoding.row_filters.evaluation.values import python_values
-from pgsieve.decoding.row_filters.nodes import Logical, Node
+from pgsieve.decoding.row_filters.evaluation.columns import Columnar, NotColumnarError, columnar
+from pgsieve.decoding.row_filters.evaluation.compiler import compiled
+from pgsieve.decoding.row_filters.nodes import BOOL, ColumnValue, Constant, Logical, Node
+
+#: The verdicts on the rows of a batch.
+Verdicts: TypeAlias = Callable[[pa.RecordBatch], pa.BooleanArray]
 
 
-def condition(*trees: Node) -> Callable[[pa.RecordBatch], pa.BooleanArray]:
+def condition(*trees: Node) -> Verdicts:
     """Return row filters' trees as a function of batches, which several threads may call at once.
 
-    Of several filters a row has to pass one. They are tried in order, and no further than needed (pgoutput_row_filter_init()
-    in src/backend/replication/pgoutput/pgoutput.c joins them with OR).
+    Of several filters a row has to pass one; of none it passes none. They are tried in order, and no further than needed
+    (pgoutput_row_filter_init() in src/backend/replication/pgoutput/pgoutput.c joins them with OR).
     """
-    tree = trees[0] if len(trees) == 1 else Logical("OR", trees)
-    with suppress(NotColumnarError):
-        compute = columnar(tree)
-        return lambda batch: _every_row(compute(batch), batch)
-    program = compiled(tree)
+    parts = _Parts()
+    tree = parts.divided(trees[0] if len(trees) == 1 else Logical("OR", trees))
+    if isinstance(tree, ColumnValue) and tree.name in parts.computed:
+        return _every_row(parts.computed[tree.name])
+    program, computed = compiled(tree), parts.computed
 
     def verdicts_on(batch: pa.RecordBatch) -> pa.BooleanArray:
-        return pa.array(map(program.evaluate, _rows(program, batch)), pa.bool_())
+        columns = {
+            name: _every_row(computed[name])(batch) if name in computed else batch.column(name)
+            for name in program.columns
+        }
+        rows = pa.record_batch(columns) if columns else batch
+        return pa.array(program.values(rows), pa.bool_())
 
     return verdicts_on
 
@@ -48,13 +54,53 @@ def verdicts(node: Node, batch: pa.RecordBatch) -> pa.BooleanArray:
     return condition(node)(batch)
 
 
-def _every_row(values: Values, batch: pa.RecordBatch) -> pa.BooleanArray:
-    """Return the verdict of each row of a batch."""
-    return pa.repeat(values, batch.num_rows) if isinstance(values, pa.Scalar) else values
+def _every_row(compute: Columnar) -> Verdicts:
+    """Return the verdict of each row of a batch, where it is one for all, too."""
+
+    def verdicts_on(batch: pa.RecordBatch) -> pa.BooleanArray:
+        values = compute(batch)
+        return pa.repeat(values, batch.num_rows) if isinstance(values, pa.Scalar) else values
+
+    return verdicts_on
 
 
-def _rows(program: Program, batch: pa.RecordBatch) -> Iterator[list[Any]]:
-    """Return the values that the program reads, row by row, and room for those that it keeps."""
-    columns = [python_values(batch.column(name), type_oid) for name, type_oid in program.columns.items()]
-    rows = zip(*columns, strict=True) if columns else repeat((), batch.num_rows)
-    return ([*row, *program.room] for row in rows)
+class _Parts:
+    """What is computed by columns of a tree: its largest predicates that can be."""
+
+    def __init__(self) -> None:
+        #: By the name of the column that a predicate becomes; no column of a table has one like it.
+        self.computed: dict[str, Columnar] = {}
+        #: By identity, as what a tree has in several places is evaluated once.
+        self._divided: dict[int, Node] = {}
+
+    def divided(self, node: Node) -> Node:
+        """Return a tree in which these predicates are columns."""
+        if id(node) not in self._divided:
+            self._divided[id(node)] = self._column(node) or self._with_children_divided(node)
+        return self._divided[id(node)]
+
+    def _column(self, node: Node) -> ColumnValue | None:
+        if node.type_oid != BOOL or isinstance(node, ColumnValue | Constant):
+            return None
+        with suppress(NotColumnarError):
+            compute = columnar(node)
+            name = f"\0{len(self.computed)}"
+            self.computed[name] = compute
+            return ColumnValue(name, type_oid=BOOL)
+        return None
+
+    def _with_children_divided(self, node: Node) -> Node:
+        changed: dict[str, Any] = {}
+        for field in fields(node):
+            value = getattr(node, field.name)
+            if isinstance(value, Node):
+                after: Any = self.divided(value)
+                same = after is value
+            elif isinstance(value, tuple) and value and isinstance(value[0], Node):
+                after = tuple(map(self.divided, value))
+                same = all(one is other for one, other in zip(after, value, strict=True))
+            else:
+                continue
+            if not same:
+                changed[field.name] = after
+        return replace(node, **changed) if changed else node

@@ -8,11 +8,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 
-def field_of(rows: pa.Array | pa.ChunkedArray, name: str) -> pa.Array | pa.ChunkedArray:
-    """A field of structs by its place: Arrow reads a name that begins with a dot or a bracket as a path."""
-    return pc.struct_field(rows, [rows.type.get_field_index(name)])
-
-
 def conformed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     """The rows with the columns of a schema, by name."""
     columns = [

@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pgsieve.decoding.changes.tally import Tally
 from pgsieve.resources.lake.delta.layout import FILE_BYTES
 from pgsieve.resources.lake.stores.store import Store, joined
 
@@ -39,8 +40,6 @@ _TEXT_CHARACTERS = 64
 #: Delta's decimals have 38 digits at most.
 _EXACT = Context(prec=76)
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - the zone is told beside
-
-Tally = dict[str, Any]
 
 
 def write_files(

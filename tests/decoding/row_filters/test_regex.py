@@ -1,4 +1,4 @@
-"""Regular expressions and LIKE patterns: what they become for Java and Spark, and which have no counterpart."""
+"""Regular expressions and LIKE patterns: what they become for the evaluator, and which have no counterpart."""
 
 from __future__ import annotations
 
@@ -14,21 +14,23 @@ COLUMN = ColumnValue("c", "C", type_oid=TEXT)
 
 
 @pytest.mark.parametrize(
-    ("pattern", "java"),
+    ("pattern", "re2"),
     [
         ("ab", "(?s)ab"),
-        ("^a.b$", r"(?s)\Aa.b\z"),  # Java's $ also matches before a last line break
+        ("^a.b$", r"(?s)\Aa.b\z"),
         ("a|b(c|d)", "(?s)a|b(?:c|d)"),
         ("a{2,3}?b*", "(?s)a{2,3}b*"),  # which of several matches is found makes no difference
         ("[^a-c]", "(?s)[^a-c]"),
         ("[]a]", r"(?s)[\x{5d}a]"),
         (r"\.\t", r"(?s)\x{2e}\x{9}"),
-        (r"\d[[:alpha:]]", r"(?s)\d[\p{Alpha}]"),
+        (r"\d[[:alpha:]]", "(?s)[0-9][A-Za-z]"),
         ("é", r"(?s)\x{e9}"),
+        (r"\W[^\s]", r"(?s)[^0-9A-Za-z_][^\t-\r ]"),
+        ("((a|b)*c){2,}", "(?s)(?:(?:a|b)*c){2,}"),
     ],
 )
-def test_a_pattern_that_java_matches_alike(pattern: str, java: str) -> None:
-    assert translated(pattern, None, ascii_classes=True) == java
+def test_a_pattern_that_re2_matches_alike(pattern: str, re2: str) -> None:
+    assert translated(pattern, None, ascii_classes=True) == re2
 
 
 def test_where_case_does_not_count_each_letter_stands_with_its_variants() -> None:
@@ -38,8 +40,7 @@ def test_where_case_does_not_count_each_letter_stands_with_its_variants() -> Non
 @pytest.mark.parametrize(
     ("pattern", "reason"),
     [
-        ("(ab)*", "exhausts Java's stack"),
-        ("(ab){2,}", "exhausts Java's stack"),
+        ("((a{100}){100})", "repeat too often"),
         ("a**", "a quantifier follows a quantifier"),
         ("*a", "nothing to repeat"),
         ("^*", "follows an anchor"),

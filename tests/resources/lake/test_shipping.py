@@ -12,8 +12,10 @@ import sys
 from importlib import import_module
 from pyspark import cloudpickle
 from pgsieve.resources.lake.session import SHIPPED
-from pgsieve.assets.steps.update_transformation.by_files import StoredChanges, StoredVersion
-from pgsieve.assets.steps.update_transformation.decoded_batches import FilterColumns, changes_schema, decoded_batches
+from pgsieve.assets.steps.update_transformation.changes import _changes, _made
+from pgsieve.decoding.changes.columns import changes_schema
+from pgsieve.decoding.changes.decode import FilterColumns, decoded
+from pgsieve.decoding.changes.transform import Transformation
 from pgsieve.decoding.row_filters.analysis import FilterColumn, parse_row_filter
 from pgsieve.assets.steps.initial_sync import rows as copy
 from pgsieve.assets.steps.slot_consumption import messages
@@ -35,11 +37,8 @@ filters = [
     parse_row_filter(text, {"t": FilterColumn("t", 25, -1, "C"), "n": FilterColumn("n", 23, -1, "")}, "t")
     for text in ("t = 'x' AND n % 2 = 1", "lower(t) ~ 'a+' AND n + 1 > 2 AND sqrt(n) < 3")
 ]
-filtered = StoredChanges(
-    [StoredVersion(None, relation, frozenset(), frozenset(), {"insert": filters}, (), FilterColumns(frozenset(), relation))],
-    (),
-    changes_schema([]),
-)
+read = FilterColumns(frozenset(), relation)
+filtered = Transformation(relation, changes_schema([]), (), frozenset(), {"insert": filters}, (), read)
 sys.stdout.buffer.write(cloudpickle.dumps({what}))
 """
 
@@ -62,10 +61,11 @@ pickle.load(sys.stdin.buffer)
 @pytest.mark.parametrize(
     "what",
     [
-        "lambda batches: decoded_batches(batches, relation, names, names)",
+        "lambda batch: decoded(batch, relation, names, names)",
         "lambda: copy.copied_batches('', '', '', columns)",
         "messages.change_log_rows",
-        "filtered._changes",
+        "lambda received: _changes([(filtered, None)], received)",
+        "_made(filtered, 1)",
         "Store.of(Storage.of('s3://lake'))",
         "lambda: write_files('s3a://lake/t', changes_schema([]), (), store=Store.of(Storage.of('s3://lake')))",
     ],

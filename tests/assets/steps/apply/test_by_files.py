@@ -18,10 +18,9 @@ from pgsieve.assets.steps.apply.applied import Applied, Pending
 from pgsieve.assets.steps.apply.by_files import FilesWriter, many_changes
 from pgsieve.assets.steps.apply.in_process import FewChangesWriter
 from pgsieve.assets.steps.apply.key_conflicts import ConflictSearch, KeyConflictError
-from pgsieve.assets.steps.records.columns import ROW_OPERATIONS
 from pgsieve.assets.steps.records.transformed import TableChanges
 from pgsieve.assets.steps.subscription import Definition
-from pgsieve.assets.steps.update_transformation.decoded_batches import changes_schema
+from pgsieve.decoding.changes.columns import ROW_OPERATIONS, changes_schema
 from pgsieve.decoding.publications.evolution import Layout
 from pgsieve.decoding.values.datetimes import TIMESTAMP_INFINITY, TIMESTAMP_MINUS_INFINITY
 from pgsieve.resources.lake.delta.compaction import compact

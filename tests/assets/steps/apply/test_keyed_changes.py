@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pgsieve.assets.steps.apply.keyed_changes import KeyedChanges, keyed_changes, stored_changes
-from pgsieve.assets.steps.records.columns import ROW_OPERATIONS
+from pgsieve.decoding.changes.columns import ROW_OPERATIONS
 from pgsieve.decoding.changes.net_change import NONE
 from pgsieve.resources.lake.stores.store import Store
 

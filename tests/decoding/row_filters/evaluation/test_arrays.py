@@ -20,5 +20,7 @@ def test_but_by_its_position() -> None:
 
 def test_an_empty_array_has_no_dimension() -> None:
     names = ("array_cardinality", "array_length", "array_lower", "array_ndims")
-    assert [FUNCTIONS[name]([]) for name in names] == [0, None, None, None]
-    assert [FUNCTIONS[name]([None, 5]) for name in names] == [2, 2, 1, 1]
+    first = [(), (1,), (1,), ()]
+    assert [FUNCTIONS[name]([], *of) for name, of in zip(names, first, strict=True)] == [0, None, None, None]
+    assert [FUNCTIONS[name]([None, 5], *of) for name, of in zip(names, first, strict=True)] == [2, 2, 1, 1]
+    assert [FUNCTIONS[name]([5], other) for name in names[1:3] for other in (0, 2, -1)] == [None] * 6

@@ -67,6 +67,8 @@ BY_COLUMNS = [
         for operator, c in product(("=", "<", ">="), ("1.5", "1.505", "-99999999.99", "12345678901"))
     ),
     *(f"t {operator} 'a'" for operator in ("=", "<", ">=")),
+    *(f"{text} LIKE '{p}'" for text, p in product(("t", "p", "lower(v)"), ("a%", "%_b", "", "a\\_%"))),
+    *(f"{text} ~ '{p}'" for text, p in product(("t", "p", "t || v"), ("^(a|b)+$", "[^b]", "", "ä?.$"))),
     "s < a",
     "s < b AND a < b",
     "b % 16 = 3 OR a % 7 = -0",
@@ -104,8 +106,8 @@ ROW_BY_ROW = [
     "a + 1 > 3",
     "10 / a > 1",
     "a % s = 1",
-    "t LIKE 'a%'",
     "length(t) = 1",
+    "substring(t, 1, a) LIKE 'a%'",
     "n + 1 > 2",
     "n < 'NaN'",
 ]

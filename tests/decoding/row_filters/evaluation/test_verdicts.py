@@ -9,7 +9,6 @@ import pyarrow as pa
 import pytest
 
 from pgsieve.decoding.row_filters.analysis import FilterColumn, parse_row_filter
-from pgsieve.decoding.row_filters.evaluation.compiler import NotEvaluableError
 from pgsieve.decoding.row_filters.evaluation.verdicts import condition, verdicts
 from pgsieve.decoding.row_filters.nodes import BOOL, INT4, TEXT, ColumnValue, FunctionCall, Node, Not
 from pgsieve.decoding.row_filters.strings import FilterValueError
@@ -68,12 +67,32 @@ def test_of_several_filters_a_row_passes_one() -> None:
         condition(tree("10 / a < 0"), tree("a = 0"))(ROWS)
 
 
-def test_what_has_no_counterpart_is_refused_before_a_row_is_read() -> None:
-    with pytest.raises(NotEvaluableError, match="the function pg_sleep"):
+def test_what_has_no_counterpart_is_told_before_a_row_is_read() -> None:
+    with pytest.raises(TypeError, match="the function pg_sleep"):
         condition(FunctionCall("pg_sleep", (ColumnValue("a", type_oid=INT4),), type_oid=BOOL))
     deep = reduce(lambda node, _: Not(node), range(20_000), tree("a > 0"))
-    with pytest.raises(NotEvaluableError, match="nested too deeply"):
+    with pytest.raises(RecursionError):
         condition(deep)
+
+
+def test_of_no_filter_a_row_passes_none() -> None:
+    assert condition()(ROWS).to_pylist() == [False] * 4
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        # Of the first row the division is not evaluated, of the second the pattern decides nothing.
+        ("(t ~ '^(x|y)+$' OR 10 / a = 2) AND a % 7 <> 5", [True, False, None, False]),
+        ("CASE WHEN t ~ '(y)+' THEN a IS NULL ELSE 10 / (a + 1) > 1 END", [True, False, True, False]),
+        ("lower(t || 'Z') ~ 'x(y|z)*$'", [True, None, True, False]),
+        ("substring(t, 1, 1) ~ 'x' OR t LIKE ''", [True, None, True, True]),
+    ],
+)
+def test_parts_that_cannot_fail_are_computed_by_columns_beside_parts_that_may(
+    text: str, expected: list[bool | None]
+) -> None:
+    assert verdicts(tree(text), ROWS).to_pylist() == expected
 
 
 def test_a_condition_serves_several_threads() -> None:

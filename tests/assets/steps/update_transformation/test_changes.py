@@ -1,9 +1,10 @@
-"""Many changes: threads decode and filter them from the row groups of a change log. No JVM."""
+"""Changes are decoded, filtered and written by whoever runs the parts: one thread, or several. No JVM."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -14,12 +15,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from pgsieve.assets.steps.records.change_log import CHANGE_LOG
-from pgsieve.assets.steps.records.columns import ROW_OPERATIONS
-from pgsieve.assets.steps.update_transformation import in_process
-from pgsieve.assets.steps.update_transformation.by_files import StoredChanges, StoredVersion
-from pgsieve.assets.steps.update_transformation.decoded_batches import FilterColumns, changes_schema
-from pgsieve.assets.steps.update_transformation.in_process import Filters
+from pgsieve.assets.steps.update_transformation.changes import SentChanges
 from pgsieve.assets.steps.update_transformation.messages import Choice, Messages, StoredMessages
+from pgsieve.assets.steps.update_transformation.relation_versions import Reading
+from pgsieve.decoding.changes.columns import ENCODED_COLUMNS, ROW_OPERATIONS, changes_schema
+from pgsieve.decoding.changes.decode import FilterColumns
+from pgsieve.decoding.changes.transform import Encoded, Filters, Transformation, in_slice, truncates
 from pgsieve.decoding.errors import ValueNotRepresentableError
 from pgsieve.decoding.protocol.messages import Delete, Insert, Message, Update, encode
 from pgsieve.decoding.protocol.tuple_data import Null, OldKey, Text
@@ -27,7 +28,7 @@ from pgsieve.decoding.protocol.tuples import RelationColumns
 from pgsieve.decoding.row_filters.analysis import FilterColumn, parse_row_filter
 from pgsieve.decoding.row_filters.nodes import RowFilter
 from pgsieve.decoding.values.types import column_type
-from pgsieve.resources.lake.executors import Threads
+from pgsieve.resources.lake.executors import INLINE, Threads
 from pgsieve.resources.lake.stores.shared_reads import SharedReads, reads_shared, shared_reads
 from pgsieve.resources.lake.stores.store import Store
 
@@ -49,14 +50,18 @@ FILTERS: dict[str, Filters] = {
 }
 
 
-def stored_version(
-    messages: StoredMessages, text: str, operations: Collection[str] = ROW_OPERATIONS
-) -> StoredVersion:
+def transformation(text: str, operations: Collection[str] = ROW_OPERATIONS) -> Transformation:
     filters = FILTERS[text]
     names = {name for each in filters.values() for one in each or () for name in one.columns}
     read = FilterColumns(frozenset(names), COLUMNS) if text else None
-    return StoredVersion(
-        messages, COLUMNS, frozenset(COLUMNS.names), frozenset(operations), filters, read=read
+    return Transformation(COLUMNS, _SCHEMA, ("a",), frozenset(operations), filters, read=read)
+
+
+def sent_changes(
+    messages: Messages, transformation: Transformation, places: Sequence[tuple[int, int]] = ()
+) -> SentChanges:
+    return SentChanges(
+        [Reading(messages, transformation)], places, _END, transformation.key, transformation.schema
     )
 
 
@@ -129,31 +134,30 @@ def test_the_messages_of_a_choice_are_read_from_their_row_groups(
 
 @pytest.mark.parametrize("texts", FILTERS)
 @pytest.mark.parametrize("operations", [frozenset(ROW_OPERATIONS), frozenset(["insert", "update"])])
-def test_threads_write_the_changes_that_few_messages_become(
+def test_the_same_changes_are_written_whoever_runs_the_parts(
     tmp_path: Path, messages: tuple[pa.Table, StoredMessages], texts: str, operations: frozenset[str]
 ) -> None:
     table, stored = messages
-    choice = Choice(relations=frozenset({1}))
+    choice, chosen = Choice(relations=frozenset({1})), transformation(texts, operations)
     few, many = Messages(no_frame, table).chosen(choice), Messages(no_frame, stored=stored).chosen(choice)
     assert few.table is not None
-    assert many.stored is not None
-    filters = FILTERS[texts]
-    emptied = in_process.truncates([(405, 3)], _SCHEMA)
-    decoded = in_process.decoded_changes(few.table, COLUMNS, COLUMNS.names, ("a",))
-    transformed = in_process.transformed_changes(decoded, filters, operations, _SCHEMA)
-    expected = in_process.in_slice([transformed, emptied], _END, _SCHEMA).sort_by("commit_lsn")
-    changes = StoredChanges([stored_version(many.stored, texts, operations)], ("a",), _SCHEMA, emptied)
-    written = changes.transformed(Threads(2), _END, str(tmp_path / "changes"), Store())
-    files = written.files.to_pylist()
-    rows = pa.concat_tables(pq.read_table(tmp_path / "changes" / file["path"]) for file in files)
-    assert rows.sort_by("commit_lsn").to_pylist() == expected.to_pylist()
-    tallies = [json.loads(file["tally"]) for file in files]
-    for operation in ("insert", "update", "delete", "truncate"):
-        sent = sum(tally.get(operation, 0) for tally in tallies)
-        assert sent == expected["operation"].to_pylist().count(operation)
-    came = pa.Table.from_batches(decoded)["operation"].to_pylist()
-    assert written.received == {o: came.count(o) for o in ("insert", "update", "delete")}
-    changes.transform(Threads(2))
+    received = Counter[str]()
+    encoded = map(Encoded, few.table.select(ENCODED_COLUMNS).to_batches())
+    made = [*chosen.changes(encoded, received), truncates([(405, 3)], _SCHEMA)]
+    expected = pa.Table.from_batches([in_slice(batch, _END, _SCHEMA) for batch in made], _SCHEMA)
+    for name, several, runner in (("few", few, INLINE), ("many", many, Threads(2)), ("one", many, INLINE)):
+        changes, folder = sent_changes(several, chosen, [(405, 3)]), tmp_path / name
+        written = changes.written(runner, str(folder), Store())
+        files = written.files.to_pylist()
+        rows = pa.concat_tables(pq.read_table(folder / file["path"]) for file in files)
+        assert rows.sort_by("commit_lsn").to_pylist() == expected.sort_by("commit_lsn").to_pylist()
+        tallies = [json.loads(file["tally"]) for file in files]
+        for operation in (*ROW_OPERATIONS, "truncate"):
+            sent = sum(tally.get(operation, 0) for tally in tallies)
+            assert sent == expected["operation"].to_pylist().count(operation)
+        assert written.received == {o: received[o] for o in ROW_OPERATIONS}
+        assert name != "few" or len(files) == 1
+        changes.attempt(runner)
 
 
 def test_what_is_read_once_for_several_subscriptions_is_what_each_reads_alone(
@@ -172,14 +176,14 @@ def test_what_is_read_once_for_several_subscriptions_is_what_each_reads_alone(
         each = []
         for number, (choice, text) in enumerate(product(choices, FILTERS)):
             of_choice = Messages(no_frame, stored=stored).chosen(choice).stored
-            assert of_choice is not None
-            versions = [stored_version(of_choice, text)]
+            readings = [Reading(Messages(no_frame, stored=of_choice), transformation(text))]
             if text:  # The same messages and column, read as another type.
                 read = FilterColumns(frozenset("a"), other_types)
-                versions.append(replace(versions[0], filters=of_text, read=read))
+                other = replace(readings[0].transformation, filters=of_text, read=read)
+                readings.append(replace(readings[0], transformation=other))
             folder = tmp_path / name / str(number)
-            changes = StoredChanges(versions, ("a",), _SCHEMA)
-            files = changes.transformed(Threads(2), _END, str(folder), Store()).files.to_pylist()
+            changes = SentChanges(readings, (), _END, ("a",), _SCHEMA)
+            files = changes.written(Threads(2), str(folder), Store()).files.to_pylist()
             tables = [pq.read_table(folder / file["path"]) for file in files]
             each.append(sorted((row for table in tables for row in table.to_pylist()), key=str))
         return each
@@ -195,11 +199,9 @@ def test_what_is_read_once_for_several_subscriptions_is_what_each_reads_alone(
 def test_of_changes_that_all_are_filtered_out_no_file_is_written(
     tmp_path: Path, messages: tuple[pa.Table, StoredMessages]
 ) -> None:
-    stored = Messages(no_frame, stored=messages[1]).chosen(Choice(relations=frozenset({1}))).stored
-    assert stored is not None
-    version = stored_version(stored, "a < 0")
+    of_one = Messages(no_frame, stored=messages[1]).chosen(Choice(relations=frozenset({1})))
     folder = tmp_path / "changes"
-    written = StoredChanges([version], ("a",), _SCHEMA).transformed(Threads(2), _END, str(folder), Store())
+    written = sent_changes(of_one, transformation("a < 0")).written(Threads(2), str(folder), Store())
     assert written.files.num_rows == 0
     assert sum(written.received.values()) == (_ROWS - 10) // 2
     assert not folder.exists()
@@ -211,11 +213,10 @@ def test_what_cannot_be_decoded_is_raised_as_it_is(tmp_path: Path) -> None:
     )
     text_as_int = RelationColumns(("b", "a"), (COLUMNS.types[1], COLUMNS.types[0]))
     schema = changes_schema(zip(text_as_int.names, (t.arrow for t in text_as_int.types), strict=True))
-    of_one = Messages(no_frame, stored=stored).chosen(Choice(relations=frozenset({1}))).stored
-    assert of_one is not None
-    version = StoredVersion(of_one, text_as_int, frozenset("ab"), frozenset(ROW_OPERATIONS), FILTERS[""])
+    of_one = Messages(no_frame, stored=stored).chosen(Choice(relations=frozenset({1})))
+    made = Transformation(text_as_int, schema, ("b",), frozenset(ROW_OPERATIONS), FILTERS[""])
     with pytest.raises(ValueNotRepresentableError, match="column"):
-        StoredChanges([version], ("b",), schema).transform(Threads(2))
+        sent_changes(of_one, made).attempt(Threads(2))
 
 
 @pytest.mark.parametrize("key", ["infinity", "0044-03-15 BC"])
@@ -226,8 +227,6 @@ def test_a_value_that_does_not_fit_is_told_with_a_key_that_python_cannot_hold(
     schema = changes_schema(zip(columns.names, (t.arrow for t in columns.types), strict=True))
     change = Insert(0, (Text(key.encode()), Text(b"NaN")))
     _, stored = change_log(tmp_path, [change] * 12)
-    version = StoredVersion(
-        stored, columns, frozenset("kn"), frozenset(ROW_OPERATIONS), dict.fromkeys(ROW_OPERATIONS)
-    )
+    made = Transformation(columns, schema, ["k"], frozenset(ROW_OPERATIONS), dict.fromkeys(ROW_OPERATIONS))
     with pytest.raises(ValueNotRepresentableError, match=rf"in the row with key \(k\)=\({key}\)"):
-        StoredChanges([version], ["k"], schema).transform(Threads(2))
+        sent_changes(Messages(no_frame, stored=stored), made).attempt(Threads(2))

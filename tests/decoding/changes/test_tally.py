@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pgsieve.assets.steps.update_transformation.decoded_batches import count_changes, empty_tally
+from pgsieve.decoding.changes.tally import count_changes, empty_tally
 
 _ROW = pa.struct({"a": pa.int32(), "x": pa.float64(), "note": pa.string()})
 

@@ -1,0 +1,53 @@
+"""What a change of a row is in Arrow: its columns, its operations, and the structs of its two sides.
+
+A change is (commit_lsn, ordinal, number, commit_time, operation, unchanged, old, new): `old` and `new` are structs of
+the relation's columns, `old` absent where the publisher sent no old tuple, `new` absent for a delete;
+`unchanged` names the columns of `new` that were not sent because their TOASTed value did not change. Raises nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+#: Operations that change one row.
+ROW_OPERATIONS = ("insert", "update", "delete")
+CHANGE_COLUMNS = ("commit_lsn", "ordinal", "number", "commit_time", "operation", "unchanged", "old", "new")
+#: What is read of a message.
+ENCODED_COLUMNS = (*CHANGE_COLUMNS[:4], "data")
+SIDES = ("old", "new")
+
+
+def changes_schema(columns: Iterable[tuple[str, pa.DataType]]) -> pa.Schema:
+    """The columns of a table's transformed changes as Arrow, for a replica of these columns."""
+    row = pa.struct([pa.field(name, kind) for name, kind in columns])
+    return pa.schema(
+        [
+            ("slice", pa.int64()),
+            ("commit_lsn", pa.int64()),
+            ("ordinal", pa.int64()),
+            ("number", pa.int64()),
+            ("commit_time", pa.timestamp("us", "UTC")),
+            ("operation", pa.string()),
+            ("unchanged", pa.list_(pa.string())),
+            ("old", row),
+            ("new", row),
+        ]
+    )
+
+
+def without_slice(schema: pa.Schema) -> pa.Schema:
+    """The columns that a change has before it is told of which slice it is."""
+    return pa.schema([field for field in schema if field.name in CHANGE_COLUMNS])
+
+
+def field_of(rows: pa.Array | pa.ChunkedArray, name: str) -> pa.Array | pa.ChunkedArray:
+    """A field of structs by its place: Arrow reads a name that begins with a dot or a bracket as a path."""
+    return pc.struct_field(rows, [rows.type.get_field_index(name)])
+
+
+def repeated(value: pa.Array, count: int) -> pa.Array:
+    """An array of one value, repeated `count` times."""
+    return value.take(pa.nulls(count, pa.int64()).fill_null(0))

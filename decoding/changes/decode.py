@@ -1,0 +1,93 @@
+"""Raw messages of one relation version -> decoded changes (`columns`): Arrow batches in, Arrow batches out.
+
+Raises ValueNotRepresentableError, with the row's key, for a value that its column's type here does not have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pgsieve.decoding.changes.columns import CHANGE_COLUMNS, ROW_OPERATIONS, repeated
+from pgsieve.decoding.errors import ValueNotRepresentableError
+from pgsieve.decoding.protocol.tuples import RelationColumns, decode_changes
+from pgsieve.decoding.values.replica_output import shown
+
+_LETTERS = pa.array(["I", "U", "D"])
+_OPERATIONS = pa.array(ROW_OPERATIONS)
+
+
+@dataclass(frozen=True)
+class AddedColumn:
+    """A column that a relation version does not have yet, and its value (an array of one) in all of its rows."""
+
+    name: str
+    spark: str
+    value: pa.Array
+
+
+@dataclass(frozen=True)
+class FilterColumns:
+    """The columns that row filters read, in the types that PostgreSQL's have here; the replica may have others.
+
+    A key of what is decoded of some messages; types and values are compared, but have no hash.
+    """
+
+    names: frozenset[str]
+    columns: RelationColumns = field(hash=False)
+    added: Sequence[AddedColumn] = field(default=(), hash=False)
+
+
+def decoded(
+    batch: pa.RecordBatch,
+    columns: RelationColumns,
+    names: Collection[str],
+    key: Sequence[str],
+    added: Sequence[AddedColumn] = (),
+) -> pa.RecordBatch:
+    """Decode Insert, Update and Delete messages column by column: `names` and the `added` columns, which come last.
+
+    Columns of `new` that were not sent are taken from `old`, where that has their value (identity columns). `key` names a
+    row in an error.
+    """
+    data = batch.column("data")
+    try:
+        changes = decode_changes(data, columns, old_columns=names, new_columns=names, complete=True)
+    except ValueNotRepresentableError as error:
+        raise error.in_row(_key_of(data.slice(error.row, 1), columns, key)) from None
+    return pa.RecordBatch.from_arrays(
+        [
+            *(batch.column(name) for name in CHANGE_COLUMNS[:4]),
+            _OPERATIONS.take(pc.index_in(changes.operation, _LETTERS)),
+            changes.unchanged,
+            _with_added(changes.old, added, pc.equal(changes.old_kind, "O")),
+            _with_added(changes.new, added, changes.new.is_valid()),
+        ],
+        names=CHANGE_COLUMNS,
+    )
+
+
+def _with_added(rows: pa.StructArray, added: Sequence[AddedColumn], whole: pa.Array) -> pa.StructArray:
+    """Rows with the added columns, whose value only a `whole` row has: an old key has only the key's columns."""
+    if not added:
+        return rows
+    values = [pc.if_else(whole, repeated(a.value, len(rows)), pa.scalar(None, a.value.type)) for a in added]
+    fields = [*rows.type, *(pa.field(a.name, a.value.type) for a in added)]
+    children = [pc.struct_field(rows, [i]) for i in range(rows.type.num_fields)]
+    return pa.StructArray.from_arrays([*children, *values], fields=fields, mask=rows.is_null())
+
+
+def _key_of(message: pa.Array, columns: RelationColumns, key: Sequence[str]) -> Mapping[str, str]:
+    """The key of one change; nothing where that is what cannot be converted."""
+    with suppress(ValueNotRepresentableError):
+        change = decode_changes(message, columns, old_columns=key, new_columns=key)
+        rows = change.old if change.old.null_count == 0 else change.new
+        if rows.null_count == 0:
+            return {
+                field.name: shown(pc.struct_field(rows, [place]))[0] for place, field in enumerate(rows.type)
+            }
+    return {}

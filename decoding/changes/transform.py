@@ -1,0 +1,187 @@
+"""The UPDATE transformation (section 29.4.3): messages of one relation version -> what a subscription gets of them.
+
+In: batches of stored messages (`ENCODED_COLUMNS`). Out: batches of changes in the replica's columns, and how many changes of each
+operation came. Raises what decoding raises, and what PostgreSQL raises for a row of which it has to evaluate a filter.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pgsieve.decoding.changes.columns import CHANGE_COLUMNS, ROW_OPERATIONS, SIDES, field_of, without_slice
+from pgsieve.decoding.changes.decode import AddedColumn, FilterColumns, decoded
+from pgsieve.decoding.protocol.tuples import RelationColumns
+from pgsieve.decoding.publications.update_transformation import UPDATE_TRANSFORMATION
+from pgsieve.decoding.row_filters.evaluation.verdicts import Verdicts, condition
+from pgsieve.decoding.row_filters.nodes import RowFilter
+
+_Mask: TypeAlias = npt.NDArray[np.bool_]
+#: What each change is sent as: a place in `ROW_OPERATIONS`, or `_NOTHING`.
+_Codes: TypeAlias = npt.NDArray[np.int32]
+#: For insert, update and delete the row filters that are ORed, None for no filter.
+Filters: TypeAlias = Mapping[str, Sequence[RowFilter] | None]
+#: For insert, update and delete the verdict on a batch of rows, None for no filter.
+_Conditions: TypeAlias = Mapping[str, Verdicts | None]
+#: Makes the filtered columns of a batch of messages, or has them already.
+Shared: TypeAlias = Callable[[FilterColumns, Callable[[], pa.RecordBatch]], pa.RecordBatch]
+
+_OPERATIONS = pa.array(ROW_OPERATIONS)
+_CODES = {operation: number for number, operation in enumerate(ROW_OPERATIONS)}
+#: A change that is not sent.
+_NOTHING = -1
+
+
+def _alone(_read: FilterColumns, make: Callable[[], pa.RecordBatch]) -> pa.RecordBatch:
+    return make()
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A batch of messages, and where the columns come from that filters read, if others read these, too."""
+
+    batch: pa.RecordBatch
+    shared: Shared = _alone
+
+
+@dataclass(frozen=True)
+class Transformation:
+    """How the messages of a relation version are decoded, and what the subscription gets of them. Travels to executors.
+
+    `schema` is that of the replica's changes (`changes_schema`), `key` its key. `read` are the columns that the filters
+    read; None without filters.
+    """
+
+    columns: RelationColumns
+    schema: pa.Schema
+    key: Sequence[str]
+    operations: frozenset[str]
+    filters: Filters
+    added: Sequence[AddedColumn] = ()
+    read: FilterColumns | None = None
+
+    def changes(self, messages: Iterable[Encoded], received: Counter[str]) -> Iterator[pa.RecordBatch]:
+        """What the subscription gets, in the columns of `schema` but for the slice; `received` counts what came.
+
+        An UPDATE that is transformed is sent whatever `operations` says of insert and delete (29.4.3). Only what passes the
+        filters is decoded whole: of the rest no column is looked at that no filter reads.
+        """
+        conditions: _Conditions = {
+            operation: None if filters is None else condition(*(each.tree for each in filters))
+            for operation, filters in self.filters.items()
+        }
+        names = frozenset(field.name for field in self.schema.field("new").type)
+        for each in messages:
+            chosen, becomes = each.batch, None
+            if not chosen.num_rows:
+                continue
+            if self.read is not None:
+                becomes = self._codes(self._filtered(self.read, each), conditions, received)
+                is_sent = becomes != _NOTHING
+                chosen, becomes = chosen.filter(pa.array(is_sent)), becomes[is_sent]
+            if chosen.num_rows:
+                whole = decoded(chosen, self.columns, names, self.key, self.added)
+                codes = self._codes(whole, conditions, received) if becomes is None else becomes
+                yield _as_sent(whole, codes, self.schema)
+
+    def _filtered(self, read: FilterColumns, messages: Encoded) -> pa.RecordBatch:
+        """The changes with the columns that filters read."""
+
+        def make() -> pa.RecordBatch:
+            return decoded(messages.batch, read.columns, read.names, self.key, read.added)
+
+        return messages.shared(read, make)
+
+    def _codes(self, changes: pa.RecordBatch, conditions: _Conditions, received: Counter[str]) -> _Codes:
+        """What decoded changes are sent as; they are counted as received."""
+        operation: _Codes = np.asarray(pc.index_in(changes.column("operation"), _OPERATIONS))
+        counts = np.bincount(operation, minlength=len(ROW_OPERATIONS)).tolist()
+        received.update(dict(zip(ROW_OPERATIONS, counts, strict=True)))
+        return _sent_as(changes, operation, conditions, self.operations)
+
+
+def _sent_as(
+    changes: pa.RecordBatch, operation: _Codes, conditions: _Conditions, operations: Collection[str]
+) -> _Codes:
+    """What decoded changes, with the columns that filters read, are sent as."""
+    has_old = np.asarray(changes.column("old").is_valid())
+
+    def matches(of: str, side: str, rows: _Mask) -> _Mask:
+        return _matches(conditions[of], changes.column(side), rows & (operation == _CODES[of]))
+
+    every = np.ones(len(operation), np.bool_)
+    becomes = np.full(len(operation), _NOTHING, np.int32)
+    if "delete" in operations:
+        becomes[matches("delete", "old", has_old)] = _CODES["delete"]
+    if "insert" in operations:
+        becomes[matches("insert", "new", every)] = _CODES["insert"]
+    updates = operation == _CODES["update"]
+    if "update" in operations and conditions["update"] is None:
+        becomes[updates] = _CODES["update"]
+    elif "update" in operations and updates.any():
+        before, after = matches("update", "old", has_old), matches("update", "new", every)
+        # Without an old tuple the new row alone decides.
+        before = np.where(has_old, before, after)
+        for (old_matches, new_matches), sent in UPDATE_TRANSFORMATION.items():
+            if sent is not None:
+                becomes[updates & (before == old_matches) & (after == new_matches)] = _CODES[sent]
+    return becomes
+
+
+def _matches(verdicts: Verdicts | None, rows: pa.StructArray, concerned: _Mask) -> _Mask:
+    """Which of the rows that are concerned pass; NULL counts as no. No other row is looked at."""
+    if verdicts is None:
+        return concerned
+    passed = np.zeros(len(concerned), np.bool_)
+    if concerned.any():
+        batch = pa.RecordBatch.from_struct_array(
+            rows if concerned.all() else rows.filter(pa.array(concerned))
+        )
+        passed[concerned] = np.asarray(verdicts(batch).fill_null(False))
+    return passed
+
+
+def _as_sent(changes: pa.RecordBatch, becomes: _Codes, schema: pa.Schema) -> pa.RecordBatch:
+    """Decoded changes as they are sent, without those that are not, in the columns of `schema` but for the slice."""
+    columns = {name: changes.column(name) for name in CHANGE_COLUMNS}
+    columns["operation"] = _OPERATIONS.take(pa.array(becomes, mask=becomes == _NOTHING))
+    for name, gone in (("old", "insert"), ("new", "delete"), ("unchanged", "delete")):
+        columns[name] = _without(columns[name], becomes == _CODES[gone])
+    sent = _projected(columns, without_slice(schema))
+    return sent if (becomes != _NOTHING).all() else sent.filter(columns["operation"].is_valid())
+
+
+def _without(values: pa.Array, absent: _Mask) -> pa.Array:
+    """The values; NULL where they are absent."""
+    if not absent.any():
+        return values
+    return values.take(pa.array(np.arange(len(values)), mask=absent))
+
+
+def _projected(columns: Mapping[str, pa.Array], schema: pa.Schema) -> pa.RecordBatch:
+    """The columns of a schema; those of both sides in its order."""
+    arrays = {name: columns[name] for name in schema.names}
+    for side in SIDES:
+        rows, fields = arrays[side], list(schema.field(side).type)
+        children = [field_of(rows, f.name) for f in fields]
+        arrays[side] = pa.StructArray.from_arrays(children, fields=fields, mask=rows.is_null())
+    return pa.RecordBatch.from_arrays(list(arrays.values()), schema=schema)
+
+
+def truncates(places: Sequence[tuple[int, int]], schema: pa.Schema) -> pa.RecordBatch:
+    """TRUNCATEs at these order keys, as changes of that schema but for the slice; what a change has besides is NULL."""
+    rows = [{"commit_lsn": lsn, "ordinal": ordinal, "operation": "truncate"} for lsn, ordinal in places]
+    return pa.RecordBatch.from_pylist(rows, without_slice(schema))
+
+
+def in_slice(changes: pa.RecordBatch, end: int, schema: pa.Schema) -> pa.RecordBatch:
+    """Changes with the slice that they are of."""
+    ends = pa.array(np.full(changes.num_rows, end, np.int64))
+    return pa.RecordBatch.from_arrays([ends, *changes.columns], schema=schema)

@@ -1,0 +1,137 @@
+"""The UPDATE transformation (section 29.4.3): what passes filters, and which rows no filter looks at."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pyarrow as pa
+import pytest
+
+from pgsieve.decoding.changes.columns import ENCODED_COLUMNS, changes_schema
+from pgsieve.decoding.changes.decode import FilterColumns
+from pgsieve.decoding.changes.transform import Encoded, Transformation, in_slice, truncates
+from pgsieve.decoding.protocol.messages import Delete, Insert, Message, Update, encode
+from pgsieve.decoding.protocol.tuple_data import Null, OldRow, Text, TupleData, Unchanged
+from pgsieve.decoding.protocol.tuples import RelationColumns
+from pgsieve.decoding.row_filters.analysis import FilterColumn, parse_row_filter
+from pgsieve.decoding.row_filters.nodes import RowFilter
+from pgsieve.decoding.values.types import column_type
+
+_INT = 23
+Row = tuple[int | None, int | None]
+Change = tuple[str, Row | None, Row | None]
+
+EVERY = ("insert", "update", "delete")
+COLUMNS = RelationColumns(("a", "b"), (column_type(_INT, -1), column_type(_INT, -1)))
+SCHEMA = changes_schema([("b", pa.int32()), ("a", pa.int32())])
+
+
+def row_filter(text: str) -> RowFilter:
+    return parse_row_filter(text, {name: FilterColumn(name, _INT, -1, 0) for name in "ab"}, "t")
+
+
+def transformation(texts: list[str] | None, operations: tuple[str, ...] = EVERY) -> Transformation:
+    filters = dict.fromkeys(EVERY, None if texts is None else [row_filter(text) for text in texts])
+    used = frozenset(name for each in filters["insert"] or () for name in each.columns)
+    read = None if texts is None else FilterColumns(used, COLUMNS)
+    return Transformation(COLUMNS, SCHEMA, ["a"], frozenset(operations), filters, read=read)
+
+
+def encoded(messages: list[Message]) -> Encoded:
+    places = pa.array(range(len(messages)), pa.int64())
+    time = pa.array([0] * len(messages), pa.timestamp("us", "UTC"))
+    data = pa.array([encode(message) for message in messages])
+    return Encoded(pa.record_batch([places, places, places, time, data], names=list(ENCODED_COLUMNS)))
+
+
+def message(change: Change) -> Message:
+    def columns(row: Row | None) -> TupleData:
+        return tuple(Null() if value is None else Text(str(value).encode()) for value in row or ())
+
+    operation, old, new = change
+    if operation == "insert":
+        return Insert(1, columns(new))
+    if operation == "delete":
+        return Delete(1, OldRow(columns(old)))
+    return Update(1, None if old is None else OldRow(columns(old)), columns(new))
+
+
+def sent(changes: list[Change], texts: list[str] | None, operations: tuple[str, ...] = EVERY) -> list[Change]:
+    received = Counter[str]()
+    batches = transformation(texts, operations).changes([encoded(list(map(message, changes)))], received)
+    rows = [row for batch in batches for row in batch.to_pylist()]
+    assert received == Counter(operation for operation, *_ in changes)
+    return [
+        (row["operation"], *(row[side] and (row[side]["a"], row[side]["b"]) for side in ("old", "new")))
+        for row in rows
+    ]
+
+
+#: a > 5 of the old row and of the new one -> what an UPDATE becomes.
+UPDATES: list[tuple[Change, list[Change]]] = [
+    (("update", (1, 0), (2, 0)), []),
+    (("update", (1, 0), (9, 0)), [("insert", None, (9, 0))]),
+    (("update", (9, 0), (1, 0)), [("delete", (9, 0), None)]),
+    (("update", (8, 0), (9, 0)), [("update", (8, 0), (9, 0))]),
+    (("update", None, (9, 0)), [("update", None, (9, 0))]),
+    (("update", None, (1, 0)), []),
+    (("update", (None, 0), (9, 0)), [("insert", None, (9, 0))]),
+]
+
+
+@pytest.mark.parametrize(("change", "becomes"), UPDATES)
+def test_an_update_becomes_what_old_and_new_row_say(change: Change, becomes: list[Change]) -> None:
+    assert sent([change], ["a > 5"]) == becomes
+    # Whatever else is published: what it becomes is still the UPDATE.
+    assert sent([change], ["a > 5"], ("update",)) == becomes
+
+
+def test_a_row_has_to_pass_one_of_the_filters() -> None:
+    changes: list[Change] = [("insert", None, (a, 0)) for a in range(4)] + [
+        ("delete", (a, 0), None) for a in range(4)
+    ]
+    assert sent(changes, ["a = 1", "a = 3"]) == [
+        change
+        for change in changes
+        if (change[2] or change[1])[0] in {1, 3}  # type: ignore[index]
+    ]
+
+
+def test_operations_that_are_not_published_are_not_sent_and_not_looked_at() -> None:
+    changes: list[Change] = [("insert", None, (0, 0)), ("delete", (1, 0), None), ("update", None, (1, 0))]
+    assert sent(changes, ["1 / a = 1"], ("delete", "update")) == changes[1:]
+    assert sent(changes, None, ("insert",)) == changes[:1]
+    assert sent(changes, None) == changes
+
+
+def test_an_insert_that_an_update_becomes_says_which_columns_it_lacks() -> None:
+    left_out = Update(1, None, (Text(b"9"), Unchanged()))
+    (batch,) = transformation(["a > 5"]).changes([encoded([left_out])], Counter())
+    assert batch.to_pylist()[0]["unchanged"] == ["b"]
+    # With the whole old row, nothing is lacking.
+    moved = Update(1, OldRow((Text(b"1"), Text(b"7"))), (Text(b"9"), Unchanged()))
+    (row,) = next(transformation(["a > 5"]).changes([encoded([moved])], Counter())).to_pylist()
+    assert (row["operation"], row["new"], row["unchanged"]) == ("insert", {"a": 9, "b": 7}, None)
+
+
+def test_what_filters_read_is_decoded_by_whoever_shares_it() -> None:
+    asked: list[FilterColumns] = []
+
+    def shared(read: FilterColumns, make: object) -> pa.RecordBatch:
+        asked.append(read)
+        return make()  # type: ignore[operator]
+
+    inserts = encoded([message(("insert", None, (a, 0))) for a in range(8)])
+    batches = transformation(["a > 5"]).changes([Encoded(inserts.batch, shared)], Counter())
+    assert [row["new"]["a"] for batch in batches for row in batch.to_pylist()] == [6, 7]
+    assert [sorted(read.names) for read in asked] == [["a"]]
+
+
+def test_truncates_have_nothing_but_their_place_and_slice() -> None:
+    (row,) = in_slice(truncates([(10, 2)], SCHEMA), 77, SCHEMA).to_pylist()
+    assert {name: value for name, value in row.items() if value is not None} == {
+        "slice": 77,
+        "commit_lsn": 10,
+        "ordinal": 2,
+        "operation": "truncate",
+    }
