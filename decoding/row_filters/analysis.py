@@ -22,7 +22,6 @@ from pgsieve.decoding.row_filters import functions, grammar, operators, patterns
 from pgsieve.decoding.row_filters import regex as filter_regex
 from pgsieve.decoding.row_filters.constants import InvalidConstantError, RefusedError, number_constant
 from pgsieve.decoding.row_filters.encodings import UTF8, require_alike, require_characters
-from pgsieve.decoding.row_filters.evaluation.verdicts import condition
 from pgsieve.decoding.row_filters.letter_case import CaseMappings, only_ascii
 from pgsieve.decoding.row_filters.nodes import (
     BOOL,
@@ -94,9 +93,7 @@ class _Analysis:
         try:
             tree = self._condition(grammar.parse(self._expression))
             require_alike(tree, self._encoding)
-            simple = simplification.simplified(tree)
-            condition(simple)  # What nests too deeply to be evaluated is refused before any row is read.
-            return RowFilter(self._expression, simple, column_names(tree))
+            return RowFilter(self._expression, simplification.simplified(tree), column_names(tree))
         except RefusedError as error:
             raise self._unsupported(self._expression, str(error)) from None
         except RecursionError:
