@@ -10,7 +10,7 @@ from contextlib import suppress
 from functools import lru_cache
 from types import MappingProxyType
 
-from pgsieve.decoding.errors import PgsieveError
+from pgsieve.decoding.errors import PgsieveError, UnsupportedFilterError
 from pgsieve.decoding.publications.catalog import PublishedRelation, Table
 from pgsieve.decoding.row_filters.letter_case import CaseMappings, NeededMappings, of_server
 from pgsieve.decoding.row_filters.nodes import RowFilter
@@ -27,13 +27,22 @@ def table_filter(table: Table, text: str, mappings: CaseMappings | None = None) 
     `mappings` replaces what the table has of the case of letters.
     """
     from pgsieve.decoding.publications.generated_columns import expanded
-    from pgsieve.decoding.row_filters.analysis import FilterColumn, parse_row_filter
+    from pgsieve.decoding.row_filters.analysis import PUBLISHER_HINT, FilterColumn, parse_row_filter
+    from pgsieve.decoding.row_filters.evaluation.verdicts import condition
 
     chosen = of_server(dict(table.case_mappings)) if mappings is None else mappings
     columns = {
         a.name: FilterColumn(a.name, a.type_oid, a.type_modifier, a.collation) for a in table.attributes
     }
-    return parse_row_filter(expanded(text, table), columns, table.qualified, chosen, table.encoding)
+    parsed = parse_row_filter(expanded(text, table), columns, table.qualified, chosen, table.encoding)
+    try:
+        condition(parsed.tree)
+    except RecursionError:  # What is read is not always evaluated: that takes more calls within each other.
+        raise UnsupportedFilterError(
+            f"row filter of {table.qualified} cannot be evaluated outside PostgreSQL: it is nested too deeply",
+            hint=PUBLISHER_HINT,
+        ) from None
+    return parsed
 
 
 @lru_cache(maxsize=4096)  # A continuous run asks for each slice.

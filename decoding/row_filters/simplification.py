@@ -214,15 +214,16 @@ def _may_become_constant(node: Node) -> bool:
         case IsNull(operand=operand) | IsTruth(operand=operand):
             return _may_become_constant(operand)
         case NullIf(left=left, right=right):
-            return _may_become_null(left) or all(map(_may_become_constant, (left, right)))
+            return _may_become_constant(left) and (not _never_null(left) or _may_become_constant(right))
         case EachElement(subject=subject, array=array):
             return all(map(_may_become_constant, (subject, array)))
         case ColumnValue() | Element():
             return False
-        case _ if _is_strict(node) and any(map(_may_become_null, children(node))):
-            return True
         case _:
-            return all(map(_may_become_constant, children(node)))
+            # Each child is asked once: asked twice at every level, a sum of 30 terms would take hours.
+            constant = [child for child in children(node) if _may_become_constant(child)]
+            is_null = _is_strict(node) and not all(map(_never_null, constant))
+            return is_null or len(constant) == sum(1 for _ in children(node))
 
 
 def _never_null(node: Node) -> bool:
