@@ -178,7 +178,10 @@ def _candidates(
     first = keys.column_names[0]
     for batch in _batches(table, store, [joined(path, file) for file in files], schema, bounds):
         rows = pa.Table.from_batches([batch]).select(schema.names).cast(schema)
-        yield rows.filter(pc.is_in(rows[first], keys[first]))
+        # Lists are comparable within their column alone.
+        if not pa.types.is_list(keys[first].type):
+            rows = rows.filter(pc.is_in(comparable(rows[first]), comparable(keys[first])))
+        yield rows
 
 
 def files_within(table: DeltaTable, bounds: Mapping[str, Bounds]) -> list[str]:

@@ -125,3 +125,19 @@ def test_a_bound_that_is_cut_still_is_one(tmp_path: Path) -> None:
     entry.write_text("\n".join(map(json.dumps, lines)))
     keys = pa.table({"k": pa.array([at], pa.timestamp("us", "UTC"))})
     assert rows_of(DeltaTable(tmp_path), str(tmp_path), Store(), keys, keys.schema)[0].tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "held", "wanted"),
+    [
+        (pa.float64(), [0.0, float("nan"), 2.0], [3.0, -float("nan"), -0.0]),
+        (pa.list_(pa.float64()), [[0.0], [], [2.0, None]], [[3.0], [], [-0.0]]),
+    ],
+)
+def test_keys_are_found_that_postgresql_finds_equal(
+    tmp_path: Path, kind: pa.DataType, held: list[object], wanted: list[object]
+) -> None:
+    path, keys = str(tmp_path / "t"), pa.table({"k": pa.array(wanted, kind)})
+    _by_this_process(Path(path), pa.table({"k": pa.array(held, kind)}))
+    numbers, rows = rows_of(DeltaTable(path), path, Store(), keys, keys.schema)
+    assert (sorted(numbers.tolist()), rows.num_rows) == ([1, 2], 2)
