@@ -28,8 +28,8 @@ from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.stores.store import Reader, RowGroup, Store, joined, parted
 from pgsieve.resources.lake.way import Way
 
-#: The keys of a batch may have so many bytes: they are held at once.
-KEY_BYTES = 256 * 1024 * 1024
+#: The keys of a batch may have so many bytes: they are held at once. Spark brings them to this process, too, in more memory.
+KEY_BYTES = 1024 * 1024 * 1024
 #: Files of a replica are written once more without the rows that go where it is small, as a setting of the lake says, or where they
 #: have up to so many times the bytes of the changes; else the rows are marked as deleted.
 REWRITTEN = 4

@@ -6,7 +6,7 @@ what is still lacking is planned anew. A table without changes in a batch is not
 its end and their Delta versions are written to `_cuts`.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -20,7 +20,7 @@ from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.cuts import Cut, Cuts
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates, newest_version
-from pgsieve.assets.steps.records.transformed import Transformed
+from pgsieve.assets.steps.records.transformed import TableChanges, Transformed
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.wording import counted
@@ -30,6 +30,8 @@ from pgsieve.resources.lake.lake import Lake
 
 #: Slices whose net change is applied at once.
 BATCH_SLICES = 8
+#: Of a table so many changes at once, if not one slice has more: their keys are held in memory.
+BATCH_CHANGES = 4_000_000
 
 
 @dataclass
@@ -43,6 +45,19 @@ class ApplyResult:
 def batches_of(ends: Sequence[int]) -> Iterable[Sequence[int]]:
     """The batches of some slices."""
     return [ends[i : i + BATCH_SLICES] for i in range(0, len(ends), BATCH_SLICES)]
+
+
+def held_at_once(ends: Sequence[int], slices: Mapping[int, Sequence[TableChanges]]) -> list[Sequence[int]]:
+    """A batch in parts in which no table has more than `BATCH_CHANGES`, or which are one slice with changes."""
+    parts, counts = list[list[int]](), Counter[Name]()
+    for end in ends:
+        more = Counter({c.name: sum(c.sent.values()) for c in slices[end]})
+        counts += more
+        if not parts or (more.total() and max(counts[name] for name in more) > BATCH_CHANGES):
+            parts.append([])
+            counts = more
+        parts[-1].append(end)
+    return [*parts]
 
 
 def apply(
@@ -88,7 +103,7 @@ def _apply(
     begun = {n for n, s in states.items() if s.applies}
     alone = only is None and not _is_copied_by_others(states, begun)
     replicas = _Replicas(subscription, lake, states, cut)
-    batches = deque(cut_into(list(slices)))
+    batches = deque(part for ends in cut_into(list(slices)) for part in held_at_once(ends, slices))
     while batches:
         ends = batches.popleft()
         end = ends[-1]

@@ -1,0 +1,22 @@
+"""Where batches end: what is held at once of a table is bounded, whatever a backlog has."""
+
+from __future__ import annotations
+
+import pytest
+
+from pgsieve.assets.steps.apply import replica_tables
+from pgsieve.assets.steps.records.transformed import TableChanges
+
+
+def test_a_batch_ends_before_a_table_has_too_many_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replica_tables, "BATCH_CHANGES", 10)
+    sent = {1: (5, 4), 2: (5, 4), 3: (1, 1), 4: (25, 0), 5: (0, 0), 6: (1, 9)}
+    slices = {
+        end: [
+            TableChanges(end, "public", table, sent={"insert": count - count // 2, "delete": count // 2})
+            for table, count in zip("ab", counts, strict=True)
+        ]
+        for end, counts in sent.items()
+    }
+    assert replica_tables.held_at_once([*slices], slices) == [[1, 2], [3], [4, 5], [6]]
+    assert replica_tables.held_at_once([4], slices) == [[4]]
