@@ -10,7 +10,7 @@ BIN := .venv/bin
 PIP_ENVIRONMENT := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1
 
 .DEFAULT_GOAL := help
-.PHONY: help prerequisites setup demo test test-fast test-versions test-oldest test-dagster test-spark40 test-long test-constraints test-fresh soak soak-filters soak-hard-day check docs pictures audit sbom benchmarks log-store clean
+.PHONY: help prerequisites setup demo test test-fast test-versions test-oldest test-dagster test-spark40 test-long test-constraints test-fresh soak soak-filters soak-hard-day check docs pictures audit sbom benchmarks java clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -135,8 +135,8 @@ benchmarks: setup ## decoding alone, a slot's two transports, replication beside
 	@$(BIN)/python benchmarks/replication.py $(ARGS)
 	@$(BIN)/python benchmarks/consistency.py
 
-log-store: setup ## compile the log store with which Spark commits on S3 (needs a JDK)
-	@$(BIN)/python -m scripts.log_store
+java: setup ## compile pgsieve's two Java classes: the log store for S3, and the user without a name (needs a JDK)
+	@$(BIN)/python -m scripts.java
 
 clean: ## remove .venv, caches and build leftovers; data stays
 	rm -rf .venv .mypy_cache .ruff_cache .import_linter_cache .hypothesis build spark-warehouse metastore_db derby.log

@@ -27,6 +27,7 @@ from pgsieve.pipelines.command_line import first_steps, replication, comparison,
 
 def main() -> None:
     """Entry point of the console script."""
+    _name_files_in_utf8()
     # Python has none where the caller has closed it (`>&-`).
     sys.stdout, sys.stderr = sys.stdout or _nowhere(), sys.stderr or _nowhere()
     code: str | int | None = FAULT
@@ -44,6 +45,13 @@ def main() -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             code = code or _unwritten(error)  # A command has told it, and ended with a code.
     sys.exit(code)
+
+
+def _name_files_in_utf8() -> None:
+    """Begin anew where a locale has Python name files otherwise than Arrow, delta-rs and the JVM do: a lake is one folder for all."""
+    if sys.getfilesystemencoding() != "utf-8" and not sys.flags.utf8_mode:
+        os.environ["PYTHONUTF8"] = "1"  # For the processes that this one starts.
+        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])  # noqa: S606 - what runs already
 
 
 def _unwritten(error: OSError) -> int:

@@ -9,7 +9,15 @@ from pathlib import Path
 
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.commands.results import JarSet, JarsReport, Progress
-from pgsieve.resources.lake.jars import FOLDER_VARIABLE, all_packages, copy_jars, fetch, kept_jars
+from pgsieve.resources.lake.jars import (
+    FOLDER_VARIABLE,
+    all_packages,
+    answers_file,
+    copy_jars,
+    fetch,
+    kept_jars,
+    private_answers,
+)
 
 
 def jars(folder: Path | None, progress: Progress) -> JarsReport:
@@ -22,10 +30,21 @@ def jars(folder: Path | None, progress: Progress) -> JarsReport:
         )
     packages = all_packages()
     progress.start("fetch jars")
-    fetch(packages, {})
+    kept = answers_file()
+    settings: dict[str, str] = {}
+    is_lacking = any(kept_jars(each.name) is None for each in packages)
+    if is_lacking and not os.environ.get(FOLDER_VARIABLE) and not os.access(kept.parent, os.W_OK):
+        if folder is None:
+            raise PgsieveError(
+                f"jars cannot be kept in {kept.parent}, which this user cannot write",
+                hint=f"`pgsieve jars FOLDER`, and {FOLDER_VARIABLE}=FOLDER for the runs",
+                sqlstate="42501",
+            )
+        kept, settings = private_answers()
+    fetch(packages, settings, kept)
     if folder is not None:
         try:
-            copy_jars(folder, packages)
+            copy_jars(folder, packages, kept)
         except OSError as error:
             raise PgsieveError(
                 f'folder "{folder}" cannot be written: {error.strerror}', hint="choose another folder"
@@ -35,7 +54,7 @@ def jars(folder: Path | None, progress: Progress) -> JarsReport:
         tuple(
             JarSet(each.coordinates[0], len(files), sum(Path(file).stat().st_size for file in files))
             for each in packages
-            for files in [kept_jars(each.name) or []]
+            for files in [kept_jars(each.name, kept) or []]
         ),
         None if folder is None else str(folder.resolve()),
     )

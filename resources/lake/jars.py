@@ -28,7 +28,8 @@ from urllib.parse import unquote, urlsplit
 
 from pgsieve.decoding.wording import counted
 from pgsieve.resources.lake.delta.errors import SparkUnavailableError
-from pgsieve.resources.lake.engine.host_name import name_host
+from pgsieve.resources.lake.java import jvm
+from pgsieve.resources.private_folder import private_folder
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -123,14 +124,16 @@ def _keep(added: Mapping[str, list[str]], kept: Path) -> None:
         written.replace(kept)
 
 
-def fetch(needed: Iterable[Packages], conf: Mapping[str, str]) -> None:
+def fetch(needed: Iterable[Packages], conf: Mapping[str, str], kept: Path | None = None) -> None:
     """Fetch the jars that are not there, once, and say so on stderr: it may take a minute.
 
-    `conf` is the user's: packages that it names are left to Spark, and its repositories are asked. Raises
-    JarsUnavailableError where a repository does not answer, and where PGSIEVE_JARS names a folder without them.
+    `conf` is the user's: packages that it names are left to Spark, and its repositories are asked. `kept` is where the answer is
+    kept, if not for all. Raises JarsUnavailableError where a repository does not answer, and where PGSIEVE_JARS names a folder
+    without them.
     """
+    file = kept or answers_file()
     for packages in _pgsieves(needed, conf):
-        if kept_jars(packages.name) is not None:
+        if kept_jars(packages.name, file) is not None:
             continue
         folder = os.environ.get(FOLDER_VARIABLE)
         if folder:
@@ -138,22 +141,23 @@ def fetch(needed: Iterable[Packages], conf: Mapping[str, str]) -> None:
                 f'{FOLDER_VARIABLE} is "{folder}", which has no jars of {packages.coordinates[0]}',
                 hint="where a Maven repository is reached, `pgsieve jars FOLDER` of this version makes such a folder",
             )
-        if os.access(answers_file().parent, os.W_OK):
-            _fetch(packages, {name: value for name, value in conf.items() if name.startswith(_REPOSITORIES)})
+        if os.access(file.parent, os.W_OK):
+            repositories = {name: value for name, value in conf.items() if name.startswith(_REPOSITORIES)}
+            _fetch(packages, repositories, file)
 
 
-def _fetch(packages: Packages, repositories: Mapping[str, str]) -> None:
+def _fetch(packages: Packages, repositories: Mapping[str, str], file: Path) -> None:
     """Have a process of its own ask for them, as Ivy is asked when a JVM starts."""
     _tell(f"fetching the jars of {packages.coordinates[0]} for Spark, once")
     began = monotonic()
     done = subprocess.run(  # noqa: S603 - our own interpreter, no shell
-        [sys.executable, "-m", "pgsieve.resources.lake.jars", packages.name],
+        [sys.executable, "-m", "pgsieve.resources.lake.jars", packages.name, str(file)],
         input=json.dumps(dict(repositories)),
         capture_output=True,
         text=True,
         check=False,
     )
-    jars = kept_jars(packages.name)
+    jars = kept_jars(packages.name, file)
     if done.returncode or jars is None:
         raise JarsUnavailableError(
             f"the jars of {packages.coordinates[0]} cannot be fetched: {_reason(done.stdout + done.stderr)}",
@@ -185,11 +189,11 @@ def _reason(output: str) -> str:
     return "no repository said why"
 
 
-def copy_jars(folder: Path, needed: Iterable[Packages]) -> None:
+def copy_jars(folder: Path, needed: Iterable[Packages], kept: Path | None = None) -> None:
     """Copy jars that are there into a folder for PGSIEVE_JARS, on this machine or another. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     for packages in needed:
-        jars = [Path(jar) for jar in kept_jars(packages.name) or []]
+        jars = [Path(jar) for jar in kept_jars(packages.name, kept) or []]
         for jar in jars:
             if not (folder / jar.name).exists():
                 shutil.copyfile(jar, folder / jar.name)
@@ -239,17 +243,20 @@ def _artifact(coordinate: str) -> str:
 
 def _resolved(packages: Packages, repositories: Mapping[str, str]) -> str:
     """The value of `spark.jars` in a session that resolves these."""
-    from pyspark.sql import SparkSession
-
-    name_host("local[1]")
-    builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
-    for name, value in repositories.items():
-        builder = builder.config(name, value)
-    builder = builder.config(_PACKAGES, packages.name).config(_EXCLUDES, ",".join(packages.excluded))
-    session = builder.getOrCreate()
+    asked = {_PACKAGES: packages.name, _EXCLUDES: ",".join(packages.excluded)}
+    session = jvm.session({"spark.master": "local[1]", "spark.ui.enabled": "false", **repositories, **asked})
     jars = session.conf.get(_JARS) or ""
     session.stop()
     return jars
+
+
+def private_answers() -> tuple[Path, dict[str, str]]:
+    """Where answers are kept, and the settings with which jars are fetched, where the environment is not this user's to write.
+
+    They are there as long as this process.
+    """
+    folder = private_folder()
+    return folder / _ANSWERS, {"spark.jars.ivy": str(folder / "ivy")}
 
 
 def all_packages() -> list[Packages]:
@@ -258,10 +265,10 @@ def all_packages() -> list[Packages]:
 
 
 def main() -> None:
-    """Fetch what is not there; with an argument the set of that name, from the repositories that stdin names."""
+    """Fetch what is not there; with arguments the set of that name, kept there, of the repositories that stdin names."""
     if len(sys.argv) > 1:
         (packages,) = (each for each in all_packages() if each.name == sys.argv[1])
-        keep_jars(packages.name, _resolved(packages, json.load(sys.stdin)))
+        keep_jars(packages.name, _resolved(packages, json.load(sys.stdin)), Path(sys.argv[2]))
         return
     fetch(all_packages(), {})
 

@@ -30,9 +30,9 @@ from pyspark.sql import SparkSession
 from pgsieve.resources.lake.delta.errors import SparkUnavailableError
 from pgsieve.resources.lake.engine import control
 from pgsieve.resources.lake.engine.channel import EngineChannel
-from pgsieve.resources.lake.engine.host_name import name_host
 from pgsieve.resources.lake.engine.record import EngineError, EngineFolder
 from pgsieve.resources.lake.jars import Packages, class_path, delta_packages, fetch, s3_packages
+from pgsieve.resources.lake.java import jvm
 from pgsieve.resources.lake.stores import log_store
 from pgsieve.resources.lake.stores.storage import Storage, storage_of
 from pgsieve.resources.passwords import remember
@@ -282,12 +282,8 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
             storage = storage_of(self.lake)
             config = self.settings
             os.environ["PYSPARK_PYTHON"] = config["spark.pyspark.python"]
-            name_host(self.master)
-            builder = SparkSession.builder
-            for key, value in config.items():
-                builder = builder.config(key, value)
             try:
-                self._local = builder.getOrCreate()
+                self._local = jvm.session(config)
                 for key, value in storage_settings(storage, config).items():
                     self._local.conf.set(key, value)
             except Exception as error:

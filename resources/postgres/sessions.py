@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import adbc_driver_manager
@@ -195,7 +196,7 @@ class Conninfo:
 
     def for_executors(self, connection: psycopg.Connection[Any]) -> "Conninfo":
         """The same where the environment (PGPASSWORD, service files) is another; the session is one of this conninfo."""
-        parameters: dict[str, Any] = dict(connection.info.get_parameters())
+        parameters: dict[str, Any] = _parameters(connection)
         noticing = _NOTICING if _can_be_set(connection, *_NOTICING) else None
         parameters["options"] = self._switches(connection, connection.info.server_version, noticing)
         # Those that libpq does not show: the password, also from a file, and that of the client's key.
@@ -230,7 +231,7 @@ class Conninfo:
     ) -> str:
         """The options of a session like this one, all timeouts of the server's version among them."""
         # Also of a session that the server has ended.
-        own = connection.info.get_parameters().get("options") if self._has_service else self._user_options
+        own = _parameters(connection).get("options") if self._has_service else self._user_options
         return _options(own, [name for name, least in _TIMEOUTS.items() if least <= version], noticing)
 
     def _parameters(self, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -290,6 +291,13 @@ def _executed(connection: psycopg.Connection[Any], statements: str, status: Exec
     if result.status != status:
         raise psycopg.errors.error_from_result(result, connection.info.encoding)
     return result
+
+
+def _parameters(connection: psycopg.Connection[Any]) -> dict[str, Any]:
+    """The parameters of a connection. psycopg asks for the home, which a user id without a name has not where HOME is unset."""
+    if not Path(os.path.expanduser("~")).is_absolute():  # noqa: PTH111 - a Path raises where there is none
+        os.environ["HOME"] = "/nonexistent"
+    return dict(connection.info.get_parameters())
 
 
 def _can_be_set(connection: psycopg.Connection[Any], name: str, value: str) -> bool:

@@ -21,22 +21,12 @@ from typing import IO
 from pgsieve import __version__
 from pgsieve.resources.lake.engine import server
 from pgsieve.resources.lake.engine.record import (
-    JAVA_OPTIONS,
-    SETTINGS,
     SOCKET,
     EngineError,
     EngineFolder,
     EngineRecord,
 )
 
-#: Of an engine, not of each session: it listens to this machine only, and gives memory back that it does not use.
-SERVER_SETTINGS = {
-    "spark.connect.grpc.binding.address": "127.0.0.1",
-    # Sessions that were left without an end, as a killed run leaves its own.
-    "spark.connect.session.manager.defaultSessionTimeout": "10m",
-}
-_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
-_GIVES_BACK = "-XX:+UseG1GC -XX:G1PeriodicGCInterval=60000"
 _WAIT_SECONDS = 0.1
 _START_SECONDS = 150.0
 _END_SECONDS = 30.0
@@ -127,9 +117,6 @@ def launch(
             if record.fingerprint == fingerprint(settings):
                 return False
             _replace(folder, record)
-        options = {_JAVA_OPTIONS: f"-XX:VMOptionsFile={JAVA_OPTIONS}"}
-        folder.write_private(SETTINGS, _properties({**settings, **SERVER_SETTINGS, **options}))
-        folder.write_private(JAVA_OPTIONS, f"{_GIVES_BACK} {settings.get(_JAVA_OPTIONS, '')}")
         with folder.opened() as opened:
             log = os.open(folder.log.name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600, dir_fd=opened)
             process = subprocess.Popen(  # noqa: S603 - our own interpreter, no shell
@@ -144,7 +131,7 @@ def launch(
                 start_new_session=True,
             )
             os.close(log)
-        plan = server.Plan(fingerprint(settings), idle.total_seconds(), owner)
+        plan = server.Plan(fingerprint(settings), idle.total_seconds(), owner, dict(settings))
         assert process.stdin is not None
         with process.stdin:
             process.stdin.write(json.dumps(asdict(plan)).encode())
@@ -199,31 +186,6 @@ def is_used(folder: EngineFolder) -> bool:
         return True
     lock.close()
     return False
-
-
-def _properties(settings: Mapping[str, str]) -> str:
-    """A properties file as Java reads it."""
-
-    def escaped(text: str) -> str:
-        special = {
-            "\\": r"\\",
-            "\n": r"\n",
-            "\r": r"\r",
-            "\t": r"\t",
-            " ": r"\ ",
-            "=": r"\=",
-            ":": r"\:",
-            "#": r"\#",
-            "!": r"\!",
-        }
-        return "".join(special.get(c, c if c.isascii() else _utf16(c)) for c in text)
-
-    return "".join(f"{escaped(name)}={escaped(value)}\n" for name, value in settings.items())
-
-
-def _utf16(character: str) -> str:
-    units = character.encode("utf-16-be")
-    return "".join(f"\\u{units[i]:02x}{units[i + 1]:02x}" for i in range(0, len(units), 2))
 
 
 def _last_line(folder: EngineFolder) -> str:

@@ -26,10 +26,6 @@ from pgsieve.decoding.errors import PgsieveError
 
 #: The name of the socket in the folder.
 SOCKET = "socket"
-#: Spark's settings, which may hold secrets: not in the command that starts it, which every user can read.
-SETTINGS = "spark.conf"
-#: Options of the JVM, for the same reason.
-JAVA_OPTIONS = "java.options"
 _RECORD = "engine.json"
 
 

@@ -1,6 +1,6 @@
 """The engine's own process: starts Spark Connect, tells where it is, and ends it.
 
-In: the current folder with Spark's settings, and a plan as JSON on standard input; nothing in arguments, which every user
+In: the current folder, and a plan as JSON on standard input, with Spark's settings; nothing in arguments, which every user
 can read. Out: the folder's record as long as Spark serves. It ends when Spark does, on SIGTERM, when its folder is gone, and
 when nobody has used it for some time; that time does not pass while the process lives that it was started for, and is over
 when that one has ended.
@@ -16,27 +16,40 @@ import socket
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pgsieve import __version__
 from pgsieve.resources.lake.engine.entrance import connected, open_entrance
-from pgsieve.resources.lake.engine.host_name import name_host
-from pgsieve.resources.lake.engine.record import SETTINGS, EngineFolder, EngineRecord
+from pgsieve.resources.lake.engine.record import EngineFolder, EngineRecord
+from pgsieve.resources.lake.java.jvm import JAVA_OPTIONS, environment, files, submit_command
 from pgsieve.resources.processes import end_with_parent
 
+#: Of an engine, not of each session: it listens to this machine only, and gives memory back that it does not use.
+SERVER_SETTINGS = {
+    "spark.connect.grpc.binding.address": "127.0.0.1",
+    # Sessions that were left without an end, as a killed run leaves its own.
+    "spark.connect.session.manager.defaultSessionTimeout": "10m",
+    JAVA_OPTIONS: "-XX:+UseG1GC -XX:G1PeriodicGCInterval=60000",
+}
 _LOOK_SECONDS = 0.5
+_MAIN = "org.apache.spark.sql.connect.service.SparkConnectServer"
 _STARTED_SECONDS = 120.0
 _ENDED_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What an engine is started with: its fingerprint, the seconds that nobody may use it, the process it is for."""
+    """What an engine is started with: its fingerprint, the seconds that nobody may use it, the process it is for.
+
+    `settings` are those of the session that it stands for.
+    """
 
     fingerprint: str
     idle_seconds: float
     owner: int | None = None
+    settings: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 def serve(folder: EngineFolder, plan: Plan) -> int:
@@ -49,12 +62,16 @@ def serve(folder: EngineFolder, plan: Plan) -> int:
         token, port = secrets.token_urlsafe(32), _free_port()
         signal.signal(signal.SIGTERM, _end)
         signal.signal(signal.SIGINT, _end)
-        name_host("local")
-        with Path(SETTINGS).open("a", encoding="utf-8") as settings:
-            settings.write(f"spark.connect.grpc.binding.port={port}\n")
+        master = plan.settings["spark.master"]
+        own = {**SERVER_SETTINGS, "spark.connect.grpc.binding.port": str(port)}
+        settings = files(plan.settings, folder.path, own)
         spark = subprocess.Popen(  # noqa: S603 - Spark's own script; this process has one thread
-            _command(),
-            env={**os.environ, "SPARK_CONNECT_AUTHENTICATE_TOKEN": token, "PYSPARK_PYTHON": sys.executable},
+            [submit_command(master), "--properties-file", str(settings), "--class", _MAIN, "spark-internal"],
+            env={
+                **environment(master),
+                "SPARK_CONNECT_AUTHENTICATE_TOKEN": token,
+                "PYSPARK_PYTHON": sys.executable,
+            },
             stdin=subprocess.DEVNULL,
             preexec_fn=end_with_parent,  # noqa: PLW1509 - this process has one thread
         )
@@ -70,16 +87,6 @@ def serve(folder: EngineFolder, plan: Plan) -> int:
             folder.forget()
             _stop(spark)
     return 0
-
-
-def _command() -> list[str]:
-    import pyspark
-
-    submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
-    return [
-        *(str(submit), "--properties-file", SETTINGS),
-        *("--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "spark-internal"),
-    ]
 
 
 def _free_port() -> int:

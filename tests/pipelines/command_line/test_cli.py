@@ -20,6 +20,7 @@ from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.command_line import app as application
 from pgsieve.pipelines.command_line import cli, console
 from pgsieve.pipelines.commands.results import SlotStatus, StatusReport, SubscriptionStatus, TableStatus
+from pgsieve.resources.lake.jars import keep_jars
 
 ROOT = Path(__file__).parents[3]
 COMMANDS = {
@@ -258,6 +259,23 @@ def test_jars_are_copied_for_a_machine_without_network(invoke, tmp_path, monkeyp
     refused = invoke("jars")
     assert refused.exit_code == 2
     assert "has no jars of io.delta" in refused.stderr
+
+
+def test_jars_are_fetched_for_a_folder_where_the_environment_cannot_be_written(invoke, tmp_path, monkeypatch):
+    monkeypatch.delenv("PGSIEVE_JARS", raising=False)
+    monkeypatch.setattr("sys.prefix", str(tmp_path / "nowhere"))
+    refused = invoke("jars")
+    assert refused.exit_code == 2
+    assert "pgsieve jars FOLDER" in refused.stderr
+
+    def fetched(packages, repositories, file):
+        assert Path(repositories["spark.jars.ivy"]).parent == file.parent
+        (file.parent / f"{len(packages.coordinates)}.jar").write_bytes(b"jar")
+        keep_jars(packages.name, f"file://{file.parent}/{len(packages.coordinates)}.jar", file)
+
+    monkeypatch.setattr("pgsieve.resources.lake.jars._fetch", fetched)
+    assert json.loads(invoke("jars", "copy", "--json").stdout)["folder"] == str(tmp_path / "copy")
+    assert sorted(jar.name for jar in (tmp_path / "copy").glob("*.jar")) == ["1.jar", "4.jar"]
 
 
 # JSON

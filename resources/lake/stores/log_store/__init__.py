@@ -1,7 +1,7 @@
 """The log store with which Spark commits to Delta tables on S3: a Java class, and the jar made of it.
 
 Out: the jar's path, the class's name, and the setting that chooses it. What the class does stands in its source,
-`ConditionalPutLogStore.java`; `make log-store` compiles it.
+`ConditionalPutLogStore.java`; `make java` compiles it.
 """
 
 from pathlib import Path

@@ -19,6 +19,7 @@ import pytest
 
 from pgsieve.resources.lake.engine import control
 from pgsieve.resources.lake.engine.record import EngineError, EngineFolder, EngineRecord
+from pgsieve.resources.lake.java.jvm import properties
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -73,7 +74,7 @@ def test_only_the_owner_can_read_what_an_engine_writes(folder: EngineFolder) -> 
 
 
 def test_settings_are_written_as_java_reads_them() -> None:
-    (line,) = control._properties({"a b": "c=d:ü\n#!\\𝄞"}).splitlines()
+    (line,) = properties({"a b": "c=d:ü\n#!\\𝄞"}).splitlines()
     assert line == r"a\ b=c\=d\:\u00fc\n\#\!\\\ud834\udd1e"
 
 

@@ -1,0 +1,248 @@
+"""The JVM of a session that is started here: its environment and its options are pgsieve's choice.
+
+In: the settings of the session. Out: a JVM that pyspark works with, and what another one is started with. What a user's
+shell happens to say (a locale, a time zone, another Spark's folder) alters no result, and what a machine lacks (an entry in
+/etc/passwd, a home, a name that resolves) stops nothing. Settings and options go there in files of the process's own folder
+(`pgsieve.resources.private_folder`): every user can read the arguments of a process. So does what Spark keeps for a while.
+
+https://spark.apache.org/docs/4.1.0/configuration.html#environment-variables
+"""
+
+import atexit
+import os
+import pwd
+import shlex
+import struct
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pgsieve.resources.lake.java.login import AGENT
+from pgsieve.resources.private_folder import private_folder
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+#: Spark's setting for options of the driver's JVM.
+JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+_LOCAL_DIRECTORIES = "spark.local.dir"
+_LOG_LEVEL = "spark.log.level"
+#: What alters how text is read and written, which Spark runs and how, and where it keeps files; `LC_…` besides.
+_ALTERING = frozenset(
+    (
+        "LANG",
+        "LANGUAGE",
+        "TZ",
+        "SPARK_HOME",
+        "SPARK_REMOTE",
+        "SPARK_TESTING",
+        "SPARK_LOCAL_DIRS",
+        "SPARK_ANSI_SQL_MODE",
+    )
+)
+_QUIET = ("ERROR", "FATAL", "OFF")
+_LOG = "spark.log"
+#: Where pyspark finds a JVM that is there already.
+_INFORMED = "_PYSPARK_DRIVER_CONN_INFO_PATH"
+_PORT, _SECRET = "PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"
+_WAIT_SECONDS = 0.05
+_END_SECONDS = 10.0
+
+
+class JavaEndedError(Exception):
+    """The JVM ended before it could be worked with; the text is the last that it printed."""
+
+
+def environment(master: str) -> dict[str, str]:
+    """The environment of a JVM that is started here for a session with this master."""
+    chosen = {name: value for name, value in os.environ.items() if not _is_altering(name, master)}
+    chosen |= {"LC_ALL": "C.UTF-8", "TZ": "UTC", "TMPDIR": str(private_folder()), "HOME": _home()}
+    if master.startswith("local"):
+        # Nothing but this machine has to find it, and its own name may not resolve.
+        chosen = {"SPARK_LOCAL_IP": "127.0.0.1", **chosen}
+    if name := _name_of_unnamed():
+        chosen |= {"SPARK_USER": name, "HADOOP_USER_NAME": name}
+    return chosen
+
+
+def _is_altering(name: str, master: str) -> bool:
+    """Whether a variable is left out. A cluster's driver may need the folder of another Spark, for its settings."""
+    return name.startswith("LC_") or (
+        name in _ALTERING and (name != "SPARK_HOME" or master.startswith("local"))
+    )
+
+
+def _home() -> str:
+    """The user's home, where credentials may be; a folder in its place where there is none."""
+    home = os.environ.get("HOME") or os.path.expanduser("~")  # noqa: PTH111 - a Path raises where there is none
+    return home if Path(home).is_absolute() and os.access(home, os.X_OK) else str(private_folder())
+
+
+def _name_of_unnamed() -> str | None:
+    """What a user is called who has no entry in /etc/passwd: by the number. None for others."""
+    try:
+        pwd.getpwuid(os.geteuid())
+    except KeyError:
+        return str(os.geteuid())
+    return None
+
+
+def files(settings: Mapping[str, str], folder: Path, own: Mapping[str, str]) -> Path:
+    """Write what a JVM is started with into a folder of this user's alone; returns the file of Spark's settings.
+
+    `own` are settings, and options of Java's, that are this JVM's and not the session's.
+    """
+    temporary = private_folder()
+    options = [f"-Djava.io.tmpdir={temporary}", f"-Duser.home={_home()}", "-Duser.language=en"]
+    # Who is there, with what command: for all users, in /tmp.
+    options += ["-Dfile.encoding=UTF-8", "-Dsun.jnu.encoding=UTF-8", "-XX:-UsePerfData"]
+    if name := _name_of_unnamed():
+        options += [f"-Duser.name={name}", f"-javaagent:{AGENT}={name}"]
+    options += shlex.split(f"{own.get(JAVA_OPTIONS, '')} {settings.get(JAVA_OPTIONS, '')}")
+    java = _written(folder / "java.options", "\n".join(map(_quoted, options)))
+    written = {**settings, **own, JAVA_OPTIONS: f"-XX:VMOptionsFile={_escaped(str(java))}"}
+    if not os.access(_home(), os.W_OK):
+        # Ivy takes locks, also where all that it is asked for is there.
+        written = {"spark.jars.ivy": str(temporary / "ivy"), **written}
+    if settings["spark.master"].startswith("local"):
+        chosen = (
+            settings.get(_LOCAL_DIRECTORIES) or os.environ.get("SPARK_LOCAL_DIRS") or str(temporary.parent)
+        )
+        written[_LOCAL_DIRECTORIES] = ",".join(
+            str(private_folder(base.strip())) for base in chosen.split(",")
+        )
+    return _written(folder / "spark.conf", properties(written))
+
+
+def _written(file: Path, text: str) -> Path:
+    """Write a file that only its owner can read."""
+    file.unlink(missing_ok=True)
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as new:
+        new.write(text)
+    return file
+
+
+def _quoted(option: str) -> str:
+    """An option as a file of the JVM's options holds it; nothing is escaped there."""
+    quote = "'" if '"' in option else '"'
+    return f"{quote}{option}{quote}"
+
+
+def _escaped(text: str) -> str:
+    """A part of `spark.driver.extraJavaOptions`, which Spark splits at blanks."""
+    return '"' + text.replace("\\", r"\\").replace('"', r"\"") + '"'
+
+
+def properties(settings: Mapping[str, str]) -> str:
+    """A properties file as Java reads it."""
+    special = {"\\": r"\\", "\n": r"\n", "\r": r"\r", "\t": r"\t"} | {c: f"\\{c}" for c in " =:#!"}
+
+    def escaped(text: str) -> str:
+        return "".join(special.get(c, c if c.isascii() else _utf16(c)) for c in text)
+
+    return "".join(f"{escaped(name)}={escaped(value)}\n" for name, value in settings.items())
+
+
+def _utf16(character: str) -> str:
+    units = character.encode("utf-16-be")
+    return "".join(f"\\u{units[i]:02x}{units[i + 1]:02x}" for i in range(0, len(units), 2))
+
+
+def submit_command(master: str) -> str:
+    """Spark's script that starts a JVM: of the Spark that pyspark brings, or for a cluster the one that SPARK_HOME names."""
+    import pyspark
+
+    own = Path(pyspark.__file__).parent
+    homes = [own, own.parent.parent]
+    if not master.startswith("local") and (chosen := os.environ.get("SPARK_HOME")):
+        homes.insert(0, Path(chosen))
+    return next(
+        (str(script) for home in homes if (script := home / "bin" / "spark-submit").is_file()), "spark-submit"
+    )
+
+
+def session(settings: Mapping[str, str]) -> "SparkSession":
+    """The session of this process, in a JVM that is started for it; in the one that is there where pyspark has one already.
+
+    Raises JavaEndedError where the JVM ends, and what pyspark raises where there is no session.
+    """
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    # Another place to work at than the one that is configured.
+    os.environ.pop("SPARK_REMOTE", None)
+    builder = SparkSession.builder
+    for key, value in settings.items():
+        # These the JVM has been given in another form.
+        if key not in {JAVA_OPTIONS, _LOCAL_DIRECTORIES}:
+            builder = builder.config(key, value)
+    if SparkContext._gateway is not None:  # noqa: SLF001 - pyspark has no other word for it
+        return builder.getOrCreate()
+    with _gateway(settings):
+        return builder.getOrCreate()
+
+
+@contextmanager
+def _gateway(settings: Mapping[str, str]) -> Iterator[None]:
+    """A JVM that pyspark finds within the block, as it does where spark-submit has started Python; it ends with this process."""
+    master, folder = settings["spark.master"], private_folder()
+    configured, found = files(settings, folder, {}), folder / "gateway"
+    found.unlink(missing_ok=True)
+    with (folder / _LOG).open("wb") as file:
+        # It may quote values: it reaches the terminal of those alone that ask for more than errors.
+        log = file if settings.get(_LOG_LEVEL, "") in _QUIET else None
+        process = subprocess.Popen(  # noqa: S603 - Spark's own script, no shell
+            [
+                *(submit_command(master), "--properties-file", str(configured), "--load-spark-defaults"),
+                *shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell")),
+            ],
+            env=environment(master) | {"SPARK_CONNECT_MODE": "0", _INFORMED: str(found)},
+            # It ends when this is closed: with this process, however that ends.
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            # Ctrl-C is this process's, which ends it.
+            start_new_session=True,
+        )
+    atexit.register(_end, process)
+    while process.poll() is None and not found.is_file():
+        time.sleep(_WAIT_SECONDS)
+    if not found.is_file():
+        raise JavaEndedError(_last_words(folder / _LOG))
+    port, secret = _address(found.read_bytes())
+    os.environ |= {_PORT: str(port), _SECRET: secret}
+    try:
+        yield
+    finally:
+        del os.environ[_PORT], os.environ[_SECRET]
+
+
+def _address(told: bytes) -> tuple[int, str]:
+    """Where a gateway listens, and the secret that it asks for: an int and a length, in the order of the network, and text."""
+    port, length = struct.unpack_from(">ii", told)
+    return port, told[8 : 8 + length].decode()
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    """Have the JVM end as this process does; its session first, or pyspark's threads tell that it is gone."""
+    from pyspark import SparkContext
+
+    assert process.stdin is not None
+    with suppress(Exception):
+        if (context := SparkContext._active_spark_context) is not None:  # noqa: SLF001 - the one of this process
+            context.stop()
+    process.stdin.close()
+    try:
+        process.wait(_END_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+
+
+def _last_words(log: Path) -> str:
+    """The line of a log that says most: the first that names an error, else the last one."""
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() if log.is_file() else []
+    telling = [line.strip() for line in lines if "rror" in line or "xception" in line]
+    return [*telling[:1], *lines[-1:], "the JVM ended and printed nothing"][0][:300]

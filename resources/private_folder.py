@@ -1,0 +1,67 @@
+"""The temporary folder of a process: its user's alone, and gone after the process, however that ended.
+
+In: where temporary files are kept. Out: a folder of mode 0700, made once a process. It is locked as long as the process
+lives, and each process that makes one removes those of its user that are not locked any more.
+"""
+
+import atexit
+import fcntl
+import os
+import shutil
+import stat
+import tempfile
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+_NAME = "pgsieve-{user}-"
+
+
+def private_folder(base: str | None = None) -> Path:
+    """The folder of this process, below `base` or where temporary files are kept. Raises OSError where none can be made."""
+    return _made(base or tempfile.gettempdir(), os.getpid())
+
+
+@cache
+def _made(base: str, _process: int) -> Path:
+    prefix = _NAME.format(user=os.geteuid())
+    Path(base).mkdir(parents=True, exist_ok=True)
+    _remove_left(Path(base), prefix)
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=base))
+        # Another process may take it for one that was left, before it is locked.
+        if (lock := _locked(folder)) is not None:
+            break
+    atexit.register(_remove, folder, lock, os.getpid())
+    return folder
+
+
+def _locked(folder: Path) -> int | None:
+    """The lock of a folder of this user; None where another process has it, or it is gone or another user's."""
+    try:
+        opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    with suppress(OSError):
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        status = os.fstat(opened)
+        is_own = status.st_uid == os.geteuid() and not stat.S_IMODE(status.st_mode) & 0o077
+        if is_own and os.path.samestat(status, folder.lstat()):
+            return opened
+    os.close(opened)
+    return None
+
+
+def _remove_left(base: Path, prefix: str) -> None:
+    """Remove what processes of this user left that have ended."""
+    for folder in base.glob(f"{prefix}*"):
+        if (lock := _locked(folder)) is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(lock)
+
+
+def _remove(folder: Path, lock: int, process: int) -> None:
+    """Remove the folder of this process; a process that was forked leaves it."""
+    if os.getpid() == process:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)

@@ -1,0 +1,91 @@
+"""Make pgsieve's own jars, each of the Java source beside it: the same bytes at each build.
+
+The manifest has the digest of the source, and the javac that compiled it. Needs a JDK, and the jars that `make setup`
+fetches. Run as a program, this module writes the jars; `compiled` is also the tests' way to see that they are the sources'.
+"""
+
+import hashlib
+import re
+import subprocess
+import sys
+import tempfile
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyspark
+
+from pgsieve.resources.lake.jars import delta_packages, kept_jars, s3_packages
+from pgsieve.resources.lake.java import login
+from pgsieve.resources.lake.stores import log_store
+
+#: Spark 4 needs this Java or a newer one.
+_RELEASE = "17"
+_MANIFEST = "META-INF/MANIFEST.MF"
+_LONG_AGO = (1980, 1, 1, 0, 0, 0)
+
+
+@dataclass(frozen=True)
+class Jar:
+    """A jar of ours: the source of its one class, and what its manifest says besides."""
+
+    path: Path
+    source: Path
+    also: tuple[str, ...] = ()
+
+    @property
+    def digest(self) -> str:
+        """The digest of the source."""
+        return hashlib.sha256(self.source.read_bytes()).hexdigest()
+
+
+JARS = (
+    Jar(log_store.JAR, log_store.SOURCE),
+    Jar(login.AGENT, login.SOURCE, ("Premain-Class: pgsieve.lake.LoginUser",)),
+)
+
+
+def compiler() -> str:
+    """The major version of javac; raises FileNotFoundError where there is none."""
+    said = subprocess.run(["javac", "-version"], capture_output=True, text=True, check=True)
+    found = re.search(r"javac (\d+)", said.stdout + said.stderr)
+    if found is None:
+        raise RuntimeError(f"javac said {said.stdout + said.stderr!r}")
+    return found[1]
+
+
+def compiled(source: Path) -> dict[str, bytes]:
+    """The class files of a source, by their names in the jar."""
+    jars = [str(jar) for jar in Path(pyspark.__file__).parent.glob("jars/hadoop-client-api-*.jar")]
+    jars += [jar for jar in kept_jars(delta_packages().name) or [] if "delta-storage" in jar]
+    jars += kept_jars(s3_packages().name) or []
+    with tempfile.TemporaryDirectory() as folder:
+        command = ["javac", "--release", _RELEASE, "-Xlint:all,-classfile", "-Werror", "-g:none"]
+        subprocess.run([*command, "-cp", ":".join(jars), "-d", folder, str(source)], check=True)
+        classes = sorted(Path(folder).rglob("*.class"))
+        return {path.relative_to(folder).as_posix(): path.read_bytes() for path in classes}
+
+
+def manifest(jar: Jar) -> str:
+    """What the manifest of a jar says."""
+    lines = [
+        "Manifest-Version: 1.0",
+        f"Created-By: javac {compiler()}",
+        f"X-Source-SHA256: {jar.digest[:48]}",
+    ]
+    return "".join(f"{line}\r\n" for line in [*lines, *jar.also, ""])
+
+
+def main() -> int:
+    """Write the jars."""
+    for each in JARS:
+        files = {_MANIFEST: manifest(each).encode(), **compiled(each.source)}
+        with zipfile.ZipFile(each.path, "w", zipfile.ZIP_DEFLATED) as jar:
+            for name, content in files.items():
+                jar.writestr(zipfile.ZipInfo(name, _LONG_AGO), content, zipfile.ZIP_DEFLATED)
+        sys.stdout.write(f"{each.path}: {each.path.stat().st_size} bytes\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

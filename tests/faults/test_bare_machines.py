@@ -1,0 +1,100 @@
+"""Spark starts on a machine that lacks what it takes for granted, and leaves nothing there that others can read.
+
+The user id has no entry in /etc/passwd, there is no home, the locale is C while the lake's name is not ASCII, the folder of
+temporary files has a blank and an umlaut, the host's name does not resolve, and Maven's repositories are not asked.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from pgsieve.resources.lake.jars import copy_jars, delta_packages
+from tests.fixtures.shop import Shop
+
+USER = 54321
+#: As another user, who may nevertheless read the interpreter of these tests, wherever it is.
+AS_USER = (
+    *("unshare", "--uts", "sh", "-c", 'hostname no-such-host.invalid && exec "$@"', "sh"),
+    *("setpriv", f"--reuid={USER}", "--regid=0", "--clear-groups"),
+    *("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"),
+    sys.executable,
+)
+
+#: Writes a table with Spark and Python's functions into a folder, and reads it.
+SPARK = """
+import sys
+from pgsieve.resources.lake.session import SparkEngine
+spark = SparkEngine(master="local[1]").session
+spark.range(3).mapInArrow(lambda batches: batches, "id long").write.format("delta").save(sys.argv[1])
+print(sorted(row.id for row in spark.read.format("delta").load(sys.argv[1]).collect()))
+"""
+
+
+def _run(
+    shop: Shop, temporary: Path, *arguments: str, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    environment |= {
+        "PATH": os.environ["PATH"],
+        "PGSIEVE_JARS": str(shop.path.parent / "jars"),
+        "TMPDIR": str(temporary),
+    }
+    command = [*AS_USER, *arguments]
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, errors="replace", check=False, timeout=900
+    )
+
+
+@pytest.fixture
+def project() -> Iterator[Path]:
+    """A folder that another user can reach; pytest's own are for one alone."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+@pytest.mark.spark
+def test_a_run_needs_nothing_of_the_machine_and_leaves_nothing_there(shop: Shop, project: Path) -> None:
+    shop.path = project / "pgsieve.yaml"
+    temporary = project / "temporary ü files"
+    copy_jars(project / "jars", [delta_packages()])
+    temporary.mkdir()
+    shop.configure(lake="./lakeé")
+    run = ("-m", "pgsieve.pipelines.command_line.cli", "-c", str(shop.path), "run", "one")
+    for path in (project, temporary, shop.path):
+        shutil.chown(path, USER)
+
+    copied = _run(shop, temporary, *run, LC_ALL="C", HOME="/nonexistent", PYTHONUTF8="0")
+    assert copied.returncode == 0, copied.stderr
+    assert stat.S_IMODE((project / "lakeé" / "_pgsieve").stat().st_mode) == 0o700
+
+    shop.database.execute("update orders set id = id + 1000 where id = 2")
+    applied = _run(shop, temporary, *run, LC_ALL="de_DE.ISO-8859-1")
+    assert applied.returncode == 0, applied.stderr
+    assert shop.ids("one", "orders") == [3, 4, 1002]
+
+    # What Spark keeps for a while is its user's alone, and goes with it.
+    modes = set()
+    with ThreadPoolExecutor() as pool:
+        script = ("-c", SPARK, str(project / "lakeé" / "table"))
+        shell = {"LC_ALL": "de_DE.ISO-8859-1", "TZ": "Asia/Tokyo", "SPARK_LOCAL_DIRS": str(temporary)}
+        running = pool.submit(_run, shop, temporary, *script, **shell)
+        while not running.done():
+            modes |= {stat.S_IMODE(path.stat().st_mode) for path in temporary.iterdir()}
+            time.sleep(0.5)
+    done = running.result()
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert modes == {0o700}
+    assert not list(temporary.iterdir())
+    assert done.stdout == "[0, 1, 2]\n"
+    assert done.stderr == ""
+    assert (project / "lakeé" / "table" / "_delta_log").is_dir(), "another folder than Python's"

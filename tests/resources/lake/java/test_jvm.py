@@ -1,0 +1,100 @@
+"""What a JVM is started with: its environment is pgsieve's choice, and nothing of it is in arguments."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from pgsieve.resources.lake.java.jvm import environment, files
+from pgsieve.resources.private_folder import private_folder
+from tests.fixtures.pgsieve_replica import engine
+
+SHELL = {
+    "LANG": "tr_TR.UTF-8",
+    "LC_ALL": "C",
+    "LC_CTYPE": "de_DE.ISO-8859-1",
+    "TZ": "Asia/Tokyo",
+    "SPARK_HOME": "/other/spark",
+    "SPARK_REMOTE": "sc://elsewhere",
+    "SPARK_LOCAL_DIRS": "/none",
+    "HADOOP_CONF_DIR": "/etc/hadoop",
+    "PATH": "/bin",
+    "HOME": "/nonexistent",
+}
+
+
+def _nameless(_: int) -> None:
+    raise KeyError
+
+
+@pytest.fixture
+def shell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
+    private_folder()  # Where the tests' own environment says.
+    monkeypatch.setattr(os, "environ", {**SHELL, "SPARK_LOCAL_DIRS": str(tmp_path)})
+    return monkeypatch
+
+
+def test_the_environment_is_not_what_a_shell_happens_to_say(shell: pytest.MonkeyPatch) -> None:
+    own = {"LC_ALL": "C.UTF-8", "TZ": "UTC", "HOME": str(private_folder()), "TMPDIR": str(private_folder())}
+    kept = {"HADOOP_CONF_DIR": "/etc/hadoop", "PATH": "/bin"}
+    del os.environ["PYTEST_CURRENT_TEST"]
+    assert environment("local[2]") == {**own, **kept, "SPARK_LOCAL_IP": "127.0.0.1"}
+    # A cluster's executors have to find the driver, and its own Spark may hold its settings.
+    assert environment("yarn") == {**own, **kept, "SPARK_HOME": "/other/spark"}
+    shell.setitem(os.environ, "SPARK_LOCAL_IP", "192.0.2.1")
+    assert environment("local[2]")["SPARK_LOCAL_IP"] == "192.0.2.1"
+    shell.setitem(os.environ, "HOME", "/")
+    assert environment("local[2]")["HOME"] == "/"
+
+
+def test_a_user_without_a_name_is_called_by_the_number(shell: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    shell.setattr(pwd, "getpwuid", _nameless)
+    del os.environ["HOME"]
+    number = str(os.geteuid())
+    assert environment("local")["HADOOP_USER_NAME"] == number
+    assert environment("local")["HOME"] == str(private_folder())
+    files({"spark.master": "local"}, tmp_path, {})
+    assert f"-Duser.name={number}" in shlex.split((tmp_path / "java.options").read_text())
+
+
+def test_what_is_written_is_read_as_it_was_meant(shell: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert shell
+    options = '-Dhttp.proxyPassword=\'a b\' "-Dü=1" -Dc=\\"d'
+    written = files(
+        {"spark.master": "local", "spark.driver.extraJavaOptions": options}, tmp_path, {"spark.x": "=1 ü"}
+    )
+    for file in (written, tmp_path / "java.options"):
+        assert file.stat().st_mode & 0o077 == 0
+    settings = dict(line.split("=", 1) for line in written.read_text().splitlines())
+    assert settings["spark.x"] == r"\=1\ \u00fc"
+    assert Path(settings["spark.local.dir"]).parent == tmp_path
+    told = ("-Dhttp.proxyPassword=a b", "-Dü=1", '-Dc="d')
+    assert (tmp_path / "java.options").read_text().splitlines()[-3:] == [
+        f'"{told[0]}"',
+        f'"{told[1]}"',
+        f"'{told[2]}'",
+    ]
+
+
+@pytest.mark.spark
+def test_a_session_tells_other_users_nothing() -> None:
+    session = engine().session
+    assert session.conf.get("spark.authenticate") == "true"
+    children = Path(f"/proc/{os.getpid()}/task").glob("*/children")
+    for pid in {pid for task in children for pid in task.read_text().split()}:
+        arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        if b"org.apache.spark.deploy.SparkSubmit" in arguments:
+            break
+    assert b"--conf" not in arguments
+    assert not [each for each in arguments if b"spark.jars" in each]
+    listening = subprocess.run(("ss", "-ltnpH"), capture_output=True, text=True, check=True).stdout
+    addresses = [
+        line.split()[3].rpartition(":")[0] for line in listening.splitlines() if f"pid={pid}," in line
+    ]
+    assert len(addresses) == 3
+    assert set(addresses) == {"[::ffff:127.0.0.1]"}
