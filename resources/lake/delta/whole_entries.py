@@ -11,7 +11,7 @@ from typing import Any
 
 from pgsieve.resources.lake.delta.records import APPLICATION, position_in
 
-#: How many files delta-rs says that a commit adds: of a write, and of a MERGE.
+#: How many files delta-rs says that a commit adds: of a write, and of a MERGE, which counts those of the change data feed, too.
 _ADDED = ("num_added_files", "num_target_files_added")
 NO_ACTIONS = "has no actions"
 _CUT_OFF = "is cut off"
@@ -40,7 +40,7 @@ def lack_of(content: bytes) -> str | None:
         return f"{_CUT_OFF}: it lacks its position"
     metrics = information.get("operationMetrics") or {}
     added = max((metrics[name] for name in _ADDED if isinstance(metrics.get(name), int)), default=0)
-    if sum("add" in action for action in actions) < added:
+    if sum("add" in action or "cdc" in action for action in actions) < added:
         return f"{_CUT_OFF}: it lacks files that it adds"
     return None
 

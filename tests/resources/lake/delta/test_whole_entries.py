@@ -48,6 +48,10 @@ def _merge(records: LocalRecords, path: str) -> None:
     records.merge(path, source, Merge.flat(("a",), ("a",), ()), 20, 0)
 
 
+def _merge_with_feed(records: LocalRecords, path: str) -> None:
+    _merge(records, path)
+
+
 def _versioned(records: LocalRecords, path: str) -> None:
     records.append_versioned(path, rows(7))
 
@@ -59,11 +63,12 @@ def _mark(records: LocalRecords, path: str) -> None:
     mark_rows(records, path, zip(matches, added_files(records, path, matches, 2), strict=True), [], 20, 2)
 
 
-@pytest.mark.parametrize("act", [_write, _overwrite, _commit, _merge, _versioned, _mark])
+@pytest.mark.parametrize("act", [_write, _overwrite, _commit, _merge, _merge_with_feed, _versioned, _mark])
 def test_an_entry_that_is_cut_off_anywhere_is_damage(tmp_path: Path, act: Act) -> None:
     path = str(tmp_path / "t")
     writer = LocalRecords(Store(), Tables(Store()))
-    writer.write(path, rows(1), 10)
+    properties = {"delta.enableChangeDataFeed": "true"} if act is _merge_with_feed else {}
+    writer.write(path, rows(1), 10, properties=properties)
     act(writer, path)
     entry = max(Path(path, "_delta_log").glob("*.json"))
     whole = entry.read_bytes()
