@@ -229,7 +229,7 @@ def _done(applied: Applied) -> tuple[int, ...]:
 @pytest.mark.parametrize("key", [("k",), ("t", "k")])
 def test_random_changes_leave_what_one_after_the_other_does(tmp_path: Path, key: tuple[str, ...]) -> None:
     conflicts = 0
-    for seed in range(30):
+    for seed in range(14):
         rows, changes = _random(random.Random(seed))
         files, few = (Changes(tmp_path / f"{seed}{way}", rows, changes) for way in ("files", "few"))
         before, after = files.rows(), followed(rows, changes, key)
@@ -247,7 +247,7 @@ def test_random_changes_leave_what_one_after_the_other_does(tmp_path: Path, key:
         assert files.rows() == few.rows() == after, f"seed {seed}"
         written = files.lake.records.position(files.path) == _ENDS[-1]
         assert written == (few.lake.records.position(few.path) == _ENDS[-1]), f"seed {seed}"
-    assert 0 < conflicts < 20
+    assert 0 < conflicts < 12
 
 
 @pytest.mark.parametrize("key", [("k",), ("t", "k")])
