@@ -19,6 +19,7 @@ import pytest
 from pgsieve.decoding.errors import UnsupportedFilterError
 from pgsieve.decoding.publications.catalog import Table
 from pgsieve.decoding.publications.filters import table_filter
+from pgsieve.decoding.visible import visible
 from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.filter_analysis import RejectedFilterError, analysis, filter_columns
@@ -284,10 +285,9 @@ class Database:
             with self.connection.transaction(force_rollback=True):
                 self.connection.execute(f"CREATE PUBLICATION p FOR TABLE t WHERE ({where}\n)", binary=True)
         except psycopg.Error as error:
-            detail = error.diag.message_detail
-            return error.sqlstate, f"{error.diag.message_primary}: {detail}" if detail else str(
-                error.diag.message_primary
-            )
+            message, detail = str(error.diag.message_primary), error.diag.message_detail
+            # As an error of pgsieve's shows it.
+            return error.sqlstate, visible(f"{message}: {detail}" if detail else message)
         return None
 
 
