@@ -103,7 +103,7 @@ def _summary(lake: Lake, path: str, end: int) -> Mapping[str, Any]:
     """What a slice of the change log at a path holds besides row changes."""
     # The size is that of the whole change log: of the slice's own nothing is recorded.
     size = lake.records.size(path) if lake.local else None
-    columns = [*("commit_lsn", "ordinal"), *("kind", "relation_id", "data")]
+    columns = ["commit_lsn", "ordinal", "xid", "kind", "relation_id", "data"]
     rows = lake.slice_rows(path, [end], size, columns=columns)
     if rows is None:
         return aggregated(lake.slices_of(path, [end]), slice_summary())

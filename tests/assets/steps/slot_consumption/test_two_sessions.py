@@ -230,6 +230,9 @@ def test_what_a_session_that_is_ended_leaves_is_read_again(
     assert changes(lake, cut).equals(changes(lake, one))
 
 
+_FEW = "SELECT count(*) FROM pg_stat_activity WHERE usename = 'few'"
+
+
 @pytest.mark.parametrize("connections", [3, 4])
 def test_where_few_connections_are_to_spare_nothing_is_refused(
     server: EmbeddedServer, lake: Lake, connections: int
@@ -243,6 +246,8 @@ def test_where_few_connections_are_to_spare_nothing_is_refused(
         drained(feed, lake)
         for number in range(3):
             write(connection, random.Random(number))
+            # A server process counts until it has ended, a moment after its session.
+            wait_until(lambda: connection.execute(_FEW).fetchone() == (0,), lambda: "a session is left")
             drain(feed, lake, [], told.append)
     assert told
     assert not [line for line in told if "holds everything before" not in line]
