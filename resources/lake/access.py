@@ -47,7 +47,7 @@ from pgsieve.resources.lake.delta.errors import (
 )
 from pgsieve.resources.lake.kept_commits import check_commits_are_kept
 from pgsieve.resources.lake.overrun import NewerVersionError
-from pgsieve.resources.lake.paths import OWN_FOLDER, LakePaths
+from pgsieve.resources.lake.paths import LakePaths
 from pgsieve.resources.lake.stores.objects import objects_at
 from pgsieve.resources.lake.stores.storage import Storage, is_uri
 from pgsieve.resources.lake.stores.store import Store
@@ -88,9 +88,6 @@ class LakeAccess(LakePaths):
         """
         if not is_uri(self.uri):
             self.try_writing()
-            with self.refusing(self.uri):
-                # Rows that no filter has been applied to are there. Where a user has made it, or changed its mode, it stays so.
-                Path(self.uri, OWN_FOLDER).mkdir(mode=0o700, exist_ok=True)
         self.check_commits_are_kept()
 
     def check_commits_are_kept(self, *, record: bool = True) -> None:

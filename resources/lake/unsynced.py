@@ -35,7 +35,9 @@ class Unsynced:
 
     def __init__(self, lake: Path) -> None:
         self._lake, marks = lake, lake / OWN_FOLDER / _MARKS
-        marks.mkdir(parents=True, exist_ok=True)
+        # Rows that no filter has been applied to are there. Where a user has made it, or changed its mode, it stays so.
+        marks.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        marks.mkdir(mode=0o700, exist_ok=True)
         with _alone(marks):
             _put_back(lake, marks)
             mark = marks / uuid.uuid4().hex
