@@ -320,10 +320,12 @@ def test_a_table_of_which_a_type_cannot_be_had_waits_and_no_other_does(shop: Sho
 
 
 def test_a_missing_java_is_no_tables_fault(shop: Shop) -> None:
+    shop.database.execute("create table log (id int); alter table log replica identity full")
+    shop.database.execute("insert into log values (2), (3), (4); alter publication p add table log")
     shop.copy()
     shop.configure(spark={"engine": "off", "conf": {"spark.pgsieve.smallBytes": "-1"}})
-    # A key that moves among many changes: most others go without Java.
-    shop.database.execute("update orders set id = 14 where id = 4; insert into stock values (5, 5)")
+    # Many changes without a key: most others go without Java.
+    shop.database.execute("update log set id = 14 where id = 4; insert into stock values (5, 5)")
     # A process of its own: the tests' may have a session.
     command = [sys.executable, "-m", "pgsieve", "-c", str(shop.path), "run"]
     done = subprocess.run(
@@ -331,10 +333,10 @@ def test_a_missing_java_is_no_tables_fault(shop: Shop) -> None:
     )
     assert done.returncode == 2, done.stderr
     assert "no Spark session" in done.stderr
-    assert [shop.state("one", "orders"), shop.state("two", "stock")] == ["ready", "ready"]
+    assert [shop.state("one", "log"), shop.state("two", "stock")] == ["ready", "ready"]
     shop.configure(spark={})
     assert shop.cli("run")[0] == 0
-    assert [shop.ids("one", "orders"), shop.ids("two", "stock")] == [[2, 3, 14], [1, 2, 3, 4, 5]]
+    assert [shop.ids("one", "log"), shop.ids("two", "stock")] == [[2, 3, 14], [1, 2, 3, 4, 5]]
 
 
 def _drop_publication(shop: Shop) -> None:
