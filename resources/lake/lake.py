@@ -416,6 +416,14 @@ class Lake(LakeWays):
         properties: dict[str, str] = described[0]["properties"]
         return properties
 
+    def hold_position(self, path: str, position: int) -> None:
+        """Have a table that keeps its rows hold a position, in a commit without rows."""
+        with self.refusing(path):
+            if self.local and self.is_reached(path, self.local.columns(path)):
+                self.local.append(path, self.local.arrow_schema(path).empty_table(), position)
+            else:
+                self.write(self.current(path).limit(0), path, position=position)
+
     def add_columns(self, path: str, schema: pa.Schema, ddl: str, base: int) -> None:
         """Add columns to the end of a table, NULL in its rows; `schema` has all of its columns, `ddl` Spark's types.
 

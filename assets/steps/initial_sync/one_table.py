@@ -147,6 +147,9 @@ def copy_table(
                 if properties:
                     again_after_conflict(lake.set_properties)(path, properties)
             reach(Failpoint.TABLE_COPIED)
+        else:
+            # As a copy would: a replica below its state's LSN is taken for one that was put back.
+            lake.hold_position(path, snapshot.lsn)
         standing = lake.records.standing(path)
         overrun = not kept and (standing.position or 0) > snapshot.lsn
         version = standing.version
