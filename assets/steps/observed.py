@@ -5,7 +5,6 @@ from typing import Any
 
 from pyspark.sql import Column, DataFrame, Observation
 
-from pgsieve.assets.steps.checkpoint import checkpointed
 from pgsieve.resources.lake.lake import Lake
 
 
@@ -13,18 +12,6 @@ def observation_for(lake: Lake) -> Observation:
     """An observation for queries of the lake's session, which is started first: its kind decides which kind this is."""
     _ = lake.spark
     return Observation()
-
-
-def checkpointed_and_observed(
-    frame: DataFrame, metrics: Sequence[Column]
-) -> tuple[DataFrame, Mapping[str, Any]]:
-    """The frame as `checkpointed` keeps it, and the metrics of its rows."""
-    observation = Observation()
-    observing = frame.observe(observation, *metrics)
-    kept = checkpointed(observing)
-    # Where nothing is kept: a Spark Connect plan that reads the frame twice must not have an observation twice.
-    rows = frame if kept is observing else kept
-    return rows, observed(observation, metrics, lambda: rows)
 
 
 def observed(

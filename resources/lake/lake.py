@@ -75,8 +75,6 @@ class Lake(LakeWays):
         storage = storage or storage_of(uri)
         super().__init__(storage, folders, small_bytes, vectors=vectors)
         self._session = session
-        #: Whether these are threads of this process, which share what it has in memory.
-        self.has_threads = threads is not None
         #: Who writes many rows that no Spark expression has to see.
         self.executors: Executors = SparkExecutors(session) if threads is None else Threads(threads)
         self.records: Records = NamedRecords(self.local or SparkRecords(session), self.refusing)
