@@ -56,8 +56,8 @@ test-oldest: setup ## the same on the oldest of them alone, by two processes
 # Another Dagster before the packages of .venv: what it brings takes the place of theirs. It is imported before pytest makes
 # errors of warnings: the oldest uses of pydantic what is deprecated by now.
 DAGSTER := dagster dagster-dg-cli dagster-graphql dagster-webserver
-DAGSTER_oldest := $(DAGSTER:%=%==1.12.0) dagster-dlt==0.28.0
-DAGSTER_newest := --upgrade $(DAGSTER:%='%<1.14') 'dagster-dlt<0.30'
+DAGSTER_oldest := $(DAGSTER:%=%==1.12.0) dagster-dlt==0.28.0 dagster-pyspark==0.28.0
+DAGSTER_newest := --upgrade $(DAGSTER:%='%<1.14') 'dagster-dlt<0.30' 'dagster-pyspark<0.30'
 DAGSTER_TESTS := tests/pipelines/test_component.py tests/pipelines/test_definitions.py tests/pipelines/test_published.py \
     tests/assets/test_unrun_events.py tests/examples tests/orchestration/test_dagster.py
 test-dagster: setup ## definitions, runs and the example project on the oldest Dagster that is supported, and on the newest

@@ -75,7 +75,7 @@ def consistency_checks(
             specs=specs,
             name=name,
             can_subset=True,
-            required_resource_keys={naming.lake},
+            required_resource_keys=naming.resources,
             pool=f"slot_{subscription.feed.slot}",
         )
         def consistency(
@@ -134,7 +134,9 @@ def conformity_checks(
     def checks(name: str, keys: Keys) -> dg.AssetChecksDefinition:
         specs = _specs("row_filter_conformity", keys, "No row of the replica fails the row filter.")
 
-        @dg.multi_asset_check(specs=specs, name=name, can_subset=True, required_resource_keys={naming.lake})
+        @dg.multi_asset_check(
+            specs=specs, name=name, can_subset=True, required_resource_keys=naming.resources
+        )
         def conformity(
             context: dg.AssetCheckExecutionContext,
         ) -> Iterator[dg.AssetCheckResult]:
@@ -183,7 +185,7 @@ def freshness_checks(
             specs=specs,
             name=name,
             can_subset=True,
-            required_resource_keys={naming.lake},
+            required_resource_keys=naming.resources,
             pool=f"slot_{subscription.feed.slot}",
         )
         def freshness(
@@ -212,7 +214,9 @@ def sync_state_checks(
             "Changes are applied to the replica: it was copied, and no error has set it aside.",
         )
 
-        @dg.multi_asset_check(specs=specs, name=name, can_subset=True, required_resource_keys={naming.lake})
+        @dg.multi_asset_check(
+            specs=specs, name=name, can_subset=True, required_resource_keys=naming.resources
+        )
         def sync_state(
             context: dg.AssetCheckExecutionContext,
         ) -> Iterator[dg.AssetCheckResult]:

@@ -73,7 +73,7 @@ def initial_sync_asset(
             name=naming.name(f"{subscription.name}__initial_sync"),
             partitions_def=partitions,
             backfill_policy=dg.BackfillPolicy.single_run(),
-            required_resource_keys={naming.lake},
+            required_resource_keys=naming.resources,
             pool=f"slot_{subscription.feed.slot}",
             can_subset=True,
         )

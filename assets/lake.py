@@ -14,6 +14,7 @@ from pgsieve.assets.steps.records.cuts import cut_before, frames_at, tables_at
 from pgsieve.assets.translator import Naming
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.resource import LakeResource
+from pgsieve.resources.lake.session import SparkEngine
 
 
 class PgsieveLake(LakeResource):
@@ -37,12 +38,12 @@ class PgsieveLake(LakeResource):
 
 
 def opened(context: dg.AssetExecutionContext | dg.AssetCheckExecutionContext, naming: Naming) -> Lake:
-    """The lake of a run."""
-    resource = getattr(context.resources, naming.lake)
+    """The lake of a run, whose jobs run in the session of the run's Spark: it begins with the first of them."""
+    resource, spark = (getattr(context.resources, name) for name in (naming.lake, naming.spark))
     assert isinstance(resource, LakeResource)
-    return resource.open()
+    return resource.open(lambda: spark.spark_session)
 
 
-def resources(lake: LakeResource, naming: Naming) -> Mapping[str, LakeResource]:
+def resources(lake: LakeResource, naming: Naming) -> Mapping[str, LakeResource | SparkEngine]:
     """The resources that the steps need."""
-    return {naming.lake: lake}
+    return {naming.lake: lake, naming.spark: lake.engine}

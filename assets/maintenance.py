@@ -32,7 +32,7 @@ def feed_maintenance_asset(
     @dg.multi_asset(
         specs=[naming.spec(data, [naming.key(of_feed(feed, AssetKind.CHANGE_LOG))])],
         name=naming.name(f"{feed.name}__change_log_maintenance"),
-        required_resource_keys={naming.lake},
+        required_resource_keys=naming.resources,
         pool=f"slot_{feed.slot}",
     )
     def change_log_maintenance(context: dg.AssetExecutionContext) -> dg.MaterializeResult[None]:
@@ -53,7 +53,7 @@ def subscription_maintenance_asset(
     @dg.multi_asset(
         specs=[naming.spec(data, [naming.key(of_subscription(subscription, AssetKind.TABLE_CHANGES))])],
         name=naming.name(f"{subscription.name}__maintenance"),
-        required_resource_keys={naming.lake},
+        required_resource_keys=naming.resources,
         pool=f"subscription_{subscription.name}",
     )
     def maintenance(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult[None]]:

@@ -105,7 +105,7 @@ def replica_tables_asset(
         ],
         name=naming.name(f"{subscription.name}_replica_tables"),
         can_subset=True,
-        required_resource_keys={naming.lake},
+        required_resource_keys=naming.resources,
         pool=f"subscription_{subscription.name}",
     )
     def replica_tables(context: dg.AssetExecutionContext) -> Iterator[Event]:

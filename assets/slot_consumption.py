@@ -36,7 +36,7 @@ def change_log_asset(
         specs=[naming.spec(data, upstream)],
         check_specs=[slot_health_spec(feed, naming)],
         name=naming.name(f"{feed.name}__change_log"),
-        required_resource_keys={naming.lake},
+        required_resource_keys=naming.resources,
         pool=f"slot_{feed.slot}",
         can_subset=True,
     )

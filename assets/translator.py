@@ -203,6 +203,16 @@ class Naming:
         """The key of the lake's resource."""
         return f"{self.prefix or 'pgsieve'}_lake"
 
+    @property
+    def spark(self) -> str:
+        """The key of the resource whose session the steps work in."""
+        return f"{self.prefix or 'pgsieve'}_spark"
+
+    @property
+    def resources(self) -> set[str]:
+        """What each step needs: the lake, and the Spark that works on it."""
+        return {self.lake, self.spark}
+
     def name(self, own: str) -> str:
         """The name of a job, a schedule, a sensor or an op."""
         return f"{self.prefix}_{own}" if self.prefix else own

@@ -40,7 +40,7 @@ def table_changes_asset(
     @dg.multi_asset(
         specs=[naming.spec(data, upstream)],
         name=naming.name(f"{subscription.name}__table_changes"),
-        required_resource_keys={naming.lake},
+        required_resource_keys=naming.resources,
         pool=f"subscription_{subscription.name}",
     )
     def table_changes(context: dg.AssetExecutionContext) -> dg.MaterializeResult[None]:

@@ -23,6 +23,7 @@ from dagster.components import (
     scaffold_with,
 )
 from dagster.components.utils.translation import TranslationFn, TranslationFnResolver
+from dagster_pyspark import LazyPySparkResource, PySparkResource
 
 from pgsieve.assets.translator import Naming, PgsieveAsset, PgsieveTranslator
 from pgsieve.pipelines.config.model import load_config
@@ -90,12 +91,14 @@ def _variables(data: PgsieveAsset) -> Mapping[str, Any]:
 class PgsieveComponent(dg.StateBackedComponent, dg.Resolvable):
     """Tables of PostgreSQL databases, replicated into Delta Lake with the row filters of their publications.
 
-    `config` is the configuration file. `prefix` begins the names of jobs, schedules, sensors, ops and of the resource
-    `<prefix>_lake`. `translation` changes the assets; `data` is a `PgsieveAsset`. Subclasses may override `get_asset_spec`.
+    `config` is the configuration file. `prefix` begins the names of jobs, schedules, sensors, ops and of the resources
+    `<prefix>_lake` and `<prefix>_spark`. `spark` is the project's own resource of dagster-pyspark, a template variable in
+    YAML. `translation` changes the assets; `data` is a `PgsieveAsset`. Subclasses may override `get_asset_spec`.
     """
 
     config: Annotated[Path, dg.Resolver(_relative_path, model_field_type=str)] = Path("pgsieve.yaml")
     prefix: str = "pgsieve"
+    spark: dg.Injected[PySparkResource | LazyPySparkResource] | None = None
     translation: (
         Annotated[TranslationFn[PgsieveAsset], TranslationFnResolver[PgsieveAsset](_variables)] | None
     ) = None
@@ -136,7 +139,8 @@ class PgsieveComponent(dg.StateBackedComponent, dg.Resolvable):
         else:
             published = Published.from_json(state_path.read_text(encoding="utf-8"))
         naming = Naming(self.prefix, _ComponentTranslator(self))
-        return assemble(config, published, naming, authoritative=state_path is not None)
+        authoritative = state_path is not None
+        return assemble(config, published, naming, authoritative=authoritative, spark=self.spark)
 
 
 class _ComponentTranslator(PgsieveTranslator):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import dagster as dg
 from dagster import get_dagster_logger
+from dagster_pyspark import LazyPySparkResource, PySparkResource
 
 from pgsieve.assets.checks import (
     FRESHNESS,
@@ -21,7 +22,7 @@ from pgsieve.assets.checks import (
 )
 from pgsieve.assets.dagster_names import table_partition
 from pgsieve.assets.initial_sync import initial_sync_asset, tables_partitions
-from pgsieve.assets.lake import resources
+from pgsieve.assets.lake import PgsieveLake, resources
 from pgsieve.assets.maintenance import feed_maintenance_asset, subscription_maintenance_asset
 from pgsieve.assets.partition_roots import replica_tables_asset
 from pgsieve.assets.published import Tables
@@ -47,6 +48,7 @@ from pgsieve.pipelines.automation import (
 from pgsieve.pipelines.config.model import Config, ConfigError, load_config
 from pgsieve.pipelines.project import Project, project
 from pgsieve.pipelines.published import Published, kept_published, known_tables, refresh_published
+from pgsieve.resources.lake.pyspark_resource import pyspark_resource
 
 
 @dg.definitions
@@ -66,17 +68,19 @@ def build_definitions(
     *,
     prefix: str = "pgsieve",
     translator: PgsieveTranslator | None = None,
+    spark: PySparkResource | LazyPySparkResource | None = None,
 ) -> dg.Definitions:
     """The definitions of a configuration file, to be merged into a code location's own.
 
     Without a file it is the one that PGSIEVE_CONFIG names, or ./pgsieve.yaml. Jobs, schedules, sensors, ops and the
-    resource `<prefix>_lake` begin with the prefix; two files in one code location need two. Asset keys, groups and the
-    like are the translator's. There is no executor: runs have the code location's. Raises ConfigError, and PgsieveError
-    for a prefix or a translation that Dagster takes no names of.
+    resources `<prefix>_lake` and `<prefix>_spark` begin with the prefix; two files in one code location need two. Asset keys,
+    groups and the like are the translator's. `spark` is the project's own resource, whose application the steps work in
+    instead of the one that the file's `spark` says; it is begun where a step needs it first. There is no executor: runs have
+    the code location's. Raises ConfigError, and PgsieveError for a prefix or a translation that Dagster takes no names of.
     """
     config = load_config(None if file is None else Path(file))
     naming = Naming(prefix, translator or PgsieveTranslator())
-    return assemble(config, kept_published(config), naming)
+    return assemble(config, kept_published(config), naming, spark=spark)
 
 
 def definitions(config: Config) -> dg.Definitions:
@@ -87,10 +91,17 @@ def definitions(config: Config) -> dg.Definitions:
 
 
 def assemble(
-    config: Config, published: Published, naming: Naming, *, authoritative: bool = False
+    config: Config,
+    published: Published,
+    naming: Naming,
+    *,
+    authoritative: bool = False,
+    spark: PySparkResource | LazyPySparkResource | None = None,
 ) -> dg.Definitions:
     """The definitions of a configuration, of which so much is known of what is published (see `known_tables`)."""
     declared = project(config)
+    lake = declared.lake
+    lake = PgsieveLake(uri=lake.uri, engine=pyspark_resource(lake.engine, spark), folders=lake.folders)
     tables = known_tables(declared, published, authoritative=authoritative)
     automated = config.dagster.automation
     subscriptions, feeds = list(declared.subscriptions.values()), list(declared.feeds.values())
@@ -141,7 +152,7 @@ def assemble(
                 for f, job in zip(feeds, alarms, strict=True)
             ),
         ],
-        resources=resources(declared.lake, naming),
+        resources=resources(lake, naming),
     )
 
 

@@ -3,8 +3,11 @@
 In: its URI, the Spark engine that reads and writes it, and the engine's settings that are pgsieve's own. Out: the opened lake.
 """
 
+from collections.abc import Callable
+
 import dagster as dg
 from pydantic import Field
+from pyspark.sql import SparkSession
 
 from pgsieve.resources.lake.executors import cores_of
 from pgsieve.resources.lake.lake import Lake
@@ -30,14 +33,17 @@ class LakeResource(dg.ConfigurableResource["LakeResource"]):
     engine: SparkEngine
     folders: dict[str, str] = Field(default={})
 
-    def open(self) -> Lake:
-        """The lake; its session is made when it is first needed. What a power cut left half written is put back before."""
+    def open(self, session: Callable[[], SparkSession] | None = None) -> Lake:
+        """The lake; its `session`, else the engine's, is begun when it is first needed.
+
+        What a power cut left half written is put back before.
+        """
         if not is_uri(self.uri):
             recover(self.uri)
         small = int(self.engine.spark_config.get(SMALL_BYTES, SMALL_BYTES_DEFAULT))
         return Lake(
             self.uri,
-            lambda: self.engine.session,
+            session or (lambda: self.engine.session),
             small,
             folders=self.folders,
             threads=cores_of(self.engine.master),

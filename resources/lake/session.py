@@ -139,6 +139,13 @@ def refuse_other_log_store(storage: Storage, conf: Mapping[str, str]) -> None:
                 raise UnsafeLogStoreError(each, needed)
 
 
+def refuse_log_store_of(session: SparkSession, storage: Storage) -> None:
+    """Raise UnsafeLogStoreError where a session that others started may lose commits on the lake's store."""
+    refuse_other_log_store(
+        storage, {name: session.conf.get(name, "") or "" for name in storage.log_store_settings()}
+    )
+
+
 def storage_settings(storage: Storage, conf: Mapping[str, str]) -> dict[str, str]:
     """What a session's file system is told once it runs; what the user's settings say is left as it is.
 
@@ -171,7 +178,7 @@ def silence_client() -> None:
                 PySparkLogger.getLogger(name).setLevel(logging.CRITICAL + 1)
 
 
-def _ship_by_value() -> None:
+def ship_by_value() -> None:
     """Have pgsieve's functions travel inside the plan: what runs them need not have pgsieve, or may have another version."""
     for package in SHIPPED:
         cloudpickle.register_pickle_by_value(import_module(package))  # type: ignore[no-untyped-call]
@@ -208,7 +215,7 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
         """The session, made at the first call; raises SparkUnavailableError."""
         silence_client()
         if not self.master.startswith("local"):
-            _ship_by_value()
+            ship_by_value()
         if self.master.startswith("sc://"):
             # Without options the server's own way to the store is the right one.
             storage = storage_of(self.lake)
@@ -217,6 +224,11 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
         if self._local is None and self._warm() is not None:
             return self._of_engine()
         return self._started()
+
+    @property
+    def spark_session(self) -> SparkSession:
+        """The session, by the name that resources of dagster-pyspark have for it."""
+        return self.session
 
     @property
     def is_warmed(self) -> bool:
@@ -264,7 +276,7 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
         """A session of the warm engine's."""
         assert self._use is not None
         if self._connect is None:
-            _ship_by_value()
+            ship_by_value()
         # All else it was started with; what opens the store is in no file of its folder.
         settings = storage_settings(storage_of(self.lake), self.spark_config)
         channel = EngineChannel(self.folder.address, self._use.target, self._use.record.token)
@@ -305,10 +317,8 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
                     hint="start the server, or choose another `spark.master` in pgsieve.yaml",
                 ) from error
             # With what a server commits was decided as it started; where nothing was, with Delta's own.
-            storage = storage_of(self.lake)
-            chosen = {name: session.conf.get(name, "") or "" for name in storage.log_store_settings()}
             try:
-                refuse_other_log_store(storage, chosen)
+                refuse_log_store_of(session, storage_of(self.lake))
             except UnsafeLogStoreError:
                 session.stop()
                 raise

@@ -34,5 +34,7 @@ def test_tables_whose_names_meet_in_dagster_keep_their_own_upstream_tables(tmp_p
         assert asset.asset_deps[key] == {changes, dg.AssetKey(["shop", "tables", *key.path[1:]])}
     assert asset.asset_deps[cut] == replicas | {changes}
     dg.Definitions.validate_loadable(
-        dg.Definitions([asset], resources={"pgsieve_lake": dg.ResourceDefinition.none_resource()})
+        dg.Definitions(
+            [asset], resources=dict.fromkeys(Naming().resources, dg.ResourceDefinition.none_resource())
+        )
     )

@@ -57,7 +57,7 @@ def test_what_is_scaffolded_loads(sandbox: DefsFolderSandbox, monkeypatch: pytes
     assert Path(load_config(path / "pgsieve.yaml").lake) == sandbox.project_root / "lake"
     with sandbox.load_component_and_build_defs(defs_path=path) as (_, defs):
         dg.Definitions.validate_loadable(defs)
-        assert set(defs.resources or {}) == {"pgsieve_lake"}
+        assert set(defs.resources or {}) == {"pgsieve_lake", "pgsieve_spark"}
         assert dg.AssetKey(["sales", "cut"]) in defs.resolve_asset_graph().get_all_asset_keys()
 
 
@@ -70,7 +70,9 @@ def test_a_second_component_gets_names_of_its_own(sandbox: DefsFolderSandbox) ->
     (path / "pgsieve.yaml").write_text(configuration.replace("shop", "app").replace("sales", "copy"))
     with sandbox.build_all_defs() as defs:
         dg.Definitions.validate_loadable(defs)
-        assert set(defs.resources or {}) == {"pgsieve_lake", "crm_app_lake"}
+        assert set(defs.resources or {}) == {
+            *("pgsieve_lake", "pgsieve_spark", "crm_app_lake", "crm_app_spark"),
+        }
 
 
 def test_a_translation_changes_keys_groups_tags_and_what_depends_on_them(sandbox: DefsFolderSandbox) -> None:

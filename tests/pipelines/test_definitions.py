@@ -70,7 +70,10 @@ def test_they_merge_into_a_project_that_has_an_executor_and_a_lake(silent: Path,
     merged = dg.Definitions.merge(own, pgsieve.build_definitions(silent), second)
     dg.Definitions.validate_loadable(merged)
     assert merged.executor is dg.multiprocess_executor
-    assert set(merged.resources or {}) == {"lake", "pgsieve_lake", "second_lake"}
+    assert set(merged.resources or {}) == {
+        "lake",
+        *("pgsieve_lake", "pgsieve_spark", "second_lake", "second_spark"),
+    }
     assert {"mine", "shop/change_log", "sales/cut", "app/change_log", "copy/cut"} <= _keys(merged)
     theirs = _names(merged) - {"shop_increments", "shop_maintenance"}
     assert all(name.startswith(("pgsieve_", "second_")) for name in theirs)

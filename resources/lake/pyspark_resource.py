@@ -1,0 +1,98 @@
+"""Spark as a resource of dagster-pyspark: pgsieve's own session, or the one of the project's resource.
+
+In: the engine of a configuration, and maybe a `PySparkResource` or `LazyPySparkResource`. Out: a resource that is used as
+dagster-pyspark's: `spark_session` is a session with Delta, begun where it is first asked for. Raises SparkUnavailableError
+where there is none. Its import takes a tenth of a second: definitions import it, commands that materialise by themselves do not.
+"""
+
+from functools import cache
+from typing import Any
+
+from dagster_pyspark import LazyPySparkResource, PySparkResource
+from pyspark.sql import SparkSession
+
+from pgsieve.resources.lake.delta.errors import SparkUnavailableError
+from pgsieve.resources.lake.session import (
+    SESSION_SETTINGS,
+    SparkEngine,
+    refuse_log_store_of,
+    ship_by_value,
+    silence_client,
+    storage_settings,
+)
+from pgsieve.resources.lake.stores.storage import storage_of
+
+#: The setting that says that a session knows Delta, and what it has to name. A session of Databricks always does.
+_EXTENSIONS, _DELTA = "spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension"
+_DATABRICKS = "spark.databricks.clusterUsageTags.clusterId"
+
+
+class PgsieveSpark(SparkEngine, LazyPySparkResource):
+    """The Spark of a pgsieve.yaml."""
+
+    @property
+    def spark_context(self) -> Any:
+        """The session's context; a session of Spark Connect has none."""
+        return self.session.sparkContext
+
+
+def pyspark_resource(
+    engine: SparkEngine, own: PySparkResource | LazyPySparkResource | None = None
+) -> PgsieveSpark:
+    """The engine as a resource of dagster-pyspark; its session is that of the project's `own` resource where there is one."""
+    fields = {name: getattr(engine, name) for name in SparkEngine.model_fields}
+    if own is None:
+        return PgsieveSpark(**fields)
+
+    @cache
+    def session() -> SparkSession:
+        return _beside(own, engine)
+
+    class ProjectSpark(PgsieveSpark):
+        """The Spark of a project. Dagster copies a resource by its fields: so the class knows whose session it is."""
+
+        @property
+        def session(self) -> SparkSession:
+            return session()
+
+        @property
+        def threads(self) -> int | None:
+            return None
+
+        @property
+        def is_warmed(self) -> bool:
+            return False
+
+        def check_store(self) -> None:
+            """The session is looked at as it is first needed: nothing begins it before."""
+
+    return ProjectSpark(**fields)
+
+
+def _beside(own: PySparkResource | LazyPySparkResource, engine: SparkEngine) -> SparkSession:
+    """A session beside the one of the project's resource, in its application: settings of the one are none of the other."""
+    silence_client()
+    ship_by_value()
+    try:
+        theirs = own.process_config_and_initialize().spark_session
+        # Spark Connect has no new session, but from 4.1 on a clone.
+        begin = getattr(theirs, "newSession", None) or getattr(theirs, "cloneSession", None)
+        session: SparkSession = begin() if begin else theirs
+        storage = storage_of(engine.lake)
+        for name, value in {**SESSION_SETTINGS, **storage_settings(storage, engine.spark_config)}.items():
+            session.conf.set(name, value)
+        extensions = session.conf.get(_EXTENSIONS, "") or ""
+        knows_delta = _DELTA in extensions or bool(session.conf.get(_DATABRICKS, ""))
+    except Exception as error:
+        raise SparkUnavailableError(
+            f"no session of the resource {type(own).__name__}: {(str(error).splitlines() or [''])[0]}",
+            hint="check the resource that `build_definitions(spark=…)` was given",
+        ) from error
+    if not knows_delta:
+        raise SparkUnavailableError(
+            f"the session of the resource {type(own).__name__} knows no Delta Lake",
+            hint=f"give its spark_config {_EXTENSIONS} = {_DELTA}, spark.sql.catalog.spark_catalog ="
+            " org.apache.spark.sql.delta.catalog.DeltaCatalog, and Delta's jars, as `pgsieve jars` names them",
+        )
+    refuse_log_store_of(session, storage)
+    return session
