@@ -10,7 +10,7 @@ BIN := .venv/bin
 PIP_ENVIRONMENT := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1
 
 .DEFAULT_GOAL := help
-.PHONY: help prerequisites setup demo test test-fast test-versions test-oldest test-dagster test-spark40 test-long test-constraints test-fresh soak soak-filters soak-hard-day check docs pictures audit sbom benchmarks java clean
+.PHONY: help prerequisites setup demo test test-fast test-versions test-oldest test-19 test-dagster test-spark40 test-long test-constraints test-fresh soak soak-filters soak-hard-day check docs pictures audit sbom benchmarks java clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -52,6 +52,12 @@ test-version-%:
 
 test-oldest: setup ## the same on the oldest of them alone, by two processes
 	@$(MAKE) --no-print-directory test-version-15 ARGS='--numprocesses 2 --dist loadfile $(ARGS)'
+
+# No wheel has it yet: it is fetched once, from Debian's suite experimental (tests/fixtures/downloaded_postgres.py).
+TESTS_19 := tests/replication tests/postgresql_19 tests/properties tests/decoding tests/resources/postgres \
+    tests/assets/steps/slot_consumption tests/pipelines/commands
+test-19: setup ## replication, random workloads, row filters, values and commands on PostgreSQL 19, publisher and subscriber
+	@PGSIEVE_POSTGRES_VERSION=19 PGSIEVE_BUDGET_SECONDS=$${PGSIEVE_BUDGET_SECONDS:-30} $(PYTEST) $(SHARED) $(TESTS_19) $(ARGS)
 
 # Another Dagster before the packages of .venv: what it brings takes the place of theirs. It is imported before pytest makes
 # errors of warnings: the oldest uses of pydantic what is deprecated by now.

@@ -112,6 +112,8 @@ def _feed(
             operations=frozenset(publication.publish),
             via_root=publication.publish_via_partition_root,
             generated_columns=publication.publish_generated_columns[0],
+            all_tables=publication.all_tables,
+            excluded=publication.excluded,
         )
         for publication_name, publication in source.publications.items()
     }

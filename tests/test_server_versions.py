@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pgsieve.decoding.server_versions import NEWEST_SERVER, OLDEST_SERVER
 from pgsieve.resources.postgres.embedded import POSTGRES_VERSIONS
+from tests.fixtures.downloaded_postgres import DOWNLOADED_VERSION
 
 ROOT = Path(__file__).parents[1]
 NEWEST, OLDEST = NEWEST_SERVER // 10000, OLDEST_SERVER // 10000
@@ -16,9 +17,14 @@ def _text(path: str) -> str:
     return (ROOT / path).read_text(encoding="utf-8")
 
 
-def test_the_newest_tested_server_is_the_one_that_ci_runs(postgres_version: int) -> None:
-    """The embedded server's newest version is what all tests run on; .ci/run and the Makefile choose no other for them."""
-    assert max(POSTGRES_VERSIONS) == NEWEST
+EMBEDDED = max(POSTGRES_VERSIONS)
+
+
+def test_the_newest_tested_server_is_the_newest_that_ci_runs() -> None:
+    """All tests run on the embedded server's newest version, those of what is new on the one that is fetched for them."""
+    assert NEWEST == DOWNLOADED_VERSION == EMBEDDED + 1
+    of_newest = [path.name for path in (ROOT / f"tests/postgresql_{NEWEST}").glob("test_*.py")]
+    assert "test_excluded_tables.py" in of_newest
     targets = re.search(r"^for target in (.*); do$", _text(".ci/run"), re.MULTILINE)
     assert targets is not None
     assert "test" in targets.group(1).split()
@@ -27,6 +33,7 @@ def test_the_newest_tested_server_is_the_one_that_ci_runs(postgres_version: int)
     recipe = re.search(r"^test:.*\n((?:\t.*\n)+)", makefile, re.MULTILINE)
     assert recipe is not None
     assert "PGSIEVE_POSTGRES_VERSION" not in recipe.group(1)
+    assert f"PGSIEVE_POSTGRES_VERSION={NEWEST} " in makefile
 
 
 def test_other_versions_that_are_tested_are_older() -> None:
@@ -45,6 +52,6 @@ def test_the_requirements_name_the_oldest_and_the_newest() -> None:
     assert min(int(number) for word, number in table if word == "from") == OLDEST
     assert max(int(number) for word, number in table if word == "from") <= NEWEST
     assert [int(number) for word, number in table if word == "newer than"] == [NEWEST]
-    assert f"All tests run on {NEWEST}." in readme
+    assert f"All tests run on {EMBEDDED}. On {NEWEST} " in readme
     assert f"newer than PostgreSQL {NEWEST}," in _text("docs/limits.md")
     assert f"the newest tested one (PostgreSQL {NEWEST})" in _text("CHANGELOG.md")

@@ -123,6 +123,7 @@ class PublicationTable:
 class Publication:
     """A publication; `generated_columns` is publish_generated_columns: 'n' (none) or 's' (stored).
 
+    `excluded` are the oids of the tables that ALL TABLES leaves out (EXCEPT, since version 19), with their partitions.
     `owner` is the role's name, None for a publication of pgsieve.yaml.
     """
 
@@ -134,6 +135,7 @@ class Publication:
     via_root: bool = False
     generated_columns: str = "n"
     owner: str | None = None
+    excluded: frozenset[int] = frozenset()
 
     def listed(self, oid: int) -> PublicationTable | None:
         """The publication's own entry of a table, if it lists that table by name."""
@@ -141,7 +143,9 @@ class Publication:
 
     def contains(self, table: Table) -> bool:
         """Whether the table itself, not an ancestor of it, is published."""
-        return self.all_tables or table.schema in self.schemas or self.listed(table.oid) is not None
+        if self.all_tables:
+            return self.excluded.isdisjoint({table.oid, *table.ancestors})
+        return table.schema in self.schemas or self.listed(table.oid) is not None
 
     def row_filter(self, table: Table) -> str | None:
         """The row filter this publication puts on a table it publishes; None is every row."""

@@ -46,6 +46,9 @@ class DefinedPublication:
     operations: frozenset[str]
     via_root: bool
     generated_columns: str = "n"
+    all_tables: bool = False
+    #: What ALL TABLES leaves out, by schema and name.
+    excluded: tuple[tuple[str, str], ...] = ()
 
     def resolve(self, catalog: Catalog) -> Publication:
         """The publication over the catalog's tables; raises PublicationError as CREATE PUBLICATION does."""
@@ -61,18 +64,31 @@ class DefinedPublication:
             tables=tuple(entries.values()),
             via_root=self.via_root,
             generated_columns=self.generated_columns,
+            all_tables=self.all_tables,
+            excluded=frozenset(
+                table.oid for name in self.excluded for table in _with_children(*name, catalog)
+            ),
         )
 
-    def missing(self, catalog: Catalog) -> list[DefinedTable]:
+    def missing(self, catalog: Catalog) -> list[tuple[str, str]]:
         """The tables that the catalog does not have: they do not exist, or cannot be published."""
-        return [t for t in self.tables if (t.schema, t.name) not in catalog.by_name]
+        named = [*((t.schema, t.name) for t in self.tables), *self.excluded]
+        return [name for name in named if name not in catalog.by_name]
 
     def problems(self, catalog: Catalog, verdict: Verdict) -> Iterator[PublicationError]:
         """Everything that CREATE PUBLICATION would refuse, the first as it does."""
         if self.generated_columns != "n" and catalog.server_version < 180000:
             yield self._refusal('unrecognized publication parameter: "publish_generated_columns"', "42601")
-        for lacking in self.missing(catalog):
-            yield self._refusal(f'relation "{lacking.schema}.{lacking.name}" does not exist', "42P01")
+        for schema, name in self.missing(catalog):
+            yield self._refusal(f'relation "{schema}.{name}" does not exist', "42P01")
+        for excluded in (catalog.by_name[name] for name in self.excluded if name in catalog.by_name):
+            if excluded.ancestors:
+                yield self._refusal(
+                    f'cannot specify relation "{excluded.qualified}" in the publication EXCEPT clause: This operation is not'
+                    " supported for individual partitions.",
+                    "22023",
+                    "exclude the root of its partition tree, or list the tables that are published",
+                )
         entries = list(self._listed(catalog))
         yield from self._redundant(entries)
         for defined, table in entries:
@@ -92,15 +108,8 @@ class DefinedPublication:
     def _listed(self, catalog: Catalog) -> Iterator[tuple[DefinedTable, Table]]:
         """The tables in order, each with those that inherit from it, as OpenTableList() adds them."""
         for defined in self.tables:
-            table = catalog.by_name.get((defined.schema, defined.name))
-            pending = [] if table is None else [table]
-            seen: set[int] = set()
-            while pending:
-                table = pending.pop(0)
-                if table.oid not in seen:
-                    seen.add(table.oid)
-                    yield defined, table
-                    pending += [catalog.tables[c] for c in table.children if c in catalog.tables]
+            for table in _with_children(defined.schema, defined.name, catalog):
+                yield defined, table
 
     def _redundant(self, entries: list[tuple[DefinedTable, Table]]) -> Iterator[PublicationError]:
         """Tables listed again; for one that comes by inheritance the server names the last that it added."""
@@ -165,3 +174,16 @@ class DefinedPublication:
             hint=hint or f'correct the publication "{self.name}" in pgsieve.yaml',
             sqlstate=sqlstate,
         )
+
+
+def _with_children(schema: str, name: str, catalog: Catalog) -> Iterator[Table]:
+    """A table and those that inherit from it, each once."""
+    table = catalog.by_name.get((schema, name))
+    pending = [] if table is None else [table]
+    seen: set[int] = set()
+    while pending:
+        table = pending.pop(0)
+        if table.oid not in seen:
+            seen.add(table.oid)
+            yield table
+            pending += [catalog.tables[c] for c in table.children if c in catalog.tables]

@@ -31,7 +31,7 @@ def catalog_to_json(catalog: Catalog, publications: Collection[str]) -> str:
         **plain,
         "tables": [_written(t) for t in kept],
         **({"case_mappings": {n: asdict(m) for n, m in mappings.items()}} if mappings else {}),
-        "publications": [asdict(p) for p in chosen],
+        "publications": [_defined(p) for p in chosen],
         # Of what a value is decoded by; values tell the rest themselves.
         "types": {oid: {"kind": made.kind, "of": made.of} for oid, made in catalog.types.items()},
     }
@@ -63,6 +63,14 @@ def _written(table: Table) -> dict[str, Any]:
     return {**plain, "cases": [name for name, _ in table.case_mappings]} if table.case_mappings else plain
 
 
+def _defined(publication: Publication) -> dict[str, Any]:
+    """A publication, with the tables that it excludes where there are any."""
+    plain = asdict(publication)
+    if not publication.excluded:
+        del plain["excluded"]
+    return plain
+
+
 def _mapping(lower: list[str], upper: list[str], words: dict[str, Any] | None, refusal: str) -> CaseMapping:
     initials = words and Words(_changes(words["first"]), _changes(words["rest"]), words["members"])
     return CaseMapping(_changes(lower), _changes(upper), initials or None, refusal)
@@ -87,12 +95,17 @@ def _table(
 
 
 def _publication(
-    operations: list[str], schemas: list[str], tables: list[dict[str, Any]], **plain: Any
+    operations: list[str],
+    schemas: list[str],
+    tables: list[dict[str, Any]],
+    excluded: Collection[int] = (),
+    **plain: Any,
 ) -> Publication:
     return Publication(
         operations=frozenset(operations),
         schemas=frozenset(schemas),
         tables=tuple(_listed(**t) for t in tables),
+        excluded=frozenset(excluded),
         **plain,
     )
 

@@ -169,6 +169,9 @@ def print_status(report: StatusReport) -> None:
     for slot in report.slots:
         if slot.problem:
             print_out(Text.assemble((f"{slot.source}: ", "red"), slot.problem))
+        if slot.decoding == "while a slot exists":
+            text = "wal_level is replica: the last logical slot that is dropped switches logical decoding off"
+            print_out(Text.assemble((f"{slot.source}: ", "dim"), text))
     silent = {slot.source for slot in report.slots if slot.problem}
     for subscription in report.subscriptions:
         title = f"{subscription.name} (source {subscription.source}, row_filter {subscription.row_filter})"
@@ -372,6 +375,8 @@ def _print_publication(publication: PublicationPicture) -> None:
         columns_listed = "" if entry.columns is None else f" ({_names(entry.columns)})"
         where = "" if entry.where is None else f" WHERE {entry.where}"
         print_out(Text(f"  table {_names((entry.schema, entry.name), '.')}{columns_listed}{where}"))
+    for name in publication.excluded:
+        print_out(Text(f"  except table {_names(name, '.')}"))
     for schema in publication.schemas:
         print_out(Text(f"  tables in schema {_names((schema,))}"))
     print_out("")

@@ -167,7 +167,8 @@ class SlotStatus:
     `subscription` is set for a slot of one subscription's own (mode `publisher`). `lag_bytes` is the WAL
     between the confirmed LSN and the server's current one, `lag_seconds` for how long the oldest commit that the change
     log lacks has been waiting, `retained_bytes` the WAL that the slot keeps, `safe_wal_bytes` what may still be written
-    before the slot can be lost (None: any amount). `problem` says why the source could not be asked.
+    before the slot can be lost (None: any amount). `problem` says why the source could not be asked. `decoding` is
+    `always`, or `while a slot exists`: then the last logical slot that is dropped switches logical decoding off.
     """
 
     source: str
@@ -183,6 +184,7 @@ class SlotStatus:
     lag_seconds: float | None = None
     retained_bytes: int | None = None
     safe_wal_bytes: int | None = None
+    decoding: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +279,10 @@ class ListedTable:
 
 @dataclass(frozen=True, slots=True)
 class PublicationPicture:
-    r"""A publication as psql's `\dRp+` describes it; `owner` is None for one that pgsieve.yaml defines."""
+    r"""A publication as psql's `\dRp+` describes it; `owner` is None for one that pgsieve.yaml defines.
+
+    `excluded` are the tables that ALL TABLES leaves out, by schema and name.
+    """
 
     source: str
     name: str
@@ -288,6 +293,7 @@ class PublicationPicture:
     via_root: bool
     tables: tuple[ListedTable, ...]
     schemas: tuple[str, ...]
+    excluded: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

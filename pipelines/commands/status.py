@@ -33,11 +33,13 @@ from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.errors import SourceError
 from pgsieve.resources.postgres.slot import SlotState, slot_state
+from pgsieve.resources.postgres.source import decoding_is_switched
 
 _logger = logging.getLogger(__name__)
 
 #: For so long the server may decode to say since when the first transaction has been waiting.
 _DECODING = "10s"
+_DECODED: Mapping[bool | None, str] = {True: "while a slot exists", False: "always"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,7 @@ class _Asked:
     state: SlotState | None = None
     seconds: float | None = None
     problem: str | None = None
+    switched: bool | None = None
 
 
 def status(config: Config) -> StatusReport:
@@ -92,6 +95,7 @@ def _report(declared: Project, lake: Lake, ran: Mapping[str, datetime] | None) -
                 lag_seconds=asked.seconds,
                 retained_bytes=state.retained if state else None,
                 safe_wal_bytes=state.safe if state else None,
+                decoding=_DECODED.get(asked.switched),
             )
         )
         for subscription in declared.reading(feed):
@@ -114,7 +118,7 @@ def _asked(lake: Lake, feed: Feed, *, peeking: bool) -> _Asked:
             with suppress(LakeError):  # Of its own tables; what else is shown says so.
                 refuse_other_publisher(connection, feed, lake)
             seconds = None if state is None else _seconds_unread(connection, lake, feed, state, peeking)
-            return _Asked(examined, state, seconds)
+            return _Asked(examined, state, seconds, switched=decoding_is_switched(connection))
     except (SourceError, OtherClusterError, OtherDatabaseError) as error:
         return _Asked(problem=str(error))
 

@@ -18,7 +18,11 @@ from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.assets.steps.validation.examination import Examination
 from pgsieve.assets.steps.validation.layouts import layout_problems
 from pgsieve.assets.steps.validation.rights import missing_rights
-from pgsieve.assets.steps.validation.warnings import warnings_of_feed, warnings_of_subscription
+from pgsieve.assets.steps.validation.warnings import (
+    warning_of_switched_decoding,
+    warnings_of_feed,
+    warnings_of_subscription,
+)
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.publications.catalog import (
     OPERATIONS,
@@ -48,6 +52,7 @@ from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.capture import capture_statements, preparing
 from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.ddl import trigger_problem
+from pgsieve.resources.postgres.source import decoding_is_switched
 
 
 def validate(config: Config, *, rights: bool = True) -> ValidationReport:
@@ -74,6 +79,8 @@ def validate(config: Config, *, rights: bool = True) -> ValidationReport:
                 lacking = list(_lacking(connection, declared, feed, examined.catalog)) if rights else []
                 lacking += _replicas_of_others(connection, declared, feed)
                 lacking += _failing_triggers(connection, feed, examined.catalog, server)
+                if decoding_is_switched(connection):
+                    warnings.append(_problem(feed.source.name, warning_of_switched_decoding(feed)))
         except PgsieveError as error:
             problems.append(_problem(feed.source.name, error))
             continue
@@ -232,4 +239,7 @@ def _picture(source: str, publication: Publication, catalog: Catalog) -> Publica
         via_root=publication.via_root,
         tables=tuple(sorted(tables, key=lambda t: (t.schema, t.name))),
         schemas=tuple(sorted(publication.schemas)),
+        excluded=tuple(
+            sorted((t.schema, t.name) for oid, t in catalog.tables.items() if oid in publication.excluded)
+        ),
     )

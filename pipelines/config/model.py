@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -45,6 +45,7 @@ from pgsieve.pipelines.config.file import (
 )
 from pgsieve.pipelines.config.identifiers import parse_qualified
 from pgsieve.pipelines.config.layout import LayoutConfig, TableLayoutConfig
+from pgsieve.pipelines.config.publications import Operation, PublicationConfig, PublishedTableConfig
 from pgsieve.pipelines.config.retention import RetentionConfig, Wait
 from pgsieve.pipelines.config.storage import StorageConfig
 from pgsieve.pipelines.config.values import (
@@ -60,7 +61,6 @@ from pgsieve.pipelines.config.values import (
     lower,
     named_by_key,
     not_empty,
-    qualified,
     readable_conninfo,
     refusal,
     runnable,
@@ -85,9 +85,6 @@ __all__ = [
 
 DEFAULT_FILE = Path("pgsieve.yaml")
 FILE_VARIABLE = "PGSIEVE_CONFIG"
-
-Operation = Literal["insert", "update", "delete", "truncate"]
-OPERATIONS: tuple[Operation, ...] = get_args(Operation)
 
 
 class _Section(BaseModel):
@@ -116,51 +113,6 @@ class SparkConfig(_Section):
         return {
             key: json.dumps(value) if isinstance(value, int | float) else value for key, value in conf.items()
         }
-
-
-class PublishedTableConfig(_Section):
-    """A table of a publication: its row filter (`where`, SQL) and its column list, if it has them."""
-
-    table: str
-    where: Filled | None = None
-    columns: Annotated[tuple[str, ...] | None, AfterValidator(not_empty)] = None
-
-    @field_validator("table")
-    @classmethod
-    def _table_is_qualified(cls, table: str) -> str:
-        qualified(table, 2, 'public.orders, "Sales"."Order Lines"')
-        return table
-
-    @field_validator("columns")
-    @classmethod
-    def _columns_are_names(cls, columns: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        """Out come the names as the catalog has them."""
-        if columns is None:
-            return None
-        names = tuple(qualified(column, 1, 'region, "Unit Price"')[0] for column in columns)
-        distinct(names, "column")
-        return names
-
-    @property
-    def relation(self) -> tuple[str, str]:
-        """Schema and name as the catalog has them."""
-        schema, name = parse_qualified(self.table, 2)
-        return schema, name
-
-
-class PublicationConfig(_Section):
-    """A publication that exists in this file instead of on the server; see CREATE PUBLICATION."""
-
-    tables: Annotated[tuple[PublishedTableConfig, ...], AfterValidator(not_empty)]
-    publish: frozenset[Operation] = frozenset(OPERATIONS)
-    publish_via_partition_root: bool = False
-    publish_generated_columns: Literal["none", "stored"] = "none"
-
-    @field_validator("tables")
-    @classmethod
-    def _tables_once(cls, tables: tuple[PublishedTableConfig, ...]) -> tuple[PublishedTableConfig, ...]:
-        distinct((table.relation for table in tables), "table")
-        return tables
 
 
 class SourceConfig(_Section):
@@ -415,7 +367,8 @@ def _allowed(location: Location) -> tuple[str, ...]:
         if len(pattern) == len(location) and all(
             expected in ("*", part) for expected, part in zip(pattern, location, strict=True)
         ):
-            return tuple(name for name in model.model_fields if name != _NOT_IN_FILE.get(model))
+            keys = {name: each.alias or name for name, each in model.model_fields.items()}
+            return tuple(key for name, key in keys.items() if name != _NOT_IN_FILE.get(model))
     return ()
 
 

@@ -70,7 +70,16 @@ def capture_statements(
     if existing.operations != set(planned.operations) or existing.via_root != planned.via_root:
         statements.append(f"alter publication {quote(name)} set ({options})")
     plain = {t.oid for t in existing.tables if t.where is None and t.columns is None}
-    lacking = [] if existing.all_tables else [t for t in planned.tables if t.oid not in plain]
+    if existing.all_tables:
+        wanted = {oid for t in planned.tables for oid in (t.oid, *t.ancestors)}
+        if wanted & existing.excluded:
+            left = [
+                catalog.tables[oid] for oid in sorted(existing.excluded - wanted) if oid in catalog.tables
+            ]
+            excepted = f" except (table {', '.join(map(_listed, left))})" if left else ""
+            statements.append(f"alter publication {quote(name)} set all tables{excepted}")
+        return statements
+    lacking = [t for t in planned.tables if t.oid not in plain]
     if any(existing.listed(t.oid) for t in lacking):
         statements.append(f"alter publication {quote(name)} set table {tables}")
     elif lacking:

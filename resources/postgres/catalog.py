@@ -32,9 +32,9 @@ _PERSISTENCES: Mapping[str, str] = {"t": "temporary tables", "u": "unlogged tabl
 
 
 def why_missing(
-    connection: psycopg.Connection[Any], publication: str, schema: str, name: str
+    connection: psycopg.Connection[Any], publication: str, schema: str, name: str, *, excluded: bool = False
 ) -> PublicationError:
-    """Why a publication of pgsieve.yaml cannot have a table that the catalog lacks, as CREATE PUBLICATION says it.
+    """Why a publication of pgsieve.yaml cannot have, or exclude, a table that the catalog lacks, as CREATE PUBLICATION says it.
 
     The kinds of relations are those of check_publication_add_relation() in src/backend/catalog/pg_publication.c.
     """
@@ -52,9 +52,11 @@ def why_missing(
         )
     kind = _KINDS.get(row[0]) or _PERSISTENCES.get(row[1]) or "system tables"
     is_relation = row[0] not in ("i", "I", "c")
-    wanted = (
-        f'cannot add relation "{name}" to publication' if is_relation else f'cannot open relation "{name}"'
-    )
+    wanted = f'cannot open relation "{name}"'
+    if is_relation and excluded:
+        wanted = f'cannot specify relation "{schema}.{name}" in the publication EXCEPT clause'
+    elif is_relation:
+        wanted = f'cannot add relation "{name}" to publication'
     return PublicationError(
         f'publication "{publication}": {wanted}: This operation is not supported for {kind}.',
         hint="take it out of the publication in pgsieve.yaml",
@@ -207,10 +209,15 @@ def _read_publications(
         if version >= 150000
         else "null, null, null"
     )
+    excepted = "r.prexcept" if version >= 190000 else "false"
     entries: dict[int, list[PublicationTable]] = {}
-    for publication, oid, where, columns, tree in cursor.execute(
-        f"select r.prpubid::bigint, r.prrelid::bigint, {lists} from pg_publication_rel r order by r.prrelid"
+    excluded: dict[int, set[int]] = {}
+    for publication, oid, is_excluded, where, columns, tree in cursor.execute(
+        f"select r.prpubid::bigint, r.prrelid::bigint, {excepted}, {lists} from pg_publication_rel r order by r.prrelid"
     ):
+        if is_excluded:
+            excluded.setdefault(publication, set()).add(oid)
+            continue
         entries.setdefault(publication, []).append(
             PublicationTable(
                 oid,
@@ -250,5 +257,6 @@ def _read_publications(
             via_root=via_root,
             generated_columns=generated_columns,
             owner=owner,
+            excluded=frozenset(excluded.get(oid, ())),
         )
     return publications

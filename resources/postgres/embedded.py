@@ -27,7 +27,6 @@ from typing import Self
 from psycopg.conninfo import make_conninfo
 
 from pgsieve.decoding.errors import PgsieveError
-from pgsieve.decoding.server_versions import NEWEST_SERVER
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -93,7 +92,7 @@ class EmbeddedServer:
         self,
         data: Path,
         *,
-        version: int = NEWEST_SERVER // 10000,
+        version: int = max(POSTGRES_VERSIONS),
         port: int | None = None,
         settings: Mapping[str, str] = MappingProxyType({}),
         programs: Path | None = None,

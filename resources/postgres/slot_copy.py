@@ -31,9 +31,10 @@ class CopyRefusedError(Exception):
 
 
 def has_spare_slots(connection: psycopg.Connection[Any]) -> bool:
-    """Whether the server has slots to spare (max_replication_slots, section 19.6.1)."""
+    """Whether the server has slots to spare (max_replication_slots, section 19.6.1); those of REPACK are counted apart."""
     row = connection.execute(
         "select current_setting('max_replication_slots')::int - count(*) from pg_replication_slots"
+        " where plugin is distinct from 'pgrepack'"
     ).fetchone()
     assert row is not None
     return int(row[0]) >= _SPARE_SLOTS

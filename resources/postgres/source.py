@@ -49,6 +49,11 @@ def literal(value: str) -> str:
     return sql.Literal(value).as_string(None)
 
 
+#: The level at which the WAL is written. From 19 on it is `logical` under wal_level = replica, too, while a logical slot exists:
+#: the first one switches decoding on, and the last one that is dropped switches it off (section 19.5.1).
+_WAL_LEVEL = "coalesce(current_setting('effective_wal_level', true), current_setting('wal_level'))"
+_SWITCHED_SINCE = 190000
+
 _UNREACHABLE = "check host, port, dbname, user and password in conninfo, and that the server is running"
 #: The server says where the error comes from, but not by which trigger (section 40.1.1).
 _LOGIN_TRIGGER = (
@@ -164,17 +169,16 @@ class Source:
         with self.connect() as connection:
             version = connection.info.server_version
             row = connection.execute(
-                "select current_setting('wal_level'), pg_is_in_recovery(), pg_last_wal_receive_lsn() is not null"
+                f"select {_WAL_LEVEL}, pg_is_in_recovery(), pg_last_wal_receive_lsn() is not null"
             ).fetchone()
             assert row is not None
-            if row[1]:
-                self._refuse_standby(version, streams=row[2])
-            if row[0] != "logical":
-                raise SourceSettingError(
-                    f'source "{self.name}": logical decoding requires "wal_level" >= "logical", it is "{row[0]}"',
-                    hint="set wal_level = logical in postgresql.conf and restart the server",
-                    sqlstate="55000",
-                )
+            level, in_recovery, streams = row
+            if in_recovery:
+                self._refuse_standby(version, streams=streams)
+            if level != "logical" and not (
+                level == "replica" and version >= _SWITCHED_SINCE and not in_recovery
+            ):
+                self._refuse_wal_level(level, version, in_recovery=in_recovery)
             if is_pooled(connection):
                 self._refuse_pooler(connection)
         return version
@@ -218,6 +222,18 @@ class Source:
                 sqlstate="55000",
             )
 
+    def _refuse_wal_level(self, level: str, version: int, *, in_recovery: bool) -> None:
+        """Raise SourceSettingError where nothing is decoded, and no slot that is made here changes that."""
+        where, least = "in postgresql.conf", "logical"
+        if version >= _SWITCHED_SINCE:
+            least = "logical" if in_recovery else "replica"
+            where = "at its primary, or make a logical replication slot there" if in_recovery else where
+        raise SourceSettingError(
+            f'source "{self.name}": logical decoding requires "wal_level" >= "{least}", it is "{level}"',
+            hint=f"set wal_level = logical {where}" + ("" if in_recovery else " and restart the server"),
+            sqlstate="55000",
+        )
+
     def _refuse_pooler(self, connection: psycopg.Connection[Any]) -> None:
         """Raise SourceSettingError where a pooler shares server processes, or does not let replication through."""
         pooler, reason = some_pooler(self._sessions.host), None
@@ -235,6 +251,14 @@ class Source:
                 hint=pooler.hint,
                 sqlstate="0A000",
             )
+
+
+def decoding_is_switched(connection: psycopg.Connection[Any]) -> bool:
+    """Whether logical decoding is on while a logical slot exists, and off when the last one is dropped (from 19 on)."""
+    if connection.info.server_version < _SWITCHED_SINCE:
+        return False
+    row = connection.execute("select current_setting('wal_level') <> 'logical'").fetchone()
+    return row == (True,)
 
 
 @cache

@@ -112,7 +112,9 @@ def test_random_workloads_leave_the_rows_of_the_built_in_subscriber(
         writer = WRITERS[seed % len(WRITERS)]
         try:
             with Scenario(publisher_server, subscriber_server, folder, writer=writer) as scenario:
-                compared += run_workload(scenario, random_workload(random.Random(seed)))
+                compared += run_workload(
+                    scenario, random_workload(random.Random(seed), publisher_server.version)
+                )
         except Exception as error:
             error.add_note(
                 f"workload {seed - first + 1}; again: PGSIEVE_SEED={seed} PGSIEVE_BUDGET_SECONDS=0"

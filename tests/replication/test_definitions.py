@@ -169,10 +169,14 @@ def statement(defined: DefinedPublication, version: int) -> str:
     options = f"publish = '{', '.join(defined.operations)}', publish_via_partition_root = {defined.via_root}"
     if version >= 180000:
         options += f", publish_generated_columns = {GENERATED[defined.generated_columns]}"
-    return f"CREATE PUBLICATION {quote(defined.name)} FOR TABLE {', '.join(tables)} WITH ({options})"
+    objects = f"TABLE {', '.join(tables)}"
+    if defined.all_tables:
+        excluded = ", ".join(quote(*name) for name in defined.excluded)
+        objects = "ALL TABLES" + (f" EXCEPT (TABLE {excluded})" if excluded else "")
+    return f"CREATE PUBLICATION {quote(defined.name)} FOR {objects} WITH ({options})"
 
 
-@pytest.fixture(scope="module", params=["publisher_server", "decoding_server"])
+@pytest.fixture(scope="module", params=["publisher_server", "decoding_server", "publisher_19"])
 def database(request: pytest.FixtureRequest) -> Iterator[Database]:
     server: EmbeddedServer = request.getfixturevalue(request.param)
     with psycopg.connect(server.conninfo(), autocommit=True) as admin:
@@ -203,9 +207,16 @@ def random_publication(r: random.Random, catalog: Catalog) -> DefinedPublication
     ]
     generated = r.choice("ns") if catalog.server_version >= 180000 else "n"
     operations = r.choice((ALL, {"insert"}, {"update"}, {"delete", "insert"}, {"truncate"}))
-    return own(
-        *chosen, operations=frozenset(operations), via_root=r.random() < 0.5, generated_columns=generated
-    )
+    parameters = {
+        "operations": frozenset(operations),
+        "via_root": r.random() < 0.5,
+        "generated_columns": generated,
+    }
+    if r.random() < 0.2:
+        excluded = r.choices(tables, k=r.choice((0, 1, 2))) if catalog.server_version >= 190000 else []
+        names = tuple((table.schema, table.name) for table in excluded)
+        return own(all_tables=True, excluded=names, **parameters)
+    return own(*chosen, **parameters)
 
 
 def agree(database: Database, defined: DefinedPublication) -> tuple[str | None, ...]:
@@ -272,6 +283,8 @@ def test_what_is_no_permanent_table_cannot_be_published(database: Database, rela
             (server_says[0], ""),
         )  # other words before version 16
     assert refusal == server_says
+    if database.version >= 190000:
+        agree(database, own(all_tables=True, excluded=(("public", relation),)))
 
 
 @pytest.mark.parametrize(("schema", "name"), [("pg_catalog", "pg_class"), ("nowhere", "t")])

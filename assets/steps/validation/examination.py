@@ -75,8 +75,9 @@ class Examination:
         self, connection: psycopg.Connection[Any], defined: DefinedPublication, server: Catalog
     ) -> Iterator[PgsieveError]:
         missing = defined.missing(server)
-        for table in missing:
-            yield why_missing(connection, defined.name, table.schema, table.name)
+        for schema, name in missing:
+            excluded = (schema, name) in defined.excluded
+            yield why_missing(connection, defined.name, schema, name, excluded=excluded)
         if missing:
             return
         if not any(table.where for table in defined.tables):

@@ -72,6 +72,15 @@ def warnings_of_feed(feed: Feed, catalog: Catalog) -> Iterator[PgsieveError]:
             )
 
 
+def warning_of_switched_decoding(feed: Feed) -> PgsieveError:
+    """What ends logical decoding where `wal_level` alone does not have it on."""
+    return PgsieveError(
+        f'source "{feed.source.name}": wal_level is replica: logical decoding is on while a logical replication slot exists,'
+        f' and the last one that is dropped switches it off; slot "{feed.slot}" keeps it on',
+        hint="none is needed; set wal_level = logical where decoding has to be on without a slot, as for standbys",
+    )
+
+
 def _listed(tables: list[Table]) -> str:
     return _first([quote_qualified(t.schema, t.name) for t in tables])
 

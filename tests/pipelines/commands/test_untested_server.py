@@ -1,7 +1,7 @@
 """A server newer than the newest tested one: every command refuses it before anything is created, and says the way out.
 
-The server is a real one of the newest tested version. libpq learns the version from the ParameterStatus message at the start of a
-session (section 54.2.1); a proxy alters that message, so the server says that it is one major version newer.
+The server is a real one of a tested version. libpq learns the version from the ParameterStatus message at the start of a
+session (section 54.2.1); a proxy alters that message, so the server says that it is one major version newer than the newest tested one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def newer(shop: Shop, publisher_server: EmbeddedServer) -> Iterator[str]:
     """The conninfo of the shop's database, on a server that says to be of the next major version."""
     with Proxy(publisher_server.port) as proxy:
         says = b"server_version\0%d."
-        proxy.alters = says % NEWEST, says % (NEWEST + 1)
+        proxy.alters = says % publisher_server.version, says % (NEWEST + 1)
         conninfo = make_conninfo(
             shop.written["sources"]["shop"]["conninfo"], port=proxy.port, gssencmode="disable"
         )

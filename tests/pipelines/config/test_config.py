@@ -117,6 +117,16 @@ def test_every_key_of_the_documented_file_is_read():
     }
 
 
+def test_all_tables_may_leave_some_out():
+    publication = (
+        read(with_published('{all_tables: true, except: [public.t, \'"S"."U"\']}'))
+        .sources["shop"]
+        .publications["emea"]
+    )
+    assert publication.all_tables
+    assert publication.excluded == (("public", "t"), ("S", "U"))
+
+
 def test_defaults_are_those_of_create_subscription_and_create_publication():
     config = read(with_published("{tables: [{table: public.t}]}"))
     subscription = config.subscriptions["sales"]
@@ -341,7 +351,7 @@ REFUSED = {
     "unknown in a publication": (
         with_published("{tables: [{table: a.b}], publsh: []}"),
         (3, "sources.shop.publications.emea.publsh", "unknown key"),
-        "did you mean 'publish'? allowed here: tables, publish, publish_via_partition_root, publish_generated_columns",
+        "did you mean 'publish'? allowed here: tables, all_tables, except, publish, publish_via_partition_root, publish_generated_columns",
     ),
     "unknown in a published table": (
         with_published("{tables: [{table: a.b, wher: x}]}"),
@@ -392,6 +402,26 @@ REFUSED = {
         with_published("{tables: []}"),
         (3, "sources.shop.publications.emea.tables", "should have at least one entry"),
         None,
+    ),
+    "neither tables nor all tables": (
+        with_published("{publish: [insert]}"),
+        (3, "sources.shop.publications.emea", "has no tables"),
+        "list some: `tables: [{table: …}]`, or publish all: `all_tables: true`",
+    ),
+    "tables and all tables": (
+        with_published("{tables: [{table: a.b}], all_tables: true}"),
+        (3, "sources.shop.publications.emea", "has `tables` and `all_tables`"),
+        "keep one of them",
+    ),
+    "an exception without all tables": (
+        with_published("{tables: [{table: a.b}], except: [a.c]}"),
+        (3, "sources.shop.publications.emea", "has `except` without `all_tables: true`"),
+        "leave the tables out of `tables` instead",
+    ),
+    "an exception without a schema": (
+        with_published("{all_tables: true, except: [secret]}"),
+        (3, "sources.shop.publications.emea.except[0]", "has 1 name where 2 are needed"),
+        'write it as in SQL: public.orders, "Sales"."Order Lines"',
     ),
     "no columns": (
         with_published("{tables: [{table: a.b, columns: []}]}"),

@@ -1,0 +1,92 @@
+"""Publications that pgsieve.yaml defines: what stands below `sources.NAME.publications`.
+
+In: a mapping. Out: a `PublicationConfig`, with the names, values and defaults of CREATE PUBLICATION. Raises what pydantic
+raises, with a hint and without values.
+"""
+
+from typing import Annotated, Literal, Self, get_args
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from pgsieve.pipelines.config.identifiers import parse_qualified
+from pgsieve.pipelines.config.values import Filled, distinct, not_empty, qualified, refusal
+
+Operation = Literal["insert", "update", "delete", "truncate"]
+OPERATIONS: tuple[Operation, ...] = get_args(Operation)
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+
+def _relation(name: str) -> str:
+    qualified(name, 2, 'public.orders, "Sales"."Order Lines"')
+    return name
+
+
+#: Schema and name as SQL writes them.
+RelationName = Annotated[str, AfterValidator(_relation)]
+
+
+class PublishedTableConfig(_Section):
+    """A table of a publication: its row filter (`where`, SQL) and its column list, if it has them."""
+
+    table: RelationName
+    where: Filled | None = None
+    columns: Annotated[tuple[str, ...] | None, AfterValidator(not_empty)] = None
+
+    @field_validator("columns")
+    @classmethod
+    def _columns_are_names(cls, columns: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        """Out come the names as the catalog has them."""
+        if columns is None:
+            return None
+        names = tuple(qualified(column, 1, 'region, "Unit Price"')[0] for column in columns)
+        distinct(names, "column")
+        return names
+
+    @property
+    def relation(self) -> tuple[str, str]:
+        """Schema and name as the catalog has them."""
+        return _parsed(self.table)
+
+
+class PublicationConfig(_Section):
+    """A publication that exists in this file instead of on the server; see CREATE PUBLICATION."""
+
+    tables: Annotated[tuple[PublishedTableConfig, ...], AfterValidator(not_empty)] = ()
+    all_tables: bool = False
+    excepted: tuple[RelationName, ...] = Field(default=(), alias="except")
+    publish: frozenset[Operation] = frozenset(OPERATIONS)
+    publish_via_partition_root: bool = False
+    publish_generated_columns: Literal["none", "stored"] = "none"
+
+    @field_validator("tables")
+    @classmethod
+    def _tables_once(cls, tables: tuple[PublishedTableConfig, ...]) -> tuple[PublishedTableConfig, ...]:
+        distinct((table.relation for table in tables), "table")
+        return tables
+
+    @model_validator(mode="after")
+    def _tables_or_all(self) -> Self:
+        if self.tables and self.all_tables:
+            raise refusal("has `tables` and `all_tables`", "keep one of them")
+        if not (self.tables or self.all_tables):
+            raise refusal(
+                "has no tables", "list some: `tables: [{table: …}]`, or publish all: `all_tables: true`"
+            )
+        if self.excepted and not self.all_tables:
+            raise refusal(
+                "has `except` without `all_tables: true`", "leave the tables out of `tables` instead"
+            )
+        return self
+
+    @property
+    def excluded(self) -> tuple[tuple[str, str], ...]:
+        """The tables that ALL TABLES leaves out, as the catalog has them."""
+        return tuple(map(_parsed, self.excepted))
+
+
+def _parsed(name: str) -> tuple[str, str]:
+    schema, relation = parse_qualified(name, 2)
+    return schema, relation

@@ -1,0 +1,19 @@
+"""What is new in PostgreSQL 19: in this folder, publisher and subscriber are of that version."""
+
+from __future__ import annotations
+
+import pytest
+
+from pgsieve.resources.postgres.embedded import EmbeddedServer
+
+
+@pytest.fixture(scope="session")
+def publisher_server(publisher_19: EmbeddedServer) -> EmbeddedServer:
+    """The server whose databases are replicated."""
+    return publisher_19
+
+
+@pytest.fixture(scope="session")
+def subscriber_server(subscriber_19: EmbeddedServer) -> EmbeddedServer:
+    """The server whose databases hold what a built-in subscription makes of them."""
+    return subscriber_19
