@@ -74,6 +74,11 @@ class _Kept:
     aborted: set[int] = field(default_factory=set)
     relations: dict[int, tuple[int, Description]] = field(default_factory=dict)
 
+    @property
+    def described(self) -> dict[int, Description]:
+        """The relations that what was not rolled back describes."""
+        return {i: description for i, (xid, description) in self.relations.items() if xid not in self.aborted}
+
 
 class TransactionAssembler:
     """Assembles the transactions of one session; `parallel` says that it asked for streaming = parallel."""
@@ -181,7 +186,10 @@ class TransactionAssembler:
                 self._preparing = None
                 self._relations.begin_slice()
             case StreamPrepare():
-                self._wait(_prepare_of(message), self._compact(self._end_stream(message)))
+                kept = self._compact(self._end_stream(message))
+                self._wait(_prepare_of(message), kept)
+                # Servers count what it described as described from here on, since 19 whether it commits or not.
+                self._relations.replayed(kept.described)
             case CommitPrepared():
                 # Before PostgreSQL 17 not even the Prepare of a transaction that changed nothing is sent.
                 if waiting := self._prepared.pop((message.xid, message.gid), None):
@@ -242,6 +250,7 @@ class TransactionAssembler:
         if not kept.aborted:
             return kept
         compacted = self._new()
+        compacted.relations = {i: (0, description) for i, description in kept.described.items()}
         for batch in self._surviving(kept):
             self._spool.append(compacted.number, batch)
         self._spool.drop(kept.number)
@@ -265,7 +274,7 @@ class TransactionAssembler:
         if begun:
             yield _array(encode(Commit(begin.final_lsn, end_lsn, begin.commit_time)))
         self._spool.drop(kept.number)
-        self._relations.replayed({i: d for i, (xid, d) in kept.relations.items() if xid not in kept.aborted})
+        self._relations.replayed(kept.described)
 
 
 def _array(message: bytes) -> pa.Array:

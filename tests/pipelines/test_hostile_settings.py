@@ -303,7 +303,9 @@ def test_a_role_with_short_timeouts_and_settings_of_its_own_is_enough(
         with pytest.raises(psycopg.Error), psycopg.connect(publisher.conninfo) as idle:
             _use_later(idle)
 
-    for name, value in SETTINGS.items():
+    # From 19 on string literals are standard ones.
+    outdated = {"standard_conforming_strings"} if version >= 190000 else set()
+    for name, value in SETTINGS.items() - {(name, SETTINGS[name]) for name in outdated}:
         # Two of the values are lists, as which a literal would not count.
         publisher.admin.execute(
             f"alter role replicator set {name} = {value if ',' in value else repr(value)}"

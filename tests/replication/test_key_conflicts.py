@@ -30,7 +30,9 @@ pytestmark = [
 
 _CONFLICT = re.compile(
     r'ERROR:  (conflict detected on relation "public\.(\w+)": conflict=\w+)\n'
-    r".*DETAIL:  Key already exists in unique index[^\n]*\n\s+(Key \(.*?\)=\(.*?\));[^\n]*\n"
+    # From 19 on the remote row comes first, and the key's line is the index's.
+    r".*DETAIL:  (?:Could not apply remote change: [^\n]*\n\s+)?Key already exists in unique index[^\n]*?(?:\n\s+)?"
+    r"[Kk](ey \([^\n]*?\)=\([^\n]*?\))[;,][^\n]*\n"
     r"(?:.*\n)*?.*finished at (\S+)"
 )
 

@@ -35,6 +35,11 @@ FILTERS = {
 
 
 def test_settings_of_the_database_and_the_role_change_no_row(scenario: Scenario) -> None:
+    escaped = scenario.publisher_server.version < 19  # which has none but standard literals
+
+    def said(text: str) -> str:
+        return text if escaped else text.replace("\\\\", "\\")
+
     scenario.subscriber("CREATE SCHEMA other")
     scenario.publisher("CREATE SCHEMA other")
     columns = "id int PRIMARY KEY, path text, at timestamptz, y bytea, f float8, i interval, a text[]"
@@ -43,16 +48,19 @@ def test_settings_of_the_database_and_the_role_change_no_row(scenario: Scenario)
             f"CREATE TABLE other.{table} ({columns}); ALTER TABLE other.{table} REPLICA IDENTITY FULL"
         )
     for name, value in SETTINGS.items():
+        if name in {"standard_conforming_strings", "escape_string_warning"} and not escaped:
+            continue
         scenario.publisher(f"ALTER DATABASE {scenario.name} SET {name} = {value}")
         scenario.publisher(f"ALTER ROLE postgres IN DATABASE {scenario.name} SET {name} = {value}")
     published = ", ".join(f"{table} WHERE ({where})" for table, where in FILTERS.items())
     with scenario.session() as inherited:
-        inherited(f"CREATE PUBLICATION pub FOR TABLE {published}")
-        assert inherited("SELECT 'a\\\\b' = 'a' || chr(92) || 'b'") == [("t",)]
+        inherited(said(f"CREATE PUBLICATION pub FOR TABLE {published}"))
+        assert inherited(said("SELECT 'a\\\\b' = 'a' || chr(92) || 'b'")) == [("t",)]
 
         def insert(first: int) -> None:
             for table in FILTERS:
-                inherited(rf"""
+                inherited(
+                    said(rf"""
                     INSERT INTO {table} VALUES
                       ({first}, 'C:\\dir', '2020-02-29 00:00:00+00', '\\x5c', 0.1::float8 + 0.2, '1 mon -2 days', '{{NULL}}'),
                       ({first + 1}, 'C:dir', '2020-01-03 00:00:00+00', '\\x5d', 0.3, '1 day', '{{}}'),
@@ -61,14 +69,14 @@ def test_settings_of_the_database_and_the_role_change_no_row(scenario: Scenario)
                       ({first + 4}, NULL, NULL, NULL, NULL, NULL, NULL),
                       ({first + 5}, 'E:\\y', 'infinity', '\\xff', '-0', '-1 mon', '{{"NULL"}}')
                 """)
+                )
 
         insert(1)
         scenario.subscribe("pub")
         insert(11)
         for table in FILTERS:
-            inherited(
-                f"UPDATE {table} SET i = '2 days', path = 'C:\\\\dir' WHERE id IN (12, 13); DELETE FROM {table} WHERE id = 1"
-            )
+            moved = said(f"UPDATE {table} SET i = '2 days', path = 'C:\\\\dir' WHERE id IN (12, 13)")
+            inherited(f"{moved}; DELETE FROM {table} WHERE id = 1")
         scenario.check()
     assert scenario.builtin is not None
     for table in FILTERS:

@@ -13,6 +13,8 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from pgsieve.assets.steps.subscription import Feed
+from pgsieve.decoding.binary.cursor import PROTOCOL_VIOLATION
+from pgsieve.decoding.errors import ProtocolError
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.lake import Lake
 
@@ -71,6 +73,16 @@ class SliceSummary:
             described = batch.filter(pc.is_in(kind, pa.array(_DESCRIPTIONS)))
             self._messages += described.select(["commit_lsn", "ordinal", "data"]).to_pylist()
             yield batch
+
+    def refuse_undescribed(self) -> None:
+        """Raise ProtocolError for a change of a relation that no Relation message of the slice describes: it could not be read."""
+        described = {int.from_bytes(m["data"][1:5]) for m in self._messages if m["data"][:1] == b"R"}
+        for relation_id in sorted(self._relations - described):
+            raise ProtocolError(
+                f"no Relation message has described relation {relation_id} before its change",
+                hint="report it with the server's version: nothing is confirmed, so nothing is lost",
+                sqlstate=PROTOCOL_VIOLATION,
+            )
 
     def get(self) -> Mapping[str, Any]:
         """What has passed."""

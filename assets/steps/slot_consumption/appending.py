@@ -97,6 +97,7 @@ def _write(lake: Lake, feed: Feed, messages: Iterable[pa.Array], end: int) -> Wr
         if passed.failure:
             raise passed.failure from None
         raise
+    passed.refuse_undescribed()
     return WrittenSlice(end, written, passed.get(), frozenset(passed.transactions))
 
 

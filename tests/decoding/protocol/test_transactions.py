@@ -49,7 +49,7 @@ from tests.fixtures.concurrent_sessions import SETTINGS, STEPS, TABLES, Workload
 from tests.fixtures.servers import new_server
 
 
-@pytest.fixture(scope="module", params=[16, 18])
+@pytest.fixture(scope="module", params=[16, 18, 19])
 def server(request):
     with new_server(request.param, SETTINGS) as running:
         with connect(running) as connection:
@@ -232,6 +232,31 @@ ANYTHING = st.sampled_from(
         RollbackPrepared(20, 50, 0, 0, 9, "gid"),
     ]
 )
+
+
+def test_what_a_streamed_prepared_transaction_describes_is_described_for_those_that_follow():
+    """Since 19 the server does not describe it again once the transaction is prepared, whether it commits or not."""
+    begin, commit = Begin(30, 0, 4), Commit(30, 40, 0)
+    change = replace(INSERT, xid=None)
+    sent = [
+        StreamStart(5, first_segment=True),
+        RELATION,
+        INSERT,
+        StreamStop(),
+        StreamPrepare(10, 20, 0, 5, "gid"),
+    ]
+    described = replace(RELATION, xid=None)
+    for rolled_back in (False, True):
+        inner = [StreamAbort(5, 6)] if rolled_back else []
+        with FileSpool() as spool:
+            assembler = TransactionAssembler(spool)
+            stream = [*sent[:4], *inner, sent[4], begin, change, commit]
+            passed = [
+                m
+                for array in assembler.assemble(pa.array(map(encode, stream), pa.binary()))
+                for m in array.to_pylist()
+            ]
+        assert passed == [encode(m) for m in (begin, described, change, commit)]
 
 
 @settings(max_examples=1000, deadline=None)

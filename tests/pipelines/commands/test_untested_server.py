@@ -1,6 +1,6 @@
 """A server newer than the newest tested one: every command refuses it before anything is created, and says the way out.
 
-The server is a real one of a tested version. libpq learns the version from the ParameterStatus message at the start of a
+The server is a real one of the newest tested version. libpq learns the version from the ParameterStatus message at the start of a
 session (section 54.2.1); a proxy alters that message, so the server says that it is one major version newer than the newest tested one.
 """
 
@@ -31,10 +31,16 @@ WAY_OUT = "set `allow_untested_server: true` in pgsieve.yaml, at `sources.shop`"
 
 
 @pytest.fixture
+def publisher_server(publisher_19: EmbeddedServer) -> EmbeddedServer:
+    """Its catalogs have what pgsieve reads of the newest version."""
+    return publisher_19
+
+
+@pytest.fixture
 def newer(shop: Shop, publisher_server: EmbeddedServer) -> Iterator[str]:
     """The conninfo of the shop's database, on a server that says to be of the next major version."""
     with Proxy(publisher_server.port) as proxy:
-        says = b"server_version\0%d."
+        says = b"server_version\0%d"
         proxy.alters = says % publisher_server.version, says % (NEWEST + 1)
         conninfo = make_conninfo(
             shop.written["sources"]["shop"]["conninfo"], port=proxy.port, gssencmode="disable"
