@@ -17,7 +17,7 @@ HEADER = '''"""Names that PostgreSQL's catalog has for what is built in; written
 
 `TYPE_NAMES`: the SQL name of each built-in type by its oid, as format_type prints it (format_type.c).
 `KEYWORDS`: the key words that quote_identifier puts in quotes, as all but the unreserved are (ruleutils.c).
-Both as of PostgreSQL {version}.
+Both as of PostgreSQL {version}, with the types of 19.
 """
 
 from __future__ import annotations
@@ -29,12 +29,15 @@ from types import MappingProxyType
 TYPES = """
 select oid::bigint, format_type(oid, null) from pg_type where oid < 10000 and typtype <> 'p' order by oid
 """
+#: What the first release candidate of 19 has beside them.
+OF_19 = {2173: "pg_parameter_acl", 6437: "oid8", 6442: "oid8[]", 6490: "regdatabase", 6491: "regdatabase[]"}
 KEYWORDS = "select word from pg_get_keywords() where catcode <> 'U' order by word collate \"C\""
 
 
 def module(connection: psycopg.Connection[tuple[object, ...]]) -> str:
     """The module's text, from this server."""
-    types = [f"        {oid}: {_quoted(name)},\n" for oid, name in connection.execute(TYPES)]
+    named = dict(connection.execute(TYPES).fetchall()) | OF_19
+    types = [f"        {oid}: {_quoted(name)},\n" for oid, name in sorted(named.items())]
     words = textwrap.fill(" ".join(str(word) for (word,) in connection.execute(KEYWORDS)), 110 - 4)
     return (
         HEADER.format(version=connection.info.server_version // 10000)

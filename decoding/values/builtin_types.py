@@ -98,6 +98,8 @@ BUILTIN_TYPES: Mapping[int, BuiltinType] = MappingProxyType(
         4536: BuiltinType("int8multirange", 6157, 3926),
         5038: BuiltinType("pg_snapshot", 5039),
         5069: BuiltinType("xid8", 271),
+        6437: BuiltinType("oid8", 6442),
+        6490: BuiltinType("regdatabase", 6491),
     }
 )
 

@@ -2,7 +2,7 @@
 
 `TYPE_NAMES`: the SQL name of each built-in type by its oid, as format_type prints it (format_type.c).
 `KEYWORDS`: the key words that quote_identifier puts in quotes, as all but the unreserved are (ruleutils.c).
-Both as of PostgreSQL 18.
+Both as of PostgreSQL 18, with the types of 19.
 """
 
 from __future__ import annotations
@@ -110,6 +110,7 @@ TYPE_NAMES = MappingProxyType(
         1563: "bit varying[]",
         1700: "numeric",
         1790: "refcursor",
+        2173: "pg_parameter_acl",
         2201: "refcursor[]",
         2202: "regprocedure",
         2203: "regoper",
@@ -183,6 +184,10 @@ TYPE_NAMES = MappingProxyType(
         6153: "tstzmultirange[]",
         6155: "datemultirange[]",
         6157: "int8multirange[]",
+        6437: "oid8",
+        6442: "oid8[]",
+        6490: "regdatabase",
+        6491: "regdatabase[]",
     }
 )
 

@@ -29,12 +29,18 @@ from pgsieve.decoding.values.output_numbers import float4_text, float8_text
 Output: TypeAlias = Callable[[pa.Array], pa.Array]
 
 
+#: pg_lsn, which servers print otherwise from 19 on: their catalogs have it among the types that are `defined`.
+PADDED: DefinedTypes = MappingProxyType({3220: MadeOf("b", 0)})
+
+
 class NoOutputError(Exception):
     """The text of a type's values cannot be had from their binary format."""
 
 
 def text_of(values: pa.Array, type_oid: int, defined: DefinedTypes = NONE_DEFINED) -> pa.Array:
     """Print binary values of a type as strings; `defined` are the types that users made, NULL stays NULL."""
+    if type_oid in PADDED and type_oid in defined:
+        return _each(output_values.padded_lsn)(values)
     if type_oid in _OUTPUTS:
         return _OUTPUTS[type_oid](values)
     made = MADE.get(type_oid) or defined.get(type_oid)
@@ -188,5 +194,6 @@ _OUTPUTS: Mapping[int, Output] = MappingProxyType(
         4072: _versioned,
         5038: _each(output_values.snapshot),
         5069: _integers(">u8"),
+        6437: _integers(">u8"),
     }
 )

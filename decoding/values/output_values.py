@@ -39,6 +39,12 @@ def lsn(value: bytes) -> str:
     return f"{number >> 32:X}/{number & 0xFFFFFFFF:X}"
 
 
+def padded_lsn(value: bytes) -> str:
+    """Print a pg_lsn as servers do from 19 on: with eight digits behind the slash."""
+    high, _, low = lsn(value).partition("/")
+    return f"{high}/{low:0>8}"
+
+
 def tid(value: bytes) -> str:
     """Print a tuple's block and place."""
     cursor = Cursor(value, "tid")

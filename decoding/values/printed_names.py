@@ -26,6 +26,7 @@ NAMES_OF: Mapping[int, str] = MappingProxyType(
         4089: "schema",  # regnamespace
         4096: "role",  # regrole
         4191: "collation",  # regcollation
+        6490: "database",  # regdatabase
     }
 )
 

@@ -20,6 +20,7 @@ from pgsieve.decoding.publications.catalog import (
 from pgsieve.decoding.publications.filter_rules import Expression, column_names
 from pgsieve.decoding.publications.node_tree import parse_expression
 from pgsieve.decoding.values.builtin_types import MadeOf
+from pgsieve.decoding.values.output import PADDED
 from pgsieve.resources.postgres.printed_names import PRINTED_NAMES
 from pgsieve.resources.postgres.source import literal
 from pgsieve.resources.postgres.texts import Texts
@@ -187,6 +188,8 @@ def _read_catalog(
             )
             for oid, kind, of, labels, fields, written in cursor.execute(types_query)
         }
+        if version >= 190000:
+            types |= PADDED
         names = dict(
             cursor.execute(f"with {PRINTED_NAMES} select kind, digest from printed_names").fetchall()
         )

@@ -23,6 +23,9 @@ printing as (
   union all
   select array['role'], concat_ws(' ', oid, rolname) from pg_roles where (select names from printing)
   union all
+  select array['database'], concat_ws(' ', oid, datname, xmin) from pg_database
+   where (select names from printing) and current_setting('server_version_num')::int >= 190000  -- regdatabase
+  union all
   select array['relation'], concat_ws(' ', c.oid, relname, nspname, x, t.xmin)
     from pg_class c join spaces n on n.oid = relnamespace left join pg_type t on t.oid = reltype
    where c.oid >= 16384 and relpersistence <> 't'

@@ -39,7 +39,7 @@ def test_the_module_is_what_its_script_writes():
     assert written.stdout.decode() == Path(catalog_names.__file__).read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("server", ["publisher_server", "decoding_server"])
+@pytest.mark.parametrize("server", ["publisher_server", "decoding_server", "publisher_19"])
 def test_older_servers_have_no_other_names(server, request):
     with psycopg.connect(request.getfixturevalue(server).conninfo()) as connection:
         named = connection.execute(
@@ -50,7 +50,7 @@ def test_older_servers_have_no_other_names(server, request):
     assert {word for (word,) in words} <= KEYWORDS
 
 
-@pytest.mark.parametrize("server", ["publisher_server", "decoding_server"])
+@pytest.mark.parametrize("server", ["publisher_server", "decoding_server", "publisher_19"])
 def test_every_keyword_is_quoted_as_the_server_quotes_it(server, request):
     with psycopg.connect(request.getfixturevalue(server).conninfo()) as connection:
         version = connection.info.server_version
