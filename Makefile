@@ -12,8 +12,10 @@ PIP_ENVIRONMENT := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constrain
 .DEFAULT_GOAL := help
 .PHONY: help prerequisites setup demo test test-fast test-versions test-oldest test-19 test-dagster test-spark40 test-long test-constraints test-fresh soak soak-filters soak-hard-day check docs pictures audit sbom benchmarks java clean
 
+##@ Begin here
+
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^##@ / { printf "\n%s\n", substr($$0, 5) } /^[a-z0-9-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 prerequisites: # says what to install where Python or Java is missing
 	@PYTHON='$(PYTHON)' sh scripts/prerequisites.sh >/dev/null
@@ -22,6 +24,8 @@ setup: prerequisites .venv/.developed .venv/.jars ## install the pinned versions
 
 demo: .venv/.installed ## replicate from a PostgreSQL server of its own into Delta tables, and check them
 	@$(BIN)/pgsieve demo $(ARGS)
+
+##@ Test
 
 # In the order of the folders: the long tests of faults are not left for the end.
 PYTEST := $(BIN)/python -m pytest
@@ -90,6 +94,8 @@ test-spark40: setup ## row filters, identities and lakes on S3 with Spark 4.0 an
 	@PGSIEVE_WRITER=executors PGSIEVE_BUDGET_SECONDS=$${PGSIEVE_BUDGET_SECONDS:-30} $(SPARK_40) -m pytest $(SPARK_TESTS) $(ARGS)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(SPARK_40) -m pytest tests/resources/lake/test_s3_commits.py tests/replication/test_lakes.py -k 's3 and not schema_changes' $(ARGS)
 
+##@ Look for faults, for an hour each
+
 BUDGET = PGSIEVE_BUDGET_SECONDS=$${PGSIEVE_BUDGET_SECONDS:-3600}
 soak: setup ## random workloads beside CREATE SUBSCRIPTION, for an hour or PGSIEVE_BUDGET_SECONDS
 	@$(BUDGET) $(PYTEST) --timeout 0 -s tests/properties/test_random_workloads.py $(ARGS)
@@ -99,6 +105,8 @@ soak-filters: setup ## random row filters beside the server's verdicts, for an h
 
 soak-hard-day: setup ## kills, crashes, timeouts, ALTERs, full disks beside random writes, for an hour or PGSIEVE_BUDGET_SECONDS
 	@$(BUDGET) $(PYTEST) --timeout 0 -s tests/faults/test_hard_day.py $(ARGS)
+
+##@ Check
 
 check: setup ## formatting, lint, types, layers, Dagster's definitions, and the site
 	$(BIN)/ruff format --check .
@@ -115,6 +123,8 @@ test-constraints: setup ## whether constraints.txt resolves, with wheels alone, 
 
 test-fresh: ## both of README's commands on minimal Debian systems with Python 3.11.2, 3.13 and 3.14 (as root, with debootstrap)
 	@scripts/fresh_machines.sh $(ARGS)
+
+##@ Make
 
 docs: setup ## the site in build/site, from docs/; fails where a link is dead
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
