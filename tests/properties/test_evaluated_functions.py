@@ -221,6 +221,8 @@ def test_every_function_gives_what_the_server_gives(server: psycopg.Connection) 
                 continue  # which fails here, as it does before PostgreSQL 17
             if procedure.name in ("numeric_round", "numeric_trunc") and abs(int([*operands, "0"][1])) > 2000:
                 continue  # which depends on the server's version
+            if procedure.name == "text_right" and operands[1].strip("'") == "-2147483648":
+                continue  # which is empty from 19 on, and the whole text here, as before
             try:
                 result = evaluated(name, procedure, operands, [text is not None for text in chosen])
             except RefusedError:

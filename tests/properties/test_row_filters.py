@@ -148,6 +148,8 @@ def test_filters_over_text_of_another_encoding_are_what_the_server_evaluates(
 
 @pytest.mark.parametrize("texts", [TRAPS, FAILING])
 def test_what_is_known_to_be_difficult(sample: Sample, rows: pa.RecordBatch, texts: list[str]) -> None:
+    if sample.connection.info.server_version >= 190000:
+        texts = [text for text in texts if not text.startswith("right(c, -2147483648)")]  # empty there
     candidates = [
         Candidate(text, [sample.parsed(sample.printed(text)), sample.parsed(text)]) for text in texts
     ]

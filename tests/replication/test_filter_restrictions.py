@@ -291,7 +291,7 @@ class Database:
         return None
 
 
-@pytest.fixture(scope="module", params=["publisher_server", "decoding_server"])
+@pytest.fixture(scope="module", params=["publisher_server", "decoding_server", "publisher_19"])
 def database(request: pytest.FixtureRequest) -> Iterator[Database]:
     server: EmbeddedServer = request.getfixturevalue(request.param)
     with psycopg.connect(server.conninfo(), autocommit=True) as admin:
