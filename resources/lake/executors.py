@@ -1,7 +1,7 @@
-"""What runs a function of pgsieve's that writes files: Spark's executors, threads of this process, or the thread that asks.
+"""What runs a function of pgsieve's part by part: Spark's executors, threads of this process, or the thread that asks.
 
-In: a function of a part's number, which yields a row (`WRITTEN`) for each file that it writes, and how many parts there are.
-Out: the rows of all parts. Raises what the function raises; of Spark's executors as Spark tells it.
+In: a function of a part's number, which yields rows, as a rule one (`WRITTEN`) for each file that it writes, and how many parts there
+are. Out: the rows of all parts. Raises what the function raises; of Spark's executors as Spark tells it.
 
 Where Spark's master is this machine, its executors are processes of this machine behind a JVM, whose start and first jobs take
 longer than most copies. The driver of PostgreSQL, Arrow and the writer of Parquet work without Python's lock, so threads
@@ -18,17 +18,26 @@ from typing import Protocol
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
 
-from pgsieve.resources.lake.delta.parquet_files import WRITTEN, WRITTEN_DDL
+from pgsieve.resources.lake.delta.parquet_files import WRITTEN
 
 #: Passes batches on as long as somebody waits for what becomes of them.
 Guard = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 #: Hears how many parts are written.
 Hear = Callable[[int], None]
-#: Writes the files of a part, whose rows it guards; yields a row (`WRITTEN`) a file.
-WritesPart = Callable[[int, Guard], Iterable[pa.RecordBatch]]
+#: Reads a part, whose rows it guards; yields what it makes of it: of files that it writes a row (`WRITTEN`) each.
+Part = Callable[[int, Guard], Iterable[pa.RecordBatch]]
 
 _LOCAL = re.compile(r"local(?:\[(\d+|\*)(?:,\s*\d+)?\])?")
+
+
+def spark_schema(schema: pa.Schema) -> StructType:
+    """The same columns as Spark has them."""
+    # It draws in pandas, which commands without Spark have no time for.
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    return from_arrow_schema(schema)
 
 
 class Executors(Protocol):
@@ -36,8 +45,10 @@ class Executors(Protocol):
 
     number: int
 
-    def written(self, part: WritesPart, parts: int, hear: Hear | None = None) -> pa.Table:
-        """Write so many parts, several at a time; the rows of all their files. `hear` is called where it is known."""
+    def written(
+        self, part: Part, parts: int, hear: Hear | None = None, schema: pa.Schema = WRITTEN
+    ) -> pa.Table:
+        """Have so many parts made, several at a time; the rows of all of them. `hear` is called where it is known."""
 
     def stop(self) -> None:
         """Have all that is being written end soon, with an error to who waits for it."""
@@ -51,7 +62,9 @@ class SparkExecutors:
     def __init__(self, session: Callable[[], SparkSession]) -> None:
         self._session = session
 
-    def written(self, part: WritesPart, parts: int, hear: Hear | None = None) -> pa.Table:
+    def written(
+        self, part: Part, parts: int, hear: Hear | None = None, schema: pa.Schema = WRITTEN
+    ) -> pa.Table:
         """As in `Executors`; what becomes of a part only Spark knows before all are written."""
         del hear
 
@@ -61,8 +74,8 @@ class SparkExecutors:
                     yield from part(number, iter)
 
         if not parts:
-            return WRITTEN.empty_table()
-        return self._session().range(0, parts, 1, parts).mapInArrow(write, WRITTEN_DDL).toArrow()
+            return schema.empty_table()
+        return self._session().range(0, parts, 1, parts).mapInArrow(write, spark_schema(schema)).toArrow()
 
     def stop(self) -> None:
         """As in `Executors`."""
@@ -75,7 +88,9 @@ class Threads:
         self.number = number
         self._waiting: set[Event] = set()
 
-    def written(self, part: WritesPart, parts: int, hear: Hear | None = None) -> pa.Table:
+    def written(
+        self, part: Part, parts: int, hear: Hear | None = None, schema: pa.Schema = WRITTEN
+    ) -> pa.Table:
         """As in `Executors`; where a part fails the others end with their next batch."""
         ended = Event()
 
@@ -101,7 +116,7 @@ class Threads:
             # Nobody writes any more, or reads a snapshot, once this has returned.
             wait([each for each in writing if not each.cancel()])
             self._waiting.discard(ended)
-        return pa.Table.from_batches(rows, WRITTEN)
+        return pa.Table.from_batches(rows, schema)
 
     def stop(self) -> None:
         """As in `Executors`."""
@@ -114,14 +129,16 @@ class _Inline:
 
     number = 1
 
-    def written(self, part: WritesPart, parts: int, hear: Hear | None = None) -> pa.Table:
+    def written(
+        self, part: Part, parts: int, hear: Hear | None = None, schema: pa.Schema = WRITTEN
+    ) -> pa.Table:
         """As in `Executors`."""
         rows: list[pa.RecordBatch] = []
         for number in range(parts):
             rows += part(number, iter)
             if hear is not None:
                 hear(number + 1)
-        return pa.Table.from_batches(rows, WRITTEN)
+        return pa.Table.from_batches(rows, schema)
 
     def stop(self) -> None:
         """As in `Executors`; few rows have no end to wait for."""

@@ -18,6 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from pyspark.sql.types import StructType
 
+from pgsieve.decoding.changes.digests import Sought
 from pgsieve.resources.lake.delta import row_removal
 from pgsieve.resources.lake.delta.commits import writable
 from pgsieve.resources.lake.delta.errors import LakeError, OverrunError
@@ -31,6 +32,7 @@ from pgsieve.resources.lake.delta.requirements import APPEND_ONLY, constraints_i
 from pgsieve.resources.lake.delta.spark import SparkRecords
 from pgsieve.resources.lake.executors import INLINE, Executors, SparkExecutors, Threads
 from pgsieve.resources.lake.overrun import guarded
+from pgsieve.resources.lake.row_lookup import row_matches
 from pgsieve.resources.lake.spark_writes import (
     comment_by_spark,
     committing,
@@ -91,6 +93,13 @@ class Lake(LakeWays):
             rows = in_order(self.records.rows(self.subscription(subscription)))
             self._folders[subscription] = (rows[-1].get("folders") if rows else None) or FOLDERS
         return self._folders[subscription]
+
+    def row_matches(self, path: str, sought: Sought, schema: pa.Schema) -> list[FileMatches]:
+        """Where a table has rows of some digests, made of the columns of a schema; `keys` of a match are places of digests."""
+        assert self.local is not None
+        with self.refusing(path):
+            runner = self.runner(self.records.size(path))
+            return row_matches(self.local.table_at(path), path, self.store, sought, schema, runner)
 
     def files_to_mark(
         self, path: str, matches: Sequence[FileMatches], base: int

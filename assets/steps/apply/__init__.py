@@ -1,5 +1,5 @@
 """The fourth step: changes of a partition root or a table become one commit of its replica, then a cut.
 
-`pgsieve.decoding.changes.net_change` decides what becomes of each key. `by_files` writes it as files; `in_process` and `writer` merge
-where a table takes none. `exact_rows` and `equal_rows` count where there is no key.
+`pgsieve.decoding.changes.net_change` decides what becomes of each key, `multiset` where there is none. `by_files` writes it as files;
+`in_process` and `writer` merge where a table takes none.
 """

@@ -53,6 +53,16 @@ class Pending:
         return self.slices[0].name
 
     @property
+    def ends(self) -> Sequence[int]:
+        """Where the slices end."""
+        return [c.slice for c in self.slices]
+
+    @property
+    def since(self) -> int:
+        """What is before it has been copied; a slice that was transformed for an older copy may have it, too."""
+        return self.standing.position or 0
+
+    @property
     def size(self) -> int:
         """At most so many bytes of messages."""
         return sum(c.size for c in self.slices)

@@ -4,14 +4,14 @@ In: a batch's changes by table. Out: `Applied` for each table; one that fails is
 process was faster, what is lacking then is planned anew.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Any
 
 from pgsieve.assets.steps.apply.applied import Applied, Pending, standings
-from pgsieve.assets.steps.apply.by_files import FilesWriter, many_changes
+from pgsieve.assets.steps.apply.by_files import KEY_BYTES, FilesWriter, ManyChanges, many_changes
 from pgsieve.assets.steps.apply.damaged import altered_columns
 from pgsieve.assets.steps.apply.in_process import FewChangesWriter, few_changes
 from pgsieve.assets.steps.apply.key_conflicts import INSERT_EXISTS, ConflictSearch, KeyConflictError
@@ -43,11 +43,15 @@ def lacking_changes(
 
 @dataclass(frozen=True)
 class Plan:
-    """What a replica lacks of a batch, and the state of its table; `examined`: no change of it meets a row of its key."""
+    """What a replica lacks of a batch, and the state of its table; `examined`: no change of it meets a row of its key.
+
+    `decided` is what looking for one has found out already, where it is not too much to be held.
+    """
 
     pending: Pending
     state: TableState
     examined: bool = False
+    decided: ManyChanges | None = None
 
 
 @dataclass(frozen=True)
@@ -105,7 +109,8 @@ class Batch:
                 left, _, _ = self.planned([p.pending.name for p in left])
             if left:
                 with lake.committing(self.end, vectors=large):
-                    applied += lake.side_by_side(self._applied_to, left)
+                    done = lake.side_by_side(self._applied_by_any, left)
+                    applied += [each for each in done if isinstance(each, Applied)]
         return [*self._applied_before_conflicts(applied), *applied]
 
     def _applied_before_conflicts(self, applied: Sequence[Applied]) -> list[Applied]:
@@ -123,14 +128,16 @@ class Batch:
 
         def one(plan: Plan) -> tuple[Plan, KeyConflictError | None]:
             try:
-                _refuse(_conflict_search(self.subscription, self.lake, plan))
+                decided = _refuse(_conflict_search(self.subscription, self.lake, plan))
             except KeyConflictError as conflict:
                 # The row may be another process's, which has applied the same change.
                 path = self.lake.replica(self.subscription.name, *plan.pending.name)
                 return plan, None if is_overrun(self.lake, path, plan.pending.standing) else conflict
             except TABLE_ERRORS:
                 return plan, None  # What fails here fails in the apply, too, and is told there.
-            return replace(plan, examined=True), None
+            if decided is not None and decided.nbytes > KEY_BYTES // len(todo):
+                decided = None
+            return replace(plan, examined=True, decided=decided), None
 
         looked_through = self.lake.side_by_side(one, todo)
         plans = [plan for plan, _ in looked_through]
@@ -141,21 +148,21 @@ class Batch:
         return plans, (error, _conflicting(plan.pending.name, error))
 
     def _applied_in_process(self, plan: Plan) -> Applied | Plan:
-        """Apply a plan to its table as `_applied_to` does, if this process can; the plan where Spark has to."""
-        try:
-            return self._applied_to(plan, by_spark=False)
-        except _LeftToSparkError as left:
-            return left.plan
+        """Apply a plan to its table, if this process commits to it; what is lacking where Spark has to."""
+        return self._applied_to(plan, _commit)
 
-    def _applied_to(self, plan: Plan, *, by_spark: bool = True) -> Applied:
-        """Apply a plan to its table, or where another process was faster what is lacking then.
+    def _applied_by_any(self, plan: Plan) -> Applied | Plan:
+        """Apply a plan to its table, whoever commits to it."""
+        return self._applied_to(plan, lambda *given: _commit(*given) or _commit_by_spark(*given))
 
-        Raises _LeftToSparkError where only Spark can do it, and it is not to be done by Spark.
-        """
+    def _applied_to(
+        self, plan: Plan, commit: Callable[[ConflictSearch, Plan, int], Applied | None]
+    ) -> Applied | Plan:
+        """Apply a plan to its table, or where another process was faster what is lacking then; that where it is not committed."""
         name, path = plan.pending.name, self.lake.replica(self.subscription.name, *plan.pending.name)
         plans, definition = [plan], plan.state.definition
 
-        def attempt() -> Applied:
+        def attempt() -> Applied | Plan:
             if not plans:
                 plans.extend(self.planned([name])[0])
             if not plans:
@@ -164,7 +171,8 @@ class Batch:
                 return Applied(*name, standing=standing, overrun=(standing.position or 0) < self.end)
             current = plans.pop()
             try:
-                return _apply_table(self.subscription, self.lake, current, self.end, by_spark=by_spark)
+                search = _conflict_search(self.subscription, self.lake, current)
+                return commit(search, current, self.end) or current
             except TABLE_ERRORS as error:
                 if is_overrun(self.lake, path, current.pending.standing):
                     raise OverrunError(path) from error
@@ -209,29 +217,15 @@ def is_overrun(lake: Lake, path: str, standing: Standing) -> bool:
         return False
 
 
-def _refuse(search: ConflictSearch) -> None:
-    """Raise KeyConflictError where there is a conflict, whoever looks for it."""
+def _refuse(search: ConflictSearch) -> ManyChanges | None:
+    """Raise KeyConflictError where there is a conflict, whoever looks for it; else what was decided, where files are written."""
     with _alone(search):
         many = many_changes(search.lake, search.path, search.log, search.definition, search.pending)
-    if many is not None and many.keyed is not None:
-        search.refuse_change(many.keyed.keyed, many.keyed.conflict)
+    if many is not None and many.net is not None:
+        search.refuse_change(many.net.conflict)
     else:
         search.refuse()
-
-
-def _applied_by_files(search: ConflictSearch, plan: Plan, end: int) -> Applied | None:
-    """Apply a plan by files; None where its table does not take them."""
-    lake, path, pending = search.lake, search.path, plan.pending
-    with _alone(search):
-        many = many_changes(lake, path, search.log, search.definition, pending)
-        if many is None:
-            return None
-        if many.keyed is not None and not plan.examined:
-            search.refuse_change(many.keyed.keyed, many.keyed.conflict)
-        with lake.refusing(path):
-            applied = FilesWriter(lake, path, pending, end).apply(many)
-            reach(Failpoint.REPLICA_COMMITTED)
-    return applied
+    return many
 
 
 def _alone(search: ConflictSearch) -> AbstractContextManager[Any]:
@@ -239,34 +233,36 @@ def _alone(search: ConflictSearch) -> AbstractContextManager[Any]:
     return nullcontext() if search.lake.is_small(search.pending.size) else _ONE_AT_A_TIME
 
 
-class _LeftToSparkError(Exception):
-    """What this process cannot apply."""
-
-    def __init__(self, plan: Plan) -> None:
-        super().__init__()
-        self.plan = plan
-
-
-def _apply_table(subscription: Subscription, lake: Lake, plan: Plan, end: int, *, by_spark: bool) -> Applied:
-    search = _conflict_search(subscription, lake, plan)
-    path, log, definition, pending = search.path, search.log, search.definition, plan.pending
-    if (applied := _applied_by_files(search, plan, end)) is not None:
-        return applied
-    with lake.one_moment(path, log):
-        few = few_changes(lake, path, log, definition, pending)
-    if few is None and not by_spark:
-        raise _LeftToSparkError(plan)
-    if few is not None:
+def _commit(search: ConflictSearch, plan: Plan, end: int) -> Applied | None:
+    """Apply a plan by a commit of this process: of files, or else of few changes; None where the table takes neither."""
+    lake, path, definition, pending = search.lake, search.path, search.definition, plan.pending
+    with _alone(search):
+        many = plan.decided or many_changes(lake, path, search.log, definition, pending)
+        if many is not None:
+            if many.net is not None and not plan.examined:
+                search.refuse_change(many.net.conflict)
+            with lake.refusing(path):
+                applied = FilesWriter(lake, path, pending, end).apply(many)
+    if many is None or applied is None:
+        with lake.one_moment(path, search.log):
+            few = few_changes(lake, path, search.log, definition, pending)
+        if few is None:
+            return None
         if not plan.examined:
             search.refuse(few)
         with lake.refusing(path):
             applied = FewChangesWriter(lake, path, definition, pending, end).apply(few)
-            reach(Failpoint.REPLICA_COMMITTED)
-        return applied
-    changes = SparkChanges(lake, path, log, definition, pending)
+    reach(Failpoint.REPLICA_COMMITTED)
+    return applied
+
+
+def _commit_by_spark(search: ConflictSearch, plan: Plan, end: int) -> Applied:
+    """Apply a plan by a commit of Spark's."""
+    lake, path, definition, pending = search.lake, search.path, search.definition, plan.pending
+    changes = SparkChanges(lake, path, search.log, definition, pending)
     size = lake.records.size(path) + pending.size
     writer = ReplicaWriter(lake, path, definition, pending, end, size, None if plan.examined else search)
     with lake.refusing(path):
-        applied = writer.keyed(changes) if definition.key else writer.keyless(changes.effective())
-        reach(Failpoint.REPLICA_COMMITTED)
+        applied = writer.keyed(changes) if definition.key else writer.keyless(changes)
+    reach(Failpoint.REPLICA_COMMITTED)
     return applied

@@ -9,17 +9,26 @@ are marked in deletion vectors. Raises LakeError.
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pgsieve.assets.steps.apply.applied import Applied, Pending, merged, outcome
-from pgsieve.assets.steps.apply.completion import Completion, NetRows, completions
-from pgsieve.assets.steps.apply.keyed_changes import KeyedChanges, keyed_changes, places_of, stored_changes
+from pgsieve.assets.steps.apply.applied import Applied, Pending, outcome
+from pgsieve.assets.steps.apply.completion import Completion, NetRows, completions, net_rows
+from pgsieve.assets.steps.apply.keyed_changes import (
+    KeyConflict,
+    KeyedChanges,
+    keyed_changes,
+    places_of,
+    stored_changes,
+)
+from pgsieve.assets.steps.apply.keyless_changes import KeylessChanges, going, stored_digests
 from pgsieve.assets.steps.subscription import Definition
-from pgsieve.decoding.changes.net_change import Mask, NetChange, Numbers
+from pgsieve.decoding.changes.digests import Sought
+from pgsieve.decoding.changes.net_change import NONE, Mask, Numbers
 from pgsieve.resources.lake.delta.conforming import conformed
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
 from pgsieve.resources.lake.delta.parquet_files import write_files
@@ -36,33 +45,44 @@ REWRITTEN = 4
 
 
 @dataclass(frozen=True)
-class KeyedNet:
-    """What becomes of the keys of a batch: `present` in the replica, `matches` says where; `conflict` is the first one, if any.
+class Gone:
+    """Rows of a replica that go, file by file: `marked` as deleted, or else their files are written once more without them."""
 
-    `added` is how the replica's log has the files in which rows are to be marked; None where they are to be written once more.
-    """
-
-    keyed: KeyedChanges
-    net: NetChange
-    conflict: int | None
-    present: Mask
     matches: Sequence[FileMatches] = ()
-    added: Sequence[Mapping[str, Any]] | None = None
+    marked: bool = False
 
     @property
-    def remains(self) -> Mask:
-        """Of the keys of the net change those that have a row afterwards."""
-        remains: Mask = self.net.upserted | (self.net.updated & self.present[self.net.base])
-        return remains
+    def nbytes(self) -> int:
+        """How much memory they take."""
+        return sum(each.nbytes for m in self.matches for each in (m.rows, m.keys, m.deleted))
+
+
+@dataclass(frozen=True)
+class Net:
+    """What a batch does to a replica: rows that come, rows that go, how many by kind (as `outcome` has them), and the first conflict.
+
+    `changes` says whether there is anything to commit.
+    """
+
+    come: NetRows
+    gone: Gone
+    counts: Mapping[str, int]
+    changes: bool
+    conflict: KeyConflict | None = None
 
 
 @dataclass(frozen=True)
 class ManyChanges:
-    """A batch's changes as they are stored; `schema` has the columns of the rows. Without a key there are INSERTs alone."""
+    """A batch's changes as they are stored; `schema` has the columns of the rows. Without a net change there are INSERTs alone."""
 
     groups: Sequence[RowGroup]
     schema: pa.Schema
-    keyed: KeyedNet | None
+    net: Net | None
+
+    @property
+    def nbytes(self) -> int:
+        """How much memory they take."""
+        return 0 if self.net is None else self.net.gone.nbytes + self.net.come.nbytes
 
 
 def many_changes(
@@ -72,10 +92,7 @@ def many_changes(
 
     `path` is the replica, `log` its transformed changes.
     """
-    finds_rows = bool(pending.sent("update", "delete"))
-    if lake.local is None or (finds_rows and not definition.key):
-        return None
-    if _may_be_of_other_key(definition, pending):
+    if lake.local is None or _may_be_of_other_key(definition, pending):
         return None
     groups = lake.slice_groups(log, [c.slice for c in pending.slices], every=True)
     if groups is None:
@@ -86,70 +103,114 @@ def many_changes(
     truncated = pending.truncated_at is not None
     if lake.way(path, definition.names, None, lambda: schema, overwrite=truncated) is not Way.FILES:
         return None
-    if not definition.key:
+    if not (definition.key or pending.sent("update", "delete")):
         return ManyChanges(groups, schema, None)
-    keys = pa.schema([schema.field(name) for name in definition.key])
-    slices, since = [c.slice for c in pending.slices], pending.standing.position or 0
-    with lake.refusing(log):
-        files, unsent = dict.fromkeys(group.file for group in groups), sorted(pending.unchanged)
-        stored = stored_changes(lake.store, files, keys, unsent)
-        keyed = keyed_changes(stored, keys, unsent, slices, since, KEY_BYTES)
-    net = None if keyed is None else _decided(lake, path, definition, keyed, pending)
+    decide = _Deciding(lake, path, log, definition, pending, groups, schema)
+    net = decide.keyed() if definition.key else decide.keyless()
     return None if net is None else ManyChanges(groups, schema, net)
 
 
-def _decided(
-    lake: Lake, path: str, definition: Definition, keyed: KeyedChanges, pending: Pending
-) -> KeyedNet | None:
-    """What becomes of the keys; None where the replica's rows of them can be neither written without nor marked."""
-    found = _found(lake, path, definition, keyed, pending)
-    if found is None:
-        return None
-    matches, added = found
-    before = np.zeros(keyed.keys.num_rows + 1, np.bool_)
-    for match in matches:
-        before[match.keys] = True
-    net, conflict = keyed.net(before)
-    if pending.truncated_at is not None:
-        return KeyedNet(keyed, net, conflict, np.zeros_like(before))
-    # A key that only a lost move would have had keeps its row.
-    concerned = np.zeros_like(before)
-    concerned[net.keys] = True
-    pairs = [
-        (match.of_keys(concerned), None if added is None else added[number])
-        for number, match in enumerate(matches)
-        if concerned[match.keys].any()
-    ]
-    return KeyedNet(
-        keyed,
-        net,
-        conflict,
-        before,
-        [match for match, _ in pairs],
-        None if added is None else [entry for _, entry in pairs if entry is not None],
-    )
+@dataclass(frozen=True)
+class _Deciding:
+    """Decides what a batch does to a replica; None where the rows that go can be neither written without nor marked."""
 
+    lake: Lake
+    path: str
+    log: str
+    definition: Definition
+    pending: Pending
+    groups: Sequence[RowGroup]
+    schema: pa.Schema
 
-def _found(
-    lake: Lake, path: str, definition: Definition, keyed: KeyedChanges, pending: Pending
-) -> tuple[Sequence[FileMatches], Sequence[Mapping[str, Any]] | None] | None:
-    """Where the replica has rows of the keys, and how its log has those files where rows are to be marked; None for neither."""
-    assert lake.local is not None
-    with lake.refusing(path):
-        marks, most = lake.takes_marking(path, definition.names), REWRITTEN * pending.size
-        if not marks or lake.records.size(path) <= lake.rewritten_bytes:
-            most = max(most, lake.rewritten_bytes)
-        elif lake.rewritten_bytes < 0:
-            most = 0
-        matches = lake.local.matches(path, keyed.keys, keyed.lookups, None if marks else most)
-    if not matches:
-        return None if matches is None else ((), None)
-    if pending.truncated_at is not None:
-        return matches, None
-    if sum(match.size for match in matches) <= most and lake.takes_rewriting(path, definition.names):
-        return matches, None
-    added = lake.files_to_mark(path, matches, pending.standing.version) if marks else None
-    return None if added is None else (matches, added)
+    def keyed(self) -> Net | None:
+        """What becomes of the keys; None also where they have too many bytes."""
+        pending, lake = self.pending, self.lake
+        keys = pa.schema([self.schema.field(name) for name in self.definition.key])
+        with lake.refusing(self.log):
+            files, unsent = dict.fromkeys(group.file for group in self.groups), sorted(pending.unchanged)
+            stored = stored_changes(lake.store, files, keys, unsent)
+            keyed = keyed_changes(stored, keys, unsent, pending.ends, pending.since, KEY_BYTES)
+        matches = None if keyed is None else self._matches(keyed)
+        if keyed is None or matches is None:
+            return None
+        before = np.zeros(keyed.keys.num_rows + 1, np.bool_)
+        for match in matches:
+            before[match.keys] = True
+        net, conflict = keyed.net(before)
+        if pending.truncated_at is not None:
+            before, matches = np.zeros_like(before), []
+        # A key that only a lost move would have had keeps its row.
+        concerned = np.zeros_like(before)
+        concerned[net.keys] = True
+        gone = self._gone([match.of_keys(concerned) for match in matches if concerned[match.keys].any()])
+        if gone is None:
+            return None
+        remains, present = net.upserted | (net.updated & before[net.base]), before[net.keys]
+        counts = {
+            "inserted": remains & ~present,
+            "updated": remains & present,
+            "deleted": ~remains & present,
+            "missing": net.expected & ~present,
+        }
+        totals = {kind: int(np.count_nonzero(rows)) for kind, rows in counts.items()}
+        if pending.truncated_at is not None:
+            totals["missing"] = 0
+        changes = bool(net.expected.any() or remains.any() or pending.truncated_at is not None)
+        come = net_rows(keyed.places[keyed.effective :], net, remains)
+        return Net(come, gone, totals, changes, conflict)
+
+    def keyless(self) -> Net | None:
+        """What becomes of the multiset."""
+        lake, pending, matches = self.lake, self.pending, list[FileMatches]()
+
+        def holds(sought: Sought) -> Numbers:
+            if pending.truncated_at is None:
+                matches[:] = lake.row_matches(self.path, sought, self.schema)
+            held = np.zeros(len(sought), np.int64)
+            for match in matches:
+                held += np.bincount(match.keys, minlength=len(sought))
+            return held
+
+        with lake.refusing(self.log):
+            digests = stored_digests(lake.store, self.groups, self.schema, lake.runner(pending.size))
+        changes = KeylessChanges.of(digests, pending.ends, pending.since)
+        became = changes.became(holds)
+        net = became.net
+        gone = self._gone(going(matches, net.going[became.looked_up]))
+        if gone is None:
+            return None
+        come, went = changes.places[net.coming], int(net.going.sum())
+        counts = {"inserted": len(come), "deleted": went, "missing": net.missing}
+        is_changed = bool(len(come) or went or pending.truncated_at is not None)
+        return Net(NetRows(come, {}, np.full(len(come), NONE)), gone, counts, is_changed)
+
+    def _matches(self, keyed: KeyedChanges) -> Sequence[FileMatches] | None:
+        """Where the replica has rows of the keys; None where they can be neither written without nor marked."""
+        lake, path = self.lake, self.path
+        assert lake.local is not None
+        with lake.refusing(path):
+            most = None if self._takes_marks else self._most
+            return lake.local.matches(path, keyed.keys, keyed.lookups, most)
+
+    def _gone(self, matches: Sequence[FileMatches]) -> Gone | None:
+        if not matches:
+            return Gone()
+        is_little = sum(match.size for match in matches) <= self._most
+        if is_little and self.lake.takes_rewriting(self.path, self.definition.names):
+            return Gone(matches)
+        return Gone(matches, marked=True) if self._takes_marks else None
+
+    @cached_property
+    def _takes_marks(self) -> bool:
+        return self.lake.takes_marking(self.path, self.definition.names)
+
+    @cached_property
+    def _most(self) -> int:
+        """Files of so many bytes are written once more."""
+        most, limit = REWRITTEN * self.pending.size, self.lake.rewritten_bytes
+        if not self._takes_marks or self.lake.records.size(self.path) <= limit:
+            return max(most, limit)
+        return 0 if limit < 0 else most
 
 
 def _may_be_of_other_key(definition: Definition, pending: Pending) -> bool:
@@ -169,39 +230,35 @@ class FilesWriter:
     pending: Pending
     end: int
 
-    def apply(self, changes: ManyChanges) -> Applied:
-        """Apply the changes, none of which meets a row of its key."""
-        lake, path, pending, end = self.lake, self.path, self.pending, self.end
-        if (keyed := changes.keyed) is None:
+    def apply(self, changes: ManyChanges) -> Applied | None:
+        """Apply the changes, none of which meets a row of its key; None where rows that go cannot be marked."""
+        lake, path, pending, end, net = self.lake, self.path, self.pending, self.end, changes.net
+        added = None
+        if net is not None and net.changes and net.gone.marked:
+            added = lake.files_to_mark(path, net.gone.matches, pending.standing.version)
+            if added is None:
+                return None
+        if net is None:
             return outcome(lake, path, pending, end, inserted=self._commit(changes, None))
-        net, remains, present = keyed.net, keyed.remains, keyed.present[keyed.net.keys]
-        expected = int(np.count_nonzero(net.expected))
-        truncated = pending.truncated_at is not None
-        if not (expected or remains.any() or truncated):
-            return outcome(lake, path, pending, end)
-        self._commit(changes, keyed)
-        if truncated:
-            return outcome(lake, path, pending, end, inserted=int(np.count_nonzero(remains)))
-        counts = {
-            "inserted": np.count_nonzero(remains & ~present),
-            "updated": np.count_nonzero(remains & present),
-            "deleted": np.count_nonzero(~remains & present),
-        }
-        return merged(lake, path, pending, end, {k: int(n) for k, n in counts.items()}, expected)
+        if net.changes:
+            self._commit(changes, added)
+        return outcome(lake, path, pending, end, **net.counts)
 
-    def _commit(self, changes: ManyChanges, keyed: KeyedNet | None) -> int:
-        """Have the files written, and commit them; how many rows they have."""
-        lake, path, local = self.lake, self.path, self.lake.local
+    def _commit(self, changes: ManyChanges, added: Sequence[Mapping[str, Any]] | None) -> int:
+        """Have the files written, and commit them; how many rows they have.
+
+        `added` is how the replica's log has the files in which rows are to be marked.
+        """
+        lake, path, local, net = self.lake, self.path, self.lake.local, changes.net
         assert local is not None
-        base, matches = self.pending.standing.version, keyed.matches if keyed is not None else ()
-        added = keyed.added if keyed is not None else None
+        base, matches = self.pending.standing.version, net.gone.matches if net is not None else ()
         rewritten = matches if added is None else ()
         whole, size = local.arrow_schema(path), lake.file_bytes(path, {})
         runner = lake.runner(self.pending.size)
 
         def written() -> pa.Table:
             files, again = [], rewritten
-            for chosen in self._chosen(changes, keyed):
+            for chosen in self._chosen(changes):
                 parts = parted(changes.groups, runner.number)
                 task = _Task(lake.store, path, changes.schema, whole, size, again, parts, chosen)
                 files.append(runner.written(task, len(again) + len(parts)))
@@ -222,23 +279,15 @@ class FilesWriter:
             )
         return sum(json.loads(file["stats"])["numRecords"] for file in files)
 
-    def _chosen(self, changes: ManyChanges, keyed: KeyedNet | None) -> Iterator["_Chosen"]:
+    def _chosen(self, changes: ManyChanges) -> Iterator["_Chosen"]:
         """Which changes have the rows that come; more than once where rows lack more values than are held at once."""
-        slices, since = [c.slice for c in self.pending.slices], self.pending.standing.position or 0
-        if keyed is None:
-            yield _Chosen(slices, since, after=self.pending.truncated_at)
+        pending, net = self.pending, changes.net
+        if net is None:
+            yield _Chosen(pending.ends, pending.since, after=pending.truncated_at)
             return
-        net, places = keyed.net, keyed.keyed.places[keyed.keyed.effective :]
-        at = np.flatnonzero(keyed.remains)
-        at = at[np.argsort(net.last[at])]
-        rows = NetRows(
-            places[net.last[at]],
-            {name: np.where(sent[at] < 0, -1, places[sent[at]]) for name, sent in net.sent.items()},
-            np.where(net.updated[at], net.base[at], -1),
-        )
-        read = self.lake.store, self.path, changes.groups, slices, keyed.matches
-        for kept, completed in completions(*read, rows, changes.schema):
-            yield _Chosen(slices, since, kept, completed)
+        read = self.lake.store, self.path, changes.groups, pending.ends, net.gone.matches
+        for kept, completed in completions(*read, net.come, changes.schema):
+            yield _Chosen(pending.ends, pending.since, kept, completed)
 
 
 @dataclass(frozen=True)

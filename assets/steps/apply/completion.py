@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from pgsieve.assets.steps.apply.keyed_changes import places_of
 from pgsieve.decoding.changes.columns import field_of
-from pgsieve.decoding.changes.net_change import NONE, Mask, Numbers
+from pgsieve.decoding.changes.net_change import NONE, Mask, NetChange, Numbers
 from pgsieve.resources.lake.delta.conforming import conformed
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
 from pgsieve.resources.lake.stores.store import RowGroup, Store, joined
@@ -42,11 +42,24 @@ class NetRows:
     def __len__(self) -> int:
         return len(self.places)
 
+    @property
+    def nbytes(self) -> int:
+        """How much memory they take."""
+        return sum(each.nbytes for each in (self.places, self.base, *self.sent.values()))
+
     def part(self, begin: int, end: int) -> "NetRows":
         """Some of the rows, by their numbers."""
         part = slice(begin, end)
         sent = {name: places[part] for name, places in self.sent.items()}
         return NetRows(self.places[part], sent, self.base[part])
+
+
+def net_rows(places: Numbers, net: NetChange, remains: Mask) -> NetRows:
+    """The rows of the keys that remain, where these are the places of the changes."""
+    at = np.flatnonzero(remains)
+    at = at[np.argsort(net.last[at])]
+    sent = {name: np.where(of[at] == NONE, NONE, places[of[at]]) for name, of in net.sent.items()}
+    return NetRows(places[net.last[at]], sent, np.where(net.updated[at], net.base[at], NONE))
 
 
 @dataclass(frozen=True)

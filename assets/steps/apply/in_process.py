@@ -1,25 +1,23 @@
 """Apply to one replica table in this process: few transformed changes -> its net change, in one commit by delta-rs.
 
-In: a batch's changes as an Arrow table in their order. Out: `Applied`. `by_files` comes first; this is for tables that take no files,
-and for few changes of a table without a key. `writer` does the same by Spark, with any number of changes. Raises LakeError.
+In: a batch's changes as an Arrow table in their order. Out: `Applied`. `by_files` comes first; this is for tables that take no files.
+`writer` does the same by Spark, with any number of changes. Raises LakeError.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pgsieve.assets.steps.apply.applied import Applied, Pending, merged, outcome
-from pgsieve.assets.steps.apply.exact_rows import RowChanges, kept_but, replayed
 from pgsieve.assets.steps.apply.keyed_changes import KeyedChanges, keyed_changes
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.changes.columns import field_of
 from pgsieve.decoding.changes.net_change import NONE, Mask, NetChange
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.delta.merge import Merge
-from pgsieve.resources.lake.delta.row_removal import replace_rows
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.way import Way
 
@@ -33,15 +31,15 @@ def few_changes(lake: Lake, path: str, log: str, definition: Definition, pending
     `path` is the replica, `log` its transformed changes.
     """
     finds_rows = bool(pending.sent("update", "delete"))
+    if finds_rows and not definition.key:
+        return None
     truncated = pending.truncated_at is not None
     types = dict(definition.columns)
     key = [types[name] for name in definition.key] if finds_rows else []
     replica_size = lake.records.size(path) if finds_rows and not truncated else 0
-    # A MERGE needs less memory for a replica than changes need for as many bytes; without a key all rows come here.
-    size = max(pending.size, replica_size // MERGED) if definition.key else pending.size + replica_size
+    # A MERGE needs less memory for a replica than changes need for as many bytes.
+    size = max(pending.size, replica_size // MERGED)
     if lake.way(path, definition.names, size, overwrite=truncated, key=key) is not Way.IN_PROCESS:
-        return None
-    if finds_rows and not definition.key and not lake.takes_rewriting(path, definition.names):
         return None
     return lake.slice_rows(log, [c.slice for c in pending.slices], pending.size, every=True)
 
@@ -67,7 +65,7 @@ class FewChangesWriter:
         changes = self._effective(changes)
         if not self.pending.sent("update", "delete"):
             return self._append(_rows(changes, "new", self.definition.names), changes.num_rows)
-        return self._keyed(changes) if self.definition.key else self._keyless(changes)
+        return self._keyed(changes)
 
     def _effective(self, changes: pa.Table) -> pa.Table:
         # A slice may have been transformed for an older copy: it has changes that a later one, amid it, has copied.
@@ -78,8 +76,6 @@ class FewChangesWriter:
             later = pc.and_(pc.equal(changes["commit_lsn"], lsn), pc.greater(changes["ordinal"], ordinal))
             changes = changes.filter(pc.or_(pc.greater(changes["commit_lsn"], lsn), later))
         return changes
-
-    # with a key
 
     def _keyed(self, changes: pa.Table) -> Applied:
         """Merge what becomes of each key."""
@@ -137,37 +133,6 @@ class FewChangesWriter:
                 "action": action,
                 "expected": net.expected,
             }
-        )
-
-    # without a key
-
-    def _keyless(self, changes: pa.Table) -> Applied:
-        """Apply to a multiset of rows: each change touches exactly one of several equal rows."""
-        old, new = (_rows(changes, side, self.definition.names) for side in ("old", "new"))
-        is_there = (pc.is_valid(changes[side]).to_pylist() for side in ("old", "new"))
-        by_row = RowChanges.of(old, new, *is_there)
-        before = [0] * len(by_row.numbers)
-        if not self.pending.truncated_at:
-            for batch in self.local.plain_batches(self.path, new.schema):
-                for _, number in by_row.numbered(batch):
-                    before[number] += 1
-        after, missing = replayed(by_row.changes, before)
-        come = by_row.repeated([now - then for now, then in zip(after, before, strict=True)])
-        going = [then - now for now, then in zip(after, before, strict=True)]
-        gone = sum(count for count in going if count > 0)
-        if not gone:
-            return replace(self._append(come, come.num_rows), missing=missing)
-        replace_rows(
-            self.local, self.path, kept_but(by_row, going), come, self.end, base=self.pending.standing.version
-        )
-        return outcome(
-            self.lake,
-            self.path,
-            self.pending,
-            self.end,
-            inserted=come.num_rows,
-            deleted=gone,
-            missing=missing,
         )
 
     def _append(self, rows: pa.Table, count: int) -> Applied:

@@ -15,11 +15,10 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from pgsieve.assets.steps.apply.applied import Pending
-from pgsieve.assets.steps.apply.keyed_changes import KeyedChanges, keyed_changes
+from pgsieve.assets.steps.apply.keyed_changes import KeyConflict, keyed_changes
 from pgsieve.assets.steps.apply.spark_changes import SparkChanges
 from pgsieve.assets.steps.records.failures import in_transaction
 from pgsieve.assets.steps.subscription import Definition
-from pgsieve.decoding.changes.net_change import INSERT
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.decoding.values.replica_output import shown
@@ -74,20 +73,20 @@ class ConflictSearch:
             return
         with self._not_applied():
             changes = self._small(few)
-            keyed, conflict = self._by_spark() if changes is None else self._locally(changes)
-            self._refuse(keyed, conflict)
+            self._refuse(self._by_spark() if changes is None else self._locally(changes))
 
-    def refuse_change(self, keyed: KeyedChanges, change: int | None) -> None:
-        """Raise KeyConflictError of a change that meets a row of its key (`net_changes`); None: no change does."""
+    def refuse_change(self, conflict: KeyConflict | None) -> None:
+        """Raise KeyConflictError of a change that meets a row of its key; None: no change does."""
         if self._may_be:
             with self._not_applied():
-                self._refuse(keyed, change)
+                self._refuse(conflict)
 
-    def _refuse(self, keyed: KeyedChanges, change: int | None) -> None:
-        if change is not None and keyed.commit_lsns[0] >= self._other_key_until:
-            row = keyed.keys.slice(int(keyed.changes.new[change]), 1)
-            conflict = INSERT_EXISTS if keyed.changes.operations[change] == INSERT else UPDATE_EXISTS
-            raise self._error(conflict, row, int(keyed.commit_lsns[change]))
+    def _refuse(self, conflict: KeyConflict | None) -> None:
+        if conflict is not None and conflict.first_lsn >= self._other_key_until:
+            values = (shown(column)[0] for column in conflict.key.columns)
+            key = dict(zip(self.definition.key, values, strict=True))
+            kind = INSERT_EXISTS if conflict.inserts else UPDATE_EXISTS
+            raise KeyConflictError(self.pending.name, kind, key, conflict.commit_lsn)
 
     @property
     def _may_be(self) -> bool:
@@ -117,12 +116,6 @@ class ConflictSearch:
         former = self.definition.former
         return former.until if former and former.key != self.definition.key_numbers else 0
 
-    def _error(self, conflict: str, row: pa.Table, commit_lsn: int) -> KeyConflictError:
-        """The error of a row whose first columns are the key's."""
-        values = (shown(column)[0] for column in row.columns)
-        named = dict(zip(self.definition.key, values, strict=False))
-        return KeyConflictError(self.pending.name, conflict, named, commit_lsn)
-
     # in this process
 
     def _small(self, few: pa.Table | None) -> pa.Table | None:
@@ -134,7 +127,7 @@ class ConflictSearch:
             return few
         return lake.slice_rows(self.log, self._slices, self.pending.size, columns=_CHANGE, every=True)
 
-    def _locally(self, few: pa.Table) -> tuple[KeyedChanges, int | None]:
+    def _locally(self, few: pa.Table) -> KeyConflict | None:
         """The first conflict of few changes, by those keys of the replica that matter."""
         key, rows = self.definition.key, few["new"].type
         of_key = pa.schema([rows.field(rows.get_field_index(name)) for name in key])
@@ -144,11 +137,11 @@ class ConflictSearch:
         assert local is not None
         with self.lake.refusing(self.path):
             present = keyed.present(lambda keys: local.rows_of(self.path, keys, keys.schema)[0])
-        return keyed, keyed.net(present)[1]
+        return keyed.net(present)[1]
 
-    def _by_spark(self) -> tuple[KeyedChanges, int | None]:
+    def _by_spark(self) -> KeyConflict | None:
         """The same, where only Spark reads the changes and the replica."""
         with self.lake.refusing(self.path):
             changes = SparkChanges(self.lake, self.path, self.log, self.definition, self.pending)
             keyed = changes.keyed()
-            return keyed, keyed.net(changes.present(keyed))[1]
+            return keyed.net(changes.present(keyed))[1]

@@ -17,6 +17,7 @@ from pgsieve.decoding.changes.columns import ROW_OPERATIONS, field_of
 from pgsieve.decoding.changes.keys import key_numbers
 from pgsieve.decoding.changes.net_change import (
     DELETE,
+    INSERT,
     NONE,
     UPDATE,
     KeyChanges,
@@ -30,9 +31,19 @@ from pgsieve.resources.lake.stores.store import Store
 
 #: Their places are the numbers that `net_change` gives them.
 _OPERATIONS = pa.array(ROW_OPERATIONS)
-#: What is read of a change besides its keys and the columns that it left out.
-_PLACED = ("slice", "number", "commit_lsn", "ordinal", "operation")
+#: What is read of a change besides its rows and the columns that it left out.
+PLACED = ("slice", "number", "commit_lsn", "ordinal", "operation")
 _TURN = 56
+
+
+@dataclass(frozen=True)
+class KeyConflict:
+    """A change that meets a row of its key: an INSERT or an UPDATE, its key (a row), when it committed, and the first change did."""
+
+    inserts: bool
+    key: pa.Table
+    commit_lsn: int
+    first_lsn: int
 
 
 @dataclass(frozen=True)
@@ -59,6 +70,16 @@ class KeyedChanges:
         """How many changes come before the last TRUNCATE: of these no row is left."""
         return self.truncates[-1] if self.truncates else 0
 
+    @property
+    def since_truncate(self) -> KeyChanges:
+        """The effective changes."""
+        return self._part(self.effective, len(self.places))
+
+    def _part(self, begin: int, end: int) -> KeyChanges:
+        every, part = self.changes, slice(begin, end)
+        sent = {name: is_sent[part] for name, is_sent in every.sent.items()}
+        return KeyChanges(every.operations[part], every.old[part], every.new[part], sent)
+
     def present(self, found: Callable[[pa.Table], Numbers]) -> Mask:
         """Whether the replica has a row of each key, of those of which it matters; one element more, for no key.
 
@@ -70,19 +91,21 @@ class KeyedChanges:
             present[wanted[found(self.keys.take(pa.array(wanted)))]] = True
         return present
 
-    def net(self, present: Mask) -> tuple[NetChange, int | None]:
+    def _conflict(self, change: int) -> KeyConflict:
+        key = self.keys.take(pa.array(self.changes.new[change : change + 1]))
+        lsns, inserts = self.commit_lsns, bool(self.changes.operations[change] == INSERT)
+        return KeyConflict(inserts, key, int(lsns[change]), int(lsns[0]))
+
+    def net(self, present: Mask) -> tuple[NetChange, KeyConflict | None]:
         """What becomes of each key of the effective changes, whose places are counted from the first of them; and the first conflict.
 
         `present` says of each key whether the replica has a row of it before.
         """
-        conflict, every = None, self.changes
-        for begin, end in zip((0, *self.truncates), (*self.truncates, len(every.operations)), strict=True):
-            part = slice(begin, end)
-            sent = {name: is_sent[part] for name, is_sent in every.sent.items()}
-            changes = KeyChanges(every.operations[part], every.old[part], every.new[part], sent)
-            net, met = net_changes(changes, present)
+        conflict: KeyConflict | None = None
+        for begin, end in zip((0, *self.truncates), (*self.truncates, len(self.places)), strict=True):
+            net, met = net_changes(self._part(begin, end), present)
             if conflict is None and met is not None:
-                conflict = begin + met
+                conflict = self._conflict(begin + met)
             present = np.zeros_like(present)
         return net, conflict
 
@@ -122,7 +145,7 @@ def stored_changes(
     store: Store, files: Iterable[str], keys: pa.Schema, unsent: Sequence[str]
 ) -> Iterator[pa.Table]:
     """What `keyed_changes` reads of files of a change history: rows may be large."""
-    read = [*_PLACED, *(f"{side}.{name}" for side in ("new", "old") for name in keys.names)]
+    read = [*PLACED, *(f"{side}.{name}" for side in ("new", "old") for name in keys.names)]
     return (store.columns(file, [*read, "unchanged"] if unsent else read) for file in files)
 
 
@@ -167,7 +190,7 @@ def keyed_changes(
 
 
 def _no_changes(keys: pa.Schema) -> pa.Table:
-    row, kinds = pa.struct(keys), dict.fromkeys(_PLACED, pa.int64()) | {"operation": pa.string()}
+    row, kinds = pa.struct(keys), dict.fromkeys(PLACED, pa.int64()) | {"operation": pa.string()}
     return pa.schema({**kinds, "unchanged": pa.list_(pa.string()), "new": row, "old": row}).empty_table()
 
 

@@ -4,7 +4,7 @@ In: the change history and the replica, where only Spark reads them. Out: the ke
 (`pgsieve.decoding.changes.net_change`), and a frame with the source of a MERGE. Raises what Spark does.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,11 +14,14 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from pgsieve.assets.steps.apply.applied import Pending
 from pgsieve.assets.steps.apply.keyed_changes import KeyedChanges, keyed_changes
+from pgsieve.assets.steps.apply.keyless_changes import DIGESTED, KeylessChanges
 from pgsieve.assets.steps.records.columns import field, order
 from pgsieve.assets.steps.subscription import Definition
+from pgsieve.decoding.changes.digests import Sought, digested
 from pgsieve.decoding.changes.net_change import NONE, Mask, NetChange, Numbers
 from pgsieve.resources.lake.delta.merge import Merge
 from pgsieve.resources.lake.delta.records import quoted
+from pgsieve.resources.lake.executors import spark_schema
 from pgsieve.resources.lake.lake import Lake
 
 #: Up to so many changes in a batch, what becomes of their keys is sent to every executor.
@@ -39,7 +42,7 @@ class SparkChanges:
 
     @property
     def _slices(self) -> Sequence[int]:
-        return [c.slice for c in self.pending.slices]
+        return self.pending.ends
 
     def _stored(self) -> DataFrame:
         """The changes, but those that a later copy has: a slice may have been transformed for an older one."""
@@ -69,6 +72,45 @@ class SparkChanges:
         keyed = keyed_changes([changes], of_key, sorted(self.pending.unchanged), self._slices, 0)
         assert keyed is not None
         return keyed
+
+    def digested(self) -> KeylessChanges:
+        """The changes after the last TRUNCATE, of a table without a key."""
+        names = self.definition.names
+
+        def digests(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            return (digested(batch, names) for batch in batches)
+
+        changes = self._stored().select(*DIGESTED.names).mapInArrow(digests, spark_schema(DIGESTED))
+        return KeylessChanges.of(changes.toArrow(), self.pending.ends, 0)
+
+    def holds(self, sought: Sought) -> Numbers:
+        """How many rows of each digest the replica has."""
+        held = np.zeros(len(sought), np.int64)
+        if self.pending.truncated_at is not None:
+            return held
+        schema = pa.schema([("place", pa.int64())])
+
+        def found(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for batch in batches:
+                yield pa.RecordBatch.from_arrays([pa.array(sought.within(batch)[1])], schema=schema)
+
+        # mapInArrow takes a name with a dot for a path.
+        columns = (F.col(quoted(n)).alias(f"c{i}") for i, n in enumerate(self.definition.names))
+        rows = self.lake.current(self.path).select(*columns)
+        counts = rows.mapInArrow(found, spark_schema(schema)).groupBy("place").count().toArrow()
+        held[np.asarray(counts["place"])] = np.asarray(counts["count"])
+        return held
+
+    def rows_at(self, side: str, places: Numbers, times: Numbers) -> DataFrame:
+        """The rows (`row`) of some changes before or after them, so many times each."""
+        names = self.definition.names
+        wanted = self.lake.spark.createDataFrame(pa.table({"wanted": places, "times": times}))
+        row = F.struct(*(field(side, name).alias(name) for name in names)).alias("row")
+        rows = self.effective().where(F.col(side).isNotNull())
+        placed = rows.select(place_of(self._slices).alias("place"), row)
+        few = len(places) <= BROADCAST_ROWS
+        chosen = placed.join(F.broadcast(wanted) if few else wanted, F.col("place") == F.col("wanted"))
+        return chosen.select("row", F.explode(F.sequence(F.lit(1), F.col("times").cast("int")))).select("row")
 
     def present(self, keyed: KeyedChanges) -> Mask:
         """Whether the replica has a row of each key, of those of which it matters."""

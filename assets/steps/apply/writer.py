@@ -4,27 +4,17 @@
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
-import pyarrow as pa
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from pgsieve.assets.steps.apply.applied import Applied, Pending, merged, outcome
-from pgsieve.assets.steps.apply.equal_rows import (
-    exact_values,
-    net_rows,
-    numbered_rows,
-    row_changes,
-    same_row,
-)
-from pgsieve.assets.steps.apply.exact_rows import replayed
 from pgsieve.assets.steps.apply.key_conflicts import ConflictSearch
 from pgsieve.assets.steps.apply.merging import keyless_merge, merge_by_spark
 from pgsieve.assets.steps.apply.spark_changes import SparkChanges
 from pgsieve.assets.steps.checkpoint import checkpointed
-from pgsieve.assets.steps.observed import aggregated
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.resources.lake.delta.merge import Clauses, Merge
 from pgsieve.resources.lake.delta.records import quoted
@@ -51,7 +41,7 @@ class ReplicaWriter:
         keyed = changes.keyed()
         net, conflict = keyed.net(changes.present(keyed))
         if self.search:
-            self.search.refuse_change(keyed, conflict)
+            self.search.refuse_change(conflict)
         if not pending.sent("update", "delete"):
             return self._append(changes.effective().select("new.*"), pending.sent("insert"))
         merge = Merge.flat(key, columns, pending.unchanged)
@@ -67,84 +57,31 @@ class ReplicaWriter:
     def _execute(self, source: DataFrame, clauses: Clauses) -> Mapping[str, int]:
         return merge_by_spark(self.lake, self.path, source, clauses, self._base)
 
-    def keyless(self, rows: DataFrame) -> Applied:
+    def keyless(self, changes: SparkChanges) -> Applied:
         """Apply to a multiset of rows: each change touches exactly one of several equal rows."""
-        pending, columns = self.pending, self.definition.names
+        pending = self.pending
         if not pending.sent("update", "delete"):
-            return self._append(rows.select("new.*"), pending.sent("insert"))
-        every = checkpointed(net_rows(rows, columns))
-        base = self.lake.current(self.path)
-        net, missing = every, 0
-        if self._lacks_rows(every, base):
-            net, missing = self._replayed(rows, every, base)
-        net = net.where("count <> 0")
-        count = F.col("count")
-        counts = [
-            F.coalesce(F.sum(F.greatest(count, F.lit(0))), F.lit(0)).alias("come"),
-            F.coalesce(F.sum(F.greatest(-count, F.lit(0))), F.lit(0)).alias("go"),
-        ]
-        totals = aggregated(net, counts)
-        come = _repeated(net.where(count > 0), count)
-        if not totals["go"] or pending.truncated_at:
-            applied = self._append(come.select("row.*"), int(totals["come"]))
-        else:
-            applied = self._replace_rows(net, come, base, int(totals["come"]))
-        return replace(applied, missing=missing)
-
-    def _held(self, rows: DataFrame, base: DataFrame) -> DataFrame:
-        """How many of each of some rows the replica holds, as `held`."""
-        columns = self.definition.names
-        if self.pending.truncated_at:
-            return rows.withColumn("held", F.lit(0))
-        kept = base.select(F.struct(*(F.col(quoted(c)).alias(c) for c in columns)).alias("kept"))
-        joined = rows.join(kept, same_row(rows, "row", "kept"), "left")
-        counted = joined.groupBy(*exact_values(rows, "row")).agg(
-            *(F.first(c).alias(c) for c in rows.columns), F.count("kept").alias("held")
+            return self._append(changes.effective().select("new.*"), pending.sent("insert"))
+        digested = changes.digested()
+        became = digested.became(changes.holds)
+        net = became.net
+        come = changes.rows_at("new", digested.places[net.coming], np.ones(len(net.coming), np.int64))
+        went, came = int(net.going.sum()), len(net.coming)
+        if not went:
+            return self._append(come.select("row.*"), came, net.missing)
+        # All rows equal to one that goes are deleted, and those that stay put back.
+        going = np.flatnonzero(net.going)
+        places, stay = digested.places_of_old(going), (became.held - net.going)[going]
+        gone = changes.rows_at("old", places, np.ones(len(places), np.int64))
+        again = changes.rows_at("old", places[stay > 0], stay[stay > 0])
+        source = gone.select(F.lit("delete").alias("action"), "row").unionByName(
+            again.unionByName(come).select(F.lit("insert").alias("action"), "row")
         )
-        return counted.select(*rows.columns, "held")
-
-    def _lacks_rows(self, net: DataFrame, base: DataFrame) -> bool:
-        """Whether some UPDATE or DELETE finds no row, as its INSERT was not published or it was taken out."""
-        return bool(self._held(net.where("needed > 0"), base).where("held < needed").limit(1).count())
-
-    def _replayed(self, rows: DataFrame, net: DataFrame, base: DataFrame) -> tuple[DataFrame, int]:
-        """The net change where some change finds no row: one change after the other, by numbers of rows."""
-        numbered = checkpointed(numbered_rows(net))
-        counted = self._held(numbered, base).select("number", "held").orderBy("number").toArrow()
-        before_counts: list[int] = counted["held"].to_pylist()
-        changes = row_changes(rows, numbered).toArrow()
-        counts, missing = replayed(
-            list(zip(changes["old"].to_pylist(), changes["new"].to_pylist(), strict=True)), before_counts
-        )
-        became = pa.table(
-            {
-                "number": counted["number"],
-                "count": pa.array(
-                    [now - before for now, before in zip(counts, before_counts, strict=True)], pa.int64()
-                ),
-            }
-        )
-        return numbered.join(self.lake.spark.createDataFrame(became), "number").select(
-            "row", "count"
-        ), missing
-
-    def _replace_rows(self, net: DataFrame, come: DataFrame, replica: DataFrame, came: int) -> Applied:
-        """Delete all rows equal to one that goes, and put back those that stay, in one MERGE."""
-        columns = self.definition.names
-        going = net.where(F.col("count") < 0)
-        counted = self._held(going.select("row", "count"), replica)
-        stay = _repeated(counted.where(F.col("held") + F.col("count") > 0), F.col("held") + F.col("count"))
-        source = (
-            going.select(F.lit("delete").alias("action"), "row")
-            .unionByName(stay.select(F.lit("insert").alias("action"), "row"))
-            .unionByName(come.select(F.lit("insert").alias("action"), "row"))
-        )
-        # Rows that stay are read from the replica itself: read them before the MERGE begins.
-        counts = self._execute(checkpointed(source), keyless_merge(source, columns))
+        counts = self._execute(checkpointed(source), keyless_merge(source, self.definition.names))
         put_back = counts.get("inserted", 0) - came
-        return self._applied(inserted=came, deleted=counts.get("deleted", 0) - put_back)
+        return self._applied(inserted=came, deleted=counts.get("deleted", 0) - put_back, missing=net.missing)
 
-    def _append(self, rows: DataFrame, count: int) -> Applied:
+    def _append(self, rows: DataFrame, count: int, missing: int = 0) -> Applied:
         truncated, names = self.pending.truncated_at is not None, self.definition.names
         if count or truncated:
             self.lake.write(
@@ -156,17 +93,12 @@ class ReplicaWriter:
                 size=self.size,
                 base=self._base,
             )
-        return self._applied(inserted=count)
+        return self._applied(inserted=count, missing=missing)
 
     @property
     def _base(self) -> int:
         """The replica's version that the batch was planned from: it is written to no other."""
         return self.pending.standing.version
 
-    def _applied(self, *, inserted: int = 0, deleted: int = 0) -> Applied:
-        return outcome(self.lake, self.path, self.pending, self.end, inserted=inserted, deleted=deleted)
-
-
-def _repeated(rows: DataFrame, times: Column) -> DataFrame:
-    """Each row as often as `times` says."""
-    return rows.select("row", F.explode(F.sequence(F.lit(1), times.cast("int"))).alias("copy")).select("row")
+    def _applied(self, **counts: int) -> Applied:
+        return outcome(self.lake, self.path, self.pending, self.end, **counts)

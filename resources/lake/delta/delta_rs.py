@@ -7,7 +7,6 @@ in this process; large ones, and everything in a lake that delta-rs does not rea
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
-from urllib.parse import unquote
 
 import numpy as np
 import numpy.typing as npt
@@ -54,11 +53,6 @@ class LocalRecords(Commits):
     def columns(self, path: str) -> list[str]:
         """The names of a table's columns."""
         return [field.name for field in self.table_at(path).schema().fields]
-
-    def plain_batches(self, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """The rows of a plain table, with the columns of a schema, a batch at a time."""
-        for name in pa.table(self.table_at(path).get_add_actions())["path"].to_pylist():
-            yield from self.store.batches(joined(path, unquote(name)), schema)
 
     def remove(self, folder: str) -> bool:
         """Remove a folder with all tables in it; False where there is none."""

@@ -1,15 +1,15 @@
 """Rows taken out of a table, and others put in, in one commit: files are written once more without them, or the rows are marked.
 
-In: a table that delta-rs reaches, and which of its rows go. Out: one commit, once per position. Whole files are replaced where the
-rows of a table are those of its files; rows are marked in deletion vectors (`deletion_vectors`) where its log takes an entry of ours.
+In: a table that delta-rs reaches, and which of its rows go. Out: one commit, once per position. Whole files are replaced
+(`Commits.commit`) where the rows of a table are those of its files; rows are marked in deletion vectors (`deletion_vectors`) where its
+log takes an entry of ours.
 Raises OverrunError where the table has another version than the rows were found in, and UnmarkableError.
 """
 
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
-from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
@@ -18,18 +18,14 @@ from deltalake import DeltaTable
 from pgsieve.resources.lake.delta import deletion_vectors
 from pgsieve.resources.lake.delta.commits import Commits, holds, is_removable
 from pgsieve.resources.lake.delta.deletion_vectors import Marked
-from pgsieve.resources.lake.delta.errors import OverrunError
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
-from pgsieve.resources.lake.delta.layout import file_bytes
 from pgsieve.resources.lake.delta.log import Log
-from pgsieve.resources.lake.delta.parquet_files import write_files
 from pgsieve.resources.lake.delta.records import APPLICATION, commit_metadata, kept_metadata
 from pgsieve.resources.lake.delta.requirements import is_plain, takes_changes, takes_marks
-from pgsieve.resources.lake.stores.store import joined
 
 
 def takes_rewriting(commits: Commits, path: str, columns: Collection[str]) -> bool:
-    """Whether `replace_rows` may rewrite the files of a table: it is plain, and asks no more of those who write.
+    """Whether files of a table may be written once more with fewer rows: it is plain, and asks no more of those who write.
 
     It has these `columns` alone: what a user has added keeps its values only where rows are merged.
     """
@@ -39,42 +35,6 @@ def takes_rewriting(commits: Commits, path: str, columns: Collection[str]) -> bo
         and all(map(is_removable, pa.table(table.get_add_actions())["path"].to_pylist()))
         and takes_changes(table, columns)
     )
-
-
-def replace_rows(
-    commits: Commits,
-    path: str,
-    staying: Callable[[pa.RecordBatch], pa.Array | None],
-    rows: pa.Table,
-    position: int,
-    base: int,
-) -> None:
-    """Take rows out of a plain table and add others in one commit, once per position.
-
-    `staying` is asked for each batch which rows stay (None: all); files of which all rows do stay as they are. `base` as
-    in `Commits.write`.
-    """
-    table, store = commits.table_at(path), commits.store
-    if table.version() != base:
-        raise OverrunError(path)
-    schema, size = rows.schema, file_bytes(table.metadata().configuration)
-    removed: dict[str, int] = {}
-    added: list[dict[str, Any]] = []
-
-    def write(batches: Iterable[pa.RecordBatch]) -> None:
-        for file in write_files(path, schema, batches, store=store, size=size):
-            added.extend(file.to_pylist())
-
-    for action in pa.table(table.get_add_actions()).select(["path", "size_bytes"]).to_pylist():
-        file = joined(path, unquote(action["path"]))
-        masks = [staying(batch) for batch in store.batches(file, schema)]
-        if any(mask is not None for mask in masks):
-            removed[action["path"]] = action["size_bytes"]
-            again = zip(store.batches(file, schema), masks, strict=True)
-            kept = (batch if mask is None else batch.filter(mask) for batch, mask in again)
-            write(batch for batch in kept if batch.num_rows)
-    write(batch for batch in rows.to_batches() if batch.num_rows)
-    commits.commit(path, schema, added, position, base=base, removed=removed)
 
 
 def takes_marking(commits: Commits, path: str, columns: Collection[str]) -> bool:

@@ -139,10 +139,12 @@ class Changes:
         pending = self.pending()
         changes = many_changes(self.lake, self.path, self.log, replicated, pending)
         assert changes is not None
-        if changes.keyed is not None:
+        if changes.net is not None:
             search = ConflictSearch(self.lake, self.path, self.log, replicated, pending)
-            search.refuse_change(changes.keyed.keyed, changes.keyed.conflict)
-        return FilesWriter(self.lake, self.path, pending, _ENDS[-1]).apply(changes)
+            search.refuse_change(changes.net.conflict)
+        applied = FilesWriter(self.lake, self.path, pending, _ENDS[-1]).apply(changes)
+        assert applied is not None
+        return applied
 
     def mark(self, gone: list[Row], position: int, *, checkpointed: bool) -> None:
         """Mark rows as deleted."""
@@ -320,6 +322,19 @@ def test_what_is_too_much_for_this_process_is_left_to_spark(
     assert many_changes(changes.lake, changes.path, changes.log, definition("k"), changes.pending())
     monkeypatch.setattr(changes.lake if limit.islower() else by_files, limit, size)
     assert many_changes(changes.lake, changes.path, changes.log, definition("k"), changes.pending()) is None
+
+
+def test_nothing_is_written_before_all_tables_are_looked_through(tmp_path: Path) -> None:
+    """A conflict of another table must find this one as it is."""
+    changes = Changes(tmp_path, [row(3, "before")], [update(row(3, "after"))])
+    changes.lake.rewritten_bytes = -1
+    before = changes.lake.records.version(changes.path)
+    decided = many_changes(changes.lake, changes.path, changes.log, definition("k"), changes.pending())
+    assert decided is not None
+    assert decided.net is not None
+    assert decided.net.gone.marked
+    assert 0 < decided.nbytes < 1_000
+    assert changes.lake.records.version(changes.path) == before
 
 
 _BC = -735_000  # Days since 1970-01-01.

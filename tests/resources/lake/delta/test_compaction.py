@@ -17,8 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import quote
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, Field, QueryBuilder, write_deltalake
@@ -29,8 +29,9 @@ from pgsieve.resources.lake.delta import compaction
 from pgsieve.resources.lake.delta.compaction import cluster, compact
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.delta.errors import OverrunError, again_after_conflict
+from pgsieve.resources.lake.delta.parquet_files import write_files
 from pgsieve.resources.lake.delta.records import quoted
-from pgsieve.resources.lake.delta.row_removal import replace_rows, takes_rewriting
+from pgsieve.resources.lake.delta.row_removal import takes_rewriting
 from pgsieve.resources.lake.delta.tables import Tables
 from pgsieve.resources.lake.stores.store import Store
 from tests.fixtures.pgsieve_replica import engine
@@ -60,6 +61,17 @@ def written(path: str) -> str:
     return path
 
 
+def replaced(local: LocalRecords, path: str, gone: int, come: int) -> None:
+    """A row, and its file, by another."""
+    assert takes_rewriting(local, path, rows().column_names)
+    matches = local.matches(path, rows(gone).select(["slice"]), [np.ones(1, np.bool_)], 2**40)
+    assert matches is not None
+    files = write_files(path, rows(come).schema, rows(come).to_batches(), store=local.store, size=2**20)
+    added = [each for file in files for each in file.to_pylist()]
+    removed = {match.path: match.size for match in matches}
+    local.commit(path, rows(come).schema, added, 9, base=local.version(path), removed=removed)
+
+
 def values(path: str) -> list[int]:
     return sorted(LocalRecords().table(path)["slice"].to_pylist())
 
@@ -74,12 +86,7 @@ _MEANWHILE: dict[str, tuple[Meanwhile, bool]] = {
     "it is clustered": (lambda path: cluster(other_process(), path, ["slice"]), False),
     "delta-rs compacts it": (lambda path: DeltaTable(path).optimize.compact(), False),
     "rows are appended": (lambda path: other_process().write(path, rows(7, 8), 7), True),
-    "rows are replaced": (
-        lambda path: replace_rows(
-            other_process(), path, lambda batch: pc.not_equal(batch["slice"], 3), rows(33), 7, _FILES - 1
-        ),
-        False,
-    ),
+    "rows are replaced": (lambda path: replaced(other_process(), path, 3, 33), False),
     "rows are deleted": (lambda path: DeltaTable(path).delete("slice < 2"), False),
     "rows are overwritten": (lambda path: other_process().write(path, rows(9), 9, overwrite=True), False),
     "it gets a column": (
@@ -316,16 +323,10 @@ def test_an_empty_table_stays_as_it_is(tmp_path: Path) -> None:
     assert DeltaTable(path).version() == 0
 
 
-def _first_replaced(local: LocalRecords, path: str) -> None:
-    def staying(batch: pa.RecordBatch) -> pa.Array:
-        return pc.not_equal(batch["slice"], 0)
-
-    assert takes_rewriting(local, path, rows().column_names)
-    replace_rows(local, path, staying, rows(0), 9, base=local.version(path))
-
-
 @pytest.mark.parametrize("name", ["a b", "a%20b", "ä#?", "a+b=c"])
-@pytest.mark.parametrize("way", [*_WAYS.values(), _first_replaced], ids=[*_WAYS, "replace_rows"])
+@pytest.mark.parametrize(
+    "way", [*_WAYS.values(), lambda local, path: replaced(local, path, 0, 0)], ids=[*_WAYS, "replaced"]
+)
 def test_a_file_of_any_name_is_replaced(
     tmp_path: Path, name: str, way: Callable[[LocalRecords, str], object]
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.fs as pafs
 import pytest
@@ -49,7 +50,9 @@ READERS: dict[str, Callable[[LocalRecords, str], object]] = {
     "newest": lambda records, path: records.newest(path, "slice"),
     "table": lambda records, path: records.table(path),
     "batches": lambda records, path: list(records.batches(path, 1)),
-    "plain_batches": lambda records, path: list(records.plain_batches(path, ROWS.schema)),
+    "matches": lambda records, path: records.matches(
+        path, ROWS.select(["ordinal"]), [np.ones(ROWS.num_rows, np.bool_)], None
+    ),
     "rows_of": lambda records, path: records.rows_of(path, ROWS.select(["ordinal"]), ROWS.schema),
     "slices": lambda records, path: records.change_log(path).rows([10]),
     "delete": lambda records, path: _opened(records, path).delete("ordinal = 3"),

@@ -289,9 +289,6 @@ def test_a_file_that_delta_rs_has_rewritten_is_read_as_any_other(tmp_path: Path)
         keys = pa.table({"operation": ["insert"], "ordinal": [1]})
         read = [
             records.change_log(path).rows([200, 300]),
-            pa.Table.from_batches(
-                b.filter(pa.compute.field("slice") > 100) for b in records.plain_batches(path, schema)
-            ),
             records.change_log(path).rows([300], columns=["commit_lsn", "ordinal", "operation", "new"]),
         ]
         plain = [rows.to_pylist() for rows in read if rows is not None]

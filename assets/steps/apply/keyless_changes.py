@@ -1,0 +1,117 @@
+"""The changes of a batch without a key: their rows as digests, and what becomes of the multiset.
+
+In: files of the change history, the replica. Out: the changes as those of a table whose key is the whole row (`KeyedChanges`), and which
+rows go and come. Rows themselves are held a row group at a time. Raises LakeError, and what Arrow does.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+
+from pgsieve.assets.steps.apply.keyed_changes import PLACED, KeyedChanges, keyed_changes
+from pgsieve.decoding.changes.columns import SIDES
+from pgsieve.decoding.changes.digests import DIGEST, Sought, digested
+from pgsieve.decoding.changes.multiset import MultisetChange, first_of, multiset_change, needed, sides
+from pgsieve.decoding.changes.net_change import NONE, Numbers
+from pgsieve.resources.lake.delta.conforming import conformed
+from pgsieve.resources.lake.delta.key_lookup import FileMatches
+from pgsieve.resources.lake.executors import Executors, Guard
+from pgsieve.resources.lake.stores.store import RowGroup, Store, parted
+
+#: How many of each of some rows the replica has.
+Holds = Callable[[Sought], Numbers]
+
+
+def changes_of(row: pa.DataType) -> pa.Schema:
+    """What is read of changes, with rows of this type or digests of them."""
+    kinds = dict.fromkeys(PLACED, pa.int64()) | {"operation": pa.string()}
+    return pa.schema(kinds | dict.fromkeys(SIDES, row))
+
+
+DIGESTED = changes_of(pa.struct(DIGEST))
+
+
+def stored_digests(store: Store, groups: Sequence[RowGroup], rows: pa.Schema, runner: Executors) -> pa.Table:
+    """The changes in some row groups of a change history, with digests of their rows, which have the columns of a schema."""
+    parts = parted(groups, runner.number)
+    return runner.written(_Digesting(store, parts, rows), len(parts), schema=DIGESTED)
+
+
+@dataclass(frozen=True)
+class _Digesting:
+    """Digests the rows of changes, part by part. Travels to executors."""
+
+    store: Store
+    parts: Sequence[Sequence[RowGroup]]
+    rows: pa.Schema
+
+    def __call__(self, number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
+        schema = changes_of(pa.struct(self.rows))
+        for _, read in self.store.readers(self.parts[number]):
+            changes = conformed(read(schema.names), schema).to_batches()
+            yield from (digested(batch, self.rows.names) for batch in guard(changes))
+
+
+@dataclass(frozen=True)
+class KeylessChanges:
+    """A batch's changes after its last TRUNCATE, by the numbers of their rows."""
+
+    rows: KeyedChanges
+
+    @classmethod
+    def of(cls, digests: pa.Table, slices: Sequence[int], since: int) -> "KeylessChanges":
+        """The changes of a change history that committed at or after `since`."""
+        keyed = keyed_changes([digests], DIGEST, (), slices, since)
+        assert keyed is not None
+        return cls(keyed)
+
+    @property
+    def places(self) -> Numbers:
+        """Where the changes are."""
+        return self.rows.places[self.rows.effective :]
+
+    def became(self, holds: Holds) -> "Became":
+        """What becomes of the multiset.
+
+        Rows are looked up that have to be there; where one of these is not, all that are to go.
+        """
+        changes, count = self.rows.since_truncate, self.rows.keys.num_rows
+        olds = sides(changes)[0]
+        for wanted in (np.flatnonzero(needed(changes, count)), np.unique(olds[olds != NONE])):
+            held = np.zeros(count, np.int64)
+            if len(wanted):
+                held[wanted] = holds(Sought(self.rows.keys.take(pa.array(wanted))))
+            became = multiset_change(changes, held)
+            if not became.missing:
+                break
+        return Became(became, held, wanted)
+
+    def places_of_old(self, rows: Numbers) -> Numbers:
+        """Where a change is that has the row before it, for each of some rows by their numbers."""
+        olds = sides(self.rows.since_truncate)[0]
+        place = np.full(self.rows.keys.num_rows, NONE)
+        place[olds[olds != NONE]] = self.places[olds != NONE]
+        return place[rows]
+
+
+@dataclass(frozen=True)
+class Became:
+    """What becomes of a multiset, how many of each row it `held`, as far as they were looked up, and which were, by their numbers."""
+
+    net: MultisetChange
+    held: Numbers
+    looked_up: Numbers
+
+
+def going(matches: Sequence[FileMatches], counts: Numbers) -> list[FileMatches]:
+    """The first of some rows of files, so many of each as counts say by their keys."""
+    left, chosen = counts.copy(), list[FileMatches]()
+    for match in matches:
+        order = np.argsort(match.rows)
+        rows, keys = match.rows[order], match.keys[order]
+        goes = first_of(keys, left)
+        if goes.any():
+            chosen.append(replace(match, rows=rows[goes], keys=keys[goes]))
+    return chosen

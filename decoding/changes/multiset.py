@@ -1,0 +1,108 @@
+"""Tables without a key: the changes in their order -> which rows go, and which changes have the rows that come.
+
+In: changes by the numbers of their rows (`KeyChanges`, whose keys are whole rows). Out: `MultisetChange`.
+A replica without a key is a multiset: a DELETE takes one of several equal rows, an UPDATE replaces one. A change whose old
+row is not there has no effect (PostgreSQL documentation, section 29.8, update_missing and delete_missing). Raises nothing.
+
+    the replica's rows     a  a  b
+    UPDATE of a to c       a  b  c        of a one goes; c comes
+    DELETE of b            a  c           b goes
+    UPDATE of b to a       a  c           no b is left: nothing comes, one is missing
+
+Source: FindReplTupleInLocalRel() in src/backend/replication/logical/worker.c, RelationFindReplTupleSeq() in
+src/backend/executor/execReplication.c.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pgsieve.decoding.changes.net_change import NONE, UPDATE, KeyChanges, Mask, Numbers
+
+#: An event's place, and whether its row comes, in one integer below its row.
+_EVENT_BITS = 33
+
+
+@dataclass(frozen=True)
+class MultisetChange:
+    """What becomes of a multiset: how many rows of each number go, the changes whose new rows come, and how many found no row."""
+
+    going: Numbers
+    coming: Numbers
+    missing: int
+
+
+def sides(changes: KeyChanges) -> tuple[Numbers, Numbers]:
+    """The rows before and after; an UPDATE that changes nothing has its row before it, too."""
+    stays = (changes.operations == UPDATE) & (changes.old == NONE)
+    return np.where(stays, changes.new, changes.old), changes.new
+
+
+def needed(changes: KeyChanges, rows: int) -> Numbers:
+    """How many of each of so many rows have to be there before the changes, for every change to find its row."""
+    old, new = sides(changes)
+    least = np.zeros(rows, np.int64)
+    # Of an UPDATE the old row goes before the new one comes.
+    events = np.concatenate([_events(old, 0), _events(new, 1)])
+    if len(events):
+        events.sort()
+        row, steps = events >> _EVENT_BITS, np.where(events & 1, 1, -1)
+        held, begins = np.cumsum(steps), np.flatnonzero(np.diff(row, prepend=NONE))
+        before = np.repeat(held[begins] - steps[begins], np.diff(begins, append=len(row)))
+        least[row[begins]] = np.minimum.reduceat(held - before, begins)
+    return np.maximum(-least, 0)
+
+
+def multiset_change(changes: KeyChanges, held: Numbers) -> MultisetChange:
+    """What becomes of a multiset that has so many of each row."""
+    old, new = sides(changes)
+    lost = np.zeros(len(old), np.bool_)
+    if (needed(changes, len(held)) > held).any():
+        lost = _lost(old, new, held)
+        old, new = np.where(lost, NONE, old), np.where(lost, NONE, new)
+    counts = np.zeros(len(held), np.int64)
+    np.add.at(counts, new[new != NONE], 1)
+    np.subtract.at(counts, old[old != NONE], 1)
+    return MultisetChange(
+        np.maximum(-counts, 0), _last(new, np.maximum(counts, 0)), int(np.count_nonzero(lost))
+    )
+
+
+def first_of(rows: Numbers, left: Numbers) -> Mask:
+    """Which of some rows, by their numbers, are the first of each number: `left` says how many, and is lowered by them."""
+    order = np.argsort(rows, kind="stable")
+    ordered = rows[order]
+    begins = np.flatnonzero(np.diff(ordered, prepend=NONE))
+    rank = np.arange(len(rows)) - np.repeat(begins, np.diff(begins, append=len(rows)))
+    chosen = np.zeros(len(rows), np.bool_)
+    chosen[order] = rank < left[ordered]
+    np.subtract.at(left, rows[chosen], 1)
+    return chosen
+
+
+def _events(rows: Numbers, comes: int) -> Numbers:
+    """One integer an event: its row, then its place, then whether the row comes."""
+    places = np.flatnonzero(rows != NONE)
+    return (rows[places] << _EVENT_BITS) | (places << 1) | comes
+
+
+def _lost(old: Numbers, new: Numbers, held: Numbers) -> Mask:
+    """The changes that find no row. One that is lost brings none for the next, so they are followed one by one."""
+    counts, lost = held.tolist(), np.zeros(len(old), np.bool_)
+    for change, (gone, come) in enumerate(zip(old.tolist(), new.tolist(), strict=True)):
+        if gone != NONE:
+            if not counts[gone]:
+                lost[change] = True
+                continue
+            counts[gone] -= 1
+        if come != NONE:
+            counts[come] += 1
+    return lost
+
+
+def _last(new: Numbers, counts: Numbers) -> Numbers:
+    """The last changes with each new row, so many of each."""
+    places = np.flatnonzero(new != NONE)[::-1]
+    return np.sort(places[first_of(new[places], counts)])

@@ -1,0 +1,61 @@
+"""Where a Delta table without a key has some rows: all of its files are read, by whoever runs the functions.
+
+In: a table, and digests of rows (`pgsieve.decoding.changes.digests`). Out: the rows that have them, file by file. Raises what delta-rs and
+Arrow do.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from urllib.parse import unquote
+
+import numpy as np
+import pyarrow as pa
+from deltalake import DeltaTable
+
+from pgsieve.decoding.changes.digests import Sought
+from pgsieve.resources.lake.delta.deletion_vectors import deleted_rows
+from pgsieve.resources.lake.delta.key_lookup import FileMatches
+from pgsieve.resources.lake.executors import Executors, Guard
+from pgsieve.resources.lake.stores.store import Store, joined
+
+_FOUND = pa.schema([("file", pa.int64()), ("row", pa.int64()), ("sought", pa.int64())])
+
+
+def row_matches(
+    table: DeltaTable, path: str, store: Store, sought: Sought, schema: pa.Schema, runner: Executors
+) -> list[FileMatches]:
+    """Where a table has rows of some digests, made of the columns of a schema; `keys` of a match are places of digests."""
+    files = pa.table(table.get_add_actions()).select(["path", "size_bytes"]).to_pylist()
+    names = [unquote(file["path"]) for file in files]
+    found = runner.written(_Reading(store, path, schema, names, sought), len(names), schema=_FOUND)
+    place, rows, of = (np.asarray(found[name]) for name in _FOUND.names)
+    deleted, none = deleted_rows(table), np.empty(0, np.int64)
+    matches = []
+    for number in np.unique(place).tolist():
+        here, name = place == number, names[number]
+        gone = deleted.get(name, none)
+        here[here] = np.isin(rows[here], gone, invert=True)
+        matches.append(
+            FileMatches(name, files[number]["path"], files[number]["size_bytes"], rows[here], of[here], gone)
+        )
+    return [match for match in matches if len(match.rows)]
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """Looks through the files of a table, each a part. Travels to executors."""
+
+    store: Store
+    path: str
+    schema: pa.Schema
+    names: Sequence[str]
+    sought: Sought
+
+    def __call__(self, number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
+        begin = 0
+        for batch in guard(self.store.batches(joined(self.path, self.names[number]), self.schema)):
+            rows, of = self.sought.within(batch)
+            yield pa.RecordBatch.from_arrays(
+                [pa.array(np.full(len(rows), number)), pa.array(begin + rows), pa.array(of)], schema=_FOUND
+            )
+            begin += batch.num_rows

@@ -1,0 +1,111 @@
+"""Changes of a table without a key, by files: the rows and counts of the same changes one after the other. No JVM."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from pgsieve.assets.steps.apply.keyless_changes import going
+from pgsieve.assets.steps.subscription import Definition
+from pgsieve.decoding.changes.digests import Sought, row_digests
+from pgsieve.decoding.publications.evolution import Layout
+from pgsieve.resources.lake.delta.row_removal import added_files, enable_marking, mark_rows
+from pgsieve.resources.lake.lake import Lake
+from tests.assets.steps.apply.test_by_files import Change, Changes, Row, delete, insert, update
+from tests.fixtures.lakes import no_session
+
+_COLUMNS = (("n", pa.int64()), ("f", pa.float64()), ("t", pa.string()), ("l", pa.list_(pa.float64())))
+_KEYLESS = Definition(
+    (("n", "bigint"), ("f", "double"), ("t", "string"), ("l", "array<double>")), (), Layout(1, (), 4, ())
+)
+_NAN = float("nan")
+#: Rows that differ from one another, if by spelling alone.
+_ROWS: list[Row] = [
+    {"n": 1, "f": 0.0, "t": "1.0", "l": [0.0]},
+    {"n": 1, "f": -0.0, "t": "1.0", "l": [0.0]},
+    {"n": 1, "f": 0.0, "t": "1.00", "l": [0.0]},
+    {"n": 1, "f": 0.0, "t": "1.0", "l": [-0.0]},
+    {"n": None, "f": _NAN, "t": '{"a": 1}', "l": None},
+    {"n": None, "f": None, "t": None, "l": [_NAN, None]},
+    {"n": None, "f": None, "t": None, "l": []},
+    {"n": 2, "f": 2.5, "t": "", "l": None},
+]
+
+
+def _random(draw: random.Random) -> tuple[list[Row], list[Change]]:
+    """A replica's rows, and changes; some rows are not there, as a publication left their INSERTs out."""
+    published = [draw.choice(_ROWS) for _ in range(draw.randint(0, 25))]
+    rows = [each for each in published if draw.random() < 0.9]
+    changes, truncating = list[Change](), draw.random() < 0.3
+    for _ in range(draw.randint(1, 30)):
+        new = draw.choice(_ROWS)
+        if truncating and draw.random() < 0.1:
+            changes.append(Change("truncate"))
+            published = []
+        elif not published or draw.random() < 0.3:
+            changes.append(insert(new))
+            published.append(new)
+        else:
+            old = published.pop(draw.randrange(len(published)))
+            changes.append(update(new, old) if draw.random() < 0.6 else delete(old))
+            published += [new] if changes[-1].new else []
+    return rows, changes
+
+
+def _followed(rows: list[Row], changes: list[Change]) -> tuple[Counter[str], int]:
+    """The rows after the changes, one after the other, and how many after the last TRUNCATE found none."""
+    now, missing = Counter(map(str, rows)), 0
+    for change in changes:
+        if change.operation == "truncate":
+            now, missing = Counter(), 0
+            continue
+        if change.old is not None and not now[str(change.old)]:
+            missing += 1
+            continue
+        if change.old is not None:
+            now[str(change.old)] -= 1
+        if change.new is not None:
+            now[str(change.new)] += 1
+    return +now, missing
+
+
+def _mark(changes: Changes, gone: list[Row]) -> None:
+    """Mark the first of the replica's rows that are equal to some as deleted."""
+    local, lake, schema = changes.lake.local, changes.lake, changes.schema
+    assert local is not None
+    enable_marking(local, changes.path)
+    counts = Counter(map(str, gone))
+    distinct = [row for row in _ROWS if counts[str(row)]]
+    sought = Sought(row_digests(pa.RecordBatch.from_pylist(distinct, schema)))
+    found = lake.row_matches(changes.path, sought, schema)
+    matches = going(found, np.array([counts[str(row)] for row in distinct]))
+    base = local.version(changes.path)
+    added = added_files(local, changes.path, matches, base)
+    mark_rows(local, changes.path, zip(matches, added, strict=True), [], 110, base)
+
+
+@pytest.mark.parametrize("way", ["rewritten", "marked", "inline"])
+def test_random_changes_leave_what_one_after_the_other_does(tmp_path: Path, way: str) -> None:
+    lost = 0
+    for seed in range(12):
+        rows, changes = _random(random.Random(seed))
+        gone = random.Random(seed).choices(_ROWS, k=5) if way == "marked" else []
+        made = Changes(tmp_path / str(seed), [*gone, *rows], changes, _COLUMNS)
+        if way == "inline":
+            made.lake = Lake(made.lake.uri, no_session)
+        if way == "marked":
+            made.lake.rewritten_bytes = -1
+            _mark(made, gone)
+        done = made.by_files(_KEYLESS)
+        after, missing = _followed(rows, changes)
+        assert Counter(map(str, made.rows())) == after, f"seed {seed}"
+        assert done.missing == missing, f"seed {seed}"
+        before = 0 if done.truncated else len(rows)
+        assert before + done.inserted - done.deleted == after.total(), f"seed {seed}"
+        lost += missing > 0
+    assert 0 < lost < 12
