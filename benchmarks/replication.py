@@ -4,9 +4,12 @@ The workload: a table of ten columns, about 100 bytes of text a row. Initial syn
 catch-up applies half as many inserts, in 100 transactions, and a quarter as many updates, in 50, that wait in
 the slot. What the slot takes by itself to be read is told beside. pgsieve is measured warm (in a session that has done the same twice, with half the rows) and cold (the whole
 process, `pgsieve run`); the peer is CREATE SUBSCRIPTION with default options on a second embedded server. Prints
-seconds, and the ratio to the peer. Needs about 3 GB of disk at the full 2,000,000 rows.
+seconds of the clock, and the ratio to the peer. Needs about 3 GB of disk at the full 2,000,000 rows.
 
-    python benchmarks/replication.py --rows 2000000
+`--master` is Spark's, as in pgsieve.yaml: local, with `--engine start` the warm engine's, or a standalone cluster's that runs
+already. `threads[N]` is the yardstick: the same functions in threads of the process, without Spark.
+
+    python benchmarks/replication.py --rows 2000000 --master local[*] --engine start
 """
 
 import argparse
@@ -15,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -135,11 +138,12 @@ def steps(subscription: Subscription, lake: object, results: dict[str, float], p
             apply(subscription, lake, quiet)
 
 
-def configuration(folder: Path, publisher: EmbeddedServer, name: str) -> Path:
+def configuration(folder: Path, publisher: EmbeddedServer, name: str, spark: Mapping[str, str]) -> Path:
     """A pgsieve.yaml with one subscription to the publication of the same name."""
     path = folder / f"{name}.yaml"
     written = {
         "lake": f"./lake_{name}",
+        "spark": dict(spark),
         "sources": {name: {"conninfo": publisher.conninfo()}},
         "subscriptions": {f"s_{name}": {"source": name, "publications": [name]}},
     }
@@ -147,14 +151,16 @@ def configuration(folder: Path, publisher: EmbeddedServer, name: str) -> Path:
     return path
 
 
-def warm(folder: Path, publisher: EmbeddedServer, rows: int, results: dict[str, float]) -> None:
+def warm(
+    folder: Path, publisher: EmbeddedServer, rows: int, results: dict[str, float], spark: Mapping[str, str]
+) -> None:
     """The steps in one session, the third time."""
     for name, size, measured in (
         ("warmup1", rows // 2, {}),
         ("warmup2", rows // 2, {}),
         ("warm", rows, results),
     ):
-        declared = project(load_config(configuration(folder, publisher, name)))
+        declared = project(load_config(configuration(folder, publisher, name, spark)))
         subscription, lake = declared.subscriptions[f"s_{name}"], declared.lake.open()
         phase = "warm" if measured is results else "(warm-up)"
         with timed(measured, f"pgsieve {phase}: initial sync"):
@@ -162,15 +168,17 @@ def warm(folder: Path, publisher: EmbeddedServer, rows: int, results: dict[str, 
         with psycopg.connect(publisher.conninfo(), autocommit=True) as source:
             changes(source, name, size)
         steps(subscription, lake, measured, phase)
-        held = lake.current(lake.replica(subscription.name, "public", name)).count()
+        held = lake.count(lake.replica(subscription.name, "public", name))
         assert held == size + size // 2 // 100 * 100, held
         with psycopg.connect(publisher.conninfo(), autocommit=True) as source:
             source.execute(f"select pg_drop_replication_slot('{subscription.feed.slot}')")
 
 
-def cold(folder: Path, publisher: EmbeddedServer, rows: int, results: dict[str, float]) -> None:
+def cold(
+    folder: Path, publisher: EmbeddedServer, rows: int, results: dict[str, float], spark: Mapping[str, str]
+) -> None:
     """`pgsieve run` as a process: with the rows, with the changes, with nothing."""
-    path = configuration(folder, publisher, "cold")
+    path = configuration(folder, publisher, "cold", spark)
     command = [sys.executable, "-m", "pgsieve.pipelines.command_line.cli", "run", "-c", str(path)]
 
     def run() -> None:
@@ -199,7 +207,10 @@ def main() -> None:
     )
     parser.add_argument("--rows", type=int, default=2_000_000)
     parser.add_argument("--skip-cold", action="store_true")
+    parser.add_argument("--master", default="local[*]")
+    parser.add_argument("--engine", choices=("off", "use", "start"), default="off")
     options = parser.parse_args()
+    spark = {"master": options.master, "engine": options.engine}
     results: dict[str, float] = {}
     with tempfile.TemporaryDirectory(prefix="pgsieve-benchmark-") as name:
         folder = Path(name)
@@ -214,11 +225,11 @@ def main() -> None:
                     )
                     source.execute(f"vacuum (freeze, analyze) {table}")
                     source.execute(f"create publication {table} for table {table}")
-            print(f"{options.rows:,} rows, load average {os.getloadavg()[0]:.1f}", flush=True)
+            print(f"{options.rows:,} rows, {spark}, load average {os.getloadavg()[0]:.1f}", flush=True)
             builtin(publisher, subscriber, options.rows, results)
-            warm(folder, publisher, options.rows, results)
+            warm(folder, publisher, options.rows, results, spark)
             if not options.skip_cold:
-                cold(folder, publisher, options.rows, results)
+                cold(folder, publisher, options.rows, results, spark)
     table = Table("what", "seconds", "ratio to the built-in subscription")
     for what, seconds in results.items():
         peer = results.get("built-in: " + what.rpartition(": ")[2].strip())

@@ -66,7 +66,8 @@ def _engine(config: Config) -> SparkEngine:
     engine = project(config).lake.engine
     if not engine.is_warmed:
         master = config.spark.master
-        problem = f"`spark.master` is {master}" if not master.startswith("local") else "`spark.engine` is off"
+        is_local = engine.spark_master.startswith("local")
+        problem = "`spark.engine` is off" if is_local else f"`spark.master` is {master}"
         if sys.platform != "linux":
             problem = "it needs Linux"
         raise PgsieveError(

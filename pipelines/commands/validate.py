@@ -47,7 +47,7 @@ from pgsieve.pipelines.commands.results import (
 )
 from pgsieve.pipelines.config.model import Config
 from pgsieve.pipelines.project import Project, project
-from pgsieve.resources.lake.delta.errors import LakeUnavailableError
+from pgsieve.resources.lake.delta.errors import LakeUnavailableError, SparkUnavailableError
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.capture import capture_statements, preparing
 from pgsieve.resources.postgres.catalog import read_catalog
@@ -66,6 +66,11 @@ def validate(config: Config, *, rights: bool = True) -> ValidationReport:
     pictures: dict[tuple[str, str], PublicationPicture] = {}
     received, problems, statements = [], [], []
     warnings = list[ValidationProblem]()
+    try:
+        # What is few needs none; so nothing is refused.
+        declared.lake.engine.check_java()
+    except SparkUnavailableError as error:
+        warnings.append(_problem("spark", error))
     try:
         declared.lake.open().check_permitted()
     except LakeUnavailableError as error:

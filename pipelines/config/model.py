@@ -68,6 +68,7 @@ from pgsieve.pipelines.config.values import (
     streaming_mode,
     switch,
 )
+from pgsieve.resources.lake.executors import threads_of
 from pgsieve.resources.lake.stores.storage import is_uri, misread
 
 __all__ = [
@@ -94,7 +95,7 @@ class _Section(BaseModel):
 class SparkConfig(_Section):
     """Where Spark runs: `master` is any Spark master URL or a Spark Connect address; `conf` is passed on.
 
-    Where the master is local, runs take their sessions of the warm engine if `engine` says so: `use` takes the one that
+    With `threads[N]` so many threads of pgsieve stand in for Spark. Where the master is local, runs take their sessions of the warm engine if `engine` says so: `use` takes the one that
     serves, `start` starts it where none does, `off` knows none. It ends when nobody has used it for `engine_idle`.
     """
 
@@ -103,6 +104,13 @@ class SparkConfig(_Section):
     conf: dict[str, str] = Field(default={}, repr=False)
     engine: Annotated[Literal["off", "use", "start"], BeforeValidator(switch)] = "use"
     engine_idle: Wait = timedelta(minutes=15)
+
+    @field_validator("master")
+    @classmethod
+    def _threads_are_counted(cls, master: str) -> str:
+        if master.startswith("threads") and threads_of(master) is None:
+            raise refusal("does not say how many threads", "write threads[4], or threads[*] for one a core")
+        return master
 
     @field_validator("conf", mode="before")
     @classmethod

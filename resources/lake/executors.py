@@ -1,11 +1,10 @@
-"""What runs a function of pgsieve's part by part: Spark's executors, threads of this process, or the thread that asks.
+"""What runs a function of pgsieve's part by part: Spark, the thread that asks, or threads of this process.
 
 In: a function of a part's number, which yields rows, as a rule one (`WRITTEN`) for each file that it writes, and how many parts there
 are. Out: the rows of all parts. Raises what the function raises; of Spark's executors as Spark tells it.
 
-Where Spark's master is this machine, its executors are processes of this machine behind a JVM, whose start and first jobs take
-longer than most copies. The driver of PostgreSQL, Arrow and the writer of Parquet work without Python's lock, so threads
-keep as many cores busy.
+Spark runs what is more than a thread should hold. Threads stand in for it on a machine without Java, where the configuration says so
+(`threads[N]`). The driver of PostgreSQL, Arrow and the writer of Parquet work without Python's lock, so they keep as many cores busy.
 """
 
 import re
@@ -29,6 +28,7 @@ Hear = Callable[[int], None]
 #: Reads a part, whose rows it guards; yields what it makes of it: of files that it writes a row (`WRITTEN`) each.
 Part = Callable[[int, Guard], Iterable[pa.RecordBatch]]
 
+_THREADS = re.compile(r"threads\[([1-9]\d*|\*)\]")
 _LOCAL = re.compile(r"local(?:\[(\d+|\*)(?:,\s*\d+)?\])?")
 
 
@@ -57,10 +57,8 @@ class Executors(Protocol):
 class SparkExecutors:
     """Spark's, who may be on other machines; what is interrupted Spark ends itself."""
 
-    number = 1
-
-    def __init__(self, session: Callable[[], SparkSession]) -> None:
-        self._session = session
+    def __init__(self, session: Callable[[], SparkSession], number: int = 1) -> None:
+        self._session, self.number = session, number
 
     def written(
         self, part: Part, parts: int, hear: Hear | None = None, schema: pa.Schema = WRITTEN
@@ -154,10 +152,17 @@ def _pool(number: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(number, "pgsieve-executor")
 
 
+def threads_of(master: str) -> int | None:
+    """How many threads of this process stand in for Spark; None where Spark itself runs what is much."""
+    match = _THREADS.fullmatch(master)
+    return _number(match[1]) if match else None
+
+
 def cores_of(master: str) -> int | None:
     """How many cores of this machine a Spark master means; None for one that means other machines or processes."""
     match = _LOCAL.fullmatch(master)
-    if match is None:
-        return None
-    number = match[1] or "1"
-    return (cpu_count() or 2) if number == "*" else int(number)
+    return _number(match[1] or "1") if match else None
+
+
+def _number(text: str) -> int:
+    return (cpu_count() or 2) if text == "*" else int(text)

@@ -71,6 +71,7 @@ class Lake(LakeWays):
         storage: Storage | None = None,
         folders: Mapping[str, str] | None = None,
         threads: int | None = None,
+        cores: int = 1,
         vectors: bool = True,
         rewritten_bytes: int = REWRITTEN_BYTES_DEFAULT,
     ) -> None:
@@ -78,7 +79,7 @@ class Lake(LakeWays):
         super().__init__(storage, folders, small_bytes, vectors=vectors)
         self._session = session
         #: Who writes many rows that no Spark expression has to see.
-        self.executors: Executors = SparkExecutors(session) if threads is None else Threads(threads)
+        self.executors: Executors = SparkExecutors(session, cores) if threads is None else Threads(threads)
         self.records: Records = NamedRecords(self.local or SparkRecords(session), self.refusing)
         #: Of replicas up to so many bytes files are written once more for rows that go; -1: of none.
         self.rewritten_bytes = rewritten_bytes

@@ -12,6 +12,7 @@ from dagster_pyspark import LazyPySparkResource, PySparkResource
 from pyspark.sql import SparkSession
 
 from pgsieve.resources.lake.delta.errors import SparkUnavailableError
+from pgsieve.resources.lake.executors import cores_of
 from pgsieve.resources.lake.session import (
     SESSION_SETTINGS,
     SparkEngine,
@@ -44,9 +45,11 @@ def pyspark_resource(
     if own is None:
         return PgsieveSpark(**fields)
 
+    chosen = own
+
     @cache
     def session() -> SparkSession:
-        return _beside(own, engine)
+        return _beside(chosen, engine)
 
     class ProjectSpark(PgsieveSpark):
         """The Spark of a project. Dagster copies a resource by its fields: so the class knows whose session it is."""
@@ -58,6 +61,10 @@ def pyspark_resource(
         @property
         def threads(self) -> int | None:
             return None
+
+        @property
+        def cores(self) -> int:
+            return cores_of(str(chosen.spark_config.get("spark.master", ""))) or 1
 
         @property
         def is_warmed(self) -> bool:

@@ -9,7 +9,6 @@ import dagster as dg
 from pydantic import Field
 from pyspark.sql import SparkSession
 
-from pgsieve.resources.lake.executors import cores_of
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.session import SparkEngine
 from pgsieve.resources.lake.spark_writes import WANT_VECTORS
@@ -46,7 +45,8 @@ class LakeResource(dg.ConfigurableResource["LakeResource"]):
             session or (lambda: self.engine.session),
             small,
             folders=self.folders,
-            threads=cores_of(self.engine.master),
+            threads=self.engine.threads,
+            cores=self.engine.cores,
             vectors=self.engine.spark_config.get(WANT_VECTORS, "true").lower() == "true",
             rewritten_bytes=int(self.engine.spark_config.get(REWRITTEN_BYTES, REWRITTEN_BYTES_DEFAULT)),
         )

@@ -31,6 +31,7 @@ from pgsieve.resources.lake.delta.errors import SparkUnavailableError
 from pgsieve.resources.lake.engine import control
 from pgsieve.resources.lake.engine.channel import EngineChannel
 from pgsieve.resources.lake.engine.record import EngineError, EngineFolder
+from pgsieve.resources.lake.executors import cores_of, threads_of
 from pgsieve.resources.lake.jars import Packages, class_path, delta_packages, fetch, s3_packages
 from pgsieve.resources.lake.java import jvm
 from pgsieve.resources.lake.stores import log_store
@@ -214,7 +215,7 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
     def session(self) -> SparkSession:
         """The session, made at the first call; raises SparkUnavailableError."""
         silence_client()
-        if not self.master.startswith("local"):
+        if not self.spark_master.startswith("local"):
             ship_by_value()
         if self.master.startswith("sc://"):
             # Without options the server's own way to the store is the right one.
@@ -231,10 +232,25 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
         return self.session
 
     @property
+    def threads(self) -> int | None:
+        """How many threads of this process stand in for Spark, where it can be done without; None: none do."""
+        return threads_of(self.master)
+
+    @property
+    def spark_master(self) -> str:
+        """Where Spark itself runs: beside threads of this process on this machine, for what nothing else does."""
+        return f"local[{self.threads}]" if self.threads else self.master
+
+    @property
+    def cores(self) -> int:
+        """How many parts Spark works on at a time, as far as the master says."""
+        return cores_of(self.spark_master) or 1
+
+    @property
     def is_warmed(self) -> bool:
         """Whether the configuration lets an engine answer for the session; on Linux, where it can prove that it is the one."""
         is_wanted = self.engine != "off" and bool(self.engine_folder)
-        return is_wanted and self.master.startswith("local") and sys.platform == "linux"
+        return is_wanted and self.spark_master.startswith("local") and sys.platform == "linux"
 
     @property
     def folder(self) -> EngineFolder:
@@ -244,15 +260,21 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
     @property
     def settings(self) -> dict[str, str]:
         """What a session that is started here is made of, and what a warm engine is known by."""
-        return session_config(self.master, self.spark_config, storage_of(self.lake))
+        return session_config(self.spark_master, self.spark_config, storage_of(self.lake))
+
+    def check_java(self) -> None:
+        """Raise SparkUnavailableError where Spark starts on this machine, and finds no Java."""
+        if self.spark_master.startswith("sc://") or "JAVA_HOME" in os.environ or shutil.which("java"):
+            return
+        out = "install a JDK or JRE 17 or 21, or set JAVA_HOME"
+        if self.threads is None:
+            # What threads leave to Spark, Spark does there as well: so it is said here only.
+            out += f'; or have threads of pgsieve stand in for Spark: `spark: {{master: "threads[{os.cpu_count() or 2}]"}}`'
+        raise SparkUnavailableError("Spark needs Java, and no `java` is on the PATH", hint=out)
 
     def fetch_jars(self) -> None:
         """Have the jars at hand that a session started here needs; raises SparkUnavailableError."""
-        if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
-            raise SparkUnavailableError(
-                "Spark needs Java, and no `java` is on the PATH",
-                hint="install a JDK or JRE 17 or 21, or set JAVA_HOME",
-            )
+        self.check_java()
         fetch(_needed_packages(storage_of(self.lake)), self.spark_config)
 
     def launch(self, owner: int | None = None) -> None:
@@ -290,7 +312,7 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
     def _started(self) -> SparkSession:
         if self._local is None:
             self.fetch_jars()
-            _LOGGER.info("starting Spark, %s", self.master)
+            _LOGGER.info("starting Spark, %s", self.spark_master)
             storage = storage_of(self.lake)
             config = self.settings
             os.environ["PYSPARK_PYTHON"] = config["spark.pyspark.python"]
@@ -300,7 +322,7 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
                     self._local.conf.set(key, value)
             except Exception as error:
                 raise SparkUnavailableError(
-                    f'no Spark session with master "{self.master}": {str(error).splitlines()[0]}',
+                    f'no Spark session with master "{self.spark_master}": {str(error).splitlines()[0]}',
                     hint="check `spark` in pgsieve.yaml, and that Java 17 or 21 runs (`java -version`)",
                 ) from error
         return self._local

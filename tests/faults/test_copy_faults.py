@@ -27,7 +27,7 @@ pytestmark = pytest.mark.spark
 
 TABLES = [f"copied_{number}" for number in range(12)]
 #: A Spark on this machine, which a copy does not start.
-THREADS = "local[2]"
+THREADS = "threads[2]"
 #: The sessions of pgsieve's that there are while a table is copied.
 SESSIONS = {
     "reader": "state = 'active' AND query LIKE 'COPY %'",

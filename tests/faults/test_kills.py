@@ -69,7 +69,7 @@ BY_THREADS = (
 def test_a_run_killed_as_its_threads_write_files_is_made_good_by_the_next(
     publisher_server: EmbeddedServer, tmp_path: Path
 ) -> None:
-    with site("killed_threads", publisher_server, tmp_path, "local[2]", conf=MARKING) as (
+    with site("killed_threads", publisher_server, tmp_path, "threads[2]", conf=MARKING) as (
         pgsieve,
         database,
     ):
@@ -83,7 +83,7 @@ def test_a_run_killed_as_its_threads_write_files_is_made_good_by_the_next(
 def test_a_run_killed_at_any_failpoint_where_threads_write_files_is_made_good_by_the_next(
     publisher_server: EmbeddedServer, tmp_path: Path, conf: dict[str, str]
 ) -> None:
-    with site("killed_by_threads", publisher_server, tmp_path, "local[2]", conf=conf) as (
+    with site("killed_by_threads", publisher_server, tmp_path, "threads[2]", conf=conf) as (
         pgsieve,
         database,
     ):
@@ -97,7 +97,7 @@ def test_a_run_killed_with_its_lake_on_s3_is_made_good_by_the_next(
     publisher_server: EmbeddedServer, s3_server: S3Server, tmp_path: Path, conf: dict[str, str] | None
 ) -> None:
     """The runs write themselves, few rows or many of which some are marked: none starts a JVM."""
-    with site("killed_on_s3", publisher_server, tmp_path, "local[2]", store=s3_server, conf=conf) as (
+    with site("killed_on_s3", publisher_server, tmp_path, "threads[2]", store=s3_server, conf=conf) as (
         pgsieve,
         database,
     ):
@@ -149,7 +149,7 @@ def test_runs_killed_at_random_while_the_source_is_written_to_lose_and_repeat_no
     seed = int(os.environ.get("PGSIEVE_SEED") or random.SystemRandom().randrange(2**32))
     print(f"reproduce: PGSIEVE_SEED={seed}")
     chosen = random.Random(seed)
-    master = request.getfixturevalue("master") if lake == "folder" else "local[2]"
+    master = request.getfixturevalue("master") if lake == "folder" else "threads[2]"
     store = request.getfixturevalue("s3_server") if lake == "s3" else None
     name = f"killed_at_random_{lake}"
     with site(name, publisher_server, tmp_path, master, store=store) as (pgsieve, database):

@@ -52,7 +52,7 @@ def test_processes_that_overlap_at_random_lose_and_repeat_nothing(
     print(f"reproduce: PGSIEVE_SEED={seed} PGSIEVE_BUDGET_SECONDS={budget:g}")
     chosen, rounds, end = random.Random(seed), 0, time.monotonic() + budget
     conf = MARKING if writer.endswith("marking") else NOT_SMALL if writer.endswith("threads") else None
-    master = request.getfixturevalue("master") if writer == "process" else "local[2]"
+    master = request.getfixturevalue("master") if writer == "process" else "threads[2]"
     store = request.getfixturevalue("s3_server") if writer.startswith("s3") else None
     name = f"overlapping_{writer}"
     with site(name, publisher_server, tmp_path, master, store=store, conf=conf) as (pgsieve, database):

@@ -80,7 +80,7 @@ def powered(
     disk = Disk(folder / "lake")
     try:
         # Without a server of Spark's, which would have files open.
-        with site(name, server, folder, "local[2]", conf=conf) as (pgsieve, database):
+        with site(name, server, folder, "threads[2]", conf=conf) as (pgsieve, database):
             yield pgsieve, database, disk
     finally:
         disk.umount()

@@ -218,7 +218,7 @@ def shop(
 ) -> Iterator[Shop]:
     spark: dict[str, object] = {}
     if request.param == "marking":
-        spark = {"master": "local[2]", "conf": MARKING}
+        spark = {"master": "threads[2]", "conf": MARKING}
     elif request.param == "spark":
         spark = {"master": request.getfixturevalue("store_master"), "conf": NOT_SMALL}
     with new_shop(publisher_server, s3_server, s3_folder, tmp_path, proxy, spark) as made:

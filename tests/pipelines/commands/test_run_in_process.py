@@ -55,7 +55,7 @@ def test_changes_of_a_larger_replica_need_no_java_whatever_they_are(shop: Shop) 
     shop.database.execute("insert into rates select i, array[i, null], i from generate_series(0, 2000) i")
     shop.database.execute("alter publication p add table large, rates")
     # Whatever is written is many.
-    shop.configure(spark={"conf": {"spark.pgsieve.smallBytes": -1}})
+    shop.configure(spark={"master": "threads[2]", "conf": {"spark.pgsieve.smallBytes": -1}})
     run_without_java(shop)
     for changes in (
         "update large set note = 'new' where id = 7; delete from large where id = 8",
@@ -83,7 +83,12 @@ def test_rows_of_a_large_replica_are_marked_and_checked_without_java(
         shop.configure(lake=request.getfixturevalue("s3_folder"), storage=dict(server.storage))
     run_without_java(shop)
     # As if the replica were large.
-    shop.configure(spark={"conf": {"spark.pgsieve.smallBytes": "-1", "spark.pgsieve.rewrittenBytes": "-1"}})
+    shop.configure(
+        spark={
+            "master": "threads[2]",
+            "conf": {"spark.pgsieve.smallBytes": "-1", "spark.pgsieve.rewrittenBytes": "-1"},
+        }
+    )
     shop.database.execute("update orders set n = 12 where id in (2, 4)")
     run_without_java(shop)
     shop.database.execute("delete from orders where id = 3; insert into orders values (9, 9)")

@@ -117,6 +117,20 @@ def test_problems_come_in_the_words_of_the_server(conninfo: str, tmp_path: Path)
     ]
 
 
+def test_that_there_is_no_java_is_said_before_a_copy_needs_it(
+    conninfo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, report = validated(conninfo, tmp_path, "inserted")
+    assert not [w for w in report["warnings"] if w["object"] == "spark"]
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    code, report = validated(conninfo, tmp_path, "inserted")
+    (warning,) = (w for w in report["warnings"] if w["object"] == "spark")
+    assert (code, warning["message"]) == (before, "Spark needs Java, and no `java` is on the PATH")
+    assert "install a JDK or JRE 17 or 21" in warning["hint"]
+    assert 'spark: {master: "threads[' in warning["hint"]
+
+
 def test_a_lake_that_is_no_folder_is_named_before_anything_is_copied(conninfo: str, tmp_path: Path) -> None:
     (tmp_path / "lake").touch()
     code, report = validated(conninfo, tmp_path, "inserted")

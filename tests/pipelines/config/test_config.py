@@ -343,6 +343,11 @@ REFUSED = {
         (7, "spark.confs", "unknown key"),
         "did you mean 'conf'? allowed here: master, conf, engine, engine_idle",
     ),
+    "threads without a number": (
+        LEAST + "spark: {master: threads}\n",
+        (6, "spark.master", "does not say how many threads"),
+        "write threads[4], or threads[*] for one a core",
+    ),
     "unknown in a source": (
         with_source("slots: x"),
         (3, "sources.shop.slots", "unknown key"),

@@ -1,4 +1,4 @@
-"""Threads that write files: all parts, so many at a time, and none that goes on once another has failed. No JVM."""
+"""Who runs parts, and threads that do: all parts, so many at a time, and none that goes on once another has failed. No JVM."""
 
 from __future__ import annotations
 
@@ -6,12 +6,24 @@ import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from os import cpu_count
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
+from pgsieve.resources.lake.delta.errors import SparkUnavailableError
 from pgsieve.resources.lake.delta.parquet_files import WRITTEN
-from pgsieve.resources.lake.executors import Guard, Threads, cores_of
+from pgsieve.resources.lake.executors import (
+    INLINE,
+    Executors,
+    Guard,
+    SparkExecutors,
+    Threads,
+    cores_of,
+    threads_of,
+)
+from pgsieve.resources.lake.resource import SMALL_BYTES, LakeResource
+from pgsieve.resources.lake.session import SparkEngine
 
 _WAIT_SECONDS = 30.0
 
@@ -32,11 +44,53 @@ def row(name: str) -> pa.RecordBatch:
         ("local-cluster[2,1,1024]", None),
         ("spark://localhost:7077", None),
         ("sc://localhost", None),
+        ("threads[2]", None),
         ("yarn", None),
     ],
 )
 def test_cores_of_this_machine_that_a_master_means(master: str, cores: int | None) -> None:
     assert cores_of(master) == cores
+
+
+@pytest.mark.parametrize(
+    ("master", "threads"),
+    [("threads[2]", 2), ("threads[*]", cpu_count()), ("local[2]", None), ("sc://localhost", None)],
+)
+def test_threads_stand_in_for_spark_where_the_configuration_says_so(master: str, threads: int | None) -> None:
+    engine = SparkEngine(master=master)
+    assert (threads_of(master), engine.threads) == (threads, threads)
+    # What nothing but Spark does it does on this machine.
+    assert engine.spark_master == (f"local[{threads}]" if threads else master)
+
+
+def test_parts_are_run_by_spark_unless_threads_stand_in_for_it(tmp_path: Path) -> None:
+    def runner(small: int, size: int | None, master: str) -> Executors:
+        conf = {SMALL_BYTES: str(small)}
+        engine = SparkEngine(master=master, spark_config=conf)
+        return LakeResource(uri=str(tmp_path), engine=engine).open().runner(size)
+
+    many, few = 2**23 + 1, 2**23
+    for master in ("local[*]", "local[2]", "spark://localhost:7077", "sc://localhost"):
+        assert isinstance(runner(few, many, master), SparkExecutors), master
+        assert isinstance(runner(few, None, master), SparkExecutors), master
+        assert isinstance(runner(-1, 0, master), SparkExecutors), master
+        assert runner(few, few, master) is INLINE
+    assert isinstance(runner(few, many, "threads[2]"), Threads)
+    assert runner(few, few, "threads[2]") is INLINE
+
+
+def test_without_java_both_ways_out_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", "/none")
+    with pytest.raises(SparkUnavailableError, match="Spark needs Java") as refused:
+        SparkEngine().check_java()
+    hint = refused.value.hint or ""
+    assert "install a JDK or JRE 17 or 21" in hint
+    assert 'spark: {master: "threads[' in hint
+    SparkEngine(master="sc://localhost").check_java()
+    with pytest.raises(SparkUnavailableError) as refused:
+        SparkEngine(master="threads[2]").check_java()
+    assert "threads" not in (refused.value.hint or "")
 
 
 def test_all_parts_are_written_so_many_at_a_time() -> None:
