@@ -3,14 +3,13 @@
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import groupby
-from time import monotonic
 from typing import Any
 
 import dagster as dg
 
 from pgsieve.assets.dagster_names import partition_table, table_partition
 from pgsieve.assets.lake import opened
-from pgsieve.assets.metadata import SECONDS, column_schema
+from pgsieve.assets.metadata import column_schema, spent
 from pgsieve.assets.outcome import IncompleteError, as_step
 from pgsieve.assets.steps.initial_sync.one_table import Copied
 from pgsieve.assets.steps.log import quiet
@@ -22,6 +21,7 @@ from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.decoding.visible import visible
 from pgsieve.resources.postgres.awaited import PATIENT_SECONDS
+from pgsieve.resources.work import Work, measured
 
 #: Tag of a run that was begun because tables lacked a copy: another may have made it by then.
 LACKING = "pgsieve/lacking"
@@ -52,12 +52,13 @@ def initial_sync_asset(
     names: str | None = None,
     tell: Callable[[str], None] = quiet,
     report: Callable[[Sequence[Copied]], None] | None = None,
+    spend: Callable[[Work], None] | None = None,
     seconds: float = PATIENT_SECONDS,
 ) -> dg.AssetsDefinition:
     """The asset `<subscription>/initial_sync`: materialising a partition copies that table anew.
 
     `tell` hears what the run's log gets: how far a long copy is. `report` gets what was copied, in the process that does
-    it. Transactions of others are waited for so many `seconds`. A run with the tag LACKING copies only those of its tables that still need it once it has its turn. A table that cannot be copied is not materialised, and fails the run after the others
+    it, and `spend` what that took. Transactions of others are waited for so many `seconds`. A run with the tag LACKING copies only those of its tables that still need it once it has its turn. A table that cannot be copied is not materialised, and fails the run after the others
     are copied. With `names`, a template, the replicas are registered in the catalog last.
     """
     data = of_subscription(subscription, AssetKind.INITIAL_SYNC)
@@ -86,17 +87,20 @@ def initial_sync_asset(
         def copied_tables(
             context: dg.AssetExecutionContext,
         ) -> Iterator[dg.MaterializeResult[None] | dg.AssetMaterialization]:
-            tables, begin = [partition_table(key) for key in context.partition_keys], monotonic()
+            tables = [partition_table(key) for key in context.partition_keys]
 
             def log(line: str) -> None:
                 context.log.info(line)
                 tell(line)
 
             lake, lacking = opened(context, naming), LACKING in context.run.tags
-            copied = copy_tables(subscription, lake, tables, log, lacking=lacking, seconds=seconds)
+            with measured() as work:
+                copied = copy_tables(subscription, lake, tables, log, lacking=lacking, seconds=seconds)
+            if spend:
+                spend(work)
             if report:
                 report(copied)
-            metadata = {**_metadata(copied), SECONDS: monotonic() - begin}
+            metadata = {**_metadata(copied), **spent(work)}
             failed = {
                 (c.schema, c.table): f"{quote_qualified(c.schema, c.table)} cannot be copied: {c.problem}"
                 for c in copied

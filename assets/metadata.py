@@ -5,8 +5,15 @@ from typing import Any
 
 import dagster as dg
 
+from pgsieve.resources.work import Work
+
 #: How long a step took, how far it is behind, and how much WAL its slot retains.
 SECONDS, LAG_SECONDS, LAG_BYTES = "seconds", "lag in seconds", "lag in bytes"
+
+
+def spent(work: Work) -> dict[str, Any]:
+    """What a step's work took: who ran it, in how many tasks, how many bytes they wrote, how long."""
+    return {"engine": work.engine, "tasks": work.tasks, "bytes": work.bytes, SECONDS: work.seconds}
 
 
 def column_schema(columns: Iterable[tuple[str, str]]) -> dg.TableSchema:

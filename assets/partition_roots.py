@@ -13,7 +13,6 @@ is set aside, or a disabled subscription, ends the run as failed once everything
 """
 
 from collections.abc import Callable, Iterator
-from time import monotonic
 from types import MappingProxyType
 from typing import Any
 
@@ -22,7 +21,7 @@ import dagster as dg
 from pgsieve.assets.checks import FRESHNESS, SYNC_STATE, check_of_freshness, check_of_state, check_of_states
 from pgsieve.assets.dagster_names import Name, output_names
 from pgsieve.assets.lake import opened
-from pgsieve.assets.metadata import SECONDS, standard
+from pgsieve.assets.metadata import spent, standard
 from pgsieve.assets.outcome import as_step, problems, refuse_incomplete, telling
 from pgsieve.assets.published import PublishedTable, Tables, written_filter
 from pgsieve.assets.steps.apply.applied import Applied
@@ -43,6 +42,7 @@ from pgsieve.assets.unrun_events import (
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.work import Work, measured
 
 #: What the op yields.
 Event = dg.MaterializeResult[None] | dg.AssetCheckResult
@@ -58,10 +58,11 @@ def replica_tables_asset(
     tell: Callable[[ApplyResult], None] | None = None,
     fail: Callable[[Exception], None] | None = None,
     done: Done[tuple[Cut | None, ApplyResult]] | None = None,
+    spend: Callable[[Work], None] | None = None,
 ) -> dg.AssetsDefinition:
     """The assets `<subscription>/<schema>/<table>`, and `<subscription>/cut`: changes are applied to each replica.
 
-    `tell` gets what was done, in the process that does it, and `fail` what fails the step. `done` is what a command applies outside of the step,
+    `tell` gets what was done, in the process that does it, `fail` what fails the step, and `spend` what it took. `done` is what a command applies outside of the step,
     all of it, and the cut before that: there is nothing left but to tell it. `unchanged` are tables that the cut is made of as well, but have nothing new to tell. `freshness_policy`
     is the cut's.
     """
@@ -113,18 +114,20 @@ def replica_tables_asset(
             yield from materialized(context)
 
     def materialized(context: dg.AssetExecutionContext) -> Iterator[Event]:
-        lake, begin = opened(context, naming), monotonic()
+        lake = opened(context, naming)
         chosen = {keys[key]: key for key in sorted(context.selected_asset_keys & keys.keys())}
         with_cut = cut_key in context.selected_asset_keys
         everything = with_cut or len(chosen) == len(keys)
         if done is not None:
-            (before, result), took = done(context.log.info)
+            (before, result), work = done(context.log.info)
         else:
             before, result = Cuts(lake, subscription.name).last(), ApplyResult()
-            if context.selected_asset_keys:
-                only = None if everything else list(chosen)
-                result = apply(subscription, lake, context.log.info, only)
-            took = monotonic() - begin
+            with measured() as work:
+                if context.selected_asset_keys:
+                    only = None if everything else list(chosen)
+                    result = apply(subscription, lake, context.log.info, only)
+        if spend:
+            spend(work)
         if tell and context.selected_asset_keys:
             tell(result)
         behind = measured_freshness(subscription, lake)
@@ -146,7 +149,9 @@ def replica_tables_asset(
                 context.log.error(f"{quote_qualified(*name)} is {_meaning(state)}: {_reason(state)}")
                 checks.append(check_of_state(key, state))
             elif name in metadata:
-                yield dg.MaterializeResult(asset_key=key, metadata={**metadata[name], **lag(behind)})
+                yield dg.MaterializeResult(
+                    asset_key=key, metadata={**metadata[name], **spent(work), **lag(behind)}
+                )
                 checks += [check_of_state(key, state), check_of_freshness(key, subscription, behind)]
         report_checks(context.instance, checks)
         if with_cut and result.cut and not problems(subscription, lake):
@@ -154,7 +159,7 @@ def replica_tables_asset(
                 asset_key=cut_key,
                 data_version=data_version(result.cut),
                 tags=inputs_of_before(context.instance, cut_key, others),
-                metadata={**_totals(result, result.cut), SECONDS: took, **lag(behind)},
+                metadata={**_totals(result, result.cut), **spent(work), **lag(behind)},
             )
         whole = SubscriptionRecord(lake, subscription.name).state()
         for check in sorted(context.selected_asset_check_keys):

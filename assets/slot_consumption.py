@@ -1,13 +1,12 @@
 """Slot consumption as an asset: the raw, durable, replayable messages of one slot, and the check of the slot's health."""
 
 from collections.abc import Callable, Iterator, Sequence
-from time import monotonic
 
 import dagster as dg
 
 from pgsieve.assets.checks import slot_health, slot_health_spec
 from pgsieve.assets.lake import opened
-from pgsieve.assets.metadata import LAG_BYTES, SECONDS, standard
+from pgsieve.assets.metadata import LAG_BYTES, spent, standard
 from pgsieve.assets.outcome import as_step
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.slot_consumption.drain import drain
@@ -15,6 +14,7 @@ from pgsieve.assets.steps.slot_consumption.reading import Drained
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.assets.translator import AssetKind, Naming, of_feed, of_subscription
 from pgsieve.decoding.lsn import format_lsn
+from pgsieve.resources.work import measured
 
 
 def change_log_asset(
@@ -50,8 +50,9 @@ def change_log_asset(
         context: dg.AssetExecutionContext,
     ) -> Iterator[dg.MaterializeResult[None] | dg.AssetCheckResult]:
         if context.selected_asset_keys:
-            lake, begin = opened(context, naming), monotonic()
-            drained = append() if append else drain(feed, lake, subscriptions, context.log.info)
+            lake = opened(context, naming)
+            with measured() as work:
+                drained = append() if append else drain(feed, lake, subscriptions, context.log.info)
             yield dg.MaterializeResult(
                 asset_key=key,
                 metadata={
@@ -59,7 +60,7 @@ def change_log_asset(
                     "to LSN": format_lsn(drained.to_lsn),
                     "slices": drained.slices,
                     LAG_BYTES: drained.lag,
-                    SECONDS: monotonic() - begin,
+                    **spent(work),
                     "slot": feed.slot,
                     **standard(uri=ChangeLog(lake, feed).path, table=f"{feed.name}.change_log"),
                 },

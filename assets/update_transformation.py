@@ -1,13 +1,12 @@
 """UPDATE transformation as an asset: what a subscription gets of the slices appended since the last time."""
 
 from collections.abc import Callable, Sequence
-from time import monotonic
 from typing import Any
 
 import dagster as dg
 
 from pgsieve.assets.lake import opened
-from pgsieve.assets.metadata import SECONDS
+from pgsieve.assets.metadata import spent
 from pgsieve.assets.outcome import as_step, telling
 from pgsieve.assets.steps.done import Done
 from pgsieve.assets.steps.records.transformed import TableChanges
@@ -16,6 +15,7 @@ from pgsieve.assets.steps.update_transformation.transform import transform
 from pgsieve.assets.translator import AssetKind, Naming, of_feed, of_subscription
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.decoding.visible import visible
+from pgsieve.resources.work import Work, measured
 
 #: The same in each run: changes are appended, and most are not of the table that is looked at. A version of its own for each
 #: run would have Dagster call every replica "unsynced" that has nothing to apply. The check `freshness` knows what waits.
@@ -28,10 +28,11 @@ def table_changes_asset(
     *,
     fail: Callable[[Exception], None] | None = None,
     done: Done[Sequence[TableChanges]] | None = None,
+    spend: Callable[[Work], None] | None = None,
 ) -> dg.AssetsDefinition:
     """The asset `<subscription>/table_changes`: decode, filter, transform.
 
-    `fail` gets what fails the step. `done` is what a command transforms outside of the step: there is nothing left but to
+    `fail` gets what fails the step, `spend` what it took. `done` is what a command transforms outside of the step: there is nothing left but to
     tell it. What a table fails with is only logged here: the replicas come after this, and end the run as failed.
     """
     data = of_subscription(subscription, AssetKind.TABLE_CHANGES)
@@ -44,16 +45,18 @@ def table_changes_asset(
         pool=f"subscription_{subscription.name}",
     )
     def table_changes(context: dg.AssetExecutionContext) -> dg.MaterializeResult[None]:
-        begin, log = monotonic(), context.log.info
+        log = context.log.info
         with as_step(context), telling(fail):
             if done is None:
-                changes: Sequence[TableChanges] = transform(subscription, opened(context, naming), log)
-                took = monotonic() - begin
+                with measured() as work:
+                    changes: Sequence[TableChanges] = transform(subscription, opened(context, naming), log)
             else:
-                changes, took = done(log)
+                changes, work = done(log)
+        if spend:
+            spend(work)
         for table in (c for c in changes if c.problem):
             context.log.error(f"{quote_qualified(*table.name)}: {table.problem}")
-        return dg.MaterializeResult(metadata={**_metadata(changes), SECONDS: took}, data_version=_APPENDED)
+        return dg.MaterializeResult(metadata={**_metadata(changes), **spent(work)}, data_version=_APPENDED)
 
     return table_changes
 

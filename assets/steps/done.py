@@ -1,6 +1,6 @@
 """What a step has to tell that is done outside of it: before, or by a thread that works ahead.
 
-In: where to say what was done, a line at a time. Out: the result, and how many seconds it took. Raises what doing it raised.
+In: where to say what was done, a line at a time. Out: the result, and what it took. Raises what doing it raised.
 """
 
 import logging
@@ -9,10 +9,11 @@ from contextvars import ContextVar
 from typing import TypeVar
 
 from pgsieve.assets.steps.log import Log
+from pgsieve.resources.work import Work
 
 T = TypeVar("T")
 
-Done = Callable[[Log], tuple[T, float]]
+Done = Callable[[Log], tuple[T, Work]]
 
 #: Hears what loggers say in work for a step that comes later; None in the step that is running.
 AHEAD: ContextVar[Callable[[logging.LogRecord], None] | None] = ContextVar("ahead", default=None)
@@ -20,4 +21,4 @@ AHEAD: ContextVar[Callable[[logging.LogRecord], None] | None] = ContextVar("ahea
 
 def done_before(result: T) -> Done[T]:
     """What was done long ago, and said then."""
-    return lambda _: (result, 0.0)
+    return lambda _: (result, Work())

@@ -52,9 +52,17 @@ def demo(
         _DemoLake,
         typer.Option("--lake", help="Where the Delta tables are: in the folder, or on an S3 server in it."),
     ] = _DemoLake.FOLDER,
+    rows: Annotated[
+        int, typer.Option("--rows", min=0, help="Rows of the first copy at size; 0 leaves it out.")
+    ] = 1_000_000,
+    without_spark: Annotated[
+        bool,
+        typer.Option("--without-spark", help="Have threads do what Spark does, on a machine without Java."),
+    ] = False,
 ) -> None:
     """Replay the manual's row filter examples on an embedded PostgreSQL, beside a built-in subscription.
 
+    Then Spark copies a million rows with a row filter and a partition root, and applies half a million changes, beside it.
     With --ui it stays: a server on which something changes all the time, a run every few seconds, and Dagster's pages to
     look at, and to click.
     """
@@ -74,7 +82,9 @@ def demo(
 
     with console.progress() as progress:
         shown = ignore if as_json else reports.print_demo_step
-        report = run_demo(keep, progress, shown, on_s3=lake == _DemoLake.S3)
+        report = run_demo(
+            keep, progress, shown, on_s3=lake == _DemoLake.S3, rows=rows, without_spark=without_spark
+        )
     if as_json:
         console.print_json(report)
     else:

@@ -38,6 +38,7 @@ from pgsieve.pipelines.commands.results import (
     ReceivedTable,
     ResyncReport,
     RunSummary,
+    SizedReport,
     SkipReport,
     StatusReport,
     SubscriptionRun,
@@ -81,6 +82,9 @@ def _print_changes(run: SubscriptionRun) -> None:
                 applied, quote_qualified(table.schema, table.name), *counts, table.truncated, table.version
             )
         print_out(applied)
+    if run.spent is not None:
+        tasks, size = counted(run.spent.tasks, "task"), size_of(run.spent.bytes)
+        print_out(Text(f"run by: {run.spent.engine}, {tasks}, {size} written, {run.spent.seconds:.1f} s"))
 
 
 def print_resync(report: ResyncReport) -> None:
@@ -421,8 +425,26 @@ def print_demo_step(title: str, tables: Sequence[ComparedTable]) -> None:
         print_out(table)
 
 
+def _print_sized(sized: SizedReport) -> None:
+    """What both took at size, in rows per second, and what `check` said."""
+    table = table_of(
+        *("at size", "rows or changes", "CREATE SUBSCRIPTION", "pgsieve", "run by"),
+        right=("rows or changes", "CREATE SUBSCRIPTION", "pgsieve"),
+    )
+    for step in sized.steps:
+        speeds = (
+            f"{took:.1f} s, {step.rows / took:,.0f} a second" for took in (step.subscriber, step.pgsieve)
+        )
+        ran = f"{step.spent.engine}, {counted(step.spent.tasks, 'task')}" if step.spent else ""
+        add_row(table, step.title, f"{step.rows:,}", *speeds, ran)
+    verdict = Text("equal", style="green") if sized.equal else Text("DIFFERENT", style="bold red")
+    print_out("", table, Text.assemble("pgsieve check: ", verdict))
+
+
 def print_demo(report: DemoReport) -> None:
     """The verdict, and where things are."""
+    if report.sized is not None:
+        _print_sized(report.sized)
     verdict = (
         Text(
             "Every replica holds just the rows of the built-in subscription, in both row_filter modes.",

@@ -32,11 +32,12 @@ from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.decoding.wording import counted
 from pgsieve.pipelines.commands.in_process import NAMING, materialize
-from pgsieve.pipelines.commands.results import AppliedTable, CopiedTable, Progress, SubscriptionRun
+from pgsieve.pipelines.commands.results import AppliedTable, CopiedTable, Progress, Spent, SubscriptionRun
 from pgsieve.pipelines.project import Project
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.awaited import BRIEF_SECONDS, PATIENT_SECONDS
 from pgsieve.resources.tracing import span
+from pgsieve.resources.work import Work, measured
 
 _logger = logging.getLogger(__name__)
 
@@ -63,6 +64,8 @@ class Materializer:
         self.noticed = SubscriptionRecord(self.lake, subscription.name).state().notice
         self.copied: list[CopiedTable] = []
         self.applied: dict[tuple[str, str], AppliedTable] = {}
+        #: What copies, transformations and applies took.
+        self.work = Work()
         #: Tables whose copy waits for transactions of others, and which: they are not tried again meanwhile.
         self.awaiting: dict[Name, tuple[str, ...]] = {} if awaiting is None else awaiting
         #: Whether a copy may take its time to wait for them.
@@ -87,7 +90,12 @@ class Materializer:
             return
         seconds = PATIENT_SECONDS if self.patient else BRIEF_SECONDS
         asset = initial_sync_asset(
-            self.subscription, NAMING, tell=self.progress.tell, report=self._copied, seconds=seconds
+            self.subscription,
+            NAMING,
+            tell=self.progress.tell,
+            report=self._copied,
+            spend=self.work.add,
+            seconds=seconds,
         )
         lacking = {} if chosen else {LACKING: "true"}
         partitions = tables_partitions(self.subscription)
@@ -125,7 +133,7 @@ class Materializer:
         self, fail: Callable[[Exception], None], done: Done[Sequence[TableChanges]] | None
     ) -> dg.AssetsDefinition:
         """The asset of the transformation."""
-        return table_changes_asset(self.subscription, NAMING, fail=fail, done=done)
+        return table_changes_asset(self.subscription, NAMING, fail=fail, done=done, spend=self.work.add)
 
     def transformed(self, log: Log) -> Sequence[TableChanges]:
         """The work of `table_changes`."""
@@ -140,7 +148,14 @@ class Materializer:
     ) -> dg.AssetsDefinition:
         """The assets of some replica tables, and of a cut that is made of the others as well."""
         return replica_tables_asset(
-            self.subscription, tables, NAMING, unchanged=unchanged, tell=self._applied, fail=fail, done=done
+            self.subscription,
+            tables,
+            NAMING,
+            unchanged=unchanged,
+            tell=self._applied,
+            fail=fail,
+            done=done,
+            spend=self.work.add,
         )
 
     def brought_up_to_date(self, log: Log) -> tuple[Cut | None, ApplyResult]:
@@ -171,10 +186,12 @@ class Materializer:
         """Transform and apply without a run of Dagster's; what was done, None for a subscription that is disabled."""
         if not self.enabled:
             return None
-        with span("transform", subscription=self.name):
-            changes = self.transformed(_logger.info)
-        with span("apply", subscription=self.name):
-            result = apply(self.subscription, self.lake, _logger.info)
+        with measured() as work:
+            with span("transform", subscription=self.name):
+                changes = self.transformed(_logger.info)
+            with span("apply", subscription=self.name):
+                result = apply(self.subscription, self.lake, _logger.info)
+        self.work.add(work)
         self._applied(result)
         return changes, result
 
@@ -210,7 +227,7 @@ class Materializer:
     def summary(self) -> SubscriptionRun:
         """What was done."""
         name = self.subscription.name
-        cuts, states_of = Cuts(self.lake, name), TableStates(self.lake, name)
+        cuts, states_of, work = Cuts(self.lake, name), TableStates(self.lake, name), self.work
         record, change_log = SubscriptionRecord(self.lake, name), ChangeLog(self.lake, self.subscription.feed)
         with self.lake.one_moment(cuts.path, states_of.path, record.path, change_log.path):
             cut, states, state = cuts.last(), states_of.newest().values(), record.state()
@@ -233,4 +250,5 @@ class Materializer:
             changed=bool(self.copied or self.applied),
             problems=problems,
             notice=state.notice if state.notice != self.noticed else None,
+            spent=Spent(work.engine, work.tasks, work.bytes, work.seconds),
         )

@@ -58,11 +58,21 @@ class AppliedTable:
 
 
 @dataclass(frozen=True, slots=True)
+class Spent:
+    """What work took: the engine that ran it (`driver`, `threads`, `Spark, local`), in how many tasks, the bytes they wrote, seconds."""
+
+    engine: str
+    tasks: int
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class SubscriptionRun:
     """What a run did for one subscription, from the LSN before it to the LSN of its cut.
 
     `changed` is false when there was nothing new; a problem is a table set aside, or the subscription disabled, with
-    the reason. `notice` says what became of the LSN to skip.
+    the reason. `notice` says what became of the LSN to skip. `spent` is what the work took, of all its steps but the slot's.
     """
 
     name: str
@@ -74,6 +84,7 @@ class SubscriptionRun:
     changed: bool
     problems: tuple[str, ...] = ()
     notice: str | None = None
+    spent: Spent | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,18 +385,41 @@ class ComparedTable:
 
 
 @dataclass(frozen=True, slots=True)
+class SizedStep:
+    """The seconds that CREATE SUBSCRIPTION and pgsieve took for so many rows, or changes, of the demo; `spent` as of a run."""
+
+    title: str
+    rows: int
+    subscriber: float
+    pgsieve: float
+    spent: Spent | None
+
+
+@dataclass(frozen=True, slots=True)
+class SizedReport:
+    """The demo's main job at size: its steps, and whether `check` found the replica equal to the publisher."""
+
+    steps: tuple[SizedStep, ...]
+    equal: bool
+
+
+@dataclass(frozen=True, slots=True)
 class DemoReport:
-    """What `pgsieve demo` did: its configuration file, its lake, every comparison, and the seconds it took."""
+    """What `pgsieve demo` did: its configuration file, its lake, every comparison, and the seconds it took.
+
+    `sized` is the main job at size, None where that was left out.
+    """
 
     config: Path
     lake: str
     tables: tuple[ComparedTable, ...]
     seconds: float
+    sized: SizedReport | None = None
 
     @property
     def equal(self) -> bool:
-        """Whether every replica held the rows of the built-in subscriber."""
-        return all(table.equal for table in self.tables)
+        """Whether every replica held the rows of the built-in subscriber, and `check` found the large one equal."""
+        return all(table.equal for table in self.tables) and (self.sized is None or self.sized.equal)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from contextvars import copy_context
-from time import monotonic
 from typing import Generic, TypeVar
 
 from pgsieve.assets.outcome import heard, tell_step
@@ -18,6 +17,7 @@ from pgsieve.assets.steps.done import AHEAD, Done
 from pgsieve.assets.steps.log import Log
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.kept_sessions import kept_sessions
+from pgsieve.resources.work import Work, measured
 
 #: So often what is to end is told so.
 _LOOK_SECONDS = 0.2
@@ -64,21 +64,22 @@ class _Ahead(Generic[T]):
     def __init__(self, pool: ThreadPoolExecutor, lake: Lake, act: Callable[[Log], T]) -> None:
         self._said: list[str | logging.LogRecord] = []
 
-        def work() -> tuple[T, float]:
+        def work() -> tuple[T, Work]:
             AHEAD.set(self._said.append)
-            begin = monotonic()
             try:
-                return act(self._said.append), monotonic() - begin
+                with measured() as took:
+                    result = act(self._said.append)
+                return result, took
             finally:
                 lake.lend_tables()
 
-        self._result: Future[tuple[T, float]] = pool.submit(copy_context().run, work)
+        self._result: Future[tuple[T, Work]] = pool.submit(copy_context().run, work)
 
     def ended(self, seconds: float) -> bool:
         """Whether the work has ended, or will not begin, within so many seconds."""
         return self._result.cancelled() or not wait([self._result], seconds).not_done
 
-    def __call__(self, log: Log) -> tuple[T, float]:
+    def __call__(self, log: Log) -> tuple[T, Work]:
         try:
             return self._result.result()
         finally:

@@ -1,8 +1,8 @@
-"""`pgsieve demo`: the manual's row filter examples on an embedded PostgreSQL 18, in both modes, beside the original.
+"""`pgsieve demo`: the manual's row filter examples on an embedded PostgreSQL 18, in both modes, and then the same job at size.
 
 In: a folder, or none for a temporary one. Out: a `DemoReport`. One embedded server publishes, a second one
 subscribes with CREATE SUBSCRIPTION, pgsieve replicates the same publications into Delta with `row_filter: pipeline`
-and `row_filter: publisher`; after each step the three are compared. The statements are those of section 29.4.7.
+and `row_filter: publisher`; after each step the three are compared. The statements are those of section 29.4.7. `at_size` comes last.
 """
 
 import tempfile
@@ -21,10 +21,13 @@ from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.commands.results import ComparedTable, DemoReport, Progress
 from pgsieve.pipelines.commands.run import run
 from pgsieve.pipelines.config.model import Config, SubscriptionConfig, load_config
+from pgsieve.pipelines.demo.at_size import at_size
+from pgsieve.pipelines.demo.servers import executed, session
 from pgsieve.pipelines.project import project
+from pgsieve.resources.lake.delta.errors import SparkUnavailableError
+from pgsieve.resources.lake.session import SparkEngine
 from pgsieve.resources.lake.stores.embedded_s3 import BUCKET, REGION, embedded_s3
 from pgsieve.resources.postgres.embedded import EmbeddedServer
-from pgsieve.resources.postgres.sessions import Conninfo
 from pgsieve.resources.postgres.source import literal, quote
 
 _TABLES = """
@@ -99,16 +102,31 @@ SMALL_DATA = {
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m",
 }
 
+#: So many rows the first copy at size has; half as many changes come after it.
+ROWS = 1_000_000
+
 Show = Callable[[str, Sequence[ComparedTable]], None]
 
 
-def demo(folder: Path | None, progress: Progress, show: Show, *, on_s3: bool = False) -> DemoReport:
+def demo(
+    folder: Path | None,
+    progress: Progress,
+    show: Show,
+    *,
+    on_s3: bool = False,
+    rows: int = ROWS,
+    without_spark: bool = False,
+) -> DemoReport:
     """Run the demo; everything is made in `folder`, or in a temporary one that stays for a look.
 
-    `on_s3` has the lake on an S3 server of its own. Raises EmbeddedS3Error where that is not installed, and the error
-    of a run that failed.
+    `on_s3` has the lake on an S3 server of its own. So many `rows` are copied at size, none of them skips that; `without_spark`
+    has threads do it. Raises SparkUnavailableError where there is no Java for it, EmbeddedS3Error where that is not installed,
+    and the error of a run that failed.
     """
     started = monotonic()
+    spark = {"master": "threads[*]" if without_spark else "local[*]"}
+    if rows and not without_spark:
+        _refuse_without_java()
     home = (folder or Path(tempfile.mkdtemp(prefix="pgsieve-demo-"))).resolve()
     if home.exists() and any(home.iterdir()):
         raise PgsieveError(f'folder "{home}" is not empty', hint="choose a new folder for --keep")
@@ -120,16 +138,16 @@ def demo(folder: Path | None, progress: Progress, show: Show, *, on_s3: bool = F
         progress.finish("start two PostgreSQL servers")
         store = stack.enter_context(_s3_server(home)) if on_s3 else {}
         config = _configuration(home, publisher, store)
-        source = stack.enter_context(_session(publisher))
-        _execute(source, _TABLES + ";" + _PUBLICATIONS)
+        source = stack.enter_context(session(publisher))
+        executed(source, _TABLES + ";" + _PUBLICATIONS)
         targets = {name: stack.enter_context(_database(subscriber, name)) for name in _SUBSCRIPTIONS}
         compared: list[ComparedTable] = []
         for number, step in enumerate(STEPS):
             if step.publications:
-                _execute(source, step.publications)
+                executed(source, step.publications)
                 targets["s1"].execute("alter subscription s1 refresh publication")
                 _wait(source, targets["s1"])
-            _execute(source, step.statements)
+            executed(source, step.statements)
             if number == 0:
                 _subscribe(targets, publisher)
             if failures := run(config, _changing(config, step), progress).failures:
@@ -143,9 +161,25 @@ def demo(folder: Path | None, progress: Progress, show: Show, *, on_s3: bool = F
             compared += tables
         for name, target in targets.items():
             target.execute(f"drop subscription {quote(name)}")
+        sized = at_size(home, (publisher, subscriber), spark, store, rows, progress) if rows else None
     return DemoReport(
-        config=config.path, lake=config.lake, tables=tuple(compared), seconds=monotonic() - started
+        config=config.path,
+        lake=config.lake,
+        tables=tuple(compared),
+        seconds=monotonic() - started,
+        sized=sized,
     )
+
+
+def _refuse_without_java() -> None:
+    """Raise SparkUnavailableError before anything is made, with the ways out of it that the demo has."""
+    try:
+        SparkEngine().check_java()
+    except SparkUnavailableError as error:
+        raise SparkUnavailableError(
+            error.message,
+            hint="install a JDK or JRE 17 or 21, or set JAVA_HOME; or run the demo without Spark: `pgsieve demo --without-spark`",
+        ) from None
 
 
 @contextmanager
@@ -182,26 +216,13 @@ def _changing(config: Config, step: Step) -> Sequence[SubscriptionConfig]:
     return config.selected([f"{owner}_{mode}" for owner in sorted(owners) for mode in _MODES])
 
 
-def _execute(connection: psycopg.Connection[Any], statements: str) -> None:
-    for statement in statements.split(";"):
-        if statement.strip():
-            connection.execute(statement)
-
-
-def _session(server: EmbeddedServer, **extra: str) -> psycopg.Connection[Any]:
-    """A session of the demo's user, who names tables without their schema."""
-    connection = Conninfo(server.conninfo(**extra)).connect()
-    connection.execute("set search_path = public")
-    return connection
-
-
 @contextmanager
 def _database(subscriber: EmbeddedServer, name: str) -> Iterator[psycopg.Connection[Any]]:
     """A database of its own for each built-in subscription: t1 is in both, and would be copied twice into one."""
-    with _session(subscriber) as connection:
+    with session(subscriber) as connection:
         connection.execute(f"create database {quote(name)}")
-    with _session(subscriber, dbname=name) as connection:
-        _execute(connection, _TABLES)
+    with session(subscriber, dbname=name) as connection:
+        executed(connection, _TABLES)
         yield connection
 
 

@@ -16,10 +16,12 @@ from threading import Event
 from typing import Protocol
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from pgsieve.resources.lake.delta.parquet_files import WRITTEN
+from pgsieve.resources.work import DRIVER, engine_of, named_here, note
 
 #: Passes batches on as long as somebody waits for what becomes of them.
 Guard = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
@@ -73,7 +75,9 @@ class SparkExecutors:
 
         if not parts:
             return schema.empty_table()
-        return self._session().range(0, parts, 1, parts).mapInArrow(write, spark_schema(schema)).toArrow()
+        session = named_here(self._session())
+        rows = session.range(0, parts, 1, parts).mapInArrow(write, spark_schema(schema)).toArrow()
+        return noted(engine_of(session), parts, rows)
 
     def stop(self) -> None:
         """As in `Executors`."""
@@ -114,7 +118,7 @@ class Threads:
             # Nobody writes any more, or reads a snapshot, once this has returned.
             wait([each for each in writing if not each.cancel()])
             self._waiting.discard(ended)
-        return pa.Table.from_batches(rows, schema)
+        return noted("threads", parts, pa.Table.from_batches(rows, schema))
 
     def stop(self) -> None:
         """As in `Executors`."""
@@ -136,7 +140,7 @@ class _Inline:
             rows += part(number, iter)
             if hear is not None:
                 hear(number + 1)
-        return pa.Table.from_batches(rows, schema)
+        return noted(DRIVER, parts, pa.Table.from_batches(rows, schema))
 
     def stop(self) -> None:
         """As in `Executors`; few rows have no end to wait for."""
@@ -144,6 +148,13 @@ class _Inline:
 
 #: Runs what is few.
 INLINE: Executors = _Inline()
+
+
+def noted(engine: str, parts: int | None, rows: pa.Table) -> pa.Table:
+    """The rows, which are counted to the work of the step: bytes of files, or of themselves; without `parts` a task a file."""
+    size = pc.sum(rows["size"]).as_py() or 0 if rows.schema.equals(WRITTEN) else rows.nbytes
+    note(engine, rows.num_rows if parts is None else parts, size)
+    return rows
 
 
 @cache

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
+from contextvars import copy_context
 from functools import cache
 from typing import Any, TypeVar
 
@@ -30,7 +31,7 @@ from pgsieve.resources.lake.delta.parquet_files import WRITTEN_DDL, write_files
 from pgsieve.resources.lake.delta.records import Records, Standing, in_order, quoted
 from pgsieve.resources.lake.delta.requirements import APPEND_ONLY, constraints_in, is_append_only
 from pgsieve.resources.lake.delta.spark import SparkRecords
-from pgsieve.resources.lake.executors import INLINE, Executors, SparkExecutors, Threads
+from pgsieve.resources.lake.executors import INLINE, Executors, SparkExecutors, Threads, noted
 from pgsieve.resources.lake.overrun import guarded
 from pgsieve.resources.lake.row_lookup import row_matches
 from pgsieve.resources.lake.spark_writes import (
@@ -51,6 +52,7 @@ from pgsieve.resources.lake.way import (
     Way,
     names_at_every_depth,
 )
+from pgsieve.resources.work import engine_of, named_here, note
 
 Item = TypeVar("Item")
 Done = TypeVar("Done")
@@ -139,7 +141,7 @@ class Lake(LakeWays):
 
         self.lend_tables()
         with ThreadPoolExecutor(self.beside) as pool:
-            return list(pool.map(one, items))
+            return [each.result() for each in [pool.submit(copy_context().run, one, item) for item in items]]
 
     def one_moment(self, *paths: str) -> AbstractContextManager[None]:
         """Within the block this thread asks each table of an object store once which version is its newest.
@@ -163,7 +165,7 @@ class Lake(LakeWays):
     @property
     def spark(self) -> SparkSession:
         """The session, made at first use: a run with nothing to do in a local lake needs none."""
-        return self._session()
+        return named_here(self._session())
 
     # reading
 
@@ -279,6 +281,7 @@ class Lake(LakeWays):
                 assert self.local is not None
                 with self.refusing(path):
                     rows = writable(frame.toArrow())
+                    note(engine_of(self.spark), 1, rows.nbytes)
                     self.local.write(
                         path,
                         rows,
@@ -294,7 +297,7 @@ class Lake(LakeWays):
                     lambda batches: write_files(path, given, batches, store=store, size=size), WRITTEN_DDL
                 )
                 self.commit_files(
-                    written.toArrow,
+                    lambda: noted(engine_of(self.spark), None, written.toArrow()),
                     path,
                     given,
                     position,
@@ -304,6 +307,7 @@ class Lake(LakeWays):
                     base=base,
                 )
             case Way.SPARK:
+                note(engine_of(self.spark), 1, size or 0)
                 with self.refusing(path):
                     write_by_spark(
                         guarded(frame, path, base, self.store),

@@ -21,10 +21,12 @@ from pgsieve.assets.steps.records.failures import TABLE_ERRORS, is_damage, reaso
 from pgsieve.assets.steps.records.table_states import Name, TableState, TableStates
 from pgsieve.assets.steps.records.transformed import TableChanges
 from pgsieve.assets.steps.subscription import Subscription
+from pgsieve.decoding.lsn import format_lsn
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.delta.errors import LakeError, OverrunError, again_after_conflict
 from pgsieve.resources.lake.delta.records import Standing
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.work import called
 
 #: Who applies many changes holds the keys of a whole batch, and its threads keep all cores busy.
 _ONE_AT_A_TIME = Lock()
@@ -179,7 +181,8 @@ class Batch:
                 raise
 
         try:
-            return again_after_conflict(attempt)()
+            with called(self.subscription.name, f"{name[0]}.{name[1]} up to {format_lsn(self.end)}"):
+                return again_after_conflict(attempt)()
         except KeyConflictError as error:
             return _conflicting(name, error)
         except TABLE_ERRORS as error:

@@ -20,6 +20,7 @@ from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.delta.merge import Merge
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.way import Way
+from pgsieve.resources.work import DRIVER, note
 
 #: A replica of a key may have so many times the bytes that may pass through this process.
 MERGED = 4
@@ -62,6 +63,7 @@ class FewChangesWriter:
 
     def apply(self, changes: pa.Table) -> Applied:
         """Apply the changes that are not before a TRUNCATE: append what is surely new, else merge."""
+        note(DRIVER, 1, changes.nbytes)
         changes = self._effective(changes)
         if not self.pending.sent("update", "delete"):
             return self._append(_rows(changes, "new", self.definition.names), changes.num_rows)

@@ -14,6 +14,7 @@ from pgsieve.resources.lake.delta.merge import Clauses, keyless_clauses
 from pgsieve.resources.lake.delta.records import quoted
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.overrun import guarded
+from pgsieve.resources.work import engine_of, note
 
 
 def keyless_merge(source: DataFrame, columns: Sequence[str]) -> Clauses:
@@ -27,7 +28,9 @@ def merge_by_spark(
     """Run a MERGE into the version `base` of a table; rows by kind of change, none where its position is reached."""
     view = f"pgsieve_{uuid4().hex}"
     guarded(source, path, base, lake.store).createOrReplaceTempView(view)
-    result = lake.spark.sql(clauses.statement(f"delta.{quoted(path)}", view)).collect()
-    lake.spark.catalog.dropTempView(view)
+    session = lake.spark
+    note(engine_of(session), 1, 0)
+    result = session.sql(clauses.statement(f"delta.{quoted(path)}", view)).collect()
+    session.catalog.dropTempView(view)
     counts = result[0].asDict() if result else {}
     return {kind: counts[f"num_{kind}_rows"] for kind in ("inserted", "updated", "deleted") if counts}

@@ -9,6 +9,7 @@ which snapshot it is, and with the replica's commit it is complete.
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextvars import copy_context
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from threading import Semaphore
@@ -332,7 +333,7 @@ def _copy_batch(
             TableStates(lake, subscription.name).append([*states.values(), *waiting])
             reach(Failpoint.COPY_PLANNED)
             with ThreadPoolExecutor(lake.beside) as pool:
-                copying = [pool.submit(one, table) for table in planned]
+                copying = [pool.submit(copy_context().run, one, table) for table in planned]
                 try:
                     for each in copying:
                         each.result()

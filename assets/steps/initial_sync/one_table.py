@@ -48,6 +48,7 @@ from pgsieve.resources.postgres.snapshot import (
 )
 from pgsieve.resources.postgres.source import quote
 from pgsieve.resources.postgres.wal import current_lsn
+from pgsieve.resources.work import DRIVER, called, note
 
 #: So often a copy says how far it is.
 TELL_SECONDS = 30.0
@@ -140,9 +141,10 @@ def copy_table(
             with refusing(subscription.feed.source.name, f'copy table "{table.qualified}"'):
                 properties = subscription.layout.of((table.schema, table.name)).delta()
                 progress = Progress(table.qualified, len(chunks.queries), chunks.bytes, log)
-                rows = _write_copy(
-                    lake, path, way, chunks, conninfo, snapshot, columns, properties, progress, reading
-                )
+                with called(subscription.name, f"initial sync of {table.schema}.{table.name}"):
+                    rows = _write_copy(
+                        lake, path, way, chunks, conninfo, snapshot, columns, properties, progress, reading
+                    )
                 # A table that was there before kept its own.
                 if properties:
                     again_after_conflict(lake.set_properties)(path, properties)
@@ -269,6 +271,7 @@ def _write_copy(
                     for batch in read_again(partial(copied_batches, conninfo, snapshot.name, query, columns))
                 ]
             copied = pa.Table.from_batches(batches, schema)
+            note(DRIVER, 1, copied.nbytes)
             with lake.refusing(path):
                 lake.local.write(
                     path,

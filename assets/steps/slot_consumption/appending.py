@@ -20,6 +20,7 @@ from pgsieve.assets.steps.records.slices import Slices, SliceSummary, slice_summ
 from pgsieve.assets.steps.slot_consumption.backlog import transactions_from
 from pgsieve.assets.steps.slot_consumption.messages import change_log_rows, drained_messages
 from pgsieve.assets.steps.subscription import Feed
+from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.protocol.descriptions import RelationDescriptions
 from pgsieve.decoding.protocol.transactions import TransactionAssembler
 from pgsieve.resources.ahead import ahead
@@ -32,6 +33,7 @@ from pgsieve.resources.postgres.sessions import Conninfo
 from pgsieve.resources.postgres.slot import batches_of, has_changes, peek_query, refusing_slot
 from pgsieve.resources.postgres.slot_copy import CopyRefusedError, SlotCopy, copied_slot
 from pgsieve.resources.spool import FileSpool
+from pgsieve.resources.work import called
 
 #: Several row groups a file, so that decoding a slice is shared among the cores.
 _FILE_OPTIONS = {"parquet.block.size": str(32 * 1024 * 1024), "maxRecordsPerFile": "1000000"}
@@ -203,6 +205,13 @@ def _append_by_executor(lake: Lake, peek: Peek, begin: int, end: int, after: int
     with feed.source.connect() as connection:
         if not has_changes(connection, feed.source.name, feed.slot, peek.query(end, limit=1)):
             return False
+    with called(feed.name, f"slot {feed.slot}, slice {format_lsn(end)}"):
+        return _drained_by_executor(lake, peek, begin, end, after, base)
+
+
+def _drained_by_executor(lake: Lake, peek: Peek, begin: int, end: int, after: int, base: int | None) -> bool:
+    """The same of a slot that has something."""
+    feed = peek.feed
     drained = drained_messages(lake.spark, peek.conninfo, peek.query(end), begin, end)
     # After the session: which kind of observation it is depends on the kind of session.
     summary = Observation()

@@ -61,6 +61,7 @@ from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.way import column_mapping
 from pgsieve.resources.postgres.present_catalog import present_catalog
 from pgsieve.resources.postgres.wal import current_lsn
+from pgsieve.resources.work import called
 
 #: Statistics of the slice, the order key and the time; those of every value would cost as much as writing.
 _CHANGES_PROPERTIES = {"delta.dataSkippingNumIndexedCols": "4"}
@@ -178,6 +179,11 @@ def _transform_slice(
         return TableChanges(contents.end, *name, problem=problem)
 
     def one(name: Name, messages: Messages) -> TableChanges:
+        what = f"UPDATE transformation of {name[0]}.{name[1]}, slice {format_lsn(contents.end)}"
+        with called(subscription.name, what):
+            return attempt(name, messages)
+
+    def attempt(name: Name, messages: Messages) -> TableChanges:
         try:
             return _transform_table(
                 subscription,

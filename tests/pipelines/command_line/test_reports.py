@@ -25,6 +25,7 @@ from pgsieve.pipelines.commands.results import (
     ResyncReport,
     RunSummary,
     SlotStatus,
+    Spent,
     StatusReport,
     SubscriptionRun,
     SubscriptionStatus,
@@ -72,6 +73,15 @@ def test_a_run_shows_what_was_copied_and_applied(capsys):
         ["applied", "inserted", "updated", "deleted", "truncated", "version"],
         ["public.orders", "1,500", "20", "3", "yes", "7"],
     ]
+
+
+def test_a_run_says_who_ran_it_in_how_many_tasks_and_what_they_wrote(capsys):
+    spent = Spent("driver + Spark, local", 12, 34_000_000, 5.25)
+    reports.print_run(RunSummary((replace(CHANGED, spent=spent),)))
+    assert (
+        capsys.readouterr().out.splitlines()[-1]
+        == "run by: driver + Spark, local, 12 tasks, 32 MB written, 5.2 s"
+    )
 
 
 def test_a_resync_shows_what_had_changed_of_each_table(capsys):

@@ -15,6 +15,7 @@ from pgsieve.pipelines.commands.work_ahead import worked_ahead
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.resource import LakeResource
 from pgsieve.resources.lake.session import SparkEngine
+from pgsieve.resources.work import Work
 
 
 @pytest.fixture
@@ -38,7 +39,7 @@ def test_each_step_gets_its_result_what_was_said_and_its_own_error_in_any_order(
             done["b"](said.append)
         assert done["a"](said.append)[0] == "A"
     assert said == ["c begins", "c ends", "b begins", "a begins", "a ends"]
-    assert done_before(7)(said.append) == (7, 0.0)
+    assert done_before(7)(said.append) == (7, Work())
 
 
 def test_what_is_logged_is_in_the_log_of_its_own_step(lake: Lake) -> None:

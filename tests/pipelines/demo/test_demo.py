@@ -1,4 +1,4 @@
-"""`pgsieve demo` with its lake on an S3 server of its own."""
+"""`pgsieve demo`: without Java, at size, and with its lake on an S3 server of its own."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import yaml
 from typer.testing import CliRunner
 
 from pgsieve.pipelines.command_line.cli import app
+from pgsieve.pipelines.demo.at_size import at_size
+from pgsieve.resources.postgres.embedded import EmbeddedServer
 
 
 def test_the_demo_that_stays_has_its_lake_in_a_folder() -> None:
@@ -19,12 +21,43 @@ def test_the_demo_that_stays_has_its_lake_in_a_folder() -> None:
     assert "leave out `--lake` or `--ui`" in result.output
 
 
+def test_without_java_nothing_is_made_and_the_way_out_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    result = CliRunner().invoke(app, ["demo", "--keep", str(tmp_path / "demo")])
+    assert result.exit_code == 2
+    assert "pgsieve demo --without-spark" in " ".join(result.output.split())
+    assert not (tmp_path / "demo").exists()
+
+
+class _Quiet:
+    """Progress that nobody sees."""
+
+    def start(self, task: str) -> None: ...
+
+    def finish(self, task: str) -> None: ...
+
+    def tell(self, line: str) -> None: ...
+
+
+def test_at_size_both_do_the_same_job_and_the_replica_is_equal(tmp_path: Path, server_folder: Path) -> None:
+    spark = {"master": "threads[2]", "conf": {"spark.pgsieve.smallBytes": "-1"}}
+    with EmbeddedServer(server_folder / "p") as publisher, EmbeddedServer(server_folder / "s") as subscriber:
+        report = at_size(tmp_path, (publisher, subscriber), spark, {}, 4000, _Quiet())
+    assert report.equal
+    assert [(step.title, step.rows) for step in report.steps] == [("first copy", 4000), ("catch-up", 2000)]
+    assert all(step.spent and step.spent.engine == "threads" for step in report.steps)
+    assert all(step.spent.tasks and step.spent.bytes for step in report.steps if step.spent)
+
+
 @pytest.mark.long
 @pytest.mark.spark
 def test_the_demo_runs_on_an_s3_server(tmp_path: Path) -> None:
     folder = tmp_path / "demo"
     done = subprocess.run(
-        [sys.executable, "-m", "pgsieve", "demo", "--lake", "s3", "--keep", str(folder)],
+        [sys.executable, "-m", "pgsieve", "demo", "--rows", "20000", "--lake", "s3", "--keep", str(folder)],
         capture_output=True,
         text=True,
         check=False,

@@ -1,0 +1,147 @@
+"""The demo's main job at size: a first copy and a catch-up with a row filter and a partition root, on Spark.
+
+In: two servers, a folder, and how many rows. Out: how long CREATE SUBSCRIPTION and pgsieve took for each of the two, and
+whether `check` finds the replica equal. Raises the error of a run that failed.
+"""
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+import psycopg
+import yaml
+
+from pgsieve.decoding.errors import PgsieveError
+from pgsieve.pipelines.commands.check import check
+from pgsieve.pipelines.commands.results import Progress, SizedReport, SizedStep
+from pgsieve.pipelines.commands.run import run
+from pgsieve.pipelines.config.model import Config, load_config
+from pgsieve.pipelines.demo.servers import executed, session
+from pgsieve.resources.postgres.embedded import EmbeddedServer
+from pgsieve.resources.postgres.source import literal
+
+_NAME = "at_size"
+_PATIENCE = 600.0
+
+_TABLE = """
+create table orders(id bigint, region text, customer int, amount numeric(12,2), at timestamptz, note text,
+  primary key(id, region)) partition by hash(id);
+create table orders_0 partition of orders for values with (modulus 2, remainder 0);
+create table orders_1 partition of orders for values with (modulus 2, remainder 1)
+"""
+_PUBLICATION = "create publication at_size for table orders where (region <> 'APAC') with (publish_via_partition_root = true)"
+_ROW = (
+    "i, (array['EMEA','AMER','APAC','LATAM'])[1 + i % 4], i % 10000, (i % 100000) / 7.0, now(),"
+    " 'note number ' || i || ' some more text for row'"
+)
+
+
+def at_size(
+    home: Path,
+    servers: tuple[EmbeddedServer, EmbeddedServer],
+    spark: Mapping[str, Any],
+    store: Mapping[str, Any],
+    rows: int,
+    progress: Progress,
+) -> SizedReport:
+    """Copy so many rows and apply half as many changes, each by both; `store` is where the lake is, if not in the folder."""
+    publisher, _ = servers
+    with ExitStack() as stack:
+        source, target = (stack.enter_context(_database(server)) for server in servers)
+        progress.start(f"make {rows:,} rows")
+        executed(
+            source, f"insert into orders select {_ROW} from generate_series(1, {rows}) i; {_PUBLICATION}"
+        )
+        executed(source, "analyze orders; checkpoint")
+        progress.finish(f"make {rows:,} rows")
+        config = _configuration(home, publisher, spark, store)
+        conninfo = literal(publisher.conninfo(dbname=_NAME))
+        began = monotonic()
+        target.execute(f"create subscription {_NAME} connection {conninfo} publication {_NAME}")
+        _wait(source, target)
+        copied = _step("first copy", rows, monotonic() - began, config, progress)
+        target.execute(f"alter subscription {_NAME} disable")
+        _until(source, f"select not active from pg_replication_slots where slot_name = '{_NAME}'")
+        changes = _change(source, rows)
+        began = monotonic()
+        target.execute(f"alter subscription {_NAME} enable")
+        _wait(source, target)
+        applied = _step("catch-up", changes, monotonic() - began, config, progress)
+        report = check(config, config.selected([]), progress)
+        for failure in report.failures:
+            raise failure.error
+        target.execute(f"drop subscription {_NAME}")
+    return SizedReport((copied, applied), report.equal)
+
+
+def _database(server: EmbeddedServer) -> psycopg.Connection[Any]:
+    """A database of its own with the table."""
+    with session(server) as connection:
+        connection.execute(f"create database {_NAME}")
+    connection = session(server, dbname=_NAME)
+    executed(connection, _TABLE)
+    return connection
+
+
+def _configuration(
+    home: Path, publisher: EmbeddedServer, spark: Mapping[str, Any], store: Mapping[str, Any]
+) -> Config:
+    written = {
+        "lake": f"./lake_{_NAME}",
+        "spark": dict(spark),
+        "sources": {_NAME: {"conninfo": publisher.conninfo(dbname=_NAME)}},
+        "subscriptions": {"orders": {"source": _NAME, "publications": [_NAME]}},
+        **({**store, "lake": f"{store['lake']}_{_NAME}"} if store else {}),
+    }
+    # Beside the demo's own: they share Dagster's records.
+    path = home / f"{_NAME}.yaml"
+    path.write_text(yaml.safe_dump(written, sort_keys=False), encoding="utf-8")
+    return load_config(path)
+
+
+def _change(source: psycopg.Connection[Any], rows: int) -> int:
+    """Commit half as many changes as there are rows, in a hundred transactions; how many they are.
+
+    Half of them are INSERTs. Of the rest some move a row across the row filter, and one in ten is a DELETE.
+    """
+    inserts, updates, deletes = rows // 400, rows // 500, rows // 2000
+    source.execute(
+        f"do $$ declare k bigint; begin for b in 0..99 loop k := b * {rows // 100};"
+        f" insert into orders select {_ROW} from generate_series({rows} + b * {inserts} + 1, {rows} + (b + 1) * {inserts}) i;"
+        f" update orders set amount = amount + 1, region = case when id % 50 = 0 then 'APAC' else region end"
+        f" where id > k and id <= k + {updates};"
+        f" delete from orders where id > k + {updates} and id <= k + {updates + deletes}; commit; end loop; end $$"
+    )
+    return 100 * (inserts + updates + deletes)
+
+
+def _step(title: str, rows: int, subscriber: float, config: Config, progress: Progress) -> SizedStep:
+    """Have pgsieve do what the built-in subscription has done in so many seconds."""
+    began = monotonic()
+    done = run(config, config.selected([]), progress)
+    for failure in done.failures:
+        raise failure.error
+    (spent,) = (each.spent for each in done.subscriptions)
+    return SizedStep(title, rows, subscriber, monotonic() - began, spent)
+
+
+def _wait(source: psycopg.Connection[Any], target: psycopg.Connection[Any]) -> None:
+    """Until the built-in subscription has copied its table and applied everything."""
+    _until(target, "select bool_and(srsubstate = 'r') from pg_subscription_rel")
+    row = source.execute("select pg_current_wal_lsn()::text").fetchone()
+    assert row is not None
+    _until(
+        source,
+        "select coalesce(bool_or(replay_lsn >= pg_lsn "
+        f"'{row[0]}'), false) from pg_stat_replication where application_name = '{_NAME}'",
+    )
+
+
+def _until(connection: psycopg.Connection[Any], query: str) -> None:
+    deadline = monotonic() + _PATIENCE
+    while (row := connection.execute(query).fetchone()) is None or not row[0]:
+        if monotonic() > deadline:
+            raise PgsieveError("the built-in subscription did not catch up", hint="run the demo again")
+        sleep(0.02)

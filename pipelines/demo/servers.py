@@ -1,0 +1,22 @@
+"""The demo's servers, and the sessions in which it says what happens there."""
+
+from typing import Any
+
+import psycopg
+
+from pgsieve.resources.postgres.embedded import EmbeddedServer
+from pgsieve.resources.postgres.sessions import Conninfo
+
+
+def session(server: EmbeddedServer, **extra: str) -> psycopg.Connection[Any]:
+    """A session of the demo's user, who names tables without their schema."""
+    connection = Conninfo(server.conninfo(**extra)).connect()
+    connection.execute("set search_path = public")
+    return connection
+
+
+def executed(connection: psycopg.Connection[Any], statements: str) -> None:
+    """Execute statements, which semicolons separate."""
+    for statement in statements.split(";"):
+        if statement.strip():
+            connection.execute(statement)

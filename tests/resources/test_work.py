@@ -1,0 +1,69 @@
+"""What work is called in Spark, and what it took: of the thread that asks, and of those that it has going on."""
+
+from __future__ import annotations
+
+from contextvars import copy_context
+from pathlib import Path
+from threading import Thread
+
+import pyarrow as pa
+import pytest
+
+from pgsieve.resources.lake.delta.parquet_files import WRITTEN
+from pgsieve.resources.lake.executors import INLINE, SparkExecutors, Threads
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.work import DRIVER, called, measured, note
+from tests.fixtures.pgsieve_replica import engine
+
+
+def _row(number: int) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([{"path": str(number), "size": 10 + number}], WRITTEN)
+
+
+def test_each_runner_counts_its_parts_and_what_they_wrote() -> None:
+    with measured() as work:
+        with measured() as few:
+            INLINE.written(lambda number, _: [_row(number)], 2)
+        Threads(2).written(lambda number, _: [_row(number)], 3)
+    assert (few.engine, few.tasks, few.bytes) == (DRIVER, 2, 21)
+    assert (work.engine, work.tasks, work.bytes) == ("driver + threads", 5, 21 + 33)
+    assert work.seconds >= few.seconds > 0
+
+
+def test_what_side_by_side_threads_do_is_counted_as_well(tmp_path: Path) -> None:
+    lake = Lake(str(tmp_path), lambda: pytest.fail("no session is needed"))
+    with measured() as work:
+        lake.side_by_side(lambda size: note(DRIVER, 1, size), [1, 2, 3])
+    note(DRIVER, 1, 99)  # Nobody asks for it.
+    assert (work.tasks, work.bytes) == (3, 6)
+
+
+@pytest.mark.spark
+def test_jobs_of_spark_are_grouped_by_the_subscription_and_say_what_they_are() -> None:
+    session = engine().session
+    lake = Lake("/none", lambda: session)
+    properties = session.sparkContext.getLocalProperty
+    seen: dict[str, tuple[str | None, str | None]] = {}
+
+    def written(table: str) -> None:
+        with called("sales", f"UPDATE transformation of public.{table}, slice 0/1A2B"):
+            SparkExecutors(lambda: session).written(lambda number, _: [_row(number)], 2)
+            seen[table] = properties("spark.jobGroup.id"), properties("spark.job.description")
+
+    with measured() as work:
+        threads = [Thread(target=copy_context().run, args=(written, table)) for table in ("orders", "items")]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+        with called("sales", "initial sync of public.t"):
+            assert lake.spark is session
+            seen["t"] = properties("spark.jobGroup.id"), properties("spark.job.description")
+    what = "sales: UPDATE transformation of public.{}, slice 0/1A2B"
+    assert seen == {
+        **{table: ("sales", what.format(table)) for table in ("orders", "items")},
+        "t": ("sales", "sales: initial sync of public.t"),
+    }
+    assert (work.engine, work.tasks, work.bytes) == ("Spark, local", 4, 42)
+    status = session.sparkContext.statusTracker()
+    assert len(status.getJobIdsForGroup("sales")) == 2
