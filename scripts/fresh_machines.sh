@@ -81,7 +81,6 @@ try() {
     suite=$1 root=$2 user=$3 command=$4 checkout=/checkout-$3
     log=$roots/$suite-$user-$command.log
     began=$(date +%s)
-    arguments=""
     # There is no Java for the demo, and little room.
     arguments="ARGS='--rows 20000 --without-spark'"
     [ "$command" = demo ] || arguments="ARGS='$tests'"
