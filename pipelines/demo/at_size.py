@@ -14,6 +14,7 @@ import psycopg
 import yaml
 
 from pgsieve.decoding.errors import PgsieveError
+from pgsieve.decoding.wording import counted
 from pgsieve.pipelines.commands.check import check
 from pgsieve.pipelines.commands.results import Progress, SizedReport, SizedStep
 from pgsieve.pipelines.commands.run import run
@@ -50,12 +51,13 @@ def at_size(
     publisher, _ = servers
     with ExitStack() as stack:
         source, target = (stack.enter_context(_database(server)) for server in servers)
-        progress.start(f"make {rows:,} rows")
+        task = f"make {counted(rows, 'row')}"
+        progress.start(task)
         executed(
             source, f"insert into orders select {_ROW} from generate_series(1, {rows}) i; {_PUBLICATION}"
         )
         executed(source, "analyze orders; checkpoint")
-        progress.finish(f"make {rows:,} rows")
+        progress.finish(task)
         config = _configuration(home, publisher, spark, store)
         conninfo = literal(publisher.conninfo(dbname=_NAME))
         began = monotonic()
