@@ -4,7 +4,8 @@ In: slices of a change log, and which of their messages. Out: an Arrow table in 
 a DataFrame, for which there is no session before somebody asks. Raises LakeError.
 """
 
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -208,6 +209,29 @@ class Messages:
         table = None if self.table is None else choice.of_table(self.table)
         stored = self.stored and replace(self.stored, choices=(*self.stored.choices, choice))
         return Messages(lambda: choice.of_frame(self.frame), table, stored)
+
+    def numbers(self) -> Mapping[int, int]:
+        """How many changes each relation has; none where they are few, or only Spark reads them."""
+        counts = Counter[int]()
+        if self.table is None and self.stored is not None:
+            for batch in self.stored.batches(self.stored.groups, ("kind", "relation_id")):
+                changes = batch.messages.filter(pc.is_in(batch.messages["kind"], pa.array(_CHANGES)))
+                relations, numbers = pc.value_counts(changes["relation_id"]).flatten()
+                counts.update(dict(zip(relations.to_pylist(), numbers.to_pylist(), strict=True)))
+        return counts
+
+    def read(self, relations: frozenset[int], is_small: Callable[[int], bool]) -> "Messages | None":
+        """The changes of some relations, in this process; None where they turn out to be no few, or are not stored."""
+        if self.stored is None:
+            return None
+        choice, size, rows = Choice(relations=relations), 0, list[pa.RecordBatch]()
+        stored = replace(self.stored, choices=(*self.stored.choices, choice))
+        for batch in stored.batches(stored.groups, tuple(dict.fromkeys((*_CHOSEN_BY, *ENCODED_COLUMNS)))):
+            rows.append(batch.messages)
+            size += batch.messages.nbytes
+            if not is_small(size):
+                return None
+        return Messages(lambda: choice.of_frame(self.frame), pa.Table.from_batches(rows)) if rows else None
 
     def commits(self) -> list[int]:
         """The commit LSNs of the messages, in order."""

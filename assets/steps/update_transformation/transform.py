@@ -188,8 +188,7 @@ def _transform_slice(
             return _transform_table(
                 subscription,
                 lake,
-                messages,
-                contents,
+                *work.part(name, messages),
                 work.tables[name],
                 work.parts.get(name, []),
                 work.emptied.get(name, []),

@@ -63,6 +63,15 @@ class Work:
     parts: Mapping[Name, Sequence[Part]]
     emptied: Mapping[Name, Sequence[Order]]
     messages: Messages
+    #: Of a large window the tables that get few changes, with about how many bytes, and the changes of all of them.
+    sizes: Mapping[Name, int]
+    few: Messages | None
+
+    def part(self, name: Name, messages: Messages) -> tuple[Messages, SliceContents]:
+        """What a table's changes are read of, if not of all `messages`, and the contents with what it gets of their bytes."""
+        if self.few is None or name not in self.sizes:
+            return messages, self.contents
+        return self.few, replace(self.contents, size=self.sizes[name])
 
 
 class LostMessagesError(Exception):
@@ -89,4 +98,26 @@ def work_of(subscription: Subscription, lake: Lake, window: Window, catalog: Cat
         messages = messages_of(lake, ChangeLog(lake, subscription.feed).path, ends, contents.size)
     except DamagedTableError as error:
         raise LostMessagesError(tables, error) from error
-    return Work(contents, tables, parts, emptied, messages.chosen(window.choice))
+    messages = messages.chosen(window.choice)
+    return Work(contents, tables, parts, emptied, messages, *_few(lake, contents, messages, parts))
+
+
+def _few(
+    lake: Lake, contents: SliceContents, messages: Messages, parts: Mapping[Name, Sequence[Part]]
+) -> tuple[Mapping[Name, int], Messages | None]:
+    """The tables of a large window that get few changes, as many as are few together; each with its share of the bytes."""
+    numbers = messages.numbers()
+    of = {name: frozenset(part.version.relation.relation_id for part in some) for name, some in parts.items()}
+    shares = {
+        name: contents.size * sum(numbers.get(each, 0) for each in relations) // max(1, sum(numbers.values()))
+        for name, relations in of.items()
+        if numbers
+    }
+    sizes, total = dict[Name, int](), 0
+    for name in sorted(shares, key=lambda each: shares[each]):
+        total += shares[name]
+        if not lake.is_small(total):
+            break
+        sizes[name] = shares[name]
+    few = messages.read(frozenset().union(*(of[name] for name in sizes)), lake.is_small) if sizes else None
+    return (sizes, few) if few is not None else ({}, None)

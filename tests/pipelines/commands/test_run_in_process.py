@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -100,3 +101,24 @@ def test_rows_of_a_large_replica_are_marked_and_checked_without_java(
     assert sorted((row["id"], row["n"]) for row in rows) == [(2, 12), (4, 12), (9, 9)]
     shop.configure(spark={})
     run_without_java(shop, "check")
+
+
+def test_what_one_table_gets_decides_who_runs_it_and_not_the_slice(shop: Shop) -> None:
+    shop.configure(spark={"engine": "off", "conf": {"spark.pgsieve.smallBytes": "40000"}})
+    shop.database.execute("create table bulk (id int primary key, n int, note text)")
+    shop.database.execute("alter publication q add table bulk")
+    run_without_java(shop)
+    # One slice for both subscriptions: what is much in it is the other's.
+    shop.database.execute("insert into bulk select i, i, repeat('x', 100) from generate_series(1, 2000) i")
+    shop.database.execute("insert into orders values (5, 5); update orders set n = 7 where id = 2")
+    run_without_java(shop, "run", "one", "--json")
+    assert shop.ids("one", "orders") == [2, 3, 4, 5]
+    shop.database.execute("insert into stock values (9, 9)")
+    shop.configure(spark={"master": "threads[2]", "conf": {"spark.pgsieve.smallBytes": "40000"}})
+    (two,) = json.loads(run_without_java(shop, "run", "two", "--json"))["subscriptions"]
+    # Its small table, in the driver; its large one, by threads.
+    assert two["spent"]["engine"] == "driver + threads"
+    assert two["spent"]["tasks"] > 0
+    assert two["spent"]["bytes"] > 0
+    assert shop.ids("two", "stock")[-1] == 9
+    assert len(shop.ids("two", "bulk")) == 2000
