@@ -32,12 +32,15 @@ PYTEST := $(BIN)/python -m pytest
 SHARED := --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 test: setup ## the tests: PostgreSQL is the oracle, Spark and Delta are real
-	@PGSIEVE_BUDGET_SECONDS=$${PGSIEVE_BUDGET_SECONDS:-6} $(PYTEST) $(SHARED) -m 'not long' $(ARGS)
+	@PGSIEVE_BUDGET_SECONDS=$${PGSIEVE_BUDGET_SECONDS:-2} $(PYTEST) $(SHARED) -m 'not long' $(ARGS)
 
-# Random cases, too, which `make test` draws for some seconds each.
-test-long: setup ## long variants of the tests, other writers and engines, and more random cases
-	@$(PYTEST) $(SHARED) -m long $(ARGS)
-	@PGSIEVE_BUDGET_SECONDS=$${PGSIEVE_BUDGET_SECONDS:-120} $(PYTEST) $(SHARED) tests/properties tests/fuzzing -m 'not long' $(ARGS)
+# What `make test` draws for two seconds each; and the scenarios, of which it has Dagster run one of four.
+RANDOM := tests/properties tests/fuzzing tests/faults/test_overlapping_runs.py \
+    tests/decoding/plugins/test_plugins_of_a_server.py tests/replication
+test-long: setup ## for the night: long variants of the tests, other writers and engines, more random cases; prints what it drew
+	@PGSIEVE_SHOW_DRAWN=1 $(PYTEST) $(SHARED) -m long $(ARGS)
+	@PGSIEVE_SHOW_DRAWN=1 PGSIEVE_DAGSTER=all PGSIEVE_BUDGET_SECONDS=$${PGSIEVE_BUDGET_SECONDS:-120} \
+	    $(PYTEST) $(SHARED) $(RANDOM) -m 'not long' $(ARGS)
 
 test-fast: setup ## the tests that need no JVM, and get none
 	@JAVA_HOME=/none PGSIEVE_BUDGET_SECONDS=$${PGSIEVE_BUDGET_SECONDS:-1} $(PYTEST) -m 'not spark and not slow and not long' --numprocesses auto --dist loadfile $(ARGS)

@@ -17,5 +17,6 @@ pytest_plugins = [
     "tests.fixtures.servers",
     "tests.fixtures.shop",
     "tests.fixtures.standby",
+    "tests.fixtures.summary",
     "tests.fixtures.tls",
 ]

@@ -63,7 +63,7 @@ def test_processes_that_overlap_at_random_lose_and_repeat_nothing(
                 _overlap(pgsieve, database, chosen)
             assert pgsieve.run() == 0, pgsieve.log
             pgsieve.verify(database)
-    print(f"{rounds} rounds, {pgsieve.transfers} transactions")
+    print(f"drawn: seed {seed}, {rounds} rounds, {pgsieve.transfers} transactions")
 
 
 def _overlap(pgsieve: Site, database: psycopg.Connection, chosen: random.Random) -> None:

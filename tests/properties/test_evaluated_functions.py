@@ -235,7 +235,7 @@ def test_every_function_gives_what_the_server_gives(server: psycopg.Connection) 
         for (text, type_oid, result), (truth,) in zip(calls, expected, strict=True):
             assert same(result, truth, type_oid), f"seed {SEED}: {text}: server {truth!r}, here {result!r}"
         compared += len(calls)
-    print(f"seed {SEED}: {compared} calls compared")
+    print(f"drawn: seed {SEED}, {compared} calls compared")
 
 
 def test_intervals_are_compared_as_the_server_does(server: psycopg.Connection) -> None:

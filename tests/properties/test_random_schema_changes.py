@@ -312,5 +312,7 @@ def test_what_follows_any_ddl_holds_the_publishers_rows(publisher_server: Embedd
         copies, followed = copies + done.copies, followed + done.followed
         if time.monotonic() > deadline:
             break
-    print(f"{seed - first + 1} workloads, {followed} times followed in place, {copies} copies")
+    print(
+        f"drawn: {seed - first + 1} workloads from seed {first}, {followed} times followed in place, {copies} copies"
+    )
     assert followed or seed == first  # where everything is copied again nothing was tried

@@ -122,7 +122,7 @@ def compare_random_filters(sample: Sample, rows: pa.RecordBatch, seconds: float)
             if sampled is not None:
                 batch.append(sampled)
         compare(sample, rows, batch, tally)
-    print(f"seed {SEED}: {tally}")
+    print(f"drawn: seed {SEED}, {tally}")
     return tally
 
 

@@ -443,6 +443,8 @@ def test_random_expressions_are_refused_where_create_publication_refuses_them(da
         verdict = database.examined(where)
         assert verdict == database.server_says(where), f"{where} (PGSIEVE_SEED={seed})"
         verdicts[verdict] += 1
-    print(verdicts.total(), "expressions,", verdicts[None], "accepted,", len(verdicts), "verdicts")
+    print(
+        f"drawn: seed {seed}, {verdicts.total()} expressions, {verdicts[None]} accepted, {len(verdicts)} verdicts"
+    )
     assert verdicts[None]
     assert len(verdicts) > 10

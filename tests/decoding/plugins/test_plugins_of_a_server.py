@@ -250,7 +250,7 @@ def tried(server: EmbeddedServer, share: float, compare: Callable[[random.Random
             error.add_note(f"reproduce: PGSIEVE_SEED={seed} PGSIEVE_BUDGET_SECONDS=0")
             raise
         if time.monotonic() > deadline:
-            print(f"{seed - first + 1} workloads, {counted} compared")
+            print(f"drawn: {seed - first + 1} workloads from seed {first}, {counted} compared")
             return counted
     raise AssertionError
 
