@@ -146,6 +146,7 @@ def pgsieve(
 def test_a_lake_on_s3_is_followed_and_dropped(
     pgsieve: Pgsieve, database: psycopg.Connection, s3_server: S3Server, s3_folder: str
 ) -> None:
+    """Three commands, each in a process of its own, beside an S3 server."""
     pgsieve("run", JAVA_HOME="/none")  # a small copy needs no JVM
     path = f"{s3_folder}/sales/public/plain"
     assert ids_in(path, s3_server) == [1, 2]
@@ -318,6 +319,7 @@ insert into plain values (3, 'c')
 def test_a_lake_on_s3_is_written_checked_repaired_and_dropped_and_shows_no_secret(
     pgsieve: Pgsieve, database: psycopg.Connection, s3_server: S3Server, s3_folder: str
 ) -> None:
+    """Seven commands, each in a process of its own; two of them start a JVM."""
     items, log, plain = (f"{s3_folder}/sales/public/{table}" for table in ("items", "log", "plain"))
 
     def replicas() -> tuple[list[int], list[str | None], list[int]]:

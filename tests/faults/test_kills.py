@@ -43,6 +43,7 @@ LATER = (*(point for point in Failpoint if point not in FIRST), f"{Failpoint.REP
 def test_a_first_run_killed_at_each_failpoint_in_turn_is_made_good_by_the_next(
     publisher_server: EmbeddedServer, tmp_path: Path, master: str
 ) -> None:
+    """A process for each failpoint, and a Spark that outlives them."""
     with site("killed_first", publisher_server, tmp_path, master) as (pgsieve, database):
         for point in FIRST:
             assert (point, pgsieve.run(failpoint=point)) == (point, -signal.SIGKILL), pgsieve.log
@@ -54,6 +55,7 @@ def test_a_first_run_killed_at_each_failpoint_in_turn_is_made_good_by_the_next(
 def test_a_run_killed_at_a_failpoint_is_made_good_by_the_next(
     publisher_server: EmbeddedServer, tmp_path: Path, master: str
 ) -> None:
+    """A process for each failpoint, and after every third one that ends, and a check."""
     with site("killed_later", publisher_server, tmp_path, master) as (pgsieve, database):
         assert pgsieve.run() == 0, pgsieve.log
         kill_at_each(pgsieve, database, LATER)
@@ -146,6 +148,7 @@ def kill_at_each(
 def test_runs_killed_at_random_while_the_source_is_written_to_lose_and_repeat_nothing(
     request: pytest.FixtureRequest, publisher_server: EmbeddedServer, tmp_path: Path, lake: str, kills: int
 ) -> None:
+    """Each kill comes after some seconds of a run, and a whole run follows."""
     seed = int(os.environ.get("PGSIEVE_SEED") or random.SystemRandom().randrange(2**32))
     print(f"reproduce: PGSIEVE_SEED={seed}")
     chosen = random.Random(seed)

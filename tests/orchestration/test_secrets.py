@@ -128,6 +128,7 @@ def _files(folder: Path) -> Iterator[Path]:
     "all_by_spark", [False, pytest.param(True, marks=pytest.mark.long)], ids=["one_by_spark", "all_by_spark"]
 )
 def test_secrets_are_left_nowhere(tmp_path: Path, conninfo: str, all_by_spark: bool) -> None:
+    """Each of the commands has a process of its own, which is watched; some start a JVM."""
     pgsieve = Pgsieve(_configuration(tmp_path, conninfo, by_spark=all_by_spark))
     pgsieve("validate")
     assert pgsieve("run", "sales") == 1, "uncopied is set aside"

@@ -217,6 +217,7 @@ class Site:
 
 @pytest.mark.spark
 def test_nothing_that_another_role_planted_is_executed(tmp_path: Path, publisher: Publisher) -> None:
+    """Each function and operator of pg_catalog is planted, and each command run in a process of its own."""
     site = Site(tmp_path, publisher, spark=True)
     publisher.admin.execute("set role neighbour")
     publisher.admin.execute(PLANT)

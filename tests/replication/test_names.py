@@ -32,6 +32,7 @@ def outside(scenario: Scenario) -> set[Path]:
 
 
 def test_every_name_is_replicated_as_the_name_that_it_is(scenario: Scenario) -> None:
+    """A table for each odd name: each is copied, changed and checked."""
     scenario.tables('CREATE TABLE victim (a int PRIMARY KEY); CREATE SCHEMA "Sch.ema/..;\'`"""')
     scenario.publisher("INSERT INTO victim VALUES (1)")
     publication = quoted(WORST[0])
@@ -93,6 +94,7 @@ def test_every_name_is_replicated_as_the_name_that_it_is(scenario: Scenario) -> 
 def test_columns_and_keys_may_have_names_that_readers_and_writers_have_for_themselves(
     scenario: Scenario, turns: tuple[int, ...]
 ) -> None:
+    """A table for each name that is taken: each is copied, changed and checked."""
     keyed = [f"k{number}" for number in range(len(TAKEN))]
     # Of columns only those that delta-rs leaves to this process: the others would be Spark's, which has names of its own.
     few = [quoted(name) for name in TAKEN if not name.startswith("__delta_rs_")]

@@ -126,6 +126,7 @@ class Pgsieve:
 def test_replicas_are_registered_described_and_unregistered_and_nothing_else_is_touched(
     tmp_path: Path, publisher_server: EmbeddedServer, database: psycopg.Connection
 ) -> None:
+    """Four JVMs: a Hive metastore in a folder is one process's at a time."""
     pgsieve = Pgsieve(tmp_path, publisher_server.conninfo(dbname="registered"))
     names = "{subscription}.{schema}_{table}"
     pgsieve("run", names=names)
