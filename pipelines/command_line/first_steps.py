@@ -140,6 +140,13 @@ def init(
             help="The role that replicates (default: that of the conninfo, unless it may do anything).",
         ),
     ] = None,
+    via_root: Annotated[
+        bool | None,
+        typer.Option(
+            "--publish-via-partition-root/--no-publish-via-partition-root",
+            help="Whether a partition tree among the tables is replicated as one table (default), or each partition.",
+        ),
+    ] = None,
     allow_untested_server: Annotated[
         bool,
         typer.Option(
@@ -154,7 +161,8 @@ def init(
     """Write pgsieve.yaml and the SQL for its role, from what a database publishes; then validate.
 
     On a terminal it asks for what no option says. Nothing on the server is changed, no password is written.
-    Exits with 1 when validate finds a problem.
+    Of a table without a replica identity only INSERTs are published. Exits with 1 when validate finds a problem, and then
+    writes no SQL.
     """
     from pgsieve.pipelines.command_line.interview import chosen, connected
     from pgsieve.pipelines.commands.init import initialise, refuse_existing
@@ -164,7 +172,7 @@ def init(
     connection, found = connected(
         conninfo, password_command, source, allow_untested_server=allow_untested_server
     )
-    choice = chosen(found, publications or [], tables or [], source, subscription, lake, role)
+    choice = chosen(found, publications or [], tables or [], source, subscription, lake, role, via_root)
     report = initialise(file, connection, found, choice, force=force)
     if as_json:
         console.print_json(report)

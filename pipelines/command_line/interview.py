@@ -34,6 +34,10 @@ def _answer(question: str, default: str | None = None, *, hidden: bool = False) 
     return str(typer.prompt(question, default=default, hide_input=hidden, err=True))
 
 
+def _confirmed(question: str) -> bool:
+    return bool(typer.confirm(question, default=True, err=True))
+
+
 def connected(
     conninfo: str | None,
     password_command: str | None,
@@ -67,8 +71,9 @@ def chosen(
     subscription: str | None,
     lake: str,
     role: str | None,
+    via_root: bool | None,
 ) -> Choice:
-    """What to replicate, under which names."""
+    """What to replicate, under which names; partition trees as their roots, unless it is said otherwise."""
     if publications and tables:
         raise PgsieveError(
             "--publication and --table exclude each other",
@@ -81,6 +86,9 @@ def chosen(
         if name not in names:
             raise unknown("publication", name, names)
     selected = tuple(_table(found, table) for table in tables)
+    trees = [f"{each.schema}.{each.name}" for each in selected if each.partitioned]
+    if via_root is None and trees and _is_asked():
+        via_root = _confirmed(f"publish {', '.join(trees)} as one table each, not as its partitions")
     source_name = source or safe_name(found.database)
     proposed = safe_name(publications[0] if publications else f"{source_name}_replica")
     return Choice(
@@ -90,6 +98,7 @@ def chosen(
         role=role or proposed_role(found),
         publications=tuple(publications),
         tables=selected,
+        via_root=via_root is not False,
     )
 
 

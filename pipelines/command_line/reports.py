@@ -280,18 +280,26 @@ def print_survey(listed: Sequence[SurveyedPublication], surveyed: Sequence[Surve
 def print_init(report: InitReport) -> None:
     """Print what was written, what validate says, and what to do next."""
     print_validation(report.validation)
-    steps = [
-        f"1. run {report.statements} as the owner of the tables; its role is {report.role}",
-        "2. look at "
-        + str(report.config)
-        + (
-            f"; its password is expected in {report.variable}: export it, or use password_command"
-            if report.variable
-            else ""
-        ),
-        "3. pgsieve validate, then pgsieve run",
-    ]
-    print_out("", Text("written; next:", style="bold"), *map(Text, steps))
+    if report.inserts_only:
+        print_out(
+            Text(
+                f"only INSERTs are published of {', '.join(report.inserts_only)}: without a replica identity the publisher"
+                " would refuse their UPDATEs and DELETEs",
+                style="yellow",
+            )
+        )
+    password = f"; the password of {report.role} is expected in {report.variable}" if report.variable else ""
+    look = f"look at {report.config}{password}" + (": export it, or use password_command" if password else "")
+    if report.statements is None:
+        steps = [look, "mend what stands above: until then no SQL is written", "pgsieve init --force, again"]
+    else:
+        steps = [
+            f"run {report.statements} as the owner of the tables; its role is {report.role}",
+            look,
+            "pgsieve validate, then pgsieve run",
+        ]
+    numbered = [f"{number}. {step}" for number, step in enumerate(steps, 1)]
+    print_out("", Text("written; next:", style="bold"), *map(Text, numbered))
 
 
 def print_live_demo(demo: LiveDemo) -> None:

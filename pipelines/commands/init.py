@@ -9,7 +9,7 @@ import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import yaml
@@ -21,6 +21,7 @@ from pgsieve.decoding.publications.catalog import (
     Catalog,
     Publication,
     PublicationError,
+    Table,
     replicated_tables,
 )
 from pgsieve.decoding.values.quoting import quote_identifier, quote_qualified
@@ -164,15 +165,29 @@ def _published(publication: Publication, catalog: Catalog) -> list[tuple[str, st
 def _tables(catalog: Catalog) -> tuple[SurveyedTable, ...]:
     """The tables that may be published: those that are no partitions of another."""
     return tuple(
-        SurveyedTable(t.schema, t.name, bool(t.identity) or t.replica_identity == "f")
+        SurveyedTable(t.schema, t.name, _has_identity(t, catalog), t.kind == "p")
         for t in sorted(catalog.tables.values(), key=lambda t: (t.schema, t.name))
         if not t.ancestors
     )
 
 
+def _has_identity(table: Table, catalog: Catalog) -> bool:
+    """Whether UPDATE and DELETE go on where they are published: the server asks the table that a row is in.
+
+    See CheckCmdReplicaIdentity() in src/backend/executor/execReplication.c.
+    """
+    changed = (
+        [table] if table.kind != "p" else [catalog.tables[o] for o in table.leaves if o in catalog.tables]
+    )
+    return all(bool(each.identity) or each.replica_identity == "f" for each in [table, *changed])
+
+
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What is replicated: publications of the server, or tables for a publication that pgsieve.yaml defines."""
+    """What is replicated: publications of the server, or tables for publications that pgsieve.yaml defines.
+
+    `via_root`: a partition tree is published as its root.
+    """
 
     source: str
     subscription: str
@@ -180,6 +195,12 @@ class Choice:
     role: str
     publications: tuple[str, ...] = ()
     tables: tuple[SurveyedTable, ...] = ()
+    via_root: bool = True
+
+    @property
+    def inserts_only(self) -> tuple[str, ...]:
+        """The tables of which INSERTs are published alone: the server would refuse their UPDATEs and DELETEs."""
+        return tuple(quote_qualified(t.schema, t.name) for t in self.tables if not t.has_identity)
 
 
 def safe_name(text: str) -> str:
@@ -196,19 +217,28 @@ def proposed_role(found: Survey) -> str:
 def initialise(
     file: Path, connection: Connection, found: Survey, choice: Choice, *, force: bool = False
 ) -> InitReport:
-    """Write pgsieve.yaml and, beside it, the SQL for the role; then validate."""
+    """Write pgsieve.yaml and, beside it, the SQL for the role, unless validate finds a problem.
+
+    Both name the role that replicates; it may be one that is still to be made, so who asked validates.
+    """
     statements = file.with_name(f"{file.stem}-role.sql")
     for each in (file, statements):
         refuse_existing(each, force=force)
     variable = f"{safe_name(choice.source).upper()}_PASSWORD" if connection.password is not None else None
-    text = _configuration(connection, choice, variable)
+    asked = _configuration(connection, choice, variable)
     environ = {**os.environ, variable: connection.password or ""} if variable else os.environ
-    config = parse_config(text, file, environ)  # Raises before anything is written.
+    config = parse_config(asked, file, environ)  # Raises before anything is written.
     validation = validate(config, rights=False)  # The statements grant what the role lacks.
-    _write(file, text, force=force)
-    granted = role_statements(found, choice, config, validation.statements)
-    _write(statements, granted, force=force)
-    return InitReport(config.path, statements.absolute(), variable, choice.role, validation)
+    own = connection
+    if choice.role != found.user:
+        own = replace(connection, conninfo=make_conninfo(connection.conninfo, user=choice.role))
+    _write(file, _configuration(own, choice, variable), force=force)
+    written = None
+    if not validation.problems:
+        granted = role_statements(found, choice, config, validation.statements)
+        _write(statements, granted, force=force)
+        written = statements.absolute()
+    return InitReport(config.path, written, variable, choice.role, validation, choice.inserts_only)
 
 
 def refuse_existing(file: Path, *, force: bool) -> None:
@@ -244,9 +274,9 @@ def _configuration(connection: Connection, choice: Choice, variable: str | None)
         # Of what a shell would read only `${` means something in pgsieve.yaml.
         source["password_command"] = [part.replace("${", "$${") for part in connection.password_command]
     if choice.tables:
-        tables = [{"table": quote_qualified(t.schema, t.name)} for t in choice.tables]
-        source["publications"] = {choice.subscription: {"tables": tables}}
-        publications = (choice.subscription,)
+        defined = _publications(choice)
+        source["publications"] = defined
+        publications = tuple(defined)
     subscription = {"source": choice.source, "publications": list(publications)}
     written = {
         "lake": choice.lake,
@@ -256,6 +286,23 @@ def _configuration(connection: Connection, choice: Choice, variable: str | None)
     return _HEAD + yaml.safe_dump(
         written, sort_keys=False, allow_unicode=True, width=1000, default_flow_style=None
     )
+
+
+def _publications(choice: Choice) -> dict[str, object]:
+    """The publications of pgsieve.yaml: one of all operations, and one of INSERTs for tables without a replica identity."""
+    defined: dict[str, object] = {}
+    for has_identity, name in ((True, choice.subscription), (False, f"{choice.subscription}_inserts")):
+        tables = [t for t in choice.tables if t.has_identity == has_identity]
+        if tables:
+            published: dict[str, object] = {
+                "tables": [{"table": quote_qualified(t.schema, t.name)} for t in tables]
+            }
+            if not has_identity:
+                published["publish"] = ["insert"]
+            if choice.via_root and any(t.partitioned for t in tables):
+                published["publish_via_partition_root"] = True
+            defined[name] = published
+    return defined
 
 
 def role_statements(found: Survey, choice: Choice, config: Config, capture: Sequence[str]) -> str:

@@ -483,22 +483,28 @@ class SurveyedPublication:
 
 @dataclass(frozen=True, slots=True)
 class SurveyedTable:
-    """A table that may be published; without a replica identity only its INSERTs."""
+    """A table that may be published; without a replica identity only its INSERTs.
+
+    Of a partition tree it is the root; it has one where all its leaves have.
+    """
 
     schema: str
     name: str
     has_identity: bool
+    partitioned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class InitReport:
     """What `pgsieve init` wrote, for which role, and what validate says of it.
 
-    `variable` is the variable of the environment in which the password is expected; None where libpq finds it.
+    `variable` is the variable of the environment in which the password is expected; None where libpq finds it. `statements`
+    is None as long as validate finds a problem. Of the tables in `inserts_only` only INSERTs are published.
     """
 
     config: Path
-    statements: Path
+    statements: Path | None
     variable: str | None
     role: str
     validation: ValidationReport
+    inserts_only: tuple[str, ...] = ()

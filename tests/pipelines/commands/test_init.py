@@ -141,6 +141,76 @@ def test_tables_get_a_publication_in_the_file_and_an_administrator_a_role(
     assert statements[-1].startswith('create publication "pgsieve_shop" for table')
 
 
+def test_no_statement_of_the_application_fails_for_the_sql_that_it_writes(
+    publisher_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    """The owner runs the SQL: every UPDATE and DELETE that went before goes on."""
+    admin = publisher_server.conninfo(dbname="bare_shop")
+    with psycopg.connect(publisher_server.conninfo(), autocommit=True) as maintenance:
+        maintenance.execute("create database bare_shop")
+    tables = ("keyed", "bare", "nothing", "full_rows", "by_index", "tree", "bare_tree", "odd_tree")
+    try:
+        with psycopg.connect(admin, autocommit=True) as owner:
+            owner.execute("""
+            create table keyed (a int primary key);
+            create table bare (a int);
+            create table nothing (a int primary key); alter table nothing replica identity nothing;
+            create table full_rows (a int); alter table full_rows replica identity full;
+            create table by_index (a int not null); create unique index i on by_index (a);
+            alter table by_index replica identity using index i;
+            create table tree (a int primary key) partition by range (a);
+            create table tree_1 partition of tree for values from (0) to (9);
+            create table bare_tree (a int) partition by range (a);
+            create table bare_tree_1 partition of bare_tree for values from (0) to (9);
+            create table odd_tree (a int primary key) partition by range (a);
+            create table odd_tree_1 partition of odd_tree for values from (0) to (5);
+            create table odd_tree_2 partition of odd_tree for values from (5) to (9);
+            alter table odd_tree_2 replica identity nothing""")
+            for via_root in ("--publish-via-partition-root", "--no-publish-via-partition-root"):
+                chosen = [part for table in tables for part in ("--table", f"public.{table}")]
+                code, text = init(tmp_path, "--conninfo", admin, via_root, "--force", *chosen)
+                assert (code, "only INSERTs are published of public.bare, " in text) == (0, True), text
+                assert "user=pgsieve " in (tmp_path / "pgsieve.yaml").read_text(), "the role of the SQL"
+                for line in without_comments((tmp_path / "pgsieve-role.sql").read_text()):
+                    owner.execute(line)
+                for table in tables:
+                    owner.execute(f"insert into {table} values (1), (6)")
+                    assert owner.execute(f"update {table} set a = a + 1").rowcount == 2, table
+                    assert owner.execute(f"delete from {table}").rowcount == 2, table
+                published = owner.execute(
+                    "select array_agg(tablename::text order by 1), bool_or(pubupdate) from pg_publication_tables"
+                    " join pg_publication using (pubname) group by pubupdate order by 2"
+                ).fetchall()
+                assert {"bare", "nothing"} <= set(published[0][0])
+                trees = {name for names, _ in published for name in names if "tree" in name}
+                assert ("tree" in trees) == (via_root == "--publish-via-partition-root")
+                owner.execute("drop owned by pgsieve; drop role pgsieve")
+                for name in [r[0] for r in owner.execute("select pubname from pg_publication").fetchall()]:
+                    owner.execute(f'drop publication "{name}"')
+    finally:
+        with psycopg.connect(publisher_server.conninfo(), autocommit=True) as maintenance:
+            maintenance.execute("drop database bare_shop with (force)")
+
+
+def test_no_sql_is_written_while_a_problem_stands(
+    publisher_server: EmbeddedServer, database: str, tmp_path: Path
+) -> None:
+    admin = publisher_server.conninfo(dbname="Shop-1")
+    with psycopg.connect(admin, autocommit=True) as owner:
+        owner.execute("""
+        create table mixed (a int not null, b int) partition by range (a);
+        create table mixed_1 (a int not null, b int primary key);
+        alter table mixed attach partition mixed_1 for values from (0) to (5);
+        create table mixed_2 partition of mixed for values from (5) to (9);
+        alter table mixed_2 replica identity full; alter table mixed replica identity full""")
+        try:
+            code, text = init(tmp_path, "--conninfo", admin, "--table", "public.mixed")
+        finally:
+            owner.execute("drop table mixed")
+    assert (code, "until then no SQL is written" in text) == (1, True), text
+    assert [each.name for each in tmp_path.iterdir()] == ["pgsieve.yaml"]
+
+
 def test_a_program_may_print_the_password(database: str, tmp_path: Path) -> None:
     without = psycopg.conninfo.make_conninfo(database, password="")
     command = "printf '%s' '" + PASSWORD + "'"
