@@ -258,7 +258,6 @@ PAGE_BLOCKS: dict[str, list[tuple[str, Run | NotRun]]] = {
         ),
     ],
     "CONTRIBUTING.md": [
-        ("make setup", NotRun(_DEVELOPERS)),
         ("def test_what_is_inserted", NotRun("the shape of a test; tests/replication/ has hundreds of it")),
         ("PGSIEVE_SEED=", NotRun(_DEVELOPERS)),
         ("python -m tests.recordings.record", NotRun(_DEVELOPERS)),
