@@ -55,6 +55,7 @@ A message names the object, what is wrong and what to do; it never holds a cell 
                 SlotInUseError        resources.postgres.slot
                 SlotInvalidatedError  resources.postgres.slot
                 SlotMissingError      resources.postgres.slot
+                SlotNotOwnedError     assets.steps.slot_consumption.slot
                 TimelineError         resources.postgres.timeline
             SourcePermissionError     resources.postgres.errors
             SourceSettingError        resources.postgres.errors

@@ -62,6 +62,13 @@ def run(
             help="With --follow: end with an error where for so long nothing moves though something waits; 0: never.",
         ),
     ] = 1800,
+    take_over: Annotated[
+        bool,
+        typer.Option(
+            "--take-over",
+            help="Take a replication slot that was there before this lake. Another lake that reads it has to be copied again.",
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Copy what is new, apply every change up to the source's current LSN, and exit.
@@ -71,6 +78,10 @@ def run(
     """
     settings = load(ctx, config)
     selected = settings.selected(subscriptions or [])
+    if take_over:
+        from pgsieve.pipelines.commands.run import take_over as take_slots_over
+
+        take_slots_over(settings, selected)
     if follow:
         from pgsieve.pipelines.following.follow import follow as follow_pipeline
         from pgsieve.pipelines.following.watch import StalledError

@@ -23,6 +23,7 @@ from pgsieve.assets.steps.records.feed import FeedRecord
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord, disabled_error
 from pgsieve.assets.steps.records.table_states import TableStates
 from pgsieve.assets.steps.records.transformed import Transformed
+from pgsieve.assets.steps.slot_consumption.slot import claim_slot
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.decoding.wording import counted
 from pgsieve.pipelines.commands.dagster_runs import COMMAND
@@ -50,6 +51,19 @@ T = TypeVar("T")
 _ROUNDS = 3
 #: So many subscriptions are named where it is told what is done.
 _NAMED = 3
+
+
+def take_over(config: Config, selected: Sequence[SubscriptionConfig]) -> None:
+    """Have the lake own the slots of the selected subscriptions, which another lake may have read.
+
+    Raises PgsieveError where the lake has replicas of another database.
+    """
+    declared = project(config)
+    lake = declared.lake.open()
+    lake.check_writable()
+    for feed in declared.feeds_of([declared.subscriptions[s.name] for s in selected]):
+        with feed.exclusively(), feed.source.connect() as connection:
+            claim_slot(connection, feed, lake)
 
 
 def run(config: Config, selected: Sequence[SubscriptionConfig], progress: Progress) -> RunSummary:

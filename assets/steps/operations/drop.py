@@ -15,7 +15,11 @@ from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.databases import refuse_other_database
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord, SubscriptionState
 from pgsieve.assets.steps.records.table_states import SyncState, TableState, TableStates
-from pgsieve.assets.steps.slot_consumption.slot import give_up, refuse_other_cluster
+from pgsieve.assets.steps.slot_consumption.slot import (
+    give_up,
+    refuse_other_cluster,
+    refuse_slot_of_another_lake,
+)
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.assets.steps.validation.waiting import sound_part
 from pgsieve.decoding.errors import PgsieveError
@@ -73,6 +77,7 @@ def drop_subscription(
         with feed.source.connect() as connection:
             refuse_other_cluster(connection, feed, lake)
             refuse_other_database(connection, lake, [name])
+            refuse_slot_of_another_lake(connection, feed, lake)
             lake.make_durable()
             done = _drop_on_server(connection, feed, others)
     states = TableStates(lake, name).newest().values()

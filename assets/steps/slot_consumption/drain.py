@@ -35,9 +35,10 @@ def drain(
         target = flushed_lsn(connection) if upto is None else upto
         leaves = feed.leaves_captured(catalog)
         drained = drain_to(connection, feed, lake, publications, target, log, subscriptions, leaves=leaves)
-        if drained.to_lsn - drained.from_lsn >= IDLE_BYTES:
-            release_wal(connection, source.name, feed.slot)
         state = slot_state(connection, feed.slot)
+        # What is kept for a transaction that has ended meanwhile, too, which may be of a run long ago.
+        if state is not None and state.confirmed_lsn - state.restart_lsn >= IDLE_BYTES:
+            release_wal(connection, source.name, feed.slot)
     return replace(drained, lag=state.lag if state else 0)
 
 

@@ -37,6 +37,10 @@ from pgsieve.resources.postgres.timeline import current_timeline, refuse_diverge
 from pgsieve.resources.postgres.wal import inserted_lsn, system_identifier
 
 
+class SlotNotOwnedError(SlotError):
+    """The slot was there before this lake: another lake may rely on what it sends."""
+
+
 class OtherClusterError(PgsieveError):
     """The source is another cluster than the one that Delta has changes of: their LSNs do not compare."""
 
@@ -130,11 +134,50 @@ def refuse_other_publisher(
 ) -> Mapping[str, Any]:
     """What is recorded of the feed's cluster, before anything of the lake is read as its own, or altered.
 
-    Raises OtherClusterError, or OtherDatabaseError: two databases of a cluster may have a slot each, whose LSNs do compare.
+    Raises OtherClusterError, or OtherDatabaseError: two databases of a cluster may have a slot each, whose LSNs do compare. Raises
+    SlotNotOwnedError.
     """
     newest = refuse_other_cluster(connection, feed, lake)
     refuse_other_database(connection, lake, feed.subscriptions)
+    refuse_slot_of_another_lake(connection, feed, lake)
     return newest
+
+
+def refuse_slot_of_another_lake(
+    connection: psycopg.Connection[tuple[object, ...]], feed: Feed, lake: Lake
+) -> None:
+    """Raise SlotNotOwnedError where the slot exists, and this lake has nothing of it and did not claim it.
+
+    What a lake confirms is gone for every other one. A lake claims a slot before it makes it, so that a run that died knows its own.
+    """
+    if FeedRecord(lake, feed).newest() or _known_position(lake, feed) is not None:
+        return
+    # Where pgsieve's own tables were lost beside the replicas, the lake is said to be damaged.
+    if any(TableStates(lake, name).newest() for name in feed.subscriptions):
+        return
+    if slot_state(connection, feed.slot) is None:
+        return
+    raise SlotNotOwnedError(
+        f'source "{feed.source.name}": replication slot "{feed.slot}" exists, and the lake "{lake.uri}" has nothing of it: another lake'
+        " may read it, and would lack every change that this one confirms",
+        hint=f"give the source a `slot` of its own in pgsieve.yaml; or, where no other lake needs this one, take it over:"
+        f" `pgsieve run {' '.join(feed.subscriptions)} --take-over`",
+        sqlstate="55006",
+    )
+
+
+def claim_slot(connection: psycopg.Connection[tuple[object, ...]], feed: Feed, lake: Lake) -> None:
+    """Record that the feed's slot is this lake's, whether it is there or still to be made.
+
+    Raises OtherClusterError, OtherDatabaseError.
+    """
+    newest = refuse_other_cluster(connection, feed, lake)
+    refuse_other_database(connection, lake, feed.subscriptions)
+    if not newest:
+        FeedRecord(lake, feed).note_cluster(
+            system_identifier(connection), current_timeline(connection), given_up=False
+        )
+        lake.make_durable()
 
 
 def refuse_other_publisher_if_it_answers(feed: Feed, lake: Lake) -> None:
@@ -183,6 +226,7 @@ def begin_slot(connection: psycopg.Connection[tuple[object, ...]], feed: Feed, l
             sqlstate="55000",
         )
     forget_copies(lake, feed.subscriptions)
+    claim_slot(connection, feed, lake)
     with awaiting(feed.source, connection, PATIENT_SECONDS):
         start = create_slot(
             connection,

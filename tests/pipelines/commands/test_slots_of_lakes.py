@@ -1,0 +1,73 @@
+"""A slot is of one lake: another one takes it only where it is said, and keeps no WAL for what has ended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+
+from pgsieve.decoding.lsn import parse_lsn
+
+if TYPE_CHECKING:
+    from tests.fixtures.shop import Shop
+
+
+@pytest.mark.parametrize("row_filter", ["pipeline", "publisher"])
+def test_another_lake_takes_a_slot_over_only_where_it_is_said(
+    shop: Shop, tmp_path: Path, row_filter: str
+) -> None:
+    written = shop.written["subscriptions"].items()
+    shop.configure(subscriptions={name: {**each, "row_filter": row_filter} for name, each in written})
+    assert shop.cli("run")[0] == 0
+    first, second = shop.written["lake"], str(tmp_path / "second")
+    shop.configure(lake=second)
+    shop.database.execute("insert into orders values (5)")
+    before = shop.on_server()
+    others = [("validate",), ("resync", "one"), ("status",), ("drop", "one", "--delete-tables")]
+    for command in [("run",), *(others if row_filter == "pipeline" else [])]:
+        code, output = shop.cli(*command)
+        said = " ".join(output.split())
+        assert code in {1, 2}, (command, output)
+        assert "exists, and the lake" in said, (command, output)
+        assert "--take-over`" in said, (command, output)
+    assert shop.on_server() == before
+
+    # The first one has lost nothing by that.
+    shop.configure(lake=first)
+    assert shop.cli("run")[0] == 0
+    assert shop.ids("one", "orders")[-1] == 5
+
+    shop.configure(lake=second)
+    assert shop.cli("run", "--take-over")[0] == 0
+    shop.database.execute("insert into orders values (6)")
+    # Once it is said, that is remembered.
+    assert shop.cli("run")[0] == 0
+    assert shop.ids("one", "orders")[-1] == 6
+    assert shop.cli("check")[0] == 0
+
+    shop.configure(lake=first)
+    code, output = shop.cli("run")
+    assert code != 0
+    assert "the changes between are lost" in " ".join(output.split())
+
+
+def test_the_next_run_frees_what_was_kept_for_a_transaction_that_ended(shop: Shop) -> None:
+    assert shop.cli("run")[0] == 0
+    with psycopg.connect(shop.database.info.dsn, password=shop.database.info.password) as long:
+        long.execute("insert into orders values (7)")
+        shop.database.execute("create table noise (t text)")
+        shop.database.execute("insert into noise select repeat('x', 1000) from generate_series(1, 20000)")
+        shop.database.execute("checkpoint")
+        assert shop.cli("run")[0] == 0
+        long.commit()
+    shop.database.execute("checkpoint")
+    assert shop.cli("run")[0] == 0
+    row = shop.database.execute(
+        "select confirmed_flush_lsn::text, restart_lsn::text from pg_replication_slots"
+        " where database = current_database()"
+    ).fetchone()
+    assert row is not None
+    confirmed, restart = map(parse_lsn, row)
+    assert confirmed - restart < 1024 * 1024
