@@ -1,10 +1,11 @@
 """What mkdocs does not know of this repository: pages at its top, and GitHub's way to write a pipe in a table.
 
 A hook of `mkdocs.yml`. README.md is the site's first page. Links are written for GitHub; the site has all pages in one
-folder, and of a link to code only its text.
+folder, and of a link to code only its text. The page of all modules is made from their docstrings.
 """
 
 import re
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,11 @@ _CODE = re.compile(r"`[^`]+`")
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the pages at the top of the repository."""
+    """Add the pages at the top of the repository, and the one of all modules."""
     for name, path in TOP.items():
         files.append(File.generated(config, name, abs_src_path=str(_ROOT / path)))
+    modules = runpy.run_path(str(_ROOT / "scripts" / "module_index.py"))["markdown"]()
+    files.append(File.generated(config, "modules.md", content=modules))
     return files
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import runpy
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,7 @@ from pgsieve.pipelines.config.model import Config, SourceConfig, load_config
 ROOT = Path(__file__).resolve().parent.parent
 TOP = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")
 PAGES = (*(ROOT / name for name in TOP), *sorted((ROOT / "docs").rglob("*.md")))
+PACKAGES = ("assets", "decoding", "pipelines", "resources")
 
 FENCE = re.compile(r"^( *)```([\w-]*)[^\n]*\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 KEYS = set(Config.model_fields)
@@ -97,11 +99,7 @@ def test_what_is_shown_names_no_file_of_the_repository_but_sections_that_exist()
         if line[:1] == "#"
     }
     named = set[str]()
-    for path in (
-        path
-        for folder in ("assets", "decoding", "pipelines", "resources")
-        for path in (ROOT / folder).rglob("*.py")
-    ):
+    for path in (path for folder in PACKAGES for path in (ROOT / folder).rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         explained = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
         for node in ast.walk(tree):
@@ -112,24 +110,28 @@ def test_what_is_shown_names_no_file_of_the_repository_but_sections_that_exist()
     assert named <= headings
 
 
-def test_the_architecture_lists_what_is_there() -> None:
-    """Every module but decoding's, of which it names those that a reader looks for; and no file that is not there."""
-    table = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8").partition("## Where things are")[2]
-    listed = set[str]()
-    for cell in re.findall(r"^\| (.+?) \|", table, re.MULTILINE):
-        folder = ""
-        for name in re.findall(r"`([^`]+)`", cell):
-            listed.add(name if "/" in name else f"{folder}/{name}")
-            folder = name.rpartition("/")[0] or folder
-    assert not [name for name in listed if not list(ROOT.glob(name.replace("…", "*")))]
-    modules = {
-        str(path.relative_to(ROOT))
-        for folder in ("assets", "pipelines", "resources")
-        for path in (ROOT / folder).rglob("*.py")
-        if path.name[0] != "_"
-    }
-    folders = tuple(name for name in listed if name.endswith("/"))
-    assert not sorted(name for name in modules - listed if not name.startswith(folders))
+def test_the_index_of_modules_has_every_module_and_what_it_says() -> None:
+    """The site's page, made from the docstrings: each module once, in its folder's section, with a text."""
+    text = runpy.run_path(str(ROOT / "scripts/module_index.py"))["markdown"]()
+    listed = list[str]()
+    for section in text.split("\n## ")[1:]:
+        folder, _, rest = section.partition("\n\n")
+        assert re.match(r"[\w`]", rest), folder
+        listed.append(f"{folder}/__init__.py")
+        listed += [
+            f"{folder}/{name}" for name in re.findall(r"^\| `(\w+\.py)` \| \S.* \|$", rest, re.MULTILINE)
+        ]
+    modules = (path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+    assert sorted(listed) == sorted(str(path.relative_to(ROOT)) for path in modules)
+    assert "modules.md" in (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+
+
+def test_the_architecture_names_files_that_are_there() -> None:
+    """Whole, or from the folder of the step that the section is about."""
+    named = re.findall(r"`([\w/]+/(?:\w+\.py)?)`", (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8"))
+    assert named
+    places = (ROOT, ROOT / "assets/steps")
+    assert not [name for name in named if not any((place / name).exists() for place in places)]
 
 
 def test_every_command_is_in_the_reference() -> None:
