@@ -20,13 +20,11 @@ _HEAD = """\
 
 The type of a replica's column, by its PostgreSQL type. `python scripts/type_table.py > docs/types.md` makes this file.
 
-In short:
-
 | PostgreSQL | Spark | |
 |---|---|---|
 | boolean | boolean | |
 | smallint, integer, bigint | smallint, int, bigint | |
-| oid | bigint | oid has no sign |
+| oid | bigint | |
 | real, double precision | float, double | bit by bit; NaN and infinities as they are |
 | numeric(p,s) with p ≤ 38, 0 ≤ s ≤ p | decimal(p,s) | NaN sets the table aside |
 | any other numeric | string | |
@@ -37,13 +35,10 @@ In short:
 | arrays of PostgreSQL's own types | array of what the element is | one dimension that begins at 1, NULL elements included; others set the table aside |
 | uuid, json, jsonb and every other type: enums, domains, ranges, interval, time, money … | string | PostgreSQL's own text |
 
-Text means PostgreSQL's own: what the type's output function prints with DateStyle ISO, IntervalStyle postgres,
-TimeZone UTC, extra_float_digits 3, bytea_output hex and encoding UTF8. Binary says whether values
-can come in binary format: where the replica has text, it must follow from what the type's send function returns.
-Where it does not, the change is refused with an error that names the column, never guessed.
-
-An array is an array of what its element is, whatever its declared dimensions. A type that is not in this table is
-text.
+PostgreSQL's own text is what the type's output function prints with DateStyle ISO, IntervalStyle postgres, TimeZone UTC,
+extra_float_digits 3, bytea_output hex and encoding UTF8. The column *binary* says whether values can come in binary format. If the
+text does not follow from the bytes, pgsieve refuses the change with an error that names the column. A type that is not in this
+table is text.
 
 | oid | type | Spark | Arrow | binary | oid of array | array in Spark |
 |---|---|---|---|---|---|---|
@@ -61,17 +56,13 @@ _NOTES = """
 |---|---|
 | float `NaN`, `Infinity`, `-Infinity`, `-0` | as it is |
 | `NaN`, `Infinity`, `-Infinity` in a decimal column | sets the table aside |
-| date and timestamp `infinity`, `-infinity` | a greatest and a least value that no real value is: [below](#infinity) |
+| date and timestamp `infinity`, `-infinity` | a value that no real value is: [below](#infinity) |
 | a timestamp after January 294247 | sets the table aside |
-| NULL element of an array | NULL element |
 | array of more than one dimension, or whose first subscript is not 1 | sets the table aside |
-| oid | bigint: it has no sign |
-| char(n) | with its padding blanks |
 | text that is not UTF-8 (a database in encoding SQL_ASCII) | sets the table aside |
 
 The error of a table that is set aside names the column, the key and the `types` override to choose. `string` is
-PostgreSQL's text for any type, including an array's `{{1,2},{3,4}}` or `[0:1]={1,2}`. Then
-[copy the table again](operations.md#copy-tables-again).
+PostgreSQL's text for any type, also of an array: `{{1,2},{3,4}}`. Then [copy the table again](operations.md#copy-tables-again).
 
 ## Infinity
 
@@ -84,9 +75,9 @@ PostgreSQL's text for any type, including an array's `{{1,2},{3,4}}` or `[0:1]={
 
 ## In binary format
 
-The text of `money` depends on the server's lc_monetary, and that of `regclass` and similar types on the server's catalog:
-their bytes are not enough. After DDL that alters such names a table with a column of `reg…` or `aclitem` is
-[copied again](limits.md). PostgreSQL itself refuses to send `aclitem[]` in binary format, and sends `aclitem` as text.
+The text of `money` depends on the server's lc_monetary, that of `regclass` and similar types on the server's catalog. Tables with a column of
+`reg…` or `aclitem` are [copied again](limits.md) after DDL that alters such names. PostgreSQL refuses to send `aclitem[]` in binary
+format, and sends `aclitem` as text.
 
 ## Other Spark types
 
