@@ -17,7 +17,7 @@ from contextlib import suppress
 from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
-from threading import Lock
+from threading import Lock, RLock
 from typing import cast
 
 import dagster as dg
@@ -81,6 +81,8 @@ ALONE_SETTINGS: dict[str, str] = {
 _ALONE = re.compile(r"local(\[.*\])?")
 
 _LOGGER = logging.getLogger(__name__)
+#: Tables are worked with side by side: the first that needs Spark starts it, and the others wait for it.
+_STARTING = RLock()
 #: A setting that is no secret, whatever its name says.
 _PLAIN = re.compile(r"(?i)true|false|\d+[a-z]{0,2}|.{0,7}")
 
@@ -213,7 +215,11 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
 
     @property
     def session(self) -> SparkSession:
-        """The session, made at the first call; raises SparkUnavailableError."""
+        """The session, made at the first call, of whatever thread; raises SparkUnavailableError."""
+        with _STARTING:
+            return self._begun()
+
+    def _begun(self) -> SparkSession:
         silence_client()
         if not self.spark_master.startswith("local"):
             ship_by_value()

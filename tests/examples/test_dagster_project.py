@@ -58,7 +58,7 @@ def test_it_loads_without_its_database(project: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("SHOP_DATABASE", "host=203.0.113.1 dbname=shop connect_timeout=60")
     defs = import_module("shop_analytics.definitions").defs()
     dg.Definitions.validate_loadable(defs)
-    assert set(defs.resources) == {"dlt_pipelines", "lake", "pgsieve_lake"}
+    assert set(defs.resources) == {"dlt_pipelines", "lake", "pgsieve_lake", "pgsieve_spark"}
     assert defs.executor is dg.multiprocess_executor
     assert {"shop_increments", "pgsieve_shop_increments"} <= {job.name for job in defs.jobs}
 

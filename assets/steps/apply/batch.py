@@ -245,7 +245,8 @@ def _commit(search: ConflictSearch, plan: Plan, end: int) -> Applied | None:
             if many.net is not None and not plan.examined:
                 search.refuse_change(many.net.conflict)
             with lake.refusing(path):
-                applied = FilesWriter(lake, path, pending, end).apply(many)
+                if (applied := FilesWriter(lake, path, pending, end).apply(many)) is not None:
+                    reach(Failpoint.REPLICA_COMMITTED)
     if many is None or applied is None:
         with lake.one_moment(path, search.log):
             few = few_changes(lake, path, search.log, definition, pending)
@@ -255,7 +256,7 @@ def _commit(search: ConflictSearch, plan: Plan, end: int) -> Applied | None:
             search.refuse(few)
         with lake.refusing(path):
             applied = FewChangesWriter(lake, path, definition, pending, end).apply(few)
-    reach(Failpoint.REPLICA_COMMITTED)
+            reach(Failpoint.REPLICA_COMMITTED)
     return applied
 
 
@@ -267,5 +268,5 @@ def _commit_by_spark(search: ConflictSearch, plan: Plan, end: int) -> Applied:
     writer = ReplicaWriter(lake, path, definition, pending, end, size, None if plan.examined else search)
     with lake.refusing(path):
         applied = writer.keyed(changes) if definition.key else writer.keyless(changes)
-    reach(Failpoint.REPLICA_COMMITTED)
+        reach(Failpoint.REPLICA_COMMITTED)
     return applied

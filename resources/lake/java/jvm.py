@@ -234,6 +234,10 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
     with suppress(Exception):
         if (context := SparkContext._active_spark_context) is not None:  # noqa: SLF001 - the one of this process
             context.stop()
+    with suppress(Exception):
+        # What is collected from now on would be told to a JVM that is gone.
+        if (gateway := SparkContext._gateway) is not None:  # noqa: SLF001
+            gateway.shutdown()
     process.stdin.close()
     try:
         process.wait(_END_SECONDS)
