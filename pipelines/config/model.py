@@ -68,7 +68,7 @@ from pgsieve.pipelines.config.values import (
     streaming_mode,
     switch,
 )
-from pgsieve.resources.lake.executors import threads_of
+from pgsieve.resources.lake.masters import threads_of
 from pgsieve.resources.lake.stores.storage import is_uri, misread
 
 __all__ = [

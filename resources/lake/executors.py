@@ -7,11 +7,9 @@ Spark runs what is more than a thread should hold. Threads stand in for it on a 
 (`threads[N]`). The driver of PostgreSQL, Arrow and the writer of Parquet work without Python's lock, so they keep as many cores busy.
 """
 
-import re
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed, wait
 from functools import cache
-from os import cpu_count
 from threading import Event
 from typing import Protocol
 
@@ -29,9 +27,6 @@ Guard = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 Hear = Callable[[int], None]
 #: Reads a part, whose rows it guards; yields what it makes of it: of files that it writes a row (`WRITTEN`) each.
 Part = Callable[[int, Guard], Iterable[pa.RecordBatch]]
-
-_THREADS = re.compile(r"threads\[([1-9]\d*|\*)\]")
-_LOCAL = re.compile(r"local(?:\[(\d+|\*)(?:,\s*\d+)?\])?")
 
 
 def spark_schema(schema: pa.Schema) -> StructType:
@@ -161,19 +156,3 @@ def noted(engine: str, parts: int | None, rows: pa.Table) -> pa.Table:
 def _pool(number: int) -> ThreadPoolExecutor:
     """The threads of this process that write for everybody."""
     return ThreadPoolExecutor(number, "pgsieve-executor")
-
-
-def threads_of(master: str) -> int | None:
-    """How many threads of this process stand in for Spark; None where Spark itself runs what is much."""
-    match = _THREADS.fullmatch(master)
-    return _number(match[1]) if match else None
-
-
-def cores_of(master: str) -> int | None:
-    """How many cores of this machine a Spark master means; None for one that means other machines or processes."""
-    match = _LOCAL.fullmatch(master)
-    return _number(match[1] or "1") if match else None
-
-
-def _number(text: str) -> int:
-    return (cpu_count() or 2) if text == "*" else int(text)

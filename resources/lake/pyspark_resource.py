@@ -12,7 +12,7 @@ from dagster_pyspark import LazyPySparkResource, PySparkResource
 from pyspark.sql import SparkSession
 
 from pgsieve.resources.lake.delta.errors import SparkUnavailableError
-from pgsieve.resources.lake.executors import cores_of
+from pgsieve.resources.lake.masters import cores_of
 from pgsieve.resources.lake.session import (
     SESSION_SETTINGS,
     SparkEngine,

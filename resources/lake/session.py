@@ -31,9 +31,9 @@ from pgsieve.resources.lake.delta.errors import SparkUnavailableError
 from pgsieve.resources.lake.engine import control
 from pgsieve.resources.lake.engine.channel import EngineChannel
 from pgsieve.resources.lake.engine.record import EngineError, EngineFolder
-from pgsieve.resources.lake.executors import cores_of, threads_of
 from pgsieve.resources.lake.jars import Packages, class_path, delta_packages, fetch, s3_packages
 from pgsieve.resources.lake.java import jvm
+from pgsieve.resources.lake.masters import cores_of, threads_of
 from pgsieve.resources.lake.stores import log_store
 from pgsieve.resources.lake.stores.storage import Storage, storage_of
 from pgsieve.resources.passwords import remember

@@ -96,7 +96,9 @@ def test_init_prints_json_too(publisher_server: EmbeddedServer, tmp_path: Path) 
         done = CliRunner().invoke(cli.app, command, prog_name="pgsieve")
         admin.execute("drop database init_json with (force)")
     assert done.exit_code == 0, done.stderr
-    assert json.loads(done.stdout).keys() == {"config", "statements", "variable", "role", "validation"}
+    assert json.loads(done.stdout).keys() == {
+        *("config", "statements", "variable", "role", "validation", "inserts_only")
+    }
 
 
 @pytest.mark.parametrize("arguments", ["demo --ui --json", "status --prometheus --json"])

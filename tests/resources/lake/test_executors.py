@@ -19,9 +19,8 @@ from pgsieve.resources.lake.executors import (
     Guard,
     SparkExecutors,
     Threads,
-    cores_of,
-    threads_of,
 )
+from pgsieve.resources.lake.masters import cores_of, threads_of
 from pgsieve.resources.lake.resource import SMALL_BYTES, LakeResource
 from pgsieve.resources.lake.session import SparkEngine
 
