@@ -18,6 +18,7 @@ SMALL = {
     "foreign_writes.py": ["--megabytes", "1", "--minutes", "1"],
     "idle_tables.py": ["1", "2"],
     "key_conflicts.py": ["--rows", "10000", "--times", "1"],
+    "keyless_changes.py": ["--rows", "4000", "--changes", "2000"],
     "large_transaction.py": ["--rows", "1000"],
     "object_store.py": ["--tables", "1", "--rounds", "1", "--rows", "1000", "--wait", "1"],
     "replication.py": ["--rows", "4000"],
