@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 
 from pgsieve.decoding.row_filters import nodes
 from pgsieve.decoding.row_filters.evaluation.compiler import compiled
+from pgsieve.decoding.row_filters.evaluation.strings import like_expression
 from pgsieve.decoding.row_filters.evaluation.values import constant_value
 from pgsieve.decoding.row_filters.nodes import Digits, Node
 from pgsieve.decoding.values.datetimes import (
@@ -105,13 +106,21 @@ def _compiled(node: Node) -> Columnar:
         case nodes.IsNull(operand=operand):
             return _computed(pc.is_null, _compiled(operand))
         case nodes.Like(operand=operand, pattern=pattern):
-            return _computed(lambda text: pc.match_like(text, pattern), _text(operand))
+            return _computed(_like(pattern), _text(operand))
         case nodes.Regex(operand=operand, pattern=pattern):
             return _computed(lambda text: pc.match_substring_regex(text, pattern), _text(operand))
         case nodes.IsTruth(operand=operand, truth=truth):
             return _computed(lambda value: pc.fill_null(pc.equal(value, truth), False), _compiled(operand))
         case _:
             raise NotColumnarError
+
+
+def _like(pattern: str) -> Callable[[Values], Values]:
+    """The match of a pattern. Arrow takes escaped characters of `%a` and `a%` for themselves, with the backslash before them."""
+    if "\\" not in pattern:
+        return lambda text: pc.match_like(text, pattern)
+    expression = like_expression(pattern)
+    return lambda text: pc.match_substring_regex(text, expression)
 
 
 def _computed(function: Callable[..., Values], *operands: Columnar) -> Columnar:

@@ -171,6 +171,11 @@ def like(pattern: str) -> Callable[[str], bool]:
     return lambda text: matches(text) is not None
 
 
+def like_expression(pattern: str) -> str:
+    """Return the same match as an expression of RE2's, which finds it in one pass."""
+    return rf"(?s)\A{'.*'.join(_like_parts(pattern))}\z"
+
+
 def regex(pattern: str) -> Callable[[str], bool]:
     """Return the search for a pattern of `pgsieve.decoding.row_filters.regex`."""
     return lambda text: bool(pc.match_substring_regex(pa.scalar(text), pattern).as_py())
