@@ -70,7 +70,7 @@ class Pending:
     @property
     def truncated_at(self) -> tuple[int, int] | None:
         """The order key of the last TRUNCATE; changes before it have no effect."""
-        since = (self.standing.position or 0, -1)
+        since = (self.since, -1)
         return max(
             (c.truncated_at for c in self.slices if c.truncated_at and c.truncated_at > since), default=None
         )

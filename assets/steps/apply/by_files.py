@@ -94,7 +94,7 @@ def many_changes(
     """
     if lake.local is None or _may_be_of_other_key(definition, pending):
         return None
-    groups = lake.slice_groups(log, [c.slice for c in pending.slices], every=True)
+    groups = lake.slice_groups(log, pending.ends, every=True)
     if groups is None:
         return None
     with lake.refusing(log):
@@ -218,7 +218,7 @@ def _may_be_of_other_key(definition: Definition, pending: Pending) -> bool:
     former = definition.former
     if former is None or former.key == definition.key_numbers:
         return False
-    return (pending.standing.position or 0) < former.until
+    return pending.since < former.until
 
 
 @dataclass(frozen=True)

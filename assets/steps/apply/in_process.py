@@ -42,7 +42,7 @@ def few_changes(lake: Lake, path: str, log: str, definition: Definition, pending
     size = max(pending.size, replica_size // MERGED)
     if lake.way(path, definition.names, size, overwrite=truncated, key=key) is not Way.IN_PROCESS:
         return None
-    return lake.slice_rows(log, [c.slice for c in pending.slices], pending.size, every=True)
+    return lake.slice_rows(log, pending.ends, pending.size, every=True)
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class FewChangesWriter:
 
     def _effective(self, changes: pa.Table) -> pa.Table:
         # A slice may have been transformed for an older copy: it has changes that a later one, amid it, has copied.
-        since = pc.greater_equal(changes["commit_lsn"], self.pending.standing.position or 0)
+        since = pc.greater_equal(changes["commit_lsn"], self.pending.since)
         changes = changes.filter(pc.and_(since, pc.not_equal(changes["operation"], "truncate")))
         if self.pending.truncated_at:
             lsn, ordinal = self.pending.truncated_at
@@ -83,7 +83,7 @@ class FewChangesWriter:
         """Merge what becomes of each key."""
         key, columns, pending = self.definition.key, self.definition.names, self.pending
         schema = pa.schema([(name, field_of(changes["new"], name).type) for name in columns])
-        of_key, slices = pa.schema([schema.field(name) for name in key]), [c.slice for c in pending.slices]
+        of_key, slices = pa.schema([schema.field(name) for name in key]), pending.ends
         keyed = keyed_changes([changes], of_key, sorted(pending.unchanged), slices, 0)
         assert keyed is not None
         net, _ = keyed.net(self._present(keyed))

@@ -8,7 +8,7 @@ Only the keys are read, and of the replica only the files whose statistics allow
 `pgsieve.decoding.changes.net_change`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -98,17 +98,8 @@ class ConflictSearch:
             yield
         except KeyConflictError:
             # Read after the rows: what is not applied now was not when they were read.
-            if (self.lake.records.position(self.path) or 0) < self._slices[0]:
+            if (self.lake.records.position(self.path) or 0) < self.pending.ends[0]:
                 raise
-
-    @property
-    def _slices(self) -> Sequence[int]:
-        return [c.slice for c in self.pending.slices]
-
-    @property
-    def _since(self) -> int:
-        """What is before it has been copied; a slice that was transformed for an older copy may have it, too."""
-        return self.pending.standing.position or 0
 
     @property
     def _other_key_until(self) -> int:
@@ -125,13 +116,13 @@ class ConflictSearch:
             return None
         if few is not None:
             return few
-        return lake.slice_rows(self.log, self._slices, self.pending.size, columns=_CHANGE, every=True)
+        return lake.slice_rows(self.log, self.pending.ends, self.pending.size, columns=_CHANGE, every=True)
 
     def _locally(self, few: pa.Table) -> KeyConflict | None:
         """The first conflict of few changes, by those keys of the replica that matter."""
         key, rows = self.definition.key, few["new"].type
         of_key = pa.schema([rows.field(rows.get_field_index(name)) for name in key])
-        keyed = keyed_changes([few], of_key, (), self._slices, self._since)
+        keyed = keyed_changes([few], of_key, (), self.pending.ends, self.pending.since)
         assert keyed is not None
         local = self.lake.local
         assert local is not None

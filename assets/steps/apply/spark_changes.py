@@ -40,14 +40,10 @@ class SparkChanges:
     definition: Definition
     pending: Pending
 
-    @property
-    def _slices(self) -> Sequence[int]:
-        return self.pending.ends
-
     def _stored(self) -> DataFrame:
         """The changes, but those that a later copy has: a slice may have been transformed for an older one."""
-        rows = self.lake.slices_of(self.log, self._slices, every=True)
-        return rows.where(F.col("commit_lsn") >= (self.pending.standing.position or 0))
+        rows = self.lake.slices_of(self.log, self.pending.ends, every=True)
+        return rows.where(F.col("commit_lsn") >= self.pending.since)
 
     def effective(self) -> DataFrame:
         """The row changes after the last TRUNCATE."""
@@ -69,7 +65,7 @@ class SparkChanges:
         changes = self._stored().select(*placed, side("new"), side("old")).toArrow()
         rows = changes.schema.field("new").type
         of_key = pa.schema([rows.field(rows.get_field_index(name)) for name in key])
-        keyed = keyed_changes([changes], of_key, sorted(self.pending.unchanged), self._slices, 0)
+        keyed = keyed_changes([changes], of_key, sorted(self.pending.unchanged), self.pending.ends, 0)
         assert keyed is not None
         return keyed
 
@@ -107,7 +103,7 @@ class SparkChanges:
         wanted = self.lake.spark.createDataFrame(pa.table({"wanted": places, "times": times}))
         row = F.struct(*(field(side, name).alias(name) for name in names)).alias("row")
         rows = self.effective().where(F.col(side).isNotNull())
-        placed = rows.select(place_of(self._slices).alias("place"), row)
+        placed = rows.select(place_of(self.pending.ends).alias("place"), row)
         few = len(places) <= BROADCAST_ROWS
         chosen = placed.join(F.broadcast(wanted) if few else wanted, F.col("place") == F.col("wanted"))
         return chosen.select("row", F.explode(F.sequence(F.lit(1), F.col("times").cast("int")))).select("row")
@@ -163,7 +159,7 @@ class SparkChanges:
         )
         decided = self.lake.spark.createDataFrame(table)
         changes = self.effective().where("new is not null")
-        placed = changes.select(place_of(self._slices).alias("place"), "new")
+        placed = changes.select(place_of(self.pending.ends).alias("place"), "new")
         few = self.pending.sent("insert", "update", "delete") <= BROADCAST_ROWS
         rows = placed.join(F.broadcast(decided) if few else decided, F.col("place") == F.col("last"))
         values = {name: field("new", name) for name in columns}
