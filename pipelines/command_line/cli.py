@@ -5,6 +5,7 @@ exit codes of `app`. The modules of commands register them, in the order in whic
 """
 
 # ruff: noqa: E402 - the collector's threshold comes before the imports
+import atexit
 import errno
 import gc
 import io
@@ -16,6 +17,8 @@ from pathlib import Path
 # which stays: with Python's threshold of 700 new containers, and from the first import on, that was a tenth of the processor time
 # of a command with nothing to do.
 gc.set_threshold(100_000)
+# Nor are there cycles worth looking for when the process ends, which took half a second and more.
+atexit.register(gc.freeze)
 
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.command_line.app import FAULT, FOUND, REFUSED, app

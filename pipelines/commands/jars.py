@@ -1,4 +1,4 @@
-"""`pgsieve jars`: the jars that Spark needs for Delta, and for a lake on S3, fetched before they are needed.
+"""`pgsieve jars`: what Spark starts with, there before it is needed: the jars for Delta and for a lake on S3, and the archive of classes.
 
 In: a folder to copy them to, or none. Out: a `JarsReport`. Raises JarsUnavailableError where they cannot be fetched, and
 PgsieveError where the folder cannot be written.
@@ -9,8 +9,8 @@ from pathlib import Path
 
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.commands.results import JarSet, JarsReport, Progress
+from pgsieve.resources.lake.java.class_archive import FOLDER_VARIABLE, make_archive
 from pgsieve.resources.lake.jars import (
-    FOLDER_VARIABLE,
     all_packages,
     answers_file,
     copy_jars,
@@ -21,7 +21,7 @@ from pgsieve.resources.lake.jars import (
 
 
 def jars(folder: Path | None, progress: Progress) -> JarsReport:
-    """Fetch what is not there yet; copy all of it where a folder is named."""
+    """Fetch and make what is not there yet; copy all of it where a folder is named."""
     if folder is not None and os.environ.get(FOLDER_VARIABLE):
         raise PgsieveError(
             f"{FOLDER_VARIABLE} is set, so no jars are fetched for another folder",
@@ -42,6 +42,10 @@ def jars(folder: Path | None, progress: Progress) -> JarsReport:
             )
         kept, settings = private_answers()
     fetch(packages, settings, kept)
+    progress.finish("fetch jars")
+    progress.start("archive the classes that Spark starts with")
+    make_archive()
+    progress.finish("archive the classes that Spark starts with")
     if folder is not None:
         try:
             copy_jars(folder, packages, kept)
@@ -49,7 +53,6 @@ def jars(folder: Path | None, progress: Progress) -> JarsReport:
             raise PgsieveError(
                 f'folder "{folder}" cannot be written: {error.strerror}', hint="choose another folder"
             ) from error
-    progress.finish("fetch jars")
     return JarsReport(
         tuple(
             JarSet(each.coordinates[0], len(files), sum(Path(file).stat().st_size for file in files))

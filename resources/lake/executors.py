@@ -9,8 +9,9 @@ Spark runs what is more than a thread should hold. Threads stand in for it on a 
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed, wait
+from contextlib import suppress
 from functools import cache
-from threading import Event
+from threading import Event, Thread
 from typing import Protocol
 
 import pyarrow as pa
@@ -23,6 +24,8 @@ from pgsieve.resources.work import DRIVER, engine_of, named_here, note
 
 #: Passes batches on as long as somebody waits for what becomes of them.
 Guard = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+#: What a session numbers parts by.
+_NUMBERS = pa.schema({"id": pa.int64()})
 #: Hears how many parts are written.
 Hear = Callable[[int], None]
 #: Reads a part, whose rows it guards; yields what it makes of it: of files that it writes a row (`WRITTEN`) each.
@@ -47,8 +50,15 @@ class Executors(Protocol):
     ) -> pa.Table:
         """Have so many parts made, several at a time; the rows of all of them. `hear` is called where it is known."""
 
+    def prepare(self) -> None:
+        """Have what takes long to start be there when parts are given, without waiting for it."""
+
     def stop(self) -> None:
         """Have all that is being written end soon, with an error to who waits for it."""
+
+
+def _same(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield from batches
 
 
 class SparkExecutors:
@@ -56,6 +66,7 @@ class SparkExecutors:
 
     def __init__(self, session: Callable[[], SparkSession], number: int = 1) -> None:
         self._session, self.number = session, number
+        self._is_preparing = False
 
     def written(
         self, part: Part, parts: int, hear: Hear | None = None, schema: pa.Schema = WRITTEN
@@ -73,6 +84,18 @@ class SparkExecutors:
         session = named_here(self._session())
         rows = session.range(0, parts, 1, parts).mapInArrow(write, spark_schema(schema)).toArrow()
         return noted(engine_of(session), parts, rows)
+
+    def prepare(self) -> None:
+        """As in `Executors`: the session, and with a first job the processes of Python that run functions."""
+        if not self._is_preparing:
+            self._is_preparing = True
+            Thread(target=self._start, name="pgsieve-spark", daemon=True).start()
+
+    def _start(self) -> None:
+        # Whoever needs the session is told why there is none.
+        with suppress(Exception):
+            parts = self._session().range(0, self.number, 1, self.number)
+            parts.mapInArrow(_same, spark_schema(_NUMBERS)).toArrow()
 
     def stop(self) -> None:
         """As in `Executors`."""
@@ -115,6 +138,9 @@ class Threads:
             self._waiting.discard(ended)
         return noted("threads", parts, pa.Table.from_batches(rows, schema))
 
+    def prepare(self) -> None:
+        """As in `Executors`; threads are there."""
+
     def stop(self) -> None:
         """As in `Executors`."""
         for ended in tuple(self._waiting):
@@ -136,6 +162,9 @@ class _Inline:
             if hear is not None:
                 hear(number + 1)
         return noted(DRIVER, parts, pa.Table.from_batches(rows, schema))
+
+    def prepare(self) -> None:
+        """As in `Executors`; the thread that asks is there."""
 
     def stop(self) -> None:
         """As in `Executors`; few rows have no end to wait for."""

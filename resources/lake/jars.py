@@ -29,12 +29,12 @@ from urllib.parse import unquote, urlsplit
 from pgsieve.decoding.wording import counted
 from pgsieve.resources.lake.delta.errors import SparkUnavailableError
 from pgsieve.resources.lake.java import jvm
+from pgsieve.resources.lake.java.class_archive import FOLDER_VARIABLE, archive_file, kept_folder, make_archive
 from pgsieve.resources.private_folder import private_folder
 
 _LOGGER = logging.getLogger(__name__)
 
-#: A folder that has the jars and, in a file of this name, which of them belong to which packages.
-FOLDER_VARIABLE = "PGSIEVE_JARS"
+#: The file that says which jars belong to which packages.
 _ANSWERS = "delta-jars.json"
 
 _JARS, _PACKAGES, _EXCLUDES = "spark.jars", "spark.jars.packages", "spark.jars.excludes"
@@ -92,8 +92,8 @@ class JarsUnavailableError(SparkUnavailableError):
 
 
 def answers_file() -> Path:
-    """Where the answers are kept: PGSIEVE_JARS, else the virtual environment, which is made anew when versions change."""
-    return Path(os.environ.get(FOLDER_VARIABLE) or sys.prefix) / _ANSWERS
+    """Where the answers are kept."""
+    return kept_folder() / _ANSWERS
 
 
 def kept_jars(packages: str, kept: Path | None = None) -> list[str] | None:
@@ -198,6 +198,8 @@ def copy_jars(folder: Path, needed: Iterable[Packages], kept: Path | None = None
             if not (folder / jar.name).exists():
                 shutil.copyfile(jar, folder / jar.name)
         _keep({packages.name: [jar.name for jar in jars]}, folder / _ANSWERS)
+    if archive_file().is_file():
+        shutil.copyfile(archive_file(), folder / archive_file().name)
 
 
 def class_path(
@@ -271,6 +273,7 @@ def main() -> None:
         keep_jars(packages.name, _resolved(packages, json.load(sys.stdin)), Path(sys.argv[2]))
         return
     fetch(all_packages(), {})
+    make_archive()
 
 
 if __name__ == "__main__":

@@ -90,6 +90,11 @@ class Lake(LakeWays):
         """What runs functions on so many bytes (None: many): this thread where they are few, else the executors."""
         return INLINE if self.is_small(size) else self.executors
 
+    def expect(self, size: int) -> None:
+        """Have what would run functions on so many bytes be started, before there are all of them."""
+        if self.local is not None:
+            self.runner(size).prepare()
+
     def folders_of(self, subscription: str) -> str:
         """The template of the folders of a subscription's replicas: as it was given, or else as the lake has recorded it."""
         if subscription not in self._folders:

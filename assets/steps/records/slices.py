@@ -3,7 +3,7 @@
 Written by slot consumption after the slice; made again from the slice where the row is missing.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,9 +44,10 @@ def slice_summary() -> list[Column]:
 
 
 class SliceSummary:
-    """The same as `slice_summary`, of batches that pass through this process."""
+    """The same as `slice_summary`, of batches that pass through this process; `expect` hears how much one table has at least."""
 
-    def __init__(self) -> None:
+    def __init__(self, expect: Callable[[int], None]) -> None:
+        self._expect = expect
         self._bytes = 0
         self._relations: set[int] = set()
         #: The transactions that have passed, by their identifiers.
@@ -69,6 +70,7 @@ class SliceSummary:
             self._bytes += batch.column("data").nbytes
             changes = pc.is_in(kind, pa.array(_CHANGES))
             self._relations.update(pc.unique(relation.filter(changes)).to_pylist())
+            self._expect(self._bytes // max(len(self._relations), 1))
             self.transactions.update(pc.unique(batch.column("xid").filter(pc.equal(kind, "B"))).to_pylist())
             described = batch.filter(pc.is_in(kind, pa.array(_DESCRIPTIONS)))
             self._messages += described.select(["commit_lsn", "ordinal", "data"]).to_pylist()

@@ -89,7 +89,7 @@ def append_slice(
 
 def _write(lake: Lake, feed: Feed, messages: Iterable[pa.Array], end: int) -> WrittenSlice:
     """Write the files of a slice; raises what the messages raise, else LakeError."""
-    passed, path = SliceSummary(), ChangeLog(lake, feed).path
+    passed, path = SliceSummary(lake.expect), ChangeLog(lake, feed).path
     try:
         # Not as one stream through delta-rs, which needs more memory than one process should for its slices.
         with lake.refusing(path), ahead(passed.of(change_log_rows(messages, end))) as rows:

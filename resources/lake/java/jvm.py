@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pgsieve.resources.lake.java import class_archive
 from pgsieve.resources.lake.java.login import AGENT
 from pgsieve.resources.private_folder import private_folder
 
@@ -50,6 +51,8 @@ _INFORMED = "_PYSPARK_DRIVER_CONN_INFO_PATH"
 _PORT, _SECRET = "PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"
 _WAIT_SECONDS = 0.05
 _END_SECONDS = 10.0
+#: A JVM that works for seconds: what its best compiler takes at the start it never gets back.
+_SHORT_LIVED = {JAVA_OPTIONS: "-XX:TieredStopAtLevel=1"}
 
 
 class JavaEndedError(Exception):
@@ -101,18 +104,20 @@ def files(settings: Mapping[str, str], folder: Path, own: Mapping[str, str]) -> 
     options += ["-Dfile.encoding=UTF-8", "-Dsun.jnu.encoding=UTF-8", "-XX:-UsePerfData"]
     if name := _name_of_unnamed():
         options += [f"-Duser.name={name}", f"-javaagent:{AGENT}={name}"]
-    options += shlex.split(f"{own.get(JAVA_OPTIONS, '')} {settings.get(JAVA_OPTIONS, '')}")
+    chosen = f"{own.get(JAVA_OPTIONS, '')} {settings.get(JAVA_OPTIONS, '')}"
+    is_local = settings["spark.master"].startswith("local")
+    options += [*(class_archive.options(chosen) if is_local else []), *shlex.split(chosen)]
     java = _written(folder / "java.options", "\n".join(map(_quoted, options)))
     written = {**settings, **own, JAVA_OPTIONS: f"-XX:VMOptionsFile={_escaped(str(java))}"}
     if not os.access(_home(), os.W_OK):
         # Ivy takes locks, also where all that it is asked for is there.
         written = {"spark.jars.ivy": str(temporary / "ivy"), **written}
-    if settings["spark.master"].startswith("local"):
-        chosen = (
+    if is_local:
+        folders = (
             settings.get(_LOCAL_DIRECTORIES) or os.environ.get("SPARK_LOCAL_DIRS") or str(temporary.parent)
         )
         written[_LOCAL_DIRECTORIES] = ",".join(
-            str(private_folder(base.strip())) for base in chosen.split(",")
+            str(private_folder(base.strip())) for base in folders.split(",")
         )
     return _written(folder / "spark.conf", properties(written))
 
@@ -164,10 +169,10 @@ def submit_command(master: str) -> str:
     )
 
 
-def session(settings: Mapping[str, str]) -> "SparkSession":
+def session(settings: Mapping[str, str], end_seconds: float = _END_SECONDS) -> "SparkSession":
     """The session of this process, in a JVM that is started for it; in the one that is there where pyspark has one already.
 
-    Raises JavaEndedError where the JVM ends, and what pyspark raises where there is no session.
+    `end_seconds`: how long the JVM may take to end, which it does with this process. Raises JavaEndedError where the JVM ends, and what pyspark raises where there is no session.
     """
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
@@ -181,15 +186,15 @@ def session(settings: Mapping[str, str]) -> "SparkSession":
             builder = builder.config(key, value)
     if SparkContext._gateway is not None:  # noqa: SLF001 - pyspark has no other word for it
         return builder.getOrCreate()
-    with _gateway(settings):
+    with _gateway(settings, end_seconds):
         return builder.getOrCreate()
 
 
 @contextmanager
-def _gateway(settings: Mapping[str, str]) -> Iterator[None]:
+def _gateway(settings: Mapping[str, str], end_seconds: float) -> Iterator[None]:
     """A JVM that pyspark finds within the block, as it does where spark-submit has started Python; it ends with this process."""
     master, folder = settings["spark.master"], private_folder()
-    configured, found = files(settings, folder, {}), folder / "gateway"
+    configured, found = files(settings, folder, _SHORT_LIVED), folder / "gateway"
     found.unlink(missing_ok=True)
     with (folder / _LOG).open("wb") as file:
         # It may quote values: it reaches the terminal of those alone that ask for more than errors.
@@ -207,7 +212,7 @@ def _gateway(settings: Mapping[str, str]) -> Iterator[None]:
             # Ctrl-C is this process's, which ends it.
             start_new_session=True,
         )
-    atexit.register(_end, process)
+    atexit.register(_end, process, end_seconds)
     while process.poll() is None and not found.is_file():
         time.sleep(_WAIT_SECONDS)
     if not found.is_file():
@@ -226,7 +231,7 @@ def _address(told: bytes) -> tuple[int, str]:
     return port, told[8 : 8 + length].decode()
 
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
+def _end(process: "subprocess.Popen[bytes]", seconds: float) -> None:
     """Have the JVM end as this process does; its session first, or pyspark's threads tell that it is gone."""
     from pyspark import SparkContext
 
@@ -240,7 +245,7 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
             gateway.shutdown()
     process.stdin.close()
     try:
-        process.wait(_END_SECONDS)
+        process.wait(seconds)
     except subprocess.TimeoutExpired:
         process.kill()
 

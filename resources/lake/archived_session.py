@@ -1,0 +1,50 @@
+"""A session whose classes are archived for the next ones (`pgsieve.resources.lake.java.class_archive`).
+
+In: the archive's name, as the argument. Out: the archive, written as the JVM ends. The session does once what sessions do: a function
+of Python's by Arrow, a Delta table, a MERGE.
+"""
+
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from pgsieve.resources.lake.java import jvm
+from pgsieve.resources.lake.java.class_archive import archiving_options
+from pgsieve.resources.lake.session import session_config
+from pgsieve.resources.lake.stores.storage import storage_of
+from pgsieve.resources.private_folder import private_folder
+
+#: To write 150 MB of classes, Java takes ten seconds, and more on a busy machine.
+_END_SECONDS = 300.0
+
+
+def _same(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield from batches
+
+
+def use(session: SparkSession, table: Path) -> None:
+    """Load the classes of what sessions do."""
+    rows = session.range(0, 4, 1, 2).mapInArrow(_same, "id long")
+    rows.toArrow()
+    rows.write.format("delta").save(str(table))
+    session.sql(
+        f"merge into delta.`{table}` t using (select 1L as id) s on t.id = s.id when matched then delete"
+        " when not matched then insert *"
+    )
+    session.read.format("delta").load(str(table)).groupBy("id").count().toArrow()
+
+
+def main(made: Path) -> None:
+    """Start the session, use it, and have the JVM end."""
+    folder = private_folder()
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    settings = session_config("local[*]", {jvm.JAVA_OPTIONS: archiving_options(made)}, storage_of(str(folder)))
+    use(jvm.session(settings, _END_SECONDS), folder / "table")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,84 @@
+"""An archive of the classes that Spark loads as it starts: with it a JVM needs half the processor time until its first job.
+
+In: a session's settings. Out: a file beside the jars (`pgsieve.resources.lake.jars`), made once, and the option of Java's that
+names it. Java itself sees whether the file is of this Java and of these jars, and does without it where it is not; so does
+pgsieve where the file cannot be kept.
+
+https://docs.oracle.com/en/java/javase/17/docs/specs/man/java.html#application-class-data-sharing
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from contextlib import suppress
+from hashlib import sha256
+from importlib.metadata import version
+from pathlib import Path
+
+#: A folder that has the jars of another machine; else they are kept in the virtual environment.
+FOLDER_VARIABLE = "PGSIEVE_JARS"
+#: Java says what it makes of an archive; its output is Spark's log.
+_SILENT = ("-Xlog:cds=off", "-Xlog:cds+dynamic=off", "-Xlog:class+path=off")
+_PROGRAM = "pgsieve.resources.lake.archived_session"
+
+
+def kept_folder() -> Path:
+    """Where jars and the archive are kept: PGSIEVE_JARS, else the virtual environment, which is made anew when versions change."""
+    return Path(os.environ.get(FOLDER_VARIABLE) or sys.prefix)
+
+
+def archive_file() -> Path:
+    """Where the archive of this Java's classes is, or would be."""
+    return kept_folder() / f"spark-{version('pyspark')}-{_java()}.jsa"
+
+
+def _java() -> str:
+    """What tells one Java from another: a digest of where its program is, how large and how old."""
+    home = os.environ.get("JAVA_HOME")
+    program = Path(home) / "bin" / "java" if home else Path(shutil.which("java") or "java")
+    with suppress(OSError):
+        program = program.resolve(strict=True)
+        status = program.stat()
+        return sha256(f"{program} {status.st_size} {status.st_mtime_ns}".encode()).hexdigest()[:12]
+    return "none"
+
+
+def options(java_options: str) -> list[str]:
+    """The options that use the archive: none where there is no archive, or where the user's `java_options` name one."""
+    file = archive_file()
+    if "SharedArchiveFile" in java_options or "ArchiveClassesAtExit" in java_options or not file.is_file():
+        return []
+    return [f"-XX:SharedArchiveFile={file}", *_SILENT]
+
+
+def make_archive() -> bool:
+    """Start a session in a process of its own, use it once, and archive its classes; whether there is an archive now.
+
+    It takes half a minute. A part of an archive would end the JVM, so it gets its name when all of it is on the disk.
+    """
+    file = archive_file()
+    if file.is_file() or not os.access(file.parent, os.W_OK):
+        return file.is_file()
+    made = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        done = subprocess.run(  # noqa: S603 - our own interpreter, no shell
+            [sys.executable, "-m", _PROGRAM, str(made)], capture_output=True, check=False
+        )
+        with suppress(OSError):
+            if not done.returncode:
+                _make_durable(made)
+                made.replace(file)
+    finally:
+        made.unlink(missing_ok=True)
+    return file.is_file()
+
+
+def archiving_options(made: Path) -> str:
+    """The options with which a JVM writes an archive of its classes as it ends."""
+    return " ".join((f'"-XX:ArchiveClassesAtExit={made}"', *_SILENT))
+
+
+def _make_durable(file: Path) -> None:
+    with file.open("rb") as written:
+        os.fsync(written.fileno())

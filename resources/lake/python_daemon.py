@@ -1,0 +1,32 @@
+"""Spark's daemon of Python's workers in a local session: what pgsieve's functions import is there before a worker is forked.
+
+Spark starts it as `pyspark.daemon`, with the same argument. Without it each worker, one a core, imports all of it by itself: a second
+each at the first job.
+
+https://spark.apache.org/docs/4.1.0/configuration.html#runtime-environment (spark.python.daemon.module)
+"""
+
+from contextlib import suppress
+from importlib import import_module
+
+from pyspark.daemon import manager
+
+#: The modules whose functions workers run; a worker imports what else it needs.
+_NEEDED = (
+
+    "pgsieve.assets.steps.initial_sync.rows",
+    "pgsieve.assets.steps.update_transformation.changes",
+    "pgsieve.assets.steps.apply.by_files",
+)
+
+
+def main() -> None:
+    """Import, then fork workers until Spark ends it."""
+    for name in _NEEDED:
+        with suppress(ImportError):
+            import_module(name)
+    manager()  # type: ignore[no-untyped-call]
+
+
+if __name__ == "__main__":
+    main()

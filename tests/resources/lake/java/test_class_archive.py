@@ -1,0 +1,73 @@
+"""The archive of the classes that Spark starts with."""
+
+import os
+import shutil
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from pgsieve.resources.lake.java import class_archive
+from pgsieve.resources.lake.java.class_archive import archive_file, make_archive, options
+from tests.fixtures.pgsieve_replica import engine
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder where jars and archive are kept."""
+    monkeypatch.setenv("PGSIEVE_JARS", str(tmp_path))
+    return tmp_path
+
+
+def test_without_an_archive_java_is_told_of_none(folder: Path) -> None:
+    assert options("") == []
+    archive_file().write_bytes(b"")
+    assert archive_file().parent == folder
+    assert options("-Xmx1g")[0] == f"-XX:SharedArchiveFile={archive_file()}"
+
+
+@pytest.mark.parametrize("own", ["-XX:SharedArchiveFile=/mine.jsa", "-XX:ArchiveClassesAtExit=/mine.jsa"])
+def test_an_archive_of_the_users_is_left_to_them(folder: Path, own: str) -> None:
+    assert folder
+    archive_file().write_bytes(b"")
+    assert options(own) == []
+
+
+def test_another_java_has_another_archive(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = archive_file()
+    program = tmp_path / "jdk" / "bin" / "java"
+    program.parent.mkdir(parents=True)
+    program.write_text("another")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "jdk"))
+    assert archive_file() != ours
+    assert archive_file().parent == folder
+
+
+def test_a_session_that_fails_leaves_no_part_of_an_archive(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(class_archive, "_PROGRAM", "this")
+    assert not make_archive()
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.spark
+def test_a_session_reads_the_archive_and_forks_workers_that_have_imported() -> None:
+    assert make_archive(), "`make setup` makes it"
+    session = engine().session
+
+    def seen(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        imported = "pgsieve.assets.steps.apply.by_files" in sys.modules
+        for batch in batches:
+            yield pa.RecordBatch.from_pydict({"is_imported": [imported] * batch.num_rows})
+
+    rows = session.range(0, 2, 1, 2).mapInArrow(seen, "is_imported boolean").toArrow()
+    assert rows["is_imported"].to_pylist() == [True, True]
+    children = Path(f"/proc/{os.getpid()}/task").glob("*/children")
+    pids = {pid for task in children for pid in task.read_text().split()}
+    maps = [Path(f"/proc/{pid}/maps").read_text() for pid in pids]
+    assert any(str(archive_file()) in each for each in maps), shutil.which("java")
