@@ -38,8 +38,9 @@ def test_each_change_is_filtered_by_the_publication_as_it_was_then(scenario: Sce
 
 def test_a_change_goes_to_the_table_of_the_name_that_it_had_then(scenario: Scenario) -> None:
     scenario.tables("CREATE TABLE t (a int PRIMARY KEY); CREATE SCHEMA s")
+    scenario.tables("CREATE TABLE x (a int PRIMARY KEY); CREATE TABLE y (a int PRIMARY KEY)")
     scenario.subscriber("CREATE TABLE u (a int PRIMARY KEY); CREATE TABLE s.t (a int PRIMARY KEY)")
-    scenario.publisher("CREATE PUBLICATION pub FOR TABLE t")
+    scenario.publisher("CREATE PUBLICATION pub FOR TABLE t, x, y")
     scenario.subscribe("pub")
     scenario.publisher(
         """INSERT INTO t VALUES (1);
@@ -49,6 +50,18 @@ def test_a_change_goes_to_the_table_of_the_name_that_it_had_then(scenario: Scena
         ALTER TABLE s.t SET SCHEMA public; INSERT INTO t VALUES (5)"""
     )
     scenario.check(expect={"t": ["1", "3", "5"]})
+    # Two tables exchange their names; and another has a name, while it is there.
+    swap = "ALTER TABLE x RENAME TO z; ALTER TABLE y RENAME TO x; ALTER TABLE z RENAME TO y"
+    scenario.publisher(
+        f"""INSERT INTO x VALUES (1), (2); INSERT INTO y VALUES (3), (4); {swap}; INSERT INTO x VALUES (5);
+        UPDATE y SET a = 6 WHERE a = 1; DELETE FROM x WHERE a = 3; DELETE FROM y WHERE a = 2; {swap}; INSERT INTO x VALUES (7)"""
+    )
+    scenario.check(expect={"x": ["1", "2", "5", "7"], "y": ["3", "4"]})
+    scenario.publisher(
+        """ALTER TABLE x RENAME TO u; CREATE TABLE x (a int PRIMARY KEY); ALTER PUBLICATION pub ADD TABLE x;
+        INSERT INTO x VALUES (8); DELETE FROM x; INSERT INTO x VALUES (9); DROP TABLE x; ALTER TABLE u RENAME TO x"""
+    )
+    scenario.check(expect={"x": ["1", "2", "5", "7", "9"]})
 
 
 def test_a_row_of_a_partition_goes_to_the_root_that_it_had_then(scenario: Scenario) -> None:

@@ -55,13 +55,21 @@ def readings_of(
     return [
         _reading(subscription, messages, part, since, definition)
         for part in parts
-        if (part.version.end is None or part.version.end > since) and _is_of(subscription, part, definition)
+        if (part.version.end is None or part.version.end > since)
+        and _is_of(subscription, part, since, definition)
     ]
 
 
-def _is_of(subscription: Subscription, part: Part, definition: Definition) -> bool:
-    """Whether a version is the replica's: where the publisher filtered, it may be of a dropped table of that name."""
-    return not subscription.feed.filtered or part.version.relation.relation_id == definition.layout.oid
+def _is_of(subscription: Subscription, part: Part, since: Order, definition: Definition) -> bool:
+    """Whether a version is the replica's: where the publisher filtered, it may be of a table that had the name before the copy.
+
+    A table that has the name for a while after it is the replica's for so long, as a subscriber finds its table by its name
+    (logicalrep_rel_open() in src/backend/replication/logical/relation.c).
+    """
+    relation_id = part.version.relation.relation_id
+    return (
+        not subscription.feed.filtered or relation_id == definition.layout.oid or part.version.begin > since
+    )
 
 
 def _reading(
@@ -171,7 +179,7 @@ def _refuse_another_identity(part: Part, names: Sequence[str], definition: Defin
     A leaf's identity is its own: see `_refuse_unfound`.
     """
     relation, former = part.version.relation, definition.former
-    if relation.relation_id != definition.layout.oid or _by_leaves(part, definition):
+    if relation.relation_id != part.sent.publish_as.oid or _by_leaves(part, definition):
         return
     identity = {name for name, c in zip(names, relation.columns, strict=True) if c.is_key}
     keyless = (
