@@ -106,7 +106,7 @@ soak: setup ## random workloads beside CREATE SUBSCRIPTION, for an hour or PGSIE
 soak-filters: setup ## random row filters beside the server's verdicts, for an hour or PGSIEVE_BUDGET_SECONDS
 	@$(BUDGET) $(PYTEST) --timeout 0 -s tests/properties/test_row_filters.py -k random_filters $(ARGS)
 
-soak-hard-day: setup ## kills, crashes, timeouts, ALTERs, full disks beside random writes, for an hour or PGSIEVE_BUDGET_SECONDS
+soak-hard-day: setup ## kills, crashes, power cuts, ALTERs, full disks beside random writes, for an hour or PGSIEVE_BUDGET_SECONDS
 	@$(BUDGET) $(PYTEST) --timeout 0 -s tests/faults/test_hard_day.py $(ARGS)
 
 ##@ Check

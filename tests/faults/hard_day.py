@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import math
 import multiprocessing.process
 import os
@@ -19,8 +18,8 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from pathlib import Path
 from random import Random
@@ -34,25 +33,40 @@ from pgsieve.assets.steps.records.table_states import SyncState
 from pgsieve.resources.failpoints import Failpoint
 from pgsieve.resources.lake.paths import escape
 from pgsieve.resources.postgres.embedded import EmbeddedServer
+from tests.faults import undone
 from tests.faults.alterations import Alterations
 from tests.faults.busy_publisher import HEAVY, LIGHT, ROWS, TABLES, TOTAL, Worker, Writer, working
+from tests.faults.disk import Disk
 from tests.faults.killable import start_pgsieve
 from tests.faults.oracles import Oracle
 from tests.faults.proxy import Proxy
+from tests.faults.report import Report, read, said_of
 from tests.faults.troubles import ROLE, Troubles
+from tests.faults.undone import Undone
 from tests.fixtures.oracle import wait_until
 
-#: The subscriptions with their publication and mode; the built-in ones have the same names.
-SUBSCRIPTIONS = {"everything": "pipeline", "chosen": "publisher"}
+#: The subscriptions with their publications and mode; the built-in ones have the same names.
+SUBSCRIPTIONS = {
+    "everything": (["everything"], "pipeline"),
+    "chosen": (["chosen"], "publisher"),
+    "undone": (["undone", "more"], "pipeline"),
+}
+#: A built-in subscription of this one would stop at its row filter.
+FRAGILE = {"fragile": (["fragile"], "pipeline")}
+_PUBLICATIONS = {p for publications, _ in [*SUBSCRIPTIONS.values(), *FRAGILE.values()] for p in publications}
+#: What the publisher's database is encoded in: all of them have the letters that are written.
+_ENCODINGS = ("UTF8", "LATIN9", "WIN1252", "EUC_JIS_2004")
 DATABASE = "hard_day"
+#: The others hold rows by purpose that no publication has any more.
+_CHECKED = ("everything", "chosen")
 #: Commands of the lanes, and how often each is drawn.
 COMMANDS = {
     ("run",): 8.0,
     ("run", "--follow"): 4.0,
     ("run", "everything"): 1.0,
     ("run", "chosen"): 1.0,
-    ("check",): 0.7,
-    ("check", "--repair"): 0.7,
+    ("check", *_CHECKED): 0.7,
+    ("check", "--repair", *_CHECKED): 0.7,
     ("resync", "everything", "public.journal"): 0.5,
     ("resync", "everything", "public.evolving"): 0.5,
     ("resync", "chosen", "public.orders", "public.readings"): 0.5,
@@ -68,32 +82,6 @@ _PATIENCE = 600
 _MOST_FINDINGS = 8
 
 
-@dataclass
-class Report:
-    """What a day did, and what it found."""
-
-    seed: int
-    did: Counter[str] = field(default_factory=Counter)
-    #: Processes by command and how they ended.
-    ended: Counter[str] = field(default_factory=Counter)
-    #: What was said by those that were refused.
-    refusals: Counter[str] = field(default_factory=Counter)
-    findings: list[str] = field(default_factory=list)
-    seconds: float = 0
-
-    @property
-    def kills(self) -> int:
-        return self.did["killed at a random moment"] + self.did["killed at a failpoint"]
-
-    def __str__(self) -> str:
-        lines = [f"seed {self.seed}, {self.seconds:.0f} seconds, {self.kills} kills"]
-        for title, counted in (("did", self.did), ("processes", self.ended), ("refusals", self.refusals)):
-            lines.append(f"{title}:")
-            lines += [f"  {number:6} {what}" for what, number in sorted(counted.items(), key=lambda i: -i[1])]
-        lines.append("differences and other findings:" if self.findings else "no difference")
-        return "\n".join([*lines, *self.findings])
-
-
 class Day:
     """The world: publisher, network, lake, oracles."""
 
@@ -101,13 +89,14 @@ class Day:
         self,
         seed: int,
         folder: Path,
-        lake: Path,
+        disk: Disk | None,
         server: EmbeddedServer,
         oracles: EmbeddedServer,
-        master: str,
+        spark: Callable[[], AbstractContextManager[str]],
     ) -> None:
-        self.random, self.folder, self.lake, self.server = Random(seed), folder, lake, server
-        self.mounted = os.path.ismount(lake)
+        """`disk` is for the lake, None where none can be mounted; `spark` starts a server, and gives its address."""
+        self.random, self.folder, self.disk, self.server = Random(seed), folder, disk, server
+        self.lake = (disk.folder if disk else folder) / "lake"
         self.report = Report(seed)
         self.logs = folder / "logs"
         self.logs.mkdir(parents=True)
@@ -117,31 +106,53 @@ class Day:
         self.proxy = Proxy(server.port)
         self.extra: dict[str, list[str]] = {}
         self._unprepared = threading.Lock()
+        encoding = self.random.choice(_ENCODINGS)
+        self.report.did[f"encoding {encoding}"] = 1
         with psycopg.connect(server.conninfo(), autocommit=True) as admin:
             admin.execute(f"CREATE ROLE {ROLE} SUPERUSER REPLICATION LOGIN")
-            admin.execute(f"CREATE DATABASE {DATABASE}")
+            locale = f"TEMPLATE template0 ENCODING '{encoding}' LC_COLLATE 'C' LC_CTYPE 'C'"
+            admin.execute(f"CREATE DATABASE {DATABASE} {locale}")
         self.publisher = server.conninfo(dbname=DATABASE)
         with self.connect() as connection:
-            connection.execute(TABLES)
-            connection.execute(ROWS)
+            connection.execute(TABLES + undone.TABLES)
+            connection.execute(ROWS + undone.PUBLICATIONS)
+        tables = TABLES + undone.TABLES + undone.REST
         self.oracles = {
-            name: Oracle(name, name, oracles, self.publisher, two_phase=name == "chosen")
-            for name in SUBSCRIPTIONS
+            name: Oracle(name, publications, oracles, self.publisher, tables, two_phase=name == "chosen")
+            for name, (publications, _) in SUBSCRIPTIONS.items()
         }
         self.file = folder / "pgsieve.yaml"
-        conninfo = server.conninfo(dbname=DATABASE, port=str(self.proxy.port), user=ROLE)
-        subscriptions = {
-            name: {"source": "day", "publications": [name], "row_filter": mode, "two_phase": name == "chosen"}
-            for name, mode in SUBSCRIPTIONS.items()
-        }
+        self._spark, self._start_spark = contextlib.ExitStack(), spark
+        self._configure()
+
+    def _configure(self) -> None:
+        """Start Spark, and write the configuration."""
         configuration = {
-            "lake": str(lake / "lake"),
-            "spark": {"master": master},
-            "sources": {"day": {"conninfo": conninfo}},
+            "lake": str(self.lake),
+            "spark": {"master": self._spark.enter_context(self._start_spark())},
+            "sources": {
+                "day": {
+                    "conninfo": self.server.conninfo(dbname=DATABASE, port=str(self.proxy.port), user=ROLE)
+                }
+            },
             "retention": {"change_log": "1 hours", "changes": "1 hours", "versions": "7 days"},
-            "subscriptions": subscriptions,
+            "subscriptions": {
+                name: {
+                    "source": "day",
+                    "publications": publications,
+                    "row_filter": mode,
+                    "two_phase": name == "chosen",
+                }
+                for name, (publications, mode) in (SUBSCRIPTIONS | FRAGILE).items()
+            },
         }
         self.file.write_text(yaml.safe_dump(configuration))
+
+    def close(self) -> None:
+        """Drop the oracles, so that their server can go on, and end Spark."""
+        self._spark.close()
+        for oracle in self.oracles.values():
+            oracle.drop()
 
     def connect(self) -> psycopg.Connection:
         """A session of the publisher that nobody disturbs."""
@@ -169,7 +180,7 @@ class Day:
         assert code is not None
         self.report.ended[f"{' '.join(command[:2])}: {code}"] += 1
         if code == 2:
-            self.report.refusals[_said(_read(log))] += 1
+            self.report.refusals[said_of(log)] += 1
         elif code in (0, -signal.SIGKILL, -signal.SIGTERM):
             log.unlink(missing_ok=True)
         return code
@@ -217,7 +228,6 @@ class Day:
             self._unprepared,
             filters=heavy == "filtered",
         )
-        lake = self.lake if self.mounted else None
         workers: list[Worker] = [
             *(
                 Writer(self.publisher, self._drawn(), pause, kinds, self.extra, self._unprepared)
@@ -225,7 +235,8 @@ class Day:
                 if None not in kinds
             ),
             self.alterations,
-            Troubles(self.server, self.publisher, self._drawn(), (3, 15), self.proxy, lake),
+            Undone(self.publisher, self._drawn(), (0.5, 4)),
+            Troubles(self.server, self.publisher, self._drawn(), (3, 15), self.proxy, self.disk),
         ]
         done = threading.Event()
         lanes = [
@@ -236,13 +247,25 @@ class Day:
             for lane in lanes:
                 lane.start()
             done.wait(seconds)
+            if self.disk:
+                self._cut_power(self.disk)
             done.set()
         for lane in lanes:
             lane.join()
+        if self.disk:
+            self._spark.close()
+            self.disk.restore()
+            self._configure()
         for worker in workers:
             self.report.did.update(worker.did)
             if worker.failure:
                 self.find(worker.failure)
+
+    def _cut_power(self, disk: Disk) -> None:
+        """Whoever runs on the machine meets errors of the disk for a moment, and is gone then."""
+        disk.cut(names=self.random.random() < 0.7)
+        time.sleep(self.random.uniform(0, 1))
+        self.report.did["power cuts"] += 1
 
     def _lane(self, random: Random, done: threading.Event) -> None:
         """One process after the other, most of them killed."""
@@ -273,7 +296,7 @@ class Day:
             elif "--follow" in command and code == -signal.SIGTERM:
                 self.report.did["ended before it followed"] += 1
             elif code not in _ALLOWED and not (code == 1 and self._is_expected(log)):
-                self.find(f"`{' '.join(command)}` ended with {code}: {log}\n{_said(_read(log))}")
+                self.find(f"`{' '.join(command)}` ended with {code}: {log}\n{said_of(log)}")
             if code == 2:
                 done.wait(1)  # as whoever starts it again would
 
@@ -294,19 +317,25 @@ class Day:
 
         A subscriber needs a REFRESH for the latter: it is set aside.
         """
-        said = _read(log)
-        waiting = len(re.findall(rf"problem: .* is to be copied|: differing keys (?:{_WAITING})", said))
-        if waiting and waiting == len(re.findall(r"problem: |\d +differs ", said)):
+        text = read(log)
+        waiting = len(
+            re.findall(
+                rf"problem: .*(?:is to be copied|the next run copies it)|: differing keys (?:{_WAITING})",
+                text,
+            )
+        )
+        if waiting and waiting == len(re.findall(r"problem: |\d +differs ", text)):
             return True
-        aside = set(re.findall(r"public\.(\S+) is set aside", said))
-        manual = {name.strip('"') for name in self.alterations.touched | self.alterations.left}
+        aside = set(re.findall(r"public\.(\S+) is set aside", text))
+        manual = {name.strip('"') for name in self.alterations.touched | self.alterations.left | {"fragile"}}
         return bool(aside) and {name.strip('"') for name in aside} <= manual
 
     def _settle(self) -> None:
         """Bring everything up to date, and compare it with the oracles."""
         touched: set[str] = set()
-        if hasattr(self, "alterations"):
+        if begun := hasattr(self, "alterations"):
             with self.connect() as connection:
+                undone.restore(connection)
                 self.alterations.come_back(connection)
             touched = self.alterations.touched
             self.report.did.update(self.alterations.did - self.report.did)
@@ -314,6 +343,8 @@ class Day:
             oracle.catch_up()
         if touched:
             self._calmly("resync", "everything", *(f"public.{table}" for table in sorted(touched)))
+        if begun:
+            self._calmly("resync", "fragile", "public.fragile")
         self._calmly("run")
         self._compare()
 
@@ -324,7 +355,7 @@ class Day:
             code = self.end(process, log, *command)
             if code == 0:
                 return
-            self.find(f"`{' '.join(command)}` ended with {code} in a calm world: {log}\n{_said(_read(log))}")
+            self.find(f"`{' '.join(command)}` ended with {code} in a calm world: {log}\n{said_of(log)}")
 
     # Comparison.
 
@@ -338,32 +369,40 @@ class Day:
                 ).fetchall()
             for schema, table, columns in published:
                 named = ", ".join(f'"{column}"' for column in columns)
-                held = Counter(oracle.execute(f'SELECT {named} FROM {schema}."{table}"'))
-                path = self.lake / "lake" / name / schema / escape(table)
-                replica = Counter(rows(path, named))
-                self.report.did["rows compared"] += held.total()
-                if held != replica:
+                held = oracle.execute(f'SELECT {named} FROM {schema}."{table}"')
+                if self._differs(name, schema, table, named, held):
                     differing.add(f"{name} {schema}.{table}")
-                    missing, more = held - replica, replica - held
-                    self.find(
-                        f"{name}/{schema}.{table}: {missing.total()} rows missing, {more.total()} too many, such as"
-                        f" {_shown(missing)} and {_shown(more)}"
-                    )
             self._compare_history(name)
+        with self.connect() as connection:
+            selected = connection.execute(undone.SELECTED).fetchall()
+        if self._differs("fragile", "public", "fragile", "id, n", selected):
+            differing.add("fragile public.fragile")
         self._compare_cuts()
         self._compare_server()
         if len(self.report.findings) > self._kept:
             copy = self.folder / f"finding_{len(self.report.findings)}"
-            shutil.copytree(self.lake / "lake", copy)
+            shutil.copytree(self.lake, copy)
             print(f"the lake as it was found: {copy}", flush=True)
             self._kept = len(self.report.findings)
         if differing:
-            for name in SUBSCRIPTIONS:
+            for name in {d.split()[0] for d in differing}:
                 self._calmly("resync", name, *sorted({d.split()[1] for d in differing if d.startswith(name)}))
+
+    def _differs(self, name: str, schema: str, table: str, named: str, rows_held: list[tuple]) -> bool:
+        """Whether a replica has other rows than it must have."""
+        held, replica = Counter(rows_held), Counter(rows(self.lake / name / schema / escape(table), named))
+        self.report.did["rows compared"] += held.total()
+        missing, more = held - replica, replica - held
+        if missing or more:
+            self.find(
+                f"{name}/{schema}.{table}: {missing.total()} rows missing, {more.total()} too many, such as"
+                f" {_shown(missing)} and {_shown(more)}"
+            )
+        return bool(missing or more)
 
     def _compare_history(self, name: str) -> None:
         """No change is twice in a history."""
-        for history in (self.lake / "lake" / name / "_changes").glob("*/*"):
+        for history in (self.lake / name / "_changes").glob("*/*"):
             if DeltaTable.is_deltatable(str(history)):
                 keys = Counter(rows(history, "commit_lsn, ordinal"))
                 if keys and keys.most_common(1)[0][1] > 1:
@@ -371,7 +410,7 @@ class Day:
 
     def _compare_cuts(self) -> None:
         """At the newest cuts, and at some of the others, no money is on its way."""
-        cuts = rows(self.lake / "lake" / "everything" / "_cuts", "tables")
+        cuts = rows(self.lake / "everything" / "_cuts", "tables")
         accounts = [f'"public"."{table}"' for table in ("checking", "savings")]
         for (cut,) in cuts[:2] + self.random.sample(cuts, min(6, len(cuts))):
             versions = dict(cut)
@@ -381,7 +420,7 @@ class Day:
                 amount
                 for account, table in zip(accounts, ("checking", "savings"), strict=True)
                 for (amount,) in rows(
-                    self.lake / "lake" / "everything" / "public" / table, "amount", versions[account]
+                    self.lake / "everything" / "public" / table, "amount", versions[account]
                 )
             )
             self.report.did["cuts read"] += 1
@@ -404,9 +443,7 @@ class Day:
             except AssertionError as error:
                 self.find(str(error))
             publications = {n for (n,) in connection.execute("SELECT pubname FROM pg_publication").fetchall()}
-            if unexpected := {
-                p for p in publications - set(SUBSCRIPTIONS) if not p.startswith("pgsieve_day")
-            }:
+            if unexpected := {p for p in publications - _PUBLICATIONS if not p.startswith("pgsieve_day")}:
                 self.find(f"publications {unexpected}")
 
 
@@ -431,48 +468,16 @@ def _shown(found: Counter[tuple]) -> str:
     return "; ".join(str(tuple(str(value)[:60] for value in row)) for row in list(found)[:5])
 
 
-def _read(log: Path) -> str:
-    """What a process said; nothing where it did not come that far."""
-    return log.read_text(errors="replace") if log.exists() else ""
-
-
-def _said(text: str) -> str:
-    """The kind of error that a log ends with: no numbers, one line."""
-    errors = [line for line in text.splitlines() if line.startswith(("error: ", "unexpected", "problem: "))]
-    last = (errors or text.strip().splitlines() or ["nothing"])[-1]
-    return re.sub(r"[0-9A-F]+/[0-9A-F]+|\d+", "N", last)[:300]
-
-
 @contextlib.contextmanager
 def day(
-    seed: int, folder: Path, lake: Path, server: EmbeddedServer, oracles: EmbeddedServer, master: str
+    seed: int,
+    folder: Path,
+    disk: Disk | None,
+    server: EmbeddedServer,
+    oracles: EmbeddedServer,
+    spark: Callable[[], AbstractContextManager[str]],
 ) -> Iterator[Day]:
-    """A day, and its end: oracles dropped, so that their server can go on."""
-    made = Day(seed, folder, lake, server, oracles, master)
-    with made.proxy:
-        try:
-            yield made
-        finally:
-            for name, oracle in made.oracles.items():
-                oracle.execute(f"ALTER SUBSCRIPTION {name} DISABLE")
-                oracle.execute(f"ALTER SUBSCRIPTION {name} SET (slot_name = NONE)")
-                oracle.execute(f"DROP SUBSCRIPTION {name}")
-                with psycopg.connect(oracles.conninfo(), autocommit=True) as admin:
-                    admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
-
-
-def accumulate(report: Report, file: Path) -> str:
-    """Add a report to those of earlier days; what they come to together."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    entry = {
-        "seed": report.seed,
-        "seconds": round(report.seconds),
-        "kills": report.kills,
-        "found": report.findings,
-    }
-    with file.open("a") as log:
-        log.write(json.dumps(entry) + "\n")
-    days = [json.loads(line) for line in file.read_text().splitlines()]
-    kills, seconds = (sum(one[what] for one in days) for what in ("kills", "seconds"))
-    found = sum(len(one["found"]) for one in days)
-    return f"{len(days)} days so far in {file}: {seconds} seconds, {kills} kills, {found} findings"
+    """A day, and its end."""
+    made = Day(seed, folder, disk, server, oracles, spark)
+    with made.proxy, contextlib.closing(made):
+        yield made

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import psycopg
 from psycopg import sql
 
 from pgsieve.resources.postgres.embedded import EmbeddedServer
-from tests.faults.busy_publisher import TABLES
 from tests.fixtures.oracle import wait_until
 
 
@@ -17,17 +17,24 @@ class Oracle:
     """A built-in subscription, with a database of its own."""
 
     def __init__(
-        self, name: str, publication: str, server: EmbeddedServer, publisher: str, *, two_phase: bool
+        self,
+        name: str,
+        publications: Sequence[str],
+        server: EmbeddedServer,
+        publisher: str,
+        tables: str,
+        *,
+        two_phase: bool,
     ) -> None:
-        self.name, self.publication, self._publisher = name, publication, publisher
+        self.name, self._publisher, self._server = name, publisher, server
         self._conninfo = server.conninfo(dbname=name)
         self._log: Path = server.log
         with psycopg.connect(server.conninfo(), autocommit=True) as admin:
             admin.execute(f"CREATE DATABASE {name}")
-        self.execute(TABLES)
+        self.execute(tables)
         connection = sql.Literal(publisher).as_string(None)
         self.execute(
-            f"CREATE SUBSCRIPTION {name} CONNECTION {connection} PUBLICATION {publication}"
+            f"CREATE SUBSCRIPTION {name} CONNECTION {connection} PUBLICATION {', '.join(publications)}"
             f" WITH (streaming = on, two_phase = {str(two_phase).lower()})"
         )
 
@@ -80,3 +87,11 @@ class Oracle:
     def refresh(self) -> None:
         """ALTER SUBSCRIPTION … REFRESH PUBLICATION."""
         self.execute(f"ALTER SUBSCRIPTION {self.name} REFRESH PUBLICATION")
+
+    def drop(self) -> None:
+        """Drop the subscription without the publisher's help, and the database."""
+        self.execute(f"ALTER SUBSCRIPTION {self.name} DISABLE")
+        self.execute(f"ALTER SUBSCRIPTION {self.name} SET (slot_name = NONE)")
+        self.execute(f"DROP SUBSCRIPTION {self.name}")
+        with psycopg.connect(self._server.conninfo(), autocommit=True) as admin:
+            admin.execute(f"DROP DATABASE {self.name} WITH (FORCE)")

@@ -5,21 +5,26 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
-import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
 from pgsieve.resources.postgres.embedded import EmbeddedServer
-from tests.faults.hard_day import accumulate, day
-from tests.faults.troubles import LAKE_SIZE
+from tests.faults.disk import HAS_DISKS, Disk
+from tests.faults.hard_day import day
+from tests.faults.report import accumulate
 from tests.fixtures.servers import TEST_SETTINGS, new_server
+from tests.fixtures.spark_servers import connect_server, python_without_pgsieve
 
 pytestmark = [pytest.mark.spark, pytest.mark.long]
 
+#: Of the lake's file system, when it is not full.
+_SIZE = 8 << 30
 #: Large transactions are sent while they are in progress.
 SETTINGS = {**TEST_SETTINGS, "logical_decoding_work_mem": "64kB"}
 
@@ -32,31 +37,36 @@ def server(postgres_version: int) -> Iterator[EmbeddedServer]:
 
 
 @pytest.fixture
-def lake(tmp_path: Path) -> Iterator[Path]:
-    """A file system that can be full, where this user may mount one; else a folder."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={LAKE_SIZE}", "tmpfs", str(folder)]
-    mounted = subprocess.run(mount, check=False, capture_output=True).returncode == 0
-    yield folder
-    if mounted:
-        # Lazily: Spark may still have a file open.
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+def disk(tmp_path: Path) -> Iterator[Disk | None]:
+    """A file system of the lake's own, where this user may mount one."""
+    made = Disk(tmp_path / "disk", _SIZE) if HAS_DISKS else None
+    yield made
+    if made:
+        made.umount()
+
+
+@pytest.fixture
+def spark(tmp_path: Path) -> Callable[[], AbstractContextManager[str]]:
+    """Starts a warm Spark, which the killed processes are clients of."""
+    numbers = itertools.count()
+    (folder := tmp_path / "spark").mkdir()
+    python = python_without_pgsieve(folder)
+    return lambda: connect_server(folder / str(next(numbers)), python)
 
 
 def test_a_hard_day_ends_with_the_rows_of_the_built_in_subscriptions(
     server: EmbeddedServer,
     subscriber_server: EmbeddedServer,
     tmp_path: Path,
-    lake: Path,
-    master: str,
+    disk: Disk | None,
+    spark: Callable[[], AbstractContextManager[str]],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     budget = float(os.environ.get("PGSIEVE_BUDGET_SECONDS") or 60)
     seed = int(os.environ.get("PGSIEVE_SEED") or random.SystemRandom().randrange(2**32))
     with capsys.disabled():
         print(f"\nreproduce: PGSIEVE_SEED={seed} PGSIEVE_BUDGET_SECONDS={budget:g}; logs: {tmp_path}")
-        with day(seed, tmp_path, lake, server, subscriber_server, master) as hard:
+        with day(seed, tmp_path, disk, server, subscriber_server, spark) as hard:
             hard.live(budget, max(20, min(180, budget / 3)))
         print(hard.report)
         print(accumulate(hard.report, Path("build/hard_days.jsonl")))

@@ -1,19 +1,14 @@
 """A power cut costs nothing: what a slot was confirmed for is on disk, and what was half written is put back by the next run.
 
-A lake is on a file system of its own, in a file. To go down at once, without writing back, is what its shutdown does
-(EXT4_IOC_SHUTDOWN in fs/ext4/ext4.h of Linux). Before that its journal is written, at the worst moment: files have their names then, and no
-bytes. These tests mount file systems, so they are collected for root only.
+A lake is on a file system of its own, in a file. These tests mount file systems, so they are collected for root only.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import random
 import signal
-import struct
-import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -23,53 +18,11 @@ import pytest
 
 from pgsieve.resources.failpoints import Failpoint
 from pgsieve.resources.postgres.embedded import EmbeddedServer
+from tests.faults.disk import Disk
 from tests.faults.killable import MARKING, NOT_SMALL, REFUSED, Site, settled, site
 from tests.faults.test_kills import FIRST, LATER
 
 pytestmark = pytest.mark.spark
-
-_SHUTDOWN, _WITHOUT_JOURNAL = 0x8004587D, 2
-_SIZE = 1 << 30
-
-
-class Disk:
-    """A file system at a folder, whose power can be cut."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self._image = folder, folder.with_suffix(".image")
-        folder.mkdir(parents=True)
-        with self._image.open("xb") as image:
-            image.truncate(_SIZE)
-        subprocess.run(["mkfs.ext4", "-q", str(self._image)], check=True)
-        self._mount()
-
-    def cut(self, *, names: bool) -> None:
-        """Cut the power: whoever writes gets errors from now on. With `names` the journal is on disk by then, and no file's bytes."""
-        if names:
-            with (self.folder / ".other").open("wb") as other:
-                other.write(b"x")
-                other.flush()
-                os.fsync(other.fileno())
-        folder = os.open(self.folder, os.O_RDONLY)
-        try:
-            fcntl.ioctl(folder, _SHUTDOWN, struct.pack("I", _WITHOUT_JOURNAL))
-        finally:
-            os.close(folder)
-
-    def restore(self) -> None:
-        """Give it power again, once nobody has a file of it open."""
-        self.umount()
-        self._mount()
-
-    def umount(self) -> None:
-        """Take it away."""
-        deadline = time.monotonic() + 60
-        while subprocess.run(["umount", str(self.folder)], check=False, capture_output=True).returncode:
-            assert time.monotonic() < deadline, "a process still has a file open"
-            time.sleep(0.05)
-
-    def _mount(self) -> None:
-        subprocess.run(["mount", "-o", "loop", str(self._image), str(self.folder)], check=True)
 
 
 @contextlib.contextmanager

@@ -1,22 +1,22 @@
-"""What goes wrong around pgsieve all day: sessions end, roles get timeouts, networks break, servers crash, disks fill.
+"""What goes wrong around pgsieve all day: sessions end, timeouts and settings come, networks break, servers crash, disks fill.
 
-In: the server, the role that pgsieve connects as, the proxy and the lake that it uses. Out: a thread that makes trouble
+In: the server, the role that pgsieve connects as, the proxy and the disk that it uses. Out: a thread that makes trouble
 until it is told to stop, and then leaves a calm world; what it did is counted.
 """
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from collections.abc import Callable
-from pathlib import Path
 from random import Random
 
 import psycopg
+from psycopg.conninfo import make_conninfo
 
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.faults.busy_publisher import Worker
+from tests.faults.disk import Disk
 from tests.faults.proxy import Proxy
+from tests.replication.test_settings import SETTINGS as INHERITED
 
 #: The role that pgsieve connects as: what is done to it concerns nobody else.
 ROLE = "sieve"
@@ -27,8 +27,11 @@ TIMEOUTS = (
     "idle_in_transaction_session_timeout",
     "transaction_timeout",
 )
-#: Of the file system that the lake is in, when it is not full.
-LAKE_SIZE = "6g"
+#: These keep the writers, which have the database's too, from writing.
+_OF_ROLE = {"default_transaction_read_only": "on", "client_encoding": "sql_ascii", "search_path": "other"}
+_OF_DATABASE = {name: value for name, value in INHERITED.items() if name not in _OF_ROLE}
+#: From version 19 on these have one value.
+_OUTDATED = {"standard_conforming_strings", "escape_string_warning"}
 
 _SESSIONS = f"FROM pg_stat_activity WHERE usename = '{ROLE}'"
 _ENDED = {
@@ -41,7 +44,7 @@ _ENDED = {
 
 
 class Troubles(Worker):
-    """Makes trouble of each kind; `lake` is a mount that can be full, None where nothing can be mounted."""
+    """Makes trouble of each kind; `disk` can be full, and is None where nothing can be mounted."""
 
     def __init__(
         self,
@@ -50,18 +53,21 @@ class Troubles(Worker):
         random: Random,
         pause: tuple[float, float],
         proxy: Proxy,
-        lake: Path | None,
+        disk: Disk | None,
     ) -> None:
         super().__init__(conninfo, random, pause)
-        self.server, self.proxy, self.lake = server, proxy, lake
+        self.server, self.proxy, self.disk = server, proxy, disk
+        self._open: psycopg.Connection | None = None
 
     def act(self, connection: psycopg.Connection) -> None:
         kinds: dict[Callable[[psycopg.Connection], None], float] = {
             self._end_sessions: 5,
             self._set_timeouts: 3,
+            self._set_settings: 2,
+            self._stay_open: 1.5,
             self._cut: 1,
             self._stop_server: 0.25,
-            self._fill_disk: 1.2 if self.lake else 0,
+            self._fill_disk: 1.2 if self.disk else 0,
         }
         self.random.choices(list(kinds), list(kinds.values()))[0](connection)
 
@@ -76,10 +82,28 @@ class Troubles(Worker):
         self.did[what] += len(connection.execute(_ENDED[what]).fetchall())
 
     def _set_timeouts(self, connection: psycopg.Connection) -> None:
-        connection.execute(f"ALTER ROLE {ROLE} RESET ALL")
+        _reset(connection)
         for name in self.random.sample(TIMEOUTS, self.random.randint(0, 3)):
             connection.execute(f"ALTER ROLE {ROLE} SET {name} = '{self.random.choice([1, 20, 100, 1000])}ms'")
             self.did["timeouts set"] += 1
+
+    def _set_settings(self, connection: psycopg.Connection) -> None:
+        place = self.random.choice(_places(connection))
+        settings = _OF_DATABASE if place.startswith("DATABASE") else _OF_DATABASE | _OF_ROLE
+        for name in self.random.sample(list(settings), self.random.randint(1, 6)):
+            if name not in _OUTDATED or connection.info.server_version < 190000:
+                connection.execute(f"ALTER {place} SET {name} = {settings[name]}")
+                self.did[f"settings of a {place.partition(' ')[0].lower()}"] += 1
+
+    def _stay_open(self, _: psycopg.Connection) -> None:
+        """A transaction of another database, for which every copy waits, is open until this is drawn again."""
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+            return
+        self._open = psycopg.connect(make_conninfo(self.conninfo, dbname="postgres"))
+        self._open.execute("SELECT pg_current_xact_id()")
+        self.did["transactions left open"] += 1
 
     def _cut(self, _: psycopg.Connection) -> None:
         cuts = self.proxy.cuts
@@ -96,25 +120,32 @@ class Troubles(Worker):
         self.did["server crashes" if immediate else "server restarts"] += 1
 
     def _fill_disk(self, _: psycopg.Connection) -> None:
-        """The file system becomes as small as what it holds, and a little room."""
-        assert self.lake is not None
-        room = self.random.choice([0, 16, 72, 112, 160, 400])
-        used = shutil.disk_usage(self.lake).used // 1024
-        _resize(self.lake, f"{used + room}k")
+        """The file system has a little room, or none."""
+        assert self.disk is not None
+        self.disk.fill(1024 * self.random.choice([0, 16, 72, 112, 160, 400]))
         self.done.wait(self.random.uniform(0.5, 3))
         self.did["disk nearly or wholly full"] += 1
-        _resize(self.lake, LAKE_SIZE)
+        self.disk.make_room()
 
     def _calm(self) -> None:
         """All is well again."""
         self.proxy.heal()
         if not self.server.running:
             self.server.start()
-        if self.lake is not None:
-            _resize(self.lake, LAKE_SIZE)
+        if self.disk is not None:
+            self.disk.make_room()
+        if self._open is not None:
+            self._open.close()
         with psycopg.connect(self.conninfo, autocommit=True) as connection:
-            connection.execute(f"ALTER ROLE {ROLE} RESET ALL")
+            _reset(connection)
 
 
-def _resize(mount: Path, size: str) -> None:
-    subprocess.run(["mount", "-o", f"remount,size={size}", str(mount)], check=False, capture_output=True)
+def _places(connection: psycopg.Connection) -> tuple[str, str, str]:
+    """Where a session of pgsieve inherits settings from."""
+    database = f"DATABASE {connection.info.dbname}"
+    return f"ROLE {ROLE}", database, f"ROLE {ROLE} IN {database}"
+
+
+def _reset(connection: psycopg.Connection) -> None:
+    for place in _places(connection):
+        connection.execute(f"ALTER {place} RESET ALL")
