@@ -60,6 +60,7 @@ class Table:
     the dropped columns, too (relnatts); `file` is the file that holds the rows, another one whenever all of them were
     written anew (relfilenode). `case_mappings` say how the server changes the case of letters, by collation, where its
     row filters need that, and `encoding` in which encoding it keeps the text that they see.
+    `major_version` is that of the server, which its row filters are evaluated by.
     One is not `legible` whose name, schema or columns have bytes that are no text in that encoding.
     """
 
@@ -81,6 +82,7 @@ class Table:
     partition_columns: tuple[str, ...] = ()
     unsent_leaves: tuple[str, ...] = ()
     legible: bool = True
+    major_version: int = NEWEST_SERVER // 10000
 
     @property
     def key(self) -> tuple[str, ...]:

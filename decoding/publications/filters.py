@@ -34,7 +34,9 @@ def table_filter(table: Table, text: str, mappings: CaseMappings | None = None) 
     columns = {
         a.name: FilterColumn(a.name, a.type_oid, a.type_modifier, a.collation) for a in table.attributes
     }
-    parsed = parse_row_filter(expanded(text, table), columns, table.qualified, chosen, table.encoding)
+    parsed = parse_row_filter(
+        expanded(text, table), columns, table.qualified, chosen, table.encoding, table.major_version
+    )
     try:
         condition(parsed.tree)
     except RecursionError:  # What is read is not always evaluated: that takes more calls within each other.

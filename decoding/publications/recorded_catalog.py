@@ -42,7 +42,8 @@ def catalog_from_json(text: str) -> Catalog:
     """The catalog that `catalog_to_json` wrote."""
     read = json.loads(text)
     mappings = {name: _mapping(**m) for name, m in read.pop("case_mappings", {}).items()}
-    tables = [_table(mappings, **t) for t in read["tables"]]
+    major_version = read["server_version"] // 10000
+    tables = [_table(mappings, major_version=major_version, **t) for t in read["tables"]]
     publications = [_publication(**p) for p in read["publications"]]
     nested = {
         "tables": {t.oid: t for t in tables},
@@ -55,7 +56,7 @@ def catalog_from_json(text: str) -> Catalog:
 def _written(table: Table) -> dict[str, Any]:
     """A table, with the names of its collations' case mappings where it has any: each is written once."""
     plain = asdict(replace(table, case_mappings=()))
-    del plain["case_mappings"]
+    del plain["case_mappings"], plain["major_version"]  # that of the catalog
     if table.encoding == "UTF8":
         del plain["encoding"]
     if table.legible:

@@ -43,6 +43,7 @@ from pgsieve.decoding.row_filters.nodes import (
     column_names,
     is_null,
 )
+from pgsieve.decoding.server_versions import NEWEST_SERVER
 from pgsieve.decoding.values.builtin_types import ELEMENTS
 
 PUBLISHER_HINT: Final = "use row_filter: publisher"
@@ -69,9 +70,10 @@ def parse_row_filter(
     relation: str,
     mappings: CaseMappings = only_ascii,
     encoding: str = UTF8,
+    major_version: int = NEWEST_SERVER // 10000,
 ) -> RowFilter:
-    """Return the filter of a relation with these columns, in a database with this encoding and these `mappings` of case."""
-    return _Analysis(expression, columns, relation, mappings, encoding).row_filter()
+    """Return the filter of a relation with these columns, as a server of that major version, encoding and `mappings` has it."""
+    return _Analysis(expression, columns, relation, mappings, encoding, major_version).row_filter()
 
 
 _SYSTEM_COLUMNS = frozenset(("tableoid", "ctid", "xmin", "xmax", "cmin", "cmax"))
@@ -87,13 +89,16 @@ class _Analysis:
     _relation: str
     _mappings: CaseMappings
     _encoding: str
+    _version: int
 
     def row_filter(self) -> RowFilter:
         """Return the filter that the whole expression is, which must be boolean; it reads all columns it names."""
         try:
             tree = self._condition(grammar.parse(self._expression))
             require_alike(tree, self._encoding)
-            return RowFilter(self._expression, simplification.simplified(tree), column_names(tree))
+            return RowFilter(
+                self._expression, simplification.simplified(tree, self._version), column_names(tree)
+            )
         except RefusedError as error:
             raise self._unsupported(self._expression, str(error)) from None
         except RecursionError:
@@ -149,7 +154,7 @@ class _Analysis:
     def _node(self, part: exp.Expr) -> Node:
         part = grammar.without_parentheses(part)
         handler = _HANDLERS.get(type(part))
-        unread = {name for name, value in part.args.items() if value} - _READ.get(type(part), _BINARY)
+        unread = {name for name, value in part.args.items() if value} - operators.arguments(type(part))
         if handler is None or unread:
             self._refuse(part, "it has no exact counterpart in pgsieve")
         return self._checked(part, partial(handler, self, part))
@@ -268,7 +273,7 @@ class _Analysis:
         rows = self._rows(part, left, right)
         if rows is None:
             return type_rules.comparison(operator, self._node(left), self._node(right))
-        return functions.row_comparison(operator, *rows)
+        return functions.row_comparison(operator, *rows, self._version)
 
     def _rows(self, part: exp.Expr, left: exp.Expr, right: exp.Expr) -> tuple[_Row, _Row] | None:
         """Return both sides when they are rows of one length, None when neither is a row."""
@@ -302,9 +307,8 @@ class _Analysis:
         row = self._row(left)
         if row is not None:
             pairs = (self._rows(item, left, item) for item in items)
-            return functions.logical(
-                "OR", [functions.row_comparison("=", *pair) for pair in pairs if pair is not None]
-            )
+            same = [functions.row_comparison("=", *pair, self._version) for pair in pairs if pair is not None]
+            return functions.logical("OR", same)
         value, nodes = self._node(left), self._nodes(items)
         constants = [node for node in nodes if not column_names(node)]
         if len(constants) > 1:
@@ -360,9 +364,8 @@ class _Analysis:
         return functions.operation(operators.ARITHMETIC[type(part)], left, right)
 
     def operator(self, part: exp.Expr) -> Node:
-        return functions.function(
-            operators.OPERATORS[type(part)], self._nodes((self._left(part), self._right(part)))
-        )
+        operands = self._nodes((self._left(part), self._right(part)))
+        return functions.function(operators.OPERATORS[type(part)], operands)
 
     def prefix_operator(self, part: exp.Expr) -> Node:
         return functions.call(operators.PREFIX_OPERATORS[type(part)], [self._node(self._left(part))])
@@ -478,22 +481,4 @@ _HANDLERS: Final[dict[type[exp.Expr], Callable[[_Analysis, Any], Node]]] = {
     **dict.fromkeys(operators.ARITHMETIC, _Analysis.arithmetic),
     **dict.fromkeys(operators.OPERATORS, _Analysis.operator),
     **dict.fromkeys(operators.PREFIX_OPERATORS, _Analysis.prefix_operator),
-}
-
-# Which of a node's arguments its handler reads; one with others is refused, not read in part.
-_BINARY = frozenset(("this", "expression"))
-_READ: Final[dict[type[exp.Expr], frozenset[str]]] = {
-    exp.Column: frozenset(("this", "table", "db")),
-    exp.Literal: frozenset(("this", "is_string")),
-    exp.Cast: frozenset(("this", "to")),
-    exp.Is: _BINARY | {"negate"},
-    **dict.fromkeys((exp.Like, exp.ILike), _BINARY | {"negate"}),
-    exp.DPipe: _BINARY | {"safe"},
-    exp.Array: frozenset(("expressions", "bracket_notation")),
-    exp.Interval: frozenset(("this", "unit")),
-    exp.Between: frozenset(("this", "low", "high", "symmetric")),
-    exp.In: frozenset(("this", "expressions", "query")),
-    exp.Div: _BINARY | {"typed", "safe"},
-    exp.Case: frozenset(("this", "ifs", "default")),
-    exp.Anonymous: frozenset(("this", "expressions")),
 }

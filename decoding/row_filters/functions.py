@@ -64,15 +64,18 @@ def logical(connective: Literal["AND", "OR"], operands: Sequence[Node]) -> Node:
     return flat[0] if len(flat) == 1 else Logical(connective, tuple(flat))
 
 
-def row_comparison(operator: Operator, left: tuple[Node, ...], right: tuple[Node, ...]) -> Node:
-    """Compare rows field by field from the left, until a pair differs or has a NULL (section 9.25.5).
+def row_comparison(
+    operator: Operator, left: tuple[Node, ...], right: tuple[Node, ...], major_version: int
+) -> Node:
+    """Compare rows field by field from the left, until a pair differs or has a NULL (section 9.25.5), as a server of that version.
 
     In an order, nothing after that pair is evaluated (ExecInterpExpr() in src/backend/executor/execExprInterp.c).
     """
     pairs = list(zip(left, right, strict=True))
     if operator in ("=", "<>"):
         return logical("AND" if operator == "=" else "OR", [comparison(operator, *pair) for pair in pairs])
-    if any(any(map(can_fail, pair)) and any(map(is_null, map(planned, pair))) for pair in pairs):
+    becomes = partial(planned, major_version=major_version)
+    if any(any(map(can_fail, pair)) and any(map(is_null, map(becomes, pair))) for pair in pairs):
         # The planner leaves such a pair alone.
         raise RefusedError("PostgreSQL computes what a row compares with NULL, and that may fail")
     strict: Operator = "<" if operator in ("<", "<=") else ">"

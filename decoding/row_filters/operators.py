@@ -1,6 +1,6 @@
 """What the classes of sqlglot's tree are in PostgreSQL: operators by their names, types by their oids.
 
-In: nothing. Out: tables. Raises nothing.
+In: nothing. Out: tables, and which arguments of a class have a meaning. Raises nothing.
 """
 
 from __future__ import annotations
@@ -48,3 +48,24 @@ OPERATORS: Final[dict[type[exp.Expr], str]] = {
     exp.BitwiseXor: "#", exp.ArrayContainsAll: "@>", exp.ArrayContainedBy: "<@", exp.ArrayOverlaps: "&&",
 }  # fmt: skip
 PREFIX_OPERATORS: Final[dict[type[exp.Expr], str]] = {exp.BitwiseNot: "~", exp.Sqrt: "|/"}
+_BINARY = frozenset(("this", "expression"))
+_READ: Final[dict[type[exp.Expr], frozenset[str]]] = {
+    exp.Column: frozenset(("this", "table", "db")),
+    exp.Literal: frozenset(("this", "is_string")),
+    exp.Cast: frozenset(("this", "to")),
+    exp.Is: _BINARY | {"negate"},
+    **dict.fromkeys((exp.Like, exp.ILike), _BINARY | {"negate"}),
+    exp.DPipe: _BINARY | {"safe"},
+    exp.Array: frozenset(("expressions", "bracket_notation")),
+    exp.Interval: frozenset(("this", "unit")),
+    exp.Between: frozenset(("this", "low", "high", "symmetric")),
+    exp.In: frozenset(("this", "expressions", "query")),
+    exp.Div: _BINARY | {"typed", "safe"},
+    exp.Case: frozenset(("this", "ifs", "default")),
+    exp.Anonymous: frozenset(("this", "expressions")),
+}
+
+
+def arguments(part: type[exp.Expr]) -> frozenset[str]:
+    """Which of its arguments the analysis reads; a part with others is refused, not read in part."""
+    return _READ.get(part, _BINARY)

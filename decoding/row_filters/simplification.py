@@ -5,18 +5,23 @@ divides. Raises RefusedError where that hangs on the value of an expression of c
 computes. A tree that cannot fail is returned as it is: there the order of evaluation shows nowhere.
 
 PostgreSQL: eval_const_expressions() in src/backend/optimizer/util/clauses.c, by way of ExecPrepareExpr() for the
-filters of a publication.
+filters of a publication. From 19 on also expr_is_nonnullable() in the same file: IS NULL of what cannot be NULL is decided, too.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields, replace
+from functools import partial
 from operator import is_
 from typing import Any, Final
 
 from pgsieve.decoding.row_filters.constants import RefusedError
 from pgsieve.decoding.row_filters.nodes import (
     BOOL,
+    STRINGS,
+    TEXT,
+    VARCHAR,
     Arithmetic,
     Array,
     Case,
@@ -44,6 +49,8 @@ from pgsieve.decoding.row_filters.nodes import (
     children,
     is_null,
 )
+from pgsieve.decoding.server_versions import OLDEST_SERVER
+from pgsieve.decoding.values.builtin_types import ELEMENTS
 
 _STRICT: Final = (Arithmetic, CaseChange, Cast, Collate, Comparison, FunctionCall, Like, Not, Regex)
 _CALLED_ON_NULL: Final = frozenset(("array_position",))
@@ -52,16 +59,37 @@ _NULL_OF_VALUES: Final = frozenset((
     "array_length", "array_lower", "array_ndims", "date_part_date", "extract_date", "extract_timestamp",
     "numeric_min_scale", "numeric_scale", "timestamp_part",
 ))  # fmt: skip
+# Types that a conversion from or to may be no more than a label on the same value.
+_LABELLED: Final = frozenset((*STRINGS, *ELEMENTS))
+
+#: The first major version whose planner decides IS NULL of what cannot be NULL, and whose right() takes the least integer.
+_NULL_TESTS_ARE_DECIDED: Final = 19
+_OLDEST: Final = OLDEST_SERVER // 10000
 
 
-def simplified(tree: Node) -> Node:
-    """Return what is evaluated for a row."""
-    return planned(tree) if can_fail(tree) else tree
+def simplified(tree: Node, major_version: int = _OLDEST) -> Node:
+    """Return what a server of that version evaluates for a row."""
+    tree = of_version(tree, major_version)
+    return planned(tree, major_version) if can_fail(tree) else tree
 
 
-def planned(node: Node) -> Node:
+def of_version(node: Node, major_version: int) -> Node:
+    """Return the same with the functions that a server of that version has under the names of the newest."""
+    if major_version >= _NULL_TESTS_ARE_DECIDED:
+        return node
+    node = _with_children(node, partial(of_version, major_version=major_version))
+    if isinstance(node, FunctionCall) and node.name == "text_right":
+        return replace(node, name="text_right_before_19")
+    return node
+
+
+def planned(node: Node, major_version: int = _OLDEST) -> Node:
     """Return what the planner makes of a part of a filter, whether or not the part can fail."""
-    node = _with_children_simplified(node)
+    node = _constants_folded(_with_children(node, partial(planned, major_version=major_version)))
+    return _null_test_decided(node) if major_version >= _NULL_TESTS_ARE_DECIDED else node
+
+
+def _constants_folded(node: Node) -> Node:
     match node:
         case Logical():
             return _logical(node)
@@ -85,14 +113,77 @@ def planned(node: Node) -> Node:
             return node
 
 
-def _with_children_simplified(node: Node) -> Node:
+def _null_test_decided(node: Node) -> Node:
+    match node:
+        case IsNull(operand=operand) if _varies(operand):
+            nonnullable = _nonnullable(operand)
+            if nonnullable is None:
+                raise _undecided()
+            return Constant(False, type_oid=BOOL) if nonnullable else node
+        case NotDistinct(left=left, right=right) if is_null(left) or is_null(right):
+            return _null_test_decided(_constants_folded(IsNull(right if is_null(left) else left)))
+        case NotDistinct(left=left, right=right) if _may_become_null(left) or _may_become_null(right):
+            if _can_fail_for_a_row(node):
+                raise _undecided()
+            return node
+        case _:
+            return node
+
+
+def _nonnullable(node: Node) -> bool | None:
+    """Tell whether the planner sees that a part, whose operands are simplified, is not NULL; None where that is not known."""
+    match node:
+        case Array() | IsNull():
+            return True
+        case _ if not _varies(node):
+            return _never_null(node) or (False if is_null(node) else None)
+        case Coalesce(operands=operands) | Extreme(operands=operands):
+            found = set(map(_nonnullable, operands))
+            return True if True in found else None if None in found else False
+        case Case(conditions=conditions, results=results, default=default):
+            found = set(map(_nonnullable, (*results, default)))
+            if found == {True}:
+                return True
+            return False if False in found and not any(map(_may_become_constant, conditions)) else None
+        case Collate(operand=operand):
+            return _nonnullable(operand)
+        case Cast(operand=operand, modifier=()) if node.type_oid in STRINGS and operand.type_oid in (
+            TEXT,
+            VARCHAR,
+        ):
+            return _nonnullable(operand)
+        case IsTruth(operand=operand) | Not(operand=IsTruth(operand=operand)):
+            # Of what is not NULL it becomes the operand, or its NOT, which the planner does not look into.
+            return True if _nonnullable(operand) is False and not _may_become_constant(operand) else None
+        case Not(operand=IsNull()):
+            return True
+        case _ if _may_become_constant(node):
+            return None
+        case Comparison(left=left, right=right) | NotDistinct(left=left, right=right) if (
+            left.type_oid == BOOL
+        ):
+            # Beside a constant it becomes the other operand, or its NOT.
+            other = right if _may_become_constant(left) else left
+            alone = _may_become_constant(left) or _may_become_constant(right)
+            return None if alone and _nonnullable(other) is not False else False
+        case Cast(operand=operand) if (
+            operand.type_oid != node.type_oid and not {operand.type_oid, node.type_oid} & _LABELLED
+        ):
+            return False
+        case Cast(operand=operand) | Not(operand=operand) | NullIf(left=operand):
+            return False if _nonnullable(operand) is False else None
+        case _:
+            return False
+
+
+def _with_children(node: Node, changed_child: Callable[[Node], Node]) -> Node:
     changed: dict[str, Any] = {}
     for field in fields(node):
         value = getattr(node, field.name)
         if isinstance(value, Node):
-            changed[field.name] = planned(value)
+            changed[field.name] = changed_child(value)
         elif isinstance(value, tuple) and value and isinstance(value[0], Node):
-            changed[field.name] = tuple(map(planned, value))
+            changed[field.name] = tuple(map(changed_child, value))
     return _with(node, **changed)
 
 

@@ -176,6 +176,7 @@ def _read_catalog(
                 columns_ever=columns,
                 file=file,
                 encoding=encoding,
+                major_version=version // 10000,
                 legible=texts.illegible.isdisjoint({schema, name, *(a[0] for a in attributes)}),
                 partition_columns=tuple(partition_columns or ()),
                 unsent_leaves=tuple(unsent_leaves or ()),

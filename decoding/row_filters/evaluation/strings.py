@@ -41,9 +41,12 @@ def _left(text: str, count: int) -> str:
 
 def _right(text: str, count: int) -> str:
     """Take the last characters, or all but the first ones where the count is negative."""
-    if count == _LEAST_INTEGER:  # which is its own negation there: none is left out
-        return text
     return text[max(len(text) - count, 0) :] if count >= 0 else text[-count:]
+
+
+def _right_before_19(text: str, count: int) -> str:
+    # The least integer was its own negation: no character was left out.
+    return text if count == _LEAST_INTEGER else _right(text, count)
 
 
 def _split_part(text: str, delimiter: str, place: int) -> str:
@@ -193,6 +196,7 @@ FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(
         **dict.fromkeys(("text_substr", "bytea_substr"), _substring),
         "text_left": _left,
         "text_right": _right,
+        "text_right_before_19": _right_before_19,
         "textpos": _position,
         "text_starts_with": str.startswith,
         **dict.fromkeys(("btrim", "btrim1"), lambda text, characters=" ": text.strip(characters)),

@@ -90,3 +90,27 @@ def test_whether_a_row_fails_must_not_hang_on_what_only_postgresql_computes() ->
         simplified(NullIf(FunctionCall("numeric_scale", (ONE,), type_oid=INT4), QUOTIENT, type_oid=INT4))
     kept = Logical("AND", (COMPUTED, Comparison("=", A, ONE)))
     assert simplified(kept) == kept
+
+
+@pytest.mark.parametrize(
+    ("operand", "decided"),
+    [
+        pytest.param(Array((QUOTIENT,), type_oid=1007), True, id="ARRAY is not NULL"),
+        pytest.param(IsNull(QUOTIENT), True, id="IS NULL is not NULL"),
+        pytest.param(Coalesce((QUOTIENT, ONE), type_oid=INT4), True, id="COALESCE with a constant"),
+        pytest.param(QUOTIENT, False, id="a function may be NULL"),
+        pytest.param(Logical("AND", (DIVIDES, IsNull(A))), False, id="AND is not looked into"),
+    ],
+)
+def test_from_19_on_a_null_test_of_what_is_never_null_is_decided(operand: Node, decided: bool) -> None:
+    tested = IsNull(operand)
+    assert simplified(tested, 18) == tested
+    assert simplified(tested, 19) == (FALSE if decided else tested)
+
+
+def test_from_19_on_a_null_test_must_not_hang_on_what_only_postgresql_computes() -> None:
+    scale = FunctionCall("numeric_scale", (ONE,), type_oid=INT4)
+    tested = IsNull(Coalesce((QUOTIENT, scale), type_oid=INT4))
+    assert simplified(tested, 18) == tested
+    with pytest.raises(RefusedError, match="write its value instead"):
+        simplified(tested, 19)

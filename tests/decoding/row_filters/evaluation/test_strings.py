@@ -65,8 +65,9 @@ def test_parts() -> None:
         "bc",
         "",
         "abc",
-        "abc",
+        "",
     ]
+    assert call("text_right_before_19", "abc", -(1 << 31)) == "abc"
     assert [call("split_part", "a,b", ",", place) for place in (1, -1, 3)] == ["a", "b", ""]
     assert [call(name, "ab", 5, "xy") for name in ("lpad", "rpad")] == ["xyxab", "abxyx"]
     assert [call(name, "ab", count) for name, count in (("lpad", 1), ("rpad", -1), ("lpad", 3))] == [
