@@ -13,6 +13,7 @@ import dagster as dg
 
 from pgsieve.assets.dagster_names import Name
 from pgsieve.assets.steps.done import AHEAD
+from pgsieve.assets.steps.records.sequences import Sequences
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord, disabled_error
 from pgsieve.assets.steps.records.table_states import SyncState, TableStates
 from pgsieve.assets.steps.subscription import Subscription
@@ -26,7 +27,7 @@ _LOGGERS = "pgsieve"
 
 
 class IncompleteError(dg.Failure):
-    """Some tables are set aside, or the subscription is disabled; all others are up to date. Trying again changes nothing."""
+    """Some tables are set aside, a sequence cannot be read, or the subscription is disabled; all others are up to date. Trying again changes nothing."""
 
     def __init__(self, subscription: str, problems: Sequence[str]) -> None:
         super().__init__(
@@ -154,6 +155,7 @@ def problems(subscription: Subscription, lake: Lake, names: Iterable[Name] | Non
 
 
 def refuse_incomplete(subscription: Subscription, lake: Lake, names: Iterable[Name] | None = None) -> None:
-    """Raise IncompleteError where something is wrong."""
-    if wrong := problems(subscription, lake, names):
+    """Raise IncompleteError where something is wrong; of the subscription as a whole that a sequence cannot be read, too."""
+    unread = Sequences(lake, subscription.name).problems() if names is None else []
+    if wrong := problems(subscription, lake, names) + unread:
         raise IncompleteError(subscription.name, wrong)

@@ -114,6 +114,8 @@ def _feed(
             generated_columns=publication.publish_generated_columns[0],
             all_tables=publication.all_tables,
             excluded=publication.excluded,
+            sequences=publication.published_sequences,
+            all_sequences=publication.all_sequences,
         )
         for publication_name, publication in source.publications.items()
     }

@@ -49,6 +49,9 @@ class DefinedPublication:
     all_tables: bool = False
     #: What ALL TABLES leaves out, by schema and name.
     excluded: tuple[tuple[str, str], ...] = ()
+    #: Sequences by schema and name, which PostgreSQL publishes since version 19, and only all of them.
+    sequences: tuple[tuple[str, str], ...] = ()
+    all_sequences: bool = False
 
     def resolve(self, catalog: Catalog) -> Publication:
         """The publication over the catalog's tables; raises PublicationError as CREATE PUBLICATION does."""

@@ -22,6 +22,7 @@ from pgsieve.pipelines.command_line.console import (
     table_of,
     to_stderr,
 )
+from pgsieve.pipelines.command_line.sequences import print_checked, print_listed
 from pgsieve.pipelines.commands.results import (
     CheckReport,
     ComparedTable,
@@ -189,6 +190,7 @@ def print_status(report: StatusReport) -> None:
             filtered = "unknown" if subscription.source in silent else table.row_filter
             add_row(tables, quote_qualified(table.schema, table.name), state_text, *position, filtered)
         print_out("", tables)
+        print_listed(subscription.sequences)
         if progress := _progress_of(subscription):
             print_out(Text(progress))
         if subscription.problem:
@@ -247,6 +249,7 @@ def print_check(report: CheckReport) -> None:
             written, removed = table.repaired
             outcome = f"repaired, {counted(written, 'row')} written and {removed:,} taken out"
             print_out(Text(f"{table.subscription} {quote_qualified(table.schema, table.name)}: {outcome}"))
+    print_checked(report.sequences)
     unequal = sum(not table.equal for table in report.tables)
     total = len(report.tables)
     print_out(
@@ -342,6 +345,7 @@ def print_validation(report: ValidationReport) -> None:
         for table in subscription.tables:
             _print_received(table)
             _print_since_copy(table)
+        print_listed(subscription.sequences)
         print_out("")
     for problem in report.problems:
         _print_problem("problem", "bold red", problem)

@@ -9,11 +9,13 @@ from itertools import chain
 
 from pgsieve.assets.steps.checks.consistency import check_consistency
 from pgsieve.assets.steps.checks.repair import repair
+from pgsieve.assets.steps.checks.sequences import compare_sequences
 from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.pipelines.commands.failures import Failures
 from pgsieve.pipelines.commands.results import CheckedTable, CheckReport, Progress
+from pgsieve.pipelines.commands.sequences import CheckedSequence
 from pgsieve.pipelines.config.model import Config, SubscriptionConfig
 from pgsieve.pipelines.project import project
 from pgsieve.resources.lake.lake import Lake
@@ -33,13 +35,18 @@ def check(
         [declared.subscriptions[s.name] for s in selected],
         lambda s: _checked(s, declared.lake.open(), progress, repairing=repairing),
     )
-    return CheckReport(tuple(chain.from_iterable(checked)), failures.listed())
+    tables, sequences = (
+        ([*chain.from_iterable(part)] for part in zip(*checked, strict=True)) if checked else ((), ())
+    )
+    return CheckReport(tuple(tables), failures.listed(), tuple(sequences))
 
 
 def _checked(
     subscription: Subscription, lake: Lake, progress: Progress, *, repairing: bool
-) -> list[CheckedTable]:
+) -> tuple[list[CheckedTable], list[CheckedSequence]]:
     with _shown(progress, f"check {subscription.name}") as log:
+        # First: where the slot is read, sequences are brought up to date.
+        sequences = _checked_sequences(subscription, lake)
         results = check_consistency(subscription, lake, log)
         differing = [(c.schema, c.table) for c in results if c.differing]
         done = repair(subscription, lake, differing, log) if repairing and differing else []
@@ -61,7 +68,23 @@ def _checked(
                 repaired=(mended.inserted, mended.deleted) if mended and not mended.problem else None,
             )
         )
-    return tables
+    return tables, sequences
+
+
+def _checked_sequences(subscription: Subscription, lake: Lake) -> list[CheckedSequence]:
+    return [
+        CheckedSequence(
+            subscription=subscription.name,
+            schema=compared.schema,
+            name=compared.name,
+            recorded=compared.recorded.last_value if compared.recorded else None,
+            publisher=compared.present.last_value if compared.present else None,
+            equal=compared.equal,
+            moved=compared.moved,
+            problem=compared.problem,
+        )
+        for compared in compare_sequences(subscription, lake)
+    ]
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.operations.registration import Registration
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.cuts import Cut, Cuts
+from pgsieve.assets.steps.records.sequences import Sequences
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord, disabled_error
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableStates
 from pgsieve.assets.steps.records.transformed import TableChanges, Transformed
@@ -229,15 +230,18 @@ class Materializer:
         name = self.subscription.name
         cuts, states_of, work = Cuts(self.lake, name), TableStates(self.lake, name), self.work
         record, change_log = SubscriptionRecord(self.lake, name), ChangeLog(self.lake, self.subscription.feed)
-        with self.lake.one_moment(cuts.path, states_of.path, record.path, change_log.path):
+        sequences = Sequences(self.lake, name)
+        with self.lake.one_moment(cuts.path, states_of.path, record.path, change_log.path, sequences.path):
             cut, states, state = cuts.last(), states_of.newest().values(), record.state()
             position = change_log.position() or 0
             cut_version = self.lake.records.version(cuts.path) if cut else None
+            unread = sequences.problems()
         problems = tuple(
             f"{quote_qualified(*s.name)} is {s.state.meaning}: {s.reason}"
             for s in states
             if s.reason and s.state not in {SyncState.READY, SyncState.REMOVED}
         )
+        problems += tuple(unread)
         if not state.enabled:
             problems += (str(disabled_error(self.subscription.name, state).message),)
         return SubscriptionRun(

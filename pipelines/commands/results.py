@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from pgsieve.pipelines.commands.sequences import CheckedSequence, ListedSequence
+
 
 class Progress(Protocol):
     """Where long work reports how far it is; a task is named by what it does (`copy public.orders`).
@@ -71,8 +73,8 @@ class Spent:
 class SubscriptionRun:
     """What a run did for one subscription, from the LSN before it to the LSN of its cut.
 
-    `changed` is false when there was nothing new; a problem is a table set aside, or the subscription disabled, with
-    the reason. `notice` says what became of the LSN to skip. `spent` is what the work took, of all its steps but the slot's.
+    `changed` is false when there was nothing new; a problem is a table set aside, a sequence that cannot be read, or the
+    subscription disabled, with the reason. `notice` says what became of the LSN to skip. `spent` is what the work took, of all its steps but the slot's.
     """
 
     name: str
@@ -236,6 +238,7 @@ class SubscriptionStatus:
     problem: str | None = None
     seconds_behind: float | None = None
     last_success: str | None = None
+    sequences: tuple[ListedSequence, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,11 +274,12 @@ class CheckReport:
 
     tables: tuple[CheckedTable, ...]
     failures: tuple[Failure, ...] = ()
+    sequences: tuple[CheckedSequence, ...] = ()
 
     @property
     def equal(self) -> bool:
-        """Whether no table differs."""
-        return all(table.equal for table in self.tables)
+        """Whether no table differs, and no sequence."""
+        return all(table.equal for table in self.tables) and all(each.equal for each in self.sequences)
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,6 +344,7 @@ class ReceivedTables:
 
     subscription: str
     tables: tuple[ReceivedTable, ...]
+    sequences: tuple[ListedSequence, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

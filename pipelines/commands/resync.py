@@ -9,6 +9,7 @@ from contextlib import ExitStack, suppress
 from pgsieve.assets.steps.operations.damaged_records import replace_damaged_records
 from pgsieve.assets.steps.operations.resync import leave_to_next_copy, tables_to_resync
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
+from pgsieve.assets.steps.slot_consumption.sequences import refresh_sequences
 from pgsieve.assets.steps.slot_consumption.slot import refuse_other_publisher, replace_lost_slot
 from pgsieve.assets.steps.subscription import Feed
 from pgsieve.decoding.errors import PgsieveError
@@ -58,6 +59,9 @@ def resync(
             for failure in failures.listed():
                 raise failure.error
             done = result.summary()
+    else:
+        with feed.source.connect() as connection:
+            refresh_sequences(connection, feed, lake)
     return ResyncReport(
         subscription.name, resynced, lost.message if lost else None, done, followed, tuple(damaged)
     )

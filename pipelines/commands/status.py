@@ -14,6 +14,7 @@ from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.cuts import Cuts
 from pgsieve.assets.steps.records.databases import OtherDatabaseError
 from pgsieve.assets.steps.records.failures import reason
+from pgsieve.assets.steps.records.sequences import Sequences
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableStates, copy_again
 from pgsieve.assets.steps.slot_consumption.slot import OtherClusterError, refuse_other_publisher
@@ -25,6 +26,7 @@ from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.publications.catalog import Catalog
 from pgsieve.pipelines.commands.in_process import instance
 from pgsieve.pipelines.commands.results import SlotStatus, StatusReport, SubscriptionStatus, TableStatus
+from pgsieve.pipelines.commands.sequences import listed
 from pgsieve.pipelines.commands.ui import dagster_home
 from pgsieve.pipelines.config.model import Config
 from pgsieve.pipelines.project import Project, project
@@ -239,6 +241,7 @@ def _subscription(
         reason=whole.reason,
         skip_lsn=None if whole.skip_lsn is None else format_lsn(whole.skip_lsn),
         notice=whole.notice,
+        sequences=listed(Sequences(lake, subscription.name).newest().values()),
     )
 
 

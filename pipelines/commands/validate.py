@@ -4,7 +4,7 @@ In: the configuration. Out: a `ValidationReport`: pictures of the publications, 
 receive, problems with PostgreSQL's SQLSTATE, and the SQL that somebody with more rights has to run.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -12,7 +12,9 @@ from typing import Any
 import psycopg
 
 from pgsieve.assets.steps.operations.resync import changes_since_copy
+from pgsieve.assets.steps.records.sequences import unread_sequences
 from pgsieve.assets.steps.records.table_states import TableStates
+from pgsieve.assets.steps.slot_consumption.sequences import received_sequences
 from pgsieve.assets.steps.slot_consumption.slot import refuse_other_publisher
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.assets.steps.validation.examination import Examination
@@ -45,6 +47,7 @@ from pgsieve.pipelines.commands.results import (
     ValidationProblem,
     ValidationReport,
 )
+from pgsieve.pipelines.commands.sequences import listed
 from pgsieve.pipelines.config.model import Config
 from pgsieve.pipelines.project import Project, project
 from pgsieve.resources.lake.delta.errors import LakeUnavailableError, SparkUnavailableError
@@ -52,6 +55,7 @@ from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.capture import capture_statements, preparing
 from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.ddl import trigger_problem
+from pgsieve.resources.postgres.sequences import SequenceValue
 from pgsieve.resources.postgres.source import decoding_is_switched
 
 
@@ -84,6 +88,7 @@ def validate(config: Config, *, rights: bool = True) -> ValidationReport:
                 lacking = list(_lacking(connection, declared, feed, examined.catalog)) if rights else []
                 lacking += _replicas_of_others(connection, declared, feed)
                 lacking += _failing_triggers(connection, feed, examined.catalog, server)
+                sequences = {s: received_sequences(connection, feed, s) for s in feed.subscriptions}
                 if decoding_is_switched(connection):
                     warnings.append(_problem(feed.source.name, warning_of_switched_decoding(feed)))
         except PgsieveError as error:
@@ -96,15 +101,16 @@ def validate(config: Config, *, rights: bool = True) -> ValidationReport:
             problems.append(_problem(feed.source.name, examined.unchecked))
         sound = True
         for subscription in declared.reading(feed):
-            errors = [_problem(subscription.name, error) for error in examined.problems(subscription.name)]
-            problems += errors
+            unread = map(PgsieveError, unread_sequences(sequences[subscription.name]))
+            errors = (*examined.problems(subscription.name), *unread)
+            problems += [_problem(subscription.name, error) for error in errors]
             for name in feed.subscriptions[subscription.name]:
                 if name in catalog.publications:
                     pictures[feed.source.name, name] = _picture(
                         feed.source.name, catalog.publications[name], catalog
                     )
             try:
-                received.append(_received(subscription, catalog, declared.lake.open()))
+                received.append(_received(subscription, catalog, declared.lake.open(), sequences))
                 of_layout = layout_problems(subscription, subscription.tables(catalog))
                 problems += [_problem(subscription.name, error) for error in of_layout]
                 of_rows = warnings_of_subscription(subscription, catalog)
@@ -166,7 +172,12 @@ def _statements(feed: Feed, catalog: Catalog, server: Catalog, version: int) -> 
         )
 
 
-def _received(subscription: Subscription, catalog: Catalog, lake: Lake) -> ReceivedTables:
+def _received(
+    subscription: Subscription,
+    catalog: Catalog,
+    lake: Lake,
+    sequences: Mapping[str, tuple[SequenceValue, ...]],
+) -> ReceivedTables:
     states = TableStates(lake, subscription.name).newest()
     publications = subscription.feed.publications(catalog, subscription.name)
     changes: dict[int, dict[tuple[object, ...], ReceivedChanges]] = {}
@@ -198,6 +209,7 @@ def _received(subscription: Subscription, catalog: Catalog, lake: Lake) -> Recei
             )
             for (schema, name), replicated in subscription.tables(catalog).items()
         ),
+        listed(sequences[subscription.name]),
     )
 
 

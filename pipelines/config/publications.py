@@ -57,6 +57,8 @@ class PublicationConfig(_Section):
     tables: Annotated[tuple[PublishedTableConfig, ...], AfterValidator(not_empty)] = ()
     all_tables: bool = False
     excepted: tuple[RelationName, ...] = Field(default=(), alias="except")
+    sequences: Annotated[tuple[RelationName, ...], AfterValidator(not_empty)] = ()
+    all_sequences: bool = False
     publish: frozenset[Operation] = frozenset(OPERATIONS)
     publish_via_partition_root: bool = False
     publish_generated_columns: Literal["none", "stored"] = "none"
@@ -67,11 +69,19 @@ class PublicationConfig(_Section):
         distinct((table.relation for table in tables), "table")
         return tables
 
+    @field_validator("sequences")
+    @classmethod
+    def _sequences_once(cls, sequences: tuple[RelationName, ...]) -> tuple[RelationName, ...]:
+        distinct(map(_parsed, sequences), "sequence")
+        return sequences
+
     @model_validator(mode="after")
     def _tables_or_all(self) -> Self:
         if self.tables and self.all_tables:
             raise refusal("has `tables` and `all_tables`", "keep one of them")
-        if not (self.tables or self.all_tables):
+        if self.sequences and self.all_sequences:
+            raise refusal("has `sequences` and `all_sequences`", "keep one of them")
+        if not (self.tables or self.all_tables or self.sequences or self.all_sequences):
             raise refusal(
                 "has no tables", "list some: `tables: [{table: …}]`, or publish all: `all_tables: true`"
             )
@@ -80,6 +90,11 @@ class PublicationConfig(_Section):
                 "has `except` without `all_tables: true`", "leave the tables out of `tables` instead"
             )
         return self
+
+    @property
+    def published_sequences(self) -> tuple[tuple[str, str], ...]:
+        """The sequences that are listed, as the catalog has them."""
+        return tuple(map(_parsed, self.sequences))
 
     @property
     def excluded(self) -> tuple[tuple[str, str], ...]:

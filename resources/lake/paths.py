@@ -96,6 +96,10 @@ class LakePaths:
         """The names in the catalog that pgsieve has registered; the newest row of a name counts."""
         return f"{self.uri}/{subscription}/_registered"
 
+    def sequences(self, subscription: str) -> str:
+        """The values of the published sequences; the newest row of a sequence counts."""
+        return f"{self.uri}/{subscription}/_sequences"
+
     def feed(self, slot_owner: str) -> str:
         """The cluster that a slot's LSNs are of, the newest row counts."""
         return f"{self.uri}/{OWN_FOLDER}/{escape(slot_owner)}/feed"

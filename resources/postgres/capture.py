@@ -57,6 +57,7 @@ def capture_statements(
 ) -> list[str]:
     """The SQL that makes the capture publication as planned; empty where it already is."""
     tables = ", ".join(map(_listed, planned.tables))
+    listed = f" for table {tables}" if tables else ""
     options = (
         f"publish = {literal(', '.join(planned.operations))},"
         f" publish_via_partition_root = {'true' if planned.via_root else 'false'}"
@@ -65,7 +66,7 @@ def capture_statements(
         options += ", publish_generated_columns = stored"
     existing = catalog.publications.get(name)
     if existing is None:
-        return [f"create publication {quote(name)} for table {tables} with ({options})"]
+        return [f"create publication {quote(name)}{listed} with ({options})"]
     statements = []
     if existing.operations != set(planned.operations) or existing.via_root != planned.via_root:
         statements.append(f"alter publication {quote(name)} set ({options})")

@@ -23,7 +23,7 @@ from pgsieve.decoding.values.builtin_types import MadeOf
 from pgsieve.decoding.values.output import PADDED
 from pgsieve.resources.postgres.printed_names import PRINTED_NAMES
 from pgsieve.resources.postgres.source import literal
-from pgsieve.resources.postgres.texts import Texts
+from pgsieve.resources.postgres.texts import Texts, legibly
 
 _KINDS: Mapping[str, str] = {
     "v": "views", "m": "materialized views", "f": "foreign tables", "S": "sequences", "i": "indexes",
@@ -139,18 +139,12 @@ select t.oid::bigint, case when t.typtype = 'b' then 'a' else t.typtype::text en
 
 def read_catalog(connection: psycopg.Connection[Any], snapshot: str | None = None) -> Catalog:
     """All user tables, publications and types of the database, read in one snapshot, which may be an exported one."""
-    encoding = connection.info.parameter_status("server_encoding") or "UTF8"
-    try:
-        # Of another one the server's conversion is the one that counts; it converts neither of these.
-        return _read_catalog(connection, snapshot, encoding, as_bytes=encoding in {"SQL_ASCII", "UTF8"})
-    except (psycopg.errors.UntranslatableCharacter, psycopg.errors.CharacterNotInRepertoire):
-        return _read_catalog(connection, snapshot, encoding, as_bytes=True)
+    return legibly(connection, lambda as_bytes: _read_catalog(connection, snapshot, as_bytes=as_bytes))
 
 
-def _read_catalog(
-    connection: psycopg.Connection[Any], snapshot: str | None, encoding: str, *, as_bytes: bool
-) -> Catalog:
+def _read_catalog(connection: psycopg.Connection[Any], snapshot: str | None, *, as_bytes: bool) -> Catalog:
     version = connection.info.server_version
+    encoding = connection.info.parameter_status("server_encoding") or "UTF8"
     with connection.transaction():
         connection.execute("set transaction isolation level repeatable read, read only")
         if snapshot is not None:

@@ -6,10 +6,13 @@ decoded here: those in SQL_ASCII as UTF-8. A byte that is part of no character c
 """
 
 import json
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import psycopg
 from psycopg import adapt, errors
+
+Read = TypeVar("Read")
 
 #: Types of texts in system catalogs (section 8.3, and 9.16 for JSON); of their arrays these are the elements.
 _TEXTS = ("text", "name", '"char"', "varchar", "bpchar")
@@ -57,6 +60,16 @@ class Texts:
             case list():
                 return [self._all_legible(each) for each in value]
         return value
+
+
+def legibly(connection: psycopg.Connection[Any], read: Callable[[bool], Read]) -> Read:
+    """What `read` gets, in a transaction of its own, `as_bytes` or not; again where the server cannot convert a text."""
+    encoding = connection.info.parameter_status("server_encoding") or "UTF8"
+    try:
+        # Of another one the server's conversion is the one that counts; it converts neither of these.
+        return read(encoding in {"SQL_ASCII", "UTF8"})
+    except (errors.UntranslatableCharacter, errors.CharacterNotInRepertoire):
+        return read(True)
 
 
 def _codec(connection: psycopg.Connection[Any]) -> str:

@@ -1,21 +1,65 @@
-"""FOR ALL SEQUENCES (section 29.8 of 19's manual): a publication that pgsieve takes, and of which it replicates no table."""
+"""FOR ALL SEQUENCES (section 29.8 of 19's manual): no table is replicated of such a publication, but values are recorded."""
 
 from __future__ import annotations
 
 import json
 
+from pgsieve.assets.steps.records.sequences import Sequences
+from tests.fixtures.oracle import Scenario, wait_until
 from tests.fixtures.shop import Shop
 
 
-def test_a_publication_of_sequences_is_no_error_alone_or_beside_tables(shop: Shop) -> None:
-    shop.database.execute("CREATE SEQUENCE one; CREATE PUBLICATION seqs FOR ALL SEQUENCES")
-    shop.configure(
-        subscriptions={
-            "beside": {"source": "shop", "publications": ["q", "seqs"]},
-            "alone": {"source": "shop", "publications": ["seqs"]},
-        }
-    )
+def test_a_run_records_what_refresh_sequences_gives_a_subscriber(scenario: Scenario, shop: Shop) -> None:
+    made = "CREATE SEQUENCE one; CREATE SEQUENCE two INCREMENT -3; CREATE UNLOGGED SEQUENCE unlogged"
+    scenario.subscriber(made)
+    shop.database.execute(f"{made}; SELECT setval('one', 7, false); SELECT nextval('two'), nextval('two')")
+    shop.database.execute("CREATE PUBLICATION seqs FOR ALL SEQUENCES")
+    subscriptions = {
+        "alone": {"source": "shop", "publications": ["seqs"]},
+        "beside": {"source": "shop", "publications": ["q", "seqs"]},
+        "filtered": {"source": "shop", "publications": ["seqs"], "row_filter": "publisher"},
+    }
+    shop.configure(subscriptions=subscriptions)
     ended, validated = shop.cli("validate", "--json")
     assert (ended, json.loads(validated)["problems"]) == (0, [])
-    assert shop.cli("run")[0] == 0
+    conninfo = shop.written["sources"]["shop"]["conninfo"]
+    scenario.subscriber(f"CREATE SUBSCRIPTION sequences CONNECTION '{conninfo}' PUBLICATION seqs")
+    try:
+        expect_refreshed(scenario, shop, "run")
+        shop.database.execute("SELECT nextval('one'); SELECT setval('two', -50)")
+        for name in ("alone", "filtered"):  # The first has the others of its slot refreshed, too.
+            expect_checked(shop, name, moved=True)
+        expect_refreshed(scenario, shop, "check")
+        for name in subscriptions:
+            expect_checked(shop, name, moved=False)
+    finally:
+        scenario.subscriber("DROP SUBSCRIPTION sequences")
     assert shop.ids("beside", "stock") == [1, 2, 3, 4]
+
+
+def expect_refreshed(scenario: Scenario, shop: Shop, command: str) -> None:
+    """Have both bring their values up to date: they are the same."""
+    scenario.subscriber("ALTER SUBSCRIPTION sequences REFRESH SEQUENCES")
+    states = "SELECT count(*) FROM pg_subscription_rel WHERE srsubstate <> 'r'"
+    wait_until(lambda: scenario.subscriber(states) == [("0",)], lambda: "not refreshed")
+    assert scenario.subscriber("SELECT srrelid::regclass FROM pg_subscription_rel ORDER BY 1") == [
+        ("one",),
+        ("two",),
+    ]
+    assert shop.cli(command)[0] == 0
+    for subscription in ("alone", "beside", "filtered"):
+        newest = Sequences(shop.lake, subscription).newest()
+        assert all(value.page_lsn for value in newest.values())
+        assert {n: (str(v.last_value), str(v.is_called).lower()) for (_, n), v in newest.items()} == {
+            name: scenario.subscriber(f"SELECT last_value, is_called::text FROM {name}")[0]
+            for name in ("one", "two")
+        }
+
+
+def expect_checked(shop: Shop, subscription: str, *, moved: bool) -> None:
+    ended, report = shop.cli("check", subscription, "--json")
+    told, _ = json.JSONDecoder().raw_decode(report)
+    assert (ended, [(s["name"], s["moved"]) for s in told["sequences"]]) == (
+        0,
+        [("one", moved), ("two", moved)],
+    )

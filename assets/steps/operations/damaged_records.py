@@ -9,6 +9,7 @@ from pgsieve.assets.steps.records.cuts import Cuts
 from pgsieve.assets.steps.records.feed import FeedRecord
 from pgsieve.assets.steps.records.prepared import Prepared
 from pgsieve.assets.steps.records.registered import Registered
+from pgsieve.assets.steps.records.sequences import Sequences
 from pgsieve.assets.steps.records.slices import Slices
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord, SubscriptionState
 from pgsieve.assets.steps.records.table_states import TableStates
@@ -23,13 +24,17 @@ def replace_damaged_records(subscription: Subscription, lake: Lake) -> list[str]
     """Take away those of a subscription and its feed that cannot be read, and have all that was copied by them copied again.
 
     Without table states nothing counts as copied. A subscription's own state is that of a new one then: enabled, and skipping nothing.
-    Cuts, slices and registered names are begun anew, and nothing is copied for them.
+    Cuts, slices, registered names and sequences are begun anew, and nothing is copied for them.
     """
     feed, name = subscription.feed, subscription.name
     record, states = SubscriptionRecord(lake, name), TableStates(lake, name).path
     transformed = Transformed(lake, name).path
     of_feed = [each(lake, feed).path for each in (FeedRecord, Catalogs, AlteredSlices, Prepared)]
-    others = [record.path, Slices(lake, feed).path, *(each(lake, name).path for each in (Cuts, Registered))]
+    others = [
+        record.path,
+        Slices(lake, feed).path,
+        *(each(lake, name).path for each in (Cuts, Registered, Sequences)),
+    ]
     with feed.exclusively(), feed.source.exclusively(name):
         damaged = [p for p in (states, transformed, *of_feed, *others) if _is_damaged(lake, p)]
         if states not in damaged and _is_put_back(lake, name):

@@ -21,6 +21,7 @@ from pgsieve.assets.steps.records.cuts import Cuts
 from pgsieve.assets.steps.records.feed import FeedRecord
 from pgsieve.assets.steps.records.prepared import Prepared
 from pgsieve.assets.steps.records.registered import Registered
+from pgsieve.assets.steps.records.sequences import Sequences
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates, newest_version
 from pgsieve.assets.steps.records.transformed import Transformed
@@ -117,6 +118,8 @@ def maintain_subscription(
         maintainer.maintain(states.path, superseded(states.counting_versions()))
         maintainer.maintain(record.path, superseded({record.newest_version()}))
         maintainer.maintain(Registered(lake, name).path)
+        sequences = Sequences(lake, name)
+        maintainer.maintain(sequences.path, superseded(sequences.counting_versions()))
         replicas, refused = [lake.replica(name, *table) for table in written], list[ClusteringError]()
         clusterings = Clusterings(record)
         for (table, state), path in zip(written.items(), replicas, strict=True):

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.slot_consumption.reading import IDLE_BYTES, Drained, drain_to
 from pgsieve.assets.steps.slot_consumption.ready import ready_slot
+from pgsieve.assets.steps.slot_consumption.sequences import refresh_sequences
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.decoding.publications.catalog import Catalog
 from pgsieve.resources.lake.lake import Lake
@@ -22,7 +23,7 @@ from pgsieve.resources.postgres.wal import flushed_lsn
 def drain(
     feed: Feed, lake: Lake, subscriptions: Sequence[Subscription], log: Log, upto: int | None = None
 ) -> Drained:
-    """Append the feed's committed transactions to its change log, and confirm them.
+    """Append the feed's committed transactions to its change log, and confirm them; then refresh the published sequences.
 
     Drains to the LSN current at its start, or to `upto`.
     """
@@ -35,6 +36,7 @@ def drain(
         target = flushed_lsn(connection) if upto is None else upto
         leaves = feed.leaves_captured(catalog)
         drained = drain_to(connection, feed, lake, publications, target, log, subscriptions, leaves=leaves)
+        refresh_sequences(connection, feed, lake)
         state = slot_state(connection, feed.slot)
         # What is kept for a transaction that has ended meanwhile, too, which may be of a run long ago.
         if state is not None and state.confirmed_lsn - state.restart_lsn >= IDLE_BYTES:

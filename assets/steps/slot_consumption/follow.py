@@ -25,7 +25,9 @@ from pgsieve.assets.steps.records.prepared import Prepared
 from pgsieve.assets.steps.slot_consumption.appending import append_slice
 from pgsieve.assets.steps.slot_consumption.drain import drain, warn_of_missing
 from pgsieve.assets.steps.slot_consumption.reading import IDLE_BYTES, Drained
-from pgsieve.assets.steps.slot_consumption.ready import ready_slot
+from pgsieve.assets.steps.slot_consumption.ready import readable_publications, ready_slot
+from pgsieve.assets.steps.slot_consumption.sequences import refresh_sequences
+from pgsieve.assets.steps.slot_consumption.slot import present_slot
 from pgsieve.assets.steps.slot_consumption.two_phase import keeps_prepared
 from pgsieve.assets.steps.subscription import Feed
 from pgsieve.decoding.binary.octets import Octets
@@ -42,7 +44,7 @@ from pgsieve.resources.postgres.errors import (
     SourceUnreachableError,
 )
 from pgsieve.resources.postgres.receiver import Received
-from pgsieve.resources.postgres.slot import SlotAheadError, is_refusal, slot_state, wait_until_free
+from pgsieve.resources.postgres.slot import SlotAheadError, is_refusal, wait_until_free
 from pgsieve.resources.postgres.stream import ReplicationStream, Started
 from pgsieve.resources.spool import FileSpool
 
@@ -83,14 +85,10 @@ class StreamedFeed:
             with feed.source.connect() as connection:
                 feed, catalog, publications = ready_slot(connection, feed, lake)
                 warn_of_missing(feed, catalog, log)
-                state = slot_state(connection, feed.slot)
+                publications = readable_publications(connection, feed, lake, catalog, publications)
+                refresh_sequences(connection, feed, lake)
+                state = present_slot(connection, feed)
             self._feed, self._lake, self._log = feed, lake, log
-            if not publications or state is None:
-                raise PgsieveError(
-                    f'source "{feed.source.name}": no subscribed publication publishes a table',
-                    hint="add a table to a publication",
-                    sqlstate="42704",
-                )
             self._leaves = feed.leaves_captured(catalog)
             self._prepared = keeps_prepared(feed, state)
             options = replace(feed.options, publications=tuple(publications))
@@ -192,6 +190,8 @@ class StreamedFeed:
                     or not unaltered.covers(waiting.transactions, waiting.relations)
                     or (bool(self._leaves) and waiting.truncates)
                 )
+                if not self._altered:
+                    refresh_sequences(connection, self._feed, self._lake)
         except (SourceUnreachableError, PassingFaultError) as error:
             # A server that shuts down lets nobody in, and waits for this stream.
             self._log(f"{type(error).__name__}; connecting again from {format_lsn(self._durable)}")

@@ -25,6 +25,7 @@ from pgsieve.assets.steps.slot_consumption.as_published import (
     published_up_to,
 )
 from pgsieve.assets.steps.slot_consumption.backlog import BESIDE_BYTES, Stride, halves
+from pgsieve.assets.steps.slot_consumption.slot import present_slot
 from pgsieve.assets.steps.slot_consumption.two_phase import keeps_prepared, recover_prepared
 from pgsieve.assets.steps.slot_consumption.unsendable import OtherWays, refuse_unsendable
 from pgsieve.assets.steps.subscription import Feed, Subscription
@@ -34,7 +35,7 @@ from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.delta.errors import LakeError, OverrunError
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.confirmation import confirm
-from pgsieve.resources.postgres.errors import SourceError, SourceUnreachableError
+from pgsieve.resources.postgres.errors import SourceUnreachableError
 from pgsieve.resources.postgres.slot import described_in, slot_state, truncated_relations
 from pgsieve.resources.postgres.slot_copy import has_spare_slots
 
@@ -74,9 +75,7 @@ def drain_to(
     A TRUNCATE of every leaf in one of `leaves` may have been a TRUNCATE of the root; only the publisher can tell.
     """
     source, version = feed.source, connection.info.server_version
-    state = slot_state(connection, feed.slot)
-    if state is None:
-        raise SourceError(f'source "{source.name}": replication slot "{feed.slot}" is gone', sqlstate="42704")
+    state = present_slot(connection, feed)
     durable = ChangeLog(lake, feed).position()
     begin = position = durable if durable is not None else state.confirmed_lsn
     peek = Peek(feed, source.executor_conninfo(), at_once(feed, publications), version)

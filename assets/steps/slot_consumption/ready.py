@@ -18,7 +18,8 @@ from pgsieve.assets.steps.slot_consumption.slot import begin_slot, forget_copies
 from pgsieve.assets.steps.slot_consumption.two_phase import keeps_prepared, recover_prepared
 from pgsieve.assets.steps.subscription import Feed
 from pgsieve.assets.steps.validation.waiting import sound_part
-from pgsieve.decoding.publications.catalog import Catalog
+from pgsieve.decoding.publications.catalog import OPERATIONS, Catalog
+from pgsieve.decoding.publications.routing import CapturePublication
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.capture import drop_publications, ensure_capture
@@ -82,6 +83,25 @@ def ready_slot(
             drop_publications(connection, feed.source.name, created)
         raise
     return sound, server, names
+
+
+def readable_publications(
+    connection: psycopg.Connection[tuple[object, ...]],
+    feed: Feed,
+    lake: Lake,
+    catalog: Catalog,
+    publications: tuple[str, ...],
+) -> tuple[str, ...]:
+    """The publications that a stream is read with: where nothing is captured, as of sequences alone, an empty one that is made for it."""
+    if publications:
+        return publications
+    empty = CapturePublication("", OPERATIONS, via_root=False, tables=())
+    names = ensure_capture(connection, feed.source.name, feed.capture, [empty], catalog)
+    if (
+        connection.info.server_version < 180000
+    ):  # As below: nothing of what was written before is asked for by it.
+        drain_to(connection, feed, lake, (), flushed_lsn(connection), quiet, recording=True)
+    return names
 
 
 def _drain_before_created(

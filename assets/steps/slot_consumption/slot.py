@@ -22,7 +22,7 @@ from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.delta.errors import LakeError, LakeUnavailableError
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.awaited import PATIENT_SECONDS, awaiting
-from pgsieve.resources.postgres.errors import SourceUnreachableError
+from pgsieve.resources.postgres.errors import SourceError, SourceUnreachableError
 from pgsieve.resources.postgres.slot import (
     SlotError,
     SlotState,
@@ -43,6 +43,16 @@ class SlotNotOwnedError(SlotError):
 
 class OtherClusterError(PgsieveError):
     """The source is another cluster than the one that Delta has changes of: their LSNs do not compare."""
+
+
+def present_slot(connection: psycopg.Connection[tuple[object, ...]], feed: Feed) -> SlotState:
+    """The feed's slot, which was there a moment ago; raises SourceError where it is gone."""
+    state = slot_state(connection, feed.slot)
+    if state is None:
+        raise SourceError(
+            f'source "{feed.source.name}": replication slot "{feed.slot}" is gone', sqlstate="42704"
+        )
+    return state
 
 
 def take_slot(connection: psycopg.Connection[tuple[object, ...]], feed: Feed, lake: Lake) -> SlotState | None:

@@ -127,6 +127,17 @@ def test_all_tables_may_leave_some_out():
     assert publication.excluded == (("public", "t"), ("S", "U"))
 
 
+def test_sequences_are_published_with_or_without_tables():
+    def published(text: str):
+        return read(with_published(text)).sources["shop"].publications["emea"]
+
+    assert published("{sequences: [public.t, 'S.\"U\"']}").published_sequences == (
+        ("public", "t"),
+        ("s", "U"),
+    )
+    assert published("{tables: [{table: a.b}], all_sequences: true}").all_sequences
+
+
 def test_defaults_are_those_of_create_subscription_and_create_publication():
     config = read(with_published("{tables: [{table: public.t}]}"))
     subscription = config.subscriptions["sales"]
@@ -356,7 +367,7 @@ REFUSED = {
     "unknown in a publication": (
         with_published("{tables: [{table: a.b}], publsh: []}"),
         (3, "sources.shop.publications.emea.publsh", "unknown key"),
-        "did you mean 'publish'? allowed here: tables, all_tables, except, publish, publish_via_partition_root, publish_generated_columns",
+        "did you mean 'publish'? allowed here: tables, all_tables, except, sequences, all_sequences, publish, publish_via_partition_root, publish_generated_columns",
     ),
     "unknown in a published table": (
         with_published("{tables: [{table: a.b, wher: x}]}"),
@@ -416,6 +427,16 @@ REFUSED = {
     "tables and all tables": (
         with_published("{tables: [{table: a.b}], all_tables: true}"),
         (3, "sources.shop.publications.emea", "has `tables` and `all_tables`"),
+        "keep one of them",
+    ),
+    "sequences and all sequences": (
+        with_published("{sequences: [a.b], all_sequences: true}"),
+        (3, "sources.shop.publications.emea", "has `sequences` and `all_sequences`"),
+        "keep one of them",
+    ),
+    "a sequence twice": (
+        with_published("{sequences: [a.b, '\"a\".b']}"),
+        (3, "sources.shop.publications.emea.sequences", "names a sequence twice"),
         "keep one of them",
     ),
     "an exception without all tables": (

@@ -1,0 +1,74 @@
+"""The recorded sequences of a subscription beside those of the publisher.
+
+In: a subscription. Out: a `SequenceComparison` each. A publisher's sequence moves on after each refresh, as it does beside a
+subscriber of PostgreSQL 19. So a value counts as equal that is the publisher's, or was: on 19 where its page LSN is older, otherwise
+where the publisher's lies beyond it in the direction of the increment. What was not recorded, or is not published any more, differs.
+"""
+
+from dataclasses import dataclass
+
+from pgsieve.assets.steps.records.sequences import Sequences
+from pgsieve.assets.steps.slot_consumption.sequences import received_sequences
+from pgsieve.assets.steps.subscription import Subscription
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.postgres.sequences import SequenceValue
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceComparison:
+    """A sequence as it was recorded and as the publisher has it; None where it is not there."""
+
+    schema: str
+    name: str
+    recorded: SequenceValue | None
+    present: SequenceValue | None
+
+    @property
+    def problem(self) -> str | None:
+        """Why the publisher's value cannot be read."""
+        return self.present.problem if self.present else None
+
+    @property
+    def moved(self) -> bool:
+        """Whether the publisher's value is another one, and has moved on to it since it was recorded."""
+        if self.recorded is None or self.present is None or self.problem or self._is_same:
+            return False
+        before, now = self.recorded.page_lsn, self.present.page_lsn
+        # Of the values that a server takes in advance only the first is in the WAL, and moves the page's LSN.
+        return self._is_beyond if before is None or now is None or before == now else before < now
+
+    @property
+    def equal(self) -> bool:
+        """Whether the recorded value is the publisher's, or was."""
+        return self._is_same or self.moved
+
+    @property
+    def _is_same(self) -> bool:
+        return _place(self.recorded) is not None and _place(self.recorded) == _place(self.present)
+
+    @property
+    def _is_beyond(self) -> bool:
+        before, now = _place(self.recorded), _place(self.present)
+        if before is None or now is None or self.present is None:
+            return False
+        forwards = now[0] - before[0] if self.present.ascending else before[0] - now[0]
+        return forwards > 0 or (forwards == 0 and now[1])
+
+
+def _place(value: SequenceValue | None) -> tuple[int, bool] | None:
+    """Where a sequence stands; None where that is not known."""
+    if value is None or value.last_value is None or value.is_called is None:
+        return None
+    return value.last_value, value.is_called
+
+
+def compare_sequences(subscription: Subscription, lake: Lake) -> list[SequenceComparison]:
+    """Compare what was recorded with the publisher; nothing where no sequence is published or was."""
+    # Read first: what is refreshed meanwhile would be newer than the publisher's values.
+    recorded = Sequences(lake, subscription.name).newest()
+    feed = subscription.feed
+    with feed.source.connect() as connection:
+        received = received_sequences(connection, feed, subscription.name)
+    present = {(value.schema, value.name): value for value in received}
+    names = sorted(recorded.keys() | present.keys())
+    return [SequenceComparison(*name, recorded.get(name), present.get(name)) for name in names]

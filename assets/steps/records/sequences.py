@@ -1,0 +1,95 @@
+"""The table `_sequences` of a subscription: the published sequences' values, as they were last read at the publisher.
+
+Written wherever the slot is read, and by `resync`, only where something is other than before. Of a sequence the newest row
+counts: that with the greatest `version`. It is not `published` where the sequence has left the publications, or is gone.
+"""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+
+from pgsieve.decoding.values.quoting import quote_qualified
+from pgsieve.resources.lake.delta.records import in_order, version_of
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.postgres.sequences import Name, SequenceValue
+
+#: `at` is when the value was read; `page_lsn` is null for servers before 19, which do not tell it. A sequence that cannot be
+#: read keeps its former value, and has a `problem`.
+SEQUENCES = pa.schema(
+    {
+        "schema": pa.string(),
+        "name": pa.string(),
+        "last_value": pa.int64(),
+        "is_called": pa.bool_(),
+        "page_lsn": pa.int64(),
+        "at": pa.timestamp("us", "UTC"),
+        "published": pa.bool_(),
+        "problem": pa.string(),
+    }
+)
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """The table `_sequences` of one subscription."""
+
+    lake: Lake
+    subscription: str
+
+    @property
+    def path(self) -> str:
+        """Where it is."""
+        return self.lake.sequences(self.subscription)
+
+    def version(self) -> int:
+        """The newest version of the table; 0 also where there is none."""
+        return self.lake.records.version(self.path) if self.lake.records.exists(self.path) else 0
+
+    def newest(self) -> dict[Name, SequenceValue]:
+        """Each sequence that was published when it was last read."""
+        return {
+            name: SequenceValue(
+                *name, row["last_value"], row["is_called"], row["page_lsn"], problem=row["problem"]
+            )
+            for name, row in self._rows().items()
+            if row["published"]
+        }
+
+    def problems(self) -> list[str]:
+        """The sequences that could not be read, and why."""
+        return unread_sequences(self.newest().values())
+
+    def counting_versions(self) -> set[int]:
+        """The versions of the rows that count."""
+        return {version_of(row) for row in self._rows().values()}
+
+    def _rows(self) -> dict[Name, Any]:
+        return {(row["schema"], row["name"]): row for row in in_order(self.lake.records.rows(self.path))}
+
+    def append(self, values: Collection[SequenceValue], gone: Collection[SequenceValue], base: int) -> None:
+        """Record values, and which are published no more; raises OverrunError where the table has another version than `base`."""
+        now = datetime.now(UTC)
+        rows = [
+            {
+                "schema": value.schema,
+                "name": value.name,
+                "last_value": value.last_value,
+                "is_called": value.is_called,
+                "page_lsn": value.page_lsn,
+                "at": now,
+                "published": published,
+                "problem": value.problem,
+            }
+            for chosen, published in ((values, True), (gone, False))
+            for value in chosen
+        ]
+        if rows:
+            self.lake.records.append_versioned(self.path, pa.Table.from_pylist(rows, SEQUENCES), base=base)
+
+
+def unread_sequences(values: Iterable[SequenceValue]) -> list[str]:
+    """Those that cannot be read, and why."""
+    return sorted(f"sequence {quote_qualified(v.schema, v.name)}: {v.problem}" for v in values if v.problem)

@@ -1,0 +1,61 @@
+"""The values of published sequences are recorded, as ALTER SUBSCRIPTION … REFRESH SEQUENCES brings them up to date on PostgreSQL 19.
+
+In: a feed, and a session of its publisher. Out: rows of `_sequences`, for whatever is other than before. Sequences are not in the
+stream of changes: they are read after the changes, and so are never behind the rows that took their numbers from them.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import psycopg
+
+from pgsieve.assets.steps.records.failures import reason
+from pgsieve.assets.steps.records.sequences import Sequences
+from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
+from pgsieve.assets.steps.subscription import Feed
+from pgsieve.resources.lake.delta.errors import LakeError, again_after_conflict
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.postgres.errors import refusing
+from pgsieve.resources.postgres.sequences import PublishedSequences, SequenceValue, read_sequences
+
+
+def received_sequences(
+    connection: psycopg.Connection[Any], feed: Feed, subscription: str
+) -> tuple[SequenceValue, ...]:
+    """The sequences that a subscription receives, as they are at the publisher now."""
+    names = feed.subscriptions[subscription]
+    own = [feed.defined[name] for name in names if name in feed.defined]
+    published = PublishedSequences(
+        [name for name in names if name not in feed.defined],
+        frozenset(name for defined in own for name in defined.sequences),
+        any(defined.all_sequences for defined in own),
+    )
+    with refusing(feed.source.name, "read the sequences"):
+        return read_sequences(connection, published)
+
+
+def refresh_sequences(connection: psycopg.Connection[Any], feed: Feed, lake: Lake) -> None:
+    """Record what the feed's subscriptions receive, as far as it is other than before; a disabled one keeps what it has."""
+    for name in feed.subscriptions:
+        try:
+            again_after_conflict(_refresh)(connection, feed, Sequences(lake, name))
+        except LakeError as error:
+            reason(
+                lake, error
+            )  # Raises where it is not that subscription's own; it hears of it when it asks the table.
+
+
+def _refresh(connection: psycopg.Connection[Any], feed: Feed, record: Sequences) -> None:
+    # Before the values: whatever is recorded meanwhile may be newer than they are.
+    base = record.version()
+    values = {(v.schema, v.name): v for v in received_sequences(connection, feed, record.subscription)}
+    if not (values or base):
+        return
+    recorded, present = record.newest(), dict[tuple[str, str], SequenceValue]()
+    for name, value in values.items():
+        former = recorded.get(name)
+        present[name] = replace(former, problem=value.problem) if former and value.problem else value
+    altered = [value for name, value in present.items() if recorded.get(name) != value]
+    gone = [value for name, value in recorded.items() if name not in present]
+    if (altered or gone) and SubscriptionRecord(record.lake, record.subscription).state().enabled:
+        record.append(altered, gone, base)

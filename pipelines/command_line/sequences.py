@@ -1,0 +1,27 @@
+"""What a person sees of sequences: results (`pgsieve.pipelines.commands.sequences`) in, lines out. Nothing here raises."""
+
+from collections.abc import Sequence
+
+from pgsieve.decoding.values.quoting import quote_qualified
+from pgsieve.pipelines.command_line.console import Text, print_out
+from pgsieve.pipelines.commands.sequences import CheckedSequence, ListedSequence
+
+
+def print_listed(sequences: Sequence[ListedSequence]) -> None:
+    """A line for each sequence of a subscription."""
+    for each in sequences:
+        value = "not read yet" if each.last_value is None else f"{each.last_value}"
+        called = "" if each.is_called or each.last_value is None else ", not called yet"
+        problem = f": problem: {each.problem}" if each.problem else ""
+        print_out(Text(f"sequence {quote_qualified(each.schema, each.name)}: {value}{called}{problem}"))
+
+
+def print_checked(sequences: Sequence[CheckedSequence]) -> None:
+    """A line for each sequence, and whether it differs."""
+    for each in sequences:
+        result = "moved on" if each.moved else "equal" if each.equal else "differs"
+        recorded, publisher = (
+            "none" if value is None else value for value in (each.recorded, each.publisher)
+        )
+        told = each.problem or f"{result}: recorded {recorded}, publisher {publisher}"
+        print_out(Text(f"{each.subscription} sequence {quote_qualified(each.schema, each.name)}: {told}"))

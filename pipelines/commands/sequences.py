@@ -1,0 +1,42 @@
+"""What commands tell of a subscription's sequences: those that it receives, and how they compare with the publisher's.
+
+In: values of the lake, or of the publisher. Out: dataclasses, for people and as JSON.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pgsieve.resources.postgres.sequences import SequenceValue
+
+
+@dataclass(frozen=True, slots=True)
+class ListedSequence:
+    """A sequence that a subscription receives; its value, as last recorded or as the publisher has it, None where it was never read."""
+
+    schema: str
+    name: str
+    last_value: int | None
+    is_called: bool | None
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedSequence:
+    """A sequence's value as it was recorded, and the publisher's; `moved` where that has moved on, which is no difference."""
+
+    subscription: str
+    schema: str
+    name: str
+    recorded: int | None
+    publisher: int | None
+    equal: bool
+    moved: bool
+    problem: str | None = None
+
+
+def listed(values: Iterable["SequenceValue"]) -> tuple[ListedSequence, ...]:
+    """Sequences in order of their names."""
+    found = (ListedSequence(v.schema, v.name, v.last_value, v.is_called, v.problem) for v in values)
+    return tuple(sorted(found, key=lambda each: (each.schema, each.name)))

@@ -1,0 +1,143 @@
+"""The values of a publisher's sequences, as a subscriber of PostgreSQL 19 reads them (section 29.8 of its manual).
+
+In: a connection and what publications say of sequences. Out: a `SequenceValue` each, also of one that cannot be read. On 19 one
+statement reads all, by pg_get_sequence_data(); before, one lists them and others read them. Raises psycopg's errors.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from pgsieve.decoding.lsn import parse_lsn
+from pgsieve.resources.postgres.texts import Texts, legibly
+
+#: What is published are the sequences that GetAllPublicationRelations() in pg_publication.c takes.
+_LISTED = """
+select n.nspname::text, c.relname::text, s.seqincrement > 0, {readable}
+  from pg_sequence s join pg_class c on c.oid = s.seqrelid join pg_namespace n on n.oid = c.relnamespace {data}
+ where c.relpersistence = 'p' and c.oid >= 16384
+   and (%(all)s or {published}
+        or (n.nspname::text, c.relname::text) in (select * from unnest(%(schemas)s::text[], %(names)s::text[])))
+ order by 1, 2
+"""
+_BY_FUNCTION = _LISTED.format(
+    readable="d.last_value, d.is_called, d.page_lsn::text",
+    data="left join lateral pg_get_sequence_data(c.oid) d on true",
+    published="exists (select from pg_publication where puballsequences and pubname = any(%(publications)s))",
+)
+_BY_RIGHT = _LISTED.format(
+    readable="has_schema_privilege(n.oid, 'usage') and has_sequence_privilege(c.oid, 'select')",
+    data="",
+    published="false",
+)
+#: So many sequences are read by one statement, so often again where one was dropped before it was read.
+_TOGETHER, _ATTEMPTS = 200, 5
+
+_FORBIDDEN = "permission denied for sequence (42501): grant SELECT on it, and USAGE on its schema"
+_ILLEGIBLE = "its name has bytes that are no text in the database's encoding (22021): rename it"
+_MISSING = (
+    "there is no such sequence, or it is unlogged (42P01): correct `sequences` in pgsieve.yaml, or create it"
+)
+
+Name = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedSequences:
+    """What the publications of a subscription say of sequences; `publications` are those of the server."""
+
+    publications: Sequence[str]
+    named: frozenset[Name] = frozenset()
+    every: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceValue:
+    """A sequence's value, or the problem that it cannot be read for.
+
+    `page_lsn` is known from 19 on. `ascending` says whether its increment is positive, where the server was asked.
+    """
+
+    schema: str
+    name: str
+    last_value: int | None = None
+    is_called: bool | None = None
+    page_lsn: int | None = None
+    problem: str | None = None
+    ascending: bool | None = field(default=None, compare=False)
+
+
+def read_sequences(
+    connection: psycopg.Connection[Any], published: PublishedSequences
+) -> tuple[SequenceValue, ...]:
+    """The values of the published sequences by schema and name; no statement where none can be published."""
+    by_function = connection.info.server_version >= 190000
+    if not (by_function or published.named or published.every):
+        return ()
+    named = sorted(published.named)
+    parameters = {
+        "all": published.every,
+        "schemas": [schema for schema, _ in named],
+        "names": [name for _, name in named],
+        "publications": list(published.publications),
+    }
+    read = _read_at_once(connection, parameters) if by_function else _read_each(connection, parameters)
+    missing = published.named - {(v.schema, v.name) for v in read}
+    return (*read, *(SequenceValue(*name, problem=_MISSING) for name in sorted(missing)))
+
+
+def _listed(
+    connection: psycopg.Connection[Any], query: str, parameters: dict[str, object]
+) -> tuple[list[tuple[Any, ...]], set[str]]:
+    """The rows of a query for names, and which of these are illegible."""
+
+    def read(as_bytes: bool) -> tuple[list[tuple[Any, ...]], set[str]]:
+        with connection.transaction():
+            texts = Texts(connection, as_bytes=as_bytes)
+            return texts.cursor.execute(query.encode(), parameters).fetchall(), texts.illegible
+
+    return legibly(connection, read)
+
+
+def _read_at_once(connection: psycopg.Connection[Any], parameters: dict[str, object]) -> list[SequenceValue]:
+    """The values by pg_get_sequence_data(), which gives nulls where the role may not read."""
+    rows, illegible = _listed(connection, _BY_FUNCTION, parameters)
+    return [
+        SequenceValue(schema, name, value, called, parse_lsn(lsn), ascending=ascending)
+        if lsn is not None and illegible.isdisjoint((schema, name))
+        else SequenceValue(schema, name, problem=_FORBIDDEN if lsn is None else _ILLEGIBLE)
+        for schema, name, ascending, value, called, lsn in rows
+    ]
+
+
+def _read_each(
+    connection: psycopg.Connection[Any], parameters: dict[str, object], attempts: int = _ATTEMPTS
+) -> list[SequenceValue]:
+    """The values by a SELECT of each; without one where the role may not."""
+    rows, illegible = _listed(connection, _BY_RIGHT, parameters)
+    readable, read = list[tuple[Any, ...]](), list[SequenceValue]()
+    for schema, name, ascending, may in rows:
+        if may and illegible.isdisjoint((schema, name)):
+            readable.append((schema, name, ascending))
+        else:
+            read.append(SequenceValue(schema, name, problem=_ILLEGIBLE if may else _FORBIDDEN))
+    try:
+        for first in range(0, len(readable), _TOGETHER):
+            together = readable[first : first + _TOGETHER]
+            values = _values(connection, [(schema, name) for schema, name, _ in together])
+            for (schema, name, ascending), (_, value, called) in zip(together, values, strict=True):
+                read.append(SequenceValue(schema, name, value, called, ascending=ascending))
+    except (psycopg.errors.UndefinedTable, psycopg.errors.InsufficientPrivilege):
+        if attempts == 1:
+            raise
+        return _read_each(connection, parameters, attempts - 1)
+    return read
+
+
+def _values(connection: psycopg.Connection[Any], names: Sequence[Name]) -> list[tuple[Any, ...]]:
+    one = sql.SQL("select {}, last_value, is_called from {}")
+    selects = [one.format(number, sql.Identifier(*name)) for number, name in enumerate(names)]
+    return connection.execute(sql.SQL(" union all ").join(selects) + sql.SQL(" order by 1")).fetchall()
