@@ -85,7 +85,10 @@ def consistency_checks(
             by_name = {name: key for key, name in keys.items()}
             with as_step(context):
                 lake = opened(context, naming)
-                for compared in check_consistency(subscription, lake, context.log.info, names):
+                compared_tables = check_consistency(
+                    subscription, lake, context.log.info, names, context.log.warning
+                )
+                for compared in compared_tables:
                     yield _result(by_name[compared.schema, compared.table], compared)
 
         return consistency

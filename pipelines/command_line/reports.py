@@ -63,7 +63,12 @@ def print_run(summary: RunSummary, *, verbose: bool = False) -> None:
             print_out(Text(run.notice))
         for problem in run.problems:
             print_out(Text.assemble(("problem: ", "bold red"), problem))
+        _print_warnings(run.warnings)
     print_failures(summary.failures, verbose=verbose)
+
+
+def _print_warnings(warnings: Sequence[str]) -> None:
+    print_out(*(Text.assemble(("warning: ", "bold yellow"), warning) for warning in warnings))
 
 
 def _print_changes(run: SubscriptionRun) -> None:
@@ -207,6 +212,7 @@ def print_status(report: StatusReport) -> None:
                 print_out(
                     Text.assemble((f"{quote_qualified(table.schema, table.name)}: ", "red"), table.problem)
                 )
+        _print_warnings(subscription.warnings)
 
 
 def _progress_of(subscription: SubscriptionStatus) -> str:
@@ -250,6 +256,7 @@ def print_check(report: CheckReport) -> None:
             outcome = f"repaired, {counted(written, 'row')} written and {removed:,} taken out"
             print_out(Text(f"{table.subscription} {quote_qualified(table.schema, table.name)}: {outcome}"))
     print_checked(report.sequences)
+    _print_warnings(report.warnings)
     unequal = sum(not table.equal for table in report.tables)
     total = len(report.tables)
     print_out(

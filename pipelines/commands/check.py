@@ -30,24 +30,26 @@ def check(
     checked does not stop the others.
     """
     declared = project(config)
-    failures = Failures()
+    failures, warnings = Failures(), list[str]()
     checked = failures.each(
         [declared.subscriptions[s.name] for s in selected],
-        lambda s: _checked(s, declared.lake.open(), progress, repairing=repairing),
+        lambda s: _checked(s, declared.lake.open(), progress, warnings.append, repairing=repairing),
     )
     tables, sequences = (
         ([*chain.from_iterable(part)] for part in zip(*checked, strict=True)) if checked else ((), ())
     )
-    return CheckReport(tuple(tables), failures.listed(), tuple(sequences))
+    return CheckReport(tuple(tables), failures.listed(), tuple(sequences), tuple(warnings))
 
 
 def _checked(
-    subscription: Subscription, lake: Lake, progress: Progress, *, repairing: bool
+    subscription: Subscription, lake: Lake, progress: Progress, warn: Log, *, repairing: bool
 ) -> tuple[list[CheckedTable], list[CheckedSequence]]:
     with _shown(progress, f"check {subscription.name}") as log:
         # First: where the slot is read, sequences are brought up to date.
         sequences = _checked_sequences(subscription, lake)
-        results = check_consistency(subscription, lake, log)
+        results = check_consistency(
+            subscription, lake, log, warn=lambda warning: warn(f"{subscription.name}: {warning}")
+        )
         differing = [(c.schema, c.table) for c in results if c.differing]
         done = repair(subscription, lake, differing, log) if repairing and differing else []
     repaired = {(r.schema, r.table): r for r in done}

@@ -65,6 +65,8 @@ class Materializer:
         self.noticed = SubscriptionRecord(self.lake, subscription.name).state().notice
         self.copied: list[CopiedTable] = []
         self.applied: dict[tuple[str, str], AppliedTable] = {}
+        #: What stands in nobody's way, as of the last look at what is published.
+        self.warnings: list[str] = []
         #: What copies, transformations and applies took.
         self.work = Work()
         #: Tables whose copy waits for transactions of others, and which: they are not tried again meanwhile.
@@ -111,7 +113,9 @@ class Materializer:
             )
 
     def _tables_to_copy(self) -> list[Name]:
-        return [n for n in tables_to_copy(self.subscription, self.lake) if n not in self.awaiting]
+        self.warnings.clear()
+        needed = tables_to_copy(self.subscription, self.lake, self.warnings.append)
+        return [name for name in needed if name not in self.awaiting]
 
     def _copied(self, copied: Sequence[Copied]) -> None:
         self.awaiting |= {(c.schema, c.table): c.awaits for c in copied if c.awaits}
@@ -253,6 +257,7 @@ class Materializer:
             cut_version=cut_version,
             changed=bool(self.copied or self.applied),
             problems=problems,
+            warnings=tuple(self.warnings),
             notice=state.notice if state.notice != self.noticed else None,
             spent=Spent(work.engine, work.tasks, work.bytes, work.seconds),
         )

@@ -75,6 +75,7 @@ class SubscriptionRun:
 
     `changed` is false when there was nothing new; a problem is a table set aside, a sequence that cannot be read, or the
     subscription disabled, with the reason. `notice` says what became of the LSN to skip. `spent` is what the work took, of all its steps but the slot's.
+    `warnings` name partitions whose changes are not sent, and what becomes of their rows.
     """
 
     name: str
@@ -87,6 +88,7 @@ class SubscriptionRun:
     problems: tuple[str, ...] = ()
     notice: str | None = None
     spent: Spent | None = None
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +226,7 @@ class SubscriptionStatus:
 
     `problem` is what stands in the way of all of it. `seconds_behind` says for how long the oldest commit that the
     replicas lack has been waiting (0: none waits; None: unknown), `last_success` when everything that was there was
-    last found applied (ISO 8601, UTC).
+    last found applied (ISO 8601, UTC). `warnings` are those of a run.
     """
 
     name: str
@@ -239,6 +241,7 @@ class SubscriptionStatus:
     seconds_behind: float | None = None
     last_success: str | None = None
     sequences: tuple[ListedSequence, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,11 +273,15 @@ class CheckedTable:
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """What `pgsieve check` found, and the subscriptions that it could not check."""
+    """What `pgsieve check` found, and the subscriptions that it could not check.
+
+    `warnings` name partitions whose changes are not sent: why a table differs, and what was not compared.
+    """
 
     tables: tuple[CheckedTable, ...]
     failures: tuple[Failure, ...] = ()
     sequences: tuple[CheckedSequence, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     @property
     def equal(self) -> bool:

@@ -20,6 +20,7 @@ from pgsieve.assets.steps.records.table_states import Name, SyncState, TableStat
 from pgsieve.assets.steps.slot_consumption.slot import OtherClusterError, refuse_other_publisher
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.assets.steps.validation.examination import Examination
+from pgsieve.assets.steps.validation.warnings import unsent_leaves
 from pgsieve.assets.translator import AssetKind, of_subscription
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn
@@ -242,6 +243,9 @@ def _subscription(
         skip_lsn=None if whole.skip_lsn is None else format_lsn(whole.skip_lsn),
         notice=whole.notice,
         sequences=listed(Sequences(lake, subscription.name).newest().values()),
+        warnings=tuple(warning.message for warning in unsent_leaves(subscription, catalog))
+        if catalog
+        else (),
     )
 
 

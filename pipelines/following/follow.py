@@ -379,5 +379,5 @@ class _Follower:
 
     def _tell_of(self, materializers: Sequence[Materializer]) -> None:
         done = summaries(materializers, self._failures)
-        if changed := tuple(each for each in done if each.changed or each.problems):
+        if changed := tuple(each for each in done if each.changed or each.problems or each.warnings):
             self._tell(RunSummary(changed))

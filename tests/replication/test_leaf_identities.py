@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from itertools import product
+from typing import Any
 
 import pytest
 
@@ -236,10 +237,25 @@ def test_an_identity_that_was_another_for_a_while_loses_no_row(shop: Shop) -> No
     assert _differing(shop, [name for name, _ in trees], ("pipe", "publ")) == set()
 
 
+def _shown(output: str) -> dict[str, Any]:
+    """What a command has printed as JSON, before what it says on stderr."""
+    shown: dict[str, Any] = json.JSONDecoder().raw_decode(output)[0]
+    return shown
+
+
 def test_validate_warns_of_rows_that_are_not_found_or_not_sent(shop: Shop) -> None:
     trees = [tree("pk", "indexb"), tree("pk", "none")]
     _publish(shop, [(name, text + f"ALTER TABLE {name}_2 SET UNLOGGED;") for name, text in trees])
-    shop.database.execute("CREATE PUBLICATION bare FOR TABLE t_pk_none")
+    # Leaves below another partition; a foreign one is read by nothing here.
+    shop.database.execute(
+        "CREATE FOREIGN DATA WRAPPER w; CREATE SERVER s FOREIGN DATA WRAPPER w;"
+        "CREATE TABLE deep (id int PRIMARY KEY) PARTITION BY RANGE (id);"
+        "CREATE TABLE deep_1 PARTITION OF deep FOR VALUES FROM (0) TO (20) PARTITION BY RANGE (id);"
+        "CREATE UNLOGGED TABLE deep_1_1 PARTITION OF deep_1 FOR VALUES FROM (0) TO (10);"
+        "CREATE TABLE beside (LIKE deep) PARTITION BY RANGE (id);"
+        "CREATE FOREIGN TABLE beside_1 PARTITION OF beside FOR VALUES FROM (0) TO (10) SERVER s"
+    )
+    shop.database.execute("CREATE PUBLICATION bare FOR TABLE t_pk_none, deep, beside")
     shop.configure(
         subscriptions=shop.written["subscriptions"] | {"two": {"source": "shop", "publications": ["bare"]}}
     )
@@ -252,15 +268,42 @@ def test_validate_warns_of_rows_that_are_not_found_or_not_sent(shop: Shop) -> No
         assert any(
             'table "public.t_pk_indexb": rows of public.t_pk_indexb_1 are not found' in m for m in messages
         )
-        for name, _ in trees:
-            assert any(
-                f'"public.{name}": changes of public.{name}_2 are not in the WAL' in m for m in messages
-            )
-    assert [m for n, m in warned if n == "two"] == [
-        'publication "bare" has public.t_pk_none_2 of table "public.t_pk_none", which are unlogged or foreign: they are not replicated'
-    ]
+    unsent = {
+        **{
+            subscription: {
+                f'table "public.{name}": changes of public.{name}_2 are not in the WAL' for name, _ in trees
+            }
+            for subscription in ("pipe", "file", "publ")
+        },
+        "two": {
+            f'table "public.{table}": public.{leaf} are not replicated'
+            for table, leaf in {"t_pk_none": "t_pk_none_2", "deep": "deep_1_1", "beside": "beside_1"}.items()
+        },
+    }
+
+    def told_of(warnings: Iterable[tuple[str, str]]) -> dict[str, set[str]]:
+        """What is said of leaves whose changes are not sent, up to the reason."""
+        said: dict[str, set[str]] = {}
+        for subscription, message in warnings:
+            for end in ("are not in the WAL", "are not replicated"):
+                if end in message:
+                    said.setdefault(subscription, set()).add(message.partition(end)[0] + end)
+        return said
+
+    assert told_of(warned) == unsent
     assert not [m for n, m in warned if n == "shop"]
     assert "no problems" not in shop.cli("validate")[1]
+    # Also those that run, look and compare hear of it.
+    for command in ("run", "status"):
+        code, told = shop.cli(command, "--json")
+        each = _shown(told)["subscriptions"]
+        assert (code, told_of((s["name"], w) for s in each for w in s["warnings"])) == (0, unsent), command
+    shop.database.execute("UPDATE t_pk_none SET v = 'x' WHERE d = 11")
+    code, told = shop.cli("check", "--json")
+    report = _shown(told)
+    differing = {(t["subscription"], t["name"]) for t in report["tables"] if not t["equal"]}
+    assert (code, differing) == (1, {(s, "t_pk_none") for s in ("pipe", "file", "publ")})
+    assert told_of(tuple(w.split(": ", 1)) for w in report["warnings"]) == unsent
     # A publication of pgsieve.yaml has the table captured, which no publication of the server lists.
     own = shop.written["sources"]["shop"]["publications"] | {"more": {"tables": [{"table": "public.stock"}]}}
     shop.written["sources"]["shop"]["publications"] = own

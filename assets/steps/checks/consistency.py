@@ -17,12 +17,13 @@ from pgsieve.assets.steps.apply.replica_tables import apply
 from pgsieve.assets.steps.checks.comparison import Difference, Sides, hashes_alike
 from pgsieve.assets.steps.initial_sync.one_table import select_list
 from pgsieve.assets.steps.initial_sync.rows import ReplicaColumn
-from pgsieve.assets.steps.log import Log
+from pgsieve.assets.steps.log import Log, quiet
 from pgsieve.assets.steps.records.failures import reason
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates, copy_again
 from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.assets.steps.update_transformation.transform import transform
+from pgsieve.assets.steps.validation.warnings import unsent_leaves
 from pgsieve.decoding.checksums.record_send import SentColumn
 from pgsieve.decoding.checksums.segments import RowHash
 from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable
@@ -181,24 +182,31 @@ def at_one_lsn(subscription: Subscription, lake: Lake, log: Log) -> Iterator[Mom
 
 
 def check_consistency(
-    subscription: Subscription, lake: Lake, log: Log, only: Names = None
+    subscription: Subscription, lake: Lake, log: Log, only: Names = None, warn: Log = quiet
 ) -> list[TableConsistency]:
     """Compare replica tables (all, or `only` some) with the publisher at one LSN.
 
-    A table that is altered or rewritten while it is compared is compared again, at a later LSN.
+    A table that is altered or rewritten while it is compared is compared again, at a later LSN. `warn` hears of partitions whose changes
+    are not sent.
     """
     results: dict[Name, TableConsistency] = {}
+    warnings: dict[str, None] = {}
 
     def compare(names: Names) -> list[Name]:
         with at_one_lsn(subscription, lake, log) as moment:
             chosen = [name for name in moment.tables if names is None or name in names]
             compared = {name: _compared(moment, name, log) for name in chosen}
             rewritten = moment.rewritten([name for name in chosen if compared[name].differing])
+            warnings.update(
+                {warning.message: None for warning in unsent_leaves(subscription, moment.catalog)}
+            )
         results.update(compared)
         results.update({n: TableConsistency(*n, moment.snapshot.lsn, problem=REWRITTEN) for n in rewritten})
         return [*rewritten, *(name for name in chosen if compared[name].problem == ALTERED)]
 
     while_altered(compare, only)
+    for warning in warnings:
+        warn(warning)
     return list(results.values())
 
 

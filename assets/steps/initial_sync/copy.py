@@ -19,7 +19,7 @@ import psycopg
 
 from pgsieve.assets.steps.initial_sync.one_table import Copied, PlannedTable, copy_table, select_list
 from pgsieve.assets.steps.initial_sync.readiness import announced, declare, is_announced, settle, state_after
-from pgsieve.assets.steps.log import Log
+from pgsieve.assets.steps.log import Log, quiet
 from pgsieve.assets.steps.records.failures import passes
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates, newest_version
@@ -35,6 +35,7 @@ from pgsieve.assets.steps.validation.waiting import (
     unreadable_tables,
     waiting_for,
 )
+from pgsieve.assets.steps.validation.warnings import unsent_leaves
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.publications.catalog import Table
@@ -67,11 +68,12 @@ _TOLD_BYTES = 1024**2
 _READERS = 4
 
 
-def tables_to_copy(subscription: Subscription, lake: Lake) -> list[Name]:
+def tables_to_copy(subscription: Subscription, lake: Lake, warn: Log = quiet) -> list[Name]:
     """The published tables that have no replica yet, or whose definition the replica cannot follow in place.
 
     Tables that are not published any more are marked so; tables set aside stay so until copied on demand; those that
-    cannot be replicated as they are published now wait, as do those that the role may not read. Raises what stands in the way of all of them.
+    cannot be replicated as they are published now wait, as do those that the role may not read. `warn` hears of partitions whose changes
+    are not sent. Raises what stands in the way of all of them.
     """
     with subscription.feed.source.connect() as connection:
         catalog = sound_catalog(connection, subscription, present_catalog(connection))
@@ -83,6 +85,8 @@ def tables_to_copy(subscription: Subscription, lake: Lake) -> list[Name]:
             if name not in problems and _needs_copy(states.get(name), subscription.definition(table, catalog))
         }
         problems |= unreadable_tables(connection, subscription, needed.values())
+    for warning in unsent_leaves(subscription, catalog):
+        warn(warning.message)
     gone = [s for name, s in states.items() if name not in tables and s.state != SyncState.REMOVED]
     TableStates(lake, subscription.name).append(
         [

@@ -4,12 +4,12 @@ In: a subscription or a feed, and the publisher's catalog. Out: warnings as erro
 found, as with a PostgreSQL subscriber; statements that the publisher refuses once its tables are captured.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.decoding.errors import PgsieveError
-from pgsieve.decoding.publications.catalog import Catalog, Publication, PublicationError, Table
+from pgsieve.decoding.publications.catalog import Catalog, PublicationError, Table
 from pgsieve.decoding.publications.replica_identity import leaves_of_another_identity
 from pgsieve.decoding.values.quoting import quote_identifier, quote_qualified
 
@@ -20,7 +20,6 @@ def warnings_of_subscription(subscription: Subscription, catalog: Catalog) -> It
     """The leaves whose old rows lack the key of their root, and those whose changes are not in the WAL."""
     with suppress(PublicationError):
         publications = subscription.feed.publications(catalog, subscription.name)
-        yield from _left_out(publications, catalog)
         for replicated in subscription.tables(catalog).values():
             leaves = leaves_of_another_identity(replicated, publications, catalog)
             if leaves:
@@ -30,26 +29,33 @@ def warnings_of_subscription(subscription: Subscription, catalog: Catalog) -> It
                     f" sent has not the key of the root ({key}): as in a PostgreSQL subscriber, they stay as they were",
                     hint="give these partitions the replica identity of the root, or REPLICA IDENTITY FULL",
                 )
+    yield from unsent_leaves(subscription, catalog)
+
+
+def unsent_leaves(subscription: Subscription, catalog: Catalog) -> Iterator[PgsieveError]:
+    """All leaves whose changes are not in the WAL: those with rows as of a copy, and those that are left out.
+
+    Of a tree that is published as its leaves a PostgreSQL subscriber copies these, too, once; but not of ALL TABLES.
+    """
+    with suppress(PublicationError):
+        publications = subscription.feed.publications(catalog, subscription.name)
+        named = set[str]()
+        for replicated in subscription.tables(catalog).values():
             if unsent := replicated.table.unsent_leaves:
+                named |= {*unsent}
                 yield PgsieveError(
-                    f'table "{replicated.table.qualified}": changes of {_first(unsent)} are not in the WAL, as these partitions'
-                    " are unlogged or foreign: the replica has their rows as of its copy",
-                    hint="make them logged (ALTER TABLE ... SET LOGGED), or copy the table again (pgsieve resync)",
+                    f'table "{replicated.table.qualified}": changes of {", ".join(unsent)} are not in the WAL, as these'
+                    " partitions are unlogged or foreign: the replica has their rows as of its copy",
+                    hint="make them logged (ALTER TABLE ... SET LOGGED); `pgsieve check --repair` brings their rows up to date",
                 )
-
-
-def _left_out(publications: Iterable[Publication], catalog: Catalog) -> Iterator[PgsieveError]:
-    """The leaves that a publication has as themselves, without any change that could be sent."""
-    for publication in publications:
-        for root in catalog.tables.values():
-            if (
-                root.unsent_leaves
-                and not publication.via_root | publication.all_tables
-                and publication.contains(root)
-            ):
+        listing = [p for p in publications if not p.all_tables]
+        for root in sorted(catalog.tables.values(), key=lambda table: len(table.ancestors)):
+            left_out = [leaf for leaf in root.unsent_leaves if leaf not in named]
+            if left_out and any(p.contains(root) for p in listing):
+                named |= {*left_out}
                 yield PgsieveError(
-                    f'publication "{publication.name}" has {_first(root.unsent_leaves)} of table "{root.qualified}", which are'
-                    " unlogged or foreign: they are not replicated",
+                    f'table "{root.qualified}": {", ".join(left_out)} are not replicated, as these partitions are unlogged or'
+                    " foreign, and published as themselves",
                     hint="make them logged (ALTER TABLE ... SET LOGGED), or publish the root (publish_via_partition_root)",
                 )
 
@@ -82,9 +88,6 @@ def warning_of_switched_decoding(feed: Feed) -> PgsieveError:
 
 
 def _listed(tables: list[Table]) -> str:
-    return _first([quote_qualified(t.schema, t.name) for t in tables])
-
-
-def _first(names: Sequence[str]) -> str:
+    names = [quote_qualified(t.schema, t.name) for t in tables]
     rest = len(names) - _NAMED
     return ", ".join(names[:_NAMED]) + (f" and {rest} more" if rest > 0 else "")

@@ -143,6 +143,18 @@ def test_a_run_shows_what_was_set_aside_even_when_nothing_is_new(capsys):
     assert (summary.problems, summary.changed) == (True, False)
 
 
+def test_a_run_a_status_and_a_check_show_warnings(capsys):
+    warnings, shown = ("table [b]t[/b] is not replicated",), "warning: table [b]t[/b] is not replicated"
+    reports.print_run(RunSummary((replace(NOTHING_NEW, warnings=warnings),)))
+    assert capsys.readouterr().out.splitlines()[-1] == shown
+    reports.print_status(
+        StatusReport((), (SubscriptionStatus("sales", "shop", "pipeline", (), warnings=warnings),))
+    )
+    assert capsys.readouterr().out.splitlines()[-1] == shown
+    reports.print_check(CheckReport((), warnings=warnings))
+    assert capsys.readouterr().out.splitlines()[-2:] == [shown, "every table equals the publisher"]
+
+
 def test_a_summary_has_changed_when_any_subscription_has():
     assert RunSummary((NOTHING_NEW, CHANGED)).changed
     assert not RunSummary((NOTHING_NEW, CHANGED)).problems
