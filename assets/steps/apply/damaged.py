@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from pgsieve.assets.steps.records.cuts import Cut
 from pgsieve.assets.steps.records.failures import reason
+from pgsieve.assets.steps.records.own_versions import of_subscription, refuse_put_back
 from pgsieve.assets.steps.records.table_states import Name, TableState, TableStates
 from pgsieve.assets.steps.subscription import Definition, Subscription
 from pgsieve.resources.lake.delta.errors import LakeError
@@ -30,6 +31,7 @@ def states_without_damaged(
     record = TableStates(lake, subscription.name)
     if cut is not None:
         cut.refuse_earlier(record)
+        refuse_put_back(lake, of_subscription(lake, subscription.name), [cut])
     states = record.newest()
     applied = [state for state in states.values() if state.applies]
 

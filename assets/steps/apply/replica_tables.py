@@ -18,6 +18,7 @@ from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.records.catalogs import AlteredSlices
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.cuts import Cut, Cuts
+from pgsieve.assets.steps.records.own_versions import present_versions
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates, newest_version
 from pgsieve.assets.steps.records.transformed import TableChanges, Transformed
@@ -139,6 +140,7 @@ def _apply(
         log(
             f"applied everything up to {format_lsn(end)} to {counted(len(todo), 'table')} of {subscription.name}"
         )
+        replicas.hear(changes)
         if alone:
             replicas.cut(result, end)
     if alone:
@@ -156,6 +158,9 @@ class _Replicas:
         self._subscription, self._lake, self._cut = subscription, lake, cut
         self._versions: dict[Name, int] = dict(cut.tables) if cut else {}
         self._known = KnownVersions(subscription, lake, cut)
+        #: The positions that the change histories have reached; of what was copied since the cut nothing is known.
+        histories = cut.histories.items() if cut else ()
+        self._histories = {n: at for n, at in histories if n in states and cut and cut.is_after(states[n])}
         #: The greatest position of those that were looked at.
         self._reached = 0
 
@@ -172,6 +177,10 @@ class _Replicas:
         self._versions[name] = now.version
         self._reached = max(self._reached, now.position or 0)
 
+    def hear(self, changes: Sequence[TableChanges]) -> None:
+        """Changes of a batch are in the histories."""
+        self._histories |= {change.name: change.slice for change in changes}
+
     def set_aside(self, name: Name, problem: str) -> None:
         """Apply nothing more to a table."""
         self.states[name] = self.states[name].with_problem(self._subscription.name, problem)
@@ -183,7 +192,8 @@ class _Replicas:
         if max(copied, self._reached) <= lsn and self._look_at_copied(lsn):
             ready = [name for name, state in self.states.items() if state.state == SyncState.READY]
             tables = {name: self._versions[name] for name in ready}
-            _record(self._lake, self._subscription, result, lsn, tables, newest_version(self.states.values()))
+            of_states = newest_version(self.states.values())
+            _record(self._lake, self._subscription, result, lsn, tables, of_states, self._histories)
             self._cut = result.cut
 
     def _look_at_copied(self, lsn: int) -> bool:
@@ -278,12 +288,14 @@ def _record(
     lsn: int,
     tables: Mapping[Name, int],
     states: int | None,
+    histories: Mapping[Name, int],
 ) -> None:
     """Write a cut, unless it is the one that stands there already."""
     if not tables or (result.cut and result.cut.tables == tables):
         return
     cuts = Cuts(lake, subscription.name)
-    result.cut = cuts.made(lsn, tables, states, result.cut)
+    made = cuts.made(lsn, tables, states, result.cut)
+    result.cut = replace(made, histories=dict(histories), records=present_versions(lake, subscription))
     cuts.append(result.cut)
     reach(Failpoint.CUT_WRITTEN)
 
@@ -292,7 +304,7 @@ def renew_cut(lake: Lake, subscription: Subscription, versions: Mapping[Name, in
     """Write the newest cut again where some tables hold its LSN in another Delta version."""
     if (cut := Cuts(lake, subscription.name).last()) is not None:
         renewed = {name: versions.get(name, version) for name, version in cut.tables.items()}
-        _record(lake, subscription, ApplyResult(cut=cut), cut.lsn, renewed, cut.states)
+        _record(lake, subscription, ApplyResult(cut=cut), cut.lsn, renewed, cut.states, cut.histories)
 
 
 def total(before: ApplyResult, now: ApplyResult) -> ApplyResult:

@@ -7,6 +7,7 @@ remove the folder. The change log is not among them: it is replaced with its slo
 from pgsieve.assets.steps.records.catalogs import AlteredSlices, Catalogs
 from pgsieve.assets.steps.records.cuts import Cuts
 from pgsieve.assets.steps.records.feed import FeedRecord
+from pgsieve.assets.steps.records.own_versions import newest_cuts, put_back
 from pgsieve.assets.steps.records.prepared import Prepared
 from pgsieve.assets.steps.records.registered import Registered
 from pgsieve.assets.steps.records.sequences import Sequences
@@ -37,6 +38,9 @@ def replace_damaged_records(subscription: Subscription, lake: Lake) -> list[str]
     ]
     with feed.exclusively(), feed.source.exclusively(name):
         damaged = [p for p in (states, transformed, *of_feed, *others) if _is_damaged(lake, p)]
+        if Cuts(lake, name).path not in damaged:
+            known = [p for p in (transformed, *of_feed, record.path) if p not in damaged]
+            damaged += put_back(lake, known, newest_cuts(lake, feed))
         if states not in damaged and _is_put_back(lake, name):
             damaged.append(states)
         if states in damaged:

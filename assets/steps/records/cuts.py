@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pgsieve.assets.steps.records.table_states import Name, TableState, TableStates
 from pgsieve.decoding.lsn import parse_lsn
 from pgsieve.decoding.values.quoting import quote_qualified
-from pgsieve.resources.lake.delta.errors import LakeError, damaged
+from pgsieve.resources.lake.delta.errors import PUT_BACK, LakeError, damaged
 from pgsieve.resources.lake.delta.records import version_of
 from pgsieve.resources.lake.lake import Lake
 
@@ -28,6 +28,8 @@ CUTS = pa.schema(
         "tables": pa.map_(pa.string(), pa.int64()),
         "states": pa.int64(),
         "entries": pa.map_(pa.string(), pa.int64()),
+        "histories": pa.map_(pa.string(), pa.int64()),
+        "records": pa.map_(pa.string(), pa.int64()),
     }
 )
 
@@ -37,7 +39,8 @@ class Cut:
     """An LSN, and the Delta version of each replica table that holds just what committed before it.
 
     `at` is when it was recorded, `states` the newest version of the table states that it was made from; None in cuts
-    that do not say so. `entries` are the bytes of the log's entries of these versions, where they are known.
+    that do not say so. `entries` are the bytes of the log's entries of these versions, where they are known. `histories` are the
+    positions that change histories had reached at least, `records` the versions of pgsieve's own tables, by their identifiers.
     """
 
     lsn: int
@@ -45,6 +48,13 @@ class Cut:
     at: datetime
     states: int | None = None
     entries: Mapping[Name, int] = field(default_factory=dict)
+    histories: Mapping[Name, int] = field(default_factory=dict)
+    records: Mapping[str, int] = field(default_factory=dict)
+
+    def refuse_earlier_history(self, path: str, state: TableState, position: int) -> None:
+        """Raise DamagedTableError where a change history that is there has not the position any more that the cut knows."""
+        if self.is_after(state) and 0 < position < self.histories.get(state.name, 0):
+            raise damaged(path, PUT_BACK)
 
     def is_after(self, state: TableState) -> bool:
         """Whether the cut was made when the table had this state already; clocks tell only where nothing else does."""
@@ -56,7 +66,7 @@ class Cut:
         """Raise DamagedTableError where table states have not the version any more that the cut was made from."""
         records, path = states.lake.records, states.path
         if (self.states or 0) > (records.version(path) if records.exists(path) else -1):
-            raise damaged(path, "somebody has put it back to an earlier version")
+            raise damaged(path, PUT_BACK)
 
 
 @dataclass(frozen=True)
@@ -80,7 +90,10 @@ class Cuts:
         return next(reversed(_cuts(self.lake.records.newest(self.path, "lsn"))), None)
 
     def made(self, lsn: int, tables: Mapping[Name, int], states: int | None, last: Cut | None) -> Cut:
-        """A cut of now, beside the `last` one: what that knows of the entries of its versions is not looked at again."""
+        """A cut of now, beside the `last` one: what that knows of the entries of its versions is not looked at again.
+
+        What the last one knows of histories and own tables holds for it, too.
+        """
         entries = {}
         for name, version in tables.items():
             if last is not None and last.tables.get(name) == version:
@@ -89,14 +102,15 @@ class Cuts:
                 size = self.lake.records.entry_bytes(self.lake.replica(self.subscription, *name), version)
             if size is not None:
                 entries[name] = size
-        return Cut(lsn, dict(tables), datetime.now(UTC), states, entries)
+        known = (last.histories, last.records) if last is not None else ({}, {})
+        return Cut(lsn, dict(tables), datetime.now(UTC), states, entries, *known)
 
     def append(self, cut: Cut) -> None:
         """Record a cut, once the versions that it names are durable."""
         self.lake.make_durable()
-        versions, entries = (
+        versions, entries, histories = (
             [(_join(name), number) for name, number in numbers.items()]
-            for numbers in (cut.tables, cut.entries)
+            for numbers in (cut.tables, cut.entries, cut.histories)
         )
         row = {
             "lsn": cut.lsn,
@@ -104,6 +118,8 @@ class Cuts:
             "tables": versions,
             "states": cut.states,
             "entries": entries,
+            "histories": histories,
+            "records": list(cut.records.items()),
         }
         self.lake.records.append_versioned(self.path, pa.Table.from_pylist([row], CUTS))
 
@@ -116,13 +132,19 @@ def _cuts(rows: Sequence[Mapping[str, Any]]) -> list[Cut]:
     return [
         Cut(
             int(row["lsn"]),
-            {_split(name): version for name, version in row["tables"]},
+            _numbers(row, "tables"),
             row["at"],
             row.get("states"),
-            {_split(name): size for name, size in row.get("entries") or ()},
+            _numbers(row, "entries"),
+            _numbers(row, "histories"),
+            dict(row.get("records") or ()),
         )
         for row in sorted(rows, key=_order)
     ]
+
+
+def _numbers(row: Mapping[str, Any], column: str) -> dict[Name, int]:
+    return {_split(name): number for name, number in row.get(column) or ()}
 
 
 def read_at_cut(

@@ -8,7 +8,7 @@ Repeating a slice after a crash repeats the same commits, which Delta leaves out
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -18,8 +18,10 @@ import pyarrow.compute as pc
 from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.observed import aggregated, observation_for, observed
 from pgsieve.assets.steps.records.columns import Order
+from pgsieve.assets.steps.records.cuts import Cut, Cuts
 from pgsieve.assets.steps.records.failures import TABLE_ERRORS, in_transaction, is_damage, reason
 from pgsieve.assets.steps.records.feed import FeedRecord
+from pgsieve.assets.steps.records.own_versions import of_subscription, refuse_put_back
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates
 from pgsieve.assets.steps.records.transformed import TableChanges, Transformed
@@ -87,6 +89,8 @@ def _transform(subscription: Subscription, lake: Lake, log: Log, results: list[T
     # Before any state: who changes one has a version of its own here, so that this plan does not outlive it.
     standing = lake.records.standing(Transformed(lake, subscription.name).path)
     begin, base = standing.position or 0, standing.version
+    cut = Cuts(lake, subscription.name).last()
+    refuse_put_back(lake, of_subscription(lake, subscription.name), [cut])
     _set_aside_what_is_behind(subscription, lake, begin, log)
     with subscription.feed.source.connect() as connection:
         present = sound_catalog(connection, subscription, present_catalog(connection))
@@ -116,7 +120,7 @@ def _transform(subscription: Subscription, lake: Lake, log: Log, results: list[T
                 window = replace(window, end=at)
                 work = _work_without_lost(reader, lake, window, catalog)
             try:
-                changes = _transform_slice(reader, lake, work, begin, base)
+                changes = _transform_slice(reader, lake, work, _Held(begin, cut), base)
             except TABLE_ERRORS as error:
                 if not subscription.disable_on_error:
                     raise
@@ -163,8 +167,16 @@ def _set_aside_what_is_behind(subscription: Subscription, lake: Lake, begin: int
         log(f"{subscription.name}: {quote_qualified(*state.name)} is set aside: {state.reason}")
 
 
+@dataclass(frozen=True)
+class _Held:
+    """The LSN up to which slices are transformed, and the newest cut, which knows what histories have."""
+
+    begin: int
+    cut: Cut | None
+
+
 def _transform_slice(
-    subscription: Subscription, lake: Lake, work: Work, begin: int, base: int
+    subscription: Subscription, lake: Lake, work: Work, held: _Held, base: int
 ) -> list[TableChanges]:
     if not work.tables:
         return []
@@ -192,7 +204,7 @@ def _transform_slice(
                 work.tables[name],
                 work.parts.get(name, []),
                 work.emptied.get(name, []),
-                begin,
+                held,
             )
         except (UnsupportedFilterError, UnsupportedTypeError) as error:
             if subscription.disable_on_error:
@@ -224,7 +236,7 @@ def _transform_table(
     state: TableState,
     parts: Sequence[Part],
     truncates: Sequence[Order],
-    begin: int,
+    held: _Held,
 ) -> TableChanges:
     definition = state.definition
     assert definition is not None
@@ -250,7 +262,9 @@ def _transform_table(
     with lake.one_moment():
         position = lake.records.position(path) or 0
         takes_files = lake.takes_files(path, definition.names, schema)
-    if begin < position < contents.end:
+    if held.cut is not None:
+        held.cut.refuse_earlier_history(path, state, position)
+    if held.begin < position < contents.end:
         raise SchemaChangedError(
             f"changes up to {format_lsn(position)} only were written by a run that ended amid a slice"
         )

@@ -131,6 +131,10 @@ class DamagedTableError(LakeError):
     """A Delta table has lost files or its log, or what they held: it has to be made again."""
 
 
+#: What is wrong with a table whose newest entries are gone.
+PUT_BACK = "somebody has put it back to an earlier version"
+
+
 def damaged(path: str, what: str) -> DamagedTableError:
     """The error of a table that has lost something, with the way out."""
     return DamagedTableError(
