@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
+from hashlib import sha256
 from typing import Any
 
 from pgsieve.decoding.errors import PgsieveError
@@ -38,6 +39,9 @@ from pgsieve.resources.postgres.plugin_options import PgoutputOptions
 from pgsieve.resources.postgres.source import Source
 from pgsieve.resources.postgres.turns import Turn
 
+#: A name of the server's is cut after so many bytes (NAMEDATALEN).
+_NAME_BYTES = 63
+
 
 @dataclass(frozen=True)
 class Feed:
@@ -54,6 +58,12 @@ class Feed:
     options: PgoutputOptions = field(default_factory=PgoutputOptions)
     #: Whether the slot is to be synchronized to standbys.
     failover: bool = False
+
+    @property
+    def unfiltered(self) -> str:
+        """The publication of pgsieve's own that lists tables whose row filter fails; see `past_filters`."""
+        name, digest = f"{self.slot}_aside", sha256(self.slot.encode()).hexdigest()[:8]
+        return name if len(name) <= _NAME_BYTES else f"{self.slot[: _NAME_BYTES - 15]}_{digest}_aside"
 
     def exclusively(self, seconds: float | None = None) -> AbstractContextManager[Turn]:
         """Read the slot alone in the block; whoever works on a subscription alone, too, begins with this.

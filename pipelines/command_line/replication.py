@@ -25,6 +25,14 @@ from pgsieve.pipelines.commands.results import EnableReport, SkipReport
 
 _PANEL = "Replicate"
 
+TakeOver = Annotated[
+    bool,
+    typer.Option(
+        "--take-over",
+        help="Take a replication slot that another lake may read. That one has to be copied again.",
+    ),
+]
+
 
 @command("Example: pgsieve run sales", panel=_PANEL)
 def run(
@@ -62,13 +70,7 @@ def run(
             help="With --follow: end with an error where for so long nothing moves though something waits; 0: never.",
         ),
     ] = 1800,
-    take_over: Annotated[
-        bool,
-        typer.Option(
-            "--take-over",
-            help="Take a replication slot that was there before this lake. Another lake that reads it has to be copied again.",
-        ),
-    ] = False,
+    take_over: TakeOver = False,
     as_json: AsJson = False,
 ) -> None:
     """Copy what is new, apply every change up to the source's current LSN, and exit.
@@ -132,6 +134,7 @@ def resync(
         typer.Argument(metavar="SCHEMA.TABLE", help="Tables to copy again (default: those that need it)."),
     ] = None,
     config: ConfigFile = None,
+    take_over: TakeOver = False,
     as_json: AsJson = False,
 ) -> None:
     """Copy tables again, and bring the subscription up to date; the other tables are left alone.
@@ -145,7 +148,7 @@ def resync(
     from pgsieve.pipelines.commands.resync import resync as copy_again
 
     with console.progress() as progress:
-        report = copy_again(settings, selected, tables or [], progress)
+        report = copy_again(settings, selected, tables or [], progress, take_over=take_over)
     if as_json:
         console.print_json(report)
     else:

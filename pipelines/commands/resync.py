@@ -18,6 +18,7 @@ from pgsieve.pipelines.commands.in_process import instance
 from pgsieve.pipelines.commands.materializer import Materializer
 from pgsieve.pipelines.commands.results import Progress, ResyncedTable, ResyncReport
 from pgsieve.pipelines.commands.run import run_feed
+from pgsieve.pipelines.commands.run import take_over as take_slots_over
 from pgsieve.pipelines.config.identifiers import parse_qualified
 from pgsieve.pipelines.config.model import Config, SubscriptionConfig
 from pgsieve.pipelines.project import project
@@ -26,9 +27,19 @@ from pgsieve.resources.postgres.slot import slot_state
 
 
 def resync(
-    config: Config, selected: SubscriptionConfig, tables: Sequence[str], progress: Progress
+    config: Config,
+    selected: SubscriptionConfig,
+    tables: Sequence[str],
+    progress: Progress,
+    *,
+    take_over: bool = False,
 ) -> ResyncReport:
-    """Copy the tables again, or without any those that need it; a lost slot, and damaged records, are replaced only without."""
+    """Copy the tables again, or without any those that need it; a lost slot, and damaged records, are replaced only without.
+
+    A slot that another lake may have read is taken only with `take_over`.
+    """
+    if take_over:
+        take_slots_over(config, [selected])
     declared = project(config)
     subscription, lake = declared.subscriptions[selected.name], declared.lake.open()
     feed, names = subscription.feed, [_name(text) for text in tables]
@@ -41,7 +52,7 @@ def resync(
         refuse_other_publisher(connection, feed, lake)
     damaged = [] if names else replace_damaged_records(subscription, lake)
     SubscriptionRecord(lake, subscription.name).refuse_disabled()
-    lost = None if names else replace_lost_slot(feed, lake)
+    lost = None if names else replace_lost_slot(feed, lake, take_over=take_over)
     outdated = tables_to_resync(subscription, lake, names)
     wanted = [each.name for each in outdated]
     resynced = tuple(ResyncedTable(*each.name, each.state, each.changes) for each in outdated)

@@ -45,7 +45,7 @@ def ensure_capture(
     for name in (n for n in _created(connection, capture) if n in catalog.publications):
         surplus = [t.oid for t in catalog.publications[name].tables if t.oid not in wanted.get(name, ())]
         for table in (catalog.tables[oid] for oid in surplus if oid in catalog.tables):
-            taken_out = f"alter publication {quote(name)} drop table {_listed(table)}"
+            taken_out = f"alter publication {quote(name)} drop table {as_listed(table)}"
             # Whoever may not leaves it, as a standby does, and whoever comes second need not.
             with suppress(EventTriggerError, SourcePermissionError, UndefinedObjectError):
                 execute_ddl(connection, source, preparing(name), [taken_out])
@@ -56,7 +56,7 @@ def capture_statements(
     name: str, planned: CapturePublication, catalog: Catalog, server_version: int
 ) -> list[str]:
     """The SQL that makes the capture publication as planned; empty where it already is."""
-    tables = ", ".join(map(_listed, planned.tables))
+    tables = ", ".join(map(as_listed, planned.tables))
     listed = f" for table {tables}" if tables else ""
     options = (
         f"publish = {literal(', '.join(planned.operations))},"
@@ -77,14 +77,14 @@ def capture_statements(
             left = [
                 catalog.tables[oid] for oid in sorted(existing.excluded - wanted) if oid in catalog.tables
             ]
-            excepted = f" except (table {', '.join(map(_listed, left))})" if left else ""
+            excepted = f" except (table {', '.join(map(as_listed, left))})" if left else ""
             statements.append(f"alter publication {quote(name)} set all tables{excepted}")
         return statements
     lacking = [t for t in planned.tables if t.oid not in plain]
     if any(existing.listed(t.oid) for t in lacking):
         statements.append(f"alter publication {quote(name)} set table {tables}")
     elif lacking:
-        statements.append(f"alter publication {quote(name)} add table {', '.join(map(_listed, lacking))}")
+        statements.append(f"alter publication {quote(name)} add table {', '.join(map(as_listed, lacking))}")
     return statements
 
 
@@ -122,13 +122,13 @@ def shrink_capture(
             execute_ddl(connection, source, what, [f"drop publication {quote(name)}"])
             dropped.append(name)
         elif {t.oid for t in wanted[name].tables} != {t.oid for t in catalog.publications[name].tables}:
-            tables = ", ".join(map(_listed, wanted[name].tables))
+            tables = ", ".join(map(as_listed, wanted[name].tables))
             execute_ddl(connection, source, what, [f"alter publication {quote(name)} set table {tables}"])
             altered.append(name)
     return altered, dropped
 
 
-def _listed(table: Table) -> str:
+def as_listed(table: Table) -> str:
     """A table in a publication's list, without those that inherit from it."""
     return "only " * (table.kind == "r") + quote(table.schema, table.name)
 

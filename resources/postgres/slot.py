@@ -8,7 +8,7 @@ subclasses for a slot that is missing, in use, ahead of what is durable, or inva
 
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -141,10 +141,16 @@ def create_slot(
     if failover:
         refuse_failover(connection, source, slot)
     warn_of_waiting(connection, source)
-    with refusing(source, f'create the replication slot "{slot}"'):
-        row = connection.execute(
-            f"select lsn::text from pg_create_logical_replication_slot(%s, 'pgoutput'{options})", [slot]
-        ).fetchone()
+    try:
+        with refusing(source, f'create the replication slot "{slot}"'):
+            row = connection.execute(
+                f"select lsn::text from pg_create_logical_replication_slot(%s, 'pgoutput'{options})", [slot]
+            ).fetchone()
+    except SourceError as error:
+        if error.sqlstate != "42710":
+            raise
+        hint = "it is of another database of the cluster: give the source a `slot` of its own in pgsieve.yaml"
+        raise SlotError(error.message, hint=hint, sqlstate=error.sqlstate) from error
     assert row is not None
     return parse_lsn(row[0])
 
@@ -178,10 +184,10 @@ def enable_failover(source: Source, slot: str) -> None:
             connection.execute(f"ALTER_REPLICATION_SLOT {quote(slot)} (FAILOVER true)".encode())
 
 
-def resynchronisation(subscriptions: Iterable[str]) -> str:
+def resynchronisation(subscriptions: Iterable[str], options: str = "") -> str:
     """What to do about changes that are lost to these subscriptions."""
-    commands = " and ".join(f"`pgsieve resync {name}`" for name in subscriptions)
-    return f"copy every table again: {commands or '`pgsieve resync` its subscriptions'}"
+    commands = " and ".join(f"`pgsieve resync {name}{options}`" for name in subscriptions)
+    return f"copy every table again: {commands or f'`pgsieve resync{options}` its subscriptions'}"
 
 
 def verify_slot(
@@ -218,7 +224,9 @@ def verify_slot(
         raise SlotAheadError(
             f'source "{source}": replication slot "{slot}" is confirmed up to {format_lsn(state.confirmed_lsn)}, but'
             f" Delta holds its changes only up to {format_lsn(durable)}: the changes between are lost",
-            hint=f"the slot was advanced or re-created by somebody else; {resynchronise}",
+            hint="another lake reads it, or somebody has advanced it or made it again: give the source a `slot` of its own; or, where"
+            f" no other lake needs this one, {resynchronisation(subscriptions, ' --take-over')}",
+            sqlstate="55006",
         )
 
 
@@ -336,8 +344,37 @@ def peek_query(
     arguments = ", ".join(literal(o) for option in options.arguments(server_version).items() for o in option)
     return (
         f"select data from pg_logical_slot_peek_binary_changes({_UNVALIDATED} {literal(slot)} end,"
-        f" {literal(format_lsn(upto))}, {limit or 'null'}, {arguments})"
+        f" {_end(upto)}, {limit or 'null'}, {arguments})"
     )
+
+
+def _end(upto: int) -> str:
+    """Where a peek ends that is to deliver what begins before `upto`, as SQL.
+
+    The server reads on while a record has not ended at `upto`. Within a page's header one may have ended where the page begins, and the
+    next one, which begins after the header, would be delivered now and again later. So such a peek ends where the page begins.
+    """
+    page = upto - upto % _LEAST_PAGE
+    plain = literal(format_lsn(upto))
+    if not page < upto <= page + _LONG_HEADER:
+        return plain
+    return (
+        f"case when {page} % current_setting('wal_block_size')::bigint = 0 and {upto - page} <= case when"
+        f" {page} % pg_size_bytes(current_setting('wal_segment_size')) = 0 then {_LONG_HEADER} else {_SHORT_HEADER} end"
+        f" then {literal(format_lsn(page))} else {plain} end::pg_lsn"
+    )
+
+
+#: The least size of a page of the WAL, and the headers of a segment's first page and of others (XLogPageHeaderData in
+#: src/include/access/xlog_internal.h).
+_LEAST_PAGE, _LONG_HEADER, _SHORT_HEADER = 1024, 40, 24
+
+
+def query_without(query: str, relations: Iterable[int]) -> str:
+    """The query of a peek that does not stream, without the rows of some relations."""
+    oids = ", ".join(rf"'\x{oid:08x}'::bytea" for oid in sorted(relations))
+    rows = ", ".join(str(message.tag) for message in (Insert, Update, Delete))
+    return f"select data from ({query}) m where get_byte(data, 0) not in ({rows}) or substring(data from 2 for 4) not in ({oids})"
 
 
 #: A database in SQL_ASCII has bytes, of which those that are no UTF-8 would end the query, whatever table they are in. The
@@ -375,12 +412,13 @@ def first_message(connection: psycopg.Connection[Any], source: str, slot: str, q
 
 def is_refusal(error: SourceError) -> bool:
     """Whether it may be something in the slot that the server did not send, where it lets the slot be read."""
-    others = (PassingFaultError, SourceUnreachableError, SourcePermissionError, SlotError)
-    return not isinstance(error, others) and error.sqlstate != UNDEFINED
+    return not isinstance(
+        error, PassingFaultError | SourceUnreachableError | SourcePermissionError | SlotError
+    )
 
 
 def refusal(connection: psycopg.Connection[Any], source: str, slot: str, query: str) -> SourceError | None:
-    """Why the server cannot send something that a peek asks for; None where it can, or lacks a publication.
+    """Why the server cannot send something that a peek asks for; None where it can.
 
     Nothing leaves the server. Raises what is no refusal.
     """
@@ -388,12 +426,21 @@ def refusal(connection: psycopg.Connection[Any], source: str, slot: str, query: 
         with refusing_slot(source, slot, "read"):
             connection.execute(f"select count(*) from ({query}) m")
     except SourceError as error:
-        if error.sqlstate == UNDEFINED:
-            return None
         if not is_refusal(error):
             raise
         return error
     return None
+
+
+def missing_publications(refused: SourceError, asked: Sequence[str]) -> list[str]:
+    """Those of the publications asked for that were not there when what the server refuses to decode was written.
+
+    Before 18 that is an error, also where the publication was made since (LoadPublications() in
+    src/backend/replication/pgoutput/pgoutput.c reads the catalog as of the change).
+    """
+    cause = refused.__cause__
+    message = cause.diag.message_primary or "" if isinstance(cause, psycopg.Error) else ""
+    return [name for name in asked if refused.sqlstate == UNDEFINED and f'"{name}"' in message]
 
 
 def truncated_relations(

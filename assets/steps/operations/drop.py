@@ -19,6 +19,7 @@ from pgsieve.assets.steps.slot_consumption.slot import (
     give_up,
     refuse_other_cluster,
     refuse_slot_of_another_lake,
+    refuse_slot_read_on,
 )
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.assets.steps.validation.waiting import sound_part
@@ -27,7 +28,7 @@ from pgsieve.decoding.publications.catalog import Catalog
 from pgsieve.decoding.publications.routing import CapturePublication
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.paths import OWN_FOLDER
-from pgsieve.resources.postgres.capture import shrink_capture
+from pgsieve.resources.postgres.capture import drop_publications, shrink_capture
 from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.slot import drop_slot
 
@@ -78,6 +79,13 @@ def drop_subscription(
             refuse_other_cluster(connection, feed, lake)
             refuse_other_database(connection, lake, [name])
             refuse_slot_of_another_lake(connection, feed, lake)
+            alone = f"SELECT pg_drop_replication_slot('{feed.slot}')"
+            refuse_slot_read_on(
+                connection,
+                feed,
+                lake,
+                f"leave the slot to the other lake: `pgsieve drop {name} --leave-slot`; where there is none, also run `{alone}`",
+            )
             lake.make_durable()
             done = _drop_on_server(connection, feed, others)
     states = TableStates(lake, name).newest().values()
@@ -144,6 +152,8 @@ def _shrink(
     catalog: Catalog,
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     if feed.filtered:
-        return (), ()
+        gone = [feed.unfiltered] if feed.unfiltered in catalog.publications else []
+        drop_publications(connection, feed.source.name, gone)
+        return (), tuple(gone)
     altered, dropped = shrink_capture(connection, feed.source.name, feed.capture, planned, catalog)
     return tuple(altered), tuple(dropped)

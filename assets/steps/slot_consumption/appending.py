@@ -30,7 +30,7 @@ from pgsieve.resources.lake.delta.parquet_files import write_files
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.plugin_options import PgoutputOptions
 from pgsieve.resources.postgres.sessions import Conninfo
-from pgsieve.resources.postgres.slot import batches_of, has_changes, peek_query, refusing_slot
+from pgsieve.resources.postgres.slot import batches_of, has_changes, peek_query, query_without, refusing_slot
 from pgsieve.resources.postgres.slot_copy import CopyRefusedError, SlotCopy, copied_slot
 from pgsieve.resources.spool import FileSpool
 from pgsieve.resources.work import called
@@ -47,16 +47,21 @@ _ENCODINGS = {
 
 @dataclass(frozen=True, slots=True)
 class Peek:
-    """How a feed's slot is read without confirming anything: sessions, the plugin's options, the server's version number."""
+    """How a feed's slot is read without confirming anything: sessions, the plugin's options, the server's version number.
+
+    Rows of the relations `without` stay on the server.
+    """
 
     feed: Feed
     conninfo: Conninfo
     options: PgoutputOptions
     version: int
+    without: frozenset[int] = frozenset()
 
     def query(self, end: int, *, slot: str | None = None, limit: int | None = None) -> str:
         """The query that reads up to `end`, from a copy of the slot where one is named; see `peek_query`."""
-        return peek_query(slot or self.feed.slot, end, self.options, self.version, limit)
+        query = peek_query(slot or self.feed.slot, end, self.options, self.version, limit)
+        return query_without(query, self.without) if self.without else query
 
 
 @dataclass(frozen=True, slots=True)

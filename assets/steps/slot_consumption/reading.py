@@ -27,7 +27,7 @@ from pgsieve.assets.steps.slot_consumption.as_published import (
 from pgsieve.assets.steps.slot_consumption.backlog import BESIDE_BYTES, Stride, halves
 from pgsieve.assets.steps.slot_consumption.slot import present_slot
 from pgsieve.assets.steps.slot_consumption.two_phase import keeps_prepared, recover_prepared
-from pgsieve.assets.steps.slot_consumption.unsendable import OtherWays, refuse_unsendable
+from pgsieve.assets.steps.slot_consumption.unsendable import OtherWays, unsendable
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn
@@ -103,9 +103,8 @@ def drain_to(
             if own:
                 ends = [max(ends[0], published_up_to(lake, own))]
                 # Before anything is appended: what all have is one slice.
-                refuse_unsendable(
-                    connection, [peek, *(peek_as_published(peek, each) for each in own)], ends[0]
-                )
+                if (refused := unsendable(connection, peek, own, ends[0])) is not None:
+                    raise refused
             base = alone(lake, feed, own, standing, ends[0]) if own else None
             for each in own:
                 append_as_published(lake, peek_as_published(peek, each), feed, position, ends[0])

@@ -11,8 +11,10 @@ import psycopg
 from pgsieve.assets.steps.log import quiet
 from pgsieve.assets.steps.records.catalogs import Catalogs, read_examined
 from pgsieve.assets.steps.records.change_log import ChangeLog
+from pgsieve.assets.steps.records.own_versions import newest_cuts, of_feed, refuse_put_back
 from pgsieve.assets.steps.records.prepared import Prepared
 from pgsieve.assets.steps.slot_consumption.appending import at_once
+from pgsieve.assets.steps.slot_consumption.past_filters import publish_set_aside
 from pgsieve.assets.steps.slot_consumption.reading import drain_to
 from pgsieve.assets.steps.slot_consumption.slot import begin_slot, forget_copies, take_slot
 from pgsieve.assets.steps.slot_consumption.two_phase import keeps_prepared, recover_prepared
@@ -25,7 +27,12 @@ from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.capture import drop_publications, ensure_capture
 from pgsieve.resources.postgres.confirmation import confirm
 from pgsieve.resources.postgres.errors import SourceError
-from pgsieve.resources.postgres.slot import UNDEFINED, has_changes, peek_query, wait_until_free
+from pgsieve.resources.postgres.slot import (
+    has_changes,
+    missing_publications,
+    peek_query,
+    wait_until_free,
+)
 from pgsieve.resources.postgres.wal import flushed_lsn, inserted_lsn, next_transaction
 
 
@@ -44,6 +51,7 @@ def ready_slot(
     # What a run that was killed has the server read goes on until the server notices.
     wait_until_free(connection, feed.slot)
     state = take_slot(connection, feed, lake)
+    refuse_put_back(lake, of_feed(lake, feed), newest_cuts(lake, feed))
     durable = ChangeLog(lake, feed).position()
     names = sound.slot_publications(server)
     created = [n for n in names if n not in server.publications]
@@ -52,6 +60,8 @@ def ready_slot(
             planned = sound.planned_capture(server)
             ensure_capture(connection, feed.source.name, feed.capture, planned, server)
             reach(Failpoint.CAPTURE_CREATED)
+        else:
+            publish_set_aside(connection, sound, lake, server, quiet)
         recorded = Catalogs(lake, sound).is_recorded(seen)
         if not recorded:  # With what is captured by now.
             seen, catalog = read_examined(connection, sound)
@@ -109,8 +119,7 @@ def _drain_before_created(
 ) -> None:
     """Read what was written before some of the capture publications were there without those.
 
-    Before 18 pgoutput refuses to decode such changes: a missing publication is an error then, not a warning
-    (LoadPublications() in src/backend/replication/pgoutput/pgoutput.c).
+    Before 18 pgoutput refuses to decode such changes (`missing_publications`). Of transactions that are still open `unsendable` takes care.
     """
     target, version = flushed_lsn(connection), connection.info.server_version
     there = list(publications)
@@ -120,10 +129,8 @@ def _drain_before_created(
             has_changes(connection, feed.source.name, feed.slot, query)
             break
         except SourceError as error:
-            refused = error.__cause__
-            message = refused.diag.message_primary or "" if isinstance(refused, psycopg.Error) else ""
-            missing = [name for name in there if f'"{name}"' in message]
-            if error.sqlstate != UNDEFINED or not missing:
+            missing = missing_publications(error, there)
+            if not missing:
                 raise
             there = [name for name in there if name not in missing]
     if len(there) < len(publications):

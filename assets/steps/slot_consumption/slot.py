@@ -24,6 +24,7 @@ from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.awaited import PATIENT_SECONDS, awaiting
 from pgsieve.resources.postgres.errors import SourceError, SourceUnreachableError
 from pgsieve.resources.postgres.slot import (
+    SlotAheadError,
     SlotError,
     SlotState,
     create_slot,
@@ -93,8 +94,7 @@ def take_slot(connection: psycopg.Connection[tuple[object, ...]], feed: Feed, la
         )
     if feed.failover and not state.failover:
         enable_failover(feed.source, feed.slot)
-    if not newest or newest["given_up"] or recorded != timeline:
-        FeedRecord(lake, feed).note_cluster(system_identifier(connection), timeline, given_up=False)
+    _note_cluster(connection, FeedRecord(lake, feed), newest, timeline)
     return state
 
 
@@ -176,18 +176,47 @@ def refuse_slot_of_another_lake(
     )
 
 
+def refuse_slot_read_on(
+    connection: psycopg.Connection[tuple[object, ...]], feed: Feed, lake: Lake, hint: str
+) -> None:
+    """Raise SlotAheadError, with a hint, where somebody else has read the slot on: another lake may rely on it."""
+    try:
+        verify_slot(
+            slot_state(connection, feed.slot), feed.source.name, feed.slot, _known_position(lake, feed)
+        )
+    except SlotAheadError as ahead:
+        raise SlotAheadError(ahead.message, hint=hint, sqlstate=ahead.sqlstate) from None
+    except SlotError:
+        pass  # No other lake can need what is lost.
+
+
 def claim_slot(connection: psycopg.Connection[tuple[object, ...]], feed: Feed, lake: Lake) -> None:
     """Record that the feed's slot is this lake's, whether it is there or still to be made.
 
     Raises OtherClusterError, OtherDatabaseError.
     """
-    newest = refuse_other_cluster(connection, feed, lake)
+    refuse_other_cluster(connection, feed, lake)
     refuse_other_database(connection, lake, feed.subscriptions)
-    if not newest:
-        FeedRecord(lake, feed).note_cluster(
-            system_identifier(connection), current_timeline(connection), given_up=False
-        )
+    _claim(connection, feed, lake)
+
+
+def _claim(connection: psycopg.Connection[tuple[object, ...]], feed: Feed, lake: Lake) -> None:
+    """Record of which cluster the slot is, where nothing is recorded."""
+    record = FeedRecord(lake, feed)
+    if not (newest := record.newest()):
+        _note_cluster(connection, record, newest, current_timeline(connection))
         lake.make_durable()
+
+
+def _note_cluster(
+    connection: psycopg.Connection[tuple[object, ...]],
+    record: FeedRecord,
+    newest: Mapping[str, Any],
+    timeline: int,
+) -> None:
+    """Record of which cluster and timeline the slot is that is there now, where the newest row does not say so."""
+    if not newest or newest["given_up"] or newest.get("timeline") != timeline:
+        record.note_cluster(system_identifier(connection), timeline, given_up=False)
 
 
 def refuse_other_publisher_if_it_answers(feed: Feed, lake: Lake) -> None:
@@ -236,7 +265,7 @@ def begin_slot(connection: psycopg.Connection[tuple[object, ...]], feed: Feed, l
             sqlstate="55000",
         )
     forget_copies(lake, feed.subscriptions)
-    claim_slot(connection, feed, lake)
+    _claim(connection, feed, lake)
     with awaiting(feed.source, connection, PATIENT_SECONDS):
         start = create_slot(
             connection,
@@ -247,9 +276,8 @@ def begin_slot(connection: psycopg.Connection[tuple[object, ...]], feed: Feed, l
         )
     reach(Failpoint.SLOT_CREATED)
     try:
-        FeedRecord(lake, feed).note_cluster(
-            system_identifier(connection), current_timeline(connection), given_up=False
-        )
+        record = FeedRecord(lake, feed)
+        _note_cluster(connection, record, record.newest(), current_timeline(connection))
         if feed.options.two_phase:
             Prepared(lake, feed).begin(start)
         ChangeLog(lake, feed).record_position(start)
@@ -273,15 +301,18 @@ def forget_copies(lake: Lake, subscriptions: Iterable[str]) -> None:
     lake.make_durable()
 
 
-def replace_lost_slot(feed: Feed, lake: Lake) -> SlotError | None:
+def replace_lost_slot(feed: Feed, lake: Lake, *, take_over: bool = False) -> SlotError | None:
     """Replace a slot that is missing, invalidated, or ahead of Delta; returns what was wrong, None where nothing is.
 
-    Killed in between, it can be repeated: the slot is then missing, or ahead of Delta. Raises what `refuse_other_publisher` raises.
+    Killed in between, it can be repeated: the slot is then missing, or ahead of Delta. Raises what `refuse_other_publisher` raises, and
+    SlotAheadError unless `take_over`: another lake may rely on the slot, of which the server says nothing.
     """
     with feed.exclusively(), feed.source.connect() as connection:
         try:
             take_slot(connection, feed, lake)
         except SlotError as lost:
+            if isinstance(lost, SlotAheadError) and not take_over:
+                raise
             if isinstance(lost.__cause__, LakeError):
                 lake.remove_log(ChangeLog(lake, feed).path)
             drop_slot(connection, feed.source.name, feed.slot)

@@ -30,6 +30,7 @@ from pgsieve.assets.steps.slot_consumption.as_published import (
     peek_as_published,
     published_feeds,
 )
+from pgsieve.assets.steps.slot_consumption.past_filters import failing_name, past_filters, publish_set_aside
 from pgsieve.assets.steps.subscription import Feed
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn, parse_lsn
@@ -41,7 +42,7 @@ from pgsieve.resources.lake.delta.errors import OverrunError
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.errors import SourceError
 from pgsieve.resources.postgres.present_catalog import present_catalog
-from pgsieve.resources.postgres.slot import refusal, relations_changed
+from pgsieve.resources.postgres.slot import UNDEFINED, missing_publications, refusal, relations_changed
 from pgsieve.resources.spool import FileSpool
 
 #: Records of the WAL begin at multiples of so many bytes (MAXALIGN), or after the header of a page, which is no longer than this.
@@ -50,17 +51,21 @@ _ALIGNED, _HEADER = 8, 40
 _STEP = 256
 
 
-def refuse_unsendable(connection: psycopg.Connection[Any], readings: Sequence[Peek], end: int) -> None:
-    """Raise SourceError where the server cannot send up to `end` what one of the readings asks for."""
-    for reading in readings:
-        refused = _refusal(connection, reading, end)
-        if refused is not None:
-            raise refused
+def unsendable(
+    connection: psycopg.Connection[Any], peek: Peek, own: Sequence[Feed], end: int
+) -> SourceError | None:
+    """Why the server cannot send up to `end` what is captured, or what `own` get as published; None where it can."""
+    captured = refusal(connection, peek.feed.source.name, peek.feed.slot, peek.query(end))
+    if captured is not None:
+        return captured
+    published = (_refusal(connection, peek_as_published(peek, each), end) for each in own)
+    return next((refused for refused in published if refused is not None), None)
 
 
 def _refusal(connection: psycopg.Connection[Any], reading: Peek, end: int) -> SourceError | None:
     """Why the server cannot send up to `end`. A publication that was not there yet is no reason: see `append_as_published`."""
-    return refusal(connection, reading.feed.source.name, reading.feed.slot, reading.query(end))
+    refused = refusal(connection, reading.feed.source.name, reading.feed.slot, reading.query(end))
+    return None if refused is not None and refused.sqlstate == UNDEFINED else refused
 
 
 @dataclass(frozen=True)
@@ -80,31 +85,54 @@ class OtherWays:
         """
         # Nothing is proven of a catalog here: the publisher decides.
         own = published_feeds(self.lake, self.peek.feed)
-        readings = [self.peek, *(peek_as_published(self.peek, each) for each in own)]
-        if self._refused(readings, position) is not None:
+
+        def refused_before(lsn: int) -> SourceError | None:
+            return unsendable(self.connection, self.peek, own, lsn)
+
+        if refused_before(position) is not None:
             raise fault  # Nothing is sent there: what is refused is no change.
-        refused = self._refused(readings, end)
+        refused = refused_before(end)
         if refused is None:
             raise fault
-        reached = _last(position, end, _place(refused), lambda lsn: self._refused(readings, lsn) is None)
+        if (past := past_filters(self.connection, self.peek, self.lake, end)) is not None:
+            self._append_captured(past, position, end, None)
+            return end
+        reached = _last(position, end, _place(refused), lambda lsn: refused_before(lsn) is None)
         if reached > position:
             base = self._base(own, position, reached)
-            for published in readings[1:]:
-                append_as_published(self.lake, published, self.peek.feed, position, reached)
+            for each in own:
+                append_as_published(
+                    self.lake, peek_as_published(self.peek, each), self.peek.feed, position, reached
+                )
             self._append_captured(self.peek, position, reached, base)
         else:
             reached = min(end, self._beyond(position))
             self._append_transaction(refused, position, reached, own)
         return reached
 
-    def _refused(self, readings: Sequence[Peek], end: int) -> SourceError | None:
-        """Why the server cannot send something that one of the readings asks for."""
-        return next((r for r in (_refusal(self.connection, each, end) for each in readings) if r), None)
-
     def _way(self, reading: Peek, end: int) -> Peek | None:
         """How the server sends up to `end` what a reading asks for; None where it does so in no way."""
         ways = [reading, replace(reading, options=replace(reading.options, binary=True))]
         return next((way for way in ways if _refusal(self.connection, way, end) is None), None)
+
+    def _captured(self, refused: SourceError, end: int) -> tuple[Peek | None, list[str]]:
+        """How the server sends what is captured, or None; and the publications that it knows now and did not know then.
+
+        A transaction may be older than a publication: before 18 the server decodes it without that, or not at all. Raises `refused`
+        where a publication is gone.
+        """
+        feed, asked = self.peek.feed, self.peek.options.publications
+        there, known = asked, present_catalog(self.connection).publications
+        while there:
+            peek = replace(self.peek, options=replace(self.peek.options, publications=there))
+            why = refusal(self.connection, feed.source.name, feed.slot, peek.query(end))
+            missing = [] if why is None else missing_publications(why, there)
+            if not missing:
+                return self._way(peek, end), [name for name in asked if name not in there]
+            if not known.keys() >= {*missing}:
+                raise refused
+            there = tuple(name for name in there if name not in missing)
+        return None, list(asked)
 
     def _append_captured(self, way: Peek, begin: int, end: int, base: int | None) -> None:
         for _, holds in append_slices(self.lake, way, begin, [end], begin, base, prepared=self.prepared):
@@ -123,26 +151,31 @@ class OtherWays:
     def _append_transaction(self, refused: SourceError, begin: int, end: int, own: Sequence[Feed]) -> None:
         """Append a slice of one transaction in ways in which it can be sent; what lacks it is copied again."""
         feed, lake = self.peek.feed, self.lake
-        captured = self._way(self.peek, end)
+        captured, left_out = self._captured(refused, end)
         ways = [self._way(peek_as_published(self.peek, each), end) for each in own]
         if captured is None or None in ways:
             self._refuse_waiting(begin, refused)
         base = self._base(own, begin, end)
-        lacking = set() if captured is not None else set(feed.subscriptions)
+        if captured is None and feed.filtered:
+            self._set_aside_failing(begin, end)
+        changed = None if captured is None else self._changed(captured, end)
+        lacking = set() if captured is not None and not left_out else set(feed.subscriptions)
         for each, way in zip(own, ways, strict=True):
             (name,) = each.subscriptions
             if way is None:
                 lacking.discard(name)
-                self._copy_again(name, captured, refused, begin, end)
+                relations = None if changed is None else changed | self._listed(left_out)
+                self._copy_again(name, relations, refused, begin, end)
                 append_nothing(lake, each, end)
                 list_as_published(lake, feed, each, begin, end)
             elif append_as_published(lake, way, feed, begin, end):
                 lacking.discard(name)
+        for name in sorted(lacking):
+            relations = None if captured is None else self._listed(left_out)
+            self._copy_again(name, relations, refused, begin, end)
         if captured is not None:
             self._append_captured(captured, begin, end, base)
             return
-        for name in sorted(lacking):
-            self._copy_again(name, None, refused, begin, end)
         ChangeLog(lake, feed).record_position(end, begin, base)
         if self.prepared:
             with FileSpool() as spool:
@@ -165,10 +198,10 @@ class OtherWays:
             ) from refused
 
     def _copy_again(
-        self, subscription: str, captured: Peek | None, refused: SourceError, begin: int, end: int
+        self, subscription: str, changed: Collection[int] | None, refused: SourceError, begin: int, end: int
     ) -> None:
-        """Have those tables of a subscription copied again that the transaction may have changed; all, where nobody knows."""
-        names = None if captured is None else self._tables(subscription, self._changed(captured, end))
+        """Have those tables of a subscription copied again that the transaction may have changed; all, where no relations are given."""
+        names = None if changed is None else self._tables(subscription, changed)
         states = TableStates(self.lake, subscription)
         at = f"the transaction that commits at {format_lsn(begin)}"
         problem = f"the server did not send {at}: {refused.message}"
@@ -185,10 +218,32 @@ class OtherWays:
         copied = ", ".join(quote_qualified(*s.name) for s in concerned) or "no table"
         self.log(f"{subscription}: {problem}; copied again: {copied}")
 
+    def _set_aside_failing(self, begin: int, end: int) -> None:
+        """Set aside the table whose row filter fails, and have what it changes later read past."""
+        feed, lake = self.peek.feed, self.lake
+        (subscription,) = feed.subscriptions
+        name, states = failing_name(self.connection, self.peek, end), TableStates(lake, subscription)
+        state = None if name is None else states.newest().get(name)
+        if state is not None and state.state not in {SyncState.SET_ASIDE, SyncState.REMOVED}:
+            problem = (
+                f"its row filter fails at the publisher, in the transaction that commits at {format_lsn(begin)}: correct the filter,"
+                " or the rows that it fails for"
+            )
+            states.append([state.with_problem(subscription, problem)])
+            self.log(f"{subscription}: {quote_qualified(*state.name)} is set aside: {problem}")
+        publish_set_aside(self.connection, feed, lake, present_catalog(self.connection), self.log)
+
     def _changed(self, captured: Peek, end: int) -> set[int]:
         """The relations that the transaction changes."""
         feed = self.peek.feed
         return relations_changed(self.connection, feed.source.name, feed.slot, captured.query(end))
+
+    def _listed(self, publications: Sequence[str]) -> set[int]:
+        """The relations that publications have, and their partitions."""
+        catalog = present_catalog(self.connection)
+        chosen = [catalog.publications[name] for name in publications]
+        listed = [t for t in catalog.tables.values() if any(p.contains(t) for p in chosen)]
+        return {oid for table in listed for oid in (table.oid, *table.leaves)}
 
     def _tables(self, subscription: str, changed: Collection[int]) -> set[Name]:
         """The tables of a subscription that relations were of, by the catalogs before and now; of others all that have partitions."""

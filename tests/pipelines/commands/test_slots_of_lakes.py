@@ -47,10 +47,25 @@ def test_another_lake_takes_a_slot_over_only_where_it_is_said(
     assert shop.ids("one", "orders")[-1] == 6
     assert shop.cli("check")[0] == 0
 
+    # The first one, or a copy of it, does not take it back without being asked, and takes nothing from it.
     shop.configure(lake=first)
-    code, output = shop.cli("run")
-    assert code != 0
-    assert "the changes between are lost" in " ".join(output.split())
+    before = shop.on_server()
+    more = [("run",), ("drop", "two", "--delete-tables")] if row_filter == "pipeline" else []
+    for command in [("resync", "one"), ("drop", "one"), *more]:
+        code, output = shop.cli(*command)
+        said = " ".join(output.split())
+        assert code == 2, (command, output)
+        assert "the changes between are lost" in said, (command, output)
+        way_out = "--leave-slot`" if command[0] == "drop" else "`pgsieve resync one --take-over`"
+        assert way_out in said, (command, output)
+    assert shop.on_server() == before
+    if row_filter == "pipeline":
+        code, output = shop.cli("resync", "one", "--take-over")
+        assert code == 0, output
+        assert shop.ids("one", "orders")[-1] == 6
+        shop.configure(lake=second)
+        assert "--take-over`" in shop.cli("resync", "one")[1]
+        assert shop.cli("drop", "one", "--leave-slot")[0] == 0
 
 
 def test_the_next_run_frees_what_was_kept_for_a_transaction_that_ended(shop: Shop) -> None:

@@ -129,6 +129,48 @@ def test_a_row_filter_that_fails_at_the_publisher_sets_its_table_aside_and_no_ot
 
 
 @pytest.mark.usefixtures("orchestrator")
+def test_a_row_filter_that_keeps_failing_at_the_publisher_has_no_table_copied_again(
+    publisher_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    with _site(publisher_server, tmp_path, {"s": "p"}) as shop:
+        database = shop.database
+        database.execute(
+            "create table t (id int primary key, v text); create table other (id int primary key)"
+        )
+        database.execute("insert into t values (1, 'a'), (2, 'b')")
+        database.execute("create publication p for table t where (10 / id > 0), other")
+        assert (ran := shop.cli("run"))[0] == 0, ran
+        # Of the old row the filter is true, of the new one it fails.
+        database.execute("begin; insert into other values (1); update t set id = 0 where id = 1; commit")
+        code, output = shop.cli("run")
+        assert code == 1, output
+        assert "its row filter fails at the publisher" in " ".join(output.split())
+        for number, failing in enumerate(
+            ("update t set v = 'x' where id = 0", "delete from t where id = 0"), 2
+        ):
+            database.execute(f"begin; {failing}; insert into other values ({number}); commit")
+            database.execute(f"insert into other values ({number}0); update t set v = v")
+            code, output = shop.cli("run", "--json")
+            assert code == 1, output
+            assert '"copied": [\n' not in output, output
+        for subscription in ("s", "s_publ"):
+            assert shop.ids(subscription, "other") == [1, 2, 3, 20, 30]
+            assert [shop.state(subscription, table) for table in ("t", "other")] == ["set aside", "ready"]
+        for subscription in ("s", "s_publ"):
+            code, output = shop.cli("resync", subscription, "public.t")
+            assert code == 0, output
+        # In use again it has its filter, and no publication of pgsieve's.
+        assert shop.on_server()[1] == ["p", "pgsieve_" + shop.database.info.dbname]
+        database.execute("insert into t values (-1, 'x'), (3, 'c')")
+        assert (ran := shop.cli("run"))[0] == 0, ran
+        assert shop.ids("s", "t") == shop.ids("s_publ", "t") == [2, 3]
+        assert (checked := shop.cli("check"))[0] == 0, checked
+        database.execute("insert into t values (0, 'zero')")
+        assert (ran := shop.cli("run"))[0] == 1, ran
+        assert "s_publ_aside" in " ".join(shop.cli("drop", "s_publ")[1].split())
+
+
+@pytest.mark.usefixtures("orchestrator")
 def test_a_follower_goes_on_past_what_cannot_be_sent(
     publisher_server: EmbeddedServer, tmp_path: Path
 ) -> None:

@@ -474,3 +474,45 @@ def test_what_was_written_before_a_capture_publication_was_there_is_read(publish
     assert published.kept() == published.sent()
     rows = published.lake.records.rows(published.lake.change_log("captured"))
     assert [r["kind"] for r in rows].count("I") == 2
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_so_is_what_a_transaction_wrote_that_is_older_than_a_capture_publication(
+    server, tmp_path, streams
+) -> None:
+    published = Published(server, tmp_path, streams=streams)
+    with published.beside() as older:
+        older("BEGIN; INSERT INTO t VALUES (1)")
+        # Its table has to be captured by another publication.
+        published.run("ALTER PUBLICATION q SET (publish = 'insert'); INSERT INTO s.x VALUES (1)")
+        published.consume()
+        published.run("INSERT INTO s.x VALUES (2)")
+        older("INSERT INTO t VALUES (2); INSERT INTO s.x VALUES (3); COMMIT")
+        published.run("INSERT INTO t VALUES (3)")
+    published.consume()
+    published.run("INSERT INTO t VALUES (4)")
+    published.consume()
+    rows = published.lake.records.rows(published.lake.change_log("captured"))
+    assert [r["kind"] for r in rows].count("I") == 7
+    # The publications of the subscription were there all the time.
+    kept, sent = published.kept(), published.sent()
+    assert [row for row in sent if row in kept] == kept
+    assert str(sent).count("Insert") == 7
+    published.close()
+
+
+def test_so_is_what_it_wrote_before_a_publication_of_a_subscription(published, capsys) -> None:
+    with published.beside() as older:
+        older("BEGIN; INSERT INTO t VALUES (1)")
+        published.run("CREATE TABLE u (a int PRIMARY KEY); CREATE PUBLICATION new FOR TABLE u")
+        feed = replace(published.filtered, subscriptions={"sub": ("p", "q", "new")})
+        drain(feed, published.lake, (), print)
+        older("INSERT INTO t VALUES (2); COMMIT")
+        published.run("INSERT INTO u VALUES (3)")
+    drain(feed, published.lake, (), print)
+    rows = published.lake.records.rows(published.lake.change_log("filtered"))
+    assert [r["kind"] for r in rows].count("I") == 3
+    assert (
+        "copied again: no table" in capsys.readouterr().out
+        or published.run.connection.info.server_version >= 180000
+    )

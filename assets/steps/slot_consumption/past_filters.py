@@ -1,0 +1,96 @@
+"""Where the publisher filters: a table whose row filter failed stays set aside, and the slot is read past what it changes.
+
+In: the states of a feed's tables, and a reading of its slot. Out: a publication of pgsieve's own that lists the tables set aside without a
+filter; a reading with it beside the subscribed ones, which leaves the rows of these tables on the server. What it lists is never
+replicated by it: a table in use again is taken out before it is copied. Raises SourceError, LakeError.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import psycopg
+
+from pgsieve.assets.steps.log import Log
+from pgsieve.assets.steps.records.table_states import Name, SyncState, TableStates
+from pgsieve.assets.steps.slot_consumption.appending import Peek
+from pgsieve.assets.steps.subscription import Feed
+from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable, Table, replicated_tables
+from pgsieve.decoding.publications.routing import routes
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.postgres.errors import SourceError
+from pgsieve.resources.postgres.failing_filter import (
+    failing_table,
+    publish_unfiltered,
+    unfiltered_statements,
+)
+from pgsieve.resources.postgres.present_catalog import present_catalog
+from pgsieve.resources.postgres.slot import refusal
+
+
+def publish_set_aside(
+    connection: psycopg.Connection[Any], feed: Feed, lake: Lake, catalog: Catalog, log: Log
+) -> None:
+    """Have the publication list the tables with a row filter that are set aside; it is dropped where there is none.
+
+    Where the role may not, transactions that fail have other tables copied again.
+    """
+    (subscription,) = feed.subscriptions
+    tables = [r.table for r in _set_aside(feed, lake, catalog).values() if r.row_filters is not None]
+    publications = feed.publications(catalog, subscription)
+    statements = unfiltered_statements(feed.unfiltered, tables, publications, catalog)
+    if not statements:
+        return
+    try:
+        publish_unfiltered(connection, feed.source.name, feed.unfiltered, statements)
+    except SourceError as error:
+        log(
+            f"{error.message}: until it is there, a transaction in which a row filter fails has all tables of {subscription}"
+            f" copied again; run as the tables' owner: {'; '.join(statements)}"
+        )
+
+
+def past_filters(connection: psycopg.Connection[Any], peek: Peek, lake: Lake, end: int) -> Peek | None:
+    """How the slot is read up to `end` past the tables that are set aside; None where it is not to be read so."""
+    feed, catalog = peek.feed, present_catalog(connection)
+    publication = catalog.publications.get(feed.unfiltered)
+    if not feed.filtered or publication is None:
+        return None
+    aside = {r.table.oid: r.table for r in _set_aside(feed, lake, catalog).values()}
+    listed = {entry.oid for entry in publication.tables}
+    if not listed <= aside.keys():
+        return None  # What is in use again has to be sent with its filter.
+    without = frozenset(oid for each in listed for oid in _relations(aside[each]))
+    options = replace(peek.options, publications=(*peek.options.publications, feed.unfiltered))
+    past = replace(peek, options=options, without=without)
+    refused = refusal(connection, feed.source.name, feed.slot, past.query(end))
+    return past if refused is None else None
+
+
+def failing_name(connection: psycopg.Connection[Any], peek: Peek, end: int) -> Name | None:
+    """The table of the subscription whose row filter fails before `end`; None where that is not certain."""
+    if (text := failing_table(connection, peek.query(end))) is None:
+        return None
+    (subscription,) = peek.feed.subscriptions
+    catalog = present_catalog(connection)
+    by_id = routes(catalog, peek.feed.publications(catalog, subscription))
+    names = {
+        (sent.publish_as.schema, sent.publish_as.name)
+        for oid, sent in by_id.items()
+        if catalog.tables[oid].qualified == text
+    }
+    return names.pop() if len(names) == 1 else None
+
+
+def _set_aside(feed: Feed, lake: Lake, catalog: Catalog) -> Mapping[Name, ReplicatedTable]:
+    (subscription,) = feed.subscriptions
+    states = TableStates(lake, subscription).newest()
+    aside = {name for name, state in states.items() if state.state == SyncState.SET_ASIDE}
+    if not aside:
+        return {}
+    tables = replicated_tables(feed.publications(catalog, subscription), catalog)
+    return {name: replicated for name, replicated in tables.items() if name in aside}
+
+
+def _relations(table: Table) -> Sequence[int]:
+    return table.oid, *table.leaves

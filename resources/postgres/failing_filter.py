@@ -1,0 +1,93 @@
+"""Row filters that fail at the publisher: which table's one does, and the publication that lets its changes be read past.
+
+In: a session, and what the slot is asked for. Out: the table's name; a publication that lists tables without a filter. Where one of the
+publications that a slot is read with has a table without a filter, none of it is evaluated (section 29.4.3). Raises SourceError.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import psycopg
+
+from pgsieve.decoding.publications.catalog import Catalog, Publication, Table
+from pgsieve.resources.postgres.capture import CREATED, as_listed, preparing
+from pgsieve.resources.postgres.ddl import execute_ddl
+from pgsieve.resources.postgres.source import literal, quote
+
+#: What pgoutput says at DEBUG3 before and after it evaluates a filter (pgoutput_row_filter() in src/backend/replication/pgoutput/pgoutput.c).
+_BEFORE, _AFTER = '" has row filter', "row filter evaluates to "
+#: Errors of data that sending a row raises, too: of its encoding, and of what a type's functions make of a value.
+_OF_SENDING = {"22021", "22P02", "22P03", "22P05"}
+
+
+def failing_table(connection: psycopg.Connection[Any], query: str) -> str | None:
+    """The `schema.table` whose row filter fails in what a peek reads; None where that is not certain.
+
+    After one evaluation of a change it may be the filter of its other row that fails, or what is sent next: that one has other errors.
+    """
+    said: list[str] = []
+
+    def hear(diagnostic: psycopg.errors.Diagnostic) -> None:
+        message = diagnostic.message_primary or ""
+        if message.startswith(_AFTER):
+            said.append(message)
+        elif message.endswith(_BEFORE):
+            said[:] = [message]
+
+    connection.add_notice_handler(hear)
+    try:
+        with connection.transaction():
+            connection.execute("set local client_min_messages = debug3")
+            connection.execute(f"select count(*) from ({query}) m")
+    except psycopg.Error as error:
+        state = error.sqlstate or ""
+        is_certain = state.startswith("22") and (len(said) == 1 or state not in _OF_SENDING)
+        return said[0].removeprefix('table "').removesuffix(_BEFORE) if said and is_certain else None
+    finally:
+        connection.remove_notice_handler(hear)
+    return None
+
+
+def unfiltered_statements(
+    name: str, tables: Sequence[Table], publications: Sequence[Publication], catalog: Catalog
+) -> list[str]:
+    """The SQL that has a publication list just these tables, without filters, as the publications list them; empty where it does."""
+    existing = catalog.publications.get(name)
+    if existing is not None and {t.oid for t in existing.tables} == {t.oid for t in tables}:
+        return []
+    dropped = [] if existing is None else [f"drop publication {quote(name)}"]
+    if not tables:
+        return dropped
+    having = [
+        p
+        for p in publications
+        if any(p.contains(catalog.tables[oid]) for t in tables for oid in (t.oid, *t.ancestors))
+    ]
+    operations = sorted({operation for p in having for operation in p.operations})
+    options = f"publish = {literal(', '.join(operations))}, publish_via_partition_root = true"
+    if catalog.server_version >= 180000 and any(p.generated_columns == "s" for p in having):
+        options += ", publish_generated_columns = stored"
+    entries = ", ".join(_entry(table, having) for table in tables)
+    return [
+        *dropped,
+        f"create publication {quote(name)} for table {entries} with ({options})",
+        f"comment on publication {quote(name)} is {literal(CREATED)}",
+    ]
+
+
+def _entry(table: Table, publications: Sequence[Publication]) -> str:
+    """A table with the column list that it has: where publications disagree, nothing can be read."""
+    lists = [entry.columns for p in publications if (entry := p.listed(table.oid)) is not None]
+    if not lists or None in lists:
+        return as_listed(table)
+    columns = ", ".join(quote(a.name) for a in table.attributes if a.name in (lists[0] or ()))
+    return f"{as_listed(table)} ({columns})"
+
+
+def publish_unfiltered(
+    connection: psycopg.Connection[Any], source: str, name: str, statements: Collection[str]
+) -> None:
+    """Run such statements; raises SourceError where the role may not, or an event trigger fails."""
+    # What is written from now on is read with it.
+    connection.execute("set synchronous_commit = local")
+    execute_ddl(connection, source, preparing(name), [*statements])
