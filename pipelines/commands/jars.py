@@ -9,7 +9,6 @@ from pathlib import Path
 
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.commands.results import JarSet, JarsReport, Progress
-from pgsieve.resources.lake.java.class_archive import FOLDER_VARIABLE, make_archive
 from pgsieve.resources.lake.jars import (
     all_packages,
     answers_file,
@@ -18,6 +17,7 @@ from pgsieve.resources.lake.jars import (
     kept_jars,
     private_answers,
 )
+from pgsieve.resources.lake.java.class_archive import FOLDER_VARIABLE, make_archive
 
 
 def jars(folder: Path | None, progress: Progress) -> JarsReport:

@@ -42,7 +42,9 @@ def main(made: Path) -> None:
     """Start the session, use it, and have the JVM end."""
     folder = private_folder()
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    settings = session_config("local[*]", {jvm.JAVA_OPTIONS: archiving_options(made)}, storage_of(str(folder)))
+    settings = session_config(
+        "local[*]", {jvm.JAVA_OPTIONS: archiving_options(made)}, storage_of(str(folder))
+    )
     use(jvm.session(settings, _END_SECONDS), folder / "table")
 
 

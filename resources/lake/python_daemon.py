@@ -13,7 +13,6 @@ from pyspark.daemon import manager
 
 #: The modules whose functions workers run; a worker imports what else it needs.
 _NEEDED = (
-
     "pgsieve.assets.steps.initial_sync.rows",
     "pgsieve.assets.steps.update_transformation.changes",
     "pgsieve.assets.steps.apply.by_files",
