@@ -11,6 +11,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 pytest_plugins = [
     "tests.fixtures.chromium",
+    "tests.fixtures.drawn",
     "tests.fixtures.oracle",
     "tests.fixtures.pooler",
     "tests.fixtures.s3_server",

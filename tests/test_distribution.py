@@ -199,6 +199,7 @@ def test_every_public_name_is_there(python: Path, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.drawn
 def test_the_command_line_and_the_definitions_work_in_such_a_project(
     python: Path, wheel: Path, project: Path
 ) -> None:

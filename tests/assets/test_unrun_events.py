@@ -62,6 +62,7 @@ def stale_causes(shop: Shop) -> list[str]:
         return [f"{cause.reason}: {cause.dependency}" for cause in resolver.get_stale_causes(CUT)]
 
 
+@pytest.mark.drawn
 def test_a_run_without_changes_reports_the_cut_where_the_last_report_is_old(shop: Shop) -> None:
     shop.run()
     (first,), checks = heard(shop)
@@ -82,6 +83,7 @@ def test_a_run_without_changes_reports_the_cut_where_the_last_report_is_old(shop
     assert stale_causes(shop) == []
 
 
+@pytest.mark.drawn
 def test_a_cut_is_made_of_the_tables_that_have_not_changed_too(shop: Shop) -> None:
     shop.run()
     assert stale_causes(shop) == []
@@ -95,6 +97,7 @@ def test_a_cut_is_made_of_the_tables_that_have_not_changed_too(shop: Shop) -> No
     assert stale_causes(shop) == [], "a table that has left the publication"
 
 
+@pytest.mark.drawn
 def test_a_run_that_finds_a_table_set_aside_fails_though_nothing_is_new(shop: Shop) -> None:
     shop.run()
     before = heard(shop)[0]

@@ -140,6 +140,7 @@ def pgsieve(
     return Pgsieve(tmp_path, s3_folder, s3_server, source, request.param)
 
 
+@pytest.mark.drawn
 @pytest.mark.spark
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("pgsieve", ["q"], indirect=True)
@@ -262,6 +263,7 @@ def test_a_profile_of_aws_tools_is_read_beside_an_endpoint(
     assert SECRET.encode() not in pgsieve.left
 
 
+@pytest.mark.drawn
 @pytest.mark.slow
 @pytest.mark.parametrize("pgsieve", ["p"], indirect=True)
 def test_a_role_that_a_profile_names_is_told_to_be_unasked_beside_an_endpoint(

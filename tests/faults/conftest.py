@@ -18,7 +18,7 @@ collect_ignore = [
 ]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A warm Spark that the killed processes are clients of."""
     folder = tmp_path_factory.mktemp("connect")

@@ -54,6 +54,7 @@ def _lost_checkpoint(table: DeltaTable) -> None:
     log.delete_file(f"_delta_log/{table.version():020d}.checkpoint.parquet")
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     ("table", "alter", "said"),
     [

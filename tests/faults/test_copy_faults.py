@@ -96,6 +96,7 @@ def terminating(pgsieve: Site, condition: str, times: int | None = None) -> Iter
         worker.join()
 
 
+@pytest.mark.drawn
 def test_a_killed_copy_leaves_what_it_copied_and_the_next_run_copies_the_rest(
     publisher_server: EmbeddedServer, tmp_path: Path, master: str
 ) -> None:
@@ -120,6 +121,7 @@ def test_a_killed_copy_leaves_what_it_copied_and_the_next_run_copies_the_rest(
             assert len(operations) == 2, (table, operations)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     ("session", "by"),
     [
@@ -153,6 +155,7 @@ def test_a_session_terminated_during_a_copy_costs_time_at_most(
         compare(pgsieve, database, "large")
 
 
+@pytest.mark.drawn
 def test_faults_without_an_end_are_refused_and_set_nothing_aside(
     publisher_server: EmbeddedServer, tmp_path: Path, master: str
 ) -> None:
@@ -197,6 +200,7 @@ def test_connections_cut_again_and_again_during_a_copy_set_nothing_aside(
         compare(pgsieve, database, "large")
 
 
+@pytest.mark.drawn
 def test_threads_amid_a_copy_end_with_their_process_and_the_next_run_copies_the_table(
     publisher_server: EmbeddedServer, tmp_path: Path
 ) -> None:
@@ -213,6 +217,7 @@ def test_threads_amid_a_copy_end_with_their_process_and_the_next_run_copies_the_
         assert len(DeltaTable(str(large)).file_uris()) > 1, "in one chunk"
 
 
+@pytest.mark.drawn
 def test_a_copy_by_threads_that_is_interrupted_ends_soon(
     publisher_server: EmbeddedServer, tmp_path: Path
 ) -> None:

@@ -163,6 +163,7 @@ def test_a_failover_while_a_slot_is_followed_loses_nothing(pair: _Pair) -> None:
     assert shop.ids("one", "orders") == [1, 2, 3]
 
 
+@pytest.mark.drawn
 def test_a_standby_that_lacks_what_delta_holds_is_refused_until_everything_is_copied_again(
     pair: _Pair,
 ) -> None:

@@ -68,6 +68,7 @@ BY_THREADS = (
 )
 
 
+@pytest.mark.drawn
 def test_a_run_killed_as_its_threads_write_files_is_made_good_by_the_next(
     publisher_server: EmbeddedServer, tmp_path: Path
 ) -> None:
@@ -141,6 +142,7 @@ def kill_at_each(
 
 
 # `make soak-hard-day` kills many more.
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     ("lake", "kills"),
     [("folder", 6), *(pytest.param(lake, 12, marks=pytest.mark.long) for lake in ("folder", "s3"))],

@@ -82,6 +82,7 @@ def test_a_damaged_replica_is_set_aside_with_the_command_that_copies_it_again(
         settled(pgsieve, database)
 
 
+@pytest.mark.drawn
 def test_what_the_change_log_has_lost_is_told_with_the_command_that_brings_it_back(
     publisher_server: EmbeddedServer, tmp_path: Path, master: str
 ) -> None:
@@ -122,6 +123,7 @@ def newest_entry(table: Path) -> Path:
     return max((table / "_delta_log").glob("*.json"))
 
 
+@pytest.mark.drawn
 def test_an_entry_without_actions_or_cut_off_is_damage_and_a_resync_brings_all_back(
     publisher_server: EmbeddedServer, tmp_path: Path, master: str
 ) -> None:

@@ -57,6 +57,7 @@ def confirmed(database: psycopg.Connection) -> list[tuple[str]]:
     ).fetchall()
 
 
+@pytest.mark.drawn
 def test_a_full_disk_stops_the_run_sets_nothing_aside_and_loses_nothing(
     publisher_server: EmbeddedServer, tmp_path: Path, master: str
 ) -> None:
@@ -82,6 +83,7 @@ def test_a_full_disk_stops_the_run_sets_nothing_aside_and_loses_nothing(
         settled(pgsieve, database)
 
 
+@pytest.mark.drawn
 def test_a_folder_that_refuses_sets_its_table_aside_and_a_lake_that_refuses_stops_the_run(
     publisher_server: EmbeddedServer, tmp_path: Path, master: str
 ) -> None:

@@ -43,6 +43,7 @@ WRITERS = [
 ]
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("writer", WRITERS)
 def test_processes_that_overlap_at_random_lose_and_repeat_nothing(
     request: pytest.FixtureRequest, publisher_server: EmbeddedServer, tmp_path: Path, writer: str

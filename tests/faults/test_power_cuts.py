@@ -47,6 +47,7 @@ def cut_at(pgsieve: Site, database: psycopg.Connection, disk: Disk, point: Failp
     disk.restore()
 
 
+@pytest.mark.drawn
 def test_a_power_cut_costs_nothing(publisher_server: EmbeddedServer, tmp_path: Path) -> None:
     """The power goes several times: each time a process runs, and another makes it good."""
     with powered("power", publisher_server, tmp_path, {}) as (pgsieve, database, disk):

@@ -36,6 +36,7 @@ def ended(process) -> int:
     return process.exitcode
 
 
+@pytest.mark.drawn
 def test_a_connection_cut_in_the_middle_of_a_message_loses_nothing(
     server: EmbeddedServer, tmp_path: Path, master: str
 ) -> None:
@@ -74,6 +75,7 @@ def test_following_survives_connections_that_are_cut_again_and_again(
         settled(pgsieve, database)
 
 
+@pytest.mark.drawn
 def test_following_survives_a_restart_and_an_immediate_shutdown_of_the_server(
     server: EmbeddedServer, tmp_path: Path, master: str
 ) -> None:
@@ -95,6 +97,7 @@ def test_following_survives_a_restart_and_an_immediate_shutdown_of_the_server(
             settled(pgsieve, again)
 
 
+@pytest.mark.drawn
 def test_following_goes_on_however_often_its_sessions_are_terminated(
     server: EmbeddedServer, tmp_path: Path, master: str
 ) -> None:

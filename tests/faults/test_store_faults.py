@@ -225,6 +225,7 @@ def shop(
         yield made
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     ("answer", "methods"),
     [
@@ -260,6 +261,7 @@ def test_a_slow_store_is_waited_for(shop: Shop) -> None:
 PLACES = ("change_log/_delta_log/", "_changes/public/orders/", "sales/public/items/", "_cuts/_delta_log/")
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     "place", ["sales/public/items/", pytest.param("_delta_log/", marks=pytest.mark.long)]
 )
@@ -293,6 +295,7 @@ REFUSALS = {
 }
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     "kind", ["expired", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("read-only", "gone"))]
 )
@@ -328,6 +331,7 @@ def test_a_store_that_refuses_stops_a_run_and_sets_nothing_aside(
     shop.settle()
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("shop", ["process"], indirect=True)
 def test_dropping_with_tables_deletes_nothing_of_another_lake(
     shop: Shop, s3_server: S3Server, s3_folder: str
@@ -352,6 +356,7 @@ def test_dropping_with_tables_deletes_nothing_of_another_lake(
     assert not [name for name in shop.objects() if name.startswith("sales/")]
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     "kind",
     ["ignored at times", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("ignored", "unknown"))],
@@ -387,6 +392,7 @@ def test_a_store_that_may_lose_commits_is_refused_before_anything_is_there(
     shop.settle()
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("more", [2, pytest.param(6, marks=pytest.mark.long)])
 @pytest.mark.parametrize("shop", ["process"], indirect=True)
 def test_a_store_that_is_far_away_is_asked_little_for_each_table_of_a_first_copy(

@@ -77,6 +77,7 @@ def test_memory_is_bounded_by_the_bytes(name, data):
 
 if (sys.platform, platform.machine()) == ("linux", "x86_64"):  # where atheris has a wheel
 
+    @pytest.mark.drawn
     @pytest.mark.parametrize("name", TARGETS)
     def test_a_fuzzer_finds_nothing(name: str, tmp_path: Path) -> None:
         seconds = max(1, round(SECONDS))

@@ -208,6 +208,7 @@ def test_a_backfill_copies_the_chosen_table_and_leaves_the_others(
     assert check(config, config.selected([]), _Quiet()).equal
 
 
+@pytest.mark.drawn
 def test_the_consistency_check_fails_on_a_replica_that_was_tampered_with(config: Config) -> None:
     defs = definitions(config)
     lake = defs.resources["pgsieve_lake"]

@@ -29,7 +29,7 @@ from tests.fixtures.oracle import wait_until
 from tests.fixtures.servers import drop_slots
 from tests.fixtures.shop import Shop
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.drawn("together")]
 
 #: (schema, table) and its asset key; the last ones meet where Dagster makes one name of a key.
 TABLES = {

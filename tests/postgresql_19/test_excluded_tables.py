@@ -151,6 +151,7 @@ def test_every_combination_of_publications_sends_and_copies_what_the_server_says
             assert sent == Counter(r.publish_as.oid for r in relations if r is not None), names
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("in_file", [False, True])
 def test_every_command_knows_what_is_excluded(shop: Shop, in_file: bool) -> None:
     """A publication of the server, or one of pgsieve.yaml beside a capture publication of the user's that excludes, too."""

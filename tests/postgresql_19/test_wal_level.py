@@ -25,6 +25,7 @@ def publisher_server(publisher_19: EmbeddedServer) -> Iterator[EmbeddedServer]:
         yield server
 
 
+@pytest.mark.drawn
 def test_replication_needs_no_wal_level_of_logical_and_says_what_switches_decoding_off(shop: Shop) -> None:
     def in_effect() -> str:
         return str(shop.database.execute("SHOW effective_wal_level").fetchone())

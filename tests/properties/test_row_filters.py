@@ -157,6 +157,7 @@ def test_what_is_known_to_be_difficult(sample: Sample, rows: pa.RecordBatch, tex
     assert tally.compared == 2 * (len(texts) - left_out)
 
 
+@pytest.mark.drawn
 @pytest.mark.spark
 def test_rows_that_spark_hands_over_come_to_the_same_verdicts(sample: Sample, rows: pa.RecordBatch) -> None:
     """As on executors: `mapInArrow` over the sample's columns as Spark has them, in two tasks."""

@@ -48,6 +48,7 @@ _THEN = """
 """
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("binary", [pytest.param(False, marks=pytest.mark.long), True])
 def test_rows_print_as_their_types_are_now(scenario: Scenario, binary: bool) -> None:
     scenario.tables(_TYPES)

@@ -35,6 +35,8 @@ from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.filter_analysis import UncheckedFilterError
 from pgsieve.resources.postgres.source import Source, quote
 
+pytestmark = pytest.mark.slow
+
 #: Every replica identity, plain and generated; partitions whose columns, identities and depths differ; inheritance.
 TABLES = """
 CREATE TABLE plain (a int PRIMARY KEY, b int, c text);

@@ -13,6 +13,7 @@ _WRITERS = ["threads", *(pytest.param(writer, marks=pytest.mark.long) for writer
 pytestmark = [pytest.mark.slow, pytest.mark.parametrize("scenario", _WRITERS, indirect=True)]
 
 
+@pytest.mark.drawn
 def test_changes_pass_row_filters_and_become_what_these_say(scenario: Scenario) -> None:
     scenario.tables("""
         CREATE TABLE t1 (a int, b int, c text, PRIMARY KEY (a, c));

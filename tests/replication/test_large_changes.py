@@ -66,6 +66,7 @@ _SLICES = (
 )
 
 
+@pytest.mark.drawn
 def test_many_changes_leave_the_rows_of_the_built_in_subscriber(scenario: Scenario) -> None:
     scenario.tables(_TABLES)
     scenario.publisher(_ROWS)

@@ -15,6 +15,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.drawn
 def test_large_tables_are_copied_as_the_built_in_subscription_copies_them(scenario: Scenario) -> None:
     scenario.tables(f"CREATE TABLE kinds (id int PRIMARY KEY, {COLUMNS})")
     scenario.tables(

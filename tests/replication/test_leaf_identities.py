@@ -158,6 +158,7 @@ def _differing(
     return differing
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("combinations", ["some", pytest.param("all", marks=pytest.mark.long)])
 def test_rows_are_found_by_the_identity_that_leaves_share_or_the_table_is_refused(
     shop: Shop, combinations: str
@@ -213,6 +214,7 @@ UNDONE = {
 }
 
 
+@pytest.mark.drawn
 def test_an_identity_that_was_another_for_a_while_loses_no_row(shop: Shop) -> None:
     trees = []
     for kind in UNDONE:

@@ -42,6 +42,7 @@ def inserted(first: int) -> str:
     return "; ".join(f"INSERT INTO {table} VALUES {values}" for table in FILTERS)
 
 
+@pytest.mark.drawn
 def test_letters_have_the_case_of_the_database(localized: Scenario) -> None:
     for table in FILTERS:
         localized.tables(f"CREATE TABLE {table} (id int PRIMARY KEY, email text)")

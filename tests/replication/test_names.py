@@ -31,6 +31,7 @@ def outside(scenario: Scenario) -> set[Path]:
     }
 
 
+@pytest.mark.drawn
 def test_every_name_is_replicated_as_the_name_that_it_is(scenario: Scenario) -> None:
     """A table for each odd name: each is copied, changed and checked."""
     scenario.tables('CREATE TABLE victim (a int PRIMARY KEY); CREATE SCHEMA "Sch.ema/..;\'`"""')
@@ -80,6 +81,7 @@ def test_every_name_is_replicated_as_the_name_that_it_is(scenario: Scenario) -> 
     assert outside(scenario) == set()
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     ("scenario", "turns"),
     [

@@ -108,6 +108,7 @@ def test_a_schema_is_published_with_the_partitions_that_lie_in_it_and_below(scen
     assert [len(rows[name]) > 1 for name in ("other.low", "high")] == [True, False]
 
 
+@pytest.mark.drawn
 def test_columns_of_a_tree_change_with_its_rows_published_either_way(scenario: Scenario) -> None:
     for name in ("via", "bare"):
         scenario.tables(

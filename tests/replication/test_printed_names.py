@@ -5,6 +5,8 @@ A subscriber holds oids of its own objects, so the publisher is the oracle: a re
 
 from __future__ import annotations
 
+import pytest
+
 from tests.fixtures.shop import Shop
 
 OBJECTS = """
@@ -47,6 +49,7 @@ ALTERATIONS = (
 )
 
 
+@pytest.mark.drawn
 def test_a_replica_has_the_names_that_the_publisher_prints(shop: Shop) -> None:
     database, name = shop.database, shop.written["sources"]["shop"]["slot"]
     for statement in OBJECTS.format(name).split(";"):

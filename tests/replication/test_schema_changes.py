@@ -120,6 +120,7 @@ def test_a_renamed_column_keeps_its_values(scenario: Scenario) -> None:
     assert copies(scenario, "t") == {1}
 
 
+@pytest.mark.drawn
 def test_columns_that_exchange_their_names_are_told_apart(scenario: Scenario) -> None:
     scenario.tables("CREATE TABLE t (id int PRIMARY KEY, a int, b int)")
     scenario.publisher("INSERT INTO t VALUES (1, 1, 2), (2, 1, 2); CREATE PUBLICATION pub FOR TABLE t")
@@ -186,6 +187,7 @@ def test_a_rewrite_that_changes_no_definition_copies_nothing(scenario: Scenario)
     assert copies(scenario, "t") == {1}
 
 
+@pytest.mark.drawn
 def test_a_column_may_get_a_name_that_parquet_forbids_and_lose_it_again(scenario: Scenario) -> None:
     keyed(scenario)
     scenario.publisher("UPDATE t SET b = 11 WHERE id = 1")
@@ -197,6 +199,7 @@ def test_a_column_may_get_a_name_that_parquet_forbids_and_lose_it_again(scenario
     scenario.check(expect={"t": ["1|x|13", "2|y|20", "3|z|30", "4|w|40"]})
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("streaming", ["on", pytest.param("parallel", marks=pytest.mark.long)])
 def test_any_ddl_in_and_around_a_streamed_transaction_is_followed(scenario: Scenario, streaming: str) -> None:
     names = ("dropped", "renamed", "retyped", "filled", "all_at_once")

@@ -46,6 +46,7 @@ def publish(scenario: Scenario) -> None:
     scenario.publisher("CREATE PUBLICATION pub FOR ALL TABLES")
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     "copied", [True, pytest.param(False, marks=pytest.mark.long)], ids=["copied", "streamed"]
 )

@@ -24,6 +24,8 @@ from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.fixtures.locales import locales
 
+pytestmark = pytest.mark.slow
+
 SEED = int(os.environ.get("PGSIEVE_SEED") or random.SystemRandom().randrange(1 << 32))
 DATABASE = "letters"
 FUNCTIONS: tuple[CaseFunction, ...] = ("lower", "upper", "initcap")
@@ -123,6 +125,7 @@ def compare_in_regular_expressions(connection: psycopg.Connection, collation: st
     assert expected == matches(connection, patterns, collate), f"seed {SEED}"
 
 
+@pytest.mark.drawn
 @pytest.mark.slow
 def test_every_character_of_the_database_changes_as_the_server_changes_it(
     publisher_server: EmbeddedServer, server: psycopg.Connection
@@ -138,6 +141,7 @@ def test_every_character_of_the_database_changes_as_the_server_changes_it(
                 compare_in_regular_expressions(connection, "default")
 
 
+@pytest.mark.drawn
 def test_text_of_a_collation_changes_as_the_server_changes_it(server: psycopg.Connection) -> None:
     assert compare(server, "default") == ASCII
     assert compare(server, "ucs_basic") == ASCII

@@ -66,6 +66,7 @@ def _by_another(folder: Path, position: int | None) -> None:
     )
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("position", [15, None])
 @pytest.mark.parametrize("write", [append, overwrite, merge])
 def test_what_was_planned_from_a_version_follows_no_later_one(
@@ -99,6 +100,7 @@ def _committing_afterwards(
     return guarded_before
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("write", [append, overwrite, merge])
 def test_delta_refuses_a_position_that_comes_after_the_look_into_the_log(
     session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Write

@@ -57,6 +57,7 @@ def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.drawn
 def test_a_run_is_a_trace_with_a_span_for_each_step(shop: Shop, endpoint: str) -> None:
     shop.copy()
     slot = shop.written["sources"]["shop"]["slot"]
@@ -90,6 +91,7 @@ def test_a_run_is_a_trace_with_a_span_for_each_step(shop: Shop, endpoint: str) -
     assert named["service.name"] == "pgsieve"
 
 
+@pytest.mark.drawn
 def test_without_the_sdk_nothing_is_traced_and_what_asks_for_it_is_refused() -> None:
     assert run("-c", WITHOUT_SDK, "--version").returncode == 0
     asked = run("-c", WITHOUT_SDK, "status", OTEL_TRACES_EXPORTER="console")

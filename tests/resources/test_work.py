@@ -38,6 +38,7 @@ def test_what_side_by_side_threads_do_is_counted_as_well(tmp_path: Path) -> None
     assert (work.tasks, work.bytes) == (3, 6)
 
 
+@pytest.mark.drawn
 @pytest.mark.spark
 def test_jobs_of_spark_are_grouped_by_the_subscription_and_say_what_they_are() -> None:
     session = engine().session

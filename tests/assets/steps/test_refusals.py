@@ -247,6 +247,7 @@ def test_a_server_that_was_put_back_is_refused_until_everything_is_copied_again(
         drain(reading, lake, [], lambda _: None)
 
 
+@pytest.mark.drawn
 @pytest.mark.slow
 def test_a_slot_that_somebody_reads_is_an_error(
     conninfo: str, database: psycopg.Connection, lake: Lake

@@ -48,6 +48,8 @@ from pgsieve.resources.spool import FileSpool
 from tests.fixtures.concurrent_sessions import SETTINGS, STEPS, TABLES, Workload, connect, flushed_lsn
 from tests.fixtures.servers import new_server
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module", params=[16, 18, 19])
 def server(request):

@@ -340,6 +340,7 @@ def test_the_console_script_exits_with_the_code(tmp_path):
     assert result.stderr.startswith(f"error: {tmp_path}/none.yaml: cannot be read")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("where", "code"), [("> /dev/full", 2), (">&-", 1), ("2>&- | cat", 0)])
 def test_a_stdout_that_takes_nothing_is_refused_and_a_closed_one_is_none(tmp_path, where, code):
     (tmp_path / "pgsieve.yaml").write_text(LEAST)
@@ -355,6 +356,7 @@ def test_a_stdout_that_takes_nothing_is_refused_and_a_closed_one_is_none(tmp_pat
     assert ("No space left on device" in done.stderr) == (code == 2)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("arguments", ["--help", "status --help", "--version", "engine"])
 def test_help_and_version_that_cannot_be_written_are_refused(arguments, unbuffered):
@@ -375,6 +377,7 @@ def test_help_and_version_that_cannot_be_written_are_refused(arguments, unbuffer
     ]
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     ("words", "names"),
     [
@@ -396,6 +399,7 @@ def test_a_shell_completes_subscriptions_of_the_file(tmp_path, words, names):
     assert done.stdout.split() == [name for name in names.split(",") if name]
 
 
+@pytest.mark.slow
 def test_a_run_imports_neither_data_frames_nor_the_parser_of_row_filters_and_who_asks_later_has_them(
     tmp_path,
 ):
@@ -414,6 +418,7 @@ def test_a_run_imports_neither_data_frames_nor_the_parser_of_row_filters_and_who
     assert _process("-c", code).stdout == "[]\n[1]\n1 1\n"
 
 
+@pytest.mark.slow
 def test_help_and_a_wrong_file_import_neither_dagster_nor_spark():
     heavy = "{'dagster', 'pyspark', 'delta', 'pyarrow', 'sqlglot'} & set(sys.modules)"
     code = (

@@ -22,6 +22,7 @@ def _one_more_table(shop: Shop) -> None:
     shop.database.execute("insert into orders values (5, 5); insert into stock values (5, 5)")
 
 
+@pytest.mark.drawn
 def test_changes_go_on_while_a_copy_waits_for_an_open_transaction(shop: Shop) -> None:
     source = shop.written["sources"]["shop"]
     own = {"source": "shop", "publications": ["q"], "row_filter": "publisher"}

@@ -90,6 +90,7 @@ def test_a_table_that_was_set_aside_and_left_its_publication_is_no_problem_any_m
     assert (code, "a value" in output) == (0, False), output
 
 
+@pytest.mark.drawn
 def test_a_table_that_comes_back_amid_a_run_is_copied_by_the_next(shop: Shop) -> None:
     assert shop.cli("run")[0] == 0
     shop.database.execute("alter publication p drop table notes")
@@ -179,6 +180,7 @@ def _created_again(shop: Shop, slot: str) -> None:
     shop.database.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", [slot])
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(("lose", "error"), [(_dropped, SlotMissingError), (_created_again, SlotAheadError)])
 def test_the_command_that_a_lost_slot_names_copies_everything_again(
     shop: Shop, lose: Any, error: type[SlotError]
@@ -366,6 +368,7 @@ def test_without_the_server_drop_needs_to_be_told_to_leave_the_slot(shop: Shop) 
     assert shop.ids("one", "orders") == [2, 3, 4]
 
 
+@pytest.mark.drawn
 def test_a_slot_that_somebody_reads_is_not_dropped(shop: Shop) -> None:
     shop.copy()
     shop.drop("two")
@@ -429,6 +432,7 @@ def test_an_lsn_that_is_none_is_refused_as_postgresql_does(
     assert (raised.value.message, raised.value.sqlstate) == expected
 
 
+@pytest.mark.drawn
 @pytest.mark.spark
 def test_a_disabled_subscription_is_refused_until_it_is_enabled_and_the_others_go_on(shop: Shop) -> None:
     shop.copy()
@@ -493,6 +497,7 @@ def test_drop_forgets_that_a_subscription_was_disabled_and_what_it_skips(shop: S
     assert SubscriptionRecord(shop.lake, "one").state() == state
 
 
+@pytest.mark.drawn
 def test_on_a_terminal_what_is_told_has_lines_of_its_own(shop: Shop) -> None:
     """Dagster puts a pipe between a step and the terminal: what is told took the rest of the line of the task that runs."""
     code, shown = shown_on_a_terminal("-m", "pgsieve", "-c", str(shop.path), "run", "two", seconds=120)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from deltalake import DeltaTable
 
 from pgsieve.resources.lake.delta.tables import shared_tables
@@ -40,6 +41,7 @@ DAMAGES: dict[str, Damage] = {
 }
 
 
+@pytest.mark.drawn
 def test_a_damaged_log_costs_its_own_table_until_it_is_copied_again(shop: Shop) -> None:
     changed, idle = ([f"{damage}_{kind}" for damage in DAMAGES] for kind in ("changed", "idle"))
     tables = [*changed, *idle, "whole"]

@@ -44,6 +44,7 @@ def _with_garbage_in_its_files(table: Path) -> None:
         file.write_bytes(b"PAR1 nothing here PAR1" * 20)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     "damage",
     [

@@ -20,6 +20,8 @@ from pgsieve.pipelines.config.model import load_config
 from pgsieve.pipelines.project import project
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 
+pytestmark = pytest.mark.slow
+
 CONFIG = """\
 lake: ./lake
 sources:
@@ -266,6 +268,7 @@ subscriptions:
 """
 
 
+@pytest.mark.drawn
 def test_what_was_prepared_and_changed_nothing_is_no_obstacle(
     publisher_server: EmbeddedServer, tmp_path: Path
 ) -> None:

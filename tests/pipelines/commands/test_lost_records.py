@@ -51,6 +51,7 @@ def _is_equal(shop: Shop) -> None:
     assert (code, "every table equals the publisher" in output) == (0, True), output
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     "record",
     [
@@ -71,6 +72,7 @@ def test_a_record_that_is_gone_unnoticed_costs_no_row(shop: Shop, record: str) -
     assert set(TableStates(shop.lake, "one").newest()) == {("public", "orders"), ("public", "notes")}
 
 
+@pytest.mark.drawn
 def test_a_change_log_without_the_record_of_its_cluster_is_refused_until_all_is_copied(shop: Shop) -> None:
     _begun(shop)
     path = shop.lake.feed("shop")

@@ -25,6 +25,8 @@ from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.fixtures.servers import drop_slots
 from tests.fixtures.shop import Shop
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def file(publisher_server: EmbeddedServer, tmp_path: Path) -> Iterator[Path]:
@@ -66,6 +68,7 @@ def test_a_lake_is_maintained_and_goes_on(file: Path, monkeypatch: pytest.Monkey
     assert DeltaTable(str(file.parent / "lake/sales/_table_states")).get_add_actions().num_rows == 1
 
 
+@pytest.mark.drawn
 @pytest.mark.spark
 def test_a_subscription_restored_from_before_what_was_deleted_is_set_aside_and_copied_again(
     file: Path, publisher_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
@@ -128,6 +131,7 @@ def test_files_of_a_copy_that_goes_on_stay_however_old_they_are(shop: Shop) -> N
     assert {table: file.exists() for table, file in files.items()} == {"orders": True, "notes": False}
 
 
+@pytest.mark.drawn
 def test_a_maintenance_waits_for_another_of_the_same_tables(shop: Shop) -> None:
     shop.copy()
     declared = project(load_config(shop.path))

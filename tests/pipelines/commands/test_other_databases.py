@@ -51,6 +51,7 @@ def other(
         admin.execute(f"drop database {name} with (force)")
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("other", [True, False], ids=["of this cluster", "of another"], indirect=True)
 def test_the_replicas_of_another_database_are_left_alone(shop: Shop, other: Shop) -> None:
     assert shop.cli("run")[0] == 0
@@ -79,6 +80,7 @@ def test_the_replicas_of_another_database_are_left_alone(shop: Shop, other: Shop
     assert (code, "every table equals the publisher" in output) == (0, True), output
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     "command",
     [
@@ -117,6 +119,7 @@ def test_a_slot_that_is_there_brings_no_change_of_another_database(
     assert shop.cli("check")[0] == 0
 
 
+@pytest.mark.drawn
 def test_a_subscription_of_another_name_has_the_lake_as_well(shop: Shop, other: Shop) -> None:
     """Also where it comes to a slot that others of its configuration have already."""
     subscriptions = other.written["subscriptions"]
@@ -134,6 +137,7 @@ def test_a_subscription_of_another_name_has_the_lake_as_well(shop: Shop, other: 
     assert shop.ids("two", "stock") == [1, 2, 3, 4]
 
 
+@pytest.mark.drawn
 def test_a_name_that_was_given_up_is_anybodys(shop: Shop, other: Shop) -> None:
     assert shop.cli("run")[0] == 0
     for subscription in ("one", "two"):

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tests.fixtures.shop import Shop
 
 
-@pytest.mark.parametrize("row_filter", ["pipeline", "publisher"])
+@pytest.mark.parametrize("row_filter", ["pipeline", pytest.param("publisher", marks=pytest.mark.drawn)])
 def test_another_lake_takes_a_slot_over_only_where_it_is_said(
     shop: Shop, tmp_path: Path, row_filter: str
 ) -> None:
@@ -68,6 +68,7 @@ def test_another_lake_takes_a_slot_over_only_where_it_is_said(
         assert shop.cli("drop", "one", "--leave-slot")[0] == 0
 
 
+@pytest.mark.drawn
 def test_the_next_run_frees_what_was_kept_for_a_transaction_that_ended(shop: Shop) -> None:
     assert shop.cli("run")[0] == 0
     with psycopg.connect(shop.database.info.dsn, password=shop.database.info.password) as long:

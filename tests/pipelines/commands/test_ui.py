@@ -127,6 +127,7 @@ def _started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[subproces
     return process, int((printed - {"up"}).pop())
 
 
+@pytest.mark.drawn
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "number",
@@ -143,6 +144,7 @@ def test_a_second_signal_ends_at_once_what_does_not_end_by_itself(tmp_path, monk
     assert not _processes(session)
 
 
+@pytest.mark.drawn
 @pytest.mark.slow
 def test_a_command_that_is_killed_leaves_no_server(tmp_path, monkeypatch):
     process, session = _started(tmp_path, monkeypatch)
@@ -162,6 +164,7 @@ def _processes(session: int) -> list[str]:
     return listed.stdout.splitlines()
 
 
+@pytest.mark.drawn
 @pytest.mark.slow
 def test_a_signal_ends_the_server_and_its_children_though_a_shell_started_it_in_the_background(tmp_path):
     file = tmp_path / "pgsieve.yaml"

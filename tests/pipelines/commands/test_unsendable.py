@@ -68,6 +68,7 @@ def _follow(shop: Shop, done: Callable[[], bool]) -> None:
     assert done()
 
 
+@pytest.mark.drawn
 @pytest.mark.usefixtures("orchestrator")
 def test_a_byte_that_is_no_utf8_sets_its_table_aside_and_no_other(
     publisher_server: EmbeddedServer, tmp_path: Path
@@ -92,6 +93,7 @@ def test_a_byte_that_is_no_utf8_sets_its_table_aside_and_no_other(
         assert (checked := shop.cli("check"))[0] == 0, checked
 
 
+@pytest.mark.drawn
 @pytest.mark.usefixtures("orchestrator")
 def test_a_row_filter_that_fails_at_the_publisher_sets_its_table_aside_and_no_other(
     publisher_server: EmbeddedServer, tmp_path: Path
@@ -128,6 +130,7 @@ def test_a_row_filter_that_fails_at_the_publisher_sets_its_table_aside_and_no_ot
         assert (checked := shop.cli("check"))[0] == 0, checked
 
 
+@pytest.mark.drawn
 @pytest.mark.usefixtures("orchestrator")
 def test_a_row_filter_that_keeps_failing_at_the_publisher_has_no_table_copied_again(
     publisher_server: EmbeddedServer, tmp_path: Path
@@ -226,6 +229,7 @@ def test_a_value_that_the_server_cannot_print_sets_its_table_aside_and_no_other(
             assert states == ["set aside", "set aside", "ready"], output
 
 
+@pytest.mark.drawn
 @pytest.mark.usefixtures("orchestrator")
 def test_a_name_that_is_no_text_is_the_matter_of_what_has_it(
     publisher_server: EmbeddedServer, tmp_path: Path

@@ -112,6 +112,7 @@ def test_assets_definitions_and_sensors_refuse_it(shop: Shop, newer: str) -> Non
     assert shop.on_server() == ([], ["p", "q"])
 
 
+@pytest.mark.drawn
 def test_it_is_used_where_that_is_allowed_with_a_warning(
     shop: Shop, newer: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -42,6 +42,7 @@ class _Quiet:
     def tell(self, line: str) -> None: ...
 
 
+@pytest.mark.drawn
 def test_at_size_both_do_the_same_job_and_the_replica_is_equal(tmp_path: Path, server_folder: Path) -> None:
     spark = {"master": "threads[2]", "conf": {"spark.pgsieve.smallBytes": "-1"}}
     with EmbeddedServer(server_folder / "p") as publisher, EmbeddedServer(server_folder / "s") as subscriber:

@@ -19,6 +19,7 @@ from tests.fixtures.shop import Quiet, Shop
 SLICES = 4
 
 
+@pytest.mark.drawn
 @pytest.mark.spark
 def test_dagster_hears_of_all_slices_in_one_run_and_what_they_wrote_is_maintained(
     shop: Shop, monkeypatch: pytest.MonkeyPatch

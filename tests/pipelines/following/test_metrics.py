@@ -160,6 +160,7 @@ def test_a_follower_counts_what_it_does(shop: Shop) -> None:
         assert follower.process.wait(60) == 0
 
 
+@pytest.mark.drawn
 @pytest.mark.slow
 def test_a_follower_ends_where_nothing_moves_though_something_waits(shop: Shop) -> None:
     shop.copy()
@@ -189,6 +190,7 @@ def test_a_follower_ends_where_nothing_moves_though_something_waits(shop: Shop) 
         assert "changes that arrived wait to be applied" in log
 
 
+@pytest.mark.drawn
 def test_a_port_that_is_taken_and_one_without_follow_are_refused(shop: Shop) -> None:
     with following(shop) as follower:
         port = follower.url.rpartition(":")[2]

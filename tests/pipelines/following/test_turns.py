@@ -46,6 +46,7 @@ def following(shop: Shop, log: Path) -> Iterator[None]:
         follower.kill()
 
 
+@pytest.mark.drawn
 def test_checks_runs_and_copies_have_their_turn_beside_a_follower(
     shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

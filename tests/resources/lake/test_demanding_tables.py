@@ -77,6 +77,7 @@ def is_refused(path: str) -> bool:
     return False
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     "demand", [d if d in ESSENTIAL else pytest.param(d, marks=pytest.mark.long) for d in DEMANDS]
 )
@@ -105,6 +106,7 @@ def test_delta_rs_is_asked_for_what_it_does_and_spark_for_the_rest(tmp_path: Pat
     assert by_delta_rs == (demand not in LEFT and not is_refused(path))
 
 
+@pytest.mark.drawn
 def test_what_delta_rs_refuses_is_no_conflict_and_the_tables_own_fault(tmp_path: Path) -> None:
     path = demanding(tmp_path, "row tracking")
     engine().session.sql(f"alter table delta.{quoted(path)} set tblproperties ('delta.appendOnly' = 'true')")
@@ -122,6 +124,7 @@ def test_what_delta_rs_refuses_is_no_conflict_and_the_tables_own_fault(tmp_path:
         lake.local.write(other, rows(5), 8, base=7)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("demand", ["nothing", "row tracking", "only Spark reaches it"])
 def test_what_others_have_a_table_refuse_rows_for_is_taken_from_it_and_the_position_stays(
     tmp_path: Path, demand: str

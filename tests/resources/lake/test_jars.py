@@ -146,6 +146,7 @@ NO_REPOSITORY = """<ivysettings>
 """
 
 
+@pytest.mark.drawn
 @pytest.mark.spark
 def test_jars_are_fetched_once_and_a_repository_that_does_not_answer_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

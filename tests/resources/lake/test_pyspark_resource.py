@@ -17,6 +17,8 @@ from pgsieve.resources.lake.pyspark_resource import pyspark_resource
 from pgsieve.resources.lake.session import SparkEngine
 from tests.fixtures.pgsieve_replica import engine
 
+pytestmark = pytest.mark.slow
+
 _FILE = """
 lake: ./lake
 sources: {shop: {conninfo: "host=203.0.113.1 dbname=shop connect_timeout=60"}}

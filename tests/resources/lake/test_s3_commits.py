@@ -51,6 +51,7 @@ def commit(unique: bool = True) -> list[str]:
     return [json.dumps(info, separators=(",", ":")), '{"add":{"path":"ä.parquet"}}']
 
 
+@pytest.mark.drawn
 def test_an_object_that_is_there_stays(spark: SparkWriter, path: str) -> None:
     first = commit()
     assert spark.put(f"{path}/_delta_log/1.json", first) is None
@@ -77,6 +78,7 @@ def test_a_commit_that_anybody_could_have_written_is_not_taken_for_ones_own(
     assert _TAKEN in str(spark.put(f"{path}/_delta_log/1.json", commit(unique=False)))
 
 
+@pytest.mark.drawn
 def test_rows_are_there_once_where_the_answer_to_their_commit_was_lost(
     spark: SparkWriter, proxy: S3Proxy, s3_server: S3Server, path: str
 ) -> None:

@@ -16,6 +16,8 @@ import pytest
 
 from pgsieve.resources.postgres.embedded import EmbeddedServer, EmbeddedServerError
 
+pytestmark = pytest.mark.slow
+
 QUICK = {"fsync": "off", "shared_buffers": "16MB"}
 #: Seconds that a process may take to end on a machine that is busy with other work.
 PATIENCE = 300

@@ -133,6 +133,7 @@ def changed(database: psycopg.Connection, key: int) -> Counter[tuple[str, int]]:
     return Counter((*kinds, ("delete", key + 2), ("insert", key + 200000)))
 
 
+@pytest.mark.drawn
 def test_replicas_follow_their_layout(pgsieve: Pgsieve, database: psycopg.Connection) -> None:
     layout: dict[str, Any] = {
         "folders": "bronze/{table}",
@@ -170,6 +171,7 @@ def test_replicas_follow_their_layout(pgsieve: Pgsieve, database: psycopg.Connec
     assert pgsieve.replica("bronze/plain").version() == versions
 
 
+@pytest.mark.drawn
 def test_another_template_of_folders_needs_another_copy(
     pgsieve: Pgsieve, database: psycopg.Connection
 ) -> None:

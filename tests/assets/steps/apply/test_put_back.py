@@ -103,6 +103,7 @@ def _after_a_copy_and_before_its_cut(patch: pytest.MonkeyPatch, shop: Shop, put_
     shop.resync("one", "public.orders")
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     "when",
     [

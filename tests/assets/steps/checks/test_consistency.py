@@ -102,6 +102,7 @@ def items(rows: int) -> tuple[str, ...]:
     )
 
 
+@pytest.mark.drawn
 @pytest.mark.slow
 def test_each_changed_cell_among_millions_is_found_and_named(replicated: Replicated) -> None:
     rows = 400_000  # two million cells
@@ -187,6 +188,7 @@ def test_a_table_that_gets_a_column_while_it_is_compared_is_compared_again(repli
     assert (compared.problem, compared.equal, compared.replica_rows) == (None, True, 11)
 
 
+@pytest.mark.drawn
 @pytest.mark.spark
 def test_a_repair_takes_no_row_of_a_table_that_was_read_as_empty(replicated: Replicated) -> None:
     replicated.publish(*items(10))

@@ -50,6 +50,7 @@ def test_of_what_waits_in_a_slot_one_of_its_subscriptions_asks(
     assert waiting() == ([True] * 4, 1)
 
 
+@pytest.mark.drawn
 def test_who_asks_what_waits_keeps_nobody_from_reading_the_slot(shop: Shop) -> None:
     """As a check of the web interface and a run once met: to look decodes all that a long transaction holds back."""
     shop.run()

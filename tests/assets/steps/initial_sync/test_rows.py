@@ -74,6 +74,7 @@ def site(publisher_server: EmbeddedServer, tmp_path: Path) -> Iterator[Site]:
         yield Site(name, publisher_server.conninfo(dbname=name), database, tmp_path)
 
 
+@pytest.mark.drawn
 def test_values_of_all_types_are_the_same_whoever_copies_them(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:

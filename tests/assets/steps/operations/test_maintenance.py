@@ -34,6 +34,8 @@ from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.source import Source
 from tests.fixtures.lakes import no_session
 
+pytestmark = pytest.mark.slow
+
 TABLES = ("a", "b")
 NAMES = ("first", "second")
 FEED = Feed("shop", Source("shop", ""), "shop", "shop", False, dict.fromkeys(NAMES, ()))

@@ -104,6 +104,7 @@ def bank(publisher_server: EmbeddedServer, tmp_path: Path) -> Iterator[Bank]:
         yield Bank(conninfo, Subscription("sub", feed), Lake(str(tmp_path), lambda: engine().session))
 
 
+@pytest.mark.drawn
 @pytest.mark.spark
 @pytest.mark.parametrize("way", [Bank.run, pytest.param(Bank.follow, marks=pytest.mark.long)])
 def test_the_sum_is_the_same_at_every_cut_while_money_moves(bank: Bank, way: Callable[[Bank], None]) -> None:

@@ -230,6 +230,7 @@ def test_a_table_is_copied_once_where_a_host_with_a_clock_ahead_wrote(shop: Shop
     assert shop.ids("two", "stock") == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.drawn
 @pytest.mark.spark
 def test_in_a_lake_at_a_uri_writers_at_once_lose_no_row_and_have_one_order(tmp_path: Path) -> None:
     lakes = [Lake(tmp_path.as_uri(), engine().session.newSession) for _ in range(2)]

@@ -38,6 +38,8 @@ from tests.fixtures.oracle import Session, wait_until
 from tests.fixtures.servers import new_server
 from tests.fixtures.streamed import consume_stream
 
+pytestmark = pytest.mark.slow
+
 TABLES = """
     CREATE SCHEMA s; CREATE TABLE s.x (a int PRIMARY KEY);
     CREATE TABLE t (a int PRIMARY KEY, b text);
@@ -224,6 +226,7 @@ UNDONE = """
 """
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("streams", [False, True])
 def test_of_what_is_altered_and_undone_between_two_looks_the_publisher_decides(
     server, tmp_path, streams

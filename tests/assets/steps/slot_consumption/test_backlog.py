@@ -101,6 +101,7 @@ def test_a_backlog_of_many_slices_is_decoded_a_few_times_and_gives_the_same_slic
             assert kinds.index("R") < kinds.index("I"), "every slice describes its relations"
 
 
+@pytest.mark.drawn
 @pytest.mark.slow
 def test_a_statement_timeout_shorter_than_a_reading_makes_the_readings_smaller(
     server: EmbeddedServer, tmp_path: Path

@@ -36,6 +36,8 @@ from tests.fixtures.servers import new_server
 from tests.fixtures.streamed import consume_stream
 from tests.fixtures.walsender import Walsender
 
+pytestmark = pytest.mark.slow
+
 OPTIONS = {
     "sql": PgoutputOptions(),
     "sql_two_phase": PgoutputOptions(two_phase=True),
@@ -88,6 +90,7 @@ class Consumer:
         return contents
 
 
+@pytest.mark.drawn
 @settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
 @given(phases=st.lists(st.lists(STEPS, min_size=5, max_size=30), min_size=1, max_size=3))
 def test_both_transports_leave_the_same_changes(server, tmp_path_factory, phases) -> None:
@@ -189,6 +192,7 @@ def test_who_was_overtaken_while_the_connection_was_cut_ends_and_loses_nothing(
             connection.execute("TRUNCATE a")
 
 
+@pytest.mark.drawn
 @pytest.mark.slow
 def test_a_slot_that_cannot_be_read_again_for_what_is_prepared_is_refused(
     server, tmp_path, monkeypatch

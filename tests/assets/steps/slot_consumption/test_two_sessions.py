@@ -31,6 +31,8 @@ from tests.fixtures.lakes import no_session
 from tests.fixtures.oracle import wait_until
 from tests.fixtures.servers import TEST_SETTINGS, new_server
 
+pytestmark = pytest.mark.slow
+
 TABLES = """
     CREATE TABLE a (k int PRIMARY KEY, v text);
     CREATE TABLE b (k int PRIMARY KEY, v text);

@@ -40,6 +40,7 @@ def published(shop: Shop) -> list[dict[str, object]]:
     return [{c.name: v for c, v in zip(cursor.description, row, strict=True)} for row in cursor]
 
 
+@pytest.mark.drawn
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("alteration", "row_filter"),
@@ -73,6 +74,7 @@ def test_a_run_that_died_before_it_recorded_a_slice_leaves_no_rows_of_the_former
     assert shop.state("one", "notes") == "ready"
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     "moment",
     [

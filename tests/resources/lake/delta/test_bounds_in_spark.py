@@ -102,6 +102,7 @@ def _lake(path: str) -> Lake:
     return Lake(str(Path(path).parent), lambda: engine().session)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     ("write", "asked_of"),
     [

@@ -111,6 +111,7 @@ _BY_SPARK: dict[str, tuple[Meanwhile, bool]] = {
 }
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     ("meanwhile", "goes_on"),
     [

@@ -242,6 +242,7 @@ def test_features_are_no_more_than_a_writer_needs(place: Place) -> None:
     assert local.position(place.path) == 3
 
 
+@pytest.mark.drawn
 @pytest.mark.spark
 @pytest.mark.parametrize("place", ["folder", pytest.param("s3", marks=pytest.mark.long)], indirect=True)
 @pytest.mark.parametrize(

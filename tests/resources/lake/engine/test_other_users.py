@@ -128,6 +128,7 @@ def stopped(engine: SparkEngine) -> Iterator[ExitStack]:
         yield stack
 
 
+@pytest.mark.drawn
 @pytest.mark.spark
 def test_another_user_gets_nothing_of_an_engine(
     engine: SparkEngine, stopped: ExitStack, monkeypatch: pytest.MonkeyPatch

@@ -9,6 +9,8 @@ import pytest
 
 from scripts import java
 
+pytestmark = pytest.mark.slow
+
 
 def in_jar(jar: java.Jar) -> dict[str, bytes]:
     with zipfile.ZipFile(jar.path) as file:
