@@ -7,16 +7,15 @@ and `verify` compares replicas, change history, slots and publications with what
 from __future__ import annotations
 
 import contextlib
-import faulthandler
-import multiprocessing
 import os
-import signal
 import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta, tzinfo
+from functools import partial
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Self
 
@@ -28,28 +27,9 @@ from deltalake import DeltaTable, QueryBuilder
 from pgsieve.resources.failpoints import VARIABLE
 from pgsieve.resources.lake.paths import escape
 from pgsieve.resources.postgres.embedded import EmbeddedServer
+from tests.fixtures.commands import start
 from tests.fixtures.oracle import wait_until
 from tests.fixtures.s3_server import S3Server
-
-# Imported once, in the process that the others are forked from: a run then starts in a moment.
-_processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(
-    [
-        *(
-            "pgsieve.pipelines.command_line.cli",
-            "pgsieve.pipelines.commands.run",
-            "pgsieve.pipelines.following.follow",
-            "pgsieve.assets.steps.slot_consumption.drain",
-        ),
-        *(
-            "dagster._core.execution.execute_in_process",
-            "dagster._core.storage.local_compute_log_manager",
-            "dagster._core.storage.sqlite_storage",
-            "pyspark.sql.connect.session",
-            "adbc_driver_postgresql.dbapi",
-        ),
-    ]
-)
 
 #: How commands end: a table is set aside, or a difference found; refused, with what to do; interrupted.
 FOUND, REFUSED, INTERRUPTED = 1, 2, 130
@@ -159,7 +139,7 @@ class Site:
             done.set()
             writer.join()
 
-    def start(self, *arguments: str, failpoint: str | None = None) -> multiprocessing.process.BaseProcess:
+    def start(self, *arguments: str, failpoint: str | None = None) -> BaseProcess:
         """Start a command of pgsieve in a process that can be killed."""
         return start_pgsieve(arguments, self._file, self._log, failpoint)
 
@@ -263,13 +243,14 @@ def start_pgsieve(
     log: Path,
     failpoint: str | None = None,
     ahead: timedelta | None = None,
-) -> multiprocessing.process.BaseProcess:
+) -> BaseProcess:
     """Start a command of pgsieve in a process that can be killed; `ahead` is by how much its clock is wrong."""
-    process = _processes.Process(
-        target=_pgsieve, args=(["--verbose", *arguments, "-c", str(file)], str(log), failpoint, ahead)
+    return start(
+        ["--verbose", *arguments, "-c", str(file)],
+        log,
+        environment={**os.environ, **({} if failpoint is None else {VARIABLE: failpoint})},
+        prepare=None if ahead is None else partial(_set_clock, ahead),
     )
-    process.start()
-    return process
 
 
 def settled(pgsieve: Site, database: psycopg.Connection) -> None:
@@ -283,22 +264,6 @@ def told(pgsieve: Site, *arguments: str, ends: int) -> str:
     printed = len(pgsieve.log)
     assert pgsieve.command(*arguments) == ends, pgsieve.log[printed:]
     return pgsieve.log[printed:]
-
-
-def _pgsieve(arguments: list[str], log: str, failpoint: str | None, ahead: timedelta | None) -> None:
-    """The command line in this process."""
-    descriptor = os.open(log, os.O_CREAT | os.O_APPEND | os.O_WRONLY)
-    os.dup2(descriptor, sys.stdout.fileno())
-    os.dup2(descriptor, sys.stderr.fileno())
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    faulthandler.register(signal.SIGUSR1)
-    if failpoint is not None:
-        os.environ[VARIABLE] = failpoint
-    if ahead is not None:
-        _set_clock(ahead)
-    from pgsieve.pipelines.command_line.cli import app
-
-    app(arguments, prog_name="pgsieve")
 
 
 def _set_clock(ahead: timedelta) -> None:

@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 import urllib.request
 from typing import TYPE_CHECKING
@@ -20,6 +19,7 @@ from playwright.sync_api import Page, expect
 
 from pgsieve.pipelines.config.model import load_config
 from pgsieve.pipelines.project import project
+from tests.fixtures import commands
 from tests.fixtures.browser import PATIENCE_SECONDS, Web, page, served, web
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["page", "web"]
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.drawn("together"), pytest.mark.timeout(900)]
 
 
 def _until(holds: Callable[[], object], web: Web) -> None:
@@ -77,9 +77,9 @@ def test_a_job_applies_what_has_changed(web: Web, page: Page) -> None:
 
 def _run(web: Web) -> None:
     """All tables are copied: of what was not Dagster asks whether one is sure."""
-    command = [sys.executable, "-m", "pgsieve", "run", "-c", str(web.path)]
     environ = {**os.environ, "DAGSTER_HOME": ""}  # The records of `pgsieve ui`.
-    subprocess.run(command, check=True, capture_output=True, env=environ)
+    done = commands.run("run", "-c", str(web.path), environment=environ)
+    assert done.returncode == 0, done.stderr
 
 
 def _runs(web: Web) -> list[str]:

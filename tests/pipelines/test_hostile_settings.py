@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +17,7 @@ from deltalake import DeltaTable
 
 from pgsieve.pipelines.demo.demo import SMALL_DATA
 from pgsieve.resources.postgres.embedded import EmbeddedServer
+from tests.fixtures import commands
 from tests.fixtures.oracle import wait_until
 from tests.fixtures.servers import TEST_SETTINGS, drop_slots, new_server
 
@@ -135,6 +134,9 @@ def publisher(postgres_version: int) -> Iterator[Publisher]:
             drop_slots(admin)
 
 
+_ENVIRONMENT = {**os.environ, "DAGSTER_HOME": "", "COLUMNS": "200"}
+
+
 class Site:
     """pgsieve.yaml, and the commands."""
 
@@ -155,43 +157,29 @@ class Site:
         }
         self.path.write_text(yaml.safe_dump(written))
 
-    def start(self, *command: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "pgsieve.pipelines.command_line.cli",
-                "--verbose",
-                *command,
-                "-c",
-                str(self.path),
-            ],
-            env={**os.environ, "DAGSTER_HOME": "", "COLUMNS": "200"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+    def _arguments(self, *command: str) -> list[str]:
+        return ["--verbose", *command, "-c", str(self.path)]
 
-    def __call__(self, *command: str) -> str:
-        process = self.start(*command)
-        printed, _ = process.communicate(timeout=300)
-        assert process.returncode == 0, printed
-        return printed
+    def __call__(self, *command: str) -> None:
+        done = commands.run(*self._arguments(*command), environment=_ENVIRONMENT)
+        assert done.returncode == 0, done.stdout + done.stderr
 
     def follow(self, publisher: Publisher, key: int) -> None:
         """Follow until a row that is inserted meanwhile is there."""
-        following = self.start("run", "--follow")
+        log = self.folder / "follow.log"
+        following = commands.start(self._arguments("run", "--follow"), log, environment=_ENVIRONMENT)
+        assert following.pid is not None
         try:
             publisher.admin.execute(f"insert into public.orders values ({key}, 'followed')")
             wait_until(
-                lambda: key in self.ids("server", "orders") or following.poll() is not None,
+                lambda: key in self.ids("server", "orders") or following.exitcode is not None,
                 lambda: "not followed",
                 120,
             )
         finally:
-            following.send_signal(signal.SIGINT)
-            printed, _ = following.communicate(timeout=120)
-        assert key in self.ids("server", "orders"), printed
+            os.kill(following.pid, signal.SIGINT)
+            following.join(120)
+        assert key in self.ids("server", "orders"), log.read_text()
 
     def ids(self, subscription: str, table: str) -> set[int]:
         replica = DeltaTable(str(self.folder / "lake" / subscription / "public" / table))
@@ -215,6 +203,7 @@ class Site:
             self("drop", name)
 
 
+@pytest.mark.drawn
 @pytest.mark.spark
 def test_nothing_that_another_role_planted_is_executed(tmp_path: Path, publisher: Publisher) -> None:
     """Each function and operator of pg_catalog is planted, and each command run in a process of its own."""
@@ -290,6 +279,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.drawn
 @pytest.mark.slow
 def test_a_role_with_short_timeouts_and_settings_of_its_own_is_enough(
     tmp_path: Path, publisher: Publisher

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from typing import Any
 
+from tests.fixtures import commands
 from tests.fixtures.shop import Shop
 
 FOREIGN = """
@@ -81,21 +82,21 @@ def test_what_anybody_writes_to_stderr_is_an_object_a_line() -> None:
 def test_a_run_logs_json_and_prints_json(shop: Shop) -> None:
     shop.copy()
     source = shop.written["sources"]["shop"]
-    config = ["-m", "pgsieve", "-c", str(shop.path)]
-    code, out, lines = run(*config, "run", "--json", "--log-format", "json")
-    assert code == 0, lines
-    subscriptions = json.loads(out)["subscriptions"]
+    config = ["-c", str(shop.path)]
+    done = commands.run(*config, "run", "--json", "--log-format", "json")
+    assert done.returncode == 0, done.stderr
+    subscriptions = json.loads(done.stdout)["subscriptions"]
     assert [(each["name"], each["changed"]) for each in subscriptions] == [("one", False), ("two", False)]
-    objects = [json.loads(line) for line in lines]
+    objects = [json.loads(line) for line in done.stderr.splitlines()]
     ended = {each["task"]: each["seconds"] for each in objects if each.get("event") == "ended"}
     assert f"drain {source['slot']}" in ended
     assert all(seconds >= 0 for seconds in ended.values())
 
     shop.configure(sources={"shop": {**source, "conninfo": "host=127.0.0.1 port=1 dbname=shop"}})
-    code, out, lines = run(*config, "run", "--json", PGSIEVE_LOG_FORMAT="json")
-    assert code == 2
-    (failure,) = json.loads(out)["failures"]
+    done = commands.run(*config, "run", "--json", environment={**os.environ, "PGSIEVE_LOG_FORMAT": "json"})
+    assert done.returncode == 2
+    (failure,) = json.loads(done.stdout)["failures"]
     assert failure["subscriptions"] == ["one", "two"]
-    errors = [each for each in map(json.loads, lines) if each["level"] == "error"]
+    errors = [each for each in map(json.loads, done.stderr.splitlines()) if each["level"] == "error"]
     assert [each["subscriptions"] for each in errors] == [["one", "two"]]
     assert errors[0]["message"] == failure["error"]["message"]

@@ -1,8 +1,6 @@
 """Dagster's records do not grow with runs that find nothing to do, nor with tables that nobody changes. No JVM."""
 
 import os
-import subprocess
-import sys
 from datetime import timedelta
 from pathlib import Path
 
@@ -12,28 +10,26 @@ import pytest
 from pgsieve.pipelines.commands.dagster_runs import IDLE, delete_old_runs, keep_one_idle, tagged
 from pgsieve.pipelines.commands.in_process import instance
 from pgsieve.pipelines.config.model import load_config
+from tests.fixtures import commands
 from tests.fixtures.shop import Shop
 
 
+@pytest.mark.drawn
 @pytest.mark.slow
 def test_processes_that_begin_at_once_share_the_databases_that_one_of_them_makes(
     shop: Shop, tmp_path: Path
 ) -> None:
     shop.copy()
-    command = [sys.executable, "-m", "pgsieve", "-c", str(shop.path), "run"]
     for attempt in range(2):
         environment = {**os.environ, "DAGSTER_HOME": str(tmp_path / f"dagster_{attempt}")}
+        log = tmp_path / "log"
         runs = [
-            subprocess.Popen(
-                [*command, name],
-                env=environment,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
+            commands.start(["-c", str(shop.path), "run", name], log, environment=environment)
             for name in ("one", "two", "one")
         ]
-        assert [(run.communicate()[1], run.returncode)[1] for run in runs] == [0, 0, 0]
+        for run in runs:
+            run.join()
+        assert [run.exitcode for run in runs] == [0, 0, 0], log.read_text()
 
 
 def _events(shop: Shop) -> tuple[int, int]:
@@ -43,6 +39,7 @@ def _events(shop: Shop) -> tuple[int, int]:
         return dagster.get_runs_count(), sum(len(dagster.all_logs(run.run_id)) for run in idle)
 
 
+@pytest.mark.drawn
 def test_an_idle_run_leaves_as_many_events_whatever_is_published(shop: Shop) -> None:
     counted = []
     for tables in (0, 8):

@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 from pgsieve.pipelines.command_line import cli
 from pgsieve.pipelines.config.model import load_config
 from pgsieve.resources.postgres.embedded import EmbeddedServer
+from tests.fixtures import commands
 
 PASSWORD = "s3cret-of-the-shop"
 
@@ -75,8 +76,7 @@ def test_what_it_writes_is_valid_and_grants_what_is_needed(
     environment = {**os.environ, "SHOP_1_PASSWORD": PASSWORD, "DAGSTER_HOME": str(tmp_path)}
 
     def lacking() -> list[tuple[str, str]]:
-        command = [sys.executable, "-m", "pgsieve", "-c", str(file), "validate", "--json"]
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+        done = commands.run("-c", str(file), "validate", "--json", environment=environment)
         problems = [
             (p["message"].partition(":")[0], p["sqlstate"]) for p in json.loads(done.stdout)["problems"]
         ]
@@ -93,14 +93,7 @@ def test_what_it_writes_is_valid_and_grants_what_is_needed(
         for line in without_comments(statements.read_text()):
             owner.execute(line)
     assert lacking() == []
-    run = subprocess.run(
-        [sys.executable, "-m", "pgsieve", "-c", str(file), "run"],
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=False,
-        timeout=300,
-    )
+    run = commands.run("-c", str(file), "run", environment=environment)
     assert run.returncode == 0, run.stderr
     with psycopg.connect(publisher_server.conninfo(dbname="Shop-1"), autocommit=True) as owner:
         owner.execute(

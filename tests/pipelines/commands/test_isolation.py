@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,8 @@ from pgsieve.pipelines.config.model import load_config
 from pgsieve.pipelines.definitions import definitions
 from pgsieve.pipelines.following.follow import follow
 from pgsieve.resources.postgres.source import Source
+from tests.fixtures import commands
+from tests.fixtures.oracle import wait_until
 from tests.fixtures.shop import Quiet, Shop
 
 
@@ -56,6 +56,7 @@ def test_a_subscription_that_fails_is_named_and_the_others_of_its_slot_go_on(sho
     assert shop.ids("two", "stock") == [1, 2, 3, 4]
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("table", [pytest.param("_transformed", marks=pytest.mark.long), "_cuts"])
 def test_of_a_step_that_fails_for_one_subscription_dagster_has_the_others(shop: Shop, table: str) -> None:
     assert shop.cli("run")[0] == 0
@@ -84,18 +85,16 @@ def test_of_a_step_that_fails_for_one_subscription_dagster_has_the_others(shop: 
 def test_ctrl_c_ends_the_step_that_is_under_way_and_is_no_subscriptions_fault(shop: Shop) -> None:
     assert shop.cli("run")[0] == 0
     shop.database.execute("insert into orders values (5, 5); insert into stock values (5, 5)")
-    command = [sys.executable, "-m", "pgsieve", "-c", str(shop.path), "run"]
     source = Source("shop", shop.written["sources"]["shop"]["conninfo"])
-    with (
-        source.exclusively("two"),
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process,
-    ):
-        assert process.stderr is not None
-        assert any('waiting for "two"' in line for line in process.stderr)
-        process.send_signal(signal.SIGINT)
-        output = "".join(process.communicate(timeout=60))
-    assert process.returncode == 130, output
-    assert "error: " not in output
+    log = shop.path.with_name("log")
+    with source.exclusively("two"):
+        process = commands.start(["-c", str(shop.path), "run"], log)
+        wait_until(lambda: log.exists() and 'waiting for "two"' in log.read_text(), log.read_text, 300)
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGINT)
+        process.join()
+    assert process.exitcode == 130, log.read_text()
+    assert "error: " not in log.read_text()
     assert shop.cli("run")[0] == 0
     assert [shop.ids("one", "orders"), shop.ids("two", "stock")] == [[2, 3, 4, 5], [1, 2, 3, 4, 5]]
 
@@ -220,6 +219,7 @@ def _going_on(shop: Shop, upto: int) -> None:
     assert shop.ids("one", "notes") == shop.ids("two", "stock") == everything
 
 
+@pytest.mark.drawn
 def test_a_table_whose_filter_spark_cannot_evaluate_waits_and_no_other_does(shop: Shop) -> None:
     _named(shop)
     _publish(shop, f"names where ({_BEYOND})")
@@ -244,6 +244,7 @@ def test_a_table_whose_filter_spark_cannot_evaluate_waits_and_no_other_does(shop
     assert shop.ids("one", "names") == [1, 2, 3]
 
 
+@pytest.mark.drawn
 @pytest.mark.spark
 @pytest.mark.parametrize("by", ["run", pytest.param("job", marks=pytest.mark.long)])
 def test_a_filter_that_is_altered_to_one_beyond_spark_loses_nothing(shop: Shop, by: str) -> None:
@@ -274,6 +275,7 @@ def test_a_filter_that_is_altered_to_one_beyond_spark_loses_nothing(shop: Shop, 
     assert shop.ids("one", "names") == [1, 2, 3, 5, 6]
 
 
+@pytest.mark.drawn
 @pytest.mark.spark
 def test_a_followed_table_whose_filter_is_altered_to_one_beyond_spark_waits(shop: Shop) -> None:
     _named(shop)
@@ -302,6 +304,7 @@ def test_a_followed_table_whose_filter_is_altered_to_one_beyond_spark_waits(shop
     assert shop.state("one", "names") == "to be copied"
 
 
+@pytest.mark.drawn
 def test_a_table_of_which_a_type_cannot_be_had_waits_and_no_other_does(shop: Shop) -> None:
     assert shop.cli("run")[0] == 0
     one, two = shop.written["subscriptions"].values()
@@ -319,6 +322,7 @@ def test_a_table_of_which_a_type_cannot_be_had_waits_and_no_other_does(shop: Sho
     _going_on(shop, 6)
 
 
+@pytest.mark.drawn
 def test_a_missing_java_is_no_tables_fault(shop: Shop) -> None:
     shop.database.execute("create table log (id int); alter table log replica identity full")
     shop.database.execute("insert into log values (2), (3), (4); alter publication p add table log")
@@ -327,10 +331,7 @@ def test_a_missing_java_is_no_tables_fault(shop: Shop) -> None:
     # Many changes without a key: most others go without Java.
     shop.database.execute("update log set id = 14 where id = 4; insert into stock values (5, 5)")
     # A process of its own: the tests' may have a session.
-    command = [sys.executable, "-m", "pgsieve", "-c", str(shop.path), "run"]
-    done = subprocess.run(
-        command, env={**os.environ, "JAVA_HOME": "/none"}, capture_output=True, text=True, check=False
-    )
+    done = commands.run("-c", str(shop.path), "run", environment={**os.environ, "JAVA_HOME": "/none"})
     assert done.returncode == 2, done.stderr
     assert "no Spark session" in done.stderr
     assert [shop.state("one", "log"), shop.state("two", "stock")] == ["ready", "ready"]
@@ -367,6 +368,7 @@ def _define_badly(shop: Shop) -> None:
     )
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     ("hinder", "mend", "says"),
     [

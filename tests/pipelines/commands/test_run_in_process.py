@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 
+from tests.fixtures import commands
 from tests.fixtures.s3_server import S3Server
 from tests.fixtures.shop import Shop
 
@@ -17,9 +16,8 @@ pytestmark = pytest.mark.slow
 
 def run_without_java(shop: Shop, *arguments: str) -> str:
     """A command (`run`) as a process of its own; what it says."""
-    command = [sys.executable, "-m", "pgsieve", "-c", str(shop.path), *(arguments or ["run"])]
     environment = {**os.environ, "JAVA_HOME": "/none"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = commands.run("-c", str(shop.path), *(arguments or ["run"]), environment=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -46,6 +44,7 @@ def test_a_run_with_few_changes_needs_no_java(shop: Shop) -> None:
     assert shop.ids("two", "stock") == [1, 2, 3, 4, 9]
 
 
+@pytest.mark.drawn
 def test_changes_of_a_larger_replica_need_no_java_whatever_they_are(shop: Shop) -> None:
     shop.database.execute("create table large (id int primary key, f float8, note text, doc text)")
     shop.database.execute("alter table large alter doc set storage external")
@@ -75,6 +74,7 @@ def test_changes_of_a_larger_replica_need_no_java_whatever_they_are(shop: Shop) 
         run_without_java(shop, "check")
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("place", ["folder", pytest.param("s3", marks=pytest.mark.long)])
 def test_rows_of_a_large_replica_are_marked_and_checked_without_java(
     request: pytest.FixtureRequest, shop: Shop, place: str
@@ -103,6 +103,7 @@ def test_rows_of_a_large_replica_are_marked_and_checked_without_java(
     run_without_java(shop, "check")
 
 
+@pytest.mark.drawn
 def test_what_one_table_gets_decides_who_runs_it_and_not_the_slice(shop: Shop) -> None:
     shop.configure(spark={"engine": "off", "conf": {"spark.pgsieve.smallBytes": "40000"}})
     shop.database.execute("create table bulk (id int primary key, n int, note text)")

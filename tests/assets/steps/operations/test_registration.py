@@ -18,6 +18,7 @@ from deltalake import DeltaTable
 
 from pgsieve.pipelines.demo.demo import SMALL_DATA
 from pgsieve.resources.postgres.embedded import EmbeddedServer
+from tests.fixtures import commands
 from tests.fixtures.oracle import wait_until
 from tests.fixtures.servers import drop_slots
 
@@ -67,17 +68,13 @@ class Pgsieve:
 
     def __call__(self, *command: str, names: str, ends: int = 0, **environment: str) -> str:
         path = self.configure(names)
-        done = subprocess.run(
-            [sys.executable, "-m", "pgsieve", "--verbose", *command, "-c", str(path)],
-            cwd=self._folder,
-            env={**os.environ, **environment},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
+        done = commands.run(
+            *("--verbose", *command, "-c", str(path)),
+            folder=self._folder,
+            environment={**os.environ, **environment},
         )
-        assert done.returncode == ends, done.stdout
-        return done.stdout
+        assert done.returncode == ends, done.stderr
+        return done.stdout + done.stderr
 
     @contextmanager
     def following(self, names: str) -> Iterator[Path]:
@@ -122,6 +119,7 @@ class Pgsieve:
         return rows
 
 
+@pytest.mark.drawn
 @pytest.mark.spark
 def test_replicas_are_registered_described_and_unregistered_and_nothing_else_is_touched(
     tmp_path: Path, publisher_server: EmbeddedServer, database: psycopg.Connection

@@ -6,8 +6,6 @@ import json
 import os
 import signal
 import stat
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -20,8 +18,10 @@ import pytest
 from pgsieve.resources.lake.engine import control
 from pgsieve.resources.lake.engine.record import EngineError, EngineFolder, EngineRecord
 from pgsieve.resources.lake.java.jvm import properties
+from tests.fixtures import commands
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Callable, Iterator
 
     from tests.fixtures.shop import Shop
@@ -89,8 +89,7 @@ def test_an_engine_that_does_not_start_says_why(
 
 
 def _cli(shop: Shop, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pgsieve.pipelines.command_line.cli", "-c", str(shop.path), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=180)
+    return commands.run("-c", str(shop.path), *arguments, seconds=180)
 
 
 @pytest.fixture
@@ -104,6 +103,7 @@ def _status(shop: Shop) -> dict[str, Any]:
     return status
 
 
+@pytest.mark.drawn
 @pytest.mark.spark
 @pytest.mark.usefixtures("ended")
 def test_runs_share_an_engine_which_ends_when_nobody_needs_it(shop: Shop) -> None:
