@@ -19,7 +19,9 @@ _REASON_LINES = 30
 def main(extras: str) -> int:
     """Install; pip's exit status."""
     log = Path(sys.prefix, "install.log")
-    command = [sys.executable, "-m", "pip", "install", "--progress-bar", "off", "--editable", f".[{extras}]"]
+    # Python compiles what it imports as it imports it: to compile all of it takes longer than to install it.
+    pip_install = [sys.executable, "-m", "pip", "install", "--no-compile", "--progress-bar", "off"]
+    command = [*pip_install, "--editable", f".[{extras}]"]
     lines = list[str]()
     progress = _Progress()
     with subprocess.Popen(
