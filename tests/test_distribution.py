@@ -185,6 +185,7 @@ def test_importing_pgsieve_imports_neither_spark_nor_dagster(
     assert heavy == "[]"
 
 
+@pytest.mark.drawn
 def test_every_public_name_is_there(python: Path, tmp_path: Path) -> None:
     code = (
         "import importlib.metadata, pgsieve\n"

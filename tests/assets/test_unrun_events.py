@@ -112,6 +112,7 @@ def test_a_run_that_finds_a_table_set_aside_fails_though_nothing_is_new(shop: Sh
         assert (told, checks["sync_state"]) == (before, False)
 
 
+@pytest.mark.drawn
 def test_an_idle_source_that_is_followed_stays_fresh(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     often(monkeypatch)
     shop.run()

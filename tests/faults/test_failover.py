@@ -138,6 +138,7 @@ def test_after_a_failover_a_run_goes_on_from_the_synchronized_slot_and_names_the
     assert shop.ids("two", "stock") == [7]
 
 
+@pytest.mark.drawn
 def test_a_failover_while_a_slot_is_followed_loses_nothing(pair: _Pair) -> None:
     shop, config = pair.shop, load_config(pair.shop.path)
     pair.on_primary("insert into orders values (1, 1)")

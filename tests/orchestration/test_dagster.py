@@ -182,6 +182,7 @@ def test_the_schedules_run_applies_what_is_new(config: Config, database: psycopg
     assert metadata["row filter"] == "none"
 
 
+@pytest.mark.drawn
 def test_a_backfill_copies_the_chosen_table_and_leaves_the_others(
     config: Config, database: psycopg.Connection
 ) -> None:

@@ -115,6 +115,7 @@ def test_one_key_switches_schedules_sensors_and_freshness_policies_on(silent: Pa
     assert running() == (names, True)
 
 
+@pytest.mark.drawn
 def test_tables_are_known_from_what_was_kept_and_then_from_the_lake(shop: Shop) -> None:
     def described() -> dict[str, str]:
         """The row filter that each replica shows."""
@@ -315,6 +316,7 @@ def test_what_fails_a_step_is_what_the_run_says_first(shop: Shop, dagster: dg.Da
     assert "pgsieve resync one" in text
 
 
+@pytest.mark.drawn
 def test_what_a_step_waits_for_is_in_the_log_of_its_run(shop: Shop, dagster: dg.DagsterInstance) -> None:
     shop.copy()
     slot = shop.written["sources"]["shop"]["slot"]

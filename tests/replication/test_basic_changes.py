@@ -142,6 +142,7 @@ def test_a_unique_index_as_replica_identity_finds_rows(scenario: Scenario) -> No
     scenario.check(expect={"tab_index": ["5|10|old", "2|25|new", "4|40|old"]})
 
 
+@pytest.mark.drawn
 def test_a_table_taken_out_of_the_publication_gets_no_changes_until_it_is_back(scenario: Scenario) -> None:
     inserts_only(scenario)
     scenario.subscribe("ins_only")
@@ -155,6 +156,7 @@ def test_a_table_taken_out_of_the_publication_gets_no_changes_until_it_is_back(s
     scenario.check(expect={"tab_ins": "1053|1|1003"})
 
 
+@pytest.mark.drawn
 def test_tables_of_a_publication_that_is_left_keep_their_rows_across_a_restart_too(
     scenario: Scenario,
 ) -> None:

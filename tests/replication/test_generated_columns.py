@@ -8,7 +8,8 @@ from psycopg import errors
 from tests.fixtures.oracle import Scenario
 from tests.fixtures.shop import Shop
 
-pytestmark = pytest.mark.spark
+# On the oldest server all of them run, by `make test-oldest`.
+pytestmark = [pytest.mark.spark, pytest.mark.drawn]
 
 GENERATED = "CREATE TABLE {} (a int PRIMARY KEY, b int GENERATED ALWAYS AS (a * 2) STORED, c text)"
 

@@ -23,6 +23,7 @@ def two_keys(scenario: Scenario) -> None:
     scenario.subscribe("pub")
 
 
+@pytest.mark.drawn
 def test_another_replica_identity_copies_nothing_where_no_change_of_the_old_one_waits(
     scenario: Scenario,
 ) -> None:
@@ -58,6 +59,7 @@ def test_a_primary_key_on_other_columns_is_the_key_from_then_on(scenario: Scenar
     assert copies(scenario, "t") == {1}
 
 
+@pytest.mark.drawn
 def test_a_table_that_loses_its_key_takes_equal_rows(scenario: Scenario) -> None:
     scenario.tables("CREATE TABLE t (a int CONSTRAINT first PRIMARY KEY, b text)")
     scenario.publisher("INSERT INTO t VALUES (1, 'x'), (2, 'y'); CREATE PUBLICATION pub FOR TABLE t")
@@ -74,6 +76,7 @@ def test_a_table_that_loses_its_key_takes_equal_rows(scenario: Scenario) -> None
     scenario.check(expect={"t": ["1|x", "1|x", "2|w", "|"]})
 
 
+@pytest.mark.drawn
 def test_under_identity_full_a_column_may_be_dropped(scenario: Scenario) -> None:
     scenario.tables("CREATE TABLE t (a int, b_drop int, c int); ALTER TABLE t REPLICA IDENTITY FULL")
     scenario.publisher("INSERT INTO t VALUES (1, 1, 1), (1, 2, 1); CREATE PUBLICATION pub FOR TABLE t")
@@ -96,6 +99,7 @@ def test_a_deferrable_key_is_no_replica_identity(scenario: Scenario) -> None:
     scenario.check(expect={"t": ["1|y"]})
 
 
+@pytest.mark.drawn
 def test_a_stored_generated_column_comes_and_goes_unpublished(scenario: Scenario) -> None:
     two_keys(scenario)
     alter(scenario, "ALTER TABLE t ADD COLUMN g int GENERATED ALWAYS AS (b * 2) STORED")
@@ -111,6 +115,7 @@ def test_a_stored_generated_column_comes_and_goes_unpublished(scenario: Scenario
     assert copies(scenario, "t") == {1}
 
 
+@pytest.mark.drawn
 def test_a_column_that_leaves_the_column_list_is_dropped_and_one_that_joins_it_copied(
     scenario: Scenario,
 ) -> None:

@@ -158,6 +158,7 @@ def test_an_update_to_a_key_that_the_replica_has_is_a_conflict(scenario: Scenari
         _check(scenario, results, table, "update_exists", ["1|old", "2|old", "3|new"])
 
 
+@pytest.mark.drawn
 def test_a_conflict_disables_the_subscription_before_anything_of_its_slice_is_applied(
     scenario: Scenario,
 ) -> None:
@@ -189,6 +190,7 @@ def test_a_conflict_disables_the_subscription_before_anything_of_its_slice_is_ap
         assert TableStates(replica.lake, "sub").newest()["public", "t"].state == SyncState.READY
 
 
+@pytest.mark.drawn
 def test_a_key_may_be_used_again_once_its_row_is_gone(scenario: Scenario) -> None:
     keys = {
         "int": "i",

@@ -67,6 +67,7 @@ def subscriber_tables(scenario: Scenario) -> None:
         scenario.subscriber(f"CREATE TABLE {name} (region int, id int, note text, PRIMARY KEY (region, id))")
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     "level",
     [level if level in SHORT else pytest.param(level, marks=pytest.mark.long) for level in LEVELS],
@@ -161,6 +162,7 @@ def test_columns_of_a_tree_change_with_its_rows_published_either_way(scenario: S
     assert sum(len(rows[f"bare_{part}"]) for part in (1, 2, 3)) == len(rows["via"]) + 1
 
 
+@pytest.mark.drawn
 def test_children_of_an_ordinary_table_are_published_with_it_unless_only_it_is(scenario: Scenario) -> None:
     # CREATE PUBLICATION: ONLY, *. Each child is a table of its own.
     for name in ("with", "alone"):

@@ -13,7 +13,8 @@ import pytest
 
 from tests.fixtures.oracle import Scenario
 
-pytestmark = pytest.mark.spark
+# On the oldest server all of them run, by `make test-oldest`.
+pytestmark = [pytest.mark.spark, pytest.mark.drawn]
 
 #: Lists {1,2,3} (with another column order), {4,5,6} and the rest.
 TAB1 = """

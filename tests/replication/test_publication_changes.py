@@ -17,7 +17,8 @@ from tests.fixtures.oracle import Scenario
 from tests.fixtures.pgsieve_replica import PgsieveReplica
 from tests.fixtures.replicas import Subscription
 
-pytestmark = pytest.mark.spark
+# On the oldest server all of them run, by `make test-oldest`.
+pytestmark = [pytest.mark.spark, pytest.mark.drawn]
 
 
 def test_each_change_is_filtered_by_the_publication_as_it_was_then(scenario: Scenario) -> None:

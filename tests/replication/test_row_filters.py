@@ -13,7 +13,8 @@ from psycopg import errors
 from tests.fixtures.oracle import Scenario
 from tests.fixtures.pgsieve_replica import PgsieveReplica
 
-pytestmark = pytest.mark.spark
+# On the oldest server all of them run, by `make test-oldest`.
+pytestmark = [pytest.mark.spark, pytest.mark.drawn]
 
 
 def filtered(scenario: Scenario, where: str, publish: str = "insert, update, delete, truncate") -> None:

@@ -85,6 +85,7 @@ def test_a_constant_default_fills_the_rows_that_were_there(scenario: Scenario) -
     assert copies(scenario, "t") == {1}
 
 
+@pytest.mark.drawn
 def test_a_volatile_default_rewrites_the_table_which_is_copied_again(scenario: Scenario) -> None:
     scenario.tables("CREATE TABLE t (id int PRIMARY KEY)")
     scenario.publisher("INSERT INTO t VALUES (1), (2); CREATE PUBLICATION pub FOR TABLE t")
@@ -172,12 +173,14 @@ def test_a_type_that_changes_values_is_copied_and_begins_the_history_anew(scenar
         assert history(replica, "t", 1)[-1] == {"id": 4, "a": "z", "b": "n40"}
 
 
+@pytest.mark.drawn
 def test_values_rewritten_without_another_type_are_copied(scenario: Scenario) -> None:
     keyed(scenario)
     alter(scenario, "ALTER TABLE t ALTER COLUMN a TYPE text USING upper(a)")
     scenario.check(expect={"t": ["1|X|10", "2|Y|20"]})
 
 
+@pytest.mark.drawn
 def test_a_rewrite_that_changes_no_definition_copies_nothing(scenario: Scenario) -> None:
     keyed(scenario)
     scenario.publisher("VACUUM FULL t; INSERT INTO t VALUES (3, 'z', 30)")
@@ -253,6 +256,7 @@ def test_any_ddl_in_and_around_a_streamed_transaction_is_followed(scenario: Scen
     check_with_publisher(scenario, *names)
 
 
+@pytest.mark.drawn
 def test_a_table_is_what_has_its_name_now(scenario: Scenario) -> None:
     scenario.tables(
         """CREATE SCHEMA s; CREATE TABLE renamed (a int PRIMARY KEY); CREATE TABLE moved (a int PRIMARY KEY);

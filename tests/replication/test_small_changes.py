@@ -63,6 +63,7 @@ _SLICES = (
 )
 
 
+@pytest.mark.drawn
 def test_few_changes_of_every_kind_leave_the_rows_of_the_built_in_subscriber(scenario: Scenario) -> None:
     scenario.tables(_TABLES)
     scenario.publisher(_ROWS)
@@ -78,6 +79,7 @@ def test_few_changes_of_every_kind_leave_the_rows_of_the_built_in_subscriber(sce
     assert len(rows["keyed"]) == 5
 
 
+@pytest.mark.drawn
 def test_changes_before_and_after_an_added_column_are_applied_together(scenario: Scenario) -> None:
     scenario.tables("CREATE TABLE t (a int PRIMARY KEY, b text); CREATE TABLE f (a int, b text)")
     scenario.publisher("ALTER TABLE f REPLICA IDENTITY FULL; CREATE PUBLICATION pub FOR TABLE t, f")

@@ -21,7 +21,7 @@ from tests.fixtures.standby import StandbyPair
 Pgsieve = Callable[..., tuple[int, str]]
 
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.drawn]
 
 
 @pytest.fixture
@@ -82,7 +82,6 @@ def test_copies_come_from_a_standby_and_nothing_is_made_on_the_primary(
     assert all(slot["lag_bytes"] is not None and slot["problem"] is None for slot in report["slots"])
 
 
-@pytest.mark.drawn
 @pytest.mark.long
 @pytest.mark.spark
 def test_changes_come_from_a_standby_until_it_is_promoted_and_after(

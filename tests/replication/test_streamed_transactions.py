@@ -60,6 +60,7 @@ def test_interleaved_transactions_apply_as_they_commit(
     assert scenario.subscriber("SELECT count(*) FROM test_tab WHERE c = 7") == [("3334",)]
 
 
+@pytest.mark.drawn
 def test_savepoints_of_streamed_transactions_count_as_they_end(scenario: Scenario) -> None:
     streamed(scenario, "kept", "undone", "spilled", "whole", streaming="parallel")
     # Each savepoint adds to the transaction, by little and by much.
@@ -115,6 +116,7 @@ def test_a_schema_change_within_a_streamed_transaction_is_seen_from_its_place_on
     ]
 
 
+@pytest.mark.drawn
 def test_a_prepared_transaction_that_was_streamed_waits_for_its_second_phase(scenario: Scenario) -> None:
     # src/test/subscription/t/022 and 023
     streamed(scenario, "committed", "undone", streaming="on", two_phase=True)

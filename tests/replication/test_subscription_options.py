@@ -15,7 +15,8 @@ from tests.fixtures.oracle import Scenario, wait_until
 from tests.fixtures.pgsieve_replica import PgsieveReplica
 from tests.fixtures.replicas import Subscription
 
-pytestmark = pytest.mark.spark
+# On the oldest server all of them run, by `make test-oldest`.
+pytestmark = [pytest.mark.spark, pytest.mark.drawn]
 
 
 def test_a_prepared_transaction_is_seen_only_once_it_is_committed(scenario: Scenario) -> None:

@@ -75,6 +75,7 @@ def test_each_subscription_has_the_rows_of_its_own_filters(scenario: Scenario, s
     assert sharing.held("b", "t") == [7, 8, 9, 11, 12, 13]
 
 
+@pytest.mark.drawn
 def test_one_that_is_taken_out_stops_and_is_copied_when_it_is_back(
     scenario: Scenario, sharing: Sharing
 ) -> None:

@@ -13,6 +13,7 @@ from tests.fixtures.oracle import Scenario, both_writers
 pytestmark = [pytest.mark.spark, both_writers]
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     "how",
     [
@@ -31,6 +32,7 @@ def test_truncate_empties_the_table(scenario: Scenario, how: str) -> None:
     scenario.check(expect={"tab1": "1|7|7"})
 
 
+@pytest.mark.drawn
 def test_truncate_is_ignored_where_it_is_not_published(scenario: Scenario) -> None:
     scenario.tables("CREATE TABLE tab2 (a int PRIMARY KEY)")
     scenario.publisher(

@@ -145,6 +145,7 @@ def test_a_type_of_an_extension_arrives_as_its_text(
         )
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("encoding", ["LATIN1", "EUC_JP"])
 def test_text_is_converted_from_the_encoding_of_the_publisher(
     publisher_server: EmbeddedServer, subscriber_server: EmbeddedServer, tmp_path: Path, encoding: str

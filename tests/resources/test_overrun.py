@@ -115,6 +115,7 @@ def test_delta_refuses_a_position_that_comes_after_the_look_into_the_log(
     assert (newest.version(), newest.transaction_version("pgsieve")) == (2, 15)
 
 
+@pytest.mark.drawn
 def test_a_table_that_another_process_has_made_is_not_made_again(
     session: SparkSession, tmp_path: Path
 ) -> None:
@@ -126,6 +127,7 @@ def test_a_table_that_another_process_has_made_is_not_made_again(
     assert lake.records.standing(f"{path}2").position == 20
 
 
+@pytest.mark.drawn
 def test_a_position_that_maintenance_kept_does_not_hide_a_later_one(
     session: SparkSession, tmp_path: Path
 ) -> None:

@@ -130,6 +130,7 @@ OPTIONS = [
 ]
 
 
+@pytest.mark.drawn
 @settings(
     max_examples=12,
     deadline=None,

@@ -340,6 +340,7 @@ def test_the_console_script_exits_with_the_code(tmp_path):
     assert result.stderr.startswith(f"error: {tmp_path}/none.yaml: cannot be read")
 
 
+@pytest.mark.drawn
 @pytest.mark.slow
 @pytest.mark.parametrize(("where", "code"), [("> /dev/full", 2), (">&-", 1), ("2>&- | cat", 0)])
 def test_a_stdout_that_takes_nothing_is_refused_and_a_closed_one_is_none(tmp_path, where, code):

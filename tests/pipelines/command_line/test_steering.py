@@ -53,6 +53,7 @@ def test_each_way_of_writing_escapes(capsys: pytest.CaptureFixture[str]) -> None
     assert logging.lastResort.format(record) == f"held by {SHOWN}"
 
 
+@pytest.mark.drawn
 def test_names_of_a_database_steer_nothing(shop: Shop) -> None:
     name, other = quote_identifier(HOSTILE), quote_identifier(f"{HOSTILE} aside")
     execute = shop.database.execute

@@ -42,6 +42,7 @@ _numbers = itertools.count(1)
 # resync
 
 
+@pytest.mark.drawn
 @pytest.mark.spark
 def test_an_altered_row_filter_copies_nothing_by_itself_and_resync_says_what_changed_and_does_it(
     shop: Shop,
@@ -66,6 +67,7 @@ def test_an_altered_row_filter_copies_nothing_by_itself_and_resync_says_what_cha
     assert shop.resync("one").tables == (), "nothing is left to do"
 
 
+@pytest.mark.drawn
 def test_a_table_that_is_named_is_copied_again_on_a_server_where_nothing_happens(shop: Shop) -> None:
     shop.copy()
     for _ in range(2):
@@ -77,6 +79,7 @@ def test_a_table_that_is_named_is_copied_again_on_a_server_where_nothing_happens
         assert shop.table("one", "notes").version() == before["notes"]
 
 
+@pytest.mark.drawn
 def test_a_table_that_was_set_aside_and_left_its_publication_is_no_problem_any_more(shop: Shop) -> None:
     assert shop.cli("run")[0] == 0
     states = TableStates(shop.lake, "one")
@@ -125,6 +128,7 @@ def test_resync_brings_back_a_table_that_is_set_aside(shop: Shop) -> None:
     assert shop.ids("one", "notes") == [4]
 
 
+@pytest.mark.drawn
 def test_resync_copies_a_subscription_that_has_never_run(shop: Shop) -> None:
     report = shop.resync("one")
     assert {(t.name, t.state) for t in report.tables} == {
@@ -402,6 +406,7 @@ def test_a_slot_of_its_own_goes_with_its_subscription(shop: Shop) -> None:
 # skip, and disabled subscriptions
 
 
+@pytest.mark.drawn
 def test_an_lsn_to_skip_is_kept_shown_and_cleared(shop: Shop) -> None:
     shop.copy()
     assert shop.cli("skip", "one", "7f/0") == (0, "one: will skip the transaction finished at LSN 7F/0\n")

@@ -56,6 +56,7 @@ def owner(shop: Shop) -> Iterator[str]:
     shop.database.execute(f"drop owned by {role}; drop role {role}")
 
 
+@pytest.mark.drawn
 def test_a_trigger_finds_what_it_finds_for_any_other_client(shop: Shop, owner: str) -> None:
     shop.database.execute(LOGGING)
     shop.database.execute(f"grant insert on ddl_log to {owner}")
@@ -75,6 +76,7 @@ def test_a_trigger_finds_what_it_finds_for_any_other_client(shop: Shop, owner: s
     assert logged[2:] == ["DROP PUBLICATION", "DROP PUBLICATION"]
 
 
+@pytest.mark.drawn
 def test_a_trigger_that_fails_is_named_with_what_to_run_by_hand(shop: Shop, owner: str) -> None:
     shop.database.execute(REFUSING)
     code, told = shop.cli("validate", "--json")

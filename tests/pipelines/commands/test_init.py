@@ -244,6 +244,7 @@ def test_what_cannot_be_is_refused_and_nothing_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.drawn
 def test_on_a_terminal_it_asks(database: str, tmp_path: Path) -> None:
     controller, terminal = pty.openpty()
     process = subprocess.Popen(

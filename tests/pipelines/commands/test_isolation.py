@@ -99,6 +99,7 @@ def test_ctrl_c_ends_the_step_that_is_under_way_and_is_no_subscriptions_fault(sh
     assert [shop.ids("one", "orders"), shop.ids("two", "stock")] == [[2, 3, 4, 5], [1, 2, 3, 4, 5]]
 
 
+@pytest.mark.drawn
 def test_an_error_of_a_source_concerns_its_subscriptions_and_no_others(shop: Shop) -> None:
     source = shop.written["sources"]["shop"]
     gone = {"conninfo": "host=127.0.0.1 port=1 dbname=x"}
@@ -119,6 +120,7 @@ def test_an_error_of_a_source_concerns_its_subscriptions_and_no_others(shop: Sho
     dg.Definitions.validate_loadable(definitions(load_config(shop.path)))
 
 
+@pytest.mark.drawn
 def test_an_error_of_a_slot_is_told_once_for_all_that_read_it(shop: Shop) -> None:
     own: dict[str, Any] = {"source": "shop", "publications": ["q"], "row_filter": "publisher"}
     shop.configure(subscriptions={**shop.written["subscriptions"], "three": own})
@@ -401,6 +403,7 @@ def test_a_subscription_whose_publications_are_refused_waits_and_no_other_does(
     _going_on(shop, 7)
 
 
+@pytest.mark.drawn
 def test_records_that_cannot_be_read_concern_their_subscription_only(shop: Shop) -> None:
     shop.copy()
     shop.database.execute("insert into stock values (5, 5)")

@@ -116,6 +116,7 @@ def test_maintenance_has_a_schedule_that_is_off(file: Path) -> None:
     }
 
 
+@pytest.mark.drawn
 def test_files_of_a_copy_that_goes_on_stay_however_old_they_are(shop: Shop) -> None:
     shop.copy()
     states = TableStates(shop.lake, "one")

@@ -69,6 +69,7 @@ def test_the_definitions_read_the_same_file(config, tmp_path):
     }
 
 
+@pytest.mark.drawn
 @pytest.mark.slow
 def test_dagster_knows_the_options_of_the_command():
     """The options, tried on Dagster's own parser: with --help it starts nothing."""
@@ -97,6 +98,7 @@ def _with_another_server(tmp_path: Path, body: str) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environ)
 
 
+@pytest.mark.drawn
 @pytest.mark.slow
 def test_the_server_gets_its_arguments_and_variables_and_its_exit_code_is_the_commands(tmp_path):
     process = _with_another_server(

@@ -56,6 +56,7 @@ def _state(shop: Shop) -> tuple[str, str | None]:
     return state.state, state.reason
 
 
+@pytest.mark.drawn
 def test_a_table_that_may_not_be_read_is_copied_once_it_may_be(
     shop: Shop, reader: tuple[str, psycopg.Connection]
 ) -> None:

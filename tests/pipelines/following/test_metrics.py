@@ -43,6 +43,7 @@ def samples(text: str) -> Samples:
     }
 
 
+@pytest.mark.drawn
 def test_status_says_in_metrics_and_in_json_how_far_everything_is(shop: Shop) -> None:
     shop.copy()
     code, text = shop.cli("status", "--prometheus")
@@ -139,6 +140,7 @@ def _started(shop: Shop, stderr: IO[str], *options: str) -> subprocess.Popen[str
     )
 
 
+@pytest.mark.drawn
 def test_a_follower_counts_what_it_does(shop: Shop) -> None:
     shop.copy()
     slot = shop.written["sources"]["shop"]["slot"]

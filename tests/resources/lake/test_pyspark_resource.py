@@ -104,6 +104,7 @@ def test_the_steps_work_in_the_projects_application_and_leave_its_settings_alone
     theirs.conf.set("spark.sql.caseSensitive", "true")
 
 
+@pytest.mark.drawn
 def test_a_command_that_needs_no_definitions_does_not_import_it() -> None:
     program = "import sys, pgsieve.pipelines.command_line.cli, pgsieve.pipelines.commands.run; print('dagster_pyspark' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

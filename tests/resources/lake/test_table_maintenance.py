@@ -45,6 +45,7 @@ def test_spark_leaves_what_delta_rs_leaves(tmp_path: Path) -> None:
     assert properties[0] == {name: properties[1][name] for name in properties[0]}
 
 
+@pytest.mark.drawn
 @pytest.mark.spark
 def test_a_table_with_deletion_vectors_keeps_those_that_a_version_needs(tmp_path: Path) -> None:
     spark = engine().session

@@ -197,6 +197,7 @@ def test_another_template_of_folders_needs_another_copy(
     assert "would have the same folder, s_public_plain" in waiting
 
 
+@pytest.mark.drawn
 def test_what_a_layout_names_in_vain_is_said(pgsieve: Pgsieve, database: psycopg.Connection) -> None:
     layout = {"tables": {"public.plain": {"cluster_by": ["nothing"]}, "public.gone": {}}}
     found = pgsieve("validate", layout=layout, ends=1)

@@ -82,6 +82,7 @@ def test_a_row_that_some_filter_let_in_is_no_failure_and_one_that_none_did_is(sh
     assert all(e.passed for e in evaluations.values() if e is not failed)
 
 
+@pytest.mark.drawn
 def test_a_replica_is_as_old_as_the_oldest_commit_that_waits_for_it(shop: Shop) -> None:
     declared = project(load_config(shop.path))
     lake = declared.lake.open()

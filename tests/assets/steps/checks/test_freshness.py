@@ -16,6 +16,7 @@ from pgsieve.pipelines.project import project
 from tests.fixtures.shop import Shop
 
 
+@pytest.mark.drawn
 def test_of_what_waits_in_a_slot_one_of_its_subscriptions_asks(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -79,6 +80,7 @@ def test_who_asks_what_waits_keeps_nobody_from_reading_the_slot(shop: Shop) -> N
             looking.join()
 
 
+@pytest.mark.drawn
 def test_a_look_does_not_wait_for_long_where_another_process_has_its_turn(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:

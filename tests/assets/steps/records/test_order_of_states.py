@@ -211,6 +211,7 @@ def test_writers_at_once_lose_no_row_and_have_one_order(lake: Lake) -> None:
     assert {s.lsn for s in TableStates(lake, "sub").newest().values()} == {each - 1}
 
 
+@pytest.mark.drawn
 @pytest.mark.spark
 def test_a_table_is_copied_once_where_a_host_with_a_clock_ahead_wrote(shop: Shop) -> None:
     with ahead():

@@ -71,6 +71,7 @@ def fill(connection: psycopg.Connection, transactions: int, rows: int) -> None:
                 connection.execute("INSERT INTO u VALUES (%s)", [number])
 
 
+@pytest.mark.drawn
 def test_a_backlog_of_many_slices_is_decoded_a_few_times_and_gives_the_same_slices(
     server: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -167,6 +167,7 @@ def test_another_object_for_the_same_lake_asks_only_for_what_is_new(
     assert [path.partition("?")[0] for path in asked[1]] == ["/lake"] * 2
 
 
+@pytest.mark.drawn
 @pytest.mark.slow
 def test_within_one_moment_each_table_is_looked_at_once_and_all_side_by_side(
     s3_server: S3Server, s3_folder: str
@@ -193,6 +194,7 @@ def test_within_one_moment_each_table_is_looked_at_once_and_all_side_by_side(
         assert step()[0] == [3, *[1] * 7, 1]
 
 
+@pytest.mark.drawn
 @pytest.mark.slow
 def test_a_look_at_what_is_known_is_one_request_and_finds_what_was_made_anew(
     s3_server: S3Server, s3_folder: str

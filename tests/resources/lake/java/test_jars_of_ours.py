@@ -25,6 +25,7 @@ def test_the_manifest_names_the_source_as_it_is(jar: java.Jar) -> None:
     assert all(f"{line}\r\n" in manifest for line in jar.also)
 
 
+@pytest.mark.drawn
 @pytest.mark.skipif(shutil.which("javac") is None, reason="a JRE has no compiler")
 @pytest.mark.parametrize("jar", java.JARS, ids=lambda jar: jar.path.stem)
 def test_compiling_the_source_again_gives_the_same_classes(jar: java.Jar) -> None:
