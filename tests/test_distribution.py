@@ -204,6 +204,7 @@ def test_every_public_name_is_there(python: Path, tmp_path: Path) -> None:
 def test_the_command_line_and_the_definitions_work_in_such_a_project(
     python: Path, wheel: Path, project: Path
 ) -> None:
+    """The wheel is built and installed, and three commands run."""
     helped = run(python.with_name("pgsieve"), "--help", cwd=project)
     assert "pgsieve demo" in helped.stdout
     assert run(python, "-m", "pgsieve", "--version", cwd=project).stdout == f"pgsieve {version_of(wheel)}\n"

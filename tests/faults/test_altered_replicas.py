@@ -81,6 +81,7 @@ def test_a_replica_that_others_have_altered_is_set_aside_and_copied_by_the_comma
     alter: Act,
     said: str,
 ) -> None:
+    """Many commands, each a process, and an S3 server."""
     store: S3Server | None = request.getfixturevalue("s3_server") if place == "s3" else None
     with site("altered", publisher_server, tmp_path, "threads[2]", store=store) as (pgsieve, database):
         settled(pgsieve, database)

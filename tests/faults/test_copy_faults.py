@@ -138,6 +138,7 @@ def test_a_killed_copy_leaves_what_it_copied_and_the_next_run_copies_the_rest(
 def test_a_session_terminated_during_a_copy_costs_time_at_most(
     publisher_server: EmbeddedServer, tmp_path: Path, master: str, session: str, by: str
 ) -> None:
+    """A large copy through a slow network, begun again."""
     spark = THREADS if by == "threads" else master
     with (
         Proxy(publisher_server.port) as proxy,
@@ -159,6 +160,7 @@ def test_a_session_terminated_during_a_copy_costs_time_at_most(
 def test_faults_without_an_end_are_refused_and_set_nothing_aside(
     publisher_server: EmbeddedServer, tmp_path: Path, master: str
 ) -> None:
+    """A Spark Connect server starts, and a copy is tried until it is given up."""
     with (
         Proxy(publisher_server.port) as proxy,
         site("copy_faulty", publisher_server, tmp_path, master, port=proxy.port) as (pgsieve, database),
@@ -221,6 +223,7 @@ def test_threads_amid_a_copy_end_with_their_process_and_the_next_run_copies_the_
 def test_a_copy_by_threads_that_is_interrupted_ends_soon(
     publisher_server: EmbeddedServer, tmp_path: Path
 ) -> None:
+    """A large copy through a slow network, begun again."""
     with (
         Proxy(publisher_server.port) as proxy,
         site("copy_interrupted", publisher_server, tmp_path, THREADS, port=proxy.port) as (pgsieve, database),

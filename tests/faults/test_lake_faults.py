@@ -44,6 +44,7 @@ def test_a_lost_answer_to_a_commit_repeats_and_loses_nothing(
 def test_a_damaged_replica_is_set_aside_with_the_command_that_copies_it_again(
     publisher_server: EmbeddedServer, tmp_path: Path, master: str
 ) -> None:
+    """Many commands, each a process, and a Spark Connect server."""
     with site("damaged", publisher_server, tmp_path, master) as (pgsieve, database):
         settled(pgsieve, database)
         journal, savings, checking = (
@@ -86,6 +87,7 @@ def test_a_damaged_replica_is_set_aside_with_the_command_that_copies_it_again(
 def test_what_the_change_log_has_lost_is_told_with_the_command_that_brings_it_back(
     publisher_server: EmbeddedServer, tmp_path: Path, master: str
 ) -> None:
+    """Many commands, each a process."""
     with site("lost", publisher_server, tmp_path, master) as (pgsieve, database):
         settled(pgsieve, database)
         change_log = pgsieve.lake / "_pgsieve" / "lost" / "change_log"
@@ -127,6 +129,7 @@ def newest_entry(table: Path) -> Path:
 def test_an_entry_without_actions_or_cut_off_is_damage_and_a_resync_brings_all_back(
     publisher_server: EmbeddedServer, tmp_path: Path, master: str
 ) -> None:
+    """Many commands, each a process."""
     with site("entries", publisher_server, tmp_path, master) as (pgsieve, database):
         settled(pgsieve, database)
         pgsieve.write(database)

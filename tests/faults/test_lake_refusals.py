@@ -87,6 +87,7 @@ def test_a_full_disk_stops_the_run_sets_nothing_aside_and_loses_nothing(
 def test_a_folder_that_refuses_sets_its_table_aside_and_a_lake_that_refuses_stops_the_run(
     publisher_server: EmbeddedServer, tmp_path: Path, master: str
 ) -> None:
+    """Many commands, each a process."""
     with site("refusing", publisher_server, tmp_path, master) as (pgsieve, database):
         settled(pgsieve, database)
         journal = pgsieve.replica("accounts", "journal")

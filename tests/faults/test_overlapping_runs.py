@@ -48,6 +48,7 @@ WRITERS = [
 def test_processes_that_overlap_at_random_lose_and_repeat_nothing(
     request: pytest.FixtureRequest, publisher_server: EmbeddedServer, tmp_path: Path, writer: str
 ) -> None:
+    """Processes for as long as the budget lasts, and a Spark Connect server."""
     budget = float(os.environ.get("PGSIEVE_BUDGET_SECONDS") or 20)
     seed = int(os.environ.get("PGSIEVE_SEED") or random.SystemRandom().randrange(2**32))
     print(f"reproduce: PGSIEVE_SEED={seed} PGSIEVE_BUDGET_SECONDS={budget:g}")

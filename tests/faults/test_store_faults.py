@@ -237,6 +237,7 @@ def shop(
     ids=["slow_down", "cut_uploads", "internal_errors", "cut_downloads"],
 )
 def test_a_run_goes_through_faults_that_pass(shop: Shop, answer: Answer, methods: str) -> None:
+    """Runs that ask a failing store again and again."""
     assert shop("run")[0] == 0, shop.log
     for every in (4, 9):
         shop.write()
@@ -302,6 +303,7 @@ REFUSALS = {
 def test_a_store_that_refuses_stops_a_run_and_sets_nothing_aside(
     shop: Shop, s3_folder: str, kind: str
 ) -> None:
+    """Runs that ask a failing store again and again."""
     answer, methods, what, hint = REFUSALS[kind]
     lake = s3_folder.replace("s3://", "s3a://")
 
@@ -365,6 +367,7 @@ def test_dropping_with_tables_deletes_nothing_of_another_lake(
 def test_a_store_that_may_lose_commits_is_refused_before_anything_is_there(
     shop: Shop, s3_server: S3Server, s3_folder: str, kind: str
 ) -> None:
+    """Commands against a store behind a proxy, each a process."""
     if kind.startswith("ignored"):
         shop.proxy.lies = 1 if kind == "ignored" else 12
         said = "does not keep If-None-Match on PUT: it took two objects of one name"

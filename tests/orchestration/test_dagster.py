@@ -211,6 +211,7 @@ def test_a_backfill_copies_the_chosen_table_and_leaves_the_others(
 
 @pytest.mark.drawn
 def test_the_consistency_check_fails_on_a_replica_that_was_tampered_with(config: Config) -> None:
+    """Runs of the whole graph, and of its checks."""
     defs = definitions(config)
     lake = defs.resources["pgsieve_lake"]
     assert isinstance(lake.engine, SparkEngine)

@@ -100,6 +100,7 @@ def _rows(application: Shop, name: tuple[str, str]) -> list[int]:
 def test_a_run_copies_and_applies_them_and_tells_them_by_their_names(
     application: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Many commands on all tables; Spark writes one of them."""
     monkeypatch.setenv("COLUMNS", "400")
     (first,) = application.run().subscriptions
     assert {(t.schema, t.name): t.rows for t in first.copied} == dict.fromkeys(TABLES, 1)
@@ -218,6 +219,7 @@ _LAUNCH = """mutation($params: ExecutionParams!) { launchPipelineExecution(execu
 
 
 def test_the_web_interface_shows_them_and_materialises_one(application: Shop) -> None:
+    """Dagster's web server and code server start, and a run in a process of its own."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -284,6 +284,7 @@ SETTINGS = {
 def test_a_role_with_short_timeouts_and_settings_of_its_own_is_enough(
     tmp_path: Path, publisher: Publisher
 ) -> None:
+    """A server of its own, and all commands of a subscription, each a process."""
     version = publisher.admin.info.server_version
     for name, (value, least) in TIMEOUTS.items():
         if least <= version:

@@ -163,6 +163,7 @@ def _differing(
 def test_rows_are_found_by_the_identity_that_leaves_share_or_the_table_is_refused(
     shop: Shop, combinations: str
 ) -> None:
+    """A tree of tables for each pair of identities, and commands for all."""
     chosen = [
         [*kinds] if combinations == "all" else [k for k in kinds if k in SOME]
         for kinds in (AS_PUBLISHER, REFUSED)

@@ -51,6 +51,7 @@ ALTERATIONS = (
 
 @pytest.mark.drawn
 def test_a_replica_has_the_names_that_the_publisher_prints(shop: Shop) -> None:
+    """Runs with copies of many tables."""
     database, name = shop.database, shop.written["sources"]["shop"]["slot"]
     for statement in OBJECTS.format(name).split(";"):
         database.execute(statement)

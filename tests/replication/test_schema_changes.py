@@ -123,6 +123,7 @@ def test_a_renamed_column_keeps_its_values(scenario: Scenario) -> None:
 
 @pytest.mark.drawn
 def test_columns_that_exchange_their_names_are_told_apart(scenario: Scenario) -> None:
+    """Spark starts, which alone changes names of columns."""
     scenario.tables("CREATE TABLE t (id int PRIMARY KEY, a int, b int)")
     scenario.publisher("INSERT INTO t VALUES (1, 1, 2), (2, 1, 2); CREATE PUBLICATION pub FOR TABLE t")
     scenario.subscribe("pub")
@@ -192,6 +193,7 @@ def test_a_rewrite_that_changes_no_definition_copies_nothing(scenario: Scenario)
 
 @pytest.mark.drawn
 def test_a_column_may_get_a_name_that_parquet_forbids_and_lose_it_again(scenario: Scenario) -> None:
+    """Spark starts, which alone maps names of columns."""
     keyed(scenario)
     scenario.publisher("UPDATE t SET b = 11 WHERE id = 1")
     alter(scenario, 'ALTER TABLE t RENAME COLUMN a TO "a, (b)"')

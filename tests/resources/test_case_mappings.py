@@ -130,6 +130,7 @@ def compare_in_regular_expressions(connection: psycopg.Connection, collation: st
 def test_every_character_of_the_database_changes_as_the_server_changes_it(
     publisher_server: EmbeddedServer, server: psycopg.Connection
 ) -> None:
+    """Each character of Unicode, in each database."""
     there = locales(server)
     assert there, "neither builtin locales nor one of libc's with UTF-8"
     for options in there.values():

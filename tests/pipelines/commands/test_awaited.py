@@ -24,6 +24,7 @@ def _one_more_table(shop: Shop) -> None:
 
 @pytest.mark.drawn
 def test_changes_go_on_while_a_copy_waits_for_an_open_transaction(shop: Shop) -> None:
+    """A copy waits for the transaction in vain, in each of two modes."""
     source = shop.written["sources"]["shop"]
     own = {"source": "shop", "publications": ["q"], "row_filter": "publisher"}
     shop.configure(subscriptions={**shop.written["subscriptions"], "three": own})

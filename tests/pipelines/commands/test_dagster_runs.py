@@ -19,6 +19,7 @@ from tests.fixtures.shop import Shop
 def test_processes_that_begin_at_once_share_the_databases_that_one_of_them_makes(
     shop: Shop, tmp_path: Path
 ) -> None:
+    """Six commands, three at a time."""
     shop.copy()
     for attempt in range(2):
         environment = {**os.environ, "DAGSTER_HOME": str(tmp_path / f"dagster_{attempt}")}

@@ -43,6 +43,7 @@ DAMAGES: dict[str, Damage] = {
 
 @pytest.mark.drawn
 def test_a_damaged_log_costs_its_own_table_until_it_is_copied_again(shop: Shop) -> None:
+    """Many commands for seventeen tables."""
     changed, idle = ([f"{damage}_{kind}" for damage in DAMAGES] for kind in ("changed", "idle"))
     tables = [*changed, *idle, "whole"]
     shop.database.execute("drop publication p; drop publication q; create publication q")

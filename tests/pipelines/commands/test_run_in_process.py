@@ -23,6 +23,7 @@ def run_without_java(shop: Shop, *arguments: str) -> str:
 
 
 def test_a_run_with_few_changes_needs_no_java(shop: Shop) -> None:
+    """Two commands, each a process."""
     shop.database.execute("create table log (id int, n int)")
     shop.database.execute("alter table log replica identity full")
     shop.database.execute("insert into log values (1, 1), (1, 1), (2, 2)")
@@ -46,6 +47,7 @@ def test_a_run_with_few_changes_needs_no_java(shop: Shop) -> None:
 
 @pytest.mark.drawn
 def test_changes_of_a_larger_replica_need_no_java_whatever_they_are(shop: Shop) -> None:
+    """Nine commands, each a process."""
     shop.database.execute("create table large (id int primary key, f float8, note text, doc text)")
     shop.database.execute("alter table large alter doc set storage external")
     shop.database.execute(
@@ -79,6 +81,7 @@ def test_changes_of_a_larger_replica_need_no_java_whatever_they_are(shop: Shop) 
 def test_rows_of_a_large_replica_are_marked_and_checked_without_java(
     request: pytest.FixtureRequest, shop: Shop, place: str
 ) -> None:
+    """Four commands, each a process."""
     if place == "s3":
         server: S3Server = request.getfixturevalue("s3_server")
         shop.configure(lake=request.getfixturevalue("s3_folder"), storage=dict(server.storage))
@@ -105,6 +108,7 @@ def test_rows_of_a_large_replica_are_marked_and_checked_without_java(
 
 @pytest.mark.drawn
 def test_what_one_table_gets_decides_who_runs_it_and_not_the_slice(shop: Shop) -> None:
+    """Three commands, each a process."""
     shop.configure(spark={"engine": "off", "conf": {"spark.pgsieve.smallBytes": "40000"}})
     shop.database.execute("create table bulk (id int primary key, n int, note text)")
     shop.database.execute("alter publication q add table bulk")

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 def test_another_lake_takes_a_slot_over_only_where_it_is_said(
     shop: Shop, tmp_path: Path, row_filter: str
 ) -> None:
+    """Many commands of two lakes."""
     written = shop.written["subscriptions"].items()
     shop.configure(subscriptions={name: {**each, "row_filter": row_filter} for name, each in written})
     assert shop.cli("run")[0] == 0

@@ -169,6 +169,7 @@ def _processes(session: int) -> list[str]:
 @pytest.mark.drawn
 @pytest.mark.slow
 def test_a_signal_ends_the_server_and_its_children_though_a_shell_started_it_in_the_background(tmp_path):
+    """Dagster's web server and code server start, and end in their time."""
     file = tmp_path / "pgsieve.yaml"
     file.write_text(LEAST)
     with socket.socket() as free:

@@ -73,6 +73,7 @@ def _follow(shop: Shop, done: Callable[[], bool]) -> None:
 def test_a_byte_that_is_no_utf8_sets_its_table_aside_and_no_other(
     publisher_server: EmbeddedServer, tmp_path: Path
 ) -> None:
+    """Many commands for two subscriptions."""
     with _site(publisher_server, tmp_path, {"s": "p"}, "SQL_ASCII") as shop:
         for table in ("good", "bad"):
             shop.database.execute(f"create table {table} (id int primary key, v text)")
@@ -98,6 +99,7 @@ def test_a_byte_that_is_no_utf8_sets_its_table_aside_and_no_other(
 def test_a_row_filter_that_fails_at_the_publisher_sets_its_table_aside_and_no_other(
     publisher_server: EmbeddedServer, tmp_path: Path
 ) -> None:
+    """Many commands for four subscriptions."""
     with _site(publisher_server, tmp_path, {"s1": "p", "s2": "q"}) as shop:
         database = shop.database
         database.execute(
@@ -177,6 +179,7 @@ def test_a_row_filter_that_keeps_failing_at_the_publisher_has_no_table_copied_ag
 def test_a_follower_goes_on_past_what_cannot_be_sent(
     publisher_server: EmbeddedServer, tmp_path: Path
 ) -> None:
+    """A run, and a follower that is refused and begins again."""
     with _site(publisher_server, tmp_path, {"s": "p"}, "SQL_ASCII") as shop:
         database = shop.database
         for table in ("t", "bad", "other"):
@@ -234,6 +237,7 @@ def test_a_value_that_the_server_cannot_print_sets_its_table_aside_and_no_other(
 def test_a_name_that_is_no_text_is_the_matter_of_what_has_it(
     publisher_server: EmbeddedServer, tmp_path: Path
 ) -> None:
+    """Many commands for two subscriptions."""
     with _site(publisher_server, tmp_path, {"s": "p"}, "SQL_ASCII") as shop:
         database = shop.database
         database.execute("create table good (id int primary key, v text)")

@@ -165,6 +165,7 @@ def test_a_follower_counts_what_it_does(shop: Shop) -> None:
 @pytest.mark.drawn
 @pytest.mark.slow
 def test_a_follower_ends_where_nothing_moves_though_something_waits(shop: Shop) -> None:
+    """Two limits of six seconds have to pass."""
     shop.copy()
     slot = shop.written["sources"]["shop"]["slot"]
     with following(shop, "--stall-limit", "6") as follower:

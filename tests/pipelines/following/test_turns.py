@@ -50,6 +50,7 @@ def following(shop: Shop, log: Path) -> Iterator[None]:
 def test_checks_runs_and_copies_have_their_turn_beside_a_follower(
     shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A follower, and other commands that wait for their turn."""
     monkeypatch.setattr(follow, "_OTHER_FOLLOWER_SECONDS", 0.5)
     log = tmp_path / "follower"
     shop.run()

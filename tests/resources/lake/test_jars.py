@@ -151,6 +151,7 @@ NO_REPOSITORY = """<ivysettings>
 def test_jars_are_fetched_once_and_a_repository_that_does_not_answer_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    """Two JVMs, which look for the jars."""
     settings = tmp_path / "ivysettings.xml"
     settings.write_text(NO_REPOSITORY)
     prefix = tmp_path / "prefix"

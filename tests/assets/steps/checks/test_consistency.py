@@ -191,6 +191,7 @@ def test_a_table_that_gets_a_column_while_it_is_compared_is_compared_again(repli
 @pytest.mark.drawn
 @pytest.mark.spark
 def test_a_repair_takes_no_row_of_a_table_that_was_read_as_empty(replicated: Replicated) -> None:
+    """Spark starts."""
     replicated.publish(*items(10))
     subscription, lake = replicated.subscription, replicated.lake(10**9, lambda: engine().session)
     name = ("public", "items")
@@ -261,6 +262,7 @@ def corrupt(replicated: Replicated) -> None:
 def test_a_repair_brings_just_the_rows_that_differ_in_order_and_moves_no_position(
     replicated: Replicated,
 ) -> None:
+    """Spark starts."""
     replicated.publish(*PAIR)
     subscription, lake = replicated.subscription, replicated.lake(10**9, lambda: engine().session)
     replicated.database.execute("insert into keyed values (0); insert into keyless values (0)")

@@ -116,6 +116,7 @@ def _lake(path: str) -> Lake:
     ],
 )
 def test_every_row_is_found(write: Callable[[str], None], asked_of: list[str], tmp_path: Path) -> None:
+    """Spark starts, and is asked for each value of each column."""
     path, spark = str(tmp_path / "t"), engine().session
     write(path)
     table = spark.read.format("delta").load(path)

@@ -123,6 +123,7 @@ _BY_SPARK: dict[str, tuple[Meanwhile, bool]] = {
 def test_what_another_process_commits_meanwhile_is_neither_lost_nor_doubled(
     way: str, meanwhile: Meanwhile, goes_on: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Spark starts, and compacts beside others."""
     path, alone = written(str(tmp_path / "t")), written(str(tmp_path / "alone"))
     meanwhile(alone)
     write_files = compaction.write_files

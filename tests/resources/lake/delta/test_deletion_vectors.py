@@ -249,6 +249,7 @@ def test_features_are_no_more_than_a_writer_needs(place: Place) -> None:
     "seed", [1, pytest.param(2, marks=pytest.mark.long), pytest.param(3, marks=pytest.mark.long)]
 )
 def test_spark_and_this_process_mark_rows_in_turns(place: Place, seed: int) -> None:
+    """Spark starts, and works in many turns."""
     spark, draw = engine().session.newSession(), random.Random(seed)
     for key, value in place.storage.spark_settings().items():
         spark.conf.set(key, value)

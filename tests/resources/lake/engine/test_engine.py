@@ -107,6 +107,7 @@ def _status(shop: Shop) -> dict[str, Any]:
 @pytest.mark.spark
 @pytest.mark.usefixtures("ended")
 def test_runs_share_an_engine_which_ends_when_nobody_needs_it(shop: Shop) -> None:
+    """Three JVMs: two engines, and the session of a run without one."""
     shop.configure(spark={"conf": {"spark.pgsieve.smallBytes": "0"}})
     assert _cli(shop, "engine", "status").returncode == 1
     started = _cli(shop, "engine", "start", "--json")

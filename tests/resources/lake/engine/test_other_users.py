@@ -133,6 +133,7 @@ def stopped(engine: SparkEngine) -> Iterator[ExitStack]:
 def test_another_user_gets_nothing_of_an_engine(
     engine: SparkEngine, stopped: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """An engine starts: a JVM."""
     session = engine.session
     record = engine.folder.read()
     assert record is not None
