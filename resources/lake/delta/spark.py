@@ -1,4 +1,8 @@
-"""Delta tables wherever Spark can reach them: `Records` by Spark, for lakes at a URI."""
+"""Delta tables wherever Spark can reach them: `Records` by Spark, for lakes at a URI.
+
+Each question costs Spark a job or several, and most are asked more than once of a version. So the answers of a version are kept
+(`VersionAnswers`), and a look at the log in the JVM, without a job, tells whether the version is still the newest.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,6 +28,7 @@ from pgsieve.resources.lake.delta.records import (
     version_with,
     versioned,
 )
+from pgsieve.resources.lake.delta.version_answers import VersionAnswers
 
 _MISSING = {
     "PATH_NOT_FOUND",
@@ -39,9 +44,12 @@ class SparkRecords:
 
     def __init__(self, session: Callable[[], SparkSession]) -> None:
         self._session = session
+        self._answers = VersionAnswers(session)
 
     def exists(self, path: str) -> bool:
         """Whether there is a Delta table."""
+        if self.stamp(path) is not None:
+            return True
         with _none_where_missing():
             self._session().read.format("delta").load(path).schema  # noqa: B018 - Connect resolves only here
             return True
@@ -49,6 +57,10 @@ class SparkRecords:
 
     def rows(self, path: str, where: str = "true") -> list[dict[str, Any]]:
         """The rows of a small table for which an SQL condition holds; none where there is no table."""
+        rows = self._answers.of(path, f"where {where}", lambda: self._rows(path, where))
+        return [dict(row) for row in rows]
+
+    def _rows(self, path: str, where: str) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = []
         with _none_where_missing():
             rows += self._session().read.format("delta").load(path).where(where).toArrow().to_pylist()
@@ -56,6 +68,10 @@ class SparkRecords:
 
     def newest(self, path: str, column: str) -> list[dict[str, Any]]:
         """The rows with the greatest number in a column; none where there is no table."""
+        rows = self._answers.of(path, f"newest {column}", lambda: self._newest(path, column))
+        return [dict(row) for row in rows]
+
+    def _newest(self, path: str, column: str) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = []
         with _none_where_missing():
             table = self._session().read.format("delta").load(path)
@@ -117,6 +133,9 @@ class SparkRecords:
 
     def standing(self, path: str) -> Standing:
         """The newest version and the position of it, of one moment; the position as `position` finds it."""
+        return self._answers.of(path, "standing", lambda: self._standing(path))
+
+    def _standing(self, path: str) -> Standing:
         # The newest commit is pgsieve's, unless someone else has touched the table since.
         newest, position = Standing(), 0
         for limit in (" limit 1", ""):
@@ -132,12 +151,14 @@ class SparkRecords:
                         return Standing(newest.version, position)
         return Standing(newest.version, position or None)
 
-    def stamp(self, path: str) -> tuple[str, int] | None:  # noqa: ARG002 - as the protocol has it
-        """None: a query each, as reading a small table is."""
-        return None
+    def stamp(self, path: str) -> tuple[str, int] | None:
+        """What tells the newest version of a table from every other; None where there is no table, and through Spark Connect."""
+        return self._answers.stamp(path)
 
     def version(self, path: str) -> int:
         """The newest version of a table."""
+        if (stamp := self.stamp(path)) is not None:
+            return stamp[1]
         row = self._session().sql(f"describe history delta.{quoted(path)} limit 1").first()
         assert row is not None
         return int(row["version"])
@@ -153,12 +174,18 @@ class SparkRecords:
         entry_bytes: int | None = None,  # noqa: ARG002 - as the protocol has it
     ) -> bool:
         """Whether somebody has gone back in a table that had this version."""
+        return self._answers.of(path, f"restored {since}", lambda: self._is_restored(path, since))
+
+    def _is_restored(self, path: str, since: int) -> bool:
         history = self._session().sql(f"describe history delta.{quoted(path)}")
         later = history.where(F.col("version") >= since).select("version", "operation").collect()
         return not later or any(row["operation"] == "RESTORE" for row in later if row["version"] > since)
 
     def committed_at(self, path: str, position: int) -> int | None:
         """The version with which pgsieve wrote a position; None where the last commits do not tell."""
+        return self._answers.of(path, f"committed {position}", lambda: self._committed_at(path, position))
+
+    def _committed_at(self, path: str, position: int) -> int | None:
         history = self._session().sql(f"describe history delta.{quoted(path)} limit {LAST_COMMITS}")
         return version_with([row.asDict() for row in history.collect()], position)
 
@@ -170,15 +197,20 @@ class SparkRecords:
 
     def count(self, path: str) -> int:
         """How many rows a table has."""
-        return self._session().read.format("delta").load(path).count()
+        return self._answers.of(
+            path, "count", lambda: self._session().read.format("delta").load(path).count()
+        )
 
     def slices(self, path: str, after: int) -> Sequence[int]:
         """The slices, from the rows; files without newer ones are passed over by their statistics."""
+        return self._answers.of(path, f"slices {after}", lambda: self._slices(path, after))
+
+    def _slices(self, path: str, after: int) -> tuple[int, ...]:
         ends: list[int] = []
         with _none_where_missing():
             newer = self._session().read.format("delta").load(path).where(F.col("slice") > after)
             ends += sorted(int(row[0]) for row in newer.select("slice").distinct().collect())
-        return ends
+        return tuple(ends)
 
     def has_deletion_vectors(self, path: str) -> bool | None:
         """Whether writers of the table may mark rows in deletion vectors; None where its properties do not say."""

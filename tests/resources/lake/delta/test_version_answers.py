@@ -1,0 +1,65 @@
+"""A lake that only Spark reaches: a question about a table costs jobs once a version, and another version is seen at once."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from pgsieve.resources.lake.delta.delta_rs import LocalRecords
+from pgsieve.resources.lake.delta.records import Standing
+from pgsieve.resources.lake.delta.spark import SparkRecords
+from tests.fixtures.pgsieve_replica import engine
+
+
+def rows(*values: int) -> pa.Table:
+    return pa.table({"slice": pa.array(values, pa.int64())})
+
+
+@pytest.mark.spark
+def test_spark_is_asked_once_about_a_version(tmp_path: Path) -> None:
+    session = engine().session
+    records, others, folder = SparkRecords(lambda: session), LocalRecords(), str(tmp_path / "a table")
+    path = f"file://{folder}"
+
+    def jobs() -> int:
+        return int(session.sparkContext._jsc.sc().dagScheduler().numTotalJobs())
+
+    def answers() -> tuple[object, ...]:
+        return (
+            records.exists(path),
+            records.rows(path),
+            records.rows(path, "slice > 10"),
+            records.newest(path, "slice"),
+            records.standing(path),
+            records.version(path),
+            records.count(path),
+            list(records.slices(path, 10)),
+            records.committed_at(path, 10),
+            records.is_restored(path, 0),
+        )
+
+    assert (records.stamp(path), records.exists(path), records.rows(path)) == (None, False, [])
+    others.append(folder, rows(10), 10)
+    first = answers()
+    assert first == (True, [{"slice": 10}], [], [{"slice": 10}], Standing(0, 10), 0, 1, [], 0, False)
+    records.rows(path).clear()
+    records.rows(path)[0]["slice"] = 0
+    before = jobs()
+    assert (answers(), jobs()) == (first, before)
+
+    stamp = records.stamp(path)
+    others.append(folder, rows(20), 20)
+    assert records.stamp(path) != stamp
+    assert records.standing(path) == Standing(1, 20)
+    assert sorted(row["slice"] for row in records.rows(path)) == [10, 20]
+
+    records.append(path, rows(30), 30)
+    assert (records.position(path), records.count(path), records.slices(path, 10)) == (30, 3, (20, 30))
+
+    shutil.rmtree(folder)
+    assert (records.exists(path), records.rows(path), records.standing(path)) == (False, [], Standing())
+    others.append(folder, rows(7), 7)
+    assert (records.rows(path), records.standing(path)) == ([{"slice": 7}], Standing(0, 7))
