@@ -15,6 +15,7 @@ from pgsieve.assets.steps.apply.applied import Applied, Pending, merged, outcome
 from pgsieve.assets.steps.apply.keyed_changes import KeyedChanges, keyed_changes
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.changes.columns import field_of
+from pgsieve.decoding.changes.merge_source import merge_source
 from pgsieve.decoding.changes.net_change import NONE, Mask, NetChange
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.delta.merge import Merge
@@ -108,32 +109,27 @@ class FewChangesWriter:
         self, changes: pa.Table, schema: pa.Schema, keyed: KeyedChanges, net: NetChange, merge: Merge
     ) -> pa.Table:
         """The net change as the source of a MERGE."""
-        keys = keyed.keys.take(pa.array(net.keys))
-        moved = net.updated & (net.base != net.keys)
+        of = merge_source(net)
         # What a row that comes from another key was not sent, it takes along from the replica.
-        bases = np.flatnonzero(moved) if merge.unknown else np.empty(0, np.int64)
-        of_base = keyed.keys.take(pa.array(net.base[bases]))
-        numbers, base = self.local.rows_of(self.path, of_base, schema)
-        base_of = np.full(len(net.keys), NONE)
+        bases = np.flatnonzero(of.base != NONE)
+        numbers, base = self.local.rows_of(self.path, keyed.keys.take(pa.array(of.base[bases])), schema)
+        base_of = np.full(len(of.keys), NONE)
         base_of[bases[numbers]] = changes.num_rows + np.arange(len(numbers))
         rows = pa.concat_tables([_rows(changes, "new", schema.names), base])
 
         def value(name: str) -> pa.ChunkedArray:
-            places = (
-                np.where(net.sent[name] == NONE, base_of, net.sent[name]) if name in net.sent else net.last
-            )
-            places = np.where(net.upserted | net.updated, places, NONE)
+            places = of.sent.get(name, of.last)
+            places = np.where(places == NONE, base_of, places)
             return rows[name].take(pa.array(places, mask=places == NONE))
 
-        action = np.select([net.upserted | moved, net.updated], ["upsert", "update"], "delete")
-        kept = net.updated & ~moved
+        keys = keyed.keys.take(pa.array(of.keys))
         return pa.table(
             {
                 **{k: keys[name] for name, k in merge.key.items()},
                 **{v: value(name) for name, v in merge.values.items()},
-                **{u: kept & (net.sent[name] == NONE) for name, u in merge.unknown.items()},
-                "action": action,
-                "expected": net.expected,
+                **{u: of.keeps[name] for name, u in merge.unknown.items()},
+                "action": of.actions,
+                "expected": of.expected,
             }
         )
 

@@ -18,6 +18,7 @@ from pgsieve.assets.steps.apply.keyless_changes import DIGESTED, KeylessChanges
 from pgsieve.assets.steps.records.columns import field, order
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.changes.digests import Sought, digested
+from pgsieve.decoding.changes.merge_source import merge_source
 from pgsieve.decoding.changes.net_change import NONE, Mask, NetChange, Numbers
 from pgsieve.resources.lake.delta.merge import Merge
 from pgsieve.resources.lake.delta.records import quoted
@@ -135,35 +136,31 @@ class SparkChanges:
         takes what no change sent from the replica's row of the key `b0`, `b1`, ….
         """
         key, columns, unsent = self.definition.key, self.definition.names, sorted(merge.unknown)
-        moved = net.updated & (net.base != net.keys)
-        places = keyed.places[keyed.effective :]
-        remains = net.upserted | net.updated
+        of, places = merge_source(net), np.append(keyed.places[keyed.effective :], 0)
 
-        def place(of: Numbers) -> pa.Array:
-            none = ~remains | (of == NONE)
-            return pa.array(np.append(places, 0)[np.where(none, len(places), of)], mask=none)
+        def place(change: Numbers) -> pa.Array:
+            return pa.array(places[change], mask=change == NONE)
 
-        lacking = (
-            moved & np.any([net.sent[name] == NONE for name in unsent], axis=0) if unsent else moved & False
-        )
-        bases = pa.array(np.where(lacking, net.base, 0), mask=~lacking)
+        bases = pa.array(np.where(of.base == NONE, 0, of.base), mask=of.base == NONE)
         table = pa.table(
             {
-                **{k: keyed.keys[name].take(pa.array(net.keys)) for name, k in merge.key.items()},
+                **{k: keyed.keys[name].take(pa.array(of.keys)) for name, k in merge.key.items()},
                 **{f"b{i}": keyed.keys[name].take(bases) for i, name in enumerate(key)},
-                **{f"s{i}": place(net.sent[name]) for i, name in enumerate(unsent)},
-                "last": place(net.last),
-                "action": np.select([net.upserted | moved, net.updated], ["upsert", "update"], "delete"),
-                "expected": net.expected,
+                **{f"s{i}": place(of.sent[name]) for i, name in enumerate(unsent)},
+                **{merge.unknown[name]: of.keeps[name] for name in unsent},
+                "last": place(of.last),
+                "action": of.actions,
+                "expected": of.expected,
             }
         )
+        takes_along = bool((of.base != NONE).any())
         decided = self.lake.spark.createDataFrame(table)
         changes = self.effective().where("new is not null")
         placed = changes.select(place_of(self.pending.ends).alias("place"), "new")
         few = self.pending.sent("insert", "update", "delete") <= BROADCAST_ROWS
         rows = placed.join(F.broadcast(decided) if few else decided, F.col("place") == F.col("last"))
         values = {name: field("new", name) for name in columns}
-        if lacking.any():
+        if takes_along:
             whole = F.struct(*(F.col(quoted(n)).alias(n) for n in unsent)).alias("whole")
             base = self.lake.current(self.path).select(
                 *(F.col(quoted(k)).alias(f"r{i}") for i, k in enumerate(key)), whole
@@ -173,28 +170,23 @@ class SparkChanges:
         for i, name in enumerate(unsent):
             sent = placed.select(F.col("place").alias(f"p{i}"), field("new", name).alias(f"sent{i}"))
             rows = rows.join(sent, F.col(f"s{i}") == F.col(f"p{i}"), "left")
-            kept = field("whole", name) if lacking.any() else F.lit(None)
+            kept = field("whole", name) if takes_along else F.lit(None)
             values[name] = F.when(F.col(f"s{i}").isNotNull(), F.col(f"sent{i}")).otherwise(kept)
         changed = rows.select(
             *merge.key.values(),
             *(values[name].alias(v) for name, v in merge.values.items()),
-            *(self._keeps(unsent.index(name)).alias(u) for name, u in merge.unknown.items()),
+            *merge.unknown.values(),
             "action",
             "expected",
         )
         gone = decided.where("last is null").select(
             *merge.key.values(),
             *(F.lit(None).cast(changed.schema[v].dataType).alias(v) for v in merge.values.values()),
-            *(F.lit(False).alias(u) for u in merge.unknown.values()),
+            *merge.unknown.values(),
             "action",
             "expected",
         )
         return changed.unionByName(gone)
-
-    @staticmethod
-    def _keeps(unsent: int) -> Column:
-        """Whether a row keeps the value that it has in the replica; an INSERT that lacks one leaves NULL there."""
-        return (F.col("action") == "update") & F.col(f"s{unsent}").isNull()
 
 
 def place_of(slices: Sequence[int]) -> Column:

@@ -1,0 +1,49 @@
+"""The source of a MERGE: what becomes of the keys -> which change, or which row of the replica, has each value of the row that comes.
+
+In: a net change. Out: one element a key, by numbers of keys and of changes. Who has the rows at hand fetches the values: Arrow by
+`take`, Spark by joins. Raises nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from pgsieve.decoding.changes.net_change import NONE, Mask, NetChange, Numbers
+
+
+@dataclass(frozen=True)
+class MergeSource:
+    """What a MERGE does with each of some `keys`: `actions` are delete, update and upsert.
+
+    `last` is the change with the row, and `sent` the one with a column's value, for columns that some change left out; `NONE`
+    where none has it. A row that comes from another key then has the value of the replica's row of the key `base`, and one that
+    `keeps` the column that of its own row. `expected`: the replica should have a row of the key.
+    """
+
+    keys: Numbers
+    actions: npt.NDArray[np.str_]
+    expected: Mask
+    last: Numbers
+    sent: Mapping[str, Numbers]
+    base: Numbers
+    keeps: Mapping[str, Mask]
+
+
+def merge_source(net: NetChange) -> MergeSource:
+    """The source of a MERGE that brings a net change into the replica."""
+    moved, remains = net.updated & (net.base != net.keys), net.upserted | net.updated
+    unsent = {name: changes == NONE for name, changes in net.sent.items()}
+    lacking = moved & np.logical_or.reduce([*unsent.values(), np.zeros_like(moved)])
+    return MergeSource(
+        keys=net.keys,
+        actions=np.select([net.upserted | moved, net.updated], ["upsert", "update"], "delete"),
+        expected=net.expected,
+        last=np.where(remains, net.last, NONE),
+        sent={name: np.where(remains, changes, NONE) for name, changes in net.sent.items()},
+        base=np.where(lacking, net.base, NONE),
+        keeps={name: net.updated & ~moved & lacks for name, lacks in unsent.items()},
+    )
