@@ -7,6 +7,7 @@ Spark runs what is more than a thread should hold. Threads stand in for it on a 
 (`threads[N]`). The driver of PostgreSQL, Arrow and the writer of Parquet work without Python's lock, so they keep as many cores busy.
 """
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed, wait
 from contextlib import suppress
@@ -32,6 +33,10 @@ Hear = Callable[[int], None]
 Part = Callable[[int, Guard], Iterable[pa.RecordBatch]]
 
 
+#: A range of so many numbers Spark splits among all cores; its plan says into how many parts.
+_MANY, _SPLITS = 1_000_000, re.compile(r"splits=(\d+)")
+
+
 def spark_schema(schema: pa.Schema) -> StructType:
     """The same columns as Spark has them."""
     # It draws in pandas, which commands without Spark have no time for.
@@ -41,9 +46,11 @@ def spark_schema(schema: pa.Schema) -> StructType:
 
 
 class Executors(Protocol):
-    """Those who write files of a lake; `number` is how many do at a time, where that is known, else 1."""
+    """Those who write files of a lake."""
 
-    number: int
+    @property
+    def number(self) -> int:
+        """How many parts are run at a time."""
 
     def written(
         self, part: Part, parts: int, hear: Hear | None = None, schema: pa.Schema = WRITTEN
@@ -62,11 +69,28 @@ def _same(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 class SparkExecutors:
-    """Spark's, who may be on other machines; what is interrupted Spark ends itself."""
+    """Spark's, who may be on other machines; what is interrupted Spark ends itself.
 
-    def __init__(self, session: Callable[[], SparkSession], number: int = 1) -> None:
-        self._session, self.number = session, number
-        self._is_preparing = False
+    `cores` are those of the session where its master names them; else the session is asked.
+    """
+
+    def __init__(self, session: Callable[[], SparkSession], cores: int | None = None) -> None:
+        self._session, self._cores = session, cores
+        self._has_begun = self._is_preparing = False
+
+    @property
+    def number(self) -> int:
+        """As in `Executors`: a cluster may get more of them, or lose some."""
+        if self._cores is not None:
+            return self._cores
+        session = self._session()
+        if not self._has_begun:
+            # Executors come once there is a job.
+            session.range(1).collect()
+            self._has_begun = True
+        (plan,) = session.sql(f"explain select id from range({_MANY})").collect()
+        splits = _SPLITS.search(plan[0])
+        return int(splits[1]) if splits else 1
 
     def written(
         self, part: Part, parts: int, hear: Hear | None = None, schema: pa.Schema = WRITTEN

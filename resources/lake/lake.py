@@ -73,7 +73,7 @@ class Lake(LakeWays):
         storage: Storage | None = None,
         folders: Mapping[str, str] | None = None,
         threads: int | None = None,
-        cores: int = 1,
+        cores: int | None = None,
         vectors: bool = True,
         rewritten_bytes: int = REWRITTEN_BYTES_DEFAULT,
     ) -> None:
@@ -94,6 +94,10 @@ class Lake(LakeWays):
         """Have what would run functions on so many bytes be started, before there are all of them."""
         if self.local is not None:
             self.runner(size).prepare()
+
+    def parts_beside(self, size: int) -> int:
+        """How many parts of so many bytes are run at a time."""
+        return self.runner(size).number
 
     def folders_of(self, subscription: str) -> str:
         """The template of the folders of a subscription's replicas: as it was given, or else as the lake has recorded it."""

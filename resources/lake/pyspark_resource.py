@@ -63,8 +63,8 @@ def pyspark_resource(
             return None
 
         @property
-        def cores(self) -> int:
-            return cores_of(str(chosen.spark_config.get("spark.master", ""))) or 1
+        def cores(self) -> int | None:
+            return cores_of(str(chosen.spark_config.get("spark.master", "")))
 
         @property
         def is_warmed(self) -> bool:

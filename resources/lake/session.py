@@ -251,9 +251,9 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
         return f"local[{self.threads}]" if self.threads else self.master
 
     @property
-    def cores(self) -> int:
-        """How many parts Spark works on at a time, as far as the master says."""
-        return cores_of(self.spark_master) or 1
+    def cores(self) -> int | None:
+        """How many parts Spark works on at a time; None where only Spark knows."""
+        return cores_of(self.spark_master)
 
     @property
     def is_warmed(self) -> bool:

@@ -7,7 +7,7 @@ CREATE_REPLICATION_SLOT ... (SNAPSHOT 'export') is the only way to a snapshot th
 """
 
 import uuid
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -18,14 +18,15 @@ import pyarrow as pa
 from psycopg.pq import ExecStatus
 
 from pgsieve.decoding.lsn import parse_lsn
-from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable
+from pgsieve.decoding.publications.catalog import Catalog, ReplicatedTable, Table
+from pgsieve.resources.parts import number_of_parts
 from pgsieve.resources.postgres.awaited import awaiting
 from pgsieve.resources.postgres.errors import PassingFaultError, SourceError, is_passing, without_values
 from pgsieve.resources.postgres.sessions import Conninfo, execute
 from pgsieve.resources.postgres.slot import warn_of_waiting
 from pgsieve.resources.postgres.source import Source, fetched, literal, quote
 
-#: A chunk of a table is about so many bytes of its main fork.
+#: A chunk of a table has at most about so many bytes.
 CHUNK_BYTES = 128 * 1024 * 1024
 
 
@@ -106,11 +107,13 @@ def chunk_queries(
     replicated: ReplicatedTable,
     expressions: Sequence[str],
     catalog: Catalog,
+    beside: Callable[[int], int],
 ) -> "Chunks":
     """The queries that together select a table's published rows, one per ctid range of each of its leaves.
 
-    `expressions` are the select list. Row filters are ORed and run on the server (section 29.4.5). A partition tree whose leaves are
-    not the role's to read as they are is selected from its root in one query, as a built-in subscription copies it.
+    `expressions` are the select list, `beside` says how many queries are run at a time for a table of so many bytes. Row filters
+    are ORed and run on the server (section 29.4.5). A partition tree whose leaves are not the role's to read as they are is
+    selected from its root in one query, as a built-in subscription copies it.
     """
     table = replicated.table
     parts = (
@@ -123,23 +126,13 @@ def chunk_queries(
     if replicated.row_filters is not None:
         condition = "(" + " or ".join(f"({row_filter})" for row_filter in replicated.row_filters) + ") and "
     ranges_work = connection.info.server_version >= 140000
-    queries, total = [], 0
-    for part in parts:
-        row = connection.execute(
-            "select pg_relation_size(%(oid)s::oid)::bigint, pg_table_size(%(oid)s::oid)::bigint,"
-            " current_setting('block_size')::bigint",
-            {"oid": part.oid},
-        ).fetchone()
-        assert row is not None
-        size, whole, block = row
-        if whole is None:
-            raise AlteredTableError(
-                f'table "{part.qualified}" was dropped before it was copied', sqlstate="42P01"
-            )
-        total += whole
-        chunks = max(1, round(size / CHUNK_BYTES)) if ranges_work else 1
-        pages = -(-size // block)
-        bounds = [pages * i // chunks for i in range(chunks)]
+    sizes = [_Size.of(connection, part) for part in parts]
+    total = sum(size.bytes for size in sizes)
+    most = max(1, total // number_of_parts(total, CHUNK_BYTES, beside(total)))
+    queries = []
+    for part, size in zip(parts, sizes, strict=True):
+        chunks = max(1, min(round(size.bytes / most), size.pages)) if ranges_work else 1
+        bounds = [size.pages * i // chunks for i in range(chunks)]
         for number, low in enumerate(bounds):
             within = f"ctid >= '({low},0)'::tid"
             if number + 1 < len(bounds):
@@ -152,6 +145,28 @@ def chunk_queries(
     if table.kind == "p" and _is_read_by_root(connection, table.oid, [part.oid for part in parts]):
         queries = [f"select {columns} from {quote(table.schema, table.name)} where {condition}true"]
     return Chunks(queries, total)
+
+
+@dataclass(frozen=True, slots=True)
+class _Size:
+    """The pages of a table's main fork, and its bytes with large values, which are elsewhere."""
+
+    pages: int
+    bytes: int
+
+    @classmethod
+    def of(cls, connection: psycopg.Connection[Any], table: Table) -> "_Size":
+        """The size of a table without partitions; raises AlteredTableError where it is gone."""
+        row = connection.execute(
+            "select ceil(pg_relation_size(%(oid)s::oid) / current_setting('block_size')::numeric)::bigint,"
+            " pg_table_size(%(oid)s::oid)::bigint",
+            {"oid": table.oid},
+        ).fetchone()
+        if row is None or None in row:
+            raise AlteredTableError(
+                f'table "{table.qualified}" was dropped before it was copied', sqlstate="42P01"
+            )
+        return cls(*row)
 
 
 #: The rights and policies of a query are those of the table that it names, whatever those of its partitions are (section 5.12.2).

@@ -135,7 +135,9 @@ class Moment:
             raise OverrunError(path)
 
         def chunks(expressions: Sequence[str]) -> Chunks:
-            return chunk_queries(self.connection, replicated, expressions, self.catalog)
+            return chunk_queries(
+                self.connection, replicated, expressions, self.catalog, self.lake.parts_beside
+            )
 
         return Sides(
             lake=self.lake,

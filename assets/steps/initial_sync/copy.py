@@ -318,7 +318,9 @@ def _copy_batch(
                 planned = [
                     PlannedTable(
                         t,
-                        chunk_queries(connection, t, select_list(subscription, t), catalog),
+                        chunk_queries(
+                            connection, t, select_list(subscription, t), catalog, lake.parts_beside
+                        ),
                         _generation(former_states, t.table),
                     )
                     for t in tables.values()

@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 
 from pgsieve.resources.ahead import ahead
 from pgsieve.resources.lake.stores.storage import Storage, is_uri, keep_token_out
+from pgsieve.resources.parts import number_of_parts
 
 if TYPE_CHECKING:
     from pgsieve.resources.lake.stores.objects import Objects
@@ -227,8 +228,8 @@ class Store:
         return True
 
 
-#: So many bytes of row groups one executor reads at a time, and so many are worth an executor of their own.
-PART_BYTES, LEAST_BYTES = 32 * 1024 * 1024, 4 * 1024 * 1024
+#: So many bytes of row groups one executor reads at a time.
+PART_BYTES = 32 * 1024 * 1024
 
 #: Reads columns of a row group.
 Reader = Callable[[Sequence[str]], pa.Table]
@@ -250,9 +251,7 @@ def parted(groups: Sequence[RowGroup], beside: int = 1) -> list[Sequence[RowGrou
     Of so many executors `beside` each other none has a part more than another, where the parts are not too small for that.
     """
     total = sum(group.bytes for group in groups)
-    number = -(-total // PART_BYTES)
-    if total >= beside * LEAST_BYTES:
-        number = -(-number // beside) * beside
+    number = number_of_parts(total, PART_BYTES, beside)
     parts = defaultdict[int, list[RowGroup]](list)
     before = 0
     for group in groups:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
@@ -16,6 +17,7 @@ from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
 from pgsieve.assets.steps.initial_sync.one_table import Copied
 from pgsieve.assets.steps.operations.initial_copy import copy_tables
 from pgsieve.assets.steps.subscription import Feed, Subscription
+from pgsieve.resources import parts
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres import snapshot
 from pgsieve.resources.postgres.embedded import EmbeddedServer
@@ -102,6 +104,32 @@ def test_values_of_all_types_are_the_same_whoever_copies_them(
         )
     for name in kinds:
         assert len(site.replica("threads", name).file_uris()) > 1, "in one chunk"
+
+
+def test_a_copy_is_shared_evenly_by_those_who_copy(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "LEAST_BYTES", 64 * 1024)
+    site.database.execute(
+        "create table rows (id int primary key, note text);"
+        "insert into rows select i, repeat('x', 100) from generate_series(1, 4000) i;"
+        # What is large is not in the pages of its rows.
+        "create table large (id int primary key, note text); alter table large alter note set storage external;"
+        "insert into large select i, repeat('x', 20000) from generate_series(1, 200) i;"
+        "create table tree (id int, note text) partition by range (id);"
+        "create table low partition of tree for values from (0) to (4000);"
+        "create table high partition of tree for values from (4000) to (4010);"
+        "insert into tree select i, repeat('x', 100) from generate_series(0, 4009) i;"
+        "create publication p for table rows, large, tree with (publish_via_partition_root = true)"
+    )
+    assert {copied.table: copied.rows for copied in site.copy("threads")} == {
+        "rows": 4000,
+        "large": 200,
+        "tree": 4010,
+    }
+    for table, least in (("rows", 1500), ("large", 80), ("tree", 10)):
+        files = site.replica("threads", table).get_add_actions(flatten=True)
+        counts = pa.table(files)["num_records"].to_pylist()
+        assert len(counts) == (3 if table == "tree" else 2), table
+        assert min(counts) >= least, table
 
 
 def test_a_table_is_refused_in_the_same_words_whoever_copies_it(site: Site) -> None:
