@@ -139,7 +139,7 @@ def replica_tables_asset(
             and state.state == SyncState.READY
             and (not everything or is_changed(name, result, before))
         ]
-        with lake.one_moment(*(lake.replica(subscription.name, *name) for name in told)):
+        with lake.one_moment(*(lake.paths.replica(subscription.name, *name) for name in told)):
             metadata = {
                 name: _metadata(lake, subscription, tables[name], result, states[name]) for name in told
             }
@@ -215,7 +215,7 @@ def _metadata(
 ) -> dict[str, Any]:
     name = (table.schema, table.name)
     applied = result.tables.get(name, Applied(*name))
-    path = lake.replica(subscription.name, *name)
+    path = lake.paths.replica(subscription.name, *name)
     cut = result.cut
     version = cut.tables.get(name) if cut else None
     copied = state.definition.published if state.definition else None

@@ -94,7 +94,7 @@ def main() -> None:
                 (found,) = check_consistency(subscription, lake, quiet)
             assert found.equal
             assert found.replica_rows == options.rows
-            replica = DeltaTable(lake.replica("s_checked", "public", "checked"))
+            replica = DeltaTable(lake.paths.replica("s_checked", "public", "checked"))
             replica.update(updates={"note": "'corrupt'"}, predicate=f"id = {options.rows // 3}")
             with measured(results, "by segments, one cell differs"):
                 (found,) = check_consistency(subscription, lake, quiet)

@@ -168,7 +168,7 @@ def warm(
         with psycopg.connect(publisher.conninfo(), autocommit=True) as source:
             changes(source, name, size)
         steps(subscription, lake, measured, phase)
-        held = lake.count(lake.replica(subscription.name, "public", name))
+        held = lake.count(lake.paths.replica(subscription.name, "public", name))
         assert held == size + size // 2 // 100 * 100, held
         with psycopg.connect(publisher.conninfo(), autocommit=True) as source:
             source.execute(f"select pg_drop_replication_slot('{subscription.feed.slot}')")

@@ -34,7 +34,7 @@ from pgsieve.decoding.publications.routing import (
 from pgsieve.decoding.values.builtin_types import NONE_DEFINED, DefinedTypes
 from pgsieve.decoding.values.types import ColumnType, column_type
 from pgsieve.resources.lake.delta.layout import SubscriptionLayout
-from pgsieve.resources.lake.way import column_mapping
+from pgsieve.resources.lake.policy import column_mapping
 from pgsieve.resources.postgres.plugin_options import PgoutputOptions
 from pgsieve.resources.postgres.source import Source
 from pgsieve.resources.postgres.turns import Turn

@@ -92,7 +92,7 @@ def _recorded(declared: Project, feed: Feed) -> Iterator[bytes]:
             hint="leave out --from-change-log to read what waits in the slot",
             sqlstate="0A000",
         )
-    with lake.refusing(path):
+    with lake.access.refusing(path):
         if not lake.local.exists(path):
             raise PgsieveError(
                 f'source "{feed.source.name}": nothing has been recorded of slot "{feed.slot}"',

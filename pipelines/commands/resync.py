@@ -44,7 +44,7 @@ def resync(
     subscription, lake = declared.subscriptions[selected.name], declared.lake.open()
     feed, names = subscription.feed, [_name(text) for text in tables]
     feed.source.check_ready()
-    lake.check_writable()
+    lake.access.check_writable()
     with feed.source.connect() as connection, ExitStack() as attempted:
         if not names:
             # What is damaged tells nothing; what remains of it is asked below.

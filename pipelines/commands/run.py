@@ -60,7 +60,7 @@ def take_over(config: Config, selected: Sequence[SubscriptionConfig]) -> None:
     """
     declared = project(config)
     lake = declared.lake.open()
-    lake.check_writable()
+    lake.access.check_writable()
     for feed in declared.feeds_of([declared.subscriptions[s.name] for s in selected]):
         with feed.exclusively(), feed.source.connect() as connection:
             claim_slot(connection, feed, lake)

@@ -191,7 +191,7 @@ def _last_transformations(config: Config, subscriptions: Iterable[Subscription])
 
 def _rows(lake: Lake, subscription: Subscription, name: Name) -> tuple[int | None, str | None]:
     """How many rows a replica has, None where there is none; or why they cannot be counted."""
-    path = lake.replica(subscription.name, *name)
+    path = lake.paths.replica(subscription.name, *name)
     try:
         return lake.count(path) if lake.records.exists(path) else None, None
     except LakeError as error:

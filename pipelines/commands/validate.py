@@ -66,7 +66,7 @@ def validate(config: Config, *, rights: bool = True) -> ValidationReport:
     """
     declared = project(config)
     declared.lake.engine.check_store()
-    declared.lake.open().check_commits_are_kept(record=False)
+    declared.lake.open().access.check_commits_are_kept(record=False)
     pictures: dict[tuple[str, str], PublicationPicture] = {}
     received, problems, statements = [], [], []
     warnings = list[ValidationProblem]()
@@ -76,7 +76,7 @@ def validate(config: Config, *, rights: bool = True) -> ValidationReport:
     except SparkUnavailableError as error:
         warnings.append(_problem("spark", error))
     try:
-        declared.lake.open().check_permitted()
+        declared.lake.open().access.check_permitted()
     except LakeUnavailableError as error:
         problems.append(_problem("lake", error))
     for feed in declared.feeds.values():

@@ -271,7 +271,7 @@ def _compare(
     lake = project(config).lake.open()
     compared = []
     for mode in _MODES:
-        path = lake.replica(f"{_OWNER[table]}_{mode}", "public", table)
+        path = lake.paths.replica(f"{_OWNER[table]}_{mode}", "public", table)
         replica_rows = sorted(tuple(row.values()) for row in lake.records.rows(path))
         replica = tuple(tuple(str(value) for value in row) for row in replica_rows)
         compared.append(ComparedTable(table, mode, names, rows(source), replica, rows(target)))

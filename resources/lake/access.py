@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -47,7 +47,6 @@ from pgsieve.resources.lake.delta.errors import (
 )
 from pgsieve.resources.lake.kept_commits import check_commits_are_kept
 from pgsieve.resources.lake.overrun import NewerVersionError
-from pgsieve.resources.lake.paths import LakePaths
 from pgsieve.resources.lake.stores.objects import objects_at
 from pgsieve.resources.lake.stores.storage import Storage, is_uri
 from pgsieve.resources.lake.stores.store import Store
@@ -70,11 +69,11 @@ _safe: set[tuple[str, str]] = set()
 _TRYING = Lock()
 
 
-class LakeAccess(LakePaths):
+class LakeAccess:
     """A lake that can be written, or says why not."""
 
-    def __init__(self, storage: Storage, folders: Mapping[str, str] | None) -> None:
-        super().__init__(storage.address, folders)
+    def __init__(self, storage: Storage) -> None:
+        self.uri = storage.address
         #: The files of the lake, for this process and for executors.
         store = Store.of(storage)
         self.store = replace(store, objects=partial(objects_at, options=store.options))

@@ -6,11 +6,11 @@ In: the lake's URI and a Spark session. Out: DataFrames, and commits that carry 
 """
 
 import json
-import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import copy_context
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar
 
@@ -19,21 +19,25 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from pyspark.sql.types import StructType
 
-from pgsieve.decoding.changes.digests import Sought
-from pgsieve.resources.lake.delta import row_removal
+from pgsieve.resources.lake.access import LakeAccess
+from pgsieve.resources.lake.committers import ByFiles, BySpark, InProcess
 from pgsieve.resources.lake.delta.commits import writable
+from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.delta.errors import LakeError, OverrunError
-from pgsieve.resources.lake.delta.key_lookup import FileMatches
-from pgsieve.resources.lake.delta.layout import FOLDERS, file_bytes
-from pgsieve.resources.lake.delta.log import UnmarkableError
 from pgsieve.resources.lake.delta.named_records import NamedRecords
 from pgsieve.resources.lake.delta.parquet_files import WRITTEN_DDL, write_files
 from pgsieve.resources.lake.delta.records import Records, Standing, in_order, quoted
 from pgsieve.resources.lake.delta.requirements import APPEND_ONLY, constraints_in, is_append_only
 from pgsieve.resources.lake.delta.spark import SparkRecords
-from pgsieve.resources.lake.executors import INLINE, Executors, SparkExecutors, Threads, noted
-from pgsieve.resources.lake.overrun import guarded
-from pgsieve.resources.lake.row_lookup import row_matches
+from pgsieve.resources.lake.delta.tables import shared_tables
+from pgsieve.resources.lake.executors import Executors, SparkExecutors, Threads, noted
+from pgsieve.resources.lake.paths import LakePaths
+from pgsieve.resources.lake.policy import (
+    REWRITTEN_BYTES_DEFAULT,
+    SMALL_BYTES_DEFAULT,
+    Policy,
+    names_at_every_depth,
+)
 from pgsieve.resources.lake.spark_writes import (
     comment_by_spark,
     committing,
@@ -41,17 +45,9 @@ from pgsieve.resources.lake.spark_writes import (
     enable_vectors_by_spark,
     numbered,
     set_properties_by_spark,
-    write_by_spark,
 )
 from pgsieve.resources.lake.stores.storage import Storage, is_uri, storage_of
-from pgsieve.resources.lake.stores.store import RowGroup
-from pgsieve.resources.lake.way import (
-    REWRITTEN_BYTES_DEFAULT,
-    SMALL_BYTES_DEFAULT,
-    LakeWays,
-    Way,
-    names_at_every_depth,
-)
+from pgsieve.resources.lake.stores.store import RowGroup, Store
 from pgsieve.resources.work import engine_of, named_here, note
 
 Item = TypeVar("Item")
@@ -59,11 +55,18 @@ Done = TypeVar("Done")
 
 #: So many tables are worked with at a time.
 _TABLES, _TABLES_FAR_AWAY = 4, 8
-_LOGGER = logging.getLogger(__name__)
 
 
-class Lake(LakeWays):
-    """The Delta tables of one lake."""
+@dataclass(frozen=True)
+class StoredSlices:
+    """The row groups that have the rows of some slices, and maybe others, and the columns of their table."""
+
+    groups: Sequence[RowGroup]
+    schema: pa.Schema
+
+
+class Lake:
+    """The Delta tables of one lake: where they are, what reaches them, who writes them."""
 
     def __init__(
         self,
@@ -78,59 +81,33 @@ class Lake(LakeWays):
         rewritten_bytes: int = REWRITTEN_BYTES_DEFAULT,
     ) -> None:
         storage = storage or storage_of(uri)
-        super().__init__(storage, folders, small_bytes, vectors=vectors)
         self._session = session
+        self.access = LakeAccess(storage)
+        self.paths = LakePaths(storage.address, folders, self._recorded_folders)
+        self._tables = shared_tables(self.store.options)
+        #: delta-rs, where it reaches the lake and may write there.
+        self.local = LocalRecords(self.store, self._tables) if storage.by_delta_rs else None
+        self.records: Records = NamedRecords(self.local or SparkRecords(session), self.access.refusing)
         #: Who writes many rows that no Spark expression has to see.
         self.executors: Executors = SparkExecutors(session, cores) if threads is None else Threads(threads)
-        self.records: Records = NamedRecords(self.local or SparkRecords(session), self.refusing)
-        #: Of replicas up to so many bytes files are written once more for rows that go; -1: of none.
-        self.rewritten_bytes = rewritten_bytes
+        self.policy = Policy(
+            self.access, self.local, self.executors, small_bytes, rewritten_bytes, vectors=vectors
+        )
 
-    def runner(self, size: int | None) -> Executors:
-        """What runs functions on so many bytes (None: many): this thread where they are few, else the executors."""
-        return INLINE if self.is_small(size) else self.executors
+    @property
+    def uri(self) -> str:
+        """The lake's address."""
+        return self.access.uri
 
-    def expect(self, size: int) -> None:
-        """Have what would run functions on so many bytes be started, before there are all of them."""
-        if self.local is not None:
-            self.runner(size).prepare()
+    @property
+    def store(self) -> Store:
+        """The files of the lake, for this process and for executors."""
+        return self.access.store
 
-    def parts_beside(self, size: int) -> int:
-        """How many parts of so many bytes are run at a time."""
-        return self.runner(size).number
-
-    def folders_of(self, subscription: str) -> str:
-        """The template of the folders of a subscription's replicas: as it was given, or else as the lake has recorded it."""
-        if subscription not in self._folders:
-            rows = in_order(self.records.rows(self.subscription(subscription)))
-            self._folders[subscription] = (rows[-1].get("folders") if rows else None) or FOLDERS
-        return self._folders[subscription]
-
-    def row_matches(self, path: str, sought: Sought, schema: pa.Schema) -> list[FileMatches]:
-        """Where a table has rows of some digests, made of the columns of a schema; `keys` of a match are places of digests."""
-        assert self.local is not None
-        with self.refusing(path):
-            runner = self.runner(self.records.size(path))
-            return row_matches(self.local.table_at(path), path, self.store, sought, schema, runner)
-
-    def files_to_mark(
-        self, path: str, matches: Sequence[FileMatches], base: int
-    ) -> list[Mapping[str, Any]] | None:
-        """How the log of a table has the files in which there are `matches`, to mark rows in them; None where that cannot be.
-
-        The table gets deletion vectors where it had none: then OverrunError is raised, as where its version is not `base`.
-        """
-        assert self.local is not None
-        with self.refusing(path):
-            try:
-                if not self.local.has_deletion_vectors(path):
-                    row_removal.enable_marking(self.local, path)
-                if self.local.version(path) != base:
-                    raise OverrunError(path)
-                return row_removal.added_files(self.local, path, matches, base)
-            except UnmarkableError as error:
-                _LOGGER.debug("%s: %s", path, error)
-                return None
+    def _recorded_folders(self, subscription: str) -> str | None:
+        """The template of the folders of a subscription's replicas, as the lake has recorded it."""
+        rows = in_order(self.records.rows(self.paths.subscription(subscription)))
+        return rows[-1].get("folders") if rows else None
 
     @property
     def beside(self) -> int:
@@ -188,7 +165,7 @@ class Lake(LakeWays):
 
     def columns(self, path: str) -> list[str]:
         """The names of a table's columns."""
-        with self.refusing(path):
+        with self.access.refusing(path):
             if self.local is not None:
                 return self.local.columns(path)
             names: list[str] = self.current(path).columns
@@ -196,7 +173,7 @@ class Lake(LakeWays):
 
     def count(self, path: str) -> int:
         """How many rows a table has: by Spark where delta-rs does not do what it asks of its readers."""
-        with self.refusing(path):
+        with self.access.refusing(path):
             if self.local is not None and not self.local.is_read(path):
                 return self.current(path).count()
         return self.records.count(path)
@@ -206,7 +183,7 @@ class Lake(LakeWays):
 
         `every` says that each has rows: then DamagedTableError is raised in a local lake where one has none.
         """
-        with self.refusing(path):
+        with self.access.refusing(path):
             slices = self.local.change_log(path) if self.local else None
             files = slices.files(ends, every=every) if slices else None
         if slices is None or files is None:
@@ -215,15 +192,17 @@ class Lake(LakeWays):
         rows = reader.parquet(*files) if files else reader.parquet(path).limit(0)
         return rows.where(F.col("slice").isin(sorted(ends)))
 
-    def slice_groups(self, path: str, ends: Collection[int], *, every: bool = False) -> list[RowGroup] | None:
-        """The row groups that have the rows of some slices, and maybe others; None where only Spark may read them.
+    def stored_slices(self, path: str, ends: Collection[int], *, every: bool = False) -> StoredSlices | None:
+        """Where the rows of some slices are stored; None where only Spark may read them.
 
         `every` as in `slices_of`.
         """
         if self.local is None:
             return None
-        with self.refusing(path):
-            return self.local.change_log(path).row_groups(ends, every=every)
+        with self.access.refusing(path):
+            slices = self.local.change_log(path)
+            groups = slices.row_groups(ends, every=every)
+            return None if groups is None else StoredSlices(groups, slices.schema)
 
     def slice_rows(
         self,
@@ -238,9 +217,9 @@ class Lake(LakeWays):
 
         None where only Spark may read them. `every` as in `slices_of`.
         """
-        if self.local is None or not self.is_small(size):
+        if self.local is None or not self.policy.is_small(size):
             return None
-        with self.refusing(path):
+        with self.access.refusing(path):
             return self.local.change_log(path).rows(ends, columns=columns, every=every)
 
     # writing
@@ -251,7 +230,7 @@ class Lake(LakeWays):
             raise LakeError(
                 f'Delta table "{path}" is damaged', hint="remove its folder, then run the command again"
             )
-        with self.refusing(path):
+        with self.access.refusing(path):
             self.local.remove(f"{path}/_delta_log")
 
     def write(
@@ -285,28 +264,30 @@ class Lake(LakeWays):
         def schema() -> pa.Schema:
             return writable(self.spark.createDataFrame([], frame.schema).toArrow()).schema
 
-        match self.way(path, names_at_every_depth(frame.schema), size, schema, overwrite=overwrite):
-            case Way.IN_PROCESS:
-                assert self.local is not None
-                with self.refusing(path):
+        written = self.policy.committer(
+            path, names_at_every_depth(frame.schema), size, schema, overwrite=overwrite
+        )
+        match written:
+            case InProcess():
+                with self.access.refusing(path):
                     rows = writable(frame.toArrow())
-                    note(engine_of(self.spark), 1, rows.nbytes)
-                    self.local.write(
-                        path,
-                        rows,
-                        position,
-                        overwrite=overwrite,
-                        metadata=metadata,
-                        properties=properties,
-                        base=base,
-                    )
-            case Way.FILES:
-                given, store, size = schema(), self.store, self.file_bytes(path, properties)
-                written = frame.mapInArrow(
-                    lambda batches: write_files(path, given, batches, store=store, size=size), WRITTEN_DDL
+                note(engine_of(self.spark), 1, rows.nbytes)
+                written.write(
+                    path,
+                    rows,
+                    position,
+                    overwrite=overwrite,
+                    metadata=metadata,
+                    properties=properties,
+                    base=base,
                 )
-                self.commit_files(
-                    lambda: noted(engine_of(self.spark), None, written.toArrow()),
+            case ByFiles():
+                given, store, bytes_ = schema(), self.store, written.file_bytes(path, properties)
+                files = frame.mapInArrow(
+                    lambda batches: write_files(path, given, batches, store=store, size=bytes_), WRITTEN_DDL
+                )
+                written.commit(
+                    lambda: noted(engine_of(self.spark), None, files.toArrow()),
                     path,
                     given,
                     position,
@@ -315,81 +296,25 @@ class Lake(LakeWays):
                     properties=properties,
                     base=base,
                 )
-            case Way.SPARK:
+            case BySpark():
                 note(engine_of(self.spark), 1, size or 0)
-                with self.refusing(path):
-                    write_by_spark(
-                        guarded(frame, path, base, self.store),
-                        path,
-                        position,
-                        overwrite=overwrite,
-                        metadata=metadata,
-                        properties=properties,
-                        options=options or {},
-                        exists=lambda: self.records.exists(path),
-                    )
-
-    def commit_files(
-        self,
-        written: Callable[[], pa.Table],
-        path: str,
-        schema: pa.Schema,
-        position: int | None,
-        *,
-        overwrite: bool = False,
-        metadata: Mapping[str, Any] | None = None,
-        properties: Mapping[str, str] | None = None,
-        base: int | None = None,
-        after: int | None = None,
-        removed: Mapping[str, int] | None = None,
-    ) -> list[dict[str, Any]]:
-        """Have files `written` (`pgsieve.resources.lake.delta.parquet_files`), and commit them; returns their rows.
-
-        `base` and `after` as in `write`. `removed` are files of the version `base` that go, by the paths in its log, with
-        their sizes.
-        """
-        assert self.local is not None
-        with self.refusing(path):
-            files: list[dict[str, Any]] = written().to_pylist()
-            self.local.commit(
-                path,
-                schema,
-                files,
-                position,
-                overwrite=overwrite,
-                metadata=metadata,
-                properties=properties,
-                base=base,
-                after=after,
-                removed=removed,
-            )
-        return files
-
-    def commit_marked(
-        self,
-        written: Callable[[], pa.Table],
-        path: str,
-        marked: Iterable[tuple[FileMatches, Mapping[str, Any]]],
-        position: int,
-        base: int,
-    ) -> list[dict[str, Any]]:
-        """Have files `written` as for `commit_files`, and commit them with rows `marked` as deleted; returns their rows."""
-        assert self.local is not None
-        with self.refusing(path):
-            files: list[dict[str, Any]] = written().to_pylist()
-            row_removal.mark_rows(self.local, path, marked, files, position, base)
-        return files
-
-    def file_bytes(self, path: str, properties: Mapping[str, str]) -> int:
-        """How large the files of a table should be; `properties` are those of a new table."""
-        assert self.local is not None
-        with self.refusing(path):
-            return file_bytes(self.local.properties(path) if self.local.exists(path) else properties)
+                written.write(
+                    frame,
+                    path,
+                    position,
+                    exists=lambda: self.records.exists(path),
+                    overwrite=overwrite,
+                    metadata=metadata,
+                    properties=properties,
+                    options=options,
+                    base=base,
+                )
 
     def comment(self, path: str, description: str | None, columns: Mapping[str, str]) -> None:
-        """Have a table that delta-rs reaches, and its columns, described so, where they are not yet."""
-        assert self.local is not None
-        with self.refusing(path):
+        """Have a table, and its columns, described so, where they are not yet; not where only Spark reaches the lake."""
+        if self.local is None:
+            return
+        with self.access.refusing(path):
             lacking, of_columns = self.local.lacking_comments(path, description, columns)
             if self.local.is_written(path):
                 self.local.comment(path, lacking, of_columns)
@@ -398,7 +323,7 @@ class Lake(LakeWays):
 
     def set_properties(self, path: str, properties: Mapping[str, str]) -> int | None:
         """Have a table have these Delta properties; the version before, None where it has them already."""
-        with self.refusing(path):
+        with self.access.refusing(path):
             lacking = dict(properties.items() - self._properties(path).items())
             if not lacking:
                 return None
@@ -414,7 +339,7 @@ class Lake(LakeWays):
 
         That is what pgsieve sets of no table: CHECK constraints, and that rows are only appended.
         """
-        with self.refusing(path):
+        with self.access.refusing(path):
             properties = self._properties(path)
             if constraints := constraints_in(properties):
                 if self.local is not None and self.local.takes_properties(path):
@@ -426,7 +351,7 @@ class Lake(LakeWays):
 
     def refuses_rows(self, path: str) -> bool:
         """Whether others have made a table refuse rows, as `take_any_row` says."""
-        with self.refusing(path):
+        with self.access.refusing(path):
             properties = self._properties(path)
         return is_append_only(properties) or bool(constraints_in(properties))
 
@@ -439,9 +364,9 @@ class Lake(LakeWays):
 
     def hold_position(self, path: str, position: int) -> None:
         """Have a table that keeps its rows hold a position, in a commit without rows."""
-        with self.refusing(path):
-            if self.local and self.is_reached(path, self.local.columns(path)):
-                self.local.append(path, self.local.arrow_schema(path).empty_table(), position)
+        with self.access.refusing(path):
+            if local := self.policy.reached(path, self.columns(path)):
+                local.append(path, local.arrow_schema(path).empty_table(), position)
             else:
                 self.write(self.current(path).limit(0), path, position=position)
 
@@ -450,9 +375,9 @@ class Lake(LakeWays):
 
         `base` as in `write`.
         """
-        with self.refusing(path):
-            if self.local and self.is_reached(path, schema.names):
-                self.local.append(path, schema.empty_table(), base=base)
+        with self.access.refusing(path):
+            if local := self.policy.reached(path, schema.names):
+                local.append(path, schema.empty_table(), base=base)
             else:
                 self.write(self.spark.createDataFrame([], ddl), path, position=None, base=base)
 
@@ -470,12 +395,12 @@ class Lake(LakeWays):
         `columns` are read, `schema` is what is written, `ddl` the same in Spark's types; `base` as in `write`.
         """
         size = self.records.size(path) if self.local else None
-        if (self.way(path, schema.names, size), self.way_to_read(path, size)) == (Way.IN_PROCESS,) * 2:
-            assert self.local is not None
-            with self.refusing(path):
-                batches = self.local.table(path).select(columns).to_batches()
+        written, local = self.policy.committer(path, schema.names, size), self.policy.reader(path, size)
+        if isinstance(written, InProcess) and local is not None:
+            with self.access.refusing(path):
+                batches = local.table(path).select(columns).to_batches()
                 changed = writable(pa.Table.from_batches(map(change, batches), schema))
-                self.local.write(path, changed, None, overwrite=True, base=base)
+            written.write(path, changed, None, overwrite=True, base=base)
             return
         rows = numbered(self.current(path).select(*(quoted(name) for name in columns)))
         changed_rows = rows.mapInArrow(
@@ -496,5 +421,5 @@ class Lake(LakeWays):
     def enable_deletion_vectors(self, path: str) -> None:
         """Let a table that was small so far mark rows in deletion vectors, unless the user turned them off, for it or for all."""
         if self.records.has_deletion_vectors(path) is None:
-            with self.refusing(path):
+            with self.access.refusing(path):
                 enable_vectors_by_spark(self.spark, path)

@@ -25,7 +25,6 @@ from pgsieve.resources.lake.delta.records import kept_metadata, quoted
 from pgsieve.resources.lake.delta.tables import arrow_schema
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.spark_writes import METADATA
-from pgsieve.resources.lake.way import Way
 
 #: Larger tables are clustered by Spark.
 CLUSTERED_HERE_BYTES = 128 * 1024 * 1024
@@ -82,10 +81,9 @@ class TableMaintenance(Protocol):
 
 def maintenance(lake: Lake, path: str) -> TableMaintenance:
     """Who maintains the table at a path."""
-    local = lake.local
+    local = lake.policy.reader(path)
     if (
         local
-        and lake.way_to_read(path) is Way.IN_PROCESS
         and local.is_written(path)
         and not any(map(_is_vector, local.store.names(path)))
         and not local.table_at(path).metadata().partition_columns

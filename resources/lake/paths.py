@@ -5,7 +5,7 @@ and with those of pgsieve's own in `pgsieve.assets.steps.records`.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from pgsieve.resources.lake.delta.layout import FOLDERS
 
@@ -36,12 +36,19 @@ def replica_folder(template: str, schema: str, table: str) -> str:
 
 
 class LakePaths:
-    """The paths of one lake's tables."""
+    """The paths of one lake's tables.
 
-    def __init__(self, uri: str, folders: Mapping[str, str] | None = None) -> None:
+    `folders` are templates of the replicas' folders, by subscription; of the others `recorded` tells what the lake has noted.
+    """
+
+    def __init__(
+        self,
+        uri: str,
+        folders: Mapping[str, str] | None = None,
+        recorded: Callable[[str], str | None] = lambda _: None,
+    ) -> None:
         self.uri = uri
-        #: The template of the replicas' folders, by subscription.
-        self._folders = dict(folders or {})
+        self._folders, self._recorded = dict(folders or {}), recorded
 
     def _of_feed(self, slot_owner: str) -> str:
         """A feed's folder; what belongs to a part of it has a name with slashes, and a folder below."""
@@ -72,8 +79,10 @@ class LakePaths:
         return f"{self.uri}/{subscription}/{replica_folder(self.folders_of(subscription), schema, table)}"
 
     def folders_of(self, subscription: str) -> str:
-        """The template of the folders of a subscription's replicas."""
-        return self._folders.get(subscription, FOLDERS)
+        """The template of the folders of a subscription's replicas: as it was given, or else as the lake has recorded it."""
+        if subscription not in self._folders:
+            self._folders[subscription] = self._recorded(subscription) or FOLDERS
+        return self._folders[subscription]
 
     def changes(self, subscription: str, schema: str, table: str, generation: int = 0) -> str:
         """The transformed changes of a table; a history begun anew (`~g1`, ...) has a name that no table's is."""

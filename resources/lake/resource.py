@@ -10,11 +10,11 @@ from pydantic import Field
 from pyspark.sql import SparkSession
 
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.policy import REWRITTEN_BYTES_DEFAULT, SMALL_BYTES_DEFAULT
 from pgsieve.resources.lake.session import SparkEngine
 from pgsieve.resources.lake.spark_writes import WANT_VECTORS
 from pgsieve.resources.lake.stores.storage import is_uri
 from pgsieve.resources.lake.unsynced import recover
-from pgsieve.resources.lake.way import REWRITTEN_BYTES_DEFAULT, SMALL_BYTES_DEFAULT
 
 #: Spark configuration of pgsieve's own: batches of a local lake up to this size are written without Spark.
 SMALL_BYTES = "spark.pgsieve.smallBytes"

@@ -22,7 +22,7 @@ def test_tables_are_read_as_of_the_newest_cut_or_an_earlier_one(tmp_path: Path) 
     lake = resource.open()
     for version in range(3):
         write_deltalake(
-            lake.replica("sales", "public", "User"), pa.table({"id": [version]}), mode="overwrite"
+            lake.paths.replica("sales", "public", "User"), pa.table({"id": [version]}), mode="overwrite"
         )
     for lsn, version in ((0x10, 0), (0x20, 1)):
         Cuts(lake, "sales").append(Cut(lsn, {("public", "User"): version}, datetime.now(UTC), 0))

@@ -56,7 +56,7 @@ def test_every_character_that_is_taken_is_the_same_to_both_engines(
         storage = Storage.of(address, None if address.startswith("/") else s3_server.storage)
         lake = Lake(storage.address, lambda: None, storage=storage)  # type: ignore[arg-type, return-value]
         assert lake.local is not None
-        path = lake.replica("sales", "Public", f"T {in_uris[:20]}")
+        path = lake.paths.replica("sales", "Public", f"T {in_uris[:20]}")
         lake.local.write(path, pa.table({"id": [1]}), None)
         assert spark.append(path, [2]) is None
         lake.local.write(path, pa.table({"id": [3]}), None)

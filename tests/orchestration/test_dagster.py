@@ -215,7 +215,7 @@ def test_the_consistency_check_fails_on_a_replica_that_was_tampered_with(config:
     defs = definitions(config)
     lake = defs.resources["pgsieve_lake"]
     assert isinstance(lake.engine, SparkEngine)
-    path = lake.open().replica("sales", "public", "items")
+    path = lake.open().paths.replica("sales", "public", "items")
     lake.engine.session.sql(f"update delta.`{path}` set amount = amount + 1 where id = 5")
     with instance(config) as dagster:
         result = dg.materialize(

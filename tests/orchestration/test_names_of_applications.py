@@ -91,7 +91,7 @@ def _config(application: Shop) -> Config:
 
 
 def _rows(application: Shop, name: tuple[str, str]) -> list[int]:
-    path = application.lake.replica("Mirror", *name)
+    path = application.lake.paths.replica("Mirror", *name)
     # The columns have names that are mapped, which the reader with pyarrow does not know.
     query = QueryBuilder().register("replica", DeltaTable(path)).execute("select id from replica order by id")
     return pa.table(query.read_all())["id"].to_pylist()
@@ -186,7 +186,11 @@ def test_the_sensor_copies_what_is_new_in_one_run_and_once(application: Shop) ->
             events = result.get_asset_materialization_events()
             copies.append({e.materialization.metadata["dagster/row_count"].value for e in events})
         assert copies == [{3}, {0}]
-        assert [len(DeltaTable(application.lake.replica("Mirror", *n)).history()) for n in new] == [1, 1, 1]
+        assert [len(DeltaTable(application.lake.paths.replica("Mirror", *n)).history()) for n in new] == [
+            1,
+            1,
+            1,
+        ]
         assert not tick().run_requests
     for name in new:
         application.database.execute(f"drop table {_sql(*name)}")

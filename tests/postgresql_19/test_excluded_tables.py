@@ -174,5 +174,5 @@ def test_every_command_knows_what_is_excluded(shop: Shop, in_file: bool) -> None
     assert shop.ids("one", "stock") == [1, 2, 3, 4, 5]
     [shown] = json.loads(shop.cli("status", "--json")[1])["subscriptions"]
     assert [table["name"] for table in shown["tables"]] == ["orders", "stock"]
-    assert not Path(shop.lake.replica("one", "public", "notes")).exists()
+    assert not Path(shop.lake.paths.replica("one", "public", "notes")).exists()
     assert shop.cli("check")[0] == 0

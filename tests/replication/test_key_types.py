@@ -73,7 +73,7 @@ _MOVES = (
 
 
 def _rows(replica: PgsieveReplica, table: str) -> list[tuple[str | None, ...]]:
-    path = replica.lake.replica("sub", "public", table)
+    path = replica.lake.paths.replica("sub", "public", table)
     made = DeltaTable(path).to_pyarrow_table()
     return sorted(zip(*(shown(column) for column in made.columns), strict=True))
 

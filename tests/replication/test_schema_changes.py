@@ -21,7 +21,7 @@ pytestmark = pytest.mark.spark
 
 def history(replica: PgsieveReplica, table: str, generation: int = 0) -> list[Mapping[str, object]]:
     """The new rows of a table's change history, in order."""
-    path = replica.lake.changes("sub", "public", table, generation)
+    path = replica.lake.paths.changes("sub", "public", table, generation)
     stored = DeltaTable(path, storage_options=dict(replica.lake.store.options) or None)
     query = QueryBuilder().register("t", stored).execute("select * from t order by slice, number")
     return [row["new"] for row in pa.table(query.read_all()).to_pylist()]
@@ -107,7 +107,9 @@ def test_a_dropped_column_is_gone_and_its_values_stay_in_the_history(scenario: S
     assert copies(scenario, "t") == {1}
     for replica in replicas(scenario):
         options = dict(replica.lake.store.options) or None
-        first = DeltaTable(replica.lake.replica("sub", "public", "t"), version=0, storage_options=options)
+        first = DeltaTable(
+            replica.lake.paths.replica("sub", "public", "t"), version=0, storage_options=options
+        )
         assert [field.name for field in first.schema().fields] == ["id", "a", "b"]
 
 

@@ -49,7 +49,7 @@ class Sharing:
     def held(self, subscription: str, table: str) -> list[int]:
         """The rows of one replica."""
         assert self.lake.local is not None
-        path = self.lake.replica(subscription, "public", table)
+        path = self.lake.paths.replica(subscription, "public", table)
         return sorted(self.lake.local.table(path)["a"].to_pylist())
 
 

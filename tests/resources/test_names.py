@@ -22,7 +22,7 @@ NAMES = st.text(
 
 
 LAKE = Lake("/the/lake", no_session)
-PATHS = (LAKE.replica, LAKE.changes)
+PATHS = (LAKE.paths.replica, LAKE.paths.changes)
 
 
 @given(schema=NAMES, table=NAMES)

@@ -35,7 +35,7 @@ def overwrite(lake: Lake, rows: DataFrame, path: str, base: int) -> None:
 
 def merge(lake: Lake, rows: DataFrame, path: str, base: int) -> None:
     delta.guarded(checkpointed(rows), path, base, Store()).createOrReplaceTempView("merged")
-    with lake.committing(20, vectors=False), lake.refusing(path):
+    with lake.committing(20, vectors=False), lake.access.refusing(path):
         lake.spark.sql(
             f"merge into delta.{quoted(path)} t using merged s on t.`a.b` = s.`a.b`"
             " when matched then update set * when not matched then insert *"

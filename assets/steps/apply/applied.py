@@ -92,7 +92,7 @@ class Pending:
 
 def standings(lake: Lake, subscription: str, names: Iterable[Name]) -> dict[Name, Standing]:
     """Where some replicas of a subscription stand, all looked at at one moment."""
-    paths = {name: lake.replica(subscription, *name) for name in names}
+    paths = {name: lake.paths.replica(subscription, *name) for name in names}
     return dict(zip(paths, lake.standings(list(paths.values())), strict=True))
 
 

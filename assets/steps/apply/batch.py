@@ -97,7 +97,7 @@ class Batch:
         if not todo:
             return []
         lake, applied = self.lake, list[Applied]()
-        paths = {p.pending.name: lake.replica(self.subscription.name, *p.pending.name) for p in todo}
+        paths = {p.pending.name: lake.paths.replica(self.subscription.name, *p.pending.name) for p in todo}
         with lake.one_moment(*paths.values()):
             sizes = {name: lake.records.size(path) for name, path in paths.items()}
         for large in (False, True):
@@ -133,7 +133,7 @@ class Batch:
                 decided = _refuse(_conflict_search(self.subscription, self.lake, plan))
             except KeyConflictError as conflict:
                 # The row may be another process's, which has applied the same change.
-                path = self.lake.replica(self.subscription.name, *plan.pending.name)
+                path = self.lake.paths.replica(self.subscription.name, *plan.pending.name)
                 return plan, None if is_overrun(self.lake, path, plan.pending.standing) else conflict
             except TABLE_ERRORS:
                 return plan, None  # What fails here fails in the apply, too, and is told there.
@@ -161,7 +161,7 @@ class Batch:
         self, plan: Plan, commit: Callable[[ConflictSearch, Plan, int], Applied | None]
     ) -> Applied | Plan:
         """Apply a plan to its table, or where another process was faster what is lacking then; that where it is not committed."""
-        name, path = plan.pending.name, self.lake.replica(self.subscription.name, *plan.pending.name)
+        name, path = plan.pending.name, self.lake.paths.replica(self.subscription.name, *plan.pending.name)
         plans, definition = [plan], plan.state.definition
 
         def attempt() -> Applied | Plan:
@@ -207,8 +207,8 @@ def _conflicting(name: Name, error: KeyConflictError) -> Applied:
 def _conflict_search(subscription: Subscription, lake: Lake, plan: Plan) -> ConflictSearch:
     pending, definition = plan.pending, plan.state.definition
     assert definition is not None
-    path = lake.replica(subscription.name, *pending.name)
-    log = lake.changes(subscription.name, *pending.name, definition.history.generation)
+    path = lake.paths.replica(subscription.name, *pending.name)
+    log = lake.paths.changes(subscription.name, *pending.name, definition.history.generation)
     return ConflictSearch(lake, path, log, definition, pending)
 
 
@@ -233,7 +233,7 @@ def _refuse(search: ConflictSearch) -> ManyChanges | None:
 
 def _alone(search: ConflictSearch) -> AbstractContextManager[Any]:
     """The turn of a table that keeps all cores busy; few changes need none."""
-    return nullcontext() if search.lake.is_small(search.pending.size) else _ONE_AT_A_TIME
+    return nullcontext() if search.lake.policy.is_small(search.pending.size) else _ONE_AT_A_TIME
 
 
 def _commit(search: ConflictSearch, plan: Plan, end: int) -> Applied | None:
@@ -244,7 +244,7 @@ def _commit(search: ConflictSearch, plan: Plan, end: int) -> Applied | None:
         if many is not None:
             if many.net is not None and not plan.examined:
                 search.refuse_change(many.net.conflict)
-            with lake.refusing(path):
+            with lake.access.refusing(path):
                 if (applied := FilesWriter(lake, path, pending, end).apply(many)) is not None:
                     reach(Failpoint.REPLICA_COMMITTED)
     if many is None or applied is None:
@@ -254,8 +254,8 @@ def _commit(search: ConflictSearch, plan: Plan, end: int) -> Applied | None:
             return None
         if not plan.examined:
             search.refuse(few)
-        with lake.refusing(path):
-            applied = FewChangesWriter(lake, path, definition, pending, end).apply(few)
+        with lake.access.refusing(path):
+            applied = FewChangesWriter(lake, few.local, path, definition, pending, end).apply(few.rows)
             reach(Failpoint.REPLICA_COMMITTED)
     return applied
 
@@ -266,7 +266,7 @@ def _commit_by_spark(search: ConflictSearch, plan: Plan, end: int) -> Applied:
     changes = SparkChanges(lake, path, search.log, definition, pending)
     size = lake.records.size(path) + pending.size
     writer = ReplicaWriter(lake, path, definition, pending, end, size, None if plan.examined else search)
-    with lake.refusing(path):
+    with lake.access.refusing(path):
         applied = writer.keyed(changes) if definition.key else writer.keyless(changes)
         reach(Failpoint.REPLICA_COMMITTED)
     return applied

@@ -29,13 +29,13 @@ from pgsieve.assets.steps.apply.keyless_changes import KeylessChanges, going, st
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.changes.digests import Sought
 from pgsieve.decoding.changes.net_change import NONE, Mask, Numbers
+from pgsieve.resources.lake.committers import ByFiles
 from pgsieve.resources.lake.delta.conforming import conformed
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
 from pgsieve.resources.lake.delta.parquet_files import write_files
 from pgsieve.resources.lake.executors import Guard
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.stores.store import Reader, RowGroup, Store, joined, parted
-from pgsieve.resources.lake.way import Way
 
 #: The keys of a batch may have so many bytes: they are held at once. Spark brings them to this process, too, in more memory.
 KEY_BYTES = 1024 * 1024 * 1024
@@ -75,6 +75,7 @@ class Net:
 class ManyChanges:
     """A batch's changes as they are stored; `schema` has the columns of the rows. Without a net change there are INSERTs alone."""
 
+    committer: ByFiles
     groups: Sequence[RowGroup]
     schema: pa.Schema
     net: Net | None
@@ -92,22 +93,22 @@ def many_changes(
 
     `path` is the replica, `log` its transformed changes.
     """
-    if lake.local is None or _may_be_of_other_key(definition, pending):
+    if _may_be_of_other_key(definition, pending):
         return None
-    groups = lake.slice_groups(log, pending.ends, every=True)
-    if groups is None:
+    stored = lake.stored_slices(log, pending.ends, every=True)
+    if stored is None:
         return None
-    with lake.refusing(log):
-        rows = lake.local.arrow_schema(log).field("new").type
+    rows = stored.schema.field("new").type
     schema = pa.schema([rows.field(name) for name in definition.names])
     truncated = pending.truncated_at is not None
-    if lake.way(path, definition.names, None, lambda: schema, overwrite=truncated) is not Way.FILES:
+    committer = lake.policy.committer(path, definition.names, None, lambda: schema, overwrite=truncated)
+    if not isinstance(committer, ByFiles):
         return None
     if not (definition.key or pending.sent("update", "delete")):
-        return ManyChanges(groups, schema, None)
-    decide = _Deciding(lake, path, log, definition, pending, groups, schema)
+        return ManyChanges(committer, stored.groups, schema, None)
+    decide = _Deciding(lake, committer, path, log, definition, pending, stored.groups, schema)
     net = decide.keyed() if definition.key else decide.keyless()
-    return None if net is None else ManyChanges(groups, schema, net)
+    return None if net is None else ManyChanges(committer, stored.groups, schema, net)
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,7 @@ class _Deciding:
     """Decides what a batch does to a replica; None where the rows that go can be neither written without nor marked."""
 
     lake: Lake
+    committer: ByFiles
     path: str
     log: str
     definition: Definition
@@ -126,7 +128,7 @@ class _Deciding:
         """What becomes of the keys; None also where they have too many bytes."""
         pending, lake = self.pending, self.lake
         keys = pa.schema([self.schema.field(name) for name in self.definition.key])
-        with lake.refusing(self.log):
+        with lake.access.refusing(self.log):
             files, unsent = dict.fromkeys(group.file for group in self.groups), sorted(pending.unchanged)
             stored = stored_changes(lake.store, files, keys, unsent)
             keyed = keyed_changes(stored, keys, unsent, pending.ends, pending.since, KEY_BYTES)
@@ -165,14 +167,15 @@ class _Deciding:
 
         def holds(sought: Sought) -> Numbers:
             if pending.truncated_at is None:
-                matches[:] = lake.row_matches(self.path, sought, self.schema)
+                runner = lake.policy.runner(lake.records.size(self.path))
+                matches[:] = self.committer.row_matches(self.path, sought, self.schema, runner)
             held = np.zeros(len(sought), np.int64)
             for match in matches:
                 held += np.bincount(match.keys, minlength=len(sought))
             return held
 
-        with lake.refusing(self.log):
-            digests = stored_digests(lake.store, self.groups, self.schema, lake.runner(pending.size))
+        with lake.access.refusing(self.log):
+            digests = stored_digests(lake.store, self.groups, self.schema, lake.policy.runner(pending.size))
         changes = KeylessChanges.of(digests, pending.ends, pending.since)
         became = changes.became(holds)
         net = became.net
@@ -186,28 +189,26 @@ class _Deciding:
 
     def _matches(self, keyed: KeyedChanges) -> Sequence[FileMatches] | None:
         """Where the replica has rows of the keys; None where they can be neither written without nor marked."""
-        lake, path = self.lake, self.path
-        assert lake.local is not None
-        with lake.refusing(path):
+        with self.lake.access.refusing(self.path):
             most = None if self._takes_marks else self._most
-            return lake.local.matches(path, keyed.keys, keyed.lookups, most)
+            return self.committer.local.matches(self.path, keyed.keys, keyed.lookups, most)
 
     def _gone(self, matches: Sequence[FileMatches]) -> Gone | None:
         if not matches:
             return Gone()
         is_little = sum(match.size for match in matches) <= self._most
-        if is_little and self.lake.takes_rewriting(self.path, self.definition.names):
+        if is_little and self.committer.takes_rewriting(self.path, self.definition.names):
             return Gone(matches)
         return Gone(matches, marked=True) if self._takes_marks else None
 
     @cached_property
     def _takes_marks(self) -> bool:
-        return self.lake.takes_marking(self.path, self.definition.names)
+        return self.committer.takes_marking(self.path, self.definition.names)
 
     @cached_property
     def _most(self) -> int:
         """Files of so many bytes are written once more."""
-        most, limit = REWRITTEN * self.pending.size, self.lake.rewritten_bytes
+        most, limit = REWRITTEN * self.pending.size, self.lake.policy.rewritten_bytes
         if not self._takes_marks or self.lake.records.size(self.path) <= limit:
             return max(most, limit)
         return 0 if limit < 0 else most
@@ -235,7 +236,7 @@ class FilesWriter:
         lake, path, pending, end, net = self.lake, self.path, self.pending, self.end, changes.net
         added = None
         if net is not None and net.changes and net.gone.marked:
-            added = lake.files_to_mark(path, net.gone.matches, pending.standing.version)
+            added = changes.committer.files_to_mark(path, net.gone.matches, pending.standing.version)
             if added is None:
                 return None
         if net is None:
@@ -249,12 +250,11 @@ class FilesWriter:
 
         `added` is how the replica's log has the files in which rows are to be marked.
         """
-        lake, path, local, net = self.lake, self.path, self.lake.local, changes.net
-        assert local is not None
+        lake, path, committer, net = self.lake, self.path, changes.committer, changes.net
         base, matches = self.pending.standing.version, net.gone.matches if net is not None else ()
         rewritten = matches if added is None else ()
-        whole, size = local.arrow_schema(path), lake.file_bytes(path, {})
-        runner = lake.runner(self.pending.size)
+        whole, size = committer.local.arrow_schema(path), committer.file_bytes(path, {})
+        runner = lake.policy.runner(self.pending.size)
 
         def written() -> pa.Table:
             files, again = [], rewritten
@@ -266,9 +266,9 @@ class FilesWriter:
             return pa.concat_tables(files)
 
         if added is not None:
-            files = lake.commit_marked(written, path, zip(matches, added, strict=True), self.end, base)
+            files = committer.commit_marked(written, path, zip(matches, added, strict=True), self.end, base)
         else:
-            files = lake.commit_files(
+            files = committer.commit(
                 written,
                 path,
                 changes.schema,

@@ -77,7 +77,7 @@ class KnownVersions:
                 and (before.version, now.version) == (known, known + 1)
                 and (now.position or 0) > (before.position or 0)
             )
-            path = self.lake.replica(self.subscription.name, *state.name)
+            path = self.lake.paths.replica(self.subscription.name, *state.name)
             if not advanced and self.lake.records.is_restored(path, known):
                 return _put_back(path)
         self._left[state.name, state.version] = now.version
@@ -89,7 +89,7 @@ class KnownVersions:
             return left
         if (version := _version_of(self.cut, state)) is not None:
             return version
-        path = self.lake.replica(self.subscription.name, *state.name)
+        path = self.lake.paths.replica(self.subscription.name, *state.name)
         copied = self.lake.records.committed_at(path, state.lsn) if now.version > _FIRST else None
         return before.version if copied is None and before is not None else copied
 
@@ -104,7 +104,7 @@ def _damage(
     subscription: Subscription, lake: Lake, state: TableState, cut: Cut | None, *, read: bool
 ) -> str | None:
     """What is wrong with a replica that was ready; None where nothing is."""
-    path = lake.replica(subscription.name, *state.name)
+    path = lake.paths.replica(subscription.name, *state.name)
     version = _version_of(cut, state)
     entry_bytes = cut.entries.get(state.name) if cut is not None else None
     try:

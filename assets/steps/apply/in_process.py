@@ -17,18 +17,28 @@ from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.changes.columns import field_of
 from pgsieve.decoding.changes.merge_source import merge_source
 from pgsieve.decoding.changes.net_change import NONE, Mask, NetChange
+from pgsieve.resources.lake.committers import InProcess
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.delta.merge import Merge
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.way import Way
 from pgsieve.resources.work import DRIVER, note
 
 #: A replica of a key may have so many times the bytes that may pass through this process.
 MERGED = 4
 
 
-def few_changes(lake: Lake, path: str, log: str, definition: Definition, pending: Pending) -> pa.Table | None:
-    """A batch's changes in their order, where this process may apply them; None where Spark has to.
+@dataclass(frozen=True)
+class FewChanges:
+    """A batch's changes in their order, and what commits their net change."""
+
+    rows: pa.Table
+    local: LocalRecords
+
+
+def few_changes(
+    lake: Lake, path: str, log: str, definition: Definition, pending: Pending
+) -> FewChanges | None:
+    """A batch's changes, where this process may merge them into the replica; None where Spark merges them.
 
     `path` is the replica, `log` its transformed changes.
     """
@@ -41,9 +51,11 @@ def few_changes(lake: Lake, path: str, log: str, definition: Definition, pending
     replica_size = lake.records.size(path) if finds_rows and not truncated else 0
     # A MERGE needs less memory for a replica than changes need for as many bytes.
     size = max(pending.size, replica_size // MERGED)
-    if lake.way(path, definition.names, size, overwrite=truncated, key=key) is not Way.IN_PROCESS:
+    committer = lake.policy.committer(path, definition.names, size, overwrite=truncated, key=key)
+    if not isinstance(committer, InProcess):
         return None
-    return lake.slice_rows(log, pending.ends, pending.size, every=True)
+    rows = lake.slice_rows(log, pending.ends, pending.size, every=True)
+    return None if rows is None else FewChanges(rows, committer.local)
 
 
 @dataclass(frozen=True)
@@ -51,16 +63,11 @@ class FewChangesWriter:
     """Brings the net change of few changes into one replica table, in one commit."""
 
     lake: Lake
+    local: LocalRecords
     path: str
     definition: Definition
     pending: Pending
     end: int
-
-    @property
-    def local(self) -> LocalRecords:
-        """The tables that this process reaches."""
-        assert self.lake.local is not None
-        return self.lake.local
 
     def apply(self, changes: pa.Table) -> Applied:
         """Apply the changes that are not before a TRUNCATE: append what is surely new, else merge."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from pgsieve.assets.steps.apply.applied import Pending
+from pgsieve.assets.steps.apply.in_process import FewChanges
 from pgsieve.assets.steps.apply.keyed_changes import KeyConflict, keyed_changes
 from pgsieve.assets.steps.apply.spark_changes import SparkChanges
 from pgsieve.assets.steps.records.failures import in_transaction
@@ -22,8 +23,8 @@ from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.decoding.values.replica_output import shown
+from pgsieve.resources.lake.committers import InProcess
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.way import Way
 
 INSERT_EXISTS, UPDATE_EXISTS = "insert_exists", "update_exists"
 
@@ -67,12 +68,12 @@ class ConflictSearch:
     definition: Definition
     pending: Pending
 
-    def refuse(self, few: pa.Table | None = None) -> None:
+    def refuse(self, few: FewChanges | None = None) -> None:
         """Raise KeyConflictError where there is a conflict; `few` are the changes, where they have been read."""
         if not self._may_be:
             return
         with self._not_applied():
-            changes = self._small(few)
+            changes = self._small() if few is None else few
             self._refuse(self._by_spark() if changes is None else self._locally(changes))
 
     def refuse_change(self, conflict: KeyConflict | None) -> None:
@@ -109,30 +110,28 @@ class ConflictSearch:
 
     # in this process
 
-    def _small(self, few: pa.Table | None) -> pa.Table | None:
+    def _small(self) -> FewChanges | None:
         """The changes, where they are few and this process reads the replica's keys."""
-        lake = self.lake
-        if lake.way(self.path, self.definition.names, self.pending.size) is not Way.IN_PROCESS:
+        lake, size = self.lake, self.pending.size
+        committer = lake.policy.committer(self.path, self.definition.names, size)
+        if not isinstance(committer, InProcess):
             return None
-        if few is not None:
-            return few
-        return lake.slice_rows(self.log, self.pending.ends, self.pending.size, columns=_CHANGE, every=True)
+        rows = lake.slice_rows(self.log, self.pending.ends, size, columns=_CHANGE, every=True)
+        return None if rows is None else FewChanges(rows, committer.local)
 
-    def _locally(self, few: pa.Table) -> KeyConflict | None:
+    def _locally(self, few: FewChanges) -> KeyConflict | None:
         """The first conflict of few changes, by those keys of the replica that matter."""
-        key, rows = self.definition.key, few["new"].type
+        key, rows = self.definition.key, few.rows["new"].type
         of_key = pa.schema([rows.field(rows.get_field_index(name)) for name in key])
-        keyed = keyed_changes([few], of_key, (), self.pending.ends, self.pending.since)
+        keyed = keyed_changes([few.rows], of_key, (), self.pending.ends, self.pending.since)
         assert keyed is not None
-        local = self.lake.local
-        assert local is not None
-        with self.lake.refusing(self.path):
-            present = keyed.present(lambda keys: local.rows_of(self.path, keys, keys.schema)[0])
+        with self.lake.access.refusing(self.path):
+            present = keyed.present(lambda keys: few.local.rows_of(self.path, keys, keys.schema)[0])
         return keyed.net(present)[1]
 
     def _by_spark(self) -> KeyConflict | None:
         """The same, where only Spark reads the changes and the replica."""
-        with self.lake.refusing(self.path):
+        with self.lake.access.refusing(self.path):
             changes = SparkChanges(self.lake, self.path, self.log, self.definition, self.pending)
             keyed = changes.keyed()
             return keyed.net(changes.present(keyed))[1]

@@ -36,7 +36,7 @@ def follow_layout(
     # What was set once, and is not any more, becomes what it is where nobody sets it.
     lapsed = {name: _default(name) for name in properties_once_set(state.properties)}
     for each in states:
-        path = lake.replica(subscription.name, *each.name)
+        path = lake.paths.replica(subscription.name, *each.name)
         if each.applies and lake.records.exists(path):
             properties = {**lapsed, **layout.of(each.name).delta()}
             before = again_after_conflict(lake.set_properties)(path, properties)

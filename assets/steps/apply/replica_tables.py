@@ -74,7 +74,7 @@ def apply(
     `only` restricts it to some tables; then no cut is written, as the others stay behind. `cut_into` makes batches of
     the slices; whatever they are, the rows are the same.
     """
-    lake.begin_writing()
+    lake.access.begin_writing()
     with subscription.feed.source.exclusively(subscription.name):
         return _apply(subscription, lake, log, only, cut_into)
 
@@ -205,7 +205,7 @@ class _Replicas:
                 continue
             newer = self._cut is None or not self._cut.is_after(state)
             if name not in self._versions or (newer and self._versions[name] == held.get(name)):
-                paths[name] = self._lake.replica(self._subscription.name, *name)
+                paths[name] = self._lake.paths.replica(self._subscription.name, *name)
         standings = dict(zip(paths, self._lake.standings(list(paths.values())), strict=True))
         if any((standing.position or 0) > lsn for standing in standings.values()):
             return False
@@ -238,7 +238,7 @@ def tables_beyond_cut(subscription: Subscription, lake: Lake) -> set[Name]:
         if cut is None or name not in cut.tables:
             names.add(name)
         elif not cut.is_after(state):
-            copied[lake.replica(subscription.name, *name)] = name, cut.tables[name]
+            copied[lake.paths.replica(subscription.name, *name)] = name, cut.tables[name]
     with lake.one_moment(*copied):
         return names | {name for path, (name, held) in copied.items() if lake.records.version(path) != held}
 

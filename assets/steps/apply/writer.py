@@ -19,7 +19,7 @@ from pgsieve.assets.steps.subscription import Definition
 from pgsieve.resources.lake.delta.merge import Clauses, Merge
 from pgsieve.resources.lake.delta.records import quoted
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.way import column_mapping
+from pgsieve.resources.lake.policy import column_mapping
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,6 @@ from pgsieve.decoding.values.replica_output import shown
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.delta.records import quoted
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.way import Way
 from pgsieve.resources.postgres.sessions import Conninfo
 from pgsieve.resources.postgres.snapshot import Chunks, Snapshot, read_chunk
 
@@ -119,14 +118,13 @@ class Sides:
 
     def _local(self, size: int) -> LocalRecords | None:
         """What reads so many bytes of the replica in this process."""
-        return self.lake.local if self.lake.way_to_read(self.path, size) is Way.IN_PROCESS else None
+        return self.lake.policy.reader(self.path, size)
 
     def _asked(self, query: str) -> list[pa.RecordBatch]:
         return list(read_chunk(self.conninfo, self.snapshot.name, query))
 
     def _replica_checksums(self, row_hash: RowHash) -> Checksums:
-        local = self.lake.local
-        if local is None or self.lake.way_to_read(self.path) is Way.SPARK:
+        if (local := self.lake.policy.reader(self.path)) is None:
             return replica_checksums(self._replica(), row_hash)
         counted = Checksums()
         for batch in self._batches(local):
@@ -135,7 +133,7 @@ class Sides:
 
     def _batches(self, local: LocalRecords) -> Iterator[pa.RecordBatch]:
         schema = replica_schema(self.columns)
-        with self.lake.refusing(self.path):
+        with self.lake.access.refusing(self.path):
             for batch in local.batches(self.path, self.version):
                 yield batch.select(schema.names).cast(schema)
 

@@ -29,7 +29,6 @@ from pgsieve.decoding.row_filters.nodes import RowFilter
 from pgsieve.decoding.values.replica_output import shown
 from pgsieve.resources.lake.delta.records import quoted
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.way import Way
 from pgsieve.resources.postgres.case_mappings import with_case_mappings
 from pgsieve.resources.postgres.catalog import read_catalog
 
@@ -137,7 +136,7 @@ def _is_altered(
 def _evaluated(
     subscription: Subscription, lake: Lake, replicated: ReplicatedTable, filters: Filters
 ) -> TableConformity:
-    path = lake.replica(subscription.name, replicated.table.schema, replicated.table.name)
+    path = lake.paths.replica(subscription.name, replicated.table.schema, replicated.table.name)
     if filters is None:
         return TableConformity(lake.count(path))
     parsed = _parsed(subscription, replicated, filters)
@@ -150,9 +149,8 @@ def _evaluated(
     def examine(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return _examined(batches, schema, parsed, key)
 
-    with lake.refusing(path):
-        local = lake.local if lake.way_to_read(path) is Way.IN_PROCESS else None
-        if local is not None:
+    with lake.access.refusing(path):
+        if (local := lake.policy.reader(path)) is not None:
             examined = pa.Table.from_batches(examine(local.batches(path, local.version(path))), _EXAMINED)
         else:
             rows = lake.current(path).select(*(F.col(quoted(name)) for name in schema.names))

@@ -118,7 +118,7 @@ class Moment:
         """Name the table where one of the sides cannot be read, or the replica not be written."""
         qualified = self.tables[name].table.qualified
         with (
-            self.lake.refusing(qualified),
+            self.lake.access.refusing(qualified),
             refusing(self.subscription.feed.source.name, f'{doing} table "{qualified}"'),
         ):
             yield
@@ -129,14 +129,14 @@ class Moment:
         types = self.subscription.column_types(replicated)
         oids = {a.name: a.type_oid for a in replicated.table.attributes}
         sent = tuple(SentColumn.of(quote(n), oids[n], t) for n, t in types.items())
-        path = self.lake.replica(self.subscription.name, *name)
+        path = self.lake.paths.replica(self.subscription.name, *name)
         standing = self.lake.records.standing(path)
         if (standing.position or 0) > self.snapshot.lsn:
             raise OverrunError(path)
 
         def chunks(expressions: Sequence[str]) -> Chunks:
             return chunk_queries(
-                self.connection, replicated, expressions, self.catalog, self.lake.parts_beside
+                self.connection, replicated, expressions, self.catalog, self.lake.policy.parts_beside
             )
 
         return Sides(

@@ -184,5 +184,5 @@ def _read(connection: psycopg.Connection[Any], lake: Lake, feed: Feed, durable: 
     """Since when what another process reads may wait, at most: it commits all that has come within ten seconds."""
     if current_lsn(connection) <= durable or lake.local is None:
         return None
-    with lake.refusing(path := ChangeLog(lake, feed).path):
+    with lake.access.refusing(path := ChangeLog(lake, feed).path):
         return lake.local.written_at(path)

@@ -319,7 +319,7 @@ def _copy_batch(
                     PlannedTable(
                         t,
                         chunk_queries(
-                            connection, t, select_list(subscription, t), catalog, lake.parts_beside
+                            connection, t, select_list(subscription, t), catalog, lake.policy.parts_beside
                         ),
                         _generation(former_states, t.table),
                     )

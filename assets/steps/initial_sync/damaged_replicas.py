@@ -28,11 +28,11 @@ def damage_of(subscription: str, lake: Lake, name: Name, generation: int) -> Dam
     The change history of this generation, which goes on after the copy, is begun anew where its log is unreadable. A
     table begun anew, or put back, counts versions again that cuts have named: those cuts would name other rows. So it is with table states.
     """
-    paths = lake.replica(subscription, *name), lake.changes(subscription, *name, generation)
+    paths = lake.paths.replica(subscription, *name), lake.paths.changes(subscription, *name, generation)
     versions = {path: _version(lake, path) for path in paths}
     version = versions[paths[0]]
     newest = -1 if version is None else version
-    states = _version(lake, lake.table_states(subscription))
+    states = _version(lake, lake.paths.table_states(subscription))
     return Damage(
         tuple(path for path, readable in versions.items() if readable is None),
         any(
@@ -52,7 +52,7 @@ def make_room(subscription: str, lake: Lake, damage: Damage) -> None:
         again_after_conflict(lake.take_any_row)(damage.refusing)
     if damage.of_cuts:
         kept = Cuts(lake, subscription).path
-        with lake.refusing(kept):
+        with lake.access.refusing(kept):
             again_after_conflict(lambda: maintenance(lake, kept).delete("true"))()
     for path in damage.logs:
         lake.remove_log(path)

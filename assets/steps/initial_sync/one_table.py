@@ -36,10 +36,11 @@ from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.publications.catalog import ReplicatedTable, Table
 from pgsieve.decoding.values.types import copy_expression
 from pgsieve.resources.failpoints import Failpoint, reach
+from pgsieve.resources.lake.committers import ByFiles, BySpark, Committer, InProcess
 from pgsieve.resources.lake.delta.errors import LakeError, OverrunError, again_after_conflict
 from pgsieve.resources.lake.delta.layout import FILE_BYTES_PROPERTY
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.way import Way, column_mapping
+from pgsieve.resources.lake.policy import column_mapping
 from pgsieve.resources.postgres.errors import refusing
 from pgsieve.resources.postgres.sessions import Conninfo
 from pgsieve.resources.postgres.snapshot import (
@@ -129,7 +130,7 @@ def copy_table(
     started = time.monotonic()
     replicated, table = planned.replicated, planned.replicated.table
     types = subscription.column_types(replicated)
-    path = lake.replica(subscription.name, table.schema, table.name)
+    path = lake.paths.replica(subscription.name, table.schema, table.name)
     problem, rows, version, overrun = None, 0, 0, False
     try:
         # Without copy_data a table that comes back goes on from the rows it has.
@@ -137,13 +138,22 @@ def copy_table(
         if not kept:
             chunks = planned.chunks if subscription.copy_data else Chunks([], 0)
             columns = [ReplicaColumn(name, t, name in replicated.key) for name, t in types.items()]
-            way = _way(subscription, lake, planned, snapshot, chunks.bytes, columns)
+            committer = _committer(subscription, lake, planned, snapshot, chunks.bytes, columns)
             with refusing(subscription.feed.source.name, f'copy table "{table.qualified}"'):
                 properties = subscription.layout.of((table.schema, table.name)).delta()
                 progress = Progress(table.qualified, len(chunks.queries), chunks.bytes, log)
                 with called(subscription.name, f"initial sync of {table.schema}.{table.name}"):
                     rows = _write_copy(
-                        lake, path, way, chunks, conninfo, snapshot, columns, properties, progress, reading
+                        lake,
+                        path,
+                        committer,
+                        chunks,
+                        conninfo,
+                        snapshot,
+                        columns,
+                        properties,
+                        progress,
+                        reading,
                     )
                 # A table that was there before kept its own.
                 if properties:
@@ -178,14 +188,14 @@ def is_beyond(lake: Lake, path: str, lsn: int) -> bool:
     return (lake.records.position(path) or 0) > lsn
 
 
-def _way(
+def _committer(
     subscription: Subscription,
     lake: Lake,
     planned: PlannedTable,
     snapshot: Snapshot,
     size: int,
     columns: Sequence[ReplicaColumn],
-) -> Way:
+) -> Committer:
     """Who writes the copy, once there is room for it; raises OverrunError and PgsieveError where it is not to be written.
 
     What is looked at here is of one moment: who has written since then is found by the copy's commit.
@@ -193,14 +203,14 @@ def _way(
     table, schema = planned.replicated.table, replica_schema(columns)
     name = table.schema, table.name
     path, history = (
-        lake.replica(subscription.name, *name),
-        lake.changes(subscription.name, *name, planned.generation),
+        lake.paths.replica(subscription.name, *name),
+        lake.paths.changes(subscription.name, *name, planned.generation),
     )
 
-    def decided() -> Way:
+    def decided() -> Committer:
         _refuse_later(subscription, lake, path, table, snapshot)
         _check_names(columns)
-        return lake.way(path, schema.names, size, lambda: schema, overwrite=True)
+        return lake.policy.committer(path, schema.names, size, lambda: schema, overwrite=True)
 
     with lake.one_moment(path, history, Cuts(lake, subscription.name).path):
         damage = damage_of(subscription.name, lake, name, planned.generation)
@@ -250,7 +260,7 @@ def _check_names(columns: Sequence[ReplicaColumn]) -> None:
 def _write_copy(
     lake: Lake,
     path: str,
-    way: Way,
+    committer: Committer,
     chunks: Chunks,
     conninfo: Conninfo,
     snapshot: Snapshot,
@@ -261,9 +271,8 @@ def _write_copy(
 ) -> int:
     """Replace the replica by the rows at the snapshot; how many there are. `properties` are Delta's, of a new replica."""
     schema = replica_schema(columns)
-    match way:
-        case Way.IN_PROCESS:
-            assert lake.local is not None
+    match committer:
+        case InProcess():
             with reading:
                 batches = [
                     batch
@@ -272,18 +281,12 @@ def _write_copy(
                 ]
             copied = pa.Table.from_batches(batches, schema)
             note(DRIVER, 1, copied.nbytes)
-            with lake.refusing(path):
-                lake.local.write(
-                    path,
-                    copied,
-                    snapshot.lsn,
-                    overwrite=True,
-                    metadata={"copied": True},
-                    properties=properties,
-                )
+            committer.write(
+                path, copied, snapshot.lsn, overwrite=True, metadata={"copied": True}, properties=properties
+            )
             return int(copied.num_rows)
-        case Way.FILES:
-            size = lake.file_bytes(path, properties)
+        case ByFiles():
+            size = committer.file_bytes(path, properties)
             queries = chunks.queries
 
             def written() -> pa.Table:
@@ -300,7 +303,7 @@ def _write_copy(
                         progress.hear,
                     )
 
-            files = lake.commit_files(
+            files = committer.commit(
                 written,
                 path,
                 schema,
@@ -310,7 +313,7 @@ def _write_copy(
                 properties=properties,
             )
             return sum(json.loads(file["stats"])["numRecords"] for file in files)
-        case Way.SPARK:
+        case BySpark():
             with reading:
                 return _copy_by_spark(lake, path, chunks, conninfo, snapshot, columns, properties)
 

@@ -61,7 +61,7 @@ def settle(
 ) -> set[Name]:
     """Call ready what an earlier run has copied: the replica holds the snapshot that its state announced."""
     states = TableStates(lake, subscription.name).newest()
-    paths = {n: lake.replica(subscription.name, *n) for n in names if is_announced(states.get(n))}
+    paths = {n: lake.paths.replica(subscription.name, *n) for n in names if is_announced(states.get(n))}
     with lake.one_moment(*paths.values()):
         complete = [
             replace(states[name], state=SyncState.READY)
@@ -114,7 +114,7 @@ def declare(subscription: Subscription, lake: Lake, states: Sequence[TableState]
 
     def finish() -> None:
         base = max(lake.records.standing(TableStates(lake, name).path).version, 0)
-        paths = {s.name: lake.replica(name, *s.name) for s in states}
+        paths = {s.name: lake.paths.replica(name, *s.name) for s in states}
         with lake.one_moment(*paths.values()):
             overrun[:] = [
                 s.name for s in states if s.state == SyncState.READY and is_beyond(lake, paths[s.name], s.lsn)

@@ -72,7 +72,7 @@ def drop_subscription(
     others = tuple(s for s in feed.subscriptions if s != name and in_use(lake, s))
     # A lake that refuses says so while the subscription is whole.
     if in_use(lake, name):
-        lake.try_writing()
+        lake.access.try_writing()
     done = Dropped(None, kept_for=others)
     if not leave_slot:
         with feed.source.connect() as connection:
@@ -86,7 +86,7 @@ def drop_subscription(
                 lake,
                 f"leave the slot to the other lake: `pgsieve drop {name} --leave-slot`; where there is none, also run `{alone}`",
             )
-            lake.make_durable()
+            lake.access.make_durable()
             done = _drop_on_server(connection, feed, others)
     states = TableStates(lake, name).newest().values()
     TableStates(lake, name).append(
@@ -101,7 +101,7 @@ def drop_subscription(
     done = replace(done, unregistered=unregister(lake, name))
     if delete_tables and local:
         folders = [f"{lake.uri}/{name}", *([] if others else [ChangeLog(lake, feed).path.rpartition("/")[0]])]
-        with lake.refusing(f"{lake.uri}/{name}"):
+        with lake.access.refusing(f"{lake.uri}/{name}"):
             done = replace(done, folders=tuple(f for f in folders if local.remove(f)))
     return done
 
@@ -109,7 +109,7 @@ def drop_subscription(
 def _refuse_lake_within(lake: Lake, name: str) -> None:
     """Raise PgsieveError where another lake is in the folder of a subscription, which is removed with all that it has."""
     folder = f"{lake.uri}/{name}"
-    with lake.refusing(folder):
+    with lake.access.refusing(folder):
         has_lake = lake.store.has_folder(folder, OWN_FOLDER)
     if has_lake:
         raise PgsieveError(

@@ -45,7 +45,7 @@ def copy_tables(
         return []
     record = SubscriptionRecord(lake, subscription.name)
     record.refuse_disabled()
-    lake.check_writable()
+    lake.access.check_writable()
     record.keep_folders()
     feed = subscription.feed
     feed.source.check_ready()

@@ -76,7 +76,7 @@ def maintain_feed(
             FeedRecord(lake, feed).note_deleted(upto)
         owners = [feed.name, *(as_published(feed, s).name for s in feed.subscriptions if not feed.filtered)]
         for owner in owners:
-            for path in (lake.change_log(owner), lake.slices(owner)):
+            for path in (lake.paths.change_log(owner), lake.paths.slices(owner)):
                 maintainer.maintain(path, f"slice <= {upto:d}" if upto else None)
         maintainer.maintain(AlteredSlices(lake, feed).path, f"slice <= {upto:d}" if upto else None)
         # The newest catalog of then is that of the slices which follow.
@@ -120,7 +120,7 @@ def maintain_subscription(
         maintainer.maintain(Registered(lake, name).path)
         sequences = Sequences(lake, name)
         maintainer.maintain(sequences.path, superseded(sequences.counting_versions()))
-        replicas, refused = [lake.replica(name, *table) for table in written], list[ClusteringError]()
+        replicas, refused = [lake.paths.replica(name, *table) for table in written], list[ClusteringError]()
         clusterings = Clusterings(record)
         for (table, state), path in zip(written.items(), replicas, strict=True):
             by = tuple[str, ...]()
@@ -158,7 +158,7 @@ def _histories(lake: Lake, subscription: str, tables: Mapping[Name, TableState])
     """The change histories of all tables, also those that were begun anew since."""
     for name, state in tables.items():
         newest = state.definition.history.generation if state.definition else 0
-        yield from (lake.changes(subscription, *name, generation) for generation in range(newest + 1))
+        yield from (lake.paths.changes(subscription, *name, generation) for generation in range(newest + 1))
 
 
 def superseded(counting: Collection[int]) -> str | None:
@@ -182,7 +182,7 @@ def _renew_cut(lake: Lake, subscription: Subscription, since: datetime, states: 
     cut = cuts.last()
     if cut is None:
         return True
-    paths = {name: lake.replica(subscription.name, *name) for name in cut.tables}
+    paths = {name: lake.paths.replica(subscription.name, *name) for name in cut.tables}
     now = datetime.now(UTC)
     young = since <= cut.at <= now  # How old a cut of later is, nobody knows.
     # In this order: what a run commits in between is seen by its position.
@@ -229,7 +229,7 @@ class _Maintainer:
 
     def files(self, path: str) -> list[File]:
         """The files of a table."""
-        with self._lake.refusing(path):
+        with self._lake.access.refusing(path):
             return maintenance(self._lake, path).files()
 
     def maintain(
@@ -242,7 +242,7 @@ class _Maintainer:
     ) -> None:
         """Delete the rows for which a condition holds (see `TableMaintenance`), compact what is left, vacuum."""
         if self._lake.records.exists(path):
-            self._lake.make_durable()
+            self._lake.access.make_durable()
             rows = self._again(path, lambda table: table.delete(condition, since)) if condition else 0
             self.compact(path, rows)
             self.vacuum(path, record=record)
@@ -257,13 +257,13 @@ class _Maintainer:
         """Remove the files of versions that are old enough, of pgsieve's own records sooner."""
         if self._lake.records.exists(path):
             # What no version needs is needed by the one that a power cut would put the table back to.
-            self._lake.make_durable()
+            self._lake.access.make_durable()
             hours = self._record_hours if record else self._hours
             self._again(path, lambda table: table.vacuum(hours))
 
     def _again(self, path: str, work: Callable[[TableMaintenance], int]) -> int:
         def attempt() -> int:
-            with self._lake.refusing(path):
+            with self._lake.access.refusing(path):
                 return work(maintenance(self._lake, path))
 
         return again_after_conflict(attempt)()

@@ -45,7 +45,7 @@ class Registration:
         missing = {each: path for each, path in wanted.items() if ours.get(each) != path}
         if not missing:
             return ()
-        with self.lake.refusing(self.lake.uri):
+        with self.lake.access.refusing(self.lake.uri):
             catalog = SparkCatalog(self.lake.spark)
             taken = [each for each in missing if each not in ours and catalog.location(each) is not None]
             new = {each: path for each, path in missing.items() if each not in taken}
@@ -67,7 +67,7 @@ class Registration:
         try:
             catalog.register(name, path)
         except SPARK_ERRORS as error:
-            self.lake.refuse_unavailable(error)
+            self.lake.access.refuse_unavailable(error)
             if is_at(catalog.location(name), path):
                 return  # Another run registered it a moment before.
             raise CatalogNameError(
@@ -91,7 +91,7 @@ class Registration:
                     hint="use {schema} in `names` of `catalog` in pgsieve.yaml, or rename one of them",
                     sqlstate="42P07",
                 )
-            names[each] = self.lake.replica(self.subscription.name, *table)
+            names[each] = self.lake.paths.replica(self.subscription.name, *table)
         return names
 
     def _comment(self, replicas: list[Name]) -> None:
@@ -101,7 +101,7 @@ class Registration:
         with self.subscription.feed.source.connect() as connection:
             comments: Mapping[Name, Comments] = read_comments(connection, replicas)
         for table, of_table in comments.items():
-            path = self.lake.replica(self.subscription.name, *table)
+            path = self.lake.paths.replica(self.subscription.name, *table)
             if self.lake.records.exists(path):
                 self.lake.comment(path, of_table.table, of_table.columns)
 
@@ -115,7 +115,7 @@ def unregister(lake: Lake, subscription: str) -> tuple[str, ...]:
     record = Registered(lake, subscription)
     if not (ours := record.names()):
         return ()
-    with lake.refusing(lake.uri):
+    with lake.access.refusing(lake.uri):
         catalog = SparkCatalog(lake.spark)
         there = [each for each, path in ours.items() if is_at(catalog.location(each), path)]
         for each in there:

@@ -105,7 +105,7 @@ class Catalogs:
     @property
     def path(self) -> str:
         """Where it is."""
-        return self.lake.catalogs(self.feed.name)
+        return self.lake.paths.catalogs(self.feed.name)
 
     def is_recorded(self, seen: Look) -> bool:
         """Whether the catalog that was recorded last is the one of this look, and says all that is known by now.
@@ -252,7 +252,7 @@ class AlteredSlices:
     @property
     def path(self) -> str:
         """Where it is."""
-        return self.lake.altered(self.feed.name)
+        return self.lake.paths.altered(self.feed.name)
 
     def append(self, subscription: str, begin: int, end: int) -> None:
         """List a slice that the subscription has as published; its messages are durable."""

@@ -36,7 +36,7 @@ class ChangeLog:
     @property
     def path(self) -> str:
         """Where it is."""
-        return self.lake.change_log(self.feed.name)
+        return self.lake.paths.change_log(self.feed.name)
 
     def position(self) -> int | None:
         """The LSN up to which Delta holds the feed's changes, as its newest commit says; None before the first."""

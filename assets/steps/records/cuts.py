@@ -79,7 +79,7 @@ class Cuts:
     @property
     def path(self) -> str:
         """Where it is."""
-        return self.lake.cuts(self.subscription)
+        return self.lake.paths.cuts(self.subscription)
 
     def kept(self) -> list[Cut]:
         """The cuts that are kept, oldest first."""
@@ -99,7 +99,9 @@ class Cuts:
             if last is not None and last.tables.get(name) == version:
                 size = last.entries.get(name)
             else:
-                size = self.lake.records.entry_bytes(self.lake.replica(self.subscription, *name), version)
+                size = self.lake.records.entry_bytes(
+                    self.lake.paths.replica(self.subscription, *name), version
+                )
             if size is not None:
                 entries[name] = size
         known = (last.histories, last.records) if last is not None else ({}, {})
@@ -107,7 +109,7 @@ class Cuts:
 
     def append(self, cut: Cut) -> None:
         """Record a cut, once the versions that it names are durable."""
-        self.lake.make_durable()
+        self.lake.access.make_durable()
         versions, entries, histories = (
             [(_join(name), number) for name, number in numbers.items()]
             for numbers in (cut.tables, cut.entries, cut.histories)
@@ -173,7 +175,7 @@ def cut_before(lake: Lake, subscription: str, lsn: str | None = None) -> Cut:
 def frames_at(lake: Lake, subscription: str, cut: Cut) -> dict[str, DataFrame]:
     """The replicas at a cut as Spark reads them."""
     return {
-        quote_qualified(*name): lake.as_of(lake.replica(subscription, *name), version)
+        quote_qualified(*name): lake.as_of(lake.paths.replica(subscription, *name), version)
         for name, version in cut.tables.items()
     }
 
@@ -189,7 +191,7 @@ def tables_at(lake: Lake, subscription: str, cut: Cut) -> dict[str, DeltaTable]:
     options = dict(lake.store.options)
     return {
         quote_qualified(*name): DeltaTable(
-            lake.replica(subscription, *name), version=version, storage_options=options
+            lake.paths.replica(subscription, *name), version=version, storage_options=options
         )
         for name, version in cut.tables.items()
     }

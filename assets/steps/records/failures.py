@@ -53,7 +53,7 @@ def reason(lake: Lake, error: Exception) -> str:
         return str(error)  # with its SQLSTATE, as Spark tells it
     if isinstance(error, PgsieveError):
         return error.message
-    lake.refuse_unavailable(error)
+    lake.access.refuse_unavailable(error)
     try:
         raise_ours(error)
     except ExecutorError as ours:

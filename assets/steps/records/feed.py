@@ -37,7 +37,7 @@ class FeedRecord:
     @property
     def path(self) -> str:
         """Where it is."""
-        return self.lake.feed(self.feed.name)
+        return self.lake.paths.feed(self.feed.name)
 
     def timeline(self) -> int | None:
         """The timeline that the feed's LSNs are of."""

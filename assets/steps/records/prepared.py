@@ -35,7 +35,7 @@ class Prepared:
     @property
     def path(self) -> str:
         """Where it is."""
-        return self.lake.prepared(self.feed.name)
+        return self.lake.paths.prepared(self.feed.name)
 
     def position(self) -> int | None:
         """The LSN up to which the waiting transactions are known; None before the first."""
@@ -44,7 +44,7 @@ class Prepared:
     def restore(self, assembler: TransactionAssembler) -> tuple[Prepare, ...]:
         """Let the transactions wait that waited when the table was written; returns them."""
         local = self._local()
-        with self.lake.refusing(self.path):
+        with self.lake.access.refusing(self.path):
             if not local.exists(self.path):
                 return ()
             rows = local.table(self.path).select(PREPARED.names).cast(PREPARED).sort_by("number")
@@ -62,8 +62,8 @@ class Prepared:
         """Make the table hold the transactions that wait at `position`; returns them. `former` are those it holds."""
         local, waiting = self._local(), assembler.prepared
         # It is never before the change log.
-        self.lake.make_durable()
-        with self.lake.refusing(self.path):
+        self.lake.access.make_durable()
+        with self.lake.access.refusing(self.path):
             if waiting == former and local.exists(self.path):
                 local.append(self.path, PREPARED.empty_table(), position)
             else:
@@ -75,7 +75,7 @@ class Prepared:
         """Begin the table for a slot from which nothing has been received."""
         self._local().write(self.path, PREPARED.empty_table(), position, overwrite=True)
         # Beside a change log it is always there.
-        self.lake.make_durable()
+        self.lake.access.make_durable()
 
     def _local(self) -> LocalRecords:
         if self.lake.local is None:

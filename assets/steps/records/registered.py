@@ -30,7 +30,7 @@ class Registered:
     @property
     def path(self) -> str:
         """Where the table is."""
-        return self.lake.registered(self.subscription)
+        return self.lake.paths.registered(self.subscription)
 
     def names(self) -> dict[CatalogName, str]:
         """Each name with the path that it was registered for."""

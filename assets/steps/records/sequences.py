@@ -42,7 +42,7 @@ class Sequences:
     @property
     def path(self) -> str:
         """Where it is."""
-        return self.lake.sequences(self.subscription)
+        return self.lake.paths.sequences(self.subscription)
 
     def version(self) -> int:
         """The newest version of the table; 0 also where there is none."""

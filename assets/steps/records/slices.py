@@ -101,7 +101,7 @@ class Slices:
     @property
     def path(self) -> str:
         """Where it is."""
-        return self.lake.slices(self.feed.name)
+        return self.lake.paths.slices(self.feed.name)
 
     def row(self, end: int) -> Mapping[str, Any] | None:
         """What was recorded of the slice that ends at an LSN; None where a run died in between."""

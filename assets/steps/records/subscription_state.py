@@ -78,7 +78,7 @@ class SubscriptionRecord:
     @property
     def path(self) -> str:
         """Where it is."""
-        return self.lake.subscription(self.subscription)
+        return self.lake.paths.subscription(self.subscription)
 
     def state(self) -> SubscriptionState:
         """The newest state."""
@@ -120,14 +120,14 @@ class SubscriptionRecord:
 
     def keep_folders(self) -> None:
         """Record of which template the folders of the replicas are; raises FoldersChangedError where those are of another."""
-        state, folders = self.refuse_other_folders(), self.lake.folders_of(self.subscription)
+        state, folders = self.refuse_other_folders(), self.lake.paths.folders_of(self.subscription)
         if (state.folders or FOLDERS) != folders:
             self.set(replace(state, folders=folders))
 
     def refuse_other_folders(self) -> SubscriptionState:
         """The state; raises FoldersChangedError where the replicas are in folders of another template than the lake is opened with."""
         state = self.state()
-        recorded, folders = state.folders or FOLDERS, self.lake.folders_of(self.subscription)
+        recorded, folders = state.folders or FOLDERS, self.lake.paths.folders_of(self.subscription)
         if recorded == folders or not TableStates(self.lake, self.subscription).may_have_replicas():
             return state
         raise FoldersChangedError(

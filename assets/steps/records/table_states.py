@@ -138,7 +138,7 @@ class TableStates:
     @property
     def path(self) -> str:
         """Where it is."""
-        return self.lake.table_states(self.subscription)
+        return self.lake.paths.table_states(self.subscription)
 
     def newest(self) -> dict[Name, TableState]:
         """The newest state of each table of the subscription.
@@ -214,6 +214,6 @@ class TableStates:
             for s in newest
         ]
         if any(state.transforms for state in newest):
-            self.lake.make_durable()
+            self.lake.access.make_durable()
         if rows:
             self.lake.records.append_versioned(self.path, pa.Table.from_pylist(rows, TABLE_STATES), base=base)

@@ -110,7 +110,7 @@ class Transformed:
     @property
     def path(self) -> str:
         """Where it is."""
-        return self.lake.transformed(self.subscription)
+        return self.lake.paths.transformed(self.subscription)
 
     def position(self) -> int:
         """The LSN up to which the change log has been transformed for the subscription."""
@@ -121,7 +121,7 @@ class Transformed:
 
         Raises OverrunError where the table has another version than `base`.
         """
-        self.lake.make_durable()
+        self.lake.access.make_durable()
         rows = pa.Table.from_pylist([c.row() for c in changes] or [{"slice": end}], TRANSFORMED)
         self.lake.records.append(self.path, rows, end, base=base)
 

@@ -25,6 +25,7 @@ from pgsieve.decoding.protocol.descriptions import RelationDescriptions
 from pgsieve.decoding.protocol.transactions import TransactionAssembler
 from pgsieve.resources.ahead import ahead
 from pgsieve.resources.failpoints import Failpoint, reach
+from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.delta.errors import LakeError
 from pgsieve.resources.lake.delta.parquet_files import write_files
 from pgsieve.resources.lake.lake import Lake
@@ -82,22 +83,28 @@ class UnprovenError(Exception):
 
 
 def append_slice(
-    lake: Lake, feed: Feed, messages: Iterable[pa.Array], end: int, after: int, base: int | None = None
+    lake: Lake,
+    local: LocalRecords,
+    feed: Feed,
+    messages: Iterable[pa.Array],
+    end: int,
+    after: int,
+    base: int | None = None,
 ) -> None:
-    """Append transactions in commit order (arrays of messages) to a local lake in one commit.
+    """Append transactions in commit order (arrays of messages) to a lake that this process reaches, in one commit.
 
     Raises what the messages raise, OverrunError where the change log's position is not `after` or its version not
     `base`, else LakeError.
     """
-    commit_slice(lake, feed, _write(lake, feed, messages, end), after, base)
+    commit_slice(lake, local, feed, _write(lake, feed, messages, end), after, base)
 
 
 def _write(lake: Lake, feed: Feed, messages: Iterable[pa.Array], end: int) -> WrittenSlice:
     """Write the files of a slice; raises what the messages raise, else LakeError."""
-    passed, path = SliceSummary(lake.expect), ChangeLog(lake, feed).path
+    passed, path = SliceSummary(lake.policy.expect), ChangeLog(lake, feed).path
     try:
         # Not as one stream through delta-rs, which needs more memory than one process should for its slices.
-        with lake.refusing(path), ahead(passed.of(change_log_rows(messages, end))) as rows:
+        with lake.access.refusing(path), ahead(passed.of(change_log_rows(messages, end))) as rows:
             files = write_files(path, CHANGE_LOG, rows, store=lake.store, encodings=_ENCODINGS)
             written = [file for batch in files for file in batch.to_pylist()]
     except LakeError:
@@ -108,13 +115,14 @@ def _write(lake: Lake, feed: Feed, messages: Iterable[pa.Array], end: int) -> Wr
     return WrittenSlice(end, written, passed.get(), frozenset(passed.transactions))
 
 
-def commit_slice(lake: Lake, feed: Feed, written: WrittenSlice, after: int, base: int | None) -> None:
+def commit_slice(
+    lake: Lake, local: LocalRecords, feed: Feed, written: WrittenSlice, after: int, base: int | None
+) -> None:
     """Commit a slice that is written; raises OverrunError as `append_slice` does, else LakeError."""
-    assert lake.local is not None
     path = ChangeLog(lake, feed).path
-    with lake.refusing(path):
+    with lake.access.refusing(path):
         reach(Failpoint.SLICE_WRITTEN)
-        lake.local.commit(path, CHANGE_LOG, written.files, written.end, base=base, after=after)
+        local.commit(path, CHANGE_LOG, written.files, written.end, base=base, after=after)
         reach(Failpoint.SLICE_COMMITTED)
     Slices(lake, feed).append(written.end, written.summary)
 
@@ -139,7 +147,7 @@ def append_slices(
     slice that is not `unaltered`, where that is given.
     """
     feed = peek.feed
-    if lake.local is None:
+    if (local := lake.local) is None:
         (end,) = ends
         yield end, _append_by_executor(lake, peek, begin, end, after, base)
         return
@@ -161,7 +169,7 @@ def append_slices(
             if written is not None:
                 if unaltered and not unaltered.covers(written.transactions, written.summary["relations"]):
                     raise UnprovenError
-                commit_slice(lake, feed, written, after, base)
+                commit_slice(lake, local, feed, written, after, base)
                 if prepared:
                     Prepared(lake, feed).save(assembler, end, waiting)
             yield end, written is not None

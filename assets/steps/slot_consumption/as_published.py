@@ -90,5 +90,5 @@ def list_as_published(lake: Lake, feed: Feed, own: Feed, begin: int, end: int) -
     """List a slice that the subscription has as published; what it has of it is durable."""
     (subscription,) = own.subscriptions
     AlteredSlices(lake, feed).append(subscription, begin, end)
-    lake.make_durable()
+    lake.access.make_durable()
     reach(Failpoint.ALTERATION_RECORDED)

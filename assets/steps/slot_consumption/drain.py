@@ -29,7 +29,7 @@ def drain(
     """
     source = feed.source
     source.check_ready()
-    lake.check_writable()
+    lake.access.check_writable()
     with feed.exclusively(), source.connect() as connection:
         feed, catalog, publications = ready_slot(connection, feed, lake)
         warn_of_missing(feed, catalog, log)

@@ -91,7 +91,7 @@ def drain_to(
             # Another process reads the slot, too: this one goes on from there.
             if prepared:
                 recover_prepared(feed, lake, publications, version, reached)
-            confirm(connection, source, feed.slot, reached, peek.options, lake.make_durable)
+            confirm(connection, source, feed.slot, reached, peek.options, lake.access.make_durable)
             position = begin = confirmed = reached
             continue
         asking = unaltered is None or unproven
@@ -145,7 +145,7 @@ def drain_to(
                 position = begin = end
             # Once for all that was read: where that was little, this decodes from restart_lsn, too.
             if confirmed < position:
-                confirm(connection, source, feed.slot, position, peek.options, lake.make_durable)
+                confirm(connection, source, feed.slot, position, peek.options, lake.access.make_durable)
                 reach(Failpoint.SLOT_CONFIRMED)
             if idle:
                 break
@@ -160,19 +160,19 @@ def drain_to(
             )
             unproven = True
             # What was appended before would be read once more.
-            confirm(connection, source, feed.slot, position, peek.options, lake.make_durable)
+            confirm(connection, source, feed.slot, position, peek.options, lake.access.make_durable)
         except OverrunError:
             overruns += 1
             if overruns == _OVERRUNS:
                 raise
             time.sleep(random.uniform(0, 2**overruns / 10))  # noqa: S311 - no secret
             # What was appended before would be read once more.
-            confirm(connection, source, feed.slot, position, peek.options, lake.make_durable)
+            confirm(connection, source, feed.slot, position, peek.options, lake.access.make_durable)
         except PgsieveError as fault:
             if isinstance(fault, SourceUnreachableError | LakeError):
                 raise
             if not passes(fault):
-                confirm(connection, source, feed.slot, position, peek.options, lake.make_durable)
+                confirm(connection, source, feed.slot, position, peek.options, lake.access.make_durable)
                 otherwise = OtherWays(connection, lake, peek, log, prepared=prepared)
                 try:
                     position = begin = otherwise.read(fault, position, ends[-1])
@@ -186,7 +186,7 @@ def drain_to(
             else:
                 raise
             # What was appended before the fault would be read once more.
-            confirm(connection, source, feed.slot, position, peek.options, lake.make_durable)
+            confirm(connection, source, feed.slot, position, peek.options, lake.access.make_durable)
         confirmed = position
     return Drained(durable if durable is not None else begin, position, slices, lag=0)
 

@@ -72,7 +72,7 @@ def ready_slot(
             if keeps_prepared(feed, state):
                 recover_prepared(feed, lake, names, connection.info.server_version, durable)
             options = at_once(feed, names)
-            confirm(connection, feed.source, feed.slot, durable, options, lake.make_durable)
+            confirm(connection, feed.source, feed.slot, durable, options, lake.access.make_durable)
         else:  # Whoever made the slot did not come to it.
             if keeps_prepared(feed, state):
                 Prepared(lake, feed).begin(state.confirmed_lsn)
@@ -86,7 +86,7 @@ def ready_slot(
             restart_lsn = captured if state is None else state.restart_lsn
             Catalogs(lake, sound).append(captured, transaction, seen, catalog, restart_lsn)
             # Slices that follow are evaluated by it.
-            lake.make_durable()
+            lake.access.make_durable()
             reach(Failpoint.CATALOG_RECORDED)
     except Exception:
         if not feed.filtered:

@@ -205,7 +205,7 @@ def _claim(connection: psycopg.Connection[tuple[object, ...]], feed: Feed, lake:
     record = FeedRecord(lake, feed)
     if not (newest := record.newest()):
         _note_cluster(connection, record, newest, current_timeline(connection))
-        lake.make_durable()
+        lake.access.make_durable()
 
 
 def _note_cluster(
@@ -298,7 +298,7 @@ def forget_copies(lake: Lake, subscriptions: Iterable[str]) -> None:
         again = [TableState(*s.name, SyncState.INITIALIZE, definition=s.definition) for s in copied]
         TableStates(lake, name).append(again)
     # What follows would have their changes left out.
-    lake.make_durable()
+    lake.access.make_durable()
 
 
 def replace_lost_slot(feed: Feed, lake: Lake, *, take_over: bool = False) -> SlotError | None:

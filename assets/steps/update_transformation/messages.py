@@ -267,9 +267,9 @@ def messages_of(lake: Lake, path: str, ends: Collection[int], size: int | None) 
     if table is not None:
         return Messages(frame, table)
     # Now, as what is lost is to be heard of now.
-    if (groups := lake.slice_groups(path, ends, every=True)) is not None:
+    if (stored := lake.stored_slices(path, ends, every=True)) is not None:
         return Messages(
-            frame, stored=StoredMessages(lake.store, groups, frozenset(ends), shared=shared_reads())
+            frame, stored=StoredMessages(lake.store, stored.groups, frozenset(ends), shared=shared_reads())
         )
     messages = frame()
     return Messages(lambda: messages)

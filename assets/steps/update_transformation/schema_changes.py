@@ -92,8 +92,8 @@ def _refuse_unapplied(subscription: Subscription, lake: Lake, state: TableState,
     Also in the history alone, of a run that died before it could record the slice: a later one takes them from there.
     """
     assert state.definition is not None
-    path = lake.replica(subscription.name, *state.name)
-    history = lake.changes(subscription.name, *state.name, state.definition.history.generation)
+    path = lake.paths.replica(subscription.name, *state.name)
+    history = lake.paths.changes(subscription.name, *state.name, state.definition.history.generation)
     position = max(state.lsn, lake.records.position(path) or 0)
     rows = lake.records.rows(Transformed(lake, subscription.name).path, f"slice > {position:d}")
     if (lake.records.position(history) or 0) > transformed or any(
@@ -131,12 +131,12 @@ def _evolve(
     """
     assert state.definition is not None
     unchanged, planned = _unchanged(state.definition), projection.sources
-    path, schema = lake.replica(subscription.name, *state.name), ddl(evolved.columns)
+    path, schema = lake.paths.replica(subscription.name, *state.name), ddl(evolved.columns)
     states, record = TableStates(lake, subscription.name), Transformed(lake, subscription.name)
     base = lake.records.version(path)
     _refuse_overrun(subscription, lake, state)
     states.append([replace(state, state=SyncState.INITIALIZE)])
-    lake.make_durable()
+    lake.access.make_durable()
     record.fence()
     _refuse_unapplied(subscription, lake, state, transformed)
     if planned[: len(unchanged)] == unchanged and all(

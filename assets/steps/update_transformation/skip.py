@@ -85,5 +85,5 @@ def is_begun(lake: Lake, subscription: str, done: int) -> bool:
     definitions = (
         (n, s.definition) for n, s in TableStates(lake, subscription).newest().items() if s.definition
     )
-    paths = (lake.changes(subscription, *name, d.history.generation) for name, d in definitions)
+    paths = (lake.paths.changes(subscription, *name, d.history.generation) for name, d in definitions)
     return any((lake.records.position(path) or 0) > done for path in paths)

@@ -107,7 +107,7 @@ def _summary(lake: Lake, path: str, end: int) -> Mapping[str, Any]:
     rows = lake.slice_rows(path, [end], size, columns=columns)
     if rows is None:
         return aggregated(lake.slices_of(path, [end]), slice_summary())
-    passed = SliceSummary(lake.expect)
+    passed = SliceSummary(lake.policy.expect)
     for _ in passed.of(rows.to_batches()):
         pass
     return passed.get()

@@ -58,9 +58,10 @@ from pgsieve.decoding.publications.catalog import Catalog
 from pgsieve.decoding.publications.evolution import SchemaChangedError
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.resources.failpoints import Failpoint, reach
+from pgsieve.resources.lake.committers import ByFiles
 from pgsieve.resources.lake.delta.errors import OverrunError, again_after_conflict
 from pgsieve.resources.lake.lake import Lake
-from pgsieve.resources.lake.way import column_mapping
+from pgsieve.resources.lake.policy import column_mapping
 from pgsieve.resources.postgres.present_catalog import present_catalog
 from pgsieve.resources.postgres.wal import current_lsn
 from pgsieve.resources.work import called
@@ -76,7 +77,7 @@ def transform(subscription: Subscription, lake: Lake, log: Log) -> list[TableCha
     one, is written. Raises SubscriptionDisabledError for a subscription that is disabled.
     """
     results: list[TableChanges] = []
-    lake.begin_writing()
+    lake.access.begin_writing()
     with subscription.feed.source.exclusively(subscription.name):
         # Where another process has transformed a slice meanwhile, or copied a table, what follows begins anew.
         again_after_conflict(_transform)(subscription, lake, log, results)
@@ -181,7 +182,7 @@ def _transform_slice(
     if not work.tables:
         return []
     contents = work.contents
-    shared = len(work.tables) > 1 and not lake.is_small(contents.size)
+    shared = len(work.tables) > 1 and not lake.policy.is_small(contents.size)
     aside: dict[Name, TableState] = {}
 
     def failed(name: Name, problem: str, *, is_copied: bool = False) -> TableChanges:
@@ -253,7 +254,7 @@ def _transform_table(
     )
     if not readings and not truncates:
         return result
-    path = lake.changes(subscription.name, state.schema, state.table, definition.history.generation)
+    path = lake.paths.changes(subscription.name, state.schema, state.table, definition.history.generation)
     schema = (
         readings[0].transformation.schema
         if readings
@@ -261,7 +262,7 @@ def _transform_table(
     )
     with lake.one_moment():
         position = lake.records.position(path) or 0
-        takes_files = lake.takes_files(path, definition.names, schema)
+        committer = lake.policy.file_committer(path, definition.names, schema)
     if held.cut is not None:
         held.cut.refuse_earlier_history(path, state, position)
     if held.begin < position < contents.end:
@@ -271,22 +272,23 @@ def _transform_table(
     if position >= contents.end:
         return _counted(result, {}, [_tally(lake, path, contents.end, definition.key)])
     changes = SentChanges(readings, truncates, contents.end, definition.key, schema)
-    write = _write_files if takes_files else _write_by_spark
-    return write(lake, path, result, changes, definition, position)
+    if isinstance(committer, ByFiles):
+        return _write_files(lake, committer, path, result, changes, position)
+    return _write_by_spark(lake, path, result, changes, definition, position)
 
 
 def _write_files(
-    lake: Lake, path: str, result: TableChanges, changes: SentChanges, _: Definition, position: int
+    lake: Lake, committer: ByFiles, path: str, result: TableChanges, changes: SentChanges, position: int
 ) -> TableChanges:
     """Have whoever runs so many bytes write files of a table's changes, and commit them once."""
     received: dict[str, int] = {}
 
     def written() -> pa.Table:
-        made = changes.written(lake.runner(result.size), path, lake.store)
+        made = changes.written(lake.policy.runner(result.size), path, lake.store)
         received.update(made.received)
         return made.files
 
-    files = lake.commit_files(
+    files = committer.commit(
         written, path, changes.schema, result.slice, properties=_CHANGES_PROPERTIES, after=position
     )
     reach(Failpoint.CHANGES_WRITTEN)
@@ -321,12 +323,12 @@ def _write_by_spark(
 
 def _tally(lake: Lake, path: str, end: int, key: Sequence[str]) -> Tally:
     """The tally of the changes of a slice that a run that died has written."""
-    groups = lake.slice_groups(path, [end])
-    if groups is None:
+    stored = lake.stored_slices(path, [end])
+    if stored is None:
         return _tally_of(aggregated(written_changes(lake.slices_of(path, [end]), key), spark_tally()))
     tally = empty_tally()
-    with lake.refusing(path):
-        for _, read in lake.store.readers(groups):
+    with lake.access.refusing(path):
+        for _, read in lake.store.readers(stored.groups):
             rows = read(
                 ["slice", "operation", "unchanged", *(f"{side}.{name}" for side in SIDES for name in key)]
             )

@@ -116,8 +116,12 @@ def _few(
     sizes, total = dict[Name, int](), 0
     for name in sorted(shares, key=lambda each: shares[each]):
         total += shares[name]
-        if not lake.is_small(total):
+        if not lake.policy.is_small(total):
             break
         sizes[name] = shares[name]
-    few = messages.read(frozenset().union(*(of[name] for name in sizes)), lake.is_small) if sizes else None
+    few = (
+        messages.read(frozenset().union(*(of[name] for name in sizes)), lake.policy.is_small)
+        if sizes
+        else None
+    )
     return (sizes, few) if few is not None else ({}, None)

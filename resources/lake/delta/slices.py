@@ -29,6 +29,11 @@ class Slices:
     path: str
     store: Store
 
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of the table."""
+        return arrow_schema(self.table)
+
     def ends(self, after: int) -> Sequence[int]:
         """The slices beyond an LSN, from the statistics of the files; a file of several (after compaction) is looked into."""
         ends: set[int] = set()
@@ -82,7 +87,7 @@ class Slices:
         files = self.files(ends, every=every)
         if files is None:
             return None
-        schema = arrow_schema(self.table)
+        schema = self.schema
         if columns is not None:
             schema = pa.schema([schema.field(name) for name in columns])
         within = pc.field("slice").isin(sorted(ends))

@@ -40,6 +40,6 @@ def test_a_table_is_copied_as_it_is_after_it_was_altered(shop: Shop, alteration:
     assert copied.problem is None
     assert any(line.endswith("to be copied again: 1 table") for line in lines), lines
     assert TableStates(lake, "two").newest()["public", "stock"].state == SyncState.READY
-    replica = DeltaTable(lake.replica("two", "public", "stock"))
+    replica = DeltaTable(lake.paths.replica("two", "public", "stock"))
     assert [field.name for field in replica.schema().fields] == columns
     assert replica.to_pyarrow_table().num_rows == rows

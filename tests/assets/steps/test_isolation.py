@@ -54,7 +54,7 @@ class _Replicated:
         return apply(self.subscription, self.lake, _quiet)
 
     def rows(self, table: str, version: int | None = None) -> list[dict[str, object]]:
-        path = self.lake.replica("sub", "public", table)
+        path = self.lake.paths.replica("sub", "public", table)
         query = QueryBuilder().register("t", DeltaTable(path, version=version)).execute("select * from t")
         return list(pa.table(query.read_all()).to_pylist())
 

@@ -275,7 +275,7 @@ def test_a_slot_behind_delta_is_moved_on(conninfo: str, database: psycopg.Connec
         start = create_slot(connection, "shop", "refused")
         database.execute("create table noise (a int)")
         later = current_lsn(connection)
-        lake.records.append(lake.change_log("shop"), CHANGE_LOG.empty_table(), later)
+        lake.records.append(lake.paths.change_log("shop"), CHANGE_LOG.empty_table(), later)
         ready_slot(connection, reading, lake)
         state = slot_state(connection, "refused")
     assert state is not None

@@ -64,7 +64,7 @@ def test_a_damaged_log_costs_its_own_table_until_it_is_copied_again(shop: Shop) 
         write(*tables)
     assert pgsieve("run")[0] == 0
     for table in (*changed, *idle):
-        DAMAGES[table.rpartition("_")[0]](Path(shop.lake.replica("one", "public", table), "_delta_log"))
+        DAMAGES[table.rpartition("_")[0]](Path(shop.lake.paths.replica("one", "public", table), "_delta_log"))
     write("whole", *changed)
     code, output = pgsieve("run", "one")
     assert code == 1

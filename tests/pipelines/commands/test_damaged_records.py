@@ -15,13 +15,13 @@ from tests.fixtures.shop import Shop
 
 #: Each by its name, and whether its loss has tables copied again.
 RECORDS: dict[str, tuple[Callable[[Lake, str], str], bool]] = {
-    "_table_states": (lambda lake, _: lake.table_states("one"), True),
-    "_transformed": (lambda lake, _: lake.transformed("one"), True),
-    "_subscription": (lambda lake, _: lake.subscription("one"), False),
-    "_cuts": (lambda lake, _: lake.cuts("one"), False),
-    "feed": (lambda lake, feed: lake.feed(feed), True),
-    "catalogs": (lambda lake, feed: lake.catalogs(feed), True),
-    "slices": (lambda lake, feed: lake.slices(feed), False),
+    "_table_states": (lambda lake, _: lake.paths.table_states("one"), True),
+    "_transformed": (lambda lake, _: lake.paths.transformed("one"), True),
+    "_subscription": (lambda lake, _: lake.paths.subscription("one"), False),
+    "_cuts": (lambda lake, _: lake.paths.cuts("one"), False),
+    "feed": (lambda lake, feed: lake.paths.feed(feed), True),
+    "catalogs": (lambda lake, feed: lake.paths.catalogs(feed), True),
+    "slices": (lambda lake, feed: lake.paths.slices(feed), False),
 }
 
 
@@ -98,7 +98,7 @@ def test_what_is_damaged_is_begun_anew_by_the_command_that_is_named(
 
 def test_a_subscription_is_dropped_once_its_state_is_begun_anew(shop: Shop) -> None:
     assert shop.cli("run")[0] == 0
-    _with_garbage_in_its_files(Path(shop.lake.subscription("one")))
+    _with_garbage_in_its_files(Path(shop.lake.paths.subscription("one")))
     shared_tables.cache_clear()
     code, output = shop.cli("drop", "one", "--delete-tables")
     assert (code, "have it made again: `pgsieve resync`" in output) == (2, True), output

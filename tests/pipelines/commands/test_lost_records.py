@@ -18,12 +18,12 @@ from tests.fixtures.shop import Shop
 
 #: Those that are begun anew without a word.
 UNNOTICED: dict[str, Callable[[Lake], str]] = {
-    "_table_states": lambda lake: lake.table_states("one"),
-    "_transformed": lambda lake: lake.transformed("one"),
-    "_subscription": lambda lake: lake.subscription("one"),
-    "_cuts": lambda lake: lake.cuts("one"),
-    "catalogs": lambda lake: lake.catalogs("shop"),
-    "slices": lambda lake: lake.slices("shop"),
+    "_table_states": lambda lake: lake.paths.table_states("one"),
+    "_transformed": lambda lake: lake.paths.transformed("one"),
+    "_subscription": lambda lake: lake.paths.subscription("one"),
+    "_cuts": lambda lake: lake.paths.cuts("one"),
+    "catalogs": lambda lake: lake.paths.catalogs("shop"),
+    "slices": lambda lake: lake.paths.slices("shop"),
 }
 _CHANGES = "insert into {0} values ({1}, 0); update {0} set n = n + 1; delete from {0} where id = {1} - 9"
 
@@ -75,7 +75,7 @@ def test_a_record_that_is_gone_unnoticed_costs_no_row(shop: Shop, record: str) -
 @pytest.mark.drawn
 def test_a_change_log_without_the_record_of_its_cluster_is_refused_until_all_is_copied(shop: Shop) -> None:
     _begun(shop)
-    path = shop.lake.feed("shop")
+    path = shop.lake.paths.feed("shop")
     _remove(path)
     shop.database.execute(_CHANGES.format("orders", 11))
     for _ in range(2):

@@ -124,7 +124,7 @@ def test_files_of_a_copy_that_goes_on_stay_however_old_they_are(shop: Shop) -> N
     states.append([copying])
     files = {}
     for table in ("orders", "notes"):
-        files[table] = Path(shop.lake.replica("one", "public", table), "part-of-a-copy.parquet")
+        files[table] = Path(shop.lake.paths.replica("one", "public", table), "part-of-a-copy.parquet")
         files[table].write_bytes(b"")
         os.utime(files[table], (0, 0))
     code, output = shop.cli("maintain")

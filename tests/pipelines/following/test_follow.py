@@ -48,7 +48,7 @@ def test_dagster_hears_of_all_slices_in_one_run_and_what_they_wrote_is_maintaine
     assert [metadata["inserted"] for metadata in new[stock]] == [SLICES]
     assert [metadata["slices"] for metadata in new[log]] == [SLICES]
     assert [metadata["dagster/row_count"] for metadata in new[stock]] == [4 + SLICES]
-    kept = DeltaTable(shop.lake.change_log("shop")).to_pyarrow_table()["slice"]
+    kept = DeltaTable(shop.lake.paths.change_log("shop")).to_pyarrow_table()["slice"]
     assert len(kept.unique()) == 1, "of what was applied when three slices were maintained nothing is kept"
 
 

@@ -9,11 +9,11 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError
 
+from pgsieve.resources.lake.committers import ByFiles, BySpark, InProcess
 from pgsieve.resources.lake.delta.errors import NO_TABLES_FAULT, LakeError, OverrunError
 from pgsieve.resources.lake.delta.records import quoted
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.maintenance import maintenance
-from pgsieve.resources.lake.way import Way
 from tests.fixtures.pgsieve_replica import engine
 
 pytestmark = pytest.mark.spark
@@ -85,10 +85,12 @@ def test_delta_rs_is_asked_for_what_it_does_and_spark_for_the_rest(tmp_path: Pat
     path = demanding(tmp_path, demand)
     lake = Lake(str(tmp_path), lambda: engine().session, threads=2)
     assert lake.local is not None
-    by_delta_rs = lake.way(path, _SCHEMA.names, 100) is Way.IN_PROCESS
-    assert (lake.way(path, _SCHEMA.names, None, lambda: _SCHEMA) is Way.SPARK) >= (not by_delta_rs)
-    assert lake.takes_marking(path, _SCHEMA.names) <= by_delta_rs
-    assert lake.takes_rewriting(path, _SCHEMA.names) <= by_delta_rs
+    policy, files = lake.policy, ByFiles(lake.local, lake.access)
+    by_delta_rs = isinstance(policy.committer(path, _SCHEMA.names, 100), InProcess)
+    many = policy.committer(path, _SCHEMA.names, None, lambda: _SCHEMA)
+    assert isinstance(many, BySpark) >= (not by_delta_rs)
+    assert files.takes_marking(path, _SCHEMA.names) <= by_delta_rs
+    assert files.takes_rewriting(path, _SCHEMA.names) <= by_delta_rs
     compacted = maintenance(lake, path).compact()
     assert compacted == 2
     lake.set_properties(path, {"delta.checkpointInterval": "20"})
@@ -101,7 +103,7 @@ def test_delta_rs_is_asked_for_what_it_does_and_spark_for_the_rest(tmp_path: Pat
     assert (table.schema().fields[1].metadata or {})["comment"] == "a `column`'s"
     assert lake.records.position(path) == 7
     assert lake.count(path) == 4
-    if lake.way_to_read(path) is Way.IN_PROCESS:
+    if lake.policy.reader(path) is not None:
         assert sum(batch.num_rows for batch in lake.local.batches(path, lake.local.version(path))) == 4
     assert by_delta_rs == (demand not in LEFT and not is_refused(path))
 
@@ -113,11 +115,11 @@ def test_what_delta_rs_refuses_is_no_conflict_and_the_tables_own_fault(tmp_path:
     lake = Lake(str(tmp_path), lambda: engine().session, threads=2)
     assert lake.local is not None
     for overwrite in (False, True):
-        with pytest.raises(LakeError) as raised, lake.refusing(path):
+        with pytest.raises(LakeError) as raised, lake.access.refusing(path):
             lake.local.write(path, rows(5), 7, overwrite=overwrite)
         assert not isinstance(raised.value, NO_TABLES_FAULT)
     write_deltalake(other := str(tmp_path / "o"), rows(1), configuration={"delta.appendOnly": "true"})
-    with pytest.raises(LakeError, match="append-only") as raised, lake.refusing(other):
+    with pytest.raises(LakeError, match="append-only") as raised, lake.access.refusing(other):
         lake.local.write(other, rows(5), 7, overwrite=True)
     assert not isinstance(raised.value, NO_TABLES_FAULT)
     with pytest.raises(OverrunError):

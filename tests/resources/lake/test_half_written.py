@@ -167,7 +167,7 @@ def test_after_a_write_that_did_not_reach_the_disk_nothing_is_durable_any_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lake = Lake(str(tmp_path / "lake"), no_session)
-    lake.make_durable()
+    lake.access.make_durable()
     for code in (errno.EIO, errno.ENOSPC, errno.EDQUOT):
 
         def refuse(_: int, code: int = code) -> None:
@@ -176,9 +176,9 @@ def test_after_a_write_that_did_not_reach_the_disk_nothing_is_durable_any_more(
         with monkeypatch.context() as patched:
             patched.setattr(unsynced, "_synchronise", refuse)
             with pytest.raises(LakeUnavailableError, match="cannot be written: "):
-                lake.make_durable()
+                lake.access.make_durable()
         # The kernel tells it once; the pages are gone all the same.
         with pytest.raises(LakeUnavailableError, match="cannot be written: "):
-            lake.make_durable()
+            lake.access.make_durable()
     unsynced.leave_all()
     assert len(list((tmp_path / "lake" / "_pgsieve" / ".unsynced").iterdir())) == 2, "the mark stays"

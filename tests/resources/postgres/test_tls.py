@@ -74,7 +74,7 @@ def test_replication_and_select_are_enough_once_the_printed_sql_has_been_run(
         assert drained.slices == 1
         admin.execute("insert into t values (3, 'three')")
         consume_stream(subscription.feed, lake, current_lsn(admin))
-        assert len(lake.records.slices(lake.change_log("shop"), 0)) == 2
+        assert len(lake.records.slices(lake.paths.change_log("shop"), 0)) == 2
         drop_slots(admin)
     with tls_server.server.log.open() as log:
         log.seek(log_begins)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from deltalake import DeltaTable, Field, write_deltalake
 from pgsieve.assets.steps.apply import by_files
 from pgsieve.assets.steps.apply.applied import Applied, Pending
 from pgsieve.assets.steps.apply.by_files import FilesWriter, many_changes
-from pgsieve.assets.steps.apply.in_process import FewChangesWriter
+from pgsieve.assets.steps.apply.in_process import FewChanges, FewChangesWriter
 from pgsieve.assets.steps.apply.key_conflicts import ConflictSearch, KeyConflictError
 from pgsieve.assets.steps.records.transformed import TableChanges
 from pgsieve.assets.steps.subscription import Definition
@@ -166,8 +166,12 @@ class Changes:
         few = self.lake.local.change_log(self.log).rows([c.slice for c in self.slices])
         assert few is not None
         small = Lake(self.lake.uri, no_session)
-        ConflictSearch(small, self.path, self.log, replicated, pending).refuse(few)
-        return FewChangesWriter(self.lake, self.path, replicated, pending, _ENDS[-1]).apply(few)
+        ConflictSearch(small, self.path, self.log, replicated, pending).refuse(
+            FewChanges(few, self.lake.local)
+        )
+        return FewChangesWriter(self.lake, self.lake.local, self.path, replicated, pending, _ENDS[-1]).apply(
+            few
+        )
 
 
 def _random(draw: random.Random) -> tuple[list[Row], list[Change]]:
@@ -266,7 +270,7 @@ def test_random_changes_leave_the_same_where_rows_are_marked(
         gone = [row(1000 + number, "gone") for number in range(14)]
         mixed = [each for pair in zip_longest(rows, gone) for each in pair if each]
         marked = Changes(tmp_path / f"{seed}marked", mixed, changes)
-        marked.lake.rewritten_bytes = -1
+        marked.lake.policy = replace(marked.lake.policy, rewritten_bytes=-1)
         marked.mark(gone, 110, checkpointed=checkpointed)
         few = Changes(tmp_path / f"{seed}few", rows, changes)
         assert marked.rows() == few.rows(), f"seed {seed}"
@@ -327,7 +331,7 @@ def test_what_is_too_much_for_this_process_is_left_to_spark(
 def test_nothing_is_written_before_all_tables_are_looked_through(tmp_path: Path) -> None:
     """A conflict of another table must find this one as it is."""
     changes = Changes(tmp_path, [row(3, "before")], [update(row(3, "after"))])
-    changes.lake.rewritten_bytes = -1
+    changes.lake.policy = replace(changes.lake.policy, rewritten_bytes=-1)
     before = changes.lake.records.version(changes.path)
     decided = many_changes(changes.lake, changes.path, changes.log, definition("k"), changes.pending())
     assert decided is not None

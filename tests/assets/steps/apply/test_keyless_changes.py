@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,9 @@ from pgsieve.assets.steps.apply.keyless_changes import going
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.changes.digests import Sought, row_digests
 from pgsieve.decoding.publications.evolution import Layout
+from pgsieve.resources.lake.committers import ByFiles
 from pgsieve.resources.lake.delta.row_removal import added_files, enable_marking, mark_rows
+from pgsieve.resources.lake.executors import INLINE
 from pgsieve.resources.lake.lake import Lake
 from tests.assets.steps.apply.test_by_files import Change, Changes, Row, delete, insert, update
 from tests.fixtures.lakes import no_session
@@ -82,7 +85,7 @@ def _mark(changes: Changes, gone: list[Row]) -> None:
     counts = Counter(map(str, gone))
     distinct = [row for row in _ROWS if counts[str(row)]]
     sought = Sought(row_digests(pa.RecordBatch.from_pylist(distinct, schema)))
-    found = lake.row_matches(changes.path, sought, schema)
+    found = ByFiles(lake.local, lake.access).row_matches(changes.path, sought, schema, INLINE)
     matches = going(found, np.array([counts[str(row)] for row in distinct]))
     base = local.version(changes.path)
     added = added_files(local, changes.path, matches, base)
@@ -99,7 +102,7 @@ def test_random_changes_leave_what_one_after_the_other_does(tmp_path: Path, way:
         if way == "inline":
             made.lake = Lake(made.lake.uri, no_session)
         if way == "marked":
-            made.lake.rewritten_bytes = -1
+            made.lake.policy = replace(made.lake.policy, rewritten_bytes=-1)
             _mark(made, gone)
         done = made.by_files(_KEYLESS)
         after, missing = _followed(rows, changes)

@@ -35,8 +35,8 @@ from pgsieve.resources.lake.delta.errors import OverrunError
 from pgsieve.resources.lake.delta.named_records import NamedRecords
 from pgsieve.resources.lake.delta.tables import Tables
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.lake.policy import SMALL_BYTES_DEFAULT
 from pgsieve.resources.lake.session import SESSION_SETTINGS
-from pgsieve.resources.lake.way import SMALL_BYTES_DEFAULT
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from pgsieve.resources.postgres.source import Source
 from pgsieve.resources.postgres.wal import current_lsn
@@ -154,7 +154,7 @@ def _process(folder: Path, conninfo: str, name: str, writer: str, *, filtered: b
     if lake.local:
         # A process has open tables of its own.
         lake.local = delta_rs.LocalRecords(lake.store, Tables(lake.store))
-        lake.records = NamedRecords(lake.local, lake.refusing)
+        lake.records = NamedRecords(lake.local, lake.access.refusing)
     return Process(Subscription("sub", feed), lake)
 
 

@@ -50,7 +50,7 @@ def test_a_row_that_some_filter_let_in_is_no_failure_and_one_that_none_did_is(sh
     assert _conformity(shop, "orders") == TableConformity(rows=2)
     assert _conformity(shop, "events") == TableConformity(rows=4)
 
-    path = shop.lake.replica("one", "public", "orders")
+    path = shop.lake.paths.replica("one", "public", "orders")
     schema = DeltaTable(path).schema().to_arrow()
     write_deltalake(path, pa.Table.from_pylist([{"id": 1, "n": None}], pa.schema(schema)), mode="append")
     assert _conformity(shop, "orders") == TableConformity(3, 1, ("(id)=(1)",))

@@ -74,7 +74,7 @@ class Replicated:
         return comparison
 
     def replica(self, table: str) -> DeltaTable:
-        return DeltaTable(self.lake(0).replica("sub", "public", table))
+        return DeltaTable(self.lake(0).paths.replica("sub", "public", table))
 
 
 @pytest.fixture

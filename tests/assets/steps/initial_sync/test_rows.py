@@ -66,7 +66,7 @@ class Site:
 
     def replica(self, by: str, table: str) -> DeltaTable:
         """What was made of a table."""
-        return DeltaTable(self.lake(by).replica("sub", "public", table))
+        return DeltaTable(self.lake(by).paths.replica("sub", "public", table))
 
 
 @pytest.fixture

@@ -60,25 +60,25 @@ class Shop:
                 self.local.write(self.replica(name, table), pa.table({"id": [0]}), 1)
 
     def replica(self, name: str, table: str) -> str:
-        return self.lake.replica(name, "public", table)
+        return self.lake.paths.replica(name, "public", table)
 
     def receive(self, end: int, age: timedelta = timedelta(), owner: str = "shop") -> None:
         """Append a slice to the change log."""
         times = {"commit_time": datetime.now(UTC) - age, "slice": end, "commit_lsn": end - 1, "number": 0}
         row = {**times, "ordinal": 0, "xid": 1, "kind": "I", "relation_id": 1, "data": b"message %d" % end}
-        self.local.write(self.lake.change_log(owner), pa.Table.from_pylist([row], CHANGE_LOG), end)
+        self.local.write(self.lake.paths.change_log(owner), pa.Table.from_pylist([row], CHANGE_LOG), end)
         summary = {"slice": end, "bytes": 9, "relations": [1], "messages": []}
-        self.local.append(self.lake.slices(owner), pa.Table.from_pylist([summary], SLICES), end)
+        self.local.append(self.lake.paths.slices(owner), pa.Table.from_pylist([summary], SLICES), end)
 
     def transform(self, name: str, end: int, age: timedelta = timedelta(), *, sent: bool = True) -> None:
         """Transform a slice; where nothing is sent, a row filter took it all."""
         for table in TABLES if sent else ():
             row = {"slice": end, "commit_time": datetime.now(UTC) - age, "operation": "insert"}
-            path = self.lake.changes(name, "public", table)
+            path = self.lake.paths.changes(name, "public", table)
             self.local.write(path, pa.Table.from_pylist([row], CHANGES), end)
         rows = [TableChanges(end, "public", t, sent={"insert": 1}).row() for t in TABLES if sent]
         table = pa.Table.from_pylist(rows or [{"slice": end}], TRANSFORMED)
-        self.local.append(self.lake.transformed(name), table, end)
+        self.local.append(self.lake.paths.transformed(name), table, end)
 
     def apply(
         self, name: str, end: int, tables: tuple[str, ...] = TABLES, age: timedelta = timedelta()
@@ -146,14 +146,14 @@ def test_what_a_subscription_has_not_applied_is_kept(tmp_path_factory, progress,
     }
     for _ in range(2):
         assert unapplied["first"] | unapplied["second"] <= set(
-            shop.local.slices(shop.lake.change_log("shop"), 0)
+            shop.local.slices(shop.lake.paths.change_log("shop"), 0)
         )
-        assert shop.slices(shop.lake.slices("shop")) == shop.slices(shop.lake.change_log("shop"))
+        assert shop.slices(shop.lake.paths.slices("shop")) == shop.slices(shop.lake.paths.change_log("shop"))
         for name, steps in zip(NAMES, progress, strict=True):
             waiting = {end for end in unapplied[name] if steps[end // 10 - 1] and sent[end // 10 - 1]}
             for table in TABLES if any(s and sent[n] for n, s in enumerate(steps)) else ():
-                assert waiting <= shop.slices(shop.lake.changes(name, "public", table))
-            assert waiting <= shop.slices(shop.lake.transformed(name))
+                assert waiting <= shop.slices(shop.lake.paths.changes(name, "public", table))
+            assert waiting <= shop.slices(shop.lake.paths.transformed(name))
         assert {path: shop.local.position(path) for path in positions} == positions
         shop.maintain()  # again: changes nothing more
 
@@ -162,14 +162,14 @@ def test_what_all_have_applied_goes_when_it_is_old_enough(shop: Shop) -> None:
     for end, days in ((10, 9), (20, 8), (30, 2), (40, 0)):
         shop.all(end, timedelta(days=days))
     shop.maintain(Retention(timedelta(days=7), timedelta(days=1), timedelta(days=7)))
-    assert shop.local.slices(shop.lake.change_log("shop"), 0) == [30, 40]
-    assert shop.slices(shop.lake.slices("shop")) == {30, 40}
-    assert shop.slices(shop.lake.changes("first", "public", "a")) == {40}
+    assert shop.local.slices(shop.lake.paths.change_log("shop"), 0) == [30, 40]
+    assert shop.slices(shop.lake.paths.slices("shop")) == {30, 40}
+    assert shop.slices(shop.lake.paths.changes("first", "public", "a")) == {40}
     shop.maintain(Retention(None, None, timedelta(days=7)))
-    assert shop.local.slices(shop.lake.change_log("shop"), 0) == [30, 40]
+    assert shop.local.slices(shop.lake.paths.change_log("shop"), 0) == [30, 40]
     shop.maintain(Retention(timedelta(), timedelta(), timedelta(days=7)))
-    assert shop.local.slices(shop.lake.change_log("shop"), 0) == []
-    assert shop.slices(shop.lake.changes("first", "public", "a")) == set()
+    assert shop.local.slices(shop.lake.paths.change_log("shop"), 0) == []
+    assert shop.slices(shop.lake.paths.changes("first", "public", "a")) == set()
 
 
 def test_old_changes_behind_a_young_one_stay(shop: Shop) -> None:
@@ -177,11 +177,11 @@ def test_old_changes_behind_a_young_one_stay(shop: Shop) -> None:
     shop.all(20, timedelta())
     shop.all(30, timedelta(days=3))
     shop.maintain(Retention(timedelta(days=1), timedelta(days=1), timedelta(days=7)))
-    assert shop.local.slices(shop.lake.change_log("shop"), 0) == [20, 30]
+    assert shop.local.slices(shop.lake.paths.change_log("shop"), 0) == [20, 30]
 
 
 def test_a_compacted_slice_is_read_by_itself(shop: Shop) -> None:
-    path = shop.lake.change_log("shop")
+    path = shop.lake.paths.change_log("shop")
     for end in (10, 20, 30):
         shop.receive(end)
     shop.maintain()
@@ -194,21 +194,21 @@ def test_a_compacted_slice_is_read_by_itself(shop: Shop) -> None:
 
 
 def test_what_was_altered_goes_with_the_changes_and_the_catalog_of_the_next_slice_stays(shop: Shop) -> None:
-    path = shop.lake.catalogs("shop")
+    path = shop.lake.paths.catalogs("shop")
     for lsn in (5, 15, 25, 35):
         row = {"lsn": lsn, "digest": "", "catalog": "{}", "subscriptions": list(NAMES)}
         shop.local.append(path, pa.Table.from_pylist([row], CATALOGS))
     for end in (10, 20, 30):
         shop.all(end)
         row = {"subscription": "first", "begin": end - 10, "slice": end}
-        shop.local.append(shop.lake.altered("shop"), pa.Table.from_pylist([row], ALTERED))
+        shop.local.append(shop.lake.paths.altered("shop"), pa.Table.from_pylist([row], ALTERED))
         shop.receive(end, owner=as_published(FEED, "first").name)
     shop.receive(40)
     shop.maintain()
     assert {row["lsn"] for row in shop.local.rows(path)} == {25, 35}
-    assert shop.local.rows(shop.lake.altered("shop")) == []
-    assert shop.slices(shop.lake.change_log(as_published(FEED, "first").name)) == set()
-    assert shop.slices(shop.lake.change_log("shop")) == {40}
+    assert shop.local.rows(shop.lake.paths.altered("shop")) == []
+    assert shop.slices(shop.lake.paths.change_log(as_published(FEED, "first").name)) == set()
+    assert shop.slices(shop.lake.paths.change_log("shop")) == {40}
 
 
 def test_filtered_out_changes_do_not_hold_the_change_log_back(shop: Shop) -> None:
@@ -219,8 +219,8 @@ def test_filtered_out_changes_do_not_hold_the_change_log_back(shop: Shop) -> Non
         shop.apply("first", end)
         shop.transform("second", end, sent=False)
     shop.maintain()
-    assert shop.local.slices(shop.lake.change_log("shop"), 0) == []
-    assert shop.slices(shop.lake.transformed("second")) == {30}
+    assert shop.local.slices(shop.lake.paths.change_log("shop"), 0) == []
+    assert shop.slices(shop.lake.paths.transformed("second")) == {30}
 
 
 @pytest.mark.parametrize(("versions", "kept"), [(timedelta(), [40]), (timedelta(days=7), [30, 40])])
@@ -265,7 +265,7 @@ def test_superseded_states_go_and_those_that_count_stay(shop: Shop) -> None:
             TableStates(shop.lake, "first").append([TableState("public", "a", state, lsn, definition)])
     TableStates(shop.lake, "first").append([TableState("public", "a", SyncState.SET_ASIDE, 9, reason="why")])
     TableStates(shop.lake, "first").append([TableState("public", "c", SyncState.INITIALIZE)])
-    path, before = shop.lake.table_states("first"), TableStates(shop.lake, "first").newest()
+    path, before = shop.lake.paths.table_states("first"), TableStates(shop.lake, "first").newest()
     assert len(shop.local.rows(path)) > 20
     for _ in range(2):
         shop.maintain()
@@ -288,8 +288,8 @@ def test_superseded_rows_of_the_feed_and_the_subscription_go(shop: Shop) -> None
     row, state = FeedRecord(shop.lake, FEED).newest(), SubscriptionRecord(shop.lake, "first").state()
     for _ in range(2):
         shop.maintain()
-        assert len(shop.local.rows(shop.lake.feed("shop"))) == 2
-        assert len(shop.local.rows(shop.lake.subscription("first"))) == 1
+        assert len(shop.local.rows(shop.lake.paths.feed("shop"))) == 2
+        assert len(shop.local.rows(shop.lake.paths.subscription("first"))) == 1
         assert FeedRecord(shop.lake, FEED).newest() == row
         assert FeedRecord(shop.lake, FEED).deleted_up_to() == 200
         assert SubscriptionRecord(shop.lake, "first").state() == state
@@ -298,7 +298,7 @@ def test_superseded_rows_of_the_feed_and_the_subscription_go(shop: Shop) -> None
 def test_a_state_that_is_written_meanwhile_stays(shop: Shop, monkeypatch) -> None:
     """Between the look at what counts and the deletion another process writes, with what was newest as its base."""
     superseded = maintenance.superseded
-    base = shop.local.version(shop.lake.table_states("first"))
+    base = shop.local.version(shop.lake.paths.table_states("first"))
 
     def writing(counting: set[int]) -> str | None:
         condition = superseded(counting)
@@ -321,9 +321,13 @@ def test_logs_of_records_are_kept_for_hours_and_those_of_tables_as_long_as_their
     DeltaTable(shop.replica("first", "b")).alter.set_table_properties({name: "interval 90 days"})
     shop.maintain(Retention(None, None, timedelta(days=3)))
     kept = {path: DeltaTable(path).metadata().configuration.get(name) for path in shop.paths()}
-    records = [shop.lake.change_log("shop"), shop.lake.transformed("first"), shop.lake.cuts("second")]
+    records = [
+        shop.lake.paths.change_log("shop"),
+        shop.lake.paths.transformed("first"),
+        shop.lake.paths.cuts("second"),
+    ]
     assert {kept[path] for path in records} == {"interval 2 hours"}
-    tables = [shop.replica("first", "a"), shop.lake.changes("first", "public", "a")]
+    tables = [shop.replica("first", "a"), shop.lake.paths.changes("first", "public", "a")]
     assert {kept[path] for path in tables} == {"interval 72 hours"}
     assert kept[shop.replica("first", "b")] == "interval 90 days"
     shop.maintain(Retention(None, None, timedelta(days=4)))
@@ -335,8 +339,8 @@ def test_tables_that_nobody_wrote_to_may_be_left_out(shop: Shop) -> None:
         shop.all(end)
     done = maintain_subscription(shop.subscriptions[0], shop.lake, AT_ONCE, print, {("public", "a")})
     paths = {table.path for table in done}
-    assert {shop.replica("first", "a"), shop.lake.transformed("first")} <= paths
-    assert not {shop.replica("first", "b"), shop.lake.changes("first", "public", "b")} & paths
+    assert {shop.replica("first", "a"), shop.lake.paths.transformed("first")} <= paths
+    assert not {shop.replica("first", "b"), shop.lake.paths.changes("first", "public", "b")} & paths
     (newest,) = {frozenset(cut.tables.items()) for cut in Cuts(shop.lake, "first").kept()[-1:]}
     assert newest == {(("public", t), shop.local.version(shop.replica("first", t))) for t in TABLES}
 
@@ -345,7 +349,7 @@ def test_nothing_is_said_to_be_deleted_where_there_was_nothing(shop: Shop) -> No
     """A cut may be beyond the copies, with no slice so far: who has transformed none lacks none."""
     for name in NAMES:
         shop.apply(name, 50)
-    shop.local.append(shop.lake.change_log("shop"), CHANGE_LOG.empty_table(), 50)
+    shop.local.append(shop.lake.paths.change_log("shop"), CHANGE_LOG.empty_table(), 50)
     shop.maintain()
     assert FeedRecord(shop.lake, FEED).deleted_up_to() == 0
 
@@ -378,9 +382,9 @@ def test_it_can_die_anywhere(tmp_path_factory, monkeypatch) -> None:
         for cut in Cuts(shop.lake, "first").kept():
             assert {len(shop.ids("first", t, v)) for (_, t), v in cut.tables.items()} == {2}
         shop.maintain()
-        assert shop.local.slices(shop.lake.change_log("shop"), 0) == [20]
-        assert shop.slices(shop.lake.changes("first", "public", "a")) == {20}
-        assert shop.slices(shop.lake.changes("second", "public", "a")) == set()
+        assert shop.local.slices(shop.lake.paths.change_log("shop"), 0) == [20]
+        assert shop.slices(shop.lake.paths.changes("first", "public", "a")) == {20}
+        assert shop.slices(shop.lake.paths.changes("second", "public", "a")) == set()
         if not died:
             return
 
@@ -417,7 +421,7 @@ def test_an_apply_that_compaction_was_faster_than_begins_again(shop: Shop) -> No
     shop.apply("first", 10)
 
     def merge() -> None:
-        with shop.lake.refusing(path):
+        with shop.lake.access.refusing(path):
             table = DeltaTable(path)
             if not attempts:
                 shop.maintain(replace(AT_ONCE, versions=timedelta(hours=2)))

@@ -82,7 +82,7 @@ class Bank:
         return sum(self._sum(*name, version) for name, version in cut.tables.items())
 
     def _sum(self, schema: str, table: str, version: int) -> int:
-        replica = DeltaTable(self.lake.replica("sub", schema, table), version=version)
+        replica = DeltaTable(self.lake.paths.replica("sub", schema, table), version=version)
         query = QueryBuilder().register("t", replica).execute("select sum(amount) as amount from t")
         return int(pa.table(query.read_all())["amount"][0].as_py())
 
@@ -153,7 +153,9 @@ def test_a_table_that_is_ahead_of_the_others_is_in_no_cut_before_they_follow(ban
         bank.transfer(seeded, connection)
         drain(bank.subscription.feed, bank.lake, [bank.subscription], _quiet)
         bank.lake.records.append(  # what is received and not transformed is in no cut, either
-            bank.lake.replica("sub", "public", "savings"), pa.table({"id": pa.array([0], pa.int32())}), None
+            bank.lake.paths.replica("sub", "public", "savings"),
+            pa.table({"id": pa.array([0], pa.int32())}),
+            None,
         )
         apply(bank.subscription, bank.lake, _quiet)
         bank.run()

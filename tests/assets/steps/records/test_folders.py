@@ -23,10 +23,10 @@ def test_another_template_is_refused_as_long_as_there_may_be_replicas(tmp_path: 
     assert first.refuse_disabled().enabled
     first.keep_folders()
     states.append([TableState("public", "t", SyncState.DATA_SYNC, 1)])
-    assert lake().replica("sales", "public", "t") == f"{tmp_path}/sales/t"
+    assert lake().paths.replica("sales", "public", "t") == f"{tmp_path}/sales/t"
     with pytest.raises(FoldersChangedError, match="its replicas are in folders named"):
         SubscriptionRecord(lake(sales="{schema}/{table}"), "sales").refuse_disabled()
     assert first.refuse_disabled().folders == "{table}"
     states.append([TableState("public", "t", SyncState.REMOVED)])
     SubscriptionRecord(lake(sales="{schema}/{table}"), "sales").keep_folders()
-    assert lake().replica("sales", "public", "t") == f"{tmp_path}/sales/public/t"
+    assert lake().paths.replica("sales", "public", "t") == f"{tmp_path}/sales/public/t"

@@ -33,8 +33,8 @@ def lake_of(folder: Path, tables: int) -> Lake:
     TableStates(lake, "sub").append([TableState(*name, SyncState.READY, 1, DEFINITION) for name in names])
     for name in names:
         for position in (None, 1):
-            lake.local.write(lake.replica("sub", *name), pa.table({"id": [0]}), position)
-    versions = {name: lake.local.version(lake.replica("sub", *name)) for name in names}
+            lake.local.write(lake.paths.replica("sub", *name), pa.table({"id": [0]}), position)
+    versions = {name: lake.local.version(lake.paths.replica("sub", *name)) for name in names}
     states = newest_version(TableStates(lake, "sub").newest().values())
     Cuts(lake, "sub").append(Cut(1, versions, datetime.now(UTC), states))
     return lake
@@ -66,8 +66,8 @@ def test_as_many_tables_are_opened_whatever_is_idle(tmp_path: Path, monkeypatch)
 
 def test_a_replica_that_is_gone_is_noticed_all_the_same(tmp_path: Path) -> None:
     lake = lake_of(tmp_path, 3)
-    shutil.rmtree(lake.replica("sub", "public", "t1"))
-    DeltaTable(lake.replica("sub", "public", "t2")).restore(0)
+    shutil.rmtree(lake.paths.replica("sub", "public", "t1"))
+    DeltaTable(lake.paths.replica("sub", "public", "t2")).restore(0)
     states_without_damaged(SUBSCRIPTION, lake, Cuts(lake, SUBSCRIPTION.name).last(), set())
     states = TableStates(lake, "sub").newest()
     assert [states["public", f"t{n}"].state for n in range(3)] == [
@@ -95,8 +95,8 @@ def test_states_are_read_once_for_each_version(tmp_path: Path, monkeypatch) -> N
 def test_states_of_a_table_that_was_made_anew_are_its_own(tmp_path: Path) -> None:
     lake = lake_of(tmp_path, 1)
     before = TableStates(lake, "sub").newest()
-    version = lake.records.version(lake.table_states("sub"))
-    shutil.rmtree(lake.table_states("sub"))
+    version = lake.records.version(lake.paths.table_states("sub"))
+    shutil.rmtree(lake.paths.table_states("sub"))
     TableStates(lake, "sub").append([TableState("public", "other", SyncState.READY, 1, DEFINITION)])
-    assert lake.records.version(lake.table_states("sub")) == version
+    assert lake.records.version(lake.paths.table_states("sub")) == version
     assert TableStates(lake, "sub").newest().keys() != before.keys()

@@ -134,7 +134,7 @@ def test_the_order_outlives_compaction_and_vacuum(lake: Lake) -> None:
                 TableState("public", "u", SyncState.SET_ASIDE),
             ],
         )
-    path = lake.table_states("sub")
+    path = lake.paths.table_states("sub")
     maintenance(lake, path).compact()
     maintenance(lake, path).vacuum(0)
     assert len(DeltaTable(path).file_uris()) == 1
@@ -160,22 +160,26 @@ def test_a_lake_of_before_goes_on(lake: Lake) -> None:
 
     common = {"schema": "public", "table": "t", "lsn": 1}
     write(
-        lake.table_states("sub"),
+        lake.paths.table_states("sub"),
         TABLE_STATES,
         {**common, "state": SyncState.READY, "at": long_ago + DAY},
         {**common, "state": SyncState.DATA_SYNC, "at": long_ago},
     )
     write(
-        lake.subscription("sub"),
+        lake.paths.subscription("sub"),
         SUBSCRIPTION,
         {"enabled": True, "at": long_ago + DAY},
         {"enabled": False, "at": long_ago},
     )
     former = pa.schema([field for field in CUTS if field.name != "states"])
     at, tables = long_ago + 2 * DAY, [('"public"."t"', 4)]
-    write(lake.cuts("sub"), former, {"lsn": 2, "at": at, "tables": tables})
+    write(lake.paths.cuts("sub"), former, {"lsn": 2, "at": at, "tables": tables})
     former = pa.schema(list(CATALOGS)[:4])
-    write(lake.catalogs("shop"), former, {"lsn": 5, "digest": "a", "catalog": "{}", "subscriptions": ["sub"]})
+    write(
+        lake.paths.catalogs("shop"),
+        former,
+        {"lsn": 5, "digest": "a", "catalog": "{}", "subscriptions": ["sub"]},
+    )
 
     kept = TableStates(lake, "sub").newest()["public", "t"]
     assert kept.state == SyncState.READY
@@ -196,7 +200,7 @@ def test_a_lake_of_before_goes_on(lake: Lake) -> None:
 
 
 def test_writers_at_once_lose_no_row_and_have_one_order(lake: Lake) -> None:
-    writers, each, path = 4, 5, lake.table_states("sub")
+    writers, each, path = 4, 5, lake.paths.table_states("sub")
     together = threading.Barrier(writers)
 
     def write(writer: int) -> None:

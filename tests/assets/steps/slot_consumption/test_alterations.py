@@ -157,11 +157,13 @@ class Published:
     def sent(self) -> list[object]:
         """What the publisher sends by its own filters, all slices together."""
         drain(self.filtered, self.lake, (), print)
-        path = self.lake.change_log(self.filtered.name)
+        path = self.lake.paths.change_log(self.filtered.name)
         return self._messages(self.filtered, set(self.lake.records.slices(path, 0)))
 
     def _messages(self, feed: Feed, slices: set[int]) -> list[object]:
-        rows = [r for r in self.lake.records.rows(self.lake.change_log(feed.name)) if r["slice"] in slices]
+        rows = [
+            r for r in self.lake.records.rows(self.lake.paths.change_log(feed.name)) if r["slice"] in slices
+        ]
         read = [(r["commit_lsn"], r["ordinal"], decode(r["data"])) for r in rows]
         relations = {m.relation_id: m for _, _, m in read if isinstance(m, Relation)}
         assert relations or not read
@@ -433,7 +435,7 @@ def test_a_publication_that_is_gone_is_passed_over_from_18_on_and_stops_consumpt
         assert published.kept() == published.sent()
     else:  # The publisher can never decode it again; what was captured is evaluated instead.
         assert not published.altered()
-        rows = published.lake.records.rows(published.lake.change_log("captured"))
+        rows = published.lake.records.rows(published.lake.paths.change_log("captured"))
         assert [r["kind"] for r in rows].count("I") == 3
 
 
@@ -456,7 +458,7 @@ def test_a_server_may_restart_while_its_catalog_is_looked_at(server, tmp_path, m
         streamed.stop()
         following.result()
     published.consume()  # Where the stream has ended, as its lock went with the server.
-    rows = published.lake.records.rows(published.lake.change_log("captured"))
+    rows = published.lake.records.rows(published.lake.paths.change_log("captured"))
     assert [r["kind"] for r in rows].count("I") == 2
     published.close()
 
@@ -466,7 +468,7 @@ def test_a_commit_that_is_not_flushed_yet_is_read_later(published) -> None:
     published.consume()
     published.run("SET synchronous_commit = on; INSERT INTO t VALUES (3)")
     published.consume()
-    rows = published.lake.records.rows(published.lake.change_log("captured"))
+    rows = published.lake.records.rows(published.lake.paths.change_log("captured"))
     assert [r["kind"] for r in rows].count("I") == 3
 
 
@@ -475,7 +477,7 @@ def test_what_was_written_before_a_capture_publication_was_there_is_read(publish
     published.run("INSERT INTO s.x VALUES (1)")
     published.consume()
     assert published.kept() == published.sent()
-    rows = published.lake.records.rows(published.lake.change_log("captured"))
+    rows = published.lake.records.rows(published.lake.paths.change_log("captured"))
     assert [r["kind"] for r in rows].count("I") == 2
 
 
@@ -495,7 +497,7 @@ def test_so_is_what_a_transaction_wrote_that_is_older_than_a_capture_publication
     published.consume()
     published.run("INSERT INTO t VALUES (4)")
     published.consume()
-    rows = published.lake.records.rows(published.lake.change_log("captured"))
+    rows = published.lake.records.rows(published.lake.paths.change_log("captured"))
     assert [r["kind"] for r in rows].count("I") == 7
     # The publications of the subscription were there all the time.
     kept, sent = published.kept(), published.sent()
@@ -513,7 +515,7 @@ def test_so_is_what_it_wrote_before_a_publication_of_a_subscription(published, c
         older("INSERT INTO t VALUES (2); COMMIT")
         published.run("INSERT INTO u VALUES (3)")
     drain(feed, published.lake, (), print)
-    rows = published.lake.records.rows(published.lake.change_log("filtered"))
+    rows = published.lake.records.rows(published.lake.paths.change_log("filtered"))
     assert [r["kind"] for r in rows].count("I") == 3
     assert (
         "copied again: no table" in capsys.readouterr().out

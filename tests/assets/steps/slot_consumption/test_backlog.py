@@ -50,7 +50,7 @@ def drained(feed: Feed, lake: Lake) -> tuple[change_log.Drained, list[str]]:
 
 def held(lake: Lake, feed: Feed) -> pa.Table:
     """The change log, in its order."""
-    rows = pa.table(DeltaTable(lake.change_log(feed.name)).to_pyarrow_table())
+    rows = pa.table(DeltaTable(lake.paths.change_log(feed.name)).to_pyarrow_table())
     return rows.select(["slice", "commit_lsn", "ordinal", "kind", "data"]).sort_by(
         [("commit_lsn", "ascending"), ("ordinal", "ascending")]
     )

@@ -76,7 +76,7 @@ class Consumer:
 
     def changes(self) -> list[tuple]:
         """Every message but descriptions, with its order key and the description that it is to be read by."""
-        path, relations, contents = self.lake.change_log(self.feed.name), {}, []
+        path, relations, contents = self.lake.paths.change_log(self.feed.name), {}, []
         rows = self.lake.records.rows(path)
         for row in sorted(rows, key=lambda row: (row["slice"], row["number"])):
             message = decode(row["data"])
@@ -231,7 +231,7 @@ def test_what_was_prepared_and_is_gone_is_not_taken_for_nothing(server, tmp_path
             connection.execute("BEGIN; INSERT INTO a VALUES (1); PREPARE TRANSACTION 'first'")
             connection.execute("INSERT INTO a VALUES (2)")
             consumer.consume(flushed_lsn(connection))
-            shutil.rmtree(consumer.lake.prepared(name))
+            shutil.rmtree(consumer.lake.paths.prepared(name))
             connection.execute("COMMIT PREPARED 'first'")
             with pytest.raises(SlotError, match="what of them was received is not in"):
                 consumer.consume(flushed_lsn(connection))

@@ -72,14 +72,14 @@ def drained(feed: Feed, lake: Lake) -> Drained:
 
 def changes(lake: Lake, feed: Feed) -> pa.Table:
     """The change log without descriptions, which each slice repeats, in its order."""
-    rows = pa.table(DeltaTable(lake.change_log(feed.name)).to_pyarrow_table())
+    rows = pa.table(DeltaTable(lake.paths.change_log(feed.name)).to_pyarrow_table())
     rows = rows.filter(pa.compute.invert(pa.compute.is_in(rows["kind"], pa.array(["R", "Y"]))))
     rows = rows.sort_by([("commit_lsn", "ascending"), ("ordinal", "ascending")])
     return rows.select(["commit_lsn", "xid", "kind", "relation_id", "data"])
 
 
 def slices(lake: Lake, feed: Feed) -> int:
-    return len(pa.table(DeltaTable(lake.change_log(feed.name)).to_pyarrow_table())["slice"].unique())
+    return len(pa.table(DeltaTable(lake.paths.change_log(feed.name)).to_pyarrow_table())["slice"].unique())
 
 
 def write(connection: psycopg.Connection, numbers: random.Random, transactions: int = 12) -> None:

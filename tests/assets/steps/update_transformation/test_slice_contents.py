@@ -31,7 +31,7 @@ def receive(lake: Lake, end: int, *messages: bytes) -> None:
         {**at, "ordinal": 2 * number, "number": number, "kind": chr(data[0]), "data": data}
         for number, data in enumerate(messages)
     ]
-    lake.local.write(lake.change_log("shop"), pa.Table.from_pylist(rows, CHANGE_LOG), end)
+    lake.local.write(lake.paths.change_log("shop"), pa.Table.from_pylist(rows, CHANGE_LOG), end)
 
 
 def test_what_a_small_slice_holds_is_made_again_without_spark(tmp_path: Path) -> None:
@@ -46,4 +46,4 @@ def test_what_a_small_slice_holds_is_made_again_without_spark(tmp_path: Path) ->
         assert (version.relation.name, version.begin, version.end) == ("t", (9, 0), None)
         ((at, truncate),) = contents.truncates
         assert (at, tuple(truncate.relation_ids)) == ((9, 2), (OID,))
-    assert lake.records.slices(lake.slices("shop"), after=0) == [10]
+    assert lake.records.slices(lake.paths.slices("shop"), after=0) == [10]

@@ -18,6 +18,7 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 
+from pgsieve.resources.lake.committers import ByFiles
 from pgsieve.resources.lake.delta import log as log_module
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.delta.errors import LakeUnavailableError, OverrunError
@@ -31,7 +32,6 @@ from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.stores.objects import Objects, objects_at
 from pgsieve.resources.lake.stores.storage import Storage
 from pgsieve.resources.lake.stores.store import Store
-from pgsieve.resources.lake.way import Way
 from tests.fixtures.lakes import no_session
 from tests.fixtures.pgsieve_replica import engine
 from tests.fixtures.s3_proxy import CUT, DENIED, EXPIRED, INTERNAL, SLOW_DOWN, Answer, S3Proxy, s3_proxy
@@ -131,7 +131,7 @@ def test_each_version_is_read_without_spark(place: Place) -> None:
         mark(local, place.path, [key], position)
         expected[local.version(place.path)] = {n for n in range(12) if not 3 <= n <= key}
     lake = Lake(place.storage.address, no_session, storage=place.storage)
-    assert lake.way_to_read(place.path) is Way.IN_PROCESS
+    assert lake.policy.reader(place.path) is not None
     for version, keys in expected.items():
         batches = local.batches(place.path, version)
         assert sorted(n for batch in batches for n in batch.column("id").to_pylist()) == sorted(keys)
@@ -372,21 +372,21 @@ class TestOnABadNetwork:
 
     def test_a_store_that_refuses_says_so_and_shows_no_secret(self, place: Place, proxy: S3Proxy) -> None:
         local = table_of(place, range(9))
-        lake = Lake(place.storage.address, no_session, storage=place.storage)
+        files = ByFiles(local, Lake(place.storage.address, no_session, storage=place.storage).access)
         key = pa.table({"id": [4]})
         matches = local.matches(place.path, key, [np.ones(1, bool)], None)
         assert matches
         base = local.version(place.path)
-        added = lake.files_to_mark(place.path, matches, base)
+        added = files.files_to_mark(place.path, matches, base)
         assert added is not None
         proxy.refuse(EXPIRED, methods="PUT", part="deletion_vector_")
         with pytest.raises(
             LakeUnavailableError, match=r"does not accept the credentials \(ExpiredToken\)"
         ) as raised:
-            lake.commit_marked(lambda: pa.table({}), place.path, zip(matches, added, strict=True), 10, base)
+            files.commit_marked(lambda: pa.table({}), place.path, zip(matches, added, strict=True), 10, base)
         assert raised.value.hint
         assert SECRET not in "".join(format_exception(raised.value))
         assert place.local().position(place.path) == 3
         # What this library is refused, delta-rs may still have reached in its own way: then rows are marked by Spark.
         proxy.refuse(DENIED, methods="GET", part="_last_checkpoint")
-        assert lake.files_to_mark(place.path, matches, base) is None
+        assert files.files_to_mark(place.path, matches, base) is None

@@ -106,7 +106,7 @@ def test_an_illegible_file_is_told_by_every_reader(lake: Lake, damage: str) -> N
     for reader, read in READERS.items():
         if reader == "row_groups" and damage == "without a part of its pages":
             continue
-        with pytest.raises(DamagedTableError) as raised, lake.refusing(path):
+        with pytest.raises(DamagedTableError) as raised, lake.access.refusing(path):
             read(LocalRecords(lake.store), path)
         told = raised.value.message
         assert told.startswith(f'Delta table "{path}": '), (reader, told)
@@ -128,7 +128,7 @@ def test_an_illegible_checkpoint_is_one_of_the_log(lake: Lake, damage: str) -> N
         lake.local.append(path, ROWS, position)
     _opened(lake.local, path).create_checkpoint()
     assert _change(lake, f"{path}/_delta_log", ".checkpoint.parquet", DAMAGES[damage])
-    with pytest.raises(DamagedTableError, match="its log ") as raised, lake.refusing(path):
+    with pytest.raises(DamagedTableError, match="its log ") as raised, lake.access.refusing(path):
         LocalRecords(lake.store).rows(path)
     assert "http" not in raised.value.message
 

@@ -82,7 +82,7 @@ def test_an_entry_that_is_cut_off_anywhere_is_damage(tmp_path: Path, act: Act) -
         entry.write_bytes(content)
         for records in (LocalRecords(Store(), Tables(Store())), writer):
             told = pytest.raises(DamagedTableError, match="its log cannot be read: ")
-            with told, Lake(path, no_session).refusing(path):
+            with told, Lake(path, no_session).access.refusing(path):
                 records.standing(path)
             assert records.exists(path)
     entry.write_bytes(whole)

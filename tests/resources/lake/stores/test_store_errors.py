@@ -67,7 +67,7 @@ def test_credentials_that_a_head_finds_expired_are_no_tables_fault(
     proxy.heal()
     lake.store.touch(path := f"{lake.uri}/t/x")
     proxy.refuse(EXPIRED, methods="HEAD")
-    with pytest.raises(LakeUnavailableError) as refused, lake.refusing(f"{lake.uri}/t"):
+    with pytest.raises(LakeUnavailableError) as refused, lake.access.refusing(f"{lake.uri}/t"):
         lake.store.stamp(path)
     assert refused.value.message == f'lake "{lake.uri}": the store does not accept the credentials (HTTP 400)'
     assert not isinstance(refused.value, StoreUnavailableError), "it does not pass by itself"

@@ -1,0 +1,199 @@
+"""Who commits to a table of a lake: this process by delta-rs, few rows or files that a runner wrote; or Delta in Spark.
+
+In: a table's path, and rows or files. Out: one commit, with a position once per position. Raises `LakeError` that names the table, and
+OverrunError where the table has another version or position than was planned from. `pgsieve.resources.lake.policy` chooses.
+"""
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+
+from pgsieve.decoding.changes.digests import Sought
+from pgsieve.resources.lake.access import LakeAccess
+from pgsieve.resources.lake.delta import row_removal
+from pgsieve.resources.lake.delta.delta_rs import LocalRecords
+from pgsieve.resources.lake.delta.errors import OverrunError
+from pgsieve.resources.lake.delta.key_lookup import FileMatches
+from pgsieve.resources.lake.delta.layout import file_bytes
+from pgsieve.resources.lake.delta.log import UnmarkableError
+from pgsieve.resources.lake.executors import Executors
+from pgsieve.resources.lake.overrun import guarded
+from pgsieve.resources.lake.row_lookup import row_matches
+from pgsieve.resources.lake.spark_writes import write_by_spark
+
+_LOGGER = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class InProcess:
+    """Commits of this process by delta-rs, of few rows, which pass through it."""
+
+    local: LocalRecords
+    access: LakeAccess
+
+    def write(
+        self,
+        path: str,
+        rows: pa.Table,
+        position: int | None,
+        *,
+        overwrite: bool = False,
+        metadata: Mapping[str, Any] | None = None,
+        properties: Mapping[str, str] | None = None,
+        base: int | None = None,
+    ) -> None:
+        """Append rows to a table, or overwrite it with them; arguments as those of `Lake.write`."""
+        with self.access.refusing(path):
+            self.local.write(
+                path,
+                rows,
+                position,
+                overwrite=overwrite,
+                metadata=metadata,
+                properties=properties,
+                base=base,
+            )
+
+
+@dataclass(frozen=True)
+class ByFiles:
+    """Commits of this process of files that a runner wrote: many rows, and no Spark expression has to see them.
+
+    `vectors` says whether the user has deletion vectors in large tables.
+    """
+
+    local: LocalRecords
+    access: LakeAccess
+    vectors: bool = True
+
+    def commit(
+        self,
+        written: Callable[[], pa.Table],
+        path: str,
+        schema: pa.Schema,
+        position: int | None,
+        *,
+        overwrite: bool = False,
+        metadata: Mapping[str, Any] | None = None,
+        properties: Mapping[str, str] | None = None,
+        base: int | None = None,
+        after: int | None = None,
+        removed: Mapping[str, int] | None = None,
+    ) -> list[dict[str, Any]]:
+        """Have files `written` (`pgsieve.resources.lake.delta.parquet_files`), and commit them; returns their rows.
+
+        `base` and `after` as in `Lake.write`. `removed` are files of the version `base` that go, by the paths in its log, with
+        their sizes.
+        """
+        with self.access.refusing(path):
+            files: list[dict[str, Any]] = written().to_pylist()
+            self.local.commit(
+                path,
+                schema,
+                files,
+                position,
+                overwrite=overwrite,
+                metadata=metadata,
+                properties=properties,
+                base=base,
+                after=after,
+                removed=removed,
+            )
+        return files
+
+    def commit_marked(
+        self,
+        written: Callable[[], pa.Table],
+        path: str,
+        marked: Iterable[tuple[FileMatches, Mapping[str, Any]]],
+        position: int,
+        base: int,
+    ) -> list[dict[str, Any]]:
+        """Have files `written` as for `commit`, and commit them with rows `marked` as deleted; returns their rows."""
+        with self.access.refusing(path):
+            files: list[dict[str, Any]] = written().to_pylist()
+            row_removal.mark_rows(self.local, path, marked, files, position, base)
+        return files
+
+    def files_to_mark(
+        self, path: str, matches: Sequence[FileMatches], base: int
+    ) -> list[Mapping[str, Any]] | None:
+        """How the log of a table has the files in which there are `matches`, to mark rows in them; None where that cannot be.
+
+        The table gets deletion vectors where it had none: then OverrunError is raised, as where its version is not `base`.
+        """
+        with self.access.refusing(path):
+            try:
+                if not self.local.has_deletion_vectors(path):
+                    row_removal.enable_marking(self.local, path)
+                if self.local.version(path) != base:
+                    raise OverrunError(path)
+                return row_removal.added_files(self.local, path, matches, base)
+            except UnmarkableError as error:
+                _LOGGER.debug("%s: %s", path, error)
+                return None
+
+    def row_matches(
+        self, path: str, sought: Sought, schema: pa.Schema, runner: Executors
+    ) -> list[FileMatches]:
+        """Where a table has rows of some digests, made of the columns of a schema; `keys` of a match are places of digests."""
+        with self.access.refusing(path):
+            return row_matches(self.local.table_at(path), path, self.local.store, sought, schema, runner)
+
+    def takes_rewriting(self, path: str, columns: Collection[str]) -> bool:
+        """Whether files of a table may be replaced by others with some rows less; `columns` are those of its rows."""
+        with self.access.refusing(path):
+            return row_removal.takes_rewriting(self.local, path, columns)
+
+    def takes_marking(self, path: str, columns: Collection[str]) -> bool:
+        """Whether rows of a table may be marked in deletion vectors; `columns` are those of its rows."""
+        if not self.vectors:
+            return False
+        with self.access.refusing(path):
+            return row_removal.takes_marking(self.local, path, columns)
+
+    def file_bytes(self, path: str, properties: Mapping[str, str]) -> int:
+        """How large the files of a table should be; `properties` are those of a new table."""
+        with self.access.refusing(path):
+            return file_bytes(self.local.properties(path) if self.local.exists(path) else properties)
+
+
+@dataclass(frozen=True)
+class BySpark:
+    """Commits of Delta in Spark: of tables that delta-rs does not reach or does not write, and of what a MERGE has to see."""
+
+    access: LakeAccess
+
+    def write(
+        self,
+        frame: DataFrame,
+        path: str,
+        position: int | None,
+        *,
+        exists: Callable[[], bool],
+        overwrite: bool = False,
+        metadata: Mapping[str, Any] | None = None,
+        properties: Mapping[str, str] | None = None,
+        options: Mapping[str, str] | None = None,
+        base: int | None = None,
+    ) -> None:
+        """Append rows to a table, or overwrite it with them; arguments as those of `Lake.write`. `exists`: there is a table."""
+        with self.access.refusing(path):
+            write_by_spark(
+                guarded(frame, path, base, self.access.store),
+                path,
+                position,
+                overwrite=overwrite,
+                metadata=metadata,
+                properties=properties or {},
+                options=options or {},
+                exists=exists,
+            )
+
+
+#: Who commits to a table.
+Committer = InProcess | ByFiles | BySpark

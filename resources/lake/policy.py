@@ -1,0 +1,149 @@
+"""The one policy of a lake: who runs functions on rows, and who commits them.
+
+In: where a lake is, how many bytes there are, and what a table asks of its readers and writers. Out: a runner
+(`pgsieve.resources.lake.executors`) and a committer (`pgsieve.resources.lake.committers`). Nothing else combines these. Raises LakeError.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.sql.types import StructType
+
+from pgsieve.resources.lake.access import LakeAccess
+from pgsieve.resources.lake.committers import ByFiles, BySpark, Committer, InProcess
+from pgsieve.resources.lake.delta.delta_rs import LocalRecords
+from pgsieve.resources.lake.delta.requirements import COLUMN_MAPPING
+from pgsieve.resources.lake.executors import INLINE, Executors
+
+#: Batches of a lake that delta-rs reaches are written without Spark up to this size, if nothing else is said.
+SMALL_BYTES_DEFAULT = 8 * 1024 * 1024
+#: Of replicas up to this size files are written once more without rows that go; in larger ones these are marked.
+REWRITTEN_BYTES_DEFAULT = 64 * 1024 * 1024
+#: How columns are named that delta-rs adds to those of a table.
+_OF_DELTA_RS = "__delta_rs_"
+
+#: Types of which Arrow tells values apart that PostgreSQL and Spark do not (0.0 and -0.0), or that are keys of Spark's only.
+_INEXACT = ("float", "double", "array<")
+
+_LOGGER = logging.getLogger(__name__)
+
+
+def is_exact(types: Iterable[str]) -> bool:
+    """Whether values of these Spark types are equal in Arrow just where they are in PostgreSQL."""
+    return not any(each.startswith(_INEXACT) for each in types)
+
+
+def column_mapping(columns: Iterable[str]) -> dict[str, str]:
+    """Delta properties of a new table: column mapping, only where Parquet forbids a name as it is."""
+    if any(set(name) & set(" ,;{}()\n\t=") for name in columns):
+        return {COLUMN_MAPPING: "name"}
+    return {}
+
+
+def names_at_every_depth(kind: StructType) -> list[str]:
+    """The names of a struct's fields, and of the fields of those: Delta maps the names at every depth."""
+    nested = (field.dataType for field in kind if isinstance(field.dataType, StructType))
+    return [*kind.names, *(name for each in nested for name in names_at_every_depth(each))]
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Chooses by bytes, and by what delta-rs and Arrow cannot do; `local` is delta-rs, where it reaches the lake and may write there.
+
+    `executors` run what is many. Up to `small_bytes` may pass through this process. `rewritten_bytes`: of replicas up to so many
+    files are written once more for rows that go; -1: of none. `vectors`: the user has deletion vectors in large tables.
+    """
+
+    access: LakeAccess
+    local: LocalRecords | None
+    executors: Executors
+    small_bytes: int = SMALL_BYTES_DEFAULT
+    rewritten_bytes: int = REWRITTEN_BYTES_DEFAULT
+    vectors: bool = True
+
+    def is_small(self, size: int | None) -> bool:
+        """Whether so many bytes may pass through this process; where they are not counted (None) they may not."""
+        return self.local is not None and size is not None and size <= self.small_bytes
+
+    def runner(self, size: int | None) -> Executors:
+        """What runs functions on so many bytes (None: many): this thread where they are few, else the executors."""
+        return INLINE if self.is_small(size) else self.executors
+
+    def expect(self, size: int) -> None:
+        """Have what would run functions on so many bytes be started, before there are all of them."""
+        if self.local is not None:
+            self.runner(size).prepare()
+
+    def parts_beside(self, size: int) -> int:
+        """How many parts of so many bytes are run at a time."""
+        return self.runner(size).number
+
+    def reached(self, path: str, columns: Iterable[str]) -> LocalRecords | None:
+        """What writes a table of these columns by delta-rs; None where only Spark does: names are mapped, or were once.
+
+        So it is of a table that asks of its writers what delta-rs does not do.
+        """
+        if self.local is None or column_mapping(columns):
+            return None
+        with self.access.refusing(path):
+            return self.local if self.local.is_unmapped(path) and self.local.is_written(path) else None
+
+    def committer(
+        self,
+        path: str,
+        columns: Sequence[str],
+        size: int | None,
+        schema: Callable[[], pa.Schema] | None = None,
+        *,
+        overwrite: bool = False,
+        key: Iterable[str] = (),
+    ) -> Committer:
+        """Who writes about `size` bytes (None: many) of rows with these columns into a table.
+
+        Without the `schema` of files nothing is written by files. `overwrite`: the rows replace the table's. `key` are the
+        types of columns that rows are found by.
+        """
+        local = self.reached(path, columns)
+        if local is None:
+            return self._chosen(
+                path, BySpark(self.access), "delta-rs does not write it, or its names are mapped"
+            )
+        with self.access.refusing(path):
+            if not self.is_small(size):
+                reason = "many rows" if size is None else f"{size} bytes"
+            elif not is_exact(key):
+                reason = "a key that Arrow does not compare as PostgreSQL does"
+            elif any(name.startswith(_OF_DELTA_RS) for name in columns):
+                reason = "a name that a MERGE of delta-rs' has for itself"
+            elif overwrite and local.permutes(path, columns):
+                reason = "columns in another order"
+            elif overwrite and local.is_partitioned_by_others(path, columns):
+                reason = "partitions by a column that goes"
+            else:
+                return self._chosen(path, InProcess(local, self.access), f"{size} bytes")
+            if schema is not None and local.takes_files(path, schema(), overwrite=overwrite):
+                return self._chosen(path, ByFiles(local, self.access, self.vectors), reason)
+        return self._chosen(path, BySpark(self.access), reason)
+
+    def file_committer(self, path: str, columns: Sequence[str], schema: pa.Schema) -> ByFiles | BySpark:
+        """Who commits rows with these columns, few or many, to a table: this process as files of this schema, or else Spark."""
+        local = self.reached(path, columns)
+        if local is not None:
+            with self.access.refusing(path):
+                if local.takes_files(path, schema):
+                    return ByFiles(local, self.access, self.vectors)
+        return BySpark(self.access)
+
+    def reader(self, path: str, size: int | None = None) -> LocalRecords | None:
+        """What reads so many bytes of a table, or its rows as they come (size None), in this process; None: only Spark does."""
+        if self.local is None or not (size is None or self.is_small(size)):
+            return None
+        with self.access.refusing(path):
+            return self.local if self.local.is_readable(path) else None
+
+    @staticmethod
+    def _chosen(path: str, committer: Committer, reason: str) -> Committer:
+        _LOGGER.debug('Delta table "%s": %s (%s)', path, type(committer).__name__, reason)
+        return committer

@@ -1,0 +1,50 @@
+"""Who writes rows, and that the log says why. No JVM."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from pgsieve.resources.lake.committers import ByFiles, BySpark, Committer, InProcess
+from pgsieve.resources.lake.lake import Lake
+from tests.fixtures.lakes import no_session
+
+_SCHEMA = pa.schema({"a": pa.int64(), "b": pa.string()})
+
+
+@pytest.mark.parametrize(
+    ("asked", "committer", "reason"),
+    [
+        ({"size": 100}, InProcess, "100 bytes"),
+        ({"size": 101}, BySpark, "101 bytes"),
+        ({"size": 101, "schema": lambda: _SCHEMA}, ByFiles, "101 bytes"),
+        ({"size": None}, BySpark, "many rows"),
+        ({"size": 1, "key": ["double"]}, BySpark, "a key"),
+        ({"size": 1, "overwrite": True}, BySpark, "another order"),
+    ],
+)
+def test_who_commits_rows_and_the_reason(
+    asked: dict[str, object],
+    committer: type[Committer],
+    reason: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    lake = Lake(str(tmp_path), no_session, 100)
+    path = str(tmp_path / "t")
+    assert lake.local is not None
+    lake.local.write(path, pa.table({"b": ["x"], "a": [1]}), None)
+    with caplog.at_level(logging.DEBUG, "pgsieve"):
+        assert type(lake.policy.committer(path, ["a", "b"], **asked)) is committer  # type: ignore[arg-type]
+    # Not caplog.text: once pyspark's loggers exist, pytest gives them its handler, and they give it their JSON format.
+    said = "\n".join(caplog.messages)
+    assert f'Delta table "{path}": {committer.__name__}' in said
+    assert reason in said
+
+
+def test_names_that_are_mapped_are_left_to_spark(tmp_path: Path) -> None:
+    lake = Lake(str(tmp_path), no_session)
+    assert isinstance(lake.policy.committer(str(tmp_path / "t"), ["a b"], 1), BySpark)
