@@ -1,0 +1,170 @@
+"""What changes that are no plain updates cost, beside plain updates of the same size, in the same run.
+
+Each kind has a table of `--rows` rows, of which `--changes` are changed. Slot consumption, UPDATE transformation and apply are
+measured together, `--times` times after one that warms up; the least counts. TOAST has an eighth of the rows, whose large value is
+not sent; beside it stand updates that send it. No kind should take twice as long as what it stands beside.
+
+    python benchmarks/no_cliff.py --rows 1000000 --changes 100000 --master local[2]
+"""
+
+import argparse
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from pgsieve.assets.steps.apply.replica_tables import apply
+from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
+from pgsieve.assets.steps.operations.initial_copy import copy_tables
+from pgsieve.assets.steps.slot_consumption.drain import drain
+from pgsieve.assets.steps.subscription import Subscription
+from pgsieve.assets.steps.update_transformation.transform import transform
+from pgsieve.pipelines.config.model import load_config
+from pgsieve.pipelines.project import project
+from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.postgres.embedded import EmbeddedServer
+from pgsieve.resources.work import measured
+
+_SETTINGS = {
+    "shared_buffers": "512MB",
+    "max_wal_size": "8GB",
+    "autovacuum": "off",
+    "synchronous_commit": "off",
+}
+_UPDATE = "update {table} set amount = amount + 1 where n % {every} = 0"
+_PLAIN, _LARGE = "plain updates", "updates of a large value"
+#: A large value is not compressed, and too large for the row.
+_BODY = "repeat(md5(i::text), 100)"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A table's key and one more column, as declared and as made of `i`; what changes it, and what it stands beside."""
+
+    key: str = "id bigint primary key"
+    key_of: str = "i"
+    more: str = "note text"
+    more_of: str = "'note ' || i % 1000"
+    alter: str = "replica identity default"
+    change: str = _UPDATE
+    share: int = 1
+    beside: str = _PLAIN
+
+
+_TOAST = {"more": "body text storage external", "more_of": _BODY, "share": 8}
+KINDS = {
+    _PLAIN: Kind(),
+    "key moves": Kind(change="update {table} set id = id + {rows} * 10 where n % {every} = 0"),
+    "a float key": Kind("id float8 primary key", "i + 0.5"),
+    "an array key": Kind("id int[] primary key", "array[i, i % 7]"),
+    "TRUNCATE": Kind(change="truncate {table}; insert into {table} {first}"),
+    "mapped names": Kind(more='"Line No" int', more_of="i % 1000"),
+    "no key": Kind("id bigint", alter="replica identity full"),
+    _LARGE: Kind(
+        **_TOAST, change=_UPDATE.replace(" where", ", body = repeat(md5(random()::text), 100) where")
+    ),
+    "unsent TOAST": Kind(**_TOAST, beside=_LARGE),
+}
+
+
+def _quiet(_: str) -> None:
+    """A log that says nothing."""
+
+
+class Site:
+    """A kind's table, its subscription and its lake."""
+
+    def __init__(
+        self, kind: Kind, number: int, folder: Path, publisher: EmbeddedServer, options: argparse.Namespace
+    ) -> None:
+        self._publisher, self._kind, self._table = publisher, kind, f"t{number}"
+        rows, changes = options.rows // kind.share, options.changes // kind.share
+        row = f"select {kind.key_of}, i, (i % 97) / 4.0, {kind.more_of} from generate_series(1, {{}}) i"
+        self._change = kind.change.format(
+            table=self._table, rows=rows, every=max(1, rows // changes), first=row.format(changes)
+        )
+        with self._connected() as source:
+            source.execute(f"create table {self._table} ({kind.key}, n int, amount numeric, {kind.more})")
+            source.execute(f"insert into {self._table} {row.format(rows)}")
+            source.execute(f"alter table {self._table} {kind.alter}")
+            source.execute(f"create publication {self._table} for table {self._table}")
+        self._subscription, self._lake = self._opened(folder, options.master)
+        copy_tables(self._subscription, self._lake, tables_to_copy(self._subscription, self._lake), _quiet)
+
+    def _connected(self) -> psycopg.Connection:
+        return psycopg.connect(self._publisher.conninfo(), autocommit=True)
+
+    def _opened(self, folder: Path, master: str) -> tuple[Subscription, Lake]:
+        path, name = folder / f"{self._table}.yaml", self._table
+        written = {
+            "lake": f"./lake_{name}",
+            "sources": {name: {"conninfo": self._publisher.conninfo()}},
+            "subscriptions": {name: {"source": name, "publications": [name]}},
+            "spark": {"master": master},
+        }
+        path.write_text(yaml.safe_dump(written))
+        declared = project(load_config(path))
+        return declared.subscriptions[name], declared.lake.open()
+
+    def seconds(self) -> tuple[list[float], str]:
+        """Change the table, and bring that into the replica: the seconds of the three steps, and what applied it."""
+        with self._connected() as source:
+            source.execute(self._change)
+        subscription, lake, took = self._subscription, self._lake, []
+        for step in (
+            lambda: drain(subscription.feed, lake, [subscription], _quiet),
+            lambda: transform(subscription, lake, _quiet),
+            lambda: apply(subscription, lake, _quiet),
+        ):
+            began = time.monotonic()
+            with measured() as work:
+                result = step()
+            took.append(time.monotonic() - began)
+        (applied,) = result.tables.values()
+        assert not applied.problem, applied.problem
+        return took, work.engine
+
+
+def main() -> None:
+    """Run it."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--changes", type=int, default=100_000)
+    parser.add_argument("--times", type=int, default=3)
+    parser.add_argument("--master", default="local[2]")
+    parser.add_argument("--kinds", nargs="*", default=list(KINDS), choices=list(KINDS))
+    options = parser.parse_args()
+    shown = Table("what", "slot", "transformation", "apply", "seconds", "ratio", "applied by")
+    with tempfile.TemporaryDirectory(prefix="pgsieve-benchmark-") as name:
+        folder = Path(name)
+        with EmbeddedServer(folder / "publisher", settings=_SETTINGS) as publisher:
+            wanted = [kind for kind in KINDS if kind in options.kinds or kind in _beside(options.kinds)]
+            sites = {
+                kind: Site(KINDS[kind], number, folder, publisher, options)
+                for number, kind in enumerate(wanted)
+            }
+            taken = {kind: list[tuple[list[float], str]]() for kind in wanted}
+            for _ in range(options.times + 1):
+                for kind, site in sites.items():
+                    taken[kind].append(site.seconds())
+    least = {kind: min(runs[1:], key=lambda run: sum(run[0])) for kind, runs in taken.items()}
+    for kind, (took, engine) in least.items():
+        beside = sum(least[KINDS[kind].beside if kind != _LARGE else _LARGE][0])
+        seconds = (*took, sum(took), sum(took) / beside)
+        shown.add_row(kind, *(f"{number:.2f}" for number in seconds), engine)
+    Console(width=120).print(shown)
+
+
+def _beside(kinds: list[str]) -> set[str]:
+    return {KINDS[kind].beside for kind in kinds}
+
+
+if __name__ == "__main__":
+    main()
