@@ -5,7 +5,7 @@ OverrunError where the table has another version or position than was planned fr
 """
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame
 from pgsieve.decoding.changes.digests import Sought
 from pgsieve.resources.lake.access import LakeAccess
 from pgsieve.resources.lake.delta import row_removal
+from pgsieve.resources.lake.delta.deletion_vectors import Marked
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.delta.errors import OverrunError
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
@@ -109,7 +110,7 @@ class ByFiles:
         self,
         written: Callable[[], pa.Table],
         path: str,
-        marked: Iterable[tuple[FileMatches, Mapping[str, Any]]],
+        marked: Sequence[Marked],
         position: int,
         base: int,
     ) -> list[dict[str, Any]]:
@@ -119,10 +120,8 @@ class ByFiles:
             row_removal.mark_rows(self.local, path, marked, files, position, base)
         return files
 
-    def files_to_mark(
-        self, path: str, matches: Sequence[FileMatches], base: int
-    ) -> list[Mapping[str, Any]] | None:
-        """How the log of a table has the files in which there are `matches`, to mark rows in them; None where that cannot be.
+    def marked_files(self, path: str, matches: Sequence[FileMatches], base: int) -> list[Marked] | None:
+        """The files in which there are `matches`, with these rows marked, for `commit_marked`; None where that cannot be.
 
         The table gets deletion vectors where it had none: then OverrunError is raised, as where its version is not `base`.
         """
@@ -132,7 +131,7 @@ class ByFiles:
                     row_removal.enable_marking(self.local, path)
                 if self.local.version(path) != base:
                     raise OverrunError(path)
-                return row_removal.added_files(self.local, path, matches, base)
+                return row_removal.marked_files(self.local, path, matches, base)
             except UnmarkableError as error:
                 _LOGGER.debug("%s: %s", path, error)
                 return None

@@ -10,7 +10,6 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -31,6 +30,7 @@ from pgsieve.decoding.changes.digests import Sought
 from pgsieve.decoding.changes.net_change import NONE, Mask, Numbers
 from pgsieve.resources.lake.committers import ByFiles
 from pgsieve.resources.lake.delta.conforming import conformed
+from pgsieve.resources.lake.delta.deletion_vectors import Marked
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
 from pgsieve.resources.lake.delta.parquet_files import write_files
 from pgsieve.resources.lake.executors import Guard
@@ -234,25 +234,25 @@ class FilesWriter:
     def apply(self, changes: ManyChanges) -> Applied | None:
         """Apply the changes, none of which meets a row of its key; None where rows that go cannot be marked."""
         lake, path, pending, end, net = self.lake, self.path, self.pending, self.end, changes.net
-        added = None
+        marked = None
         if net is not None and net.changes and net.gone.marked:
-            added = changes.committer.files_to_mark(path, net.gone.matches, pending.standing.version)
-            if added is None:
+            marked = changes.committer.marked_files(path, net.gone.matches, pending.standing.version)
+            if marked is None:
                 return None
         if net is None:
             return outcome(lake, path, pending, end, inserted=self._commit(changes, None))
         if net.changes:
-            self._commit(changes, added)
+            self._commit(changes, marked)
         return outcome(lake, path, pending, end, **net.counts)
 
-    def _commit(self, changes: ManyChanges, added: Sequence[Mapping[str, Any]] | None) -> int:
+    def _commit(self, changes: ManyChanges, marked: Sequence[Marked] | None) -> int:
         """Have the files written, and commit them; how many rows they have.
 
-        `added` is how the replica's log has the files in which rows are to be marked.
+        `marked` are the replica's files in which rows are marked; None: those with rows that go are written once more.
         """
         lake, path, committer, net = self.lake, self.path, changes.committer, changes.net
-        base, matches = self.pending.standing.version, net.gone.matches if net is not None else ()
-        rewritten = matches if added is None else ()
+        base = self.pending.standing.version
+        rewritten = net.gone.matches if net is not None and marked is None else ()
         whole, size = committer.local.arrow_schema(path), committer.file_bytes(path, {})
         runner = lake.policy.runner(self.pending.size)
 
@@ -265,8 +265,8 @@ class FilesWriter:
                 again = ()
             return pa.concat_tables(files)
 
-        if added is not None:
-            files = committer.commit_marked(written, path, zip(matches, added, strict=True), self.end, base)
+        if marked is not None:
+            files = committer.commit_marked(written, path, marked, self.end, base)
         else:
             files = committer.commit(
                 written,

@@ -56,32 +56,32 @@ def enable_marking(commits: Commits, path: str) -> None:
     deletion_vectors.enable(log, table, information)
 
 
-def added_files(
-    commits: Commits, path: str, matches: Sequence[FileMatches], base: int
-) -> list[Mapping[str, Any]]:
-    """How the log has files in which there are `matches`; raises UnmarkableError where `mark_rows` could not mark there."""
+def marked_files(commits: Commits, path: str, matches: Sequence[FileMatches], base: int) -> list[Marked]:
+    """The files in which there are `matches`, as the log has them and with these rows as deleted, for `mark_rows`.
+
+    Raises UnmarkableError where it could not mark there.
+    """
     log = _log(commits, path)
     log.files.refuse_unmakeable()
     found = deletion_vectors.added_files(log, base, {match.name for match in matches})
-    return [found[match.name] for match in matches]
+    return [
+        Marked(found[match.name], np.union1d(match.deleted, match.rows).astype(np.int64)) for match in matches
+    ]
 
 
 def mark_rows(
     commits: Commits,
     path: str,
-    marked: Iterable[tuple[FileMatches, Mapping[str, Any]]],
+    marked: Sequence[Marked],
     files: Iterable[Mapping[str, Any]],
     position: int,
     base: int,
 ) -> None:
-    """Mark rows as deleted, given with how the log has their files, and add files, in one commit, once per position.
+    """Mark rows as deleted, and add files, in one commit, once per position.
 
     `base` as in `Commits.write`. The table has deletion vectors enabled.
     """
     now = time.time_ns() // 1_000_000
-    rows = [
-        Marked(dict(added), np.union1d(match.deleted, match.rows).astype(np.int64)) for match, added in marked
-    ]
     new = [
         {
             "path": file["path"],
@@ -101,7 +101,7 @@ def mark_rows(
     def attempt(table: DeltaTable | None) -> None:
         if table is None or holds(path, commits.standing_of(path, table).position, position, overwrite=False):
             return
-        deletion_vectors.commit_marked(_log(commits, path), base, rows, new, others, now)
+        deletion_vectors.commit_marked(_log(commits, path), base, marked, new, others, now)
         _checkpoint(commits.table_at(path))
 
     commits.committed(path, attempt, base=base, position=position)

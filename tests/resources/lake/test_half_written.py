@@ -17,7 +17,7 @@ from deltalake import DeltaTable
 from pgsieve.resources.lake import unsynced
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.delta.errors import LakeUnavailableError
-from pgsieve.resources.lake.delta.row_removal import added_files, enable_marking, mark_rows
+from pgsieve.resources.lake.delta.row_removal import enable_marking, mark_rows, marked_files
 from pgsieve.resources.lake.delta.tables import Tables
 from pgsieve.resources.lake.half_written import put_back
 from pgsieve.resources.lake.lake import Lake
@@ -128,8 +128,8 @@ def test_a_version_whose_deletion_vectors_are_not_whole_is_put_back(tmp_path: Pa
     records.write(str(table), rows(8, 9), 10)
     enable_marking(records, str(table))
     matches = [m for m in records.matches(str(table), rows(8), [np.array([True])], None) or () if len(m.rows)]
-    added = added_files(records, str(table), matches, 1)
-    mark_rows(records, str(table), zip(matches, added, strict=True), [], 20, 1)
+    marked = marked_files(records, str(table), matches, 1)
+    mark_rows(records, str(table), marked, [], 20, 1)
     put_back(tmp_path, 0)
     assert LocalRecords(Store(), Tables(Store())).position(str(table)) == 20
     (vector,) = table.glob("*.bin")

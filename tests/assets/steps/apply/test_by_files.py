@@ -24,7 +24,7 @@ from pgsieve.decoding.changes.columns import ROW_OPERATIONS, changes_schema
 from pgsieve.decoding.publications.evolution import Layout
 from pgsieve.decoding.values.datetimes import TIMESTAMP_INFINITY, TIMESTAMP_MINUS_INFINITY
 from pgsieve.resources.lake.delta.compaction import compact
-from pgsieve.resources.lake.delta.row_removal import added_files, enable_marking, mark_rows
+from pgsieve.resources.lake.delta.row_removal import enable_marking, mark_rows, marked_files
 from pgsieve.resources.lake.lake import Lake
 from tests.fixtures.lakes import no_session
 
@@ -157,8 +157,8 @@ class Changes:
         matches = local.matches(self.path, keys, [np.ones(len(gone), np.bool_)], None)
         assert matches is not None
         base = local.version(self.path)
-        added = added_files(local, self.path, matches, base)
-        mark_rows(local, self.path, zip(matches, added, strict=True), [], position, base)
+        marked = marked_files(local, self.path, matches, base)
+        mark_rows(local, self.path, marked, [], position, base)
 
     def one_by_one(self, replicated: Definition) -> Applied:
         assert self.lake.local is not None

@@ -16,7 +16,7 @@ from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.changes.digests import Sought, row_digests
 from pgsieve.decoding.publications.evolution import Layout
 from pgsieve.resources.lake.committers import ByFiles
-from pgsieve.resources.lake.delta.row_removal import added_files, enable_marking, mark_rows
+from pgsieve.resources.lake.delta.row_removal import enable_marking, mark_rows, marked_files
 from pgsieve.resources.lake.executors import INLINE
 from pgsieve.resources.lake.lake import Lake
 from tests.assets.steps.apply.test_by_files import Change, Changes, Row, delete, insert, update
@@ -88,8 +88,8 @@ def _mark(changes: Changes, gone: list[Row]) -> None:
     found = ByFiles(lake.local, lake.access).row_matches(changes.path, sought, schema, INLINE)
     matches = going(found, np.array([counts[str(row)] for row in distinct]))
     base = local.version(changes.path)
-    added = added_files(local, changes.path, matches, base)
-    mark_rows(local, changes.path, zip(matches, added, strict=True), [], 110, base)
+    marked = marked_files(local, changes.path, matches, base)
+    mark_rows(local, changes.path, marked, [], 110, base)
 
 
 @pytest.mark.parametrize("way", ["rewritten", "marked", "inline"])

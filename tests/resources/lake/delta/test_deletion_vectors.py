@@ -26,7 +26,7 @@ from pgsieve.resources.lake.delta.key_lookup import FileMatches
 from pgsieve.resources.lake.delta.log import Log, UnmarkableError
 from pgsieve.resources.lake.delta.parquet_files import write_files
 from pgsieve.resources.lake.delta.records import quoted
-from pgsieve.resources.lake.delta.row_removal import added_files, enable_marking, mark_rows, takes_marking
+from pgsieve.resources.lake.delta.row_removal import enable_marking, mark_rows, marked_files, takes_marking
 from pgsieve.resources.lake.delta.tables import Tables
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.stores.objects import Objects, objects_at
@@ -102,14 +102,14 @@ def mark(
         path, pa.table({"id": pa.array(keys, pa.int64())}), [np.ones(len(keys), bool)], None
     )
     assert matches is not None
-    added = added_files(local, path, matches, base)
+    marked = marked_files(local, path, matches, base)
     new = pa.table({"id": list(rows or {}), "n": list((rows or {}).values())}, _ROWS)
     files = [
         f
         for batch in write_files(path, _ROWS, new.to_batches(), store=local.store)
         for f in batch.to_pylist()
     ]
-    mark_rows(local, path, zip(matches, added, strict=True), files, position, base)
+    mark_rows(local, path, marked, files, position, base)
 
 
 def test_marked_rows_are_gone_and_the_position_is_reached_once(place: Place) -> None:
@@ -173,14 +173,14 @@ def test_who_was_slower_marks_nothing(place: Place) -> None:
     key = pa.table({"id": [4]})
     matches = local.matches(place.path, key, [np.ones(1, bool)], None)
     assert matches
-    added = added_files(local, place.path, matches, base)
+    marked = marked_files(local, place.path, matches, base)
     place.local().append(place.path, pa.table({"id": [100], "n": [200]}, _ROWS))
     with pytest.raises(OverrunError):
-        mark_rows(local, place.path, zip(matches, added, strict=True), [], 10, base)
+        mark_rows(local, place.path, marked, [], 10, base)
     # Also where the entry of the log comes only after the look at it.
     mark(other, place.path, [4], 11)
     with pytest.raises(OverrunError):
-        mark_rows(local, place.path, zip(matches, added, strict=True), [], 12, base)
+        mark_rows(local, place.path, marked, [], 12, base)
     assert place.rows() == {n: 2 * n for n in [*range(9), 100] if n != 4}
     assert not place.files(".tmp")
 
@@ -192,7 +192,7 @@ def test_a_log_that_does_not_tell_how_a_file_was_added_is_refused(place: Place) 
     place.remove(f"_delta_log/{0:020}.json")
     other = FileMatches("other.parquet", "", 0, *[np.empty(0, int)] * 3)
     with pytest.raises(UnmarkableError):
-        added_files(local, place.path, [*matches, other], 3)
+        marked_files(local, place.path, [*matches, other], 3)
 
 
 def test_a_long_log_is_read_back_to_its_checkpoint(place: Place) -> None:
@@ -288,7 +288,7 @@ def test_a_folder_without_hard_links_is_left_to_others(place: Place, monkeypatch
 
     monkeypatch.setattr(os, "link", refuses)
     with pytest.raises(UnmarkableError, match="Operation not permitted"):
-        added_files(local, place.path, matches, local.version(place.path))
+        marked_files(local, place.path, matches, local.version(place.path))
     assert not place.files(".tmp")
 
 
@@ -340,7 +340,7 @@ class TestOnABadNetwork:
         base = local.version(place.path)
         matches = local.matches(place.path, pa.table({"id": [4]}), [np.ones(1, bool)], None)
         assert matches
-        added = added_files(local, place.path, matches, base)
+        marked = marked_files(local, place.path, matches, base)
         faster = place.local()
 
         def refused(method: str, path: str) -> Answer | None:
@@ -355,7 +355,7 @@ class TestOnABadNetwork:
         write = Thread(name="faster", target=lambda: mark(faster, place.path, [5], 11))
         proxy.refused = refused
         with pytest.raises(OverrunError):
-            mark_rows(local, place.path, zip(matches, added, strict=True), [], 10, base)
+            mark_rows(local, place.path, marked, [], 10, base)
         assert place.local().position(place.path) == 11
         assert place.rows() == {n: 2 * n for n in range(9) if n != 5}
 
@@ -377,16 +377,16 @@ class TestOnABadNetwork:
         matches = local.matches(place.path, key, [np.ones(1, bool)], None)
         assert matches
         base = local.version(place.path)
-        added = files.files_to_mark(place.path, matches, base)
-        assert added is not None
+        marked = files.marked_files(place.path, matches, base)
+        assert marked is not None
         proxy.refuse(EXPIRED, methods="PUT", part="deletion_vector_")
         with pytest.raises(
             LakeUnavailableError, match=r"does not accept the credentials \(ExpiredToken\)"
         ) as raised:
-            files.commit_marked(lambda: pa.table({}), place.path, zip(matches, added, strict=True), 10, base)
+            files.commit_marked(lambda: pa.table({}), place.path, marked, 10, base)
         assert raised.value.hint
         assert SECRET not in "".join(format_exception(raised.value))
         assert place.local().position(place.path) == 3
         # What this library is refused, delta-rs may still have reached in its own way: then rows are marked by Spark.
         proxy.refuse(DENIED, methods="GET", part="_last_checkpoint")
-        assert files.files_to_mark(place.path, matches, base) is None
+        assert files.marked_files(place.path, matches, base) is None

@@ -13,7 +13,7 @@ from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.delta.errors import DamagedTableError
 from pgsieve.resources.lake.delta.merge import Merge
 from pgsieve.resources.lake.delta.parquet_files import write_files
-from pgsieve.resources.lake.delta.row_removal import added_files, enable_marking, mark_rows
+from pgsieve.resources.lake.delta.row_removal import enable_marking, mark_rows, marked_files
 from pgsieve.resources.lake.delta.tables import Tables
 from pgsieve.resources.lake.delta.whole_entries import lack_of
 from pgsieve.resources.lake.lake import Lake
@@ -60,7 +60,7 @@ def _mark(records: LocalRecords, path: str) -> None:
     records.write(path, rows(8, 9), 15)
     enable_marking(records, path)
     matches = [m for m in records.matches(path, rows(8), [np.array([True])], None) or () if len(m.rows)]
-    mark_rows(records, path, zip(matches, added_files(records, path, matches, 2), strict=True), [], 20, 2)
+    mark_rows(records, path, marked_files(records, path, matches, 2), [], 20, 2)
 
 
 @pytest.mark.parametrize("act", [_write, _overwrite, _commit, _merge, _merge_with_feed, _versioned, _mark])
