@@ -46,14 +46,14 @@ def test_a_folder_name_is_plain_and_gives_the_identifier_back(name: str) -> None
 @example("é", "t", "e\u0301", "t")
 @example("a/b", "c", "a", "b/c")
 def test_two_tables_never_meet_in_one_folder(schema: str, table: str, schema2: str, table2: str) -> None:
-    paths = [LAKE.replica("sub", schema, table), LAKE.changes("sub", schema, table)]
-    others = [LAKE.replica("sub", schema2, table2), LAKE.changes("sub", schema2, table2)]
+    paths = [LAKE.paths.replica("sub", schema, table), LAKE.paths.changes("sub", schema, table)]
+    others = [LAKE.paths.replica("sub", schema2, table2), LAKE.paths.changes("sub", schema2, table2)]
     for path in [*paths, *others]:
         # Exactly two folders below the subscription's, or below its _changes.
         below = PurePosixPath(path).relative_to("/lake/sub").parts
         assert len(below) - below.count("_changes") == 2
         assert not {"..", "."} & set(below)
-    reserved = [LAKE.transformed("sub"), LAKE.table_states("sub"), LAKE.cuts("sub")]
+    reserved = [LAKE.paths.transformed("sub"), LAKE.paths.table_states("sub"), LAKE.paths.cuts("sub")]
     distinct = {*paths, *others, *reserved}
     assert len(distinct) == (5 if (schema, table) == (schema2, table2) else 7)
     assert len({folded(path) for path in distinct}) == len(distinct)

@@ -53,7 +53,7 @@ def test_two_tables_never_meet_in_one_folder_or_in_one_of_pgsieves_own(
     schema: str, table: str, other_schema: str, other_table: str
 ) -> None:
     names = {(schema, table), (other_schema, other_table)}
-    own = (LAKE.transformed("sub"), LAKE.table_states("sub"), LAKE.cuts("sub"))
+    own = (LAKE.paths.transformed("sub"), LAKE.paths.table_states("sub"), LAKE.paths.cuts("sub"))
     paths = {*own, *(path("sub", *name) for path in PATHS for name in names)}
     assert len({path.lower() for path in paths}) == len(own) + len(PATHS) * len(names)
 

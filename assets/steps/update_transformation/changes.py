@@ -17,7 +17,7 @@ from pyspark.sql import Column, DataFrame, Observation
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from pgsieve.assets.steps.records.columns import Order, struct_ddl
-from pgsieve.assets.steps.update_transformation.messages import Source
+from pgsieve.assets.steps.update_transformation.messages import FewMessages, Readable, Source
 from pgsieve.assets.steps.update_transformation.relation_versions import Reading
 from pgsieve.decoding.changes.columns import ENCODED_COLUMNS, ROW_OPERATIONS, SIDES
 from pgsieve.decoding.changes.tally import Tally, count_changes, key_changes
@@ -42,13 +42,13 @@ class WrittenChanges:
 
 
 @dataclass(frozen=True)
-class SentChanges:
-    """What a subscription gets of a table in the slice that ends at `end`, and TRUNCATEs by their order keys.
+class ReadableChanges:
+    """What is made of messages that are read without Spark's plan of them: some of these, and what becomes of each.
 
-    `schema` is that of its changes, `key` its key.
+    Else as `SentChanges`.
     """
 
-    readings: Sequence[Reading]
+    read: Sequence[tuple[Transformation, Readable]]
     truncates: Sequence[Order]
     end: int
     key: Sequence[str]
@@ -101,13 +101,39 @@ class SentChanges:
     def _parts(self, runner: Executors) -> list[Sequence[_Share]]:
         """What is made at once: all that is few, and so gets one file, or some row groups of one relation version."""
         shares = [
-            (reading.transformation, source)
-            for reading in self.readings
-            for source in reading.messages.sources(runner.number)
+            (transformation, source)
+            for transformation, messages in self.read
+            for source in messages.sources(runner.number)
         ]
-        if all(reading.messages.is_few for reading in self.readings):
+        if all(isinstance(messages, FewMessages) for _, messages in self.read):
             return [shares]
         return [[share] for share in shares]
+
+
+@dataclass(frozen=True)
+class SentChanges:
+    """What a subscription gets of a table in the slice that ends at `end`, and TRUNCATEs by their order keys.
+
+    `schema` is that of its changes, `key` its key.
+    """
+
+    readings: Sequence[Reading]
+    truncates: Sequence[Order]
+    end: int
+    key: Sequence[str]
+    schema: pa.Schema
+
+    @property
+    def readable(self) -> ReadableChanges | None:
+        """The same, to be made by a runner; None where only Spark reads some of the messages."""
+        read = [
+            (reading.transformation, messages)
+            for reading in self.readings
+            if (messages := reading.messages.readable) is not None
+        ]
+        if len(read) < len(self.readings):
+            return None
+        return ReadableChanges(read, self.truncates, self.end, self.key, self.schema)
 
     def frame(self, lake: Lake, columns: Sequence[tuple[str, str]]) -> "ChangesFrame":
         """Have Spark make them; `columns` are the replica's, with their Spark types."""

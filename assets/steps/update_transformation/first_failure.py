@@ -67,8 +67,8 @@ def _try(subscription: Subscription, lake: Lake, work: Work, name: Name, upto: i
         return
     schema = readings[0].transformation.schema
     changes = SentChanges(readings, (), work.contents.end, state.definition.key, schema)
-    if lake.local is not None:
-        changes.attempt(lake.policy.runner(work.contents.size))
+    if (readable := changes.readable) is not None:
+        readable.attempt(lake.policy.runner(work.contents.size))
     else:
         rows = changes.frame(lake, state.definition.columns).rows
         rows.write.format("noop").mode("overwrite").save()

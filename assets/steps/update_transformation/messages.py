@@ -103,6 +103,10 @@ class StoredMessages:
     choices: tuple[Choice, ...] = ()
     shared: SharedReads = field(default_factory=partial(SharedReads, 0), compare=False, repr=False)
 
+    def sources(self, beside: int) -> "list[Source]":
+        """The messages in parts, of which `beside` are transformed at a time; no one part has many."""
+        return [_Groups(self, groups) for groups in parted(self.groups, beside)]
+
     def batches(self, groups: Sequence[RowGroup], columns: Sequence[str]) -> Iterator[StoredBatch]:
         """Columns of the messages in some row groups, in their order; of a group without any little is read."""
         for group, read in self.store.readers(groups):
@@ -142,10 +146,14 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True)
-class _Few:
+class FewMessages:
     """Messages that this process has."""
 
     table: pa.Table
+
+    def sources(self, _: int) -> "list[Source]":
+        """The messages as one part."""
+        return [self]
 
     def encoded(self) -> Iterator[Encoded]:
         """As in `Source`."""
@@ -173,6 +181,10 @@ def _shared(
     return shared.get((key, read), make)
 
 
+#: Messages that are read without Spark's plan of them.
+Readable = FewMessages | StoredMessages
+
+
 class Messages:
     """Messages of the change log: `table` where they are few, None else; `stored` where executors may read them by themselves.
 
@@ -193,16 +205,9 @@ class Messages:
         return self._frame()
 
     @property
-    def is_few(self) -> bool:
-        """Whether this process has them."""
-        return self.table is not None
-
-    def sources(self, beside: int) -> list[Source]:
-        """The messages in parts, of which `beside` are transformed at a time; no one part has many."""
-        if self.table is not None:
-            return [_Few(self.table)]
-        assert self.stored is not None, "only Spark reads them"
-        return [_Groups(self.stored, groups) for groups in parted(self.stored.groups, beside)]
+    def readable(self) -> Readable | None:
+        """The messages as this process has them, or where they are stored; None where only Spark reads them."""
+        return self.stored if self.table is None else FewMessages(self.table)
 
     def chosen(self, choice: Choice) -> "Messages":
         """The messages of a choice."""

@@ -28,6 +28,7 @@ from pgsieve.assets.steps.records.transformed import TableChanges, Transformed
 from pgsieve.assets.steps.subscription import Definition, Subscription
 from pgsieve.assets.steps.update_transformation.changes import (
     MOVES,
+    ReadableChanges,
     SentChanges,
     spark_tally,
     written_changes,
@@ -272,13 +273,14 @@ def _transform_table(
     if position >= contents.end:
         return _counted(result, {}, [_tally(lake, path, contents.end, definition.key)])
     changes = SentChanges(readings, truncates, contents.end, definition.key, schema)
-    if isinstance(committer, ByFiles):
-        return _write_files(lake, committer, path, result, changes, position)
+    readable = changes.readable
+    if isinstance(committer, ByFiles) and readable is not None:
+        return _write_files(lake, committer, path, result, readable, position)
     return _write_by_spark(lake, path, result, changes, definition, position)
 
 
 def _write_files(
-    lake: Lake, committer: ByFiles, path: str, result: TableChanges, changes: SentChanges, position: int
+    lake: Lake, committer: ByFiles, path: str, result: TableChanges, changes: ReadableChanges, position: int
 ) -> TableChanges:
     """Have whoever runs so many bytes write files of a table's changes, and commit them once."""
     received: dict[str, int] = {}

@@ -66,7 +66,7 @@ def test_parts_are_run_by_spark_unless_threads_stand_in_for_it(tmp_path: Path) -
     def runner(small: int, size: int | None, master: str) -> Executors:
         conf = {SMALL_BYTES: str(small)}
         engine = SparkEngine(master=master, spark_config=conf)
-        return LakeResource(uri=str(tmp_path), engine=engine).open().runner(size)
+        return LakeResource(uri=str(tmp_path), engine=engine).open().policy.runner(size)
 
     many, few = 2**23 + 1, 2**23
     for master in ("local[*]", "local[2]", "spark://localhost:7077", "sc://localhost"):

@@ -324,7 +324,10 @@ def test_what_is_too_much_for_this_process_is_left_to_spark(
     again = [delete(row(3, "")), insert(row(3, "a")), delete(row(3, "")), insert(row(3, "b"))]
     changes = Changes(tmp_path, [row(3, "before")], again, vectors=False)
     assert many_changes(changes.lake, changes.path, changes.log, definition("k"), changes.pending())
-    monkeypatch.setattr(changes.lake if limit.islower() else by_files, limit, size)
+    if limit.islower():
+        changes.lake.policy = replace(changes.lake.policy, **{limit: size})
+    else:
+        monkeypatch.setattr(by_files, limit, size)
     assert many_changes(changes.lake, changes.path, changes.log, definition("k"), changes.pending()) is None
 
 

@@ -113,7 +113,7 @@ def test_a_copy_is_shared_evenly_by_those_who_copy(site: Site, monkeypatch: pyte
         "insert into rows select i, repeat('x', 100) from generate_series(1, 4000) i;"
         # What is large is not in the pages of its rows.
         "create table large (id int primary key, note text); alter table large alter note set storage external;"
-        "insert into large select i, repeat('x', 20000) from generate_series(1, 200) i;"
+        "insert into large select i, repeat('x', 5000) from generate_series(1, 1000) i;"
         "create table tree (id int, note text) partition by range (id);"
         "create table low partition of tree for values from (0) to (4000);"
         "create table high partition of tree for values from (4000) to (4010);"
@@ -122,10 +122,10 @@ def test_a_copy_is_shared_evenly_by_those_who_copy(site: Site, monkeypatch: pyte
     )
     assert {copied.table: copied.rows for copied in site.copy("threads")} == {
         "rows": 4000,
-        "large": 200,
+        "large": 1000,
         "tree": 4010,
     }
-    for table, least in (("rows", 1500), ("large", 80), ("tree", 10)):
+    for table, least in (("rows", 1500), ("large", 400), ("tree", 10)):
         files = site.replica("threads", table).get_add_actions(flatten=True)
         counts = pa.table(files)["num_records"].to_pylist()
         assert len(counts) == (3 if table == "tree" else 2), table

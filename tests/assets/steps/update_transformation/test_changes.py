@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pgsieve.assets.steps.records.change_log import CHANGE_LOG
-from pgsieve.assets.steps.update_transformation.changes import SentChanges
+from pgsieve.assets.steps.update_transformation.changes import ReadableChanges, SentChanges
 from pgsieve.assets.steps.update_transformation.messages import Choice, Messages, StoredMessages
 from pgsieve.assets.steps.update_transformation.relation_versions import Reading
 from pgsieve.decoding.changes.columns import ENCODED_COLUMNS, ROW_OPERATIONS, changes_schema
@@ -59,10 +59,18 @@ def transformation(text: str, operations: Collection[str] = ROW_OPERATIONS) -> T
 
 def sent_changes(
     messages: Messages, transformation: Transformation, places: Sequence[tuple[int, int]] = ()
-) -> SentChanges:
-    return SentChanges(
-        [Reading(messages, transformation)], places, _END, transformation.key, transformation.schema
+) -> ReadableChanges:
+    return readable(
+        SentChanges(
+            [Reading(messages, transformation)], places, _END, transformation.key, transformation.schema
+        )
     )
+
+
+def readable(changes: SentChanges) -> ReadableChanges:
+    made = changes.readable
+    assert made is not None
+    return made
 
 
 def message(number: int) -> Message:
@@ -182,7 +190,7 @@ def test_what_is_read_once_for_several_subscriptions_is_what_each_reads_alone(
                 other = replace(readings[0].transformation, filters=of_text, read=read)
                 readings.append(replace(readings[0], transformation=other))
             folder = tmp_path / name / str(number)
-            changes = SentChanges(readings, (), _END, ("a",), _SCHEMA)
+            changes = readable(SentChanges(readings, (), _END, ("a",), _SCHEMA))
             files = changes.written(Threads(2), str(folder), Store()).files.to_pylist()
             tables = [pq.read_table(folder / file["path"]) for file in files]
             each.append(sorted((row for table in tables for row in table.to_pylist()), key=str))
