@@ -215,6 +215,16 @@ def test_of_changes_that_all_are_filtered_out_no_file_is_written(
     assert not folder.exists()
 
 
+def test_messages_that_only_spark_reads_are_left_to_it(messages: tuple[pa.Table, StoredMessages]) -> None:
+    """A change log with rows marked as deleted is no plain table, and its history may still take files."""
+    by_spark, stored = Messages(no_frame), Messages(no_frame, stored=messages[1])
+    readings = [Reading(each, transformation("")) for each in (stored, by_spark)]
+    kept = SentChanges(readings, (), _END, ("a",), _SCHEMA)
+    assert kept.readable is None
+    assert replace(kept, readings=readings[:1]).readable is not None
+    assert replace(kept, readings=(), truncates=[(405, 3)]).readable is not None
+
+
 def test_what_cannot_be_decoded_is_raised_as_it_is(tmp_path: Path) -> None:
     _, stored = change_log(
         tmp_path, [*map(message, range(50)), Insert(1, (Text(b"1"), Text(b"x"))), Insert(0, (Null(), Null()))]
