@@ -151,7 +151,7 @@ def test_a_process_that_was_killed_leaves_its_mark_and_the_next_one_looks(tmp_pa
         LocalRecords().append(str(table), rows(position), position)
     empty(entry(table, 1))
     one = Lake(str(lake), no_session)
-    one.begin_writing()
+    one.access.begin_writing()
     assert not mark.exists()
     assert LocalRecords(Store(), Tables(Store())).position(str(table)) == 1
     # A second one beside it finds its mark held, and takes nothing back.

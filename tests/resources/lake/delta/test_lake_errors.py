@@ -112,7 +112,7 @@ def test_a_log_whose_beginning_is_lost_is_told_in_our_words(tmp_path: Path, lost
     entry = tmp_path / "t" / "_delta_log" / f"{0:020}.json"
     kept = [line for line in entry.read_text().splitlines() if not json.loads(line).keys() & {*lost}]
     entry.write_text("\n".join(kept))
-    with pytest.raises(DamagedTableError) as damaged, Lake(str(tmp_path), no_session).refusing(path):
+    with pytest.raises(DamagedTableError) as damaged, Lake(str(tmp_path), no_session).access.refusing(path):
         DeltaTable(path)
     assert damaged.value.message == f'Delta table "{path}": its log lacks an entry or a checkpoint'
 
