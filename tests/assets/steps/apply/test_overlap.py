@@ -7,7 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psycopg
@@ -155,6 +155,7 @@ def _process(folder: Path, conninfo: str, name: str, writer: str, *, filtered: b
         # A process has open tables of its own.
         lake.local = delta_rs.LocalRecords(lake.store, Tables(lake.store))
         lake.records = NamedRecords(lake.local, lake.access.refusing)
+        lake.policy = replace(lake.policy, local=lake.local)
     return Process(Subscription("sub", feed), lake)
 
 
