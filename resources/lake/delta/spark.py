@@ -173,7 +173,9 @@ class SparkRecords:
         since: int,
         entry_bytes: int | None = None,  # noqa: ARG002 - as the protocol has it
     ) -> bool:
-        """Whether somebody has gone back in a table that had this version."""
+        """Whether somebody has gone back in a table that had this version; a look at the log where it still has."""
+        if (stamp := self.stamp(path)) is not None and stamp[1] == since:
+            return False
         return self._answers.of(path, f"restored {since}", lambda: self._is_restored(path, since))
 
     def _is_restored(self, path: str, since: int) -> bool:
@@ -203,6 +205,8 @@ class SparkRecords:
 
     def slices(self, path: str, after: int) -> Sequence[int]:
         """The slices, from the rows; files without newer ones are passed over by their statistics."""
+        if (position := self.position(path)) is not None and position <= after:
+            return ()
         return self._answers.of(path, f"slices {after}", lambda: self._slices(path, after))
 
     def _slices(self, path: str, after: int) -> tuple[int, ...]:

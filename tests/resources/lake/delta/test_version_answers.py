@@ -53,11 +53,16 @@ def test_spark_is_asked_once_about_a_version(tmp_path: Path) -> None:
     stamp = records.stamp(path)
     others.append(folder, rows(20), 20)
     assert records.stamp(path) != stamp
+    assert not records.is_restored(path, 0)
     assert records.standing(path) == Standing(1, 20)
     assert sorted(row["slice"] for row in records.rows(path)) == [10, 20]
 
     records.append(path, rows(30), 30)
     assert (records.position(path), records.count(path), records.slices(path, 10)) == (30, 3, (20, 30))
+    before = jobs()
+    assert (list(records.slices(path, 30)), records.is_restored(path, 2), jobs()) == ([], False, before)
+    session.sql(f"restore table delta.`{path}` to version as of 1")
+    assert (records.is_restored(path, 2), records.is_restored(path, 3)) == (True, False)
 
     shutil.rmtree(folder)
     assert (records.exists(path), records.rows(path), records.standing(path)) == (False, [], Standing())
