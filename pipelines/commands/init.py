@@ -25,7 +25,12 @@ from pgsieve.decoding.publications.catalog import (
     replicated_tables,
 )
 from pgsieve.decoding.values.quoting import quote_identifier, quote_qualified
-from pgsieve.pipelines.commands.results import InitReport, SurveyedPublication, SurveyedTable
+from pgsieve.pipelines.commands.results import (
+    InitReport,
+    SurveyedPublication,
+    SurveyedTable,
+    ValidationReport,
+)
 from pgsieve.pipelines.commands.validate import validate
 from pgsieve.pipelines.config.model import Config, parse_config
 from pgsieve.pipelines.project import project
@@ -235,7 +240,7 @@ def initialise(
     _write(file, _configuration(own, choice, variable), force=force)
     written = None
     if not validation.problems:
-        granted = role_statements(found, choice, config, validation.statements)
+        granted = role_statements(found, choice, config, validation)
         _write(statements, granted, force=force)
         written = statements.absolute()
     return InitReport(config.path, written, variable, choice.role, validation, choice.inserts_only)
@@ -305,11 +310,12 @@ def _publications(choice: Choice) -> dict[str, object]:
     return defined
 
 
-def role_statements(found: Survey, choice: Choice, config: Config, capture: Sequence[str]) -> str:
-    """The SQL that gives the role what docs/operations.md says that it needs, and no more; `capture` makes publications."""
+def role_statements(found: Survey, choice: Choice, config: Config, validation: ValidationReport) -> str:
+    """The SQL that gives the role what docs/operations.md says that it needs, and no more. It makes the capture publications, too."""
     role, subscription = quote_identifier(choice.role), config.subscriptions[choice.subscription]
     tables = _replicated(found, choice, config)
-    schemas = sorted({schema for schema, _ in tables})
+    sequences = [(s.schema, s.name) for received in validation.subscriptions for s in received.sequences]
+    schemas = sorted({schema for schema, _ in (*tables, *sequences)})
     lines = [
         f"-- What the role {role} needs for pgsieve in the database {quote_identifier(found.database)}, and no more.",
         "-- Run it as the owner of the tables, or as an administrator. It holds no password: in psql, set one with",
@@ -326,12 +332,13 @@ def role_statements(found: Survey, choice: Choice, config: Config, capture: Sequ
         lines.append(f"ALTER ROLE {role} REPLICATION;")
     lines += [f"GRANT USAGE ON SCHEMA {quote_identifier(schema)} TO {role};" for schema in schemas]
     lines += [f"GRANT SELECT ON {quote_qualified(*table)} TO {role};" for table in tables]
-    if subscription.row_filter == "pipeline":
+    lines += [f"GRANT SELECT ON SEQUENCE {quote_qualified(*sequence)} TO {role};" for sequence in sequences]
+    if subscription.row_filter == "pipeline" and validation.statements:
         lines += [
             "",
             "-- The publications that the slot reads. A role that owns the tables makes them itself at the first run;",
             "-- for any other, `pgsieve validate` prints them again whenever the tables change.",
-            *capture,
+            *validation.statements,
         ]
     return "\n".join(lines) + "\n"
 

@@ -101,7 +101,7 @@ def validate(config: Config, *, rights: bool = True) -> ValidationReport:
             problems.append(_problem(feed.source.name, examined.unchecked))
         sound = True
         for subscription in declared.reading(feed):
-            unread = map(PgsieveError, unread_sequences(sequences[subscription.name]))
+            unread = map(PgsieveError, unread_sequences(sequences[subscription.name]) if rights else ())
             errors = (*examined.problems(subscription.name), *unread)
             problems += [_problem(subscription.name, error) for error in errors]
             for name in feed.subscriptions[subscription.name]:

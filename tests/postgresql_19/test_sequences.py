@@ -22,7 +22,15 @@ def test_a_run_records_what_refresh_sequences_gives_a_subscriber(scenario: Scena
     shop.configure(subscriptions=subscriptions)
     ended, validated = shop.cli("validate", "--json")
     assert (ended, json.loads(validated)["problems"]) == (0, [])
-    conninfo = shop.written["sources"]["shop"]["conninfo"]
+    conninfo, new = shop.written["sources"]["shop"]["conninfo"], shop.path.with_name("new.yaml")
+    chosen = ("--conninfo", conninfo, "--publication", "seqs", "--role", "reads")
+    assert shop.cli("init", "-c", str(new), *chosen)[0] == 0
+    statements = new.with_name("new-role.sql").read_text().splitlines()
+    assert statements[-3:] == [
+        "GRANT USAGE ON SCHEMA public TO reads;",
+        "GRANT SELECT ON SEQUENCE public.one TO reads;",
+        "GRANT SELECT ON SEQUENCE public.two TO reads;",
+    ]
     scenario.subscriber(f"CREATE SUBSCRIPTION sequences CONNECTION '{conninfo}' PUBLICATION seqs")
     try:
         expect_refreshed(scenario, shop, "run")
