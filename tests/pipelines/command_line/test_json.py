@@ -30,7 +30,7 @@ CALLS = [
     ("validate", "", {"publications", "subscriptions", "problems", "statements", "warnings"}),
     ("run", "", {"subscriptions", "failures"}),
     ("status", "", {"slots", "subscriptions"}),
-    ("check", "", {"tables", "failures"}),
+    ("check", "", {"tables", "failures", "sequences", "warnings"}),
     ("resync", "one public.notes", {"subscription", "tables", "lost", "run", "followed", "damaged"}),
     ("skip", "one 7/7", {"subscription", "skip_lsn"}),
     ("skip", "one none", {"subscription", "skip_lsn"}),
