@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import dagster as dg
+from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
 
 from pgsieve.assets.dagster_names import Name, told_apart
 from pgsieve.assets.lake import opened
@@ -31,6 +32,8 @@ Keys = Mapping[dg.AssetKey, Name]
 
 #: Checks that each run evaluates.
 SYNC_STATE, FRESHNESS = "sync_state", "freshness"
+#: Metadata of the check `sync_state` of a cut.
+_TOLD = "runs have failed for"
 
 #: A slot that retains more WAL than this is reported by the slot-health check and the lag sensor.
 LAG_ALARM_BYTES = 1024 * 1024 * 1024
@@ -195,9 +198,11 @@ def freshness_checks(
             context: dg.AssetCheckExecutionContext,
         ) -> Iterator[dg.AssetCheckResult]:
             with as_step(context):
-                measured = check_freshness(subscription, opened(context, naming))
+                lake = opened(context, naming)
+                measured = check_freshness(subscription, lake)
+                states = TableStates(lake, subscription.name).newest()
             for key in _selected(context):
-                yield check_of_freshness(key, subscription, measured)
+                yield check_of_freshness_of(key, subscription, measured, states.get(keys[key]))
 
         return freshness
 
@@ -252,9 +257,15 @@ def check_of_state(
 
 
 def check_of_states(
-    key: dg.AssetKey, states: Mapping[Name, TableState], whole: SubscriptionState
+    key: dg.AssetKey,
+    states: Mapping[Name, TableState],
+    whole: SubscriptionState,
+    told: Iterable[str] = (),
 ) -> dg.AssetCheckResult:
-    """`sync_state` of all tables of a subscription together: a warning where they only wait for a copy."""
+    """`sync_state` of all tables of a subscription together: a warning where they only wait for a copy.
+
+    `told` are the problems for which a run has failed; see `told_before`.
+    """
     waiting = {n: s for n, s in states.items() if s.state not in {SyncState.READY, SyncState.REMOVED}}
     aside = [n for n, s in waiting.items() if s.state == SyncState.SET_ASIDE]
     reasons = [whole.reason] if whole.reason and not whole.enabled else []
@@ -272,7 +283,21 @@ def check_of_states(
             "tables ready": sum(s.state == SyncState.READY for s in states.values()),
             "tables waiting": len(waiting) - len(aside),
             "tables set aside": len(aside),
+            **({_TOLD: dg.MetadataValue.json(sorted(told))} if told else {}),
         },
+    )
+
+
+def told_before(dagster: dg.DagsterInstance, key: dg.AssetKey) -> set[str]:
+    """The problems of a subscription for which a run has failed, as the check `sync_state` of its cut keeps them."""
+    evaluated = {AssetCheckExecutionRecordStatus.SUCCEEDED, AssetCheckExecutionRecordStatus.FAILED}
+    records = dagster.event_log_storage.get_asset_check_execution_history(
+        dg.AssetCheckKey(key, SYNC_STATE), limit=1, status=evaluated
+    )
+    evaluation = records[0].evaluation if records else None
+    kept = evaluation.metadata.get(_TOLD) if evaluation else None
+    return (
+        set(kept.value) if isinstance(kept, dg.JsonMetadataValue) and isinstance(kept.value, list) else set()
     )
 
 
@@ -293,6 +318,17 @@ def check_of_freshness(
         description=description,
         metadata=metadata,
     )
+
+
+def check_of_freshness_of(
+    key: dg.AssetKey, subscription: Subscription, measured: Freshness | str, state: TableState | None
+) -> dg.AssetCheckResult:
+    """`freshness` of one table: nothing is applied to one that is not ready."""
+    if state is not None and state.state == SyncState.READY:
+        return check_of_freshness(key, subscription, measured)
+    meaning = state.state.meaning if state else "not copied yet"
+    reason = f": {state.reason}" if state and state.reason else ""
+    return check_of_freshness(key, subscription, f"nothing is applied: the table is {meaning}{reason}")
 
 
 def slot_problem(slot: str, state: SlotState | None) -> str | None:

@@ -1,38 +1,59 @@
 """The metadata people look for, in Dagster's standard names; what Dagster plots has the same name in every run."""
 
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import dagster as dg
 
+from pgsieve.decoding.lsn import format_lsn
+from pgsieve.decoding.visible import visible
+from pgsieve.resources.postgres.comments import Comments
 from pgsieve.resources.work import Work
+
+NO_COMMENTS = Comments()
 
 #: How long a step took, how far it is behind, and how much WAL its slot retains.
 SECONDS, LAG_SECONDS, LAG_BYTES = "seconds", "lag in seconds", "lag in bytes"
 
 
+def replica_version(lsn: int, version: int | None) -> dg.DataVersion:
+    """The version of a replica as an asset: what reads it is stale only where its rows may be others."""
+    return dg.DataVersion(f"{format_lsn(lsn)} {version}")
+
+
 def spent(work: Work) -> dict[str, Any]:
     """What a step's work took: who ran it, in how many tasks, how many bytes they wrote, how long."""
-    return {"engine": work.engine, "tasks": work.tasks, "bytes": work.bytes, SECONDS: work.seconds}
+    return {"engine": work.engine, "tasks": work.tasks, "bytes": work.bytes, SECONDS: round(work.seconds, 2)}
 
 
-def column_schema(columns: Iterable[tuple[str, str]]) -> dg.TableSchema:
-    """Columns and Spark types as Dagster shows them."""
-    return dg.TableSchema([dg.TableColumn(name, spark) for name, spark in columns])
+def column_schema(
+    columns: Iterable[tuple[str, str]], comments: Mapping[str, str] = MappingProxyType({})
+) -> dg.TableSchema:
+    """Columns and Spark types as Dagster shows them, with the publisher's comments."""
+    return dg.TableSchema(
+        [dg.TableColumn(name, spark, description=_shown(comments.get(name))) for name, spark in columns]
+    )
 
 
-def standard(
-    *,
-    rows: int | None = None,
-    columns: Iterable[tuple[str, str]] | None = None,
-    table: str | None = None,
-    uri: str | None = None,
-) -> dict[str, Any]:
-    """Dagster's standard metadata entries, those that are known."""
-    entries: Mapping[str, Any] = {
-        "dagster/row_count": rows,
-        "dagster/column_schema": None if columns is None else column_schema(columns),
-        "dagster/table_name": table,
-        "dagster/uri": uri,
+def _shown(comment: str | None) -> str | None:
+    return None if comment is None else visible(comment)
+
+
+def of_columns(columns: Iterable[tuple[str, str]], source: dg.AssetKey, comments: Comments) -> dict[str, Any]:
+    """What a replica's columns are, which column of the `source` each comes from, and what the publisher says of them."""
+    columns = list(columns)
+    comment = {} if comments.table is None else {"comment": visible(comments.table)}
+    return {
+        **comment,
+        "dagster/column_schema": column_schema(columns, comments.columns),
+        "dagster/column_lineage": dg.TableColumnLineage(
+            {name: [dg.TableColumnDep(source, name)] for name, _ in columns}
+        ),
     }
+
+
+def standard(*, rows: int | None = None, table: str | None = None, uri: str | None = None) -> dict[str, Any]:
+    """Dagster's standard metadata entries, those that are known."""
+    entries: Mapping[str, Any] = {"dagster/row_count": rows, "dagster/table_name": table, "dagster/uri": uri}
     return {key: value for key, value in entries.items() if value is not None}

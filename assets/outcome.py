@@ -1,12 +1,13 @@
 """How a step ends that could not do all of it: as a failure whose description says why.
 
 In: what is wrong with a subscription, or the error of a step. Out: `IncompleteError`, which comes after everything else is
-done, or `StepFailedError`. Both fail the run, so that whoever watches for failed runs hears of it, and Dagster shows their
-descriptions before any traceback. Nothing is rolled back: what was applied stays applied.
+done, or `StepFailedError`. Both fail the run, so that a sensor of failed runs hears of it, and Dagster shows their
+descriptions before any traceback. Nothing is rolled back: what was applied stays applied. An increment fails once for what
+is wrong, and not again as long as nothing else is: the check `sync_state` goes on saying it.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import dagster as dg
@@ -14,9 +15,8 @@ import dagster as dg
 from pgsieve.assets.dagster_names import Name
 from pgsieve.assets.steps.done import AHEAD
 from pgsieve.assets.steps.records.sequences import Sequences
-from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord, disabled_error
-from pgsieve.assets.steps.records.table_states import SyncState, TableStates
-from pgsieve.assets.steps.subscription import Subscription
+from pgsieve.assets.steps.records.subscription_state import SubscriptionState, disabled_error
+from pgsieve.assets.steps.records.table_states import SyncState, TableState
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.decoding.visible import visible
@@ -24,6 +24,10 @@ from pgsieve.resources.lake.lake import Lake
 
 #: The parent of pgsieve's own loggers.
 _LOGGERS = "pgsieve"
+
+
+#: In the place of a schema.
+_SEQUENCES = ""
 
 
 class IncompleteError(dg.Failure):
@@ -132,30 +136,24 @@ def telling(tell: Callable[[Exception], None] | None) -> Iterator[None]:
         raise
 
 
-def set_aside(subscription: Subscription, lake: Lake) -> set[Name]:
-    """The tables that are set aside."""
-    states = TableStates(lake, subscription.name).newest()
-    return {name for name, state in states.items() if state.state == SyncState.SET_ASIDE}
+def wrong_with(
+    subscription: str, lake: Lake, states: Mapping[Name, TableState], whole: SubscriptionState
+) -> dict[Name | None, str]:
+    """What is wrong: by its name each table that is set aside, and by None that the subscription is disabled.
 
-
-def problems(subscription: Subscription, lake: Lake, names: Iterable[Name] | None = None) -> list[str]:
-    """What is wrong: the tables that are set aside, all of them or of these, and that the subscription is disabled."""
-    chosen = None if names is None else set(names)
-    states = TableStates(lake, subscription.name).newest()
-    wrong = [
-        visible(f"{quote_qualified(*name)} is set aside: {state.reason}")
+    By a name that no table has each sequence that cannot be read (`of_tables` leaves these out).
+    """
+    wrong: dict[Name | None, str] = {
+        name: visible(f"{quote_qualified(*name)} is set aside: {state.reason}")
         for name, state in sorted(states.items())
-        if state.state == SyncState.SET_ASIDE and (chosen is None or name in chosen)
-    ]
-    whole = SubscriptionRecord(lake, subscription.name).state()
+        if state.state == SyncState.SET_ASIDE
+    }
     if not whole.enabled:
-        error = disabled_error(subscription.name, whole)
-        wrong.append(f"{error.message} ({error.hint})")
-    return wrong
+        error = disabled_error(subscription, whole)
+        wrong[None] = f"{error.message} ({error.hint})"
+    return wrong | {(_SEQUENCES, each): each for each in Sequences(lake, subscription).problems()}
 
 
-def refuse_incomplete(subscription: Subscription, lake: Lake, names: Iterable[Name] | None = None) -> None:
-    """Raise IncompleteError where something is wrong; of the subscription as a whole that a sequence cannot be read, too."""
-    unread = Sequences(lake, subscription.name).problems() if names is None else []
-    if wrong := problems(subscription, lake, names) + unread:
-        raise IncompleteError(subscription.name, wrong)
+def of_tables(wrong: Mapping[Name | None, str]) -> set[Name | None]:
+    """The keys of what is wrong with tables, or with the subscription as a whole: without it a cut holds."""
+    return {name for name in wrong if name is None or name[0] != _SEQUENCES}

@@ -3,29 +3,39 @@
 Changes come keyed by the published table already. The UPDATE transformation has routed those of partitions to their
 root (`pgsieve.assets.steps.update_transformation.slice_contents`, `pgsieve.decoding.publications.routing`).
 
-A run materialises the tables that it changed. One that had nothing to do, or is set aside, stays as it was; the check
-`sync_state` tells them apart. Tables that somebody chose by name are materialised as long as they are ready. The cut is
-materialised by every run that has brought all tables up to date, whether or not there was anything to do.
+A run is asked for the cut, and records the tables that it changed: Dagster shows every asset as failed that a failing run was
+asked for. One that had nothing to do, or is set aside, stays as it was; the check `sync_state` tells them apart. Tables that a
+person chose are materialised as long as they are ready. The cut is materialised by every run that has brought all tables up to
+date, whether or not there was anything to do.
 
 The checks `sync_state` and `freshness` of the cut speak for all tables, and are evaluated in each run. Those of single tables
-are reported where they have something new to say: for what the run materialised, and for what is not ready. A table that
-is set aside, or a disabled subscription, ends the run as failed once everything else is done.
+are reported where they have something new to say: for what the run recorded, and for what has become unwell. A table that
+is set aside, or a disabled subscription, ends one run as failed once everything else is done, and each run that a person asks for it.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 import dagster as dg
 
-from pgsieve.assets.checks import FRESHNESS, SYNC_STATE, check_of_freshness, check_of_state, check_of_states
+from pgsieve.assets.checks import (
+    FRESHNESS,
+    SYNC_STATE,
+    check_of_freshness,
+    check_of_freshness_of,
+    check_of_state,
+    check_of_states,
+    told_before,
+)
 from pgsieve.assets.dagster_names import Name, output_names
 from pgsieve.assets.lake import opened
-from pgsieve.assets.metadata import spent, standard
-from pgsieve.assets.outcome import as_step, problems, refuse_incomplete, telling
+from pgsieve.assets.metadata import NO_COMMENTS, of_columns, replica_version, spent, standard
+from pgsieve.assets.outcome import IncompleteError, as_step, of_tables, telling, wrong_with
 from pgsieve.assets.published import PublishedTable, Tables, written_filter
 from pgsieve.assets.steps.apply.applied import Applied
 from pgsieve.assets.steps.apply.replica_tables import ApplyResult, apply
+from pgsieve.assets.steps.checks.freshness import Freshness
 from pgsieve.assets.steps.done import Done
 from pgsieve.assets.steps.records.cuts import Cut, Cuts
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
@@ -35,17 +45,23 @@ from pgsieve.assets.translator import AssetKind, Naming, of_replica, of_source_t
 from pgsieve.assets.unrun_events import (
     data_version,
     inputs_of_before,
+    inputs_of_now,
     lag,
     measured_freshness,
+    plan,
     report_checks,
+    shown_as_unwell,
+    unasked,
 )
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.postgres.comments import Comments, read_comments
+from pgsieve.resources.postgres.errors import SourceError
 from pgsieve.resources.work import Work, measured
 
 #: What the op yields.
-Event = dg.MaterializeResult[None] | dg.AssetCheckResult
+Event = dg.MaterializeResult[None] | dg.AssetMaterialization | dg.AssetCheckResult
 
 
 def replica_tables_asset(
@@ -130,47 +146,123 @@ def replica_tables_asset(
             spend(work)
         if tell and context.selected_asset_keys:
             tell(result)
-        behind = measured_freshness(subscription, lake)
-        states, checks = TableStates(lake, subscription.name).newest(), list[dg.AssetCheckResult]()
-        told = [
-            name
-            for name in chosen
-            if (state := states.get(name)) is not None
+        states = TableStates(lake, subscription.name).newest()
+        whole = SubscriptionRecord(lake, subscription.name).state()
+        wrong = wrong_with(subscription.name, lake, states, whole)
+        told = told_before(context.instance, cut_key) if wrong else set()
+        failing = _failing(wrong, chosen, told if everything else None) if context.selected_asset_keys else {}
+        asked = {name: key for key, name in keys.items()} if with_cut else chosen
+        unwell = shown_as_unwell(context.instance, set(asked.values()))
+        new = {
+            name: state
+            for name, state in states.items()
+            if name in asked
             and state.state == SyncState.READY
-            and (not everything or is_changed(name, result, before))
-        ]
-        with lake.one_moment(*(lake.paths.replica(subscription.name, *name) for name in told)):
-            metadata = {
-                name: _metadata(lake, subscription, tables[name], result, states[name]) for name in told
-            }
-        for name, key in chosen.items():
-            state = states.get(name)
-            if state is None or state.state != SyncState.READY:
-                context.log.error(f"{quote_qualified(*name)} is {_meaning(state)}: {_reason(state)}")
-                checks.append(check_of_state(key, state))
-            elif name in metadata:
-                yield dg.MaterializeResult(
-                    asset_key=key, metadata={**metadata[name], **spent(work), **lag(behind)}
-                )
-                checks += [check_of_state(key, state), check_of_freshness(key, subscription, behind)]
-        report_checks(context.instance, checks)
-        if with_cut and result.cut and not problems(subscription, lake):
+            and (
+                is_changed(name, result, before)
+                or asked[name] in unwell
+                or (name in chosen and bool(failing or not everything))
+            )
+        }
+        behind = measured_freshness(subscription, lake)
+        yield from replicas(context, lake, result, {**spent(work), **lag(behind)}, new)
+        silent = _ready(states) - new.keys() | (wrong.keys() - failing.keys() - chosen.keys())
+        checked = {name: states.get(name) for name in asked if name not in silent}
+        report_checks(context.instance, list(table_checks(context, checked, behind)))
+        if with_cut and result.cut and not of_tables(wrong):
             yield dg.MaterializeResult(
                 asset_key=cut_key,
                 data_version=data_version(result.cut),
-                tags=inputs_of_before(context.instance, cut_key, others),
+                tags=inputs_of_before(context.instance, cut_key, others)
+                | inputs_of_now(context.instance, [asked[name] for name in new if name not in chosen]),
                 metadata={**_totals(result, result.cut), **spent(work), **lag(behind)},
             )
-        whole = SubscriptionRecord(lake, subscription.name).state()
         for check in sorted(context.selected_asset_check_keys):
             if check.name == SYNC_STATE:
-                yield check_of_states(cut_key, states, whole)
+                told_now = told.intersection(wrong.values()) | set(failing.values())
+                yield check_of_states(cut_key, states, whole, told_now)
             else:
                 yield check_of_freshness(cut_key, subscription, behind)
-        if context.selected_asset_keys:
-            refuse_incomplete(subscription, lake, None if everything else chosen)
+        if failing:
+            plan(context, [key for name, key in asked.items() if name in failing and name not in chosen])
+            raise IncompleteError(subscription.name, list(failing.values()))
+
+    def replicas(
+        context: dg.AssetExecutionContext,
+        lake: Lake,
+        result: ApplyResult,
+        told: Mapping[str, Any],
+        new: Mapping[Name, TableState],
+    ) -> Iterator[Event]:
+        """What a run has materialised, whether or not it was asked for it; `told` is the same of each."""
+        comments = _comments(subscription, list(new))
+        with lake.one_moment(*(lake.paths.replica(subscription.name, *name) for name in new)):
+            versions = {
+                name: replica_version(
+                    state.lsn, lake.records.version(lake.paths.replica(subscription.name, *name))
+                )
+                for name, state in new.items()
+            }
+            metadata = {
+                name: {
+                    **_metadata(lake, subscription, tables[name], result, state),
+                    **of_columns(
+                        state.definition.columns if state.definition else (),
+                        naming.key(of_source_table(source, name)),
+                        comments.get(name, NO_COMMENTS),
+                    ),
+                }
+                for name, state in new.items()
+            }
+        by_name = {name: key for key, name in keys.items()}
+        for name, version in versions.items():
+            made = dg.MaterializeResult[None](
+                asset_key=by_name[name], data_version=version, metadata={**metadata[name], **told}
+            )
+            is_asked = by_name[name] in context.selected_asset_keys
+            yield made if is_asked else unasked(context, made, upstream[outputs[by_name[name]]])
+
+    def table_checks(
+        context: dg.AssetExecutionContext, states: Mapping[Name, TableState | None], behind: Freshness | str
+    ) -> Iterator[dg.AssetCheckResult]:
+        for key, name in keys.items():
+            if name in states:
+                state = states[name]
+                if state is None or state.state != SyncState.READY:
+                    context.log.error(f"{quote_qualified(*name)} is {_meaning(state)}: {_reason(state)}")
+                yield check_of_state(key, state)
+                yield check_of_freshness_of(key, subscription, behind, state)
 
     return replica_tables
+
+
+def _comments(subscription: Subscription, names: Sequence[Name]) -> Mapping[Name, Comments]:
+    """The publisher's comments on tables and their columns; none where it does not answer, as they explain and no more."""
+    if not names:
+        return {}
+    try:
+        with subscription.feed.source.connect() as connection:
+            return read_comments(connection, names)
+    except SourceError:
+        return {}
+
+
+def _failing(
+    wrong: Mapping[Name | None, str], chosen: Container[Name], told: Container[str] | None
+) -> dict[Name | None, str]:
+    """For what of all that is wrong a run fails: what it was asked for, and what no run has failed for yet.
+
+    `told` is None for a run of chosen tables alone: the others are not its concern, but the subscription is.
+    """
+    return {
+        name: problem
+        for name, problem in wrong.items()
+        if (name is not None and name in chosen) or (name is None if told is None else problem not in told)
+    }
+
+
+def _ready(states: Mapping[Name, TableState]) -> set[Name | None]:
+    return {name for name, state in states.items() if state.state == SyncState.READY}
 
 
 def limit_of(subscription: Subscription) -> str:
@@ -236,10 +328,5 @@ def _metadata(
         "insert_exists": applied.insert_exists,
         "update_exists": applied.update_exists,
         **{name: value for name, value in known.items() if value is not None},
-        **standard(
-            rows=lake.count(path),
-            columns=state.definition.columns if state.definition else None,
-            table=quote_qualified(*name),
-            uri=path,
-        ),
+        **standard(rows=lake.count(path), table=quote_qualified(*name), uri=path),
     }

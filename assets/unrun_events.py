@@ -1,10 +1,11 @@
-"""What Dagster hears without a run of its own: checks of tables that a run was not asked for, and of a cut that stays as it is.
+"""What Dagster hears of what no run was asked for: tables that a run has changed, their checks, a cut that stays as it is.
 
-A run of Dagster costs 0.2 s, an event without one some milliseconds. In: results, or a subscription that has nothing to apply.
-Out: events in Dagster's records.
+Dagster shows every asset as failed that a run was asked for and has not materialised, if the run fails: so an increment is not
+asked for tables, which it knows only at its end. A run of Dagster costs 0.2 s, an event without one some milliseconds. In:
+results, or a subscription that has nothing to apply. Out: events in Dagster's records.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 
 import dagster as dg
@@ -15,17 +16,25 @@ from dagster._core.definitions.data_version import (
     CODE_VERSION_TAG,
     DATA_VERSION_IS_USER_PROVIDED_TAG,
     DATA_VERSION_TAG,
+    DEFAULT_DATA_VERSION,
     NULL_EVENT_POINTER,
     extract_data_provenance_from_entry,
     extract_data_version_from_entry,
     get_input_data_version_tag,
     get_input_event_pointer_tag,
 )
+from dagster._core.events import AssetMaterializationPlannedData, DagsterEvent
 from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
 
-from pgsieve.assets.checks import FRESHNESS, SYNC_STATE, check_of_freshness, check_of_states
+from pgsieve.assets.checks import (
+    FRESHNESS,
+    SYNC_STATE,
+    check_of_freshness,
+    check_of_states,
+    told_before,
+)
 from pgsieve.assets.metadata import LAG_SECONDS
-from pgsieve.assets.outcome import problems
+from pgsieve.assets.outcome import of_tables, wrong_with
 from pgsieve.assets.steps.checks.freshness import Freshness, check_freshness
 from pgsieve.assets.steps.records.cuts import Cut, Cuts
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
@@ -57,7 +66,7 @@ def measured_freshness(subscription: Subscription, lake: Lake) -> Freshness | st
 
 def lag(behind: Freshness | str) -> dict[str, float]:
     """The lag as metadata; none where it is not known."""
-    return {} if isinstance(behind, str) or behind.problem else {LAG_SECONDS: behind.seconds}
+    return {} if isinstance(behind, str) or behind.problem else {LAG_SECONDS: round(behind.seconds, 2)}
 
 
 def report_checks(dagster: dg.DagsterInstance, results: Sequence[dg.AssetCheckResult]) -> None:
@@ -89,6 +98,14 @@ def report_checks(dagster: dg.DagsterInstance, results: Sequence[dg.AssetCheckRe
         )
 
 
+def shown_as_unwell(dagster: dg.DagsterInstance, keys: Collection[dg.AssetKey]) -> set[dg.AssetKey]:
+    """The tables whose check `sync_state` failed the last time: what has made one ready may have other records."""
+    checks = [dg.AssetCheckKey(key, SYNC_STATE) for key in sorted(keys)]
+    last = dagster.event_log_storage.get_latest_asset_check_execution_by_key(checks) if checks else {}
+    failed = AssetCheckExecutionRecordStatus.FAILED
+    return {key.asset_key for key, record in last.items() if record.status == failed}
+
+
 def report_cut(
     dagster: dg.DagsterInstance,
     subscription: Subscription,
@@ -110,11 +127,14 @@ def report_cut(
         states, whole = states_of.newest(), record.state()
     key = naming.key(of_subscription(subscription, AssetKind.CUT))
     version = data_version(cut)
-    state = check_of_states(key, states, whole)
+    wrong = wrong_with(subscription.name, lake, states, whole)
+    # A run is still to fail for the others.
+    told = told_before(dagster, key).intersection(wrong.values()) if wrong else set()
+    state = check_of_states(key, states, whole, told)
     if _is_reported(dagster, subscription, state, version):
         return
     measured = measured_freshness(subscription, lake) if behind is None else behind
-    if not problems(subscription, lake):
+    if not of_tables(wrong):
         dagster.report_runless_asset_event(
             dg.AssetMaterialization(
                 key,
@@ -128,6 +148,21 @@ def report_cut(
             )
         )
     report_checks(dagster, [state, check_of_freshness(key, subscription, measured)])
+
+
+def disabled_before(
+    dagster: dg.DagsterInstance, subscription: Subscription, lake: Lake, naming: Naming
+) -> bool:
+    """Whether a subscription is disabled and a run has failed for it; if it is disabled the check `sync_state` says it."""
+    whole = SubscriptionRecord(lake, subscription.name).state()
+    if whole.enabled:
+        return False
+    states = TableStates(lake, subscription.name).newest()
+    key = naming.key(of_subscription(subscription, AssetKind.CUT))
+    wrong, told = wrong_with(subscription.name, lake, states, whole), told_before(dagster, key)
+    failed_for = told.intersection(wrong.values()) | {wrong[None]}
+    report_checks(dagster, [check_of_states(key, states, whole, failed_for)])
+    return wrong[None] in told
 
 
 def inputs_of_before(
@@ -148,6 +183,20 @@ def inputs_of_before(
     return {name: before[name] for name in names if name in before}
 
 
+def inputs_of_now(
+    dagster: dg.DagsterInstance, inputs: Mapping[dg.AssetKey, dg.DataVersion] | Iterable[dg.AssetKey]
+) -> dict[str, str]:
+    """What a materialization tells of inputs, as they are now; of one that nothing has materialised the version given."""
+    given = inputs if isinstance(inputs, Mapping) else dict.fromkeys(inputs, DEFAULT_DATA_VERSION)
+    tags = {}
+    for each, version in given.items():
+        record = dagster.get_latest_data_version_record(each)
+        present = record and extract_data_version_from_entry(record.event_log_entry)
+        tags[get_input_data_version_tag(each)] = (present or version).value
+        tags[get_input_event_pointer_tag(each)] = str(record.storage_id) if record else NULL_EVENT_POINTER
+    return tags
+
+
 def _inputs(dagster: dg.DagsterInstance, key: dg.AssetKey) -> dict[str, str]:
     """What a run's materialization tells of the asset's inputs, as they are now; nothing where no run has told of them.
 
@@ -157,13 +206,32 @@ def _inputs(dagster: dg.DagsterInstance, key: dg.AssetKey) -> dict[str, str]:
     before = newest and extract_data_provenance_from_entry(newest.event_log_entry)
     if not before:
         return {}
-    tags = {CODE_VERSION_TAG: before.code_version, DATA_VERSION_IS_USER_PROVIDED_TAG: "true"}
-    for each, version in before.input_data_versions.items():
-        record = dagster.get_latest_data_version_record(each)
-        present = record and extract_data_version_from_entry(record.event_log_entry)
-        tags[get_input_data_version_tag(each)] = (present or version).value
-        tags[get_input_event_pointer_tag(each)] = str(record.storage_id) if record else NULL_EVENT_POINTER
-    return tags
+    return _provided(before.code_version) | inputs_of_now(dagster, before.input_data_versions)
+
+
+def _provided(code_version: str) -> dict[str, str]:
+    return {CODE_VERSION_TAG: code_version, DATA_VERSION_IS_USER_PROVIDED_TAG: "true"}
+
+
+def unasked(
+    context: dg.AssetExecutionContext, result: dg.MaterializeResult[None], inputs: Iterable[dg.AssetKey]
+) -> dg.AssetMaterialization:
+    """What a step has materialised though its run was not asked for it; `inputs` are those of the asset."""
+    assert result.asset_key is not None
+    assert result.data_version is not None
+    tags = {DATA_VERSION_TAG: result.data_version.value, **_provided(context.run_id)}
+    tags |= inputs_of_now(context.instance, inputs)
+    return dg.AssetMaterialization(result.asset_key, metadata=result.metadata, tags=tags)
+
+
+def plan(context: dg.AssetExecutionContext, keys: Iterable[dg.AssetKey]) -> None:
+    """Have Dagster show these assets as failed by this run, which fails for them alone."""
+    step = context.get_step_execution_context().step.key
+    for key in keys:
+        planned = DagsterEvent.build_asset_materialization_planned_event(
+            context.job_name, step, AssetMaterializationPlannedData(key)
+        )
+        context.instance.report_dagster_event(planned, context.run_id)
 
 
 def _is_reported(

@@ -1,6 +1,6 @@
 """UPDATE transformation as an asset: what a subscription gets of the slices appended since the last time."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import dagster as dg
@@ -13,6 +13,7 @@ from pgsieve.assets.steps.records.transformed import TableChanges
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.assets.steps.update_transformation.transform import transform
 from pgsieve.assets.translator import AssetKind, Naming, of_feed, of_subscription
+from pgsieve.assets.unrun_events import disabled_before
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.decoding.visible import visible
 from pgsieve.resources.work import Work, measured
@@ -32,31 +33,36 @@ def table_changes_asset(
 ) -> dg.AssetsDefinition:
     """The asset `<subscription>/table_changes`: decode, filter, transform.
 
-    `fail` gets what fails the step, `spend` what it took. `done` is what a command transforms outside of the step: there is nothing left but to
-    tell it. What a table fails with is only logged here: the replicas come after this, and end the run as failed.
+    `fail` gets what fails the step, `spend` what it took. `done` is what a command transforms outside of the step: there is
+    nothing left but to tell it. What a table fails with is only logged here: the replicas come after this, and end the run as
+    failed. A run fails for a disabled subscription, and those after it leave it out.
     """
     data = of_subscription(subscription, AssetKind.TABLE_CHANGES)
     upstream = [naming.key(of_feed(subscription.feed, AssetKind.CHANGE_LOG))]
 
     @dg.multi_asset(
-        specs=[naming.spec(data, upstream)],
+        specs=[naming.spec(data, upstream).replace_attributes(skippable=True)],
         name=naming.name(f"{subscription.name}__table_changes"),
         required_resource_keys=naming.resources,
         pool=f"subscription_{subscription.name}",
     )
-    def table_changes(context: dg.AssetExecutionContext) -> dg.MaterializeResult[None]:
+    def table_changes(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult[None]]:
         log = context.log.info
         with as_step(context), telling(fail):
             if done is None:
+                lake = opened(context, naming)
+                if disabled_before(context.instance, subscription, lake, naming):
+                    context.log.warning(f"subscription {subscription.name} is disabled")
+                    return
                 with measured() as work:
-                    changes: Sequence[TableChanges] = transform(subscription, opened(context, naming), log)
+                    changes: Sequence[TableChanges] = transform(subscription, lake, log)
             else:
                 changes, work = done(log)
         if spend:
             spend(work)
         for table in (c for c in changes if c.problem):
             context.log.error(f"{quote_qualified(*table.name)}: {table.problem}")
-        return dg.MaterializeResult(metadata={**_metadata(changes), **spent(work)}, data_version=_APPENDED)
+        yield dg.MaterializeResult(metadata={**_metadata(changes), **spent(work)}, data_version=_APPENDED)
 
     return table_changes
 

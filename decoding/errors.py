@@ -21,6 +21,7 @@ A message names the object, what is wrong and what to do; it never holds a cell 
             DamagedTableError         resources.lake.delta.errors
             LakeUnavailableError      resources.lake.delta.errors
                 StoreUnavailableError resources.lake.delta.errors
+            RefusedTableError         resources.lake.delta.errors
             SparkLostError            resources.lake.delta.errors
         MissingExtraError             pipelines.command_line.extras
         NewerVersionError             resources.lake.overrun
@@ -85,6 +86,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pgsieve.decoding.visible import visible
+
+#: Stands in a hint for the table that it is about, where it is not known yet.
+OF_TABLE = "<schema>.<table>"
 
 
 class PgsieveError(Exception):

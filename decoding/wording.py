@@ -1,4 +1,4 @@
-"""Numbers of things as a message says them: a number and a noun in, `1 table` or `2 tables` out. Raises nothing."""
+"""How messages say things: numbers with a noun (`1 table`, `2 tables`), and long expressions. Raises nothing."""
 
 from __future__ import annotations
 
@@ -6,3 +6,12 @@ from __future__ import annotations
 def counted(number: int, noun: str) -> str:
     """The number with its noun, which gets an `s` unless there is one of it."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+#: So much of an expression a message shows.
+_SHOWN = 200
+
+
+def shortened(expression: str) -> str:
+    """The expression, or where it is long how it begins."""
+    return expression if len(expression) <= _SHOWN else f"{expression[:_SHOWN]}…"

@@ -5,7 +5,7 @@ before (`pipelines/published.py`): loading asks no source, so a source that fail
 empty. `build_definitions` is for a code location of one's own.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import dagster as dg
@@ -33,7 +33,6 @@ from pgsieve.assets.translator import (
     Naming,
     PgsieveTranslator,
     of_feed,
-    of_replica,
     of_source_table,
     of_subscription,
 )
@@ -107,9 +106,18 @@ def assemble(
     subscriptions, feeds = list(declared.subscriptions.values()), list(declared.feeds.values())
     increments = [
         dg.define_asset_job(
-            naming.name(f"{feed.name}_increments"), _increments(declared, feed, tables, naming)
+            naming.name(f"{feed.name}_increments"), _increments(feed, declared.reading(feed), naming)
         )
         for feed in feeds
+    ]
+    # For a person: what one subscription has to do, where the feed has several.
+    of_one = [
+        dg.define_asset_job(
+            naming.name(f"{feed.name}__{each.name}_increments"), _increments(feed, [each], naming)
+        )
+        for feed in feeds
+        if len(declared.reading(feed)) > 1
+        for each in declared.reading(feed)
     ]
     maintenance = [
         dg.define_asset_job(naming.name(f"{feed.name}_maintenance"), _maintenance(declared, feed, naming))
@@ -140,7 +148,7 @@ def assemble(
             for factory in (consistency_checks, conformity_checks, freshness_checks, sync_state_checks)
             for checks in factory(s, tables[s.name], naming)
         ],
-        jobs=[*increments, *maintenance, *alarms],
+        jobs=[*increments, *of_one, *maintenance, *alarms],
         schedules=[
             *(increments_schedule(job, running=automated) for job in increments),
             *(maintenance_schedule(job, running=automated) for job in maintenance),
@@ -166,16 +174,16 @@ def _source_tables(
         yield naming.spec(of_source_table(source, name))
 
 
-def _increments(
-    declared: Project, feed: Feed, tables: Mapping[str, Tables], naming: Naming
-) -> dg.AssetSelection:
-    """What an increment materialises, all but the initial sync, and the checks that speak for all of it."""
+def _increments(feed: Feed, subscriptions: Iterable[Subscription], naming: Naming) -> dg.AssetSelection:
+    """What an increment of these subscriptions is asked for, and the checks that speak for all of it.
+
+    It records the replicas that it has changed: Dagster calls every table failed that a failing run was asked for.
+    """
     log = naming.key(of_feed(feed, AssetKind.CHANGE_LOG))
     keys, checks = [log], [dg.AssetCheckKey(log, "slot_health")]
-    for subscription in declared.reading(feed):
+    for subscription in subscriptions:
         cut = naming.key(of_subscription(subscription, AssetKind.CUT))
         keys += [naming.key(of_subscription(subscription, AssetKind.TABLE_CHANGES)), cut]
-        keys += [naming.key(of_replica(subscription, table)) for table in tables[subscription.name].values()]
         checks += [dg.AssetCheckKey(cut, name) for name in (SYNC_STATE, FRESHNESS)]
     return dg.AssetSelection.assets(*keys).without_checks() | dg.AssetSelection.checks(*checks)
 

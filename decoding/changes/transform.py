@@ -22,6 +22,9 @@ from pgsieve.decoding.protocol.tuples import RelationColumns
 from pgsieve.decoding.publications.update_transformation import UPDATE_TRANSFORMATION
 from pgsieve.decoding.row_filters.evaluation.verdicts import Verdicts, condition
 from pgsieve.decoding.row_filters.nodes import RowFilter
+from pgsieve.decoding.row_filters.numeric import NumericError
+from pgsieve.decoding.row_filters.strings import FilterValueError
+from pgsieve.decoding.wording import shortened
 
 _Mask: TypeAlias = npt.NDArray[np.bool_]
 #: What each change is sent as: a place in `ROW_OPERATIONS`, or `_NOTHING`.
@@ -74,7 +77,7 @@ class Transformation:
         filters is decoded whole: of the rest no column is looked at that no filter reads.
         """
         conditions: _Conditions = {
-            operation: None if filters is None else condition(*(each.tree for each in filters))
+            operation: None if filters is None else _named(filters)
             for operation, filters in self.filters.items()
         }
         names = frozenset(field.name for field in self.schema.field("new").type)
@@ -105,6 +108,24 @@ class Transformation:
         counts = np.bincount(operation, minlength=len(ROW_OPERATIONS)).tolist()
         received.update(dict(zip(ROW_OPERATIONS, counts, strict=True)))
         return _sent_as(changes, operation, conditions, self.operations)
+
+
+def _named(filters: Sequence[RowFilter]) -> Verdicts:
+    """The verdict of row filters that are ORed; the error of a row of which they cannot be evaluated names them."""
+    evaluated = condition(*(each.tree for each in filters))
+
+    def verdicts_on(batch: pa.RecordBatch) -> pa.BooleanArray:
+        try:
+            return evaluated(batch)
+        except (FilterValueError, NumericError) as error:
+            where = shortened(" OR ".join(each.expression for each in filters))
+            raise type(error)(
+                f"row filter {where}: {error.message}",
+                hint="alter the row filter, or correct the row at the publisher",
+                sqlstate=error.sqlstate,
+            ) from None
+
+    return verdicts_on
 
 
 def _sent_as(

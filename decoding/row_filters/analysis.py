@@ -45,6 +45,7 @@ from pgsieve.decoding.row_filters.nodes import (
 )
 from pgsieve.decoding.server_versions import NEWEST_SERVER
 from pgsieve.decoding.values.builtin_types import ELEMENTS
+from pgsieve.decoding.wording import shortened
 
 PUBLISHER_HINT: Final = "use row_filter: publisher"
 
@@ -105,14 +106,15 @@ class _Analysis:
             raise self._unsupported(self._expression, "it is nested too deeply") from None
         except grammar.InvalidSyntaxError:
             raise RowFilterSyntaxError(
-                f"row filter of {self._relation} is no SQL expression: {self._expression}", sqlstate="42601"
+                f"row filter of {self._relation} is no SQL expression: {shortened(self._expression)}",
+                sqlstate="42601",
             ) from None
 
     # Errors. Parts of the filter are shown; they are the publication's definition, not values of rows.
 
     def _unsupported(self, part: str, reason: str) -> UnsupportedFilterError:
         return UnsupportedFilterError(
-            f"row filter of {self._relation} cannot be evaluated outside PostgreSQL: {part}: {reason}",
+            f"row filter of {self._relation} cannot be evaluated outside PostgreSQL: {shortened(part)}: {reason}",
             hint=PUBLISHER_HINT,
         )
 
@@ -127,7 +129,7 @@ class _Analysis:
             self._refuse(part, str(error))
         except InvalidConstantError as error:
             raise RowFilterSyntaxError(
-                f"row filter of {self._relation} is not valid: {part.sql(dialect='postgres')}: {error}",
+                f"row filter of {self._relation} is not valid: {shortened(part.sql(dialect='postgres'))}: {error}",
                 sqlstate=error.sqlstate,
             ) from None
 

@@ -22,11 +22,17 @@ import numpy as np
 import pyarrow as pa
 
 from pgsieve.decoding.binary.octets import fixed_width, offsets_of
-from pgsieve.decoding.errors import UnsupportedBinaryError, UnsupportedTypeError, ValueNotRepresentableError
+from pgsieve.decoding.errors import (
+    OF_TABLE,
+    UnsupportedBinaryError,
+    UnsupportedTypeError,
+    ValueNotRepresentableError,
+)
 from pgsieve.decoding.values import bytea, datetimes, numeric
 from pgsieve.decoding.values.arrays import ArraySend, ArrayText, Converter
 from pgsieve.decoding.values.builtin_types import BOX_ARRAY, ELEMENTS, NONE_DEFINED, DefinedTypes
 from pgsieve.decoding.values.output import NoOutputError, text_of
+from pgsieve.decoding.values.quoting import quote_identifier
 
 _NATIVE = "{}"
 _TEXT = "{}::pg_catalog.text"
@@ -316,7 +322,7 @@ def _converted(converter: Converter, values: pa.Array, type: ColumnType, column:
     except ValueError:  # Arrow's errors are among these. They quote the value, so none is chained
         raise ValueNotRepresentableError(
             f'column "{column}" has a value that Spark type {type.spark} cannot hold',
-            hint=f"set `types: {{<schema>.<table>.{column}: string}}` for PostgreSQL's own text, then resync the table",
+            hint=f"set `types: {{{OF_TABLE}.{quote_identifier(column)}: string}}` in pgsieve.yaml for PostgreSQL's own text",
             row=_first_refused(converter, values, type.arrow),
         ) from None
 

@@ -20,19 +20,20 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from enum import StrEnum
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from pgsieve import __version__
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.command_line import console
-from pgsieve.pipelines.commands.results import Failure
+from pgsieve.pipelines.commands.results import Failure, Refusal
 from pgsieve.pipelines.config.model import DEFAULT_FILE, FILE_VARIABLE, Config, load_config
 from pgsieve.resources.tracing import span
 
@@ -42,7 +43,62 @@ FAULT = 70
 INTERRUPTED = 130
 
 
-class Command(TyperCommand):
+def refuse(ctx: Any, error: Exception) -> None:
+    """Tell the error that ends a command: on stderr, and with `--json` as its result, on one line of stdout."""
+    if isinstance(error, PgsieveError):
+        console.print_error(error)
+    else:
+        console.print_unexpected(error, verbose=is_verbose(ctx))
+    if ctx.params.get("as_json"):
+        with suppress(OSError):  # It may be what is told.
+            console.print_json_line(Refusal(error))
+
+
+class _Flags:
+    """Help shows a flag as it is written: without a type, as it takes no value."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """The options and arguments."""
+        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for each in params:
+            if getattr(each, "is_flag", False):
+                each.metavar = ""
+        return params
+
+
+class Group(_Flags, TyperGroup):
+    """Commands; wrong arguments are refused as anything else is."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the options before the command."""
+        ctx.meta.setdefault(_ARGUMENTS, tuple(args))
+        with _usage_as_json(ctx):
+            return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Find the command, have it read its arguments, and run it."""
+        with _usage_as_json(ctx):
+            return super().invoke(ctx)
+
+
+#: Under which name a context keeps the arguments of the process.
+_ARGUMENTS = "pgsieve.arguments"
+#: What tells wrong arguments: click's, or the one of a typer with a click of its own.
+_UsageError: Any = typer.BadParameter.__base__
+
+
+@contextmanager
+def _usage_as_json(ctx: Any) -> Iterator[None]:
+    """Tell wrong arguments on stdout, too, where JSON is asked for; who asks writes what is wrong to stderr."""
+    try:
+        yield
+    except _UsageError as error:
+        if ctx.parent is None and "--json" in ctx.meta[_ARGUMENTS]:
+            console.print_json_line(Refusal(PgsieveError(error.format_message())))
+        raise
+
+
+class Command(_Flags, TyperCommand):
     """A command whose errors become one line and an exit code."""
 
     def invoke(self, ctx: Any) -> Any:
@@ -54,7 +110,7 @@ class Command(TyperCommand):
         except typer.Abort as error:  # Ctrl-C or Ctrl-D at a question.
             raise typer.Exit(INTERRUPTED) from error
         except PgsieveError as error:
-            console.print_error(error)
+            refuse(ctx, error)
             raise typer.Exit(REFUSED) from error
         except Exception as error:
             if isinstance(error, OSError) and error.errno == errno.EPIPE:  # `pgsieve … | head` is no fault
@@ -62,9 +118,9 @@ class Command(TyperCommand):
             from pgsieve.pipelines.commands.failures import what_refused
 
             if (refused := what_refused(error)) is not None:
-                console.print_error(refused)
+                refuse(ctx, refused)
                 raise typer.Exit(REFUSED) from error
-            console.print_unexpected(error, verbose=is_verbose(ctx))
+            refuse(ctx, error)
             raise typer.Exit(FAULT) from error
 
     def _printed(self, ctx: Any) -> Any:
@@ -80,6 +136,7 @@ class Command(TyperCommand):
 
 app = typer.Typer(
     name="pgsieve",
+    cls=Group,
     help="PostgreSQL logical replication into Delta Lake, with PostgreSQL's own row filters.",
     epilog="Example: pgsieve demo",
     no_args_is_help=True,
@@ -144,6 +201,30 @@ LogFormat = Annotated[
     ),
 ]
 
+
+_LEVEL_VARIABLE = "PGSIEVE_LOG_LEVEL"
+
+
+class _LogLevel(StrEnum):
+    """From which level on log records are written to stderr."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+LogLevel = Annotated[
+    _LogLevel | None,
+    typer.Option(
+        "--log-level",
+        help="From which level on log records are written to stderr (default: warning); debug says who writes each table, and"
+        " why. Also PGSIEVE_LOG_LEVEL.",
+        case_sensitive=False,
+        show_choices=True,
+    ),
+]
+
 Subscription = Annotated[
     str,
     typer.Argument(metavar="SUBSCRIPTION", help="A subscription, by name.", autocompletion=_completed),
@@ -157,9 +238,13 @@ def command(
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
         @wraps(function)
-        def invoked(*arguments: Any, log_format: _LogFormat | None = None, **options: Any) -> None:
-            if log_format == _LogFormat.JSON:
-                console.log_as_json()
+        def invoked(
+            *arguments: Any,
+            log_format: _LogFormat | None = None,
+            log_level: _LogLevel | None = None,
+            **options: Any,
+        ) -> None:
+            _begin_log(log_format, log_level)
             try:
                 with span(f"pgsieve {function.__name__}"):
                     function(*arguments, **options)
@@ -169,18 +254,28 @@ def command(
                 leave_all()
 
         declared = inspect.signature(function)
-        parameter = inspect.Parameter(
-            "log_format", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=LogFormat
-        )
+        logged = {"log_format": LogFormat, "log_level": LogLevel}
+        added = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+            for name, annotation in logged.items()
+        ]
         signed: Any = invoked
         # Typer shows the line breaks of a paragraph, which are those of the source.
         signed.__doc__ = re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.cleandoc(function.__doc__ or ""))
-        signed.__signature__ = declared.replace(parameters=[*declared.parameters.values(), parameter])
-        signed.__annotations__ = {**function.__annotations__, "log_format": LogFormat}
+        signed.__signature__ = declared.replace(parameters=[*declared.parameters.values(), *added])
+        signed.__annotations__ = {**function.__annotations__, **logged}
         to.command(name, cls=Command, epilog=epilog, rich_help_panel=panel)(invoked)
         return function
 
     return register
+
+
+def _begin_log(log_format: str | None, log_level: str | None) -> None:
+    """Write to stderr as the options say, or the variables."""
+    if log_level is not None:
+        console.log_from(log_level)
+    if log_format == _LogFormat.JSON:
+        console.log_as_json()
 
 
 def _print_version(wanted: bool) -> None:
@@ -201,13 +296,19 @@ def common(
         typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
     ] = False,
     log_format: LogFormat = None,
+    log_level: LogLevel = None,
 ) -> None:
     """Keep the options that come before the command."""
     del verbose, version  # read from the context, and by the callback
     console.show_warnings()
-    if (log_format or os.environ.get("PGSIEVE_LOG_FORMAT")) == _LogFormat.JSON:
-        console.log_as_json()
+    _begin_log(log_format or os.environ.get("PGSIEVE_LOG_FORMAT"), log_level or _level_of_environment())
     ctx.obj = config
+
+
+def _level_of_environment() -> str | None:
+    if (level := os.environ.get(_LEVEL_VARIABLE)) and level.lower() not in {*_LogLevel}:
+        raise typer.BadParameter(f"{_LEVEL_VARIABLE} is none of {', '.join(_LogLevel)}")
+    return level or None
 
 
 def load(ctx: typer.Context, config: Path | None) -> Config:

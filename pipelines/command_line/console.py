@@ -34,6 +34,8 @@ NOTHING = "–"
 
 #: Where progress and errors go as JSON, one object a line; None: as text.
 _json: JsonLog | None = None
+#: From which level on log records are written.
+_level = logging.WARNING
 
 
 class Text(RichText):
@@ -61,11 +63,23 @@ def show_warnings() -> None:
         logging.lastResort.setFormatter(_Warnings())
 
 
+def log_from(level: str) -> None:
+    """Write log records from this level on, in any letters: below a warning pgsieve's own alone, and how each step decides."""
+    global _level  # noqa: PLW0603 - stderr is the process's, too
+    _level = logging.getLevelNamesMapping()[level.upper()]
+    logging.getLogger("pgsieve").setLevel(_level)
+    if logging.lastResort is not None:
+        logging.lastResort.setLevel(_level)
+    if _json is not None:
+        _json.log_from(_level)
+
+
 def log_as_json() -> None:
     """Write progress, warnings and errors as JSON from now on, as well as what others write to stderr."""
     global _json  # noqa: PLW0603 - stderr is the process's, too
     if _json is None:
         _json = JsonLog()
+        _json.log_from(_level)
 
 
 def log_as_text() -> bool:

@@ -71,6 +71,10 @@ class JsonLog:
         message = f"unexpected {type(error).__name__}"
         self.write("error", message=message, hint=hint, subscriptions=concerned, traceback=trace)
 
+    def log_from(self, level: int) -> None:
+        """Write log records from this level on."""
+        self._handler.setLevel(level)
+
     def close(self) -> None:
         """Give stderr back; every line that was written is out."""
         atexit.unregister(self.close)
@@ -101,7 +105,7 @@ class JsonLog:
 
 
 class _Handler(logging.Handler):
-    """Python's log records from WARNING on, as without JSON."""
+    """Python's log records, from the same level on as without JSON."""
 
     def __init__(self, log: JsonLog) -> None:
         super().__init__(logging.WARNING)
@@ -109,9 +113,9 @@ class _Handler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         trace = "".join(traceback.format_exception(*record.exc_info)) if record.exc_info else None
-        level = "warning" if record.levelno < logging.ERROR else "error"
+        levels = {logging.ERROR: "error", logging.WARNING: "warning", logging.INFO: "info"}
         self._log.write(
-            level,
+            next((name for least, name in levels.items() if record.levelno >= least), "debug"),
             logger=record.name,
             message=concealed(record.getMessage()),
             traceback=None if trace is None else concealed(trace),

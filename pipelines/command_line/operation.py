@@ -11,6 +11,7 @@ from pgsieve.pipelines.command_line.app import (
     REFUSED,
     AsJson,
     ConfigFile,
+    Group,
     Subscriptions,
     UiHost,
     UiPort,
@@ -115,6 +116,7 @@ def jars(
 
 
 engine = typer.Typer(
+    cls=Group,
     help="Keep a Spark warm on this machine, which the runs of this configuration share.",
     epilog="Example: pgsieve engine start",
     no_args_is_help=True,

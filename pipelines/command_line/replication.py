@@ -20,6 +20,7 @@ from pgsieve.pipelines.command_line.app import (
     end,
     is_verbose,
     load,
+    refuse,
 )
 from pgsieve.pipelines.commands.results import EnableReport, SkipReport
 
@@ -101,7 +102,7 @@ def run(
                     stall_limit=stall_limit or None,
                 )
         except StalledError as error:
-            console.print_error(error)
+            refuse(ctx, error)
             console.log_as_text()
             sys.stdout.flush()
             os._exit(REFUSED)  # Not sys.exit, which waits for the threads that do not move.

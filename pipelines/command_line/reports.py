@@ -24,6 +24,7 @@ from pgsieve.pipelines.command_line.console import (
 )
 from pgsieve.pipelines.command_line.sequences import print_checked, print_listed
 from pgsieve.pipelines.commands.results import (
+    UNKNOWN,
     CheckReport,
     ComparedTable,
     DemoReport,
@@ -163,7 +164,7 @@ def print_status(report: StatusReport) -> None:
     )
     for slot in report.slots:
         state = "active" if slot.active else "idle" if slot.exists else "not created"
-        state = "unknown" if slot.problem else state
+        state = UNKNOWN if slot.exists == UNKNOWN else state
         at_risk = slot.wal_status in ("lost", "unreserved")
         add_row(
             slots,
@@ -182,7 +183,6 @@ def print_status(report: StatusReport) -> None:
         if slot.decoding == "while a slot exists":
             text = "wal_level is replica: the last logical slot that is dropped switches logical decoding off"
             print_out(Text.assemble((f"{slot.source}: ", "dim"), text))
-    silent = {slot.source for slot in report.slots if slot.problem}
     for subscription in report.subscriptions:
         title = f"{subscription.name} (source {subscription.source}, row_filter {subscription.row_filter})"
         tables = table_of(
@@ -191,9 +191,9 @@ def print_status(report: StatusReport) -> None:
         for table in subscription.tables:
             state_text = cell(table.state, "red" if table.problem else "")
             position = (table.lsn, table.version, table.rows)
-            # What a source does not tell is no table without a row filter.
-            filtered = "unknown" if subscription.source in silent else table.row_filter
-            add_row(tables, quote_qualified(table.schema, table.name), state_text, *position, filtered)
+            add_row(
+                tables, quote_qualified(table.schema, table.name), state_text, *position, table.row_filter
+            )
         print_out("", tables)
         print_listed(subscription.sequences)
         if progress := _progress_of(subscription):

@@ -7,10 +7,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 
-from pgsieve.assets.steps.checks.consistency import check_consistency
+from pgsieve.assets.steps.checks.consistency import TableConsistency, check_consistency
 from pgsieve.assets.steps.checks.repair import repair
 from pgsieve.assets.steps.checks.sequences import compare_sequences
+from pgsieve.assets.steps.initial_sync.copy import tables_to_copy
 from pgsieve.assets.steps.log import Log
+from pgsieve.assets.steps.operations.initial_copy import copy_tables
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.pipelines.commands.failures import Failures
@@ -50,6 +52,8 @@ def _checked(
         results = check_consistency(
             subscription, lake, log, warn=lambda warning: warn(f"{subscription.name}: {warning}")
         )
+        if repairing:
+            results = _with_copied(subscription, lake, results, log)
         differing = [(c.schema, c.table) for c in results if c.differing]
         done = repair(subscription, lake, differing, log) if repairing and differing else []
     repaired = {(r.schema, r.table): r for r in done}
@@ -87,6 +91,19 @@ def _checked_sequences(subscription: Subscription, lake: Lake) -> list[CheckedSe
         )
         for compared in compare_sequences(subscription, lake)
     ]
+
+
+def _with_copied(
+    subscription: Subscription, lake: Lake, results: Sequence[TableConsistency], log: Log
+) -> list[TableConsistency]:
+    """Copy what the next run would copy, as its definition has changed, and compare it then; the other results stay."""
+    compared = {(c.schema, c.table): c for c in results}
+    waiting = {name for name, c in compared.items() if c.problem}
+    lacking = [name for name in tables_to_copy(subscription, lake) if name in waiting] if waiting else []
+    if lacking:
+        copy_tables(subscription, lake, lacking, log)
+        compared |= {(c.schema, c.table): c for c in check_consistency(subscription, lake, log, lacking)}
+    return list(compared.values())
 
 
 @contextmanager

@@ -32,6 +32,9 @@ def drop(config: Config, name: str, *, delete_tables: bool, leave_slot: bool) ->
             sqlstate=error.sqlstate,
         ) from error
     captured = "" if feed.filtered else f" and the publications {feed.capture}*"
+    left = f"replication slot {feed.slot}{captured}" if leave_slot and not done.kept_for else None
+    if done.foreign:
+        left = f"publication {', '.join(done.foreign)}, which pgsieve did not create: DROP PUBLICATION, if nothing else needs it"
     return DropReport(
         subscription=name,
         slot=done.slot,
@@ -40,5 +43,5 @@ def drop(config: Config, name: str, *, delete_tables: bool, leave_slot: bool) ->
         kept_for=done.kept_for,
         folders=done.folders,
         unregistered=done.unregistered,
-        left=f"replication slot {feed.slot}{captured}" if leave_slot and not done.kept_for else None,
+        left=left,
     )

@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import dagster as dg
 
+from pgsieve.assets.checks import told_before
 from pgsieve.assets.dagster_names import table_partition
 from pgsieve.assets.initial_sync import LACKING, initial_sync_asset, range_tags, stretches, tables_partitions
-from pgsieve.assets.outcome import set_aside
+from pgsieve.assets.outcome import wrong_with
 from pgsieve.assets.partition_roots import replica_tables_asset
 from pgsieve.assets.published import Tables, partitioned
 from pgsieve.assets.steps.apply.replica_tables import ApplyResult, apply, tables_beyond_cut
@@ -27,6 +28,7 @@ from pgsieve.assets.steps.records.table_states import Name, SyncState, TableStat
 from pgsieve.assets.steps.records.transformed import TableChanges, Transformed
 from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.assets.steps.update_transformation.transform import transform
+from pgsieve.assets.translator import AssetKind, of_subscription
 from pgsieve.assets.unrun_events import report_cut
 from pgsieve.assets.update_transformation import table_changes_asset
 from pgsieve.decoding.lsn import format_lsn
@@ -172,15 +174,23 @@ class Materializer:
 
         `published` has the tables of each subscription, and is asked where something is new.
         Also where an error has just disabled the subscription: what committed before is transformed, and applied. What is set
-        aside has nothing to apply, but the run has to end as failed.
+        aside has nothing to apply, but a run has to end as failed for it, once.
         """
         name = self.subscription.name
         asked = [each(self.lake, name).path for each in (Cuts, Transformed, TableStates)]
         with self.lake.one_moment(*asked):
-            stale = tables_beyond_cut(self.subscription, self.lake) | set_aside(self.subscription, self.lake)
+            stale = tables_beyond_cut(self.subscription, self.lake) | self._newly_set_aside()
         if not stale:
             return {}, {}
         return partitioned(published()[self.subscription.name], stale)
+
+    def _newly_set_aside(self) -> set[Name]:
+        """The tables that are set aside, and that no run has failed for."""
+        states, whole = TableStates(self.lake, self.name).newest(), SubscriptionRecord(self.lake, self.name)
+        wrong = wrong_with(self.name, self.lake, states, whole.state())
+        key = NAMING.key(of_subscription(self.subscription, AssetKind.CUT))
+        told = told_before(self.dagster, key) if wrong else set()
+        return {name for name, problem in wrong.items() if name is not None and problem not in told}
 
     def report(self) -> None:
         """Where no asset has anything new the cut may: a table that was dropped is not in the next one."""

@@ -7,9 +7,12 @@ differ. Errors are kept as they were raised. Nothing here raises.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from pgsieve.pipelines.commands.sequences import CheckedSequence, ListedSequence
+
+#: What a source would say that does not answer.
+UNKNOWN: Literal["unknown"] = "unknown"
 
 
 class Progress(Protocol):
@@ -33,6 +36,13 @@ class Failure:
     """An error that ended the part of some subscriptions; what was done for them before is durable."""
 
     subscriptions: tuple[str, ...]
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The error that ended a command: with `--json` its result."""
+
     error: Exception
 
 
@@ -182,15 +192,16 @@ class SlotStatus:
     `subscription` is set for a slot of one subscription's own (mode `publisher`). `lag_bytes` is the WAL
     between the confirmed LSN and the server's current one, `lag_seconds` for how long the oldest commit that the change
     log lacks has been waiting, `retained_bytes` the WAL that the slot keeps, `safe_wal_bytes` what may still be written
-    before the slot can be lost (None: any amount). `problem` says why the source could not be asked. `decoding` is
+    before the slot can be lost (None: any amount). `problem` says why the source could not be asked: whether there is such a slot,
+    and whether a process reads it, is unknown then. `decoding` is
     `always`, or `while a slot exists`: then the last logical slot that is dropped switches logical decoding off.
     """
 
     source: str
     subscription: str | None
     slot: str
-    exists: bool
-    active: bool
+    exists: bool | Literal["unknown"]
+    active: bool | Literal["unknown"]
     wal_status: str | None
     confirmed_lsn: str | None
     lag_bytes: int | None
@@ -206,6 +217,7 @@ class SlotStatus:
 class TableStatus:
     """A replica table: its sync state, its row filter and its position; `problem` says why it is set aside.
 
+    `row_filter` is None where every row passes, and `unknown` where the source does not say it.
     `since_copy` is what changed in its publications since it was copied; `pgsieve resync` copies it again.
     """
 

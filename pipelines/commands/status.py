@@ -26,7 +26,13 @@ from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.publications.catalog import Catalog
 from pgsieve.pipelines.commands.in_process import instance
-from pgsieve.pipelines.commands.results import SlotStatus, StatusReport, SubscriptionStatus, TableStatus
+from pgsieve.pipelines.commands.results import (
+    UNKNOWN,
+    SlotStatus,
+    StatusReport,
+    SubscriptionStatus,
+    TableStatus,
+)
 from pgsieve.pipelines.commands.sequences import listed
 from pgsieve.pipelines.commands.ui import dagster_home
 from pgsieve.pipelines.config.model import Config
@@ -88,8 +94,8 @@ def _report(declared: Project, lake: Lake, ran: Mapping[str, datetime] | None) -
                 source=feed.source.name,
                 subscription=next(iter(feed.subscriptions)) if feed.filtered else None,
                 slot=feed.slot,
-                exists=state is not None,
-                active=state is not None and state.active,
+                exists=UNKNOWN if asked.problem else state is not None,
+                active=UNKNOWN if asked.problem else state is not None and state.active,
                 wal_status=state.wal_status if state else None,
                 confirmed_lsn=format_lsn(state.confirmed_lsn) if state else None,
                 lag_bytes=state.lag if state else None,
@@ -225,7 +231,11 @@ def _subscription(
                 schema=name[0],
                 name=name[1],
                 state=(state.state if state else SyncState.INITIALIZE).meaning,
-                row_filter=" OR ".join(filters) if filters is not None else None,
+                row_filter=UNKNOWN
+                if catalog is None
+                else " OR ".join(filters)
+                if filters is not None
+                else None,
                 lsn=format_lsn(max(cut.lsn if cut else 0, state.lsn)) if state and ready else None,
                 version=cut.tables.get(name) if cut else None,
                 rows=rows,

@@ -226,7 +226,7 @@ def _identity(table: Table) -> str:
     if table.replica_identity == "f":
         return "FULL"
     if not table.identity:
-        return "NOTHING"
+        return "DEFAULT, without a primary key" if table.replica_identity == "d" else "NOTHING"
     columns = ", ".join(quote_identifier(c) for c in table.identity)
     return f"{'INDEX' if table.replica_identity == 'i' else 'PRIMARY KEY'} ({columns})"
 

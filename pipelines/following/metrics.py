@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Summary, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -22,7 +23,7 @@ from pgsieve import __version__
 from pgsieve.assets.steps.apply.replica_tables import ApplyResult
 from pgsieve.assets.steps.records.table_states import SyncState
 from pgsieve.assets.steps.records.transformed import TableChanges
-from pgsieve.pipelines.commands.results import SlotStatus, StatusReport, SubscriptionStatus
+from pgsieve.pipelines.commands.results import UNKNOWN, StatusReport, SubscriptionStatus
 
 _SLOT = ("source", "slot")
 _TABLE = ("subscription", "schema", "table")
@@ -42,12 +43,12 @@ class _Figure:
 
 _SLOT_FIGURES: Sequence[_Figure] = (
     _Figure("pgsieve_source_up", "Whether the source answered.", lambda s: s.problem is None),
-    _Figure("pgsieve_slot_exists", "Whether the replication slot exists.", lambda s: _if_asked(s, s.exists)),
-    _Figure("pgsieve_slot_active", "Whether a process reads the slot.", lambda s: _if_asked(s, s.active)),
+    _Figure("pgsieve_slot_exists", "Whether the replication slot exists.", lambda s: _if_known(s.exists)),
+    _Figure("pgsieve_slot_active", "Whether a process reads the slot.", lambda s: _if_known(s.active)),
     _Figure(
         "pgsieve_slot_wal_at_risk",
         "Whether the server may remove, or has removed, WAL that the slot needs (wal_status unreserved or lost).",
-        lambda s: _if_asked(s, s.wal_status in {"unreserved", "lost"}),
+        lambda s: None if s.exists == UNKNOWN else s.wal_status in {"unreserved", "lost"},
     ),
     _Figure(
         "pgsieve_slot_lag_bytes",
@@ -87,8 +88,8 @@ _SUBSCRIPTION_FIGURES: Sequence[_Figure] = (
 )
 
 
-def _if_asked(slot: SlotStatus, value: bool) -> bool | None:
-    return value if slot.problem is None else None
+def _if_known(value: bool | Literal["unknown"]) -> bool | None:
+    return None if value == UNKNOWN else value
 
 
 def _gauge(figure: _Figure, labels: Sequence[str], rows: Iterable[tuple[Sequence[str], object]]) -> Metric:

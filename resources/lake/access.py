@@ -27,6 +27,7 @@ from pgsieve.resources.lake.delta.errors import (
     LakeError,
     LakeUnavailableError,
     OverrunError,
+    RefusedTableError,
     StoreUnavailableError,
     causes,
     damaged,
@@ -229,6 +230,6 @@ def _named(path: str, error: Exception) -> LakeError:
     if (code := refusal(error)) is not None:
         message = os.strerror(code)
     seen = "see Spark's log, above or of its server; " if by_spark else ""
-    return LakeError(
+    return RefusedTableError(
         f'Delta table "{path}": {message}', hint=f"{seen}`pgsieve run` goes on from the last commit"
     )

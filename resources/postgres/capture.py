@@ -102,6 +102,13 @@ def _created(connection: psycopg.Connection[Any], capture: str) -> list[str]:
     return [name for (name,) in rows if name in names]
 
 
+def foreign_capture(connection: psycopg.Connection[Any], capture: str, catalog: Catalog) -> list[str]:
+    """The capture publications of a source that others created: they stay as they are."""
+    ours = _created(connection, capture)
+    names = (capture + suffix for suffix in capture_suffixes())
+    return sorted(name for name in names if name in catalog.publications and name not in ours)
+
+
 def shrink_capture(
     connection: psycopg.Connection[Any],
     source: str,

@@ -65,6 +65,27 @@ def is_passing(error: BaseException) -> bool:
     return isinstance(error, psycopg.OperationalError) or type(error) is psycopg.DatabaseError
 
 
+#: What a server says that begins no session, and its SQLSTATE, which libpq does not pass on (src/backend/libpq/auth.c,
+#: utils/init/postinit.c, miscinit.c and postmaster/postmaster.c).
+_NO_SESSION = {
+    r"password authentication failed": "28P01",
+    r"pg_hba\.conf|authentication failed for user|role \".*\" does not exist|not permitted to log in": "28000",
+    r"database \".*\" does not exist": "3D000",
+    r"permission denied for database": "42501",
+    r"too many (?:clients|connections)|remaining connection slots": "53300",
+    r"is not currently accepting connections": "55000",
+    r"database system is (?:starting up|shutting down|in recovery|not yet accepting)": "57P03",
+}
+#: As a subscriber's own error has it (libpqrcv_connect in src/backend/replication/libpqwalreceiver/libpqwalreceiver.c).
+_CONNECTION_FAILURE = "08006"
+
+
+def sqlstate_of_connection(error: psycopg.Error) -> str:
+    """The SQLSTATE of an error with which no session began."""
+    told = (state for words, state in _NO_SESSION.items() if re.search(words, str(error)))
+    return error.sqlstate or next(told, _CONNECTION_FAILURE)
+
+
 @contextmanager
 def without_values() -> Iterator[None]:
     """Have an error of what reads rows show none of their values: an executor's ends up in Spark's log as it is."""

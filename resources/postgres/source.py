@@ -29,6 +29,7 @@ from pgsieve.resources.postgres.errors import (
     is_passing,
     message_without_values,
     one_line,
+    sqlstate_of_connection,
 )
 from pgsieve.resources.postgres.kept_sessions import kept_sessions
 from pgsieve.resources.postgres.pooler import is_pooled, pooler_at, shares_processes, some_pooler
@@ -107,7 +108,7 @@ class Source:
             raise SourceUnreachableError(
                 f'source "{self.name}": no connection{through} ({one_line(error)})',
                 hint=pooler.hint if pooler else hint,
-                sqlstate=error.sqlstate,
+                sqlstate=sqlstate_of_connection(error),
             ) from None
         try:
             with kept.lending(conninfo, connection) if kept else connection:

@@ -17,6 +17,7 @@ from dagster import DagsterInstance, DagsterRunStatus
 from deltalake import DeltaTable
 from playwright.sync_api import Page, expect
 
+from pgsieve.assets.steps.records.table_states import TableStates
 from pgsieve.pipelines.config.model import load_config
 from pgsieve.pipelines.project import project
 from tests.fixtures import commands
@@ -45,6 +46,13 @@ def _rows(web: Web, table: str) -> int:
     return DeltaTable(path).to_pyarrow_table().num_rows if DeltaTable.is_deltatable(path) else -1
 
 
+def _run(web: Web) -> None:
+    """All tables are copied: of what was not Dagster asks whether one is sure."""
+    environ = {**os.environ, "DAGSTER_HOME": ""}  # The records of `pgsieve ui`.
+    done = commands.run("run", "-c", str(web.path), environment=environ)
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_graph_shows_the_steps_and_the_replicas(web: Web, page: Page) -> None:
     page.goto(f"{web.address}/locations/pgsieve.pipelines.definitions/asset-groups/sales")
     for asset in ("initial_sync", "table_changes", "customers", "orders"):
@@ -67,19 +75,14 @@ def test_chosen_tables_are_copied(web: Web, page: Page) -> None:
 
 
 def test_a_job_applies_what_has_changed(web: Web, page: Page) -> None:
+    # Dagster asks whether one is sure as long as a table that the cut is made of has no record.
+    _run(web)
     web.database.execute("insert into orders values (10, 'EMEA'), (11, 'APAC')")
     page.goto(f"{web.address}/locations/pgsieve.pipelines.definitions/jobs/shop_increments")
     page.get_by_role("button", name=re.compile("Materialize all")).click()
     _until(lambda: _rows(web, "orders") == 10, web)
     page.goto(f"{web.address}/assets/sales/public/orders")
     expect(page.get_by_text("Latest materialization").first).to_be_visible()
-
-
-def _run(web: Web) -> None:
-    """All tables are copied: of what was not Dagster asks whether one is sure."""
-    environ = {**os.environ, "DAGSTER_HOME": ""}  # The records of `pgsieve ui`.
-    done = commands.run("run", "-c", str(web.path), environment=environ)
-    assert done.returncode == 0, done.stderr
 
 
 def _runs(web: Web) -> list[str]:
@@ -135,6 +138,33 @@ def test_a_run_that_fails_says_what_to_do(web: Web, page: Page) -> None:
     expect(page.get_by_text(re.compile("is not currently accepting connections")).first).to_be_visible()
     expect(page.get_by_text("what to do").first).to_be_visible()
     expect(page.get_by_text(re.compile("check host, port, dbname")).first).to_be_visible()
+
+
+def test_a_table_that_is_set_aside_is_red_and_the_others_are_not(web: Web, page: Page) -> None:
+    _run(web)
+    states = TableStates(project(load_config(web.path)).lake.open(), "sales")
+    ready = states.newest()["public", "customers"]
+    states.append([ready.with_problem("sales", "a value")])
+    web.database.execute("insert into orders values (200, 'EMEA')")
+    run = _materialize_all(web, page)
+    page.goto(f"{web.address}/runs/{run}")
+    expect(page.get_by_text("Failure").first).to_be_visible()
+    red = page.get_by_text(re.compile(r"^\s*Failed in\b"))
+    for table in ("customers", "orders"):
+        page.goto(f"{web.address}/assets/sales/public/{table}")
+        expect(page.get_by_text("Latest materialization").first).to_be_visible()
+        page.wait_for_load_state("networkidle")
+        if table == "customers":
+            expect(red.first).to_be_visible()
+        else:
+            expect(red).to_have_count(0)
+    page.goto(f"{web.address}/assets/sales/public/customers?view=checks&checkDetail=sync_state")
+    expect(
+        page.get_by_text(re.compile("a value; `pgsieve resync sales public.customers`")).first
+    ).to_be_visible()
+    # It is copied again where Dagster says so, and is well.
+    states.append([ready])
+    _run(web)
 
 
 def test_a_schedule_is_switched_on(web: Web, page: Page) -> None:

@@ -13,6 +13,8 @@ from typing import Any
 import dagster as dg
 import psycopg
 import pytest
+from dagster._core.definitions.data_version import CachingStaleStatusResolver
+from dagster._core.loader import LoadingContextForTest
 
 import pgsieve
 from pgsieve.assets.initial_sync import initial_sync_asset, range_tags
@@ -208,16 +210,50 @@ def test_an_increment_evaluates_its_checks_and_tells_figures_under_the_same_name
         assert evaluation.passed
 
 
-def test_a_run_that_finds_a_table_set_aside_fails_after_everything_else(
+def _set_aside(shop: Shop, subscription: str, table: str, reason: str) -> None:
+    state = TableStates(shop.lake, subscription).newest()["public", table]
+    TableStates(shop.lake, subscription).append([replace(state, state=SyncState.SET_ASIDE, reason=reason)])
+
+
+def _red(shop: Shop, dagster: dg.DagsterInstance) -> set[str]:
+    """The assets that Dagster's pages show as failed: by their last run, or by one of the checks that each run evaluates."""
+    graph = pgsieve.build_definitions(shop.path).resolve_asset_graph()
+    red = set()
+    for record in dagster.get_asset_records(sorted(graph.materializable_asset_keys)):
+        entry = record.asset_entry
+        run = entry.last_run_id and dagster.get_run_by_id(entry.last_run_id)
+        made = entry.last_materialization_record
+        if run and run.is_failure and (made is None or made.run_id != run.run_id):
+            red.add(entry.asset_key.to_user_string())
+    last = dagster.event_log_storage.get_latest_asset_check_execution_by_key(sorted(graph.asset_check_keys))
+    for key, check in last.items():
+        if isinstance(check.evaluation, dg.AssetCheckEvaluation) and not check.evaluation.passed:
+            red.add(f"{key.asset_key.to_user_string()}:{key.name}")
+    return red
+
+
+def _stale(shop: Shop, dagster: dg.DagsterInstance) -> list[str]:
+    """What Dagster calls "unsynced" of what an increment makes."""
+    graph = pgsieve.build_definitions(shop.path).resolve_asset_graph()
+    resolver = CachingStaleStatusResolver(dagster, graph, LoadingContextForTest(dagster))
+    made = [k for k in graph.materializable_asset_keys if k.path[-1] not in {"maintenance", "initial_sync"}]
+    return [
+        f"{key.to_user_string()}: {cause.reason}" for key in made for cause in resolver.get_stale_causes(key)
+    ]
+
+
+def test_a_run_that_finds_a_table_set_aside_fails_once_after_everything_else_and_only_that_table_is_red(
     shop: Shop, dagster: dg.DagsterInstance
 ) -> None:
     shop.copy()
-    notes = TableStates(shop.lake, "one").newest()["public", "notes"]
-    TableStates(shop.lake, "one").append([replace(notes, state=SyncState.SET_ASIDE, reason="a value")])
+    assert _increments(shop, dagster).success
+    assert (_red(shop, dagster), _stale(shop, dagster)) == (set(), [])
+    _set_aside(shop, "one", "notes", "a value")
+    shop.database.execute("insert into orders values (20, 1)")
     result = _increments(shop, dagster)
     assert not result.success
     steps = {"shop/change_log", "one/table_changes", "two/table_changes", "two/cut"}
-    assert _materialised(result) == steps | {"one/public/orders", "two/public/stock"}
+    assert _materialised(result) == steps | {"one/public/orders"}
     assert _evaluated(result)["one/cut", "sync_state"] is False
     assert _evaluated(result)["two/cut", "sync_state"] is True
     (failed,) = result.get_step_failure_events()
@@ -226,11 +262,48 @@ def test_a_run_that_finds_a_table_set_aside_fails_after_everything_else(
     assert failure.user_failure_data is not None
     assert failure.user_failure_data.description == ("subscription one: public.notes is set aside: a value")
     assert "`pgsieve resync one TABLE`" in str(failure.user_failure_data.metadata["what to do"].value)
-    key = dg.AssetCheckKey(dg.AssetKey(["one", "public", "notes"]), "sync_state")
-    (record,) = dagster.event_log_storage.get_asset_check_execution_history(key, limit=9)
-    assert record.event is not None
-    # The command says the same by its exit code.
+    notes = {"one/public/notes", "one/public/notes:sync_state", "one/public/notes:freshness"}
+    red = {"one/cut", "one/cut:sync_state"} | notes
+    assert _red(shop, dagster) == red
+    # The command says it by its exit code, each time.
     assert shop.cli("run", "one")[0] == 1
+    for _ in range(2):
+        shop.database.execute("insert into orders select max(id) + 1, 1 from orders")
+        again = _increments(shop, dagster)
+        assert again.success, "nothing is new"
+        assert _materialised(again) == steps | {"one/public/orders"}
+        assert _red(shop, dagster) - {"one/cut"} == red - {"one/cut"}
+    _set_aside(shop, "two", "stock", "another value")
+    one = pgsieve.build_definitions(shop.path).resolve_job_def("pgsieve_shop__one_increments")
+    assert one.execute_in_process(instance=dagster, raise_on_error=False).success, "it is of the other"
+    assert not _increments(shop, dagster).success
+    assert "two/public/stock" in _red(shop, dagster)
+    for command in (("one", "public.notes"), ("two",)):
+        assert shop.cli("resync", *command)[0] == 0
+    assert _increments(shop, dagster).success
+    assert (_red(shop, dagster), _stale(shop, dagster)) == (set(), [])
+
+
+def test_a_person_who_asks_for_a_table_that_is_set_aside_gets_the_others_and_its_reason(
+    shop: Shop, dagster: dg.DagsterInstance
+) -> None:
+    shop.copy()
+    assert _increments(shop, dagster).success
+    _set_aside(shop, "one", "notes", "a value")
+    defs = pgsieve.build_definitions(shop.path)
+    replicas = defs.resolve_assets_def(dg.AssetKey(["one", "cut"]))
+    tables = [dg.AssetKey(["one", "public", table]) for table in ("notes", "orders")]
+    for chosen in ([*tables, dg.AssetKey(["one", "cut"])], tables, tables[:1]):
+        for _ in range(2):
+            result = dg.materialize(
+                [replicas],
+                instance=dagster,
+                selection=chosen,
+                raise_on_error=False,
+            )
+            assert not result.success
+            assert _materialised(result) == {"one/public/orders"} & {k.to_user_string() for k in chosen}
+            assert {r for r in _red(shop, dagster) if ":" not in r} - {"one/cut"} == {"one/public/notes"}
 
 
 def test_a_copy_that_leaves_a_table_out_fails_after_the_others(
@@ -261,10 +334,15 @@ def test_a_copy_that_leaves_a_table_out_fails_after_the_others(
     assert shop.ids("two", "stock") == [1, 2, 3, 4]
 
 
-def test_a_disabled_subscription_ends_a_run_as_failed(shop: Shop, dagster: dg.DagsterInstance) -> None:
+def test_a_disabled_subscription_ends_a_run_as_failed_once(shop: Shop, dagster: dg.DagsterInstance) -> None:
     shop.copy()
     SubscriptionRecord(shop.lake, "one").disable("an error")
-    assert not _increments(shop, dagster).success
+    assert [_increments(shop, dagster).success for _ in range(3)] == [False, True, True]
+    assert "one/cut:sync_state" in _red(shop, dagster)
+    SubscriptionRecord(shop.lake, "one").enable()
+    assert _increments(shop, dagster).success
+    SubscriptionRecord(shop.lake, "one").disable("an error")
+    assert not _increments(shop, dagster).success, "again"
 
 
 def test_a_slot_that_is_gone_starts_a_run_that_fails_once_an_hour(

@@ -17,7 +17,7 @@ from pgsieve.assets.steps.apply.in_process import FewChangesWriter, few_changes
 from pgsieve.assets.steps.apply.key_conflicts import INSERT_EXISTS, ConflictSearch, KeyConflictError
 from pgsieve.assets.steps.apply.spark_changes import SparkChanges
 from pgsieve.assets.steps.apply.writer import ReplicaWriter
-from pgsieve.assets.steps.records.failures import TABLE_ERRORS, is_damage, reason
+from pgsieve.assets.steps.records.failures import TABLE_ERRORS, explained, is_damage
 from pgsieve.assets.steps.records.table_states import Name, TableState, TableStates
 from pgsieve.assets.steps.records.transformed import TableChanges
 from pgsieve.assets.steps.subscription import Subscription
@@ -186,7 +186,7 @@ class Batch:
         except KeyConflictError as error:
             return _conflicting(name, error)
         except TABLE_ERRORS as error:
-            problem, lost = reason(self.lake, error), is_damage(error)
+            problem, lost = explained(self.lake, error, name), is_damage(error)
             # What an engine says of columns that it does not find depends on the statement.
             if not lost and definition and (altered := altered_columns(self.lake, path, definition)):
                 problem, lost = altered, True

@@ -21,7 +21,6 @@ from pgsieve.assets.steps.apply.spark_changes import SparkChanges
 from pgsieve.assets.steps.records.failures import in_transaction
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.decoding.errors import PgsieveError
-from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.decoding.values.replica_output import shown
 from pgsieve.resources.lake.committers import InProcess
 from pgsieve.resources.lake.lake import Lake
@@ -45,11 +44,7 @@ class KeyConflictError(PgsieveError):
             f'conflict detected on relation "{".".join(table)}": conflict={conflict}:'
             f" Key already exists in the replica, Key ({columns})=({values})"
         )
-        super().__init__(
-            in_transaction(problem, commit_lsn),
-            hint=f"`pgsieve resync SUBSCRIPTION {quote_qualified(*table)}` copies the table again",
-            sqlstate="23505",
-        )
+        super().__init__(in_transaction(problem, commit_lsn), sqlstate="23505")
         self.conflict = conflict
         self.commit_lsn = commit_lsn
 

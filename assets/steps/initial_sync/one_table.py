@@ -27,7 +27,7 @@ from pgsieve.assets.steps.initial_sync.rows import (
 from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.observed import observed
 from pgsieve.assets.steps.records.cuts import Cuts
-from pgsieve.assets.steps.records.failures import reason
+from pgsieve.assets.steps.records.failures import explained
 from pgsieve.assets.steps.subscription import (
     Subscription,
 )
@@ -35,13 +35,19 @@ from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.publications.catalog import ReplicatedTable, Table
 from pgsieve.decoding.values.types import copy_expression
+from pgsieve.decoding.wording import shortened
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.committers import ByFiles, BySpark, Committer, InProcess
-from pgsieve.resources.lake.delta.errors import LakeError, OverrunError, again_after_conflict
+from pgsieve.resources.lake.delta.errors import (
+    ExecutorError,
+    LakeError,
+    OverrunError,
+    again_after_conflict,
+)
 from pgsieve.resources.lake.delta.layout import FILE_BYTES_PROPERTY
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.policy import column_mapping
-from pgsieve.resources.postgres.errors import refusing
+from pgsieve.resources.postgres.errors import SourceError, refusing
 from pgsieve.resources.postgres.sessions import Conninfo
 from pgsieve.resources.postgres.snapshot import (
     Chunks,
@@ -168,7 +174,7 @@ def copy_table(
     except OverrunError:
         overrun = True
     except PgsieveError as error:
-        problem = reason(lake, error)
+        problem = explained(lake, _of_reading(replicated, error), (table.schema, table.name))
     return Copied(
         schema=table.schema,
         table=table.name,
@@ -181,6 +187,20 @@ def copy_table(
         problem=problem,
         overrun=overrun,
     )
+
+
+def _of_reading(replicated: ReplicatedTable, error: PgsieveError) -> PgsieveError:
+    """The error of a row that the server does not read, with what it was asked for and what to do; any other as it is."""
+    kind = error.kind if isinstance(error, ExecutorError) else type(error).__name__
+    if kind != SourceError.__name__ or error.hint:
+        return error
+    remedy = "correct the value at the publisher, or leave its column out by a column list"
+    where = ""
+    if replicated.row_filters is not None:
+        where = f" where {shortened(' OR '.join(replicated.row_filters))}"
+        remedy = f"alter the row filter, or {remedy}"
+    what = f'cannot read table "{replicated.table.qualified}"{where} ({error.message})'
+    return SourceError(what, hint=remedy, sqlstate=error.sqlstate)
 
 
 def is_beyond(lake: Lake, path: str, lsn: int) -> bool:

@@ -28,7 +28,7 @@ from pgsieve.decoding.publications.catalog import Catalog
 from pgsieve.decoding.publications.routing import CapturePublication
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.paths import OWN_FOLDER
-from pgsieve.resources.postgres.capture import drop_publications, shrink_capture
+from pgsieve.resources.postgres.capture import drop_publications, foreign_capture, shrink_capture
 from pgsieve.resources.postgres.catalog import read_catalog
 from pgsieve.resources.postgres.slot import drop_slot
 
@@ -40,6 +40,8 @@ class Dropped:
     slot: str | None
     altered: tuple[str, ...] = ()
     publications: tuple[str, ...] = ()
+    #: Capture publications that others made.
+    foreign: tuple[str, ...] = ()
     kept_for: tuple[str, ...] = ()
     folders: tuple[str, ...] = ()
     unregistered: tuple[str, ...] = ()
@@ -128,8 +130,10 @@ def _drop_on_server(
         altered, gone = _shrink_to(connection, rest, catalog)
         return Dropped(None, altered, gone, kept_for=tuple(others))
     slot = feed.slot if drop_slot(connection, feed.source.name, feed.slot) else None
+    # Asked first: those that are pgsieve's are known by their comments.
+    foreign = () if feed.filtered else foreign_capture(connection, feed.capture, catalog)
     altered, gone = _shrink(connection, feed, (), catalog)
-    return Dropped(slot, altered, gone)
+    return Dropped(slot, altered, gone, tuple(foreign))
 
 
 def _shrink_to(

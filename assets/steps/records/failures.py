@@ -8,15 +8,17 @@ src/backend/replication/logical/worker.c).
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
-from pgsieve.decoding.errors import PgsieveError
+from pgsieve.decoding.errors import OF_TABLE, PgsieveError
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.row_filters.numeric import NumericError
 from pgsieve.decoding.row_filters.strings import FilterValueError
+from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.resources.lake.access import SPARK_ERRORS
 from pgsieve.resources.lake.delta.errors import (
     NO_TABLES_FAULT,
     DamagedTableError,
     ExecutorError,
+    RefusedTableError,
     SparkLostError,
     StoreUnavailableError,
     illegible_file,
@@ -30,6 +32,9 @@ from pgsieve.resources.postgres.snapshot import AlteredTableError, SnapshotLostE
 
 #: How an executor names them.
 _PASSING = (PassingFaultError, SourceUnreachableError, SnapshotLostError, AlteredTableError)
+
+#: What a copy puts right, whatever was wrong: the hints of these are for who reads or writes the table by itself.
+CURED_BY_COPY = (DamagedTableError, RefusedTableError)
 
 #: What a table's own data or definition can cause; anything else is a fault, and stops the run.
 TABLE_ERRORS = (PgsieveError, *SPARK_ERRORS)
@@ -50,7 +55,7 @@ def reason(lake: Lake, error: Exception) -> str:
     if isinstance(error, NO_TABLES_FAULT) or passes(error):
         raise error
     if isinstance(error, (FilterValueError, NumericError)):
-        return str(error)  # with its SQLSTATE, as Spark tells it
+        return f"{error.message} [{error.sqlstate}]"  # As Spark tells it.
     if isinstance(error, PgsieveError):
         return error.message
     lake.access.refuse_unavailable(error)
@@ -61,6 +66,26 @@ def reason(lake: Lake, error: Exception) -> str:
             raise
         return ours.message
     return told(error)
+
+
+def explained(lake: Lake, error: Exception, name: tuple[str, str], commit_lsn: int | None = None) -> str:
+    """The reason with the transaction that it began with, and what to do before a copy of the table helps.
+
+    Raises as `reason` does.
+    """
+    problem, hint = in_transaction(reason(lake, error), commit_lsn), _remedy(error)
+    return f"{problem}; {hint.replace(OF_TABLE, quote_qualified(*name))}" if hint else problem
+
+
+def _remedy(error: Exception) -> str | None:
+    """What has to be done; None where a copy alone helps."""
+    if isinstance(error, PgsieveError):
+        return None if isinstance(error, CURED_BY_COPY) else error.hint
+    try:
+        raise_ours(error)
+    except ExecutorError as ours:
+        return ours.hint
+    return None
 
 
 def is_damage(error: Exception) -> bool:

@@ -6,8 +6,8 @@ In: a window's tables and messages. Out: the finish LSN of the first transaction
 
 from pgsieve.assets.steps.records.failures import (
     TABLE_ERRORS,
+    explained,
     first_failing,
-    in_transaction,
     is_damage,
     reason,
 )
@@ -30,9 +30,9 @@ def first_failure(subscription: Subscription, lake: Lake, work: Work) -> tuple[i
         except SchemaChangedError:
             return None
         except TABLE_ERRORS as error:
-            problem = reason(lake, error)
+            reason(lake, error)  # Raises where it is the lake that fails.
             at = None if is_damage(error) else first_failing_transaction(subscription, lake, work, name)
-            return None if at is None else (at, in_transaction(problem, at))
+            return None if at is None else (at, explained(lake, error, name, at))
         return None
 
     failures = lake.side_by_side(one, list(work.tables))

@@ -19,7 +19,7 @@ from pgsieve.assets.steps.log import Log
 from pgsieve.assets.steps.observed import aggregated, observation_for, observed
 from pgsieve.assets.steps.records.columns import Order
 from pgsieve.assets.steps.records.cuts import Cut, Cuts
-from pgsieve.assets.steps.records.failures import TABLE_ERRORS, in_transaction, is_damage, reason
+from pgsieve.assets.steps.records.failures import TABLE_ERRORS, explained, is_damage, reason
 from pgsieve.assets.steps.records.feed import FeedRecord
 from pgsieve.assets.steps.records.own_versions import of_subscription, refuse_put_back
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
@@ -215,12 +215,13 @@ def _transform_slice(
         except SchemaChangedError as error:
             return failed(name, error.message, is_copied=True)
         except TABLE_ERRORS as error:
-            problem = reason(lake, error)
+            reason(lake, error)  # Raises where it is the lake that fails.
+            at = None
             if not is_damage(error):
                 if subscription.disable_on_error:
                     raise
-                problem = in_transaction(problem, first_failing_transaction(subscription, lake, work, name))
-            return failed(name, problem)
+                at = first_failing_transaction(subscription, lake, work, name)
+            return failed(name, explained(lake, error, name, at))
 
     with work.messages.persisted() if shared else nullcontext(work.messages) as messages:
         changes = lake.side_by_side(partial(one, messages=messages), list(work.tables))

@@ -91,4 +91,5 @@ def hold_back(subscription: Subscription, lake: Lake, problems: Mapping[Name, Pg
 
 def waiting_for(error: PgsieveError) -> str:
     """The reason of a table that waits."""
-    return f"{error.message}; it is copied by the first run after that is mended"
+    hint = f"; {error.hint}" if error.hint else ""
+    return f"{error.message}{hint}; it is copied by the first run after that is mended"

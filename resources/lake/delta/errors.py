@@ -131,6 +131,10 @@ class DamagedTableError(LakeError):
     """A Delta table has lost files or its log, or what they held: it has to be made again."""
 
 
+class RefusedTableError(LakeError):
+    """An engine does not read or write a Delta table, for a reason that it has with this one."""
+
+
 #: What is wrong with a table whose newest entries are gone.
 PUT_BACK = "somebody has put it back to an earlier version"
 
@@ -152,8 +156,8 @@ def damaged_log(path: str, what: str) -> DamagedTableError:
 class ExecutorError(PgsieveError):
     """An error of pgsieve's that was raised on a Spark executor; `kind` is its class."""
 
-    def __init__(self, message: str, *, kind: str) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, *, kind: str, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
         self.kind = kind
 
 
@@ -319,7 +323,9 @@ def told(error: BaseException) -> str:
 
 def raise_ours(error: BaseException) -> None:
     """Raise the pgsieve error that an executor raised, when a Spark error carries one."""
-    for line in reversed(str(error).splitlines()):
-        match = re.match(r"pgsieve\.[\w.]*\.(\w+): (.*)", line.strip())
+    lines = [line.strip() for line in str(error).splitlines()]
+    for line, after in reversed(list(zip(lines, [*lines[1:], ""], strict=True))):
+        match = re.match(r"pgsieve\.[\w.]*\.(\w+): (.*)", line)
         if match:
-            raise ExecutorError(match.group(2), kind=match.group(1)) from error
+            hint = after.removeprefix("hint: ") if after.startswith("hint: ") else None
+            raise ExecutorError(match.group(2), kind=match.group(1), hint=hint) from error

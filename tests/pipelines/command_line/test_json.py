@@ -10,10 +10,12 @@ from typing import Any
 import psycopg
 import pytest
 import typer
+from psycopg.conninfo import make_conninfo
 from typer.testing import CliRunner
 
 from pgsieve.pipelines.command_line import cli
 from pgsieve.resources.postgres.embedded import EmbeddedServer
+from pgsieve.resources.postgres.errors import sqlstate_of_connection
 from tests.fixtures.shop import Shop
 
 ROOT = Path(__file__).parents[3]
@@ -104,5 +106,59 @@ def test_init_prints_json_too(publisher_server: EmbeddedServer, tmp_path: Path) 
 @pytest.mark.parametrize("arguments", ["demo --ui --json", "status --prometheus --json"])
 def test_what_has_another_format_refuses_it(arguments: str) -> None:
     done = CliRunner().invoke(cli.app, arguments.split(), prog_name="pgsieve")
-    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.exit_code == 2
     assert "`--json`" in done.stderr
+    assert json.loads(done.stdout)["error"]["message"] in " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("status --json -c /nowhere/pgsieve.yaml", "cannot be read"),
+        ("run --json --bogus", "No such option"),
+        ("engine status --json --bogus", "No such option"),
+        ("bogus --json", "No such command"),
+        ("--bogus status --json", "No such option"),
+        ("skip --json", "Missing argument"),
+    ],
+)
+def test_a_refusal_is_a_result_too(arguments: str, says: str) -> None:
+    done = CliRunner().invoke(cli.app, arguments.split(), prog_name="pgsieve")
+    assert (done.exit_code, done.stdout.count("\n")) == (2, 1)
+    error = json.loads(done.stdout)["error"]
+    assert error.keys() == {"message", "hint", "sqlstate"}
+    assert says in error["message"]
+
+
+def test_a_connection_that_is_refused_has_a_sqlstate_and_leaves_the_slot_unknown(shop: Shop) -> None:
+    source = shop.written["sources"]["shop"]
+    refused = {"dbname": "nosuch", "user": "nosuch", "port": "1"}
+    states = {}
+    for parameter, value in refused.items():
+        away = {**source, "conninfo": make_conninfo(source["conninfo"], **{parameter: value})}
+        shop.configure(sources={"shop": away})
+        done = CliRunner().invoke(
+            cli.app, ["-c", str(shop.path), "resync", "one", "--json"], prog_name="pgsieve"
+        )
+        assert done.exit_code == 2
+        states[parameter] = json.loads(done.stdout)["error"]["sqlstate"]
+    assert states == {"dbname": "3D000", "user": "28000", "port": "08006"}
+    done = CliRunner().invoke(cli.app, ["-c", str(shop.path), "status", "--json"], prog_name="pgsieve")
+    (slot,) = json.loads(done.stdout)["slots"]
+    assert (done.exit_code, slot["exists"], slot["active"]) == (2, "unknown", "unknown")
+    assert "[08006]" in slot["problem"]
+    shop.configure(sources={"shop": source})
+
+
+@pytest.mark.parametrize(
+    ("told", "sqlstate"),
+    [
+        ('FATAL:  password authentication failed for user "clerk"', "28P01"),
+        ('FATAL:  no pg_hba.conf entry for host "::1", user "clerk", database "shop"', "28000"),
+        ("FATAL:  sorry, too many clients already", "53300"),
+        ("FATAL:  the database system is starting up", "57P03"),
+        ("FATAL:  le mot de passe est faux", "08006"),
+    ],
+)
+def test_what_libpq_passes_on_of_a_refusal_tells_the_sqlstate(told: str, sqlstate: str) -> None:
+    assert sqlstate_of_connection(psycopg.OperationalError(f"connection failed: {told}")) == sqlstate

@@ -206,7 +206,7 @@ def test_status_shows_slots_and_tables_and_reasons(capsys):
 
 def test_status_tells_how_far_behind_a_subscription_is_and_what_it_does_not_know(capsys):
     silent = SlotStatus(
-        "mail", None, "pgsieve_mail", exists=False, active=False, wal_status=None, confirmed_lsn=None,
+        "mail", None, "pgsieve_mail", exists="unknown", active="unknown", wal_status=None, confirmed_lsn=None,
         lag_bytes=None, change_log_lsn=None, problem="no connection",
     )  # fmt: skip
     table = TableStatus("public", "orders", "ready", None, "0/2", 4, 1_000)
@@ -214,7 +214,13 @@ def test_status_tells_how_far_behind_a_subscription_is_and_what_it_does_not_know
         SubscriptionStatus(
             "sales", "shop", "pipeline", (table,), seconds_behind=75.2, last_success="2026-11-23T08:40:11Z"
         ),
-        SubscriptionStatus("news", "mail", "pipeline", (table,), last_success="2026-11-23T08:40:11Z"),
+        SubscriptionStatus(
+            "news",
+            "mail",
+            "pipeline",
+            (replace(table, row_filter="unknown"),),
+            last_success="2026-11-23T08:40:11Z",
+        ),
         SubscriptionStatus("idle", "shop", "pipeline", (), seconds_behind=0.0),
     )
     reports.print_status(StatusReport((silent,), subscriptions))

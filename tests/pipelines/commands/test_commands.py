@@ -281,6 +281,18 @@ def test_another_cluster_is_an_error_that_names_both_and_the_command_begins_from
         admin.execute(f"drop database {name} with (force)")
 
 
+# check
+
+
+def test_repair_copies_what_the_next_run_would(shop: Shop) -> None:
+    shop.copy()
+    shop.database.execute("alter table notes add column c int default (random() * 10)::int")
+    assert shop.cli("check", "one")[0] == 1
+    code, printed = shop.cli("check", "--repair", "one")
+    assert code == 0, printed
+    assert len(shop.ids("one", "notes", "c")) == 4
+
+
 # drop
 
 
@@ -326,7 +338,9 @@ def test_drop_leaves_a_capture_publication_that_somebody_else_made(shop: Shop) -
     shop.database.execute(f"create publication {capture} for table orders, notes")
     shop.copy()
     shop.drop("one")
-    assert shop.drop("two").publications == (f"{capture}_i",)
+    report = shop.drop("two")
+    assert report.publications == (f"{capture}_i",)
+    assert f"publication {capture}, which pgsieve did not create" in (report.left or "")
     assert shop.on_server()[1] == ["p", "q", capture]
 
 

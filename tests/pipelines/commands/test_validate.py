@@ -44,6 +44,8 @@ SCHEMA = """
     CREATE VIEW a_view AS SELECT 1;
     CREATE PUBLICATION inserted FOR TABLE orders (id, region) WITH (publish = 'insert', publish_via_partition_root);
     CREATE PUBLICATION unkeyed FOR TABLE keyless WHERE (a > 1);
+    CREATE TABLE invoices ("Line No" int, n int);
+    CREATE PUBLICATION blank FOR TABLE invoices WITH (publish = 'insert');
 """
 
 
@@ -65,7 +67,7 @@ def validated(conninfo: str, folder: Path, publications: str) -> tuple[int, dict
     result = CliRunner().invoke(cli.app, ["validate", "--json", "-c", str(file)])
     with psycopg.connect(conninfo) as connection:
         created = connection.execute(
-            "SELECT pubname FROM pg_publication WHERE pubname NOT IN ('inserted', 'unkeyed') UNION ALL"
+            "SELECT pubname FROM pg_publication WHERE pubname NOT IN ('inserted', 'unkeyed', 'blank') UNION ALL"
             " SELECT slot_name FROM pg_replication_slots UNION ALL SELECT viewname FROM pg_views WHERE viewname ~ 'pgsieve'"
         ).fetchall()
     assert created == []
@@ -115,6 +117,12 @@ def test_problems_come_in_the_words_of_the_server(conninfo: str, tmp_path: Path)
             "42P10",
         ),
     ]
+
+
+def test_a_table_without_a_key_has_the_default_identity(conninfo: str, tmp_path: Path) -> None:
+    _, report = validated(conninfo, tmp_path, "blank")
+    (changes,) = report["subscriptions"][0]["tables"][0]["changes"]
+    assert changes["identity"] == "DEFAULT, without a primary key"
 
 
 def test_that_there_is_no_java_is_said_before_a_copy_needs_it(

@@ -1,0 +1,215 @@
+"""Every reason for which a table is set aside, or waits, has a way out that works from there: it is done as the reason says. No JVM."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import pyarrow as pa
+import pytest
+import yaml
+from deltalake import DeltaTable, write_deltalake
+
+from pgsieve.assets.steps.records.table_states import SyncState, TableStates
+from tests.fixtures.shop import Shop
+
+pytestmark = pytest.mark.usefixtures("orchestrator")
+
+#: Does what a reason says, of which it gets what the pattern has found.
+Way: TypeAlias = Callable[["_Site", re.Match[str]], None]
+
+
+@dataclass
+class _Site:
+    """The shop, with a publication of one table for each trouble, of which some have row filters."""
+
+    shop: Shop
+    filters: dict[str, str]
+
+    def publish(self, **filters: str) -> None:
+        """Publish the tables, with these row filters from now on; an empty one lets every row pass."""
+        self.filters.update(filters)
+        tables = [t.table + (f" where ({f})" if (f := self.filters.get(t.table)) else "") for t in TROUBLES]
+        self.shop.database.execute(f"alter publication p set table orders, {', '.join(tables)}")
+
+    def set_types(self, types: dict[str, str]) -> None:
+        """Have a `types` like this in pgsieve.yaml, beside others."""
+        subscriptions = self.shop.written["subscriptions"]
+        one = subscriptions["one"]
+        merged = {**one.get("types", {}), **types}
+        self.shop.configure(subscriptions={**subscriptions, "one": {**one, "types": merged}})
+
+    def folder(self, table: str) -> Path:
+        return Path(self.shop.lake.replica("one", "public", table))
+
+    def state(self, table: str) -> SyncState:
+        return TableStates(self.shop.lake, "one").newest()["public", table].state
+
+    def sql(self, statements: str) -> None:
+        for statement in statements.split(";"):
+            self.shop.database.execute(statement)
+
+
+def _types_of_reason(site: _Site, reason: re.Match[str]) -> None:
+    site.set_types(yaml.safe_load(reason["types"]))
+
+
+def _nothing(_site: _Site, _reason: re.Match[str]) -> None:
+    """The command alone helps."""
+
+
+def _filtered(table: str, row_filter: str) -> Way:
+    return lambda site, _: site.publish(**{table: row_filter})
+
+
+def _done(statements: str) -> Way:
+    return lambda site, _: site.sql(statements)
+
+
+def _conflict(site: _Site) -> None:
+    folder = site.folder("conflicting")
+    (row,) = DeltaTable(folder).to_pyarrow_table().to_pylist()
+    write_deltalake(
+        folder,
+        pa.Table.from_pylist([{**row, "id": 2}], DeltaTable(folder).to_pyarrow_table().schema),
+        mode="append",
+    )
+    site.sql("insert into conflicting values (2, 5)")
+
+
+def _put_back(site: _Site) -> None:
+    DeltaTable(site.folder("restored")).delete()
+    DeltaTable(site.folder("restored")).restore(0)
+
+
+def _cut_off(site: _Site) -> None:
+    (file,) = site.folder("torn").glob("*.parquet")
+    file.write_bytes(file.read_bytes()[:10])
+    site.sql("update torn set n = 9")
+
+
+def _constrained(site: _Site) -> None:
+    DeltaTable(site.folder("bounded")).alter.add_constraint({"small": "id < 100"})
+    site.sql("insert into bounded values (200, 1)")
+
+
+@dataclass(frozen=True)
+class _Trouble:
+    """A table, what is done to it once it is copied, the reason, and the way out; without trouble it cannot be copied as it is."""
+
+    table: str
+    columns: str
+    says: str
+    way: Way
+    rows: str = "(1, 1)"
+    row_filter: str = ""
+    trouble: Callable[[_Site], None] | str | None = None
+
+
+_TYPES = r"set `types: (?P<types>\{.*?\})` in pgsieve.yaml for PostgreSQL's own text; `"
+TROUBLES: Sequence[_Trouble] = (
+    _Trouble("nan_copied", "id int primary key, n numeric(10,2)", _TYPES, _types_of_reason, "(1, 'NaN')"),
+    _Trouble(
+        "nan_sent",
+        'id int primary key, "Unit Price" numeric(10,2)',
+        r"finished at [0-9A-F/]+; " + _TYPES,
+        _types_of_reason,
+        trouble="insert into nan_sent values (2, 'NaN')",
+    ),
+    _Trouble(
+        "zero_copied",
+        "id int primary key, n int",
+        r'cannot read table "public\.zero_copied" where \(\(10 / id\) > 0\) \(division by zero\); alter the row filter, or correct the value',
+        _filtered("zero_copied", "id <> 0"),
+        "(0, 0)",
+        "10 / id > 0",
+    ),
+    _Trouble(
+        "zero_sent",
+        "id int primary key, n int",
+        r"row filter \(\(10 / id\) > 0\): division by zero \[22012\], .*; alter the row filter, or correct the row",
+        _done("delete from zero_sent where id = 0"),
+        row_filter="10 / id > 0",
+        trouble="insert into zero_sent values (0, 0)",
+    ),
+    _Trouble(
+        "bare", "", "no column is published.*; publish a column", _done("alter table bare add id int"), ""
+    ),
+    _Trouble(
+        "cased",
+        'id int primary key, "Note" int, note int',
+        "differ in case alone.*; rename one, or",
+        _done('alter table cased rename "Note" to other'),
+        "(1, 1, 1)",
+    ),
+    _Trouble(
+        "conflicting",
+        "id int primary key, n int",
+        "conflict=insert_exists",
+        _nothing,
+        trouble=_conflict,
+    ),
+    _Trouble(
+        "vanished",
+        "id int primary key, n int",
+        "is gone; `",
+        _nothing,
+        trouble=lambda site: shutil.rmtree(site.folder("vanished")),
+    ),
+    _Trouble("restored", "id int primary key, n int", "put its replica", _nothing, trouble=_put_back),
+    _Trouble("torn", "id int primary key, n int", "is no Parquet file", _nothing, trouble=_cut_off),
+    _Trouble(
+        "bounded", "id int primary key, n int", "failed validation check", _nothing, trouble=_constrained
+    ),
+    _Trouble(
+        "beyond",
+        "id int primary key, b text",
+        "quote_ident.*; use row_filter: publisher; it is copied by the first run",
+        _filtered("beyond", "id > 0"),
+        "(1, 'x')",
+        "quote_ident(b) = 'x' and id > 0",
+    ),
+)
+
+
+def test_what_a_reason_says_brings_the_table_back(shop: Shop) -> None:
+    """Each table is copied again by a command of its own, and every state is asked for: half a minute."""
+    site = _Site(shop, {t.table: t.row_filter for t in TROUBLES})
+    shop.database.execute("drop publication p; create publication p")
+    for each in TROUBLES:
+        site.sql(f"create table {each.table} ({each.columns})")
+        if each.rows:
+            site.sql(f"insert into {each.table} values {each.rows}")
+        site.sql(f"alter table {each.table} replica identity full")
+    site.publish()
+    code, printed = shop.cli("run", "one")
+    assert code == 1, printed
+    sent = {each.table: each.trouble for each in TROUBLES if each.trouble is not None}
+    assert {site.state(table) for table in sent} == {SyncState.READY}, printed
+    for trouble in sent.values():
+        if isinstance(trouble, str):
+            site.sql(trouble)
+        elif trouble is not None:
+            trouble(site)
+    for number in (20, 21):
+        site.sql(f"insert into orders values ({number}, 1)")
+        code, printed = shop.cli("run", "one")
+        assert code == 1, printed
+        assert number in shop.ids("one", "orders"), "one table's trouble stops no other"
+    for each in TROUBLES:
+        (reason,) = re.findall(rf"^problem: public\.{each.table} is (.*)$", printed, re.MULTILINE)
+        told = re.search(each.says, reason)
+        assert told, (each.table, reason)
+        each.way(site, told)
+        commands = re.findall(r"`pgsieve (.*?)`", reason)
+        for command in commands or ["run one"]:
+            code, done = shop.cli(*shlex.split(command))
+            assert site.state(each.table) == SyncState.READY, (each.table, reason, done)
+    for command in ("run", "check"):
+        code, printed = shop.cli(command)
+        assert code == 0, printed
