@@ -45,7 +45,7 @@ class _Site:
         self.shop.configure(subscriptions={**subscriptions, "one": {**one, "types": merged}})
 
     def folder(self, table: str) -> Path:
-        return Path(self.shop.lake.replica("one", "public", table))
+        return Path(self.shop.lake.paths.replica("one", "public", table))
 
     def state(self, table: str) -> SyncState:
         return TableStates(self.shop.lake, "one").newest()["public", table].state
