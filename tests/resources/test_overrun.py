@@ -11,7 +11,7 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from pyspark.sql import DataFrame, SparkSession
 
 from pgsieve.assets.steps.checkpoint import checkpointed
-from pgsieve.resources.lake import lake as delta
+from pgsieve.resources.lake import committers as delta
 from pgsieve.resources.lake.delta.errors import ConcurrentWriteError, OverrunError
 from pgsieve.resources.lake.delta.records import quoted
 from pgsieve.resources.lake.lake import Lake
