@@ -29,7 +29,7 @@ from pgsieve.assets.steps.slot_consumption import appending
 from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.assets.steps.update_transformation.transform import transform
-from pgsieve.resources.lake import lake as delta
+from pgsieve.resources.lake import committers as delta
 from pgsieve.resources.lake.delta import commits, delta_rs
 from pgsieve.resources.lake.delta.errors import OverrunError
 from pgsieve.resources.lake.delta.named_records import NamedRecords

@@ -239,7 +239,7 @@ def test_a_table_is_copied_once_where_a_host_with_a_clock_ahead_wrote(shop: Shop
 @pytest.mark.spark
 def test_in_a_lake_at_a_uri_writers_at_once_lose_no_row_and_have_one_order(tmp_path: Path) -> None:
     lakes = [Lake(tmp_path.as_uri(), engine().session.newSession) for _ in range(2)]
-    path, each = lakes[0].table_states("sub"), 2
+    path, each = lakes[0].paths.table_states("sub"), 2
     former = pa.Table.from_pylist(
         [{"schema": "public", "table": "t0", "state": SyncState.DATA_SYNC, "at": datetime.now(UTC) + DAY}],
         TABLE_STATES,
