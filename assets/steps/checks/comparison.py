@@ -38,7 +38,7 @@ from pgsieve.resources.postgres.snapshot import Chunks, Snapshot, read_chunk
 #: At most so many differing rows are told.
 SAMPLE = 10
 #: Connections that have the server sum up hashes at the same time.
-_CONNECTIONS = 4
+CONNECTIONS = 4
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Sides:
         """The checksums of the publisher and the replica, computed side by side."""
         queries = [checksums_query(q) for q in self.chunks([_hash_column(row_hash)]).queries]
         publisher = Checksums()
-        with ThreadPoolExecutor(_CONNECTIONS) as pool:
+        with ThreadPoolExecutor(CONNECTIONS) as pool:
             answers = [pool.submit(self._asked, query) for query in queries]
             replica = self._replica_checksums(row_hash)
             for answer in answers:

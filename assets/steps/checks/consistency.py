@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 
 from pgsieve.assets.steps.apply.replica_tables import apply
-from pgsieve.assets.steps.checks.comparison import Difference, Sides, hashes_alike
+from pgsieve.assets.steps.checks.comparison import CONNECTIONS, Difference, Sides, hashes_alike
 from pgsieve.assets.steps.initial_sync.one_table import select_list
 from pgsieve.assets.steps.initial_sync.rows import ReplicaColumn
 from pgsieve.assets.steps.log import Log, quiet
@@ -134,10 +134,13 @@ class Moment:
         if (standing.position or 0) > self.snapshot.lsn:
             raise OverrunError(path)
 
+        def beside(size: int) -> int:
+            # Sessions of this process ask the publisher, unless Spark reads both sides.
+            policy = self.lake.policy
+            return policy.parts_beside(size) if policy.reader(path) is None else CONNECTIONS
+
         def chunks(expressions: Sequence[str]) -> Chunks:
-            return chunk_queries(
-                self.connection, replicated, expressions, self.catalog, self.lake.policy.parts_beside
-            )
+            return chunk_queries(self.connection, replicated, expressions, self.catalog, beside)
 
         return Sides(
             lake=self.lake,

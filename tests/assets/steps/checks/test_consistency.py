@@ -59,7 +59,7 @@ class Replicated:
 
     def lake(self, small: int, session: Callable[[], SparkSession] = _no_session) -> Lake:
         """The lake; tables of more than `small` bytes are compared by segments."""
-        return Lake(str(self.folder), session, small, cores=1)
+        return Lake(str(self.folder), session, small)
 
     def publish(self, *statements: str) -> None:
         """Run statements, and copy the tables of publication `p`, in this process."""
