@@ -8,7 +8,7 @@ subclasses for a slot that is missing, in use, ahead of what is durable, or inva
 
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -441,6 +441,19 @@ def missing_publications(refused: SourceError, asked: Sequence[str]) -> list[str
     cause = refused.__cause__
     message = cause.diag.message_primary or "" if isinstance(cause, psycopg.Error) else ""
     return [name for name in asked if refused.sqlstate == UNDEFINED and f'"{name}"' in message]
+
+
+def publications_then(
+    asked: Sequence[str], refused: Callable[[Sequence[str]], SourceError | None]
+) -> tuple[tuple[str, ...], SourceError | None]:
+    """Those of the publications asked for that the server decodes with, and why it sends nothing with these all the same.
+
+    `refused` says why nothing is sent with some of them. Where none is left over, that is no reason any more.
+    """
+    there, why = tuple(asked), None
+    while there and (why := refused(there)) is not None and (missing := missing_publications(why, there)):
+        there = tuple(name for name in there if name not in missing)
+    return there, why if there else None
 
 
 def truncated_relations(

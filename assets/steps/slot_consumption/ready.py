@@ -29,8 +29,8 @@ from pgsieve.resources.postgres.confirmation import confirm
 from pgsieve.resources.postgres.errors import SourceError
 from pgsieve.resources.postgres.slot import (
     has_changes,
-    missing_publications,
     peek_query,
+    publications_then,
     wait_until_free,
 )
 from pgsieve.resources.postgres.wal import flushed_lsn, inserted_lsn, next_transaction
@@ -107,9 +107,8 @@ def readable_publications(
         return publications
     empty = CapturePublication("", OPERATIONS, via_root=False, tables=())
     names = ensure_capture(connection, feed.source.name, feed.capture, [empty], catalog)
-    if (
-        connection.info.server_version < 180000
-    ):  # As below: nothing of what was written before is asked for by it.
+    # What was written before it was there is read without it, as below.
+    if connection.info.server_version < 180000:
         drain_to(connection, feed, lake, (), flushed_lsn(connection), quiet, recording=True)
     return names
 
@@ -122,16 +121,17 @@ def _drain_before_created(
     Before 18 pgoutput refuses to decode such changes (`missing_publications`). Of transactions that are still open `unsendable` takes care.
     """
     target, version = flushed_lsn(connection), connection.info.server_version
-    there = list(publications)
-    while there:
-        query = peek_query(feed.slot, target, at_once(feed, there), version, limit=1)
+
+    def refused(names: Sequence[str]) -> SourceError | None:
+        query = peek_query(feed.slot, target, at_once(feed, names), version, limit=1)
         try:
             has_changes(connection, feed.source.name, feed.slot, query)
-            break
         except SourceError as error:
-            missing = missing_publications(error, there)
-            if not missing:
-                raise
-            there = [name for name in there if name not in missing]
+            return error
+        return None
+
+    there, why = publications_then(publications, refused)
+    if why is not None:
+        raise why
     if len(there) < len(publications):
         drain_to(connection, feed, lake, there, target, quiet, recording=True)

@@ -40,9 +40,8 @@ def refresh_sequences(connection: psycopg.Connection[Any], feed: Feed, lake: Lak
         try:
             again_after_conflict(_refresh)(connection, feed, Sequences(lake, name))
         except LakeError as error:
-            reason(
-                lake, error
-            )  # Raises where it is not that subscription's own; it hears of it when it asks the table.
+            # Raises where it is not that subscription's own, which hears of it when it asks the table.
+            reason(lake, error)
 
 
 def _refresh(connection: psycopg.Connection[Any], feed: Feed, record: Sequences) -> None:

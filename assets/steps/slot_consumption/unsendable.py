@@ -42,7 +42,7 @@ from pgsieve.resources.lake.delta.errors import OverrunError
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.errors import SourceError
 from pgsieve.resources.postgres.present_catalog import present_catalog
-from pgsieve.resources.postgres.slot import UNDEFINED, missing_publications, refusal, relations_changed
+from pgsieve.resources.postgres.slot import UNDEFINED, publications_then, refusal, relations_changed
 from pgsieve.resources.spool import FileSpool
 
 #: Records of the WAL begin at multiples of so many bytes (MAXALIGN), or after the header of a page, which is no longer than this.
@@ -122,17 +122,18 @@ class OtherWays:
         where a publication is gone.
         """
         feed, asked = self.peek.feed, self.peek.options.publications
-        there, known = asked, present_catalog(self.connection).publications
-        while there:
-            peek = replace(self.peek, options=replace(self.peek.options, publications=there))
-            why = refusal(self.connection, feed.source.name, feed.slot, peek.query(end))
-            missing = [] if why is None else missing_publications(why, there)
-            if not missing:
-                return self._way(peek, end), [name for name in asked if name not in there]
-            if not known.keys() >= {*missing}:
-                raise refused
-            there = tuple(name for name in there if name not in missing)
-        return None, list(asked)
+
+        def reading(names: Sequence[str]) -> Peek:
+            return replace(self.peek, options=replace(self.peek.options, publications=tuple(names)))
+
+        there, _ = publications_then(
+            asked,
+            lambda names: refusal(self.connection, feed.source.name, feed.slot, reading(names).query(end)),
+        )
+        left_out = [name for name in asked if name not in there]
+        if not present_catalog(self.connection).publications.keys() >= {*left_out}:
+            raise refused
+        return self._way(reading(there), end) if there else None, left_out
 
     def _append_captured(self, way: Peek, begin: int, end: int, base: int | None) -> None:
         for _, holds in append_slices(self.lake, way, begin, [end], begin, base, prepared=self.prepared):
