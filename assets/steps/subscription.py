@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
-from hashlib import sha256
 from typing import Any
 
 from pgsieve.decoding.errors import PgsieveError
@@ -32,6 +31,7 @@ from pgsieve.decoding.publications.routing import (
     plan_capture,
 )
 from pgsieve.decoding.values.builtin_types import NONE_DEFINED, DefinedTypes
+from pgsieve.decoding.values.quoting import MAX_BYTES, cut_name
 from pgsieve.decoding.values.types import ColumnType, column_type
 from pgsieve.resources.lake.delta.layout import SubscriptionLayout
 from pgsieve.resources.lake.policy import column_mapping
@@ -39,8 +39,8 @@ from pgsieve.resources.postgres.plugin_options import PgoutputOptions
 from pgsieve.resources.postgres.source import Source
 from pgsieve.resources.postgres.turns import Turn
 
-#: A name of the server's is cut after so many bytes (NAMEDATALEN).
-_NAME_BYTES = 63
+#: How the publication of tables whose row filter fails is called after the slot.
+_ASIDE = "_aside"
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,7 @@ class Feed:
     @property
     def unfiltered(self) -> str:
         """The publication of pgsieve's own that lists tables whose row filter fails; see `past_filters`."""
-        name, digest = f"{self.slot}_aside", sha256(self.slot.encode()).hexdigest()[:8]
-        return name if len(name) <= _NAME_BYTES else f"{self.slot[: _NAME_BYTES - 15]}_{digest}_aside"
+        return cut_name(self.slot, MAX_BYTES - len(_ASIDE), self.slot) + _ASIDE
 
     def exclusively(self, seconds: float | None = None) -> AbstractContextManager[Turn]:
         """Read the slot alone in the block; whoever works on a subscription alone, too, begins with this.

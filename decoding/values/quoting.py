@@ -1,4 +1,4 @@
-"""Identifiers and literals in SQL text, quoted where the server quotes them.
+"""Identifiers and literals in SQL text, quoted where the server quotes them, and cut to the length that it keeps.
 
 Text in, text out; raises nothing. quote_identifier in src/backend/utils/adt/ruleutils.c, quote_literal in
 utils/adt/quote.c. Key words are those of PostgreSQL 18, some of which earlier servers do not have (appendix C).
@@ -7,6 +7,7 @@ utils/adt/quote.c. Key words are those of PostgreSQL 18, some of which earlier s
 from __future__ import annotations
 
 import re
+from hashlib import sha256
 from types import MappingProxyType
 
 from pgsieve.decoding.server_versions import NEWEST_SERVER
@@ -22,6 +23,17 @@ _SINCE = MappingProxyType(
         **dict.fromkeys(("json_table", "json_value", "merge_action"), 170000),
     }
 )
+
+
+#: NAMEDATALEN - 1: PostgreSQL cuts longer names off with a notice, which would name another object here.
+MAX_BYTES = 63
+
+
+def cut_name(name: str, longest: int, whole: str) -> str:
+    """An ASCII name of so many bytes at most: what is too long is cut, and gets a digest of the `whole` that it stands for."""
+    if len(name) <= longest:
+        return name
+    return f"{name[: longest - 9]}_{sha256(whole.encode()).hexdigest()[:8]}"
 
 
 def quote_identifier(name: str, server_version: int = NEWEST_SERVER) -> str:

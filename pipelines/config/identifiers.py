@@ -6,8 +6,7 @@ Raises ValueError that says what is wrong, without the text itself.
 import re
 import string
 
-#: NAMEDATALEN - 1: PostgreSQL cuts longer names off with a notice, which would name another object here.
-MAX_BYTES = 63
+from pgsieve.decoding.values.quoting import MAX_BYTES
 
 _FOLD = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
 _PART = re.compile(

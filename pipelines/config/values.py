@@ -4,7 +4,6 @@ In: a value as YAML has it. Out: the value as a `Config` has it; any other value
 and without showing it, since it may hold a password.
 """
 
-import hashlib
 import re
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Mapping
@@ -15,7 +14,8 @@ from psycopg.conninfo import conninfo_to_dict
 from pydantic import AfterValidator, SecretStr
 from pydantic_core import PydanticCustomError
 
-from pgsieve.pipelines.config.identifiers import MAX_BYTES, parse_qualified
+from pgsieve.decoding.values.quoting import MAX_BYTES, cut_name
+from pgsieve.pipelines.config.identifiers import parse_qualified
 
 #: What is left of a name when `_iud_root`, the longest suffix of a capture publication, is added to it.
 CAPTURE_BYTES = MAX_BYTES - len("_iud_root")
@@ -28,10 +28,7 @@ def slot_name(*parts: str, longest: int = MAX_BYTES) -> str:
     gets a digest of the whole, so that two long names never meet in one slot.
     """
     name = re.sub(r"[^a-z0-9_]", "_", "_".join(("pgsieve", *parts)).lower())
-    if len(name) <= longest:
-        return name
-    digest = hashlib.sha256("_".join(parts).encode()).hexdigest()[:8]
-    return f"{name[: longest - 9]}_{digest}"
+    return cut_name(name, longest, "_".join(parts))
 
 
 def refusal(message: str, hint: str | None = None) -> PydanticCustomError:
