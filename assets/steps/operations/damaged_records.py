@@ -4,10 +4,8 @@ In: a subscription. Out: the paths of the tables. Raises LakeError where only Sp
 remove the folder. The change log is not among them: it is replaced with its slot.
 """
 
-from pgsieve.assets.steps.records.catalogs import AlteredSlices, Catalogs
 from pgsieve.assets.steps.records.cuts import Cuts
-from pgsieve.assets.steps.records.feed import FeedRecord
-from pgsieve.assets.steps.records.own_versions import newest_cuts, put_back
+from pgsieve.assets.steps.records.own_versions import newest_cuts, of_feed, of_subscription, put_back
 from pgsieve.assets.steps.records.prepared import Prepared
 from pgsieve.assets.steps.records.registered import Registered
 from pgsieve.assets.steps.records.sequences import Sequences
@@ -30,23 +28,23 @@ def replace_damaged_records(subscription: Subscription, lake: Lake) -> list[str]
     feed, name = subscription.feed, subscription.name
     record, states = SubscriptionRecord(lake, name), TableStates(lake, name).path
     transformed = Transformed(lake, name).path
-    of_feed = [each(lake, feed).path for each in (FeedRecord, Catalogs, AlteredSlices, Prepared)]
+    feeds = [*of_feed(lake, feed), Prepared(lake, feed).path]
     others = [
         record.path,
         Slices(lake, feed).path,
         *(each(lake, name).path for each in (Cuts, Registered, Sequences)),
     ]
     with feed.exclusively(), feed.source.exclusively(name):
-        damaged = [p for p in (states, transformed, *of_feed, *others) if _is_damaged(lake, p)]
+        damaged = [p for p in (states, transformed, *feeds, *others) if _is_damaged(lake, p)]
         if Cuts(lake, name).path not in damaged:
-            known = [p for p in (transformed, *of_feed, record.path) if p not in damaged]
+            known = [p for p in (*of_feed(lake, feed), *of_subscription(lake, name)) if p not in damaged]
             damaged += put_back(lake, known, newest_cuts(lake, feed))
         if states not in damaged and _is_put_back(lake, name):
             damaged.append(states)
         if states in damaged:
             lake.remove_log(states)
         # Before the rest is taken away: a process that is killed in between finds the damage again.
-        if not set(of_feed).isdisjoint(damaged):
+        if not set(feeds).isdisjoint(damaged):
             forget_copies(lake, feed.subscriptions)
         elif transformed in damaged:
             forget_copies(lake, [name])
