@@ -6,12 +6,11 @@ of Python's by Arrow, a Delta table, a MERGE.
 
 import os
 import sys
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-import pyarrow as pa
 from pyspark.sql import SparkSession
 
+from pgsieve.resources.lake.executors import begin
 from pgsieve.resources.lake.java import jvm
 from pgsieve.resources.lake.java.class_archive import archiving_options
 from pgsieve.resources.lake.session import session_config
@@ -22,15 +21,10 @@ from pgsieve.resources.private_folder import private_folder
 _END_SECONDS = 300.0
 
 
-def _same(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    yield from batches
-
-
 def use(session: SparkSession, table: Path) -> None:
     """Load the classes of what sessions do."""
-    rows = session.range(0, 4, 1, 2).mapInArrow(_same, "id long")
-    rows.toArrow()
-    rows.write.format("delta").save(str(table))
+    begin(session, 2)
+    session.range(4).write.format("delta").save(str(table))
     session.sql(
         f"merge into delta.`{table}` t using (select 1L as id) s on t.id = s.id when matched then delete"
         " when not matched then insert *"

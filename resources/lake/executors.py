@@ -68,6 +68,12 @@ def _same(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     yield from batches
 
 
+def begin(session: SparkSession, parts: int) -> None:
+    """Have a session run its first job: with it come the processes of Python that run functions."""
+    numbers = session.range(0, parts, 1, parts)
+    numbers.mapInArrow(_same, spark_schema(_NUMBERS)).toArrow()
+
+
 class SparkExecutors:
     """Spark's, who may be on other machines; what is interrupted Spark ends itself.
 
@@ -110,7 +116,7 @@ class SparkExecutors:
         return noted(engine_of(session), parts, rows)
 
     def prepare(self) -> None:
-        """As in `Executors`: the session, and with a first job the processes of Python that run functions."""
+        """As in `Executors`: the session, and its first job."""
         if not self._is_preparing:
             self._is_preparing = True
             Thread(target=self._start, name="pgsieve-spark", daemon=True).start()
@@ -118,8 +124,7 @@ class SparkExecutors:
     def _start(self) -> None:
         # Whoever needs the session is told why there is none.
         with suppress(Exception):
-            parts = self._session().range(0, self.number, 1, self.number)
-            parts.mapInArrow(_same, spark_schema(_NUMBERS)).toArrow()
+            begin(self._session(), self.number)
 
     def stop(self) -> None:
         """As in `Executors`."""

@@ -29,7 +29,12 @@ from urllib.parse import unquote, urlsplit
 from pgsieve.decoding.wording import counted
 from pgsieve.resources.lake.delta.errors import SparkUnavailableError
 from pgsieve.resources.lake.java import jvm
-from pgsieve.resources.lake.java.class_archive import FOLDER_VARIABLE, archive_file, kept_folder, make_archive
+from pgsieve.resources.lake.java.class_archive import (
+    FOLDER_VARIABLE,
+    copy_archive,
+    kept_folder,
+    make_archive,
+)
 from pgsieve.resources.private_folder import private_folder
 
 _LOGGER = logging.getLogger(__name__)
@@ -198,8 +203,7 @@ def copy_jars(folder: Path, needed: Iterable[Packages], kept: Path | None = None
             if not (folder / jar.name).exists():
                 shutil.copyfile(jar, folder / jar.name)
         _keep({packages.name: [jar.name for jar in jars]}, folder / _ANSWERS)
-    if archive_file().is_file():
-        shutil.copyfile(archive_file(), folder / archive_file().name)
+    copy_archive(folder)
 
 
 def class_path(

@@ -67,8 +67,7 @@ def make_archive() -> bool:
         )
         with suppress(OSError):
             if not done.returncode:
-                _make_durable(made)
-                made.replace(file)
+                _give_name(made, file)
     finally:
         made.unlink(missing_ok=True)
     return file.is_file()
@@ -79,6 +78,20 @@ def archiving_options(made: Path) -> str:
     return " ".join((f'"-XX:ArchiveClassesAtExit={made}"', *_SILENT))
 
 
-def _make_durable(file: Path) -> None:
-    with file.open("rb") as written:
+def copy_archive(folder: Path) -> None:
+    """Copy the archive, where there is one, into a folder that has none of its name. Raises OSError."""
+    file = archive_file()
+    if file.is_file() and not (folder / file.name).exists():
+        made = folder / f".{file.name}.{os.getpid()}"
+        try:
+            shutil.copyfile(file, made)
+            _give_name(made, folder / file.name)
+        finally:
+            made.unlink(missing_ok=True)
+
+
+def _give_name(made: Path, file: Path) -> None:
+    """Name an archive so that Java finds it, once all of it is on the disk."""
+    with made.open("rb") as written:
         os.fsync(written.fileno())
+    made.replace(file)

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from pgsieve.resources.lake.java import class_archive
-from pgsieve.resources.lake.java.class_archive import archive_file, make_archive, options
+from pgsieve.resources.lake.java.class_archive import archive_file, copy_archive, make_archive, options
 from tests.fixtures.pgsieve_replica import engine
 
 
@@ -53,6 +53,24 @@ def test_a_session_that_fails_leaves_no_part_of_an_archive(
     monkeypatch.setattr(class_archive, "_PROGRAM", "this")
     assert not make_archive()
     assert list(folder.iterdir()) == []
+
+
+def test_a_copy_gets_its_name_when_it_is_whole(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    archive_file().write_bytes(b"classes")
+    copy = folder / "copy"
+    copy.mkdir()
+
+    def half(_: Path, made: Path) -> None:
+        made.write_bytes(b"cla")
+        raise OSError
+
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(shutil, "copyfile", half)
+        with pytest.raises(OSError):
+            copy_archive(copy)
+    assert list(copy.iterdir()) == []
+    copy_archive(copy)
+    assert [file.read_bytes() for file in copy.iterdir()] == [b"classes"]
 
 
 @pytest.mark.spark
