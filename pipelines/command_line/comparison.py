@@ -18,6 +18,7 @@ from pgsieve.pipelines.command_line.app import (
     is_verbose,
     load,
 )
+from pgsieve.pipelines.command_line.validation_report import print_validation
 
 _PANEL = "Look"
 
@@ -101,7 +102,7 @@ def validate(
     if as_json:
         console.print_json(report)
     else:
-        reports.print_validation(report)
+        print_validation(report)
     if report.problems:
         raise typer.Exit(FOUND)
 

@@ -4,13 +4,12 @@ Nothing here raises. The same results as JSON are `console.print_json`'s.
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 
 from rich.table import Table
 
-from pgsieve.decoding.publications.catalog import OPERATIONS
-from pgsieve.decoding.values.quoting import quote_identifier, quote_qualified
+from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.decoding.wording import counted
 from pgsieve.pipelines.command_line.console import (
     Text,
@@ -23,6 +22,7 @@ from pgsieve.pipelines.command_line.console import (
     to_stderr,
 )
 from pgsieve.pipelines.command_line.sequences import print_checked, print_listed
+from pgsieve.pipelines.command_line.validation_report import print_since_copy, print_validation
 from pgsieve.pipelines.commands.results import (
     UNKNOWN,
     CheckReport,
@@ -36,8 +36,6 @@ from pgsieve.pipelines.commands.results import (
     JarsReport,
     LiveDemo,
     MaintainedFolder,
-    PublicationPicture,
-    ReceivedTable,
     ResyncReport,
     RunSummary,
     SizedReport,
@@ -47,9 +45,6 @@ from pgsieve.pipelines.commands.results import (
     SubscriptionStatus,
     SurveyedPublication,
     SurveyedTable,
-    TableStatus,
-    ValidationProblem,
-    ValidationReport,
 )
 
 
@@ -207,7 +202,7 @@ def print_status(report: StatusReport) -> None:
         elif subscription.notice:
             print_out(Text(f"last skip: {subscription.notice}"))
         for table in subscription.tables:
-            _print_since_copy(table)
+            print_since_copy(table)
             if table.problem:
                 print_out(
                     Text.assemble((f"{quote_qualified(table.schema, table.name)}: ", "red"), table.problem)
@@ -224,11 +219,6 @@ def _progress_of(subscription: SubscriptionStatus) -> str:
     if subscription.last_success is not None:
         told.append(f"everything was last found applied at {subscription.last_success}")
     return "; ".join(told)
-
-
-def _print_since_copy(table: TableStatus | ReceivedTable) -> None:
-    for change in table.since_copy:
-        print_out(Text(f"{quote_qualified(table.schema, table.name)}: changed since its copy: {change}"))
 
 
 def print_check(report: CheckReport) -> None:
@@ -341,93 +331,6 @@ def print_live_demo(demo: LiveDemo) -> None:
         table.add_row(Text(mark, style="bold"), Text(text, overflow="fold"))
     print_out("", table, "")
     sys.stdout.flush()
-
-
-def print_validation(report: ValidationReport) -> None:
-    """Print publications, what each subscription will receive, problems, and statements to run."""
-    for publication in report.publications:
-        _print_publication(publication)
-    for subscription in report.subscriptions:
-        print_out(Text(f"Subscription {subscription.subscription} will receive", style="bold"))
-        for table in subscription.tables:
-            _print_received(table)
-            _print_since_copy(table)
-        print_listed(subscription.sequences)
-        print_out("")
-    for problem in report.problems:
-        _print_problem("problem", "bold red", problem)
-    for warning in report.warnings:
-        _print_problem("warning", "bold yellow", warning)
-    if report.statements:
-        print_out(
-            Text("statements to run:", style="bold"),
-            *(Text(f"{each.rstrip(';')};") for each in report.statements),
-        )
-    if not report.problems:
-        told = f"nothing is refused, {counted(len(report.warnings), 'warning')}"
-        print_out(Text(told if report.warnings else "no problems", style="bold green"))
-
-
-def _print_problem(kind: str, style: str, problem: ValidationProblem) -> None:
-    code = f" [{problem.sqlstate}]" if problem.sqlstate else ""
-    print_out(Text.assemble((f"{kind}: ", style), f"{problem.object}: {problem.message}{code}"))
-    if problem.hint:
-        print_out(Text.assemble(("hint: ", "bold"), problem.hint))
-
-
-def _print_publication(publication: PublicationPicture) -> None:
-    r"""Say what psql's `\dRp+` says, in lines that fit any width."""
-    origin = "pgsieve.yaml" if publication.owner is None else f"owner {publication.owner}"
-    print_out(
-        Text(
-            f"Publication {_names((publication.name,))} (source {publication.source}, {origin})", style="bold"
-        )
-    )
-    facts = {
-        "all tables": publication.all_tables,
-        **{f"{o}s": o in publication.operations for o in OPERATIONS},
-        "generated columns": publication.generated_columns,
-        "via root": publication.via_root,
-    }
-    print_out(
-        Text.assemble(
-            "  ", *(part for name, fact in facts.items() for part in ((f"{name} ", "dim"), cell(fact), "  "))
-        )
-    )
-    for entry in publication.tables:
-        columns_listed = "" if entry.columns is None else f" ({_names(entry.columns)})"
-        where = "" if entry.where is None else f" WHERE {entry.where}"
-        print_out(Text(f"  table {_names((entry.schema, entry.name), '.')}{columns_listed}{where}"))
-    for name in publication.excluded:
-        print_out(Text(f"  except table {_names(name, '.')}"))
-    for schema in publication.schemas:
-        print_out(Text(f"  tables in schema {_names((schema,))}"))
-    print_out("")
-
-
-def _print_received(table: ReceivedTable) -> None:
-    print_out(Text(f"  {_names((table.schema, table.name), '.')} ({_names(table.columns)})"))
-    for changes in table.changes:
-        name = quote_qualified(table.schema, table.name)
-        if changes.relations != (name,):
-            print_out(Text(f"    from {', '.join(changes.relations)}", style="dim"))
-        print_out(Text.assemble(("    replica identity: ", "dim"), changes.identity))
-        for row_filter, operations in _by_filter({"initial copy": table.row_filter, **changes.row_filters}):
-            print_out(Text.assemble((f"    {', '.join(operations)}: ", "dim"), row_filter or "every row"))
-
-
-def _by_filter(row_filters: Mapping[str, str | None]) -> list[tuple[str | None, list[str]]]:
-    """The operations that share a row filter; TRUNCATE has none, and is no row."""
-    grouped: dict[str | None, list[str]] = {}
-    for operation, row_filter in row_filters.items():
-        if operation != "truncate":
-            grouped.setdefault(row_filter, []).append(operation)
-    shown = list(grouped.items())
-    return [*shown, ("the whole table", ["truncate"])] if "truncate" in row_filters else shown
-
-
-def _names(names: Sequence[str], separator: str = ", ") -> str:
-    return separator.join(map(quote_identifier, names))
 
 
 def print_demo_step(title: str, tables: Sequence[ComparedTable]) -> None:

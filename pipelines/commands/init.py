@@ -25,13 +25,11 @@ from pgsieve.decoding.publications.catalog import (
     replicated_tables,
 )
 from pgsieve.decoding.values.quoting import quote_identifier, quote_qualified
-from pgsieve.pipelines.commands.results import (
-    InitReport,
-    SurveyedPublication,
-    SurveyedTable,
+from pgsieve.pipelines.commands.results import InitReport, SurveyedPublication, SurveyedTable
+from pgsieve.pipelines.commands.validate import validate
+from pgsieve.pipelines.commands.validation_results import (
     ValidationReport,
 )
-from pgsieve.pipelines.commands.validate import validate
 from pgsieve.pipelines.config.model import Config, parse_config
 from pgsieve.pipelines.project import project
 from pgsieve.resources.postgres.capture import CREATED

@@ -4,12 +4,12 @@ LSNs are text as PostgreSQL writes them (`16/B374D848`). No field holds a cell v
 differ. Errors are kept as they were raised. Nothing here raises.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
 from pgsieve.pipelines.commands.sequences import CheckedSequence, ListedSequence
+from pgsieve.pipelines.commands.validation_results import ValidationReport
 
 #: What a source would say that does not answer.
 UNKNOWN: Literal["unknown"] = "unknown"
@@ -299,96 +299,6 @@ class CheckReport:
     def equal(self) -> bool:
         """Whether no table differs, and no sequence."""
         return all(table.equal for table in self.tables) and all(each.equal for each in self.sequences)
-
-
-@dataclass(frozen=True, slots=True)
-class ListedTable:
-    """A table in a publication; `columns` None is no column list, `where` None no row filter."""
-
-    schema: str
-    name: str
-    columns: tuple[str, ...] | None
-    where: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class PublicationPicture:
-    r"""A publication as psql's `\dRp+` describes it; `owner` is None for one that pgsieve.yaml defines.
-
-    `excluded` are the tables that ALL TABLES leaves out, by schema and name.
-    """
-
-    source: str
-    name: str
-    owner: str | None
-    all_tables: bool
-    operations: tuple[str, ...]
-    generated_columns: str
-    via_root: bool
-    tables: tuple[ListedTable, ...]
-    schemas: tuple[str, ...]
-    excluded: tuple[tuple[str, str], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class ReceivedChanges:
-    """What is replicated of some relations: the operations, each with its effective row filter, and the old rows' columns.
-
-    `relations` are the table itself or its partitions; a filter of None lets every row pass.
-    """
-
-    relations: tuple[str, ...]
-    row_filters: Mapping[str, str | None]
-    identity: str
-
-
-@dataclass(frozen=True, slots=True)
-class ReceivedTable:
-    """A table that a subscription will receive; `row_filter` is that of the initial copy, None copies every row.
-
-    `since_copy` is what is different from when it was copied.
-    """
-
-    schema: str
-    name: str
-    columns: tuple[str, ...]
-    row_filter: str | None
-    changes: tuple[ReceivedChanges, ...]
-    since_copy: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class ReceivedTables:
-    """What one subscription will receive."""
-
-    subscription: str
-    tables: tuple[ReceivedTable, ...]
-    sequences: tuple[ListedSequence, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class ValidationProblem:
-    """Something that PostgreSQL, or pgsieve, would refuse; `object` names what it is about."""
-
-    object: str
-    message: str
-    sqlstate: str | None = None
-    hint: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ValidationReport:
-    """What `pgsieve validate` found; `statements` is SQL for somebody who has the right to run it.
-
-    `warnings` stand in nobody's way: rows that come or go otherwise than one may expect, as with a subscriber, or what
-    the publisher refuses as long as something is replicated.
-    """
-
-    publications: tuple[PublicationPicture, ...]
-    subscriptions: tuple[ReceivedTables, ...]
-    problems: tuple[ValidationProblem, ...]
-    statements: tuple[str, ...]
-    warnings: tuple[ValidationProblem, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,8 @@ from pgsieve.decoding.publications.catalog import (
 )
 from pgsieve.decoding.publications.routing import changed_relations
 from pgsieve.decoding.values.quoting import quote_identifier, quote_qualified
-from pgsieve.pipelines.commands.results import (
+from pgsieve.pipelines.commands.sequences import listed
+from pgsieve.pipelines.commands.validation_results import (
     ListedTable,
     PublicationPicture,
     ReceivedChanges,
@@ -47,7 +48,6 @@ from pgsieve.pipelines.commands.results import (
     ValidationProblem,
     ValidationReport,
 )
-from pgsieve.pipelines.commands.sequences import listed
 from pgsieve.pipelines.config.model import Config
 from pgsieve.pipelines.project import Project, project
 from pgsieve.resources.lake.delta.errors import LakeUnavailableError, SparkUnavailableError

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pgsieve.pipelines.command_line import reports
+from pgsieve.pipelines.command_line import reports, validation_report
 from pgsieve.pipelines.commands.results import (
     AppliedTable,
     CheckedTable,
@@ -16,11 +16,6 @@ from pgsieve.pipelines.commands.results import (
     CopiedTable,
     DemoReport,
     DropReport,
-    ListedTable,
-    PublicationPicture,
-    ReceivedChanges,
-    ReceivedTable,
-    ReceivedTables,
     ResyncedTable,
     ResyncReport,
     RunSummary,
@@ -30,6 +25,13 @@ from pgsieve.pipelines.commands.results import (
     SubscriptionRun,
     SubscriptionStatus,
     TableStatus,
+)
+from pgsieve.pipelines.commands.validation_results import (
+    ListedTable,
+    PublicationPicture,
+    ReceivedChanges,
+    ReceivedTable,
+    ReceivedTables,
     ValidationProblem,
     ValidationReport,
 )
@@ -303,7 +305,7 @@ def test_validate_shows_publications_tables_problems_and_statements(capsys):
         ),
         statements=("CREATE PUBLICATION a FOR TABLE public.t", "SELECT 1;"),
     )
-    reports.print_validation(report)
+    validation_report.print_validation(report)
     assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == [
         "Publication p1 (source shop, owner ann)",
         "  all tables no  inserts yes  updates yes  deletes no  truncates no  generated columns none  via root yes",
@@ -334,7 +336,7 @@ def test_validate_shows_publications_tables_problems_and_statements(capsys):
 
 
 def test_validate_says_when_there_is_no_problem(capsys):
-    reports.print_validation(ValidationReport((), (), (), ()))
+    validation_report.print_validation(ValidationReport((), (), (), ()))
     assert capsys.readouterr().out == "no problems\n"
 
 

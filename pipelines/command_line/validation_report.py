@@ -1,0 +1,112 @@
+"""What a person sees of publications, and of what subscriptions will receive.
+
+In: results (`pgsieve.pipelines.commands.validation_results`). Out: lines. Nothing here raises.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from pgsieve.decoding.publications.catalog import OPERATIONS
+from pgsieve.decoding.values.quoting import quote_identifier, quote_qualified
+from pgsieve.decoding.wording import counted
+from pgsieve.pipelines.command_line.console import Text, cell, print_out
+from pgsieve.pipelines.command_line.sequences import print_listed
+from pgsieve.pipelines.commands.results import TableStatus
+from pgsieve.pipelines.commands.validation_results import (
+    PublicationPicture,
+    ReceivedTable,
+    ValidationProblem,
+    ValidationReport,
+)
+
+
+def print_validation(report: ValidationReport) -> None:
+    """Print publications, what each subscription will receive, problems, and statements to run."""
+    for publication in report.publications:
+        _print_publication(publication)
+    for subscription in report.subscriptions:
+        print_out(Text(f"Subscription {subscription.subscription} will receive", style="bold"))
+        for table in subscription.tables:
+            _print_received(table)
+            print_since_copy(table)
+        print_listed(subscription.sequences)
+        print_out("")
+    for problem in report.problems:
+        _print_problem("problem", "bold red", problem)
+    for warning in report.warnings:
+        _print_problem("warning", "bold yellow", warning)
+    if report.statements:
+        print_out(
+            Text("statements to run:", style="bold"),
+            *(Text(f"{each.rstrip(';')};") for each in report.statements),
+        )
+    if not report.problems:
+        told = f"nothing is refused, {counted(len(report.warnings), 'warning')}"
+        print_out(Text(told if report.warnings else "no problems", style="bold green"))
+
+
+def _print_problem(kind: str, style: str, problem: ValidationProblem) -> None:
+    code = f" [{problem.sqlstate}]" if problem.sqlstate else ""
+    print_out(Text.assemble((f"{kind}: ", style), f"{problem.object}: {problem.message}{code}"))
+    if problem.hint:
+        print_out(Text.assemble(("hint: ", "bold"), problem.hint))
+
+
+def _print_publication(publication: PublicationPicture) -> None:
+    r"""Say what psql's `\dRp+` says, in lines that fit any width."""
+    origin = "pgsieve.yaml" if publication.owner is None else f"owner {publication.owner}"
+    print_out(
+        Text(
+            f"Publication {_names((publication.name,))} (source {publication.source}, {origin})", style="bold"
+        )
+    )
+    facts = {
+        "all tables": publication.all_tables,
+        **{f"{o}s": o in publication.operations for o in OPERATIONS},
+        "generated columns": publication.generated_columns,
+        "via root": publication.via_root,
+    }
+    print_out(
+        Text.assemble(
+            "  ", *(part for name, fact in facts.items() for part in ((f"{name} ", "dim"), cell(fact), "  "))
+        )
+    )
+    for entry in publication.tables:
+        columns_listed = "" if entry.columns is None else f" ({_names(entry.columns)})"
+        where = "" if entry.where is None else f" WHERE {entry.where}"
+        print_out(Text(f"  table {_names((entry.schema, entry.name), '.')}{columns_listed}{where}"))
+    for name in publication.excluded:
+        print_out(Text(f"  except table {_names(name, '.')}"))
+    for schema in publication.schemas:
+        print_out(Text(f"  tables in schema {_names((schema,))}"))
+    print_out("")
+
+
+def _print_received(table: ReceivedTable) -> None:
+    print_out(Text(f"  {_names((table.schema, table.name), '.')} ({_names(table.columns)})"))
+    for changes in table.changes:
+        name = quote_qualified(table.schema, table.name)
+        if changes.relations != (name,):
+            print_out(Text(f"    from {', '.join(changes.relations)}", style="dim"))
+        print_out(Text.assemble(("    replica identity: ", "dim"), changes.identity))
+        for row_filter, operations in _by_filter({"initial copy": table.row_filter, **changes.row_filters}):
+            print_out(Text.assemble((f"    {', '.join(operations)}: ", "dim"), row_filter or "every row"))
+
+
+def _by_filter(row_filters: Mapping[str, str | None]) -> list[tuple[str | None, list[str]]]:
+    """The operations that share a row filter; TRUNCATE has none, and is no row."""
+    grouped: dict[str | None, list[str]] = {}
+    for operation, row_filter in row_filters.items():
+        if operation != "truncate":
+            grouped.setdefault(row_filter, []).append(operation)
+    shown = list(grouped.items())
+    return [*shown, ("the whole table", ["truncate"])] if "truncate" in row_filters else shown
+
+
+def _names(names: Sequence[str], separator: str = ", ") -> str:
+    return separator.join(map(quote_identifier, names))
+
+
+def print_since_copy(table: TableStatus | ReceivedTable) -> None:
+    """Print what has changed in the publications of a table since it was copied."""
+    for change in table.since_copy:
+        print_out(Text(f"{quote_qualified(table.schema, table.name)}: changed since its copy: {change}"))

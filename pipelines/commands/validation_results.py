@@ -1,0 +1,99 @@
+"""What `pgsieve validate` finds, for people and as JSON: publications as they are, what each subscription will receive, problems.
+
+Identifiers are as they stand in PostgreSQL's catalog, not quoted. Nothing here raises.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pgsieve.pipelines.commands.sequences import ListedSequence
+
+
+@dataclass(frozen=True, slots=True)
+class ListedTable:
+    """A table in a publication; `columns` None is no column list, `where` None no row filter."""
+
+    schema: str
+    name: str
+    columns: tuple[str, ...] | None
+    where: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class PublicationPicture:
+    r"""A publication as psql's `\dRp+` describes it; `owner` is None for one that pgsieve.yaml defines.
+
+    `excluded` are the tables that ALL TABLES leaves out, by schema and name.
+    """
+
+    source: str
+    name: str
+    owner: str | None
+    all_tables: bool
+    operations: tuple[str, ...]
+    generated_columns: str
+    via_root: bool
+    tables: tuple[ListedTable, ...]
+    schemas: tuple[str, ...]
+    excluded: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedChanges:
+    """What is replicated of some relations: the operations, each with its effective row filter, and the old rows' columns.
+
+    `relations` are the table itself or its partitions; a filter of None lets every row pass.
+    """
+
+    relations: tuple[str, ...]
+    row_filters: Mapping[str, str | None]
+    identity: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedTable:
+    """A table that a subscription will receive; `row_filter` is that of the initial copy, None copies every row.
+
+    `since_copy` is what is different from when it was copied.
+    """
+
+    schema: str
+    name: str
+    columns: tuple[str, ...]
+    row_filter: str | None
+    changes: tuple[ReceivedChanges, ...]
+    since_copy: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedTables:
+    """What one subscription will receive."""
+
+    subscription: str
+    tables: tuple[ReceivedTable, ...]
+    sequences: tuple[ListedSequence, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ValidationProblem:
+    """Something that PostgreSQL, or pgsieve, would refuse; `object` names what it is about."""
+
+    object: str
+    message: str
+    sqlstate: str | None = None
+    hint: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ValidationReport:
+    """What `pgsieve validate` found; `statements` is SQL for somebody who has the right to run it.
+
+    `warnings` stand in nobody's way: rows that come or go otherwise than one may expect, as with a subscriber, or what
+    the publisher refuses as long as something is replicated.
+    """
+
+    publications: tuple[PublicationPicture, ...]
+    subscriptions: tuple[ReceivedTables, ...]
+    problems: tuple[ValidationProblem, ...]
+    statements: tuple[str, ...]
+    warnings: tuple[ValidationProblem, ...] = ()
