@@ -469,15 +469,7 @@ def _shown(found: Counter[tuple]) -> str:
 
 
 @contextlib.contextmanager
-def day(
-    seed: int,
-    folder: Path,
-    disk: Disk | None,
-    server: EmbeddedServer,
-    oracles: EmbeddedServer,
-    spark: Callable[[], AbstractContextManager[str]],
-) -> Iterator[Day]:
-    """A day, and its end."""
-    made = Day(seed, folder, disk, server, oracles, spark)
-    with made.proxy, contextlib.closing(made):
-        yield made
+def lived(day: Day) -> Iterator[Day]:
+    """The day, which ends with the block."""
+    with day.proxy, contextlib.closing(day):
+        yield day

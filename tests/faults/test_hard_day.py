@@ -16,7 +16,7 @@ import pytest
 
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.faults.disk import HAS_DISKS, Disk
-from tests.faults.hard_day import day
+from tests.faults.hard_day import Day, lived
 from tests.faults.report import accumulate
 from tests.fixtures.servers import TEST_SETTINGS, new_server
 from tests.fixtures.spark_servers import connect_server, python_without_pgsieve
@@ -66,7 +66,7 @@ def test_a_hard_day_ends_with_the_rows_of_the_built_in_subscriptions(
     seed = int(os.environ.get("PGSIEVE_SEED") or random.SystemRandom().randrange(2**32))
     with capsys.disabled():
         print(f"\nreproduce: PGSIEVE_SEED={seed} PGSIEVE_BUDGET_SECONDS={budget:g}; logs: {tmp_path}")
-        with day(seed, tmp_path, disk, server, subscriber_server, spark) as hard:
+        with lived(Day(seed, tmp_path, disk, server, subscriber_server, spark)) as hard:
             hard.live(budget, max(20, min(180, budget / 3)))
         print(hard.report)
         print(accumulate(hard.report, Path("build/hard_days.jsonl")))
