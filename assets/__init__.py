@@ -1,5 +1,5 @@
-"""Replication as software-defined assets, thin over `pgsieve.assets.steps`.
+"""The Dagster assets of replication: thin layers over the functions of `pgsieve.assets.steps`.
 
-In the order of the data: `initial_sync`, `slot_consumption`, `update_transformation`, `partition_roots`, which are the
-replicas; beside them `checks` and `maintenance`.
+Data passes through `initial_sync`, `slot_consumption`, `update_transformation` and `partition_roots`, in this
+order. The last one makes the replica tables. `checks` and `maintenance` stand beside them.
 """

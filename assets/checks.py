@@ -1,7 +1,8 @@
-"""Asset checks: on replica tables subscriber consistency, row filters, freshness, sync state; on change logs slot health.
+"""Asset checks: consistency, row filters, freshness and state of replica tables, health of slots.
 
-The checks of a subscription's tables are one op, or a few where Dagster would mistake one table for another. What the
-steps evaluate themselves in each run (`assets/slot_consumption.py`, `assets/partition_roots.py`) is made by functions here.
+The checks of a subscription's tables are one op. There are several ops only where Dagster could not tell two
+tables apart. Some checks are evaluated by the steps in each run (`assets/slot_consumption.py`,
+`assets/partition_roots.py`). Functions here make their results.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -50,7 +51,7 @@ def _by_key(subscription: Subscription, tables: Tables, naming: Naming) -> Keys:
 def _each_apart(
     name: str, keys: Keys, checks: Callable[[str, Keys], dg.AssetChecksDefinition]
 ) -> list[dg.AssetChecksDefinition]:
-    """The checks of some tables, in as many ops as it takes to tell the tables apart: `name`, `<name>_2`."""
+    """The checks of some tables, in as many ops as are needed to tell the tables apart: `name`, `<name>_2`, ..."""
     return [
         checks(name if number == 1 else f"{name}_{number}", group)
         for number, group in enumerate(told_apart(keys), 1)
@@ -117,7 +118,7 @@ def _result(key: dg.AssetKey, compared: TableConsistency) -> dg.AssetCheckResult
 
 
 def _difference(compared: TableConsistency) -> str | None:
-    """Which rows differ, as far as keys are told, and the way out; None where none does."""
+    """Which rows differ, as far as their keys are known, and what to do; None where no row differs."""
     if compared.equal:
         return None
     keys = visible(", ".join(compared.keys))
@@ -129,7 +130,10 @@ def _difference(compared: TableConsistency) -> str | None:
 def conformity_checks(
     subscription: Subscription, tables: Tables, naming: Naming
 ) -> list[dg.AssetChecksDefinition]:
-    """`row_filter_conformity`: no row fails the row filter; none for tables without one that Spark can evaluate."""
+    """`row_filter_conformity`: no row of the replica fails the row filter.
+
+    A table has this check where it has a row filter that can be evaluated here.
+    """
     checkable = {
         name: table
         for name, table in tables.items()
@@ -156,7 +160,7 @@ def conformity_checks(
     return _each_apart(naming.name(f"{subscription.name}_conformity"), tables_by_key, checks)
 
 
-#: Why rows may fail that nobody has to mend.
+#: Why rows may fail although nothing is broken.
 _ALTERED = (
     "the row filter or its publications were altered since the table was copied: rows that were there before stay, as in"
     " PostgreSQL, until `pgsieve resync`"
@@ -178,7 +182,7 @@ def _conformity(key: dg.AssetKey, conformity: TableConformity) -> dg.AssetCheckR
 def freshness_checks(
     subscription: Subscription, tables: Tables, naming: Naming
 ) -> list[dg.AssetChecksDefinition]:
-    """`freshness`: for how long the oldest commit that the replicas lack has been waiting; reads no replica."""
+    """`freshness`: how long the oldest commit that the replicas lack has been waiting; reads no replica."""
     tables_by_key = _by_key(subscription, tables, naming)
     limit = subscription.freshness.total_seconds()
 
@@ -245,7 +249,7 @@ def sync_state_checks(
 def check_of_state(
     key: dg.AssetKey, state: TableState | None, whole: SubscriptionState | None = None
 ) -> dg.AssetCheckResult:
-    """`sync_state` of one table, where the subscription's own state is given as long as that is enabled, too."""
+    """`sync_state` of one table; with `whole`, the subscription has to be enabled too."""
     enabled = whole is None or whole.enabled
     return dg.AssetCheckResult(
         check_name=SYNC_STATE,
@@ -264,7 +268,7 @@ def check_of_states(
 ) -> dg.AssetCheckResult:
     """`sync_state` of all tables of a subscription together: a warning where they only wait for a copy.
 
-    `told` are the problems for which a run has failed; see `told_before`.
+    `told` are the problems that have failed a run before; see `told_before`.
     """
     waiting = {n: s for n, s in states.items() if s.state not in {SyncState.READY, SyncState.REMOVED}}
     aside = [n for n, s in waiting.items() if s.state == SyncState.SET_ASIDE]
@@ -289,7 +293,7 @@ def check_of_states(
 
 
 def told_before(dagster: dg.DagsterInstance, key: dg.AssetKey) -> set[str]:
-    """The problems of a subscription for which a run has failed, as the check `sync_state` of its cut keeps them."""
+    """The problems of a subscription that have failed a run before, as the check `sync_state` of its cut records them."""
     evaluated = {AssetCheckExecutionRecordStatus.SUCCEEDED, AssetCheckExecutionRecordStatus.FAILED}
     records = dagster.event_log_storage.get_asset_check_execution_history(
         dg.AssetCheckKey(key, SYNC_STATE), limit=1, status=evaluated
@@ -304,7 +308,7 @@ def told_before(dagster: dg.DagsterInstance, key: dg.AssetKey) -> set[str]:
 def check_of_freshness(
     key: dg.AssetKey, subscription: Subscription, measured: Freshness | str
 ) -> dg.AssetCheckResult:
-    """`freshness`, as it was measured; of what could not be measured there is a text."""
+    """`freshness`, as it was measured; `measured` is a text where it could not be measured."""
     passed, description = False, measured if isinstance(measured, str) else measured.problem
     metadata: dict[str, float | str] = {}
     if not isinstance(measured, str):
@@ -323,7 +327,7 @@ def check_of_freshness(
 def check_of_freshness_of(
     key: dg.AssetKey, subscription: Subscription, measured: Freshness | str, state: TableState | None
 ) -> dg.AssetCheckResult:
-    """`freshness` of one table: nothing is applied to one that is not ready."""
+    """`freshness` of one table; a table that is not ready receives no changes."""
     if state is not None and state.state == SyncState.READY:
         return check_of_freshness(key, subscription, measured)
     meaning = state.state.meaning if state else "not copied yet"
@@ -352,7 +356,7 @@ def slot_health_spec(feed: Feed, naming: Naming) -> dg.AssetCheckSpec:
 
 
 def slot_health(feed: Feed, naming: Naming) -> dg.AssetCheckResult:
-    """The slot as it is now."""
+    """The check's result for the slot as it is now."""
     with feed.source.connect() as connection:
         state = slot_state(connection, feed.slot)
     metadata: dict[str, Any] = (

@@ -1,9 +1,9 @@
 """PostgreSQL's names in Dagster: parts of asset keys, Dagster partition keys, names of inputs and outputs.
 
-In: names of schemas and tables as the catalog has them. Out: text that Dagster takes wherever it stands, and that
-reads back as the same name. Dagster makes names of inputs and outputs from asset keys, and allows only
-`[A-Za-z0-9_]` there; `-` becomes `_` on the way (`AssetKey.to_python_identifier`). Nothing here raises, but
-`identifier` for text that no name is written as.
+In: names of schemas and tables as the catalog has them. Out: text that Dagster accepts everywhere, and that
+reads back as the same name. Dagster makes the names of inputs and outputs from asset keys. These names allow
+only `[A-Za-z0-9_]`, and `AssetKey.to_python_identifier` turns `-` into `_`. Only `identifier` raises, for
+text that `component` never writes.
 """
 
 import re
@@ -13,15 +13,16 @@ import dagster as dg
 
 Name = tuple[str, str]
 
-#: What Dagster forbids, and `-`, which the others are written with.
+#: Characters that Dagster forbids, and `-`, which introduces an encoded character.
 _SPECIAL = re.compile(r"[^A-Za-z0-9_]")
 _WRITTEN = re.compile(r"-([0-9A-F]+)-")
 
 
 def component(identifier: str) -> str:
-    """An identifier as a part of an asset key: ASCII letters, digits and `_` stay, another character is `-CODE-`.
+    """An identifier as a part of an asset key: ASCII letters, digits and `_` stay, another character becomes `-CODE-`.
 
-    CODE is its code point: `order items` is `order-20-items`. Two identifiers never become the same.
+    CODE is its code point: `order items` becomes `order-20-items`. Two identifiers never become the same
+    text.
     """
     return _SPECIAL.sub(lambda special: f"-{ord(special.group()):X}-", identifier)
 
@@ -43,7 +44,7 @@ def partition_table(key: str) -> Name:
 
 
 def output_names(keys: Iterable[dg.AssetKey]) -> dict[dg.AssetKey, str]:
-    """A name for the output of each asset of an op: Dagster's own, with a number where another asset has that."""
+    """A name for the output of each asset of an op: Dagster's own name, with a number where another asset has that name."""
     names: dict[str, dg.AssetKey] = {}
     for key in keys:
         name = base = key.to_python_identifier()
@@ -55,9 +56,9 @@ def output_names(keys: Iterable[dg.AssetKey]) -> dict[dg.AssetKey, str]:
 
 
 def told_apart(keys: Mapping[dg.AssetKey, Name]) -> list[dict[dg.AssetKey, Name]]:
-    """The assets in as few groups as Dagster's names need: within each no two have the same.
+    """The assets in as few groups as Dagster's names need: within a group no two assets have the same name.
 
-    A check of an asset is an output by its key, with `__` between the parts, and has an input by it, with `_`.
+    Dagster names a check's output by the asset's key with `__` between its parts, and its input with `_`.
     """
     groups: list[tuple[dict[dg.AssetKey, Name], set[str]]] = []
     for key, table in keys.items():

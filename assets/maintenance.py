@@ -1,6 +1,6 @@
-"""Retention, compaction and vacuum as assets of their own: one a feed, one a subscription.
+"""Retention, compaction and vacuum as assets of their own: one per feed, one per subscription.
 
-That of a subscription also registers in the catalog what is not yet, and lets comments follow.
+The asset of a subscription also registers new replicas in the catalog, and updates comments.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,7 +26,7 @@ from pgsieve.assets.translator import AssetKind, Naming, of_feed, of_subscriptio
 def feed_maintenance_asset(
     feed: Feed, subscriptions: Sequence[Subscription], retention: Retention, naming: Naming
 ) -> dg.AssetsDefinition:
-    """The asset `<source>/change_log_maintenance`; `subscriptions` are all that read the feed."""
+    """The asset `<source>/change_log_maintenance`; `subscriptions` are all subscriptions that read the feed."""
     data = of_feed(feed, AssetKind.CHANGE_LOG_MAINTENANCE)
 
     @dg.multi_asset(

@@ -1,9 +1,10 @@
-"""How a step ends that could not do all of it: as a failure whose description says why.
+"""How an incomplete step ends: as a failure whose description gives the reason.
 
-In: what is wrong with a subscription, or the error of a step. Out: `IncompleteError`, which comes after everything else is
-done, or `StepFailedError`. Both fail the run, so that a sensor of failed runs hears of it, and Dagster shows their
-descriptions before any traceback. Nothing is rolled back: what was applied stays applied. An increment fails once for what
-is wrong, and not again as long as nothing else is: the check `sync_state` goes on saying it.
+In: what is wrong with a subscription, or the error of a step. Out: `IncompleteError`, raised after all other
+work is done, or `StepFailedError`. Both fail the run, so a sensor of failed runs sees it, and Dagster shows
+their descriptions before any traceback. Nothing is rolled back: applied changes stay applied. A problem fails
+one increment. Later increments succeed while it is the only problem, and the check `sync_state` keeps
+reporting it.
 """
 
 import logging
@@ -26,12 +27,15 @@ from pgsieve.resources.lake.lake import Lake
 _LOGGERS = "pgsieve"
 
 
-#: In the place of a schema.
+#: Stands in the place of a schema's name.
 _SEQUENCES = ""
 
 
 class IncompleteError(dg.Failure):
-    """Some tables are set aside, a sequence cannot be read, or the subscription is disabled; all others are up to date. Trying again changes nothing."""
+    """Some tables are set aside, a sequence cannot be read, or the subscription is disabled.
+
+    All other tables are up to date. A retry changes nothing.
+    """
 
     def __init__(self, subscription: str, problems: Sequence[str]) -> None:
         super().__init__(
@@ -46,7 +50,7 @@ class IncompleteError(dg.Failure):
 
 
 class StepFailedError(dg.Failure):
-    """An error of pgsieve's that ends a step; `error` is the error. A retry policy of the user's holds for it."""
+    """An error of pgsieve that ends a step; `error` is that error. The user's retry policy applies to it."""
 
     def __init__(self, error: PgsieveError) -> None:
         known = {"what to do": error.hint, "SQLSTATE": error.sqlstate}
@@ -57,7 +61,7 @@ class StepFailedError(dg.Failure):
 
 
 class _Forwards(logging.Handler):
-    """Gives what pgsieve's own loggers say to the log of a run."""
+    """Passes on to a run's log what pgsieve's own loggers say."""
 
     def __init__(self, log: logging.Logger) -> None:
         super().__init__(logging.INFO)
@@ -69,7 +73,7 @@ class _Forwards(logging.Handler):
 
 
 def tell_step(record: logging.LogRecord) -> None:
-    """Give the log of the step that is running what was said for it before."""
+    """Write to the log of the running step a record that was made for it in advance."""
     for handler in logging.getLogger(_LOGGERS).handlers:
         if isinstance(handler, _Forwards):
             handler.emit(record)
@@ -77,9 +81,9 @@ def tell_step(record: logging.LogRecord) -> None:
 
 @contextmanager
 def heard(handler: logging.Handler) -> Iterator[None]:
-    """Have a handler hear what pgsieve's own loggers say in the block."""
+    """Let a handler receive the records of pgsieve's own loggers within the block."""
     logger = logging.getLogger(_LOGGERS)
-    # Without any handler Python shows warnings on stderr: with this one it would not.
+    # Without any handler Python prints warnings on stderr. Adding this handler alone would end that.
     shown = None if logger.hasHandlers() else logging.lastResort
     if shown is not None:
         logger.addHandler(shown)
@@ -93,7 +97,7 @@ def heard(handler: logging.Handler) -> Iterator[None]:
 
 
 class _Visible(logging.Filter):
-    """Has a record say nothing that steers a terminal: names of a database are in it."""
+    """Removes from a record the characters that control a terminal: names of a database are in it."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         record.msg, record.args = visible(record.getMessage()), ()
@@ -107,9 +111,9 @@ _VISIBLE = _Visible()
 def as_step(
     context: dg.OpExecutionContext | dg.AssetExecutionContext | dg.AssetCheckExecutionContext,
 ) -> Iterator[None]:
-    """The block is a step: what it waits for is in the run's log, and what it fails with is what the run shows first.
+    """The block is a step: pgsieve's messages go to the run's log, and an error becomes the run's own failure.
 
-    Dagster calls another error than a Failure "Error occurred while executing op", and tells a sensor no more.
+    For an error that is no Failure, Dagster shows and tells sensors only "Error occurred while executing op".
     """
     logger = logging.getLogger(_LOGGERS)
     level = logger.level
@@ -127,7 +131,7 @@ def as_step(
 
 @contextmanager
 def telling(tell: Callable[[Exception], None] | None) -> Iterator[None]:
-    """Tell what fails a step: Dagster keeps the text of an error, not the error."""
+    """Call `tell` with the error that fails a step: Dagster keeps only the text of an error."""
     try:
         yield
     except Exception as error:
@@ -139,9 +143,9 @@ def telling(tell: Callable[[Exception], None] | None) -> Iterator[None]:
 def wrong_with(
     subscription: str, lake: Lake, states: Mapping[Name, TableState], whole: SubscriptionState
 ) -> dict[Name | None, str]:
-    """What is wrong: by its name each table that is set aside, and by None that the subscription is disabled.
+    """What is wrong with a subscription: each table that is set aside, and a disabled subscription by the key None.
 
-    By a name that no table has each sequence that cannot be read (`of_tables` leaves these out).
+    A sequence that cannot be read has a name that no table can have (`of_tables` leaves these out).
     """
     wrong: dict[Name | None, str] = {
         name: visible(f"{quote_qualified(*name)} is set aside: {state.reason}")
@@ -155,5 +159,8 @@ def wrong_with(
 
 
 def of_tables(wrong: Mapping[Name | None, str]) -> set[Name | None]:
-    """The keys of what is wrong with tables, or with the subscription as a whole: without it a cut holds."""
+    """The keys of problems with tables or with the whole subscription.
+
+    Without such a problem a cut is complete.
+    """
     return {name for name in wrong if name is None or name[0] != _SEQUENCES}

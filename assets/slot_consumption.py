@@ -24,9 +24,9 @@ def change_log_asset(
     *,
     append: Callable[[], Drained] | None = None,
 ) -> dg.AssetsDefinition:
-    """The asset `<source>/change_log`: append committed transactions up to the current LSN, then confirm.
+    """The asset `<source>/change_log`: append committed transactions up to the current LSN, then confirm them.
 
-    `append` does it instead, for what a continuous run has received.
+    A continuous run passes `append`, which appends the messages that it has received.
     """
     data = of_feed(feed, AssetKind.CHANGE_LOG)
     key = naming.key(data)

@@ -1,8 +1,9 @@
-"""What Dagster hears of what no run was asked for: tables that a run has changed, their checks, a cut that stays as it is.
+"""Events in Dagster's records for assets that no run was asked for: changed tables, their checks, an unchanged cut.
 
-Dagster shows every asset as failed that a run was asked for and has not materialised, if the run fails: so an increment is not
-asked for tables, which it knows only at its end. A run of Dagster costs 0.2 s, an event without one some milliseconds. In:
-results, or a subscription that has nothing to apply. Out: events in Dagster's records.
+When a run fails, Dagster shows each asset as failed that the run was asked for and has not materialised. An
+increment knows only at its end which tables it has changed. So it is not asked for tables, and reports them
+here. A run of Dagster costs 0.2 s, an event without a run some milliseconds. In: results, or a subscription
+that has nothing to apply. Out: events in Dagster's records.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -45,9 +46,10 @@ from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.resources.lake.lake import Lake
 
-#: So often within a subscription's `freshness` a cut that stays as it is is reported: a policy never misses it.
+#: An unchanged cut is reported this many times within a subscription's `freshness`, so that no freshness
+#: policy fails.
 _TIMES = 4
-#: Of so many inputs that a run does not materialise it tells what the run before it did.
+#: A run repeats the recorded versions of inputs that it does not materialise, up to this number of inputs.
 _MOST_INPUTS = 100
 
 
@@ -57,7 +59,7 @@ def data_version(cut: Cut) -> dg.DataVersion:
 
 
 def measured_freshness(subscription: Subscription, lake: Lake) -> Freshness | str:
-    """How far the replicas are behind; where that cannot be measured, why. What was applied is told in any case."""
+    """How far the replicas are behind; a text with the reason where that cannot be measured."""
     try:
         return check_freshness(subscription, lake)
     except PgsieveError as error:
@@ -65,15 +67,16 @@ def measured_freshness(subscription: Subscription, lake: Lake) -> Freshness | st
 
 
 def lag(behind: Freshness | str) -> dict[str, float]:
-    """The lag as metadata; none where it is not known."""
+    """The lag as metadata; empty where it is not known."""
     return {} if isinstance(behind, str) or behind.problem else {LAG_SECONDS: round(behind.seconds, 2)}
 
 
 def report_checks(dagster: dg.DagsterInstance, results: Sequence[dg.AssetCheckResult]) -> None:
-    """Record results of checks that are no part of a run.
+    """Record results of checks that are not part of a run.
 
-    Each names the materialization that it is of. Without that Dagster compares times, of which SQLite has whole seconds: it
-    would call a check "not evaluated" that comes after its table within a second.
+    Each result names the materialization that it checks. Without that Dagster compares times, and SQLite
+    keeps only whole seconds: Dagster would call a check "not evaluated" that follows its table within a
+    second.
     """
     keys = {result.asset_key for result in results if result.asset_key is not None}
     records = dagster.get_asset_records(sorted(keys)) if keys else ()
@@ -99,7 +102,10 @@ def report_checks(dagster: dg.DagsterInstance, results: Sequence[dg.AssetCheckRe
 
 
 def shown_as_unwell(dagster: dg.DagsterInstance, keys: Collection[dg.AssetKey]) -> set[dg.AssetKey]:
-    """The tables whose check `sync_state` failed the last time: what has made one ready may have other records."""
+    """The tables whose check `sync_state` failed the last time.
+
+    A run with another Dagster instance may have made one ready since.
+    """
     checks = [dg.AssetCheckKey(key, SYNC_STATE) for key in sorted(keys)]
     last = dagster.event_log_storage.get_latest_asset_check_execution_by_key(checks) if checks else {}
     failed = AssetCheckExecutionRecordStatus.FAILED
@@ -113,10 +119,11 @@ def report_cut(
     naming: Naming,
     behind: Freshness | None = None,
 ) -> None:
-    """Report the cut of a subscription that has nothing to apply, as the run of an increment does: it, and its checks.
+    """Report the cut and its checks for a subscription that has nothing to apply, as an increment's run does.
 
-    Rarely, as each time Dagster's records grow: where a fourth of `freshness` has passed since the last time, the cut is
-    another one, or a table has another state. `behind` is how far the replicas are behind, where the caller knows.
+    Each report makes Dagster's records grow. So the cut is reported only where a fourth of `freshness` has
+    passed since the last report, the cut is another one, or a table has another state. `behind` is how far
+    the replicas are behind, where the caller knows.
     """
     cuts, states_of = Cuts(lake, subscription.name), TableStates(lake, subscription.name)
     record = SubscriptionRecord(lake, subscription.name)
@@ -128,7 +135,7 @@ def report_cut(
     key = naming.key(of_subscription(subscription, AssetKind.CUT))
     version = data_version(cut)
     wrong = wrong_with(subscription.name, lake, states, whole)
-    # A run is still to fail for the others.
+    # For the other problems a run has still to fail.
     told = told_before(dagster, key).intersection(wrong.values()) if wrong else set()
     state = check_of_states(key, states, whole, told)
     if _is_reported(dagster, subscription, state, version):
@@ -153,7 +160,10 @@ def report_cut(
 def disabled_before(
     dagster: dg.DagsterInstance, subscription: Subscription, lake: Lake, naming: Naming
 ) -> bool:
-    """Whether a subscription is disabled and a run has failed for it; if it is disabled the check `sync_state` says it."""
+    """Whether a subscription is disabled and a run has failed for it.
+
+    A disabled one's check `sync_state` is reported.
+    """
     whole = SubscriptionRecord(lake, subscription.name).state()
     if whole.enabled:
         return False
@@ -168,10 +178,11 @@ def disabled_before(
 def inputs_of_before(
     dagster: dg.DagsterInstance, key: dg.AssetKey, inputs: Collection[dg.AssetKey]
 ) -> dict[str, str]:
-    """What the asset's last materialization tells of some inputs, for one by a run that has no assets of these.
+    """The versions of some inputs as the asset's last materialization recorded them.
 
-    Without it Dagster calls the asset "unsynced": one of its inputs is new to it. Nothing is told of very many inputs, as Dagster
-    keeps two tags of each with each materialization.
+    A run needs them for inputs that it does not materialise: without them Dagster calls the asset "unsynced",
+    as if these inputs were new. There are none for more than `_MOST_INPUTS` inputs, as Dagster keeps two tags
+    of each with each materialization.
     """
     if not 0 < len(inputs) <= _MOST_INPUTS:
         return {}
@@ -186,7 +197,10 @@ def inputs_of_before(
 def inputs_of_now(
     dagster: dg.DagsterInstance, inputs: Mapping[dg.AssetKey, dg.DataVersion] | Iterable[dg.AssetKey]
 ) -> dict[str, str]:
-    """What a materialization tells of inputs, as they are now; of one that nothing has materialised the version given."""
+    """A materialization's tags for the current versions of its inputs.
+
+    For an input that was never materialised, the given version is used.
+    """
     given = inputs if isinstance(inputs, Mapping) else dict.fromkeys(inputs, DEFAULT_DATA_VERSION)
     tags = {}
     for each, version in given.items():
@@ -198,9 +212,10 @@ def inputs_of_now(
 
 
 def _inputs(dagster: dg.DagsterInstance, key: dg.AssetKey) -> dict[str, str]:
-    """What a run's materialization tells of the asset's inputs, as they are now; nothing where no run has told of them.
+    """A materialization's tags for the asset's inputs as they are now; empty where no run has recorded any.
 
-    Without it Dagster compares times, and calls the asset "unsynced" as soon as an input is materialised again.
+    Without them Dagster compares times, and calls the asset "unsynced" as soon as an input is materialised
+    again.
     """
     newest = dagster.get_latest_data_version_record(key)
     before = newest and extract_data_provenance_from_entry(newest.event_log_entry)
@@ -216,7 +231,7 @@ def _provided(code_version: str) -> dict[str, str]:
 def unasked(
     context: dg.AssetExecutionContext, result: dg.MaterializeResult[None], inputs: Iterable[dg.AssetKey]
 ) -> dg.AssetMaterialization:
-    """What a step has materialised though its run was not asked for it; `inputs` are those of the asset."""
+    """The event for an asset that a step has materialised without being asked for it; `inputs` are the asset's inputs."""
     assert result.asset_key is not None
     assert result.data_version is not None
     tags = {DATA_VERSION_TAG: result.data_version.value, **_provided(context.run_id)}
@@ -225,7 +240,7 @@ def unasked(
 
 
 def plan(context: dg.AssetExecutionContext, keys: Iterable[dg.AssetKey]) -> None:
-    """Have Dagster show these assets as failed by this run, which fails for them alone."""
+    """Have Dagster show these assets as failed by this run: the run fails because of them."""
     step = context.get_step_execution_context().step.key
     for key in keys:
         planned = DagsterEvent.build_asset_materialization_planned_event(
@@ -240,7 +255,7 @@ def _is_reported(
     state: dg.AssetCheckResult,
     version: dg.DataVersion,
 ) -> bool:
-    """Whether Dagster's records say of the cut what is true now, and are young."""
+    """Whether Dagster's records of the cut are still true, and recent."""
     assert state.asset_key is not None
     checks = [dg.AssetCheckKey(state.asset_key, name) for name in (SYNC_STATE, FRESHNESS)]
     last = dagster.event_log_storage.get_latest_asset_check_execution_by_key(checks)
@@ -250,7 +265,7 @@ def _is_reported(
         if record is None or record.event is None or record.event.timestamp < since:
             return False
         if record.status == AssetCheckExecutionRecordStatus.PLANNED:
-            return True  # By a run of another process, which is about to say it.
+            return True  # The run of another process is about to report it.
         said = record.evaluation
         if check.name == SYNC_STATE and (
             said is None or (said.passed, said.description) != (state.passed, state.description)

@@ -1,5 +1,6 @@
 """Wiring: the configuration, Dagster's definitions with jobs, schedules and sensors, and the command line.
 
-`project` turns a configuration into the feeds and subscriptions that the steps work on; Dagster loads `definitions`. `commands` is
-a module for each command, `following` and `demo` are those that go on.
+`project` turns a configuration into the feeds and subscriptions that the steps work on. Dagster loads
+`definitions`. `commands` has a module for each command. `following` and `demo` have the commands that keep
+running.
 """

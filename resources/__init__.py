@@ -1,5 +1,5 @@
 """The outside world: PostgreSQL and the lake, two halves that do not import each other.
 
-Beside them are `spool`, for messages that have to wait, `passwords`, which keeps them out of messages, and `failpoints`,
-where a test ends the process.
+`spool` keeps messages that have to wait. `passwords` keeps passwords out of messages. `failpoints` has the
+places where a test can end the process.
 """

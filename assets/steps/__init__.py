@@ -1,4 +1,4 @@
-"""The steps of replication, a folder each, as functions over resources that know no orchestrator.
+"""The steps of replication, one folder each: functions over resources, without Dagster.
 
-Each step reads what the one before made durable; what several of them read and write is in `records`.
+Each step reads what the step before made durable. `records` has the tables that several steps read and write.
 """

@@ -1,14 +1,14 @@
-"""A frame computed once: what follows reads the result, not the plan."""
+"""A DataFrame computed once: later steps read its result instead of computing its plan again."""
 
 from pyspark.sql import DataFrame
 
 
 def checkpointed(frame: DataFrame) -> DataFrame:
-    """The frame's rows, kept by the executors where they can be.
+    """The DataFrame's rows, kept by the executors where that is possible.
 
-    A cache would not do: Delta's MERGE reads its source twice, and refuses a cached one. A Spark Connect server
-    4.1 loses checkpoints ("No DataFrame with id ... is found in the session"), so there the frame is computed
-    by each action that reads it; observations are filled by an action of their own.
+    A cache would not do: Delta's MERGE reads its source twice, and refuses a cached one. A Spark Connect
+    server 4.1 loses checkpoints ("No DataFrame with id ... is found in the session"). There each action
+    computes the DataFrame again, and observations are filled by an action of their own.
     """
     if type(frame).__module__.startswith("pyspark.sql.connect"):
         frame.write.format("noop").mode("overwrite").save()

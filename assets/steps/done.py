@@ -1,6 +1,7 @@
-"""What a step has to tell that is done outside of it: before, or by a thread that works ahead.
+"""A result with its log lines, for work that was done before its step, or by a thread that works ahead of it.
 
-In: where to say what was done, a line at a time. Out: the result, and what it took. Raises what doing it raised.
+In: a function that receives the log lines, one at a time. Out: the result, and the time it took. Raises the
+error of the work.
 """
 
 import logging
@@ -15,10 +16,10 @@ T = TypeVar("T")
 
 Done = Callable[[Log], tuple[T, Work]]
 
-#: Hears what loggers say in work for a step that comes later; None in the step that is running.
+#: Receives log records of work that is done for a later step; None in the step that is running.
 AHEAD: ContextVar[Callable[[logging.LogRecord], None] | None] = ContextVar("ahead", default=None)
 
 
 def done_before(result: T) -> Done[T]:
-    """What was done long ago, and said then."""
+    """A result of earlier work, whose log lines were written at that time."""
     return lambda _: (result, Work())

@@ -1,4 +1,4 @@
-"""Where a step says what it does: a line at a time, to whoever runs it."""
+"""The log of a step: a function that receives one line at a time."""
 
 from collections.abc import Callable
 
@@ -6,4 +6,4 @@ Log = Callable[[str], None]
 
 
 def quiet(_: str) -> None:
-    """Nobody reads the lines."""
+    """A log that drops its lines."""

@@ -1,4 +1,4 @@
-"""Metrics that are observed while a query runs, so that nothing is computed twice to be counted."""
+"""Metrics that Spark observes while a query runs, so that nothing is computed twice to be counted."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -9,7 +9,10 @@ from pgsieve.resources.lake.lake import Lake
 
 
 def observation_for(lake: Lake) -> Observation:
-    """An observation for queries of the lake's session, which is started first: its kind decides which kind this is."""
+    """An observation for queries of the lake's session.
+
+    The session is started first, as its kind decides the observation's kind.
+    """
     _ = lake.spark
     return Observation()
 
@@ -17,16 +20,18 @@ def observation_for(lake: Lake) -> Observation:
 def observed(
     observation: Observation, metrics: Sequence[Column], rows: Callable[[], DataFrame]
 ) -> Mapping[str, Any]:
-    """What was observed, by the metrics' names; of `rows`, which are the same, where Spark does not tell.
+    """The observed metrics by name.
 
-    A Spark Connect server waits a tenth of a second for what a query observed, and a busy one leaves it out then
-    (Observation.getRowOrEmpty in Spark's sql/api).
+    Where Spark reports none, they are computed from `rows`, which are the same rows.
+
+    A Spark Connect server waits a tenth of a second for a query's observations, and a busy server then leaves
+    them out (Observation.getRowOrEmpty in Spark's sql/api).
     """
     return observation.get or aggregated(rows(), metrics)
 
 
 def aggregated(rows: DataFrame, metrics: Sequence[Column]) -> Mapping[str, Any]:
-    """The metrics of rows that are there."""
+    """The metrics of rows, computed by a query of their own."""
     row = rows.agg(*metrics).first()
     assert row is not None
     return row.asDict()

@@ -1,7 +1,8 @@
-"""What the publisher itself sends to one subscription, where something was altered in a slice of the captured changes.
+"""The publisher's own decisions for one subscription, read where a slice of the captured changes has an alteration.
 
-In: how the feed's slot is read, and positions. Out: the slice of the subscription's own change log, listed in `altered`
-before the feed's slice is committed. Raises SourceError, OverrunError where another process was faster, else LakeError.
+In: how the feed's slot is read, and positions. Out: the slice of the subscription's own change log. It is
+listed in `altered` before the feed's slice is committed. Raises SourceError, OverrunError where another
+process was faster, else LakeError.
 """
 
 from collections.abc import Sequence
@@ -22,14 +23,17 @@ from pgsieve.resources.postgres.slot import UNDEFINED
 
 
 def published_up_to(lake: Lake, own: Sequence[Feed]) -> int:
-    """Where the slices end that a run which died has read as they were published: a slice has to hold all of them."""
+    """Where the slices end that an interrupted run has already read as published.
+
+    The next slice has to contain all of them.
+    """
     return max(ChangeLog(lake, each).position() or 0 for each in own)
 
 
 def published_feeds(lake: Lake, feed: Feed) -> tuple[Feed, ...]:
-    """What to read besides where something was altered: for each subscription what the publisher sends to it.
+    """The feeds to read besides after an alteration: one per subscription, with the changes that the publisher sends to it.
 
-    Nothing while a prepared transaction waits, which was received as it was captured.
+    None while a prepared transaction waits, as it was received as captured.
     """
     path = Prepared(lake, feed).path
     if lake.local and lake.records.exists(path) and lake.records.count(path):
@@ -38,10 +42,11 @@ def published_feeds(lake: Lake, feed: Feed) -> tuple[Feed, ...]:
 
 
 def alone(lake: Lake, feed: Feed, own: Sequence[Feed], standing: Standing, end: int) -> int:
-    """The version of the change log to which a slice is appended that `own` have as published.
+    """The change log's version after which a slice is appended that the subscriptions `own` have as published.
 
-    What they have of a slice that is not in the change log, which died or is still to come, must not be followed by it:
-    a commit without rows makes its version another one. Raises OverrunError where another process was faster.
+    Rows that they have of a slice which is not in the change log, because a run died or has yet to commit it,
+    must not be followed by that version. A commit without rows makes a new version. Raises OverrunError where
+    another process was faster.
     """
     path, position = ChangeLog(lake, feed).path, standing.position or 0
     reached = max(ChangeLog(lake, each).position() or 0 for each in own)
@@ -54,9 +59,11 @@ def alone(lake: Lake, feed: Feed, own: Sequence[Feed], standing: Standing, end: 
 
 
 def append_as_published(lake: Lake, published: Peek, feed: Feed, begin: int, end: int) -> bool:
-    """Append what the publisher decided for one subscription of a feed; the slot has to be where the slice begins.
+    """Append the changes that the publisher sends to one subscription of a feed.
 
-    False where the publisher cannot decode that.
+    The slot has to be where the slice begins.
+
+    False where the publisher cannot decode them.
     """
     own = published.feed
     try:
@@ -67,27 +74,28 @@ def append_as_published(lake: Lake, published: Peek, feed: Feed, begin: int, end
     except SourceError as error:
         if error.sqlstate != UNDEFINED:
             raise
-        # Before 18 the publisher cannot decode what was written before a publication was there, now or ever.
+        # Before PostgreSQL 18 the publisher can never decode WAL that is older than a publication for that
+        # publication.
         return False
     list_as_published(lake, feed, own, begin, end)
     return True
 
 
 def peek_as_published(peek: Peek, own: Feed) -> Peek:
-    """How the slot is read with the publications of one subscription."""
+    """How to read the slot with the publications of one subscription."""
     (publications,) = own.subscriptions.values()
     asked = replace(at_once(peek.feed, publications), binary=peek.options.binary)
     return replace(peek, feed=own, options=asked)
 
 
 def append_nothing(lake: Lake, own: Feed, end: int) -> None:
-    """Let a slice end of which the subscription gets nothing."""
+    """Record the end of a slice in which the subscription receives nothing."""
     ChangeLog(lake, own).record_position(end, ChangeLog(lake, own).position() or 0)
     Slices(lake, own).append(end, {"bytes": 0, "relations": (), "messages": ()})
 
 
 def list_as_published(lake: Lake, feed: Feed, own: Feed, begin: int, end: int) -> None:
-    """List a slice that the subscription has as published; what it has of it is durable."""
+    """List a slice that the subscription has as published; its rows are already durable."""
     (subscription,) = own.subscriptions
     AlteredSlices(lake, feed).append(subscription, begin, end)
     lake.access.make_durable()

@@ -1,8 +1,8 @@
-"""How much of a slot is read at once, and how what is read falls into slices.
+"""How much of a slot is read at once, and how a reading is divided into slices.
 
-In: positions, faults, and the messages of transactions in commit order. Out: the ends of the slices to read next, and
-the messages of each. A reading decodes from the slot's restart_lsn, which a long transaction holds back: so readings
-get longer while they succeed, and a backlog takes few of them. Raises ProtocolError.
+In: positions, faults, and the messages of transactions in commit order. Out: the ends of the slices to read
+next, and the messages of each. A reading decodes from the slot's restart_lsn, which a long transaction holds
+back. So readings grow while they succeed, and a backlog takes few of them. Raises ProtocolError.
 """
 
 from bisect import bisect_left
@@ -16,11 +16,11 @@ from pgsieve.decoding.binary.octets import Octets
 from pgsieve.decoding.protocol.descriptions import RelationDescriptions
 from pgsieve.decoding.protocol.messages import Begin, decode
 
-#: The server keeps what it has decoded in a temporary file, up to so many slices of it.
+#: A reading has at most this many slices: the server keeps what it has decoded in a temporary file.
 MOST_SLICES = 8
-#: Less WAL than this is read by one session: a second one has to be made ready first.
+#: Below this size one session reads all: a second one would first have to be made ready.
 BESIDE_BYTES = 64 * 1024 * 1024
-#: A reading of less WAL than this does not get smaller; after one that failed so many have to succeed before they grow.
+#: Readings do not get smaller than this; after a failure this many have to succeed before they grow.
 LEAST_BYTES, _SUCCESSES = 4 * 1024 * 1024, 4
 
 
@@ -33,20 +33,26 @@ class Stride:
         self._needed, self._successes = 1, 0
 
     def ends(self, position: int, target: int, *, single: bool) -> list[int]:
-        """Where the slices of the next reading end; a `single` one where readings cannot be divided."""
+        """The ends of the slices of the next reading.
+
+        With `single` there is one slice, for readings that cannot be divided.
+        """
         size = min(self._bytes, self._slice)
         number = 1 if single else max(1, self._bytes // self._slice)
         ends = [min(position + size * each, target) for each in range(1, number + 1)]
         return list(dict.fromkeys(ends))
 
     def succeeded(self) -> None:
-        """Read more from now on."""
+        """Let the next readings grow."""
         self._successes += 1
         if self._successes >= self._needed:
             self._bytes, self._successes = min(self._bytes * 2, self._slice * MOST_SLICES), 0
 
     def failed(self, tried: int) -> bool:
-        """Read half of the bytes that were tried; False where that is too little to be the reason."""
+        """Halve the bytes of the next reading.
+
+        False where `tried` is too small to be the reason of the failure.
+        """
         if tried <= LEAST_BYTES:
             return False
         self._bytes = max(LEAST_BYTES, tried // 2)
@@ -55,20 +61,20 @@ class Stride:
 
 
 def halves(position: int, ends: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Where the slices end that two sessions read beside each other, about as much WAL each."""
+    """The ends of the slices, divided between two sessions that read in parallel about the same amount of WAL."""
     middle = (position + ends[-1]) // 2
     return [*(end for end in ends if end < middle), middle], [end for end in ends if end > middle]
 
 
 class TransactionsInOrder:
-    """The messages of transactions in commit order, to be taken a slice at a time."""
+    """The messages of transactions in commit order, to be taken one slice at a time."""
 
     def __init__(self, messages: Iterable[pa.Array]) -> None:
         self._messages = iter(messages)
         self._rest: pa.Array | None = None
 
     def before(self, end: int | None) -> Iterator[pa.Array]:
-        """The messages of those that commit before `end`, or of all that are left; none of them is empty."""
+        """The messages of transactions that commit before `end`, or of all that are left; no array is empty."""
         while (messages := self._next()) is not None:
             row = len(messages) if end is None else _first_from(messages, end)
             if row < len(messages):
@@ -86,10 +92,13 @@ class TransactionsInOrder:
 def transactions_from(
     begin: int, messages: Iterable[pa.Array], relations: RelationDescriptions
 ) -> TransactionsInOrder:
-    """The transactions that commit at or after `begin`, of messages in commit order; what others describe is noted.
+    """The transactions that commit at or after `begin`.
 
-    A server that crashes may have an advanced slot where it was at the last checkpoint (pg_replication_slot_advance(),
-    table 9.99 of PostgreSQL's manual). Then it sends again what a reader has who saw the slot before.
+    Descriptions of relations by earlier ones are recorded.
+
+    After a crash, a server may have an advanced slot back where it was at the last checkpoint
+    (pg_replication_slot_advance(), table 9.99 of PostgreSQL's manual). Then it sends again transactions that
+    this reader already has.
     """
     transactions = TransactionsInOrder(messages)
     for sent_again in map(relations.described, transactions.before(begin)):
@@ -98,7 +107,10 @@ def transactions_from(
 
 
 def _first_from(messages: pa.Array, end: int) -> int:
-    """The row with which the first transaction begins that commits at or after `end`; their number where there is none."""
+    """The row where the first transaction begins that commits at or after `end`.
+
+    The number of rows where there is none.
+    """
 
     def is_later(row: int) -> bool:
         begin = decode(messages[row].as_py())

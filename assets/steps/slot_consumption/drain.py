@@ -1,9 +1,10 @@
 """Slot consumption: the feed's slot -> its change log, then confirmed.
 
-A run drains to the WAL position current at its start, in slices bounded in bytes of WAL that end at commit
-boundaries. A slice is one Delta commit that holds its end as the position; only then the slot is advanced.
-What a slice [start, end) holds are the transactions whose commit record begins in it, which is just what
-pg_replication_slot_advance(end) confirms: a run repeated from any point reads the same slices' remainder.
+A run drains to the WAL position at its start, in slices that are bounded in bytes of WAL and end at commit
+boundaries. A slice is one Delta commit that also holds the slice's end as the position. Only after that
+commit the slot is advanced. A slice [start, end) holds the transactions whose commit record begins in it.
+pg_replication_slot_advance(end) confirms exactly these, so a run that is repeated from any point reads the
+rest of the same slices.
 """
 
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ from pgsieve.resources.postgres.wal import flushed_lsn
 def drain(
     feed: Feed, lake: Lake, subscriptions: Sequence[Subscription], log: Log, upto: int | None = None
 ) -> Drained:
-    """Append the feed's committed transactions to its change log, and confirm them; then refresh the published sequences.
+    """Append the feed's committed transactions to its change log, confirm them, and refresh the published sequences.
 
     Drains to the LSN current at its start, or to `upto`.
     """
@@ -38,14 +39,14 @@ def drain(
         drained = drain_to(connection, feed, lake, publications, target, log, subscriptions, leaves=leaves)
         refresh_sequences(connection, feed, lake)
         state = slot_state(connection, feed.slot)
-        # What is kept for a transaction that has ended meanwhile, too, which may be of a run long ago.
+        # Also rows kept for a transaction that has ended meanwhile, possibly in a run long ago.
         if state is not None and state.confirmed_lsn - state.restart_lsn >= IDLE_BYTES:
             release_wal(connection, source.name, feed.slot)
     return replace(drained, lag=state.lag if state else 0)
 
 
 def warn_of_missing(feed: Feed, catalog: Catalog, log: Log) -> None:
-    """Say which subscribed publications do not exist, where the others are replicated without them."""
+    """Warn of subscribed publications that do not exist, where the others are replicated without them."""
     for subscription, names in feed.subscriptions.items():
         if missing := catalog.missing(names):
             log(f"{subscription}: {missing.message}; the others are replicated without it")

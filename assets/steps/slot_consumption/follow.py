@@ -1,8 +1,8 @@
 """Continuous slot consumption: the streaming replication protocol -> slices of the feed's change log.
 
-The same change log as a run's: whole transactions in commit order, a slice a Delta commit that holds its end as
-the position, and the slot confirmed after it. What arrives waits in spools (on disk once it is much), so a
-transaction of any size needs little memory. PostgreSQL documentation 54.4 and 54.5.
+It writes the same change log as a run: whole transactions in commit order. A slice is one Delta commit that
+also holds its end as the position, and the slot is confirmed after it. Messages wait in spools, on disk when
+there are many, so a transaction of any size needs little memory. PostgreSQL documentation 54.4 and 54.5.
 """
 
 import math
@@ -48,14 +48,15 @@ from pgsieve.resources.postgres.slot import SlotAheadError, is_refusal, wait_unt
 from pgsieve.resources.postgres.stream import ReplicationStream, Started
 from pgsieve.resources.spool import FileSpool
 
-#: A slice ends with the first commit after so many bytes of messages, or so many seconds after the slice before.
+#: A slice ends with the first commit after this many bytes of messages, or this many seconds after the
+#: previous slice.
 SLICE_BYTES = 64 * 1024 * 1024
 SLICE_SECONDS = 1.0
-#: With nothing to append, the position is recorded and confirmed after so many seconds: until a server that shuts
-#: down is told that everything has arrived, it waits (WalSndDone in src/backend/replication/walsender.c).
+#: With nothing to append, the position is recorded and confirmed after this many seconds. A server that shuts
+#: down waits until everything is confirmed (WalSndDone in src/backend/replication/walsender.c).
 IDLE_SECONDS = 10.0
 
-#: So often a follower looks whether another process waits for its turn.
+#: A follower checks this often whether another process waits for its turn.
 TURN_SECONDS = 1.0
 
 _MESSAGES = pa.schema([("data", pa.binary())])
@@ -64,10 +65,10 @@ _MESSAGES = pa.schema([("data", pa.binary())])
 class StreamedFeed:
     """A feed whose slot this process reads until it is stopped.
 
-    `for _ in streamed.slices(): streamed.append()`: whenever there is a slice to append, the slot waits for it.
-    It ends by itself after something was altered on the publisher: the slot is to be made ready again. It also ends
-    when another process waits for its turn to read the slot.
-    Raises SourceError and SlotError where the slot cannot be read, LakeError where the lake cannot be written.
+    `for _ in streamed.slices(): streamed.append()`: the slot waits while a slice is appended. The stream ends
+    by itself after an alteration on the publisher, as the slot has to be made ready again. It also ends when
+    another process waits for its turn to read the slot. Raises SourceError and SlotError where the slot
+    cannot be read, LakeError where the lake cannot be written.
     """
 
     def __init__(self, feed: Feed, lake: Lake, log: Log) -> None:
@@ -80,7 +81,7 @@ class StreamedFeed:
                 sqlstate="0A000",
             )
         with ExitStack() as opened:
-            #: Until this ends, nobody else reads the slot or makes it ready.
+            #: Until this ends, no other process reads the slot or makes it ready.
             self._turn = opened.enter_context(feed.exclusively())
             with feed.source.connect() as connection:
                 feed, catalog, publications = ready_slot(connection, feed, lake)
@@ -93,7 +94,7 @@ class StreamedFeed:
             self._prepared = keeps_prepared(feed, state)
             options = replace(feed.options, publications=tuple(publications))
             durable = ChangeLog(lake, feed).position()
-            #: What commits before this has arrived.
+            #: Everything that commits before this LSN has arrived.
             self.position = self._durable = state.confirmed_lsn if durable is None else durable
             self._stream = ReplicationStream(
                 feed.source,
@@ -108,10 +109,11 @@ class StreamedFeed:
             self._held: tuple[Prepare, ...] = ()
             self._confirmed_at = time.monotonic()
             self._altered = self._ended = False
-            #: Bytes of messages that have arrived; and when the server was last heard, None while nobody is connected.
+            #: Bytes of messages that have arrived; and when the server last sent something, None without a
+            #: connection.
             self.received = 0
             self.heard: float | None = None
-            #: When somebody was looked for last who waits for a turn.
+            #: When this process last checked whether another one waits for a turn.
             self._looked_at = time.monotonic()
             self._opened = opened.pop_all()
 
@@ -132,27 +134,28 @@ class StreamedFeed:
                 self._wait_until_free()
 
     def stop(self) -> None:
-        """Make `slices` end soon, with what is committed by then; from any thread."""
+        """Make `slices` end soon, with the transactions committed by then; any thread may call it."""
         self._stream.stop()
 
     @property
     def waiting_since(self) -> float | None:
-        """When (time.monotonic) the first commit arrived that no slice holds yet; None where there is none."""
+        """When the first commit arrived that is in no slice yet (time.monotonic); None where there is none."""
         return self._session.waiting.since
 
     def slices(self) -> Iterator[int]:
-        """The end of each slice as soon as it is due; it has to be appended before the next one is asked for."""
+        """The end of each slice as soon as it is due; the caller appends it before it asks for the next one."""
         try:
             yield from self._slices()
         except SlotAheadError:
-            # While the connection was cut, the turn may have been lost, too: then another process has read on.
+            # While the connection was down, the turn may have been lost too: then another process has read
+            # on.
             if (ChangeLog(self._lake, self._feed).position() or 0) <= self._durable:
                 raise
             self._log(f"another process has read the slot {self._feed.slot} meanwhile")
         except SourceError as error:
             if self.heard is None or not is_refusal(error):
                 raise
-            # It may be one transaction that cannot be sent: a drain finds that, or raises what it is.
+            # A single transaction may be impossible to send: a drain finds it, or raises the real error.
             self._log(error.message)
             self._altered = True
             yield self.position
@@ -175,7 +178,7 @@ class StreamedFeed:
                             return
                     if self._is_awaited():
                         self.stop()
-        # Where nothing arrived, something may be altered that decides what should have.
+        # Where nothing arrived, an alteration may be the reason.
         if self._session.waiting.end or self.position > self._durable:
             yield from self._due()
 
@@ -193,7 +196,7 @@ class StreamedFeed:
                 if not self._altered:
                     refresh_sequences(connection, self._feed, self._lake)
         except (SourceUnreachableError, PassingFaultError) as error:
-            # A server that shuts down lets nobody in, and waits for this stream.
+            # A server that shuts down accepts no connection, and waits for this stream.
             self._log(f"{type(error).__name__}; connecting again from {format_lsn(self._durable)}")
             self._stream.restart()
             return
@@ -206,8 +209,9 @@ class StreamedFeed:
     def append(self) -> Drained:
         """Append the slice that is due, and confirm it.
 
-        Where something was altered, the publisher has to decode it once more (`pgsieve.assets.steps.records.catalogs`), and what it
-        cannot send is asked for in another way: the stream ends, and everything up to now is drained.
+        After an alteration the publisher has to decode the slice once more
+        (`pgsieve.assets.steps.records.catalogs`), and changes that it cannot send are read in another way.
+        Then the stream ends, and everything up to now is drained.
         """
         if self._altered:
             return self._drain()
@@ -236,7 +240,7 @@ class StreamedFeed:
             wait_until_free(connection, self._feed.slot)
 
     def _begin(self, started: Started) -> None:
-        """A connection starts: what was not appended is sent again."""
+        """A connection starts: the server sends again all that was not appended."""
         self.heard = time.monotonic()
         FeedRecord(self._lake, self._feed).note_timeline(started.timeline)
         self._session.close()
@@ -246,19 +250,19 @@ class StreamedFeed:
         self.position = started.lsn
 
     def _is_awaited(self) -> bool:
-        """Whether another process waits to read the slot; looked at every second."""
+        """Whether another process waits to read the slot; checked every second."""
         if time.monotonic() - self._looked_at < TURN_SECONDS:
             return False
         self._looked_at = time.monotonic()
         return self._turn.is_awaited()
 
     def _is_behind(self) -> bool:
-        """Whether the slot should hear that nothing came: so that it retains little, and a server can shut down."""
+        """Whether the slot needs a confirmation although nothing came: it then retains little, and a server can shut down."""
         seconds = time.monotonic() - self._confirmed_at
         return self.position - self._durable >= (1 if seconds >= IDLE_SECONDS else IDLE_BYTES)
 
     def _confirm(self, lsn: int) -> None:
-        """Everything before `lsn` is durable in the change log."""
+        """Confirm to the server that everything before `lsn` is durable in the change log."""
         if self._prepared:
             assembler = self._session.assembler
             self._held = Prepared(self._lake, self._feed).save(assembler, lsn, self._held)
@@ -268,13 +272,13 @@ class StreamedFeed:
 
 
 class _Session:
-    """What one connection has sent and no slice holds yet."""
+    """What one connection has sent that is in no slice yet."""
 
     def __init__(self, parallel: bool) -> None:
         self._spools = FileSpool(), FileSpool()
         self.assembler = TransactionAssembler(self._spools[0], parallel=parallel)
         self.waiting = WaitingTransactions(self._spools[1])
-        #: How relations were described: each slice has to say it again.
+        #: The descriptions of relations: each slice has to repeat those that it uses.
         self.relations = RelationDescriptions()
 
     def close(self) -> None:
@@ -283,7 +287,7 @@ class _Session:
 
 
 class WaitingTransactions:
-    """Committed transactions that no slice holds yet; of the last one, the Commit may still be to come."""
+    """Committed transactions that are in no slice yet; the Commit of the last one may still be missing."""
 
     def __init__(self, spool: FileSpool) -> None:
         self._spool = spool
@@ -292,13 +296,13 @@ class WaitingTransactions:
         self._dropped_at = -math.inf
         #: Where the last commit record ends; zero before there is one.
         self.end = 0
-        #: Whether some of them truncate a table; the transactions by their identifiers, and the relations changed.
+        #: Whether one of them truncates a table; the transactions' identifiers, and the relations changed.
         self.truncates = False
         self.transactions: set[int] = set()
         self.relations: set[int] = set()
 
     def add(self, messages: pa.Array) -> None:
-        """Let more messages wait."""
+        """Add messages that wait."""
         kind = Octets(messages).kinds()
         self.truncates |= bool(np.any(kind == Truncate.tag))
         begun, changed = begun_and_changed(messages)
@@ -320,7 +324,7 @@ class WaitingTransactions:
         return self._since if self.end else None
 
     def is_due(self) -> bool:
-        """Whether what is committed should be appended now."""
+        """Whether the committed transactions should be appended now."""
         return bool(self.end) and (
             self._bytes >= SLICE_BYTES or time.monotonic() - self._dropped_at >= SLICE_SECONDS
         )
@@ -335,7 +339,7 @@ class WaitingTransactions:
             remaining -= min(remaining, len(batch))
 
     def drop(self) -> None:
-        """Forget them: they are durable. What follows the last Commit goes on waiting."""
+        """Drop them: they are durable. Messages after the last Commit keep waiting."""
         self._dropped_at = time.monotonic()
         before, passed = self._number, 0
         incomplete = self._rows - self._complete

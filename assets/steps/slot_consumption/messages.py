@@ -22,7 +22,7 @@ _KINDS = pa.array([chr(byte) for byte in range(256)], pa.string())
 def drained_messages(
     spark: SparkSession, conninfo: Conninfo, query: str, begin: int, slice_end: int
 ) -> DataFrame:
-    """The change log's rows of the slice that begins and ends so, read from the slot by one executor."""
+    """The change log's rows of the slice [begin, slice_end), read from the slot by one executor."""
 
     def drain(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in numbers:
@@ -41,8 +41,8 @@ def drained_messages(
 def change_log_rows(messages: Iterable[pa.Array], slice_end: int) -> Iterator[pa.RecordBatch]:
     """Messages of transactions in commit order (binary) with their order key, in the change log's columns.
 
-    The headers (type, relation, transaction) are read from the bytes in numpy, message bodies stay as
-    they are. A message's number in the slice orders the slice like the order key does, in one integer.
+    The headers (type, relation, transaction) are read from the bytes in numpy; message bodies stay as they
+    are. A message's number in the slice orders the slice as the order key does, in one integer.
     """
     scanner, count = HeaderScanner(), 0
     for data in messages:

@@ -1,7 +1,8 @@
-"""The reading loop: what a ready slot holds up to an LSN -> slices of the change log, then confirmed.
+"""The reading loop: a ready slot up to an LSN -> slices of the change log, then confirmed.
 
-In: a slot that is ready, and its publications. Out: `Drained`. Readings grow while they succeed; one that a fault of the
-server's ends is repeated in smaller parts, and where another process reads the slot, too, this one goes on from there.
+In: a slot that is ready, and its publications. Out: `Drained`. Readings grow while they succeed. A reading
+that a fault of the server ends is repeated in smaller parts. Where another process reads the slot too, this
+one continues from there.
 """
 
 import random
@@ -39,18 +40,18 @@ from pgsieve.resources.postgres.errors import SourceUnreachableError
 from pgsieve.resources.postgres.slot import described_in, slot_state, truncated_relations
 from pgsieve.resources.postgres.slot_copy import has_spare_slots
 
-#: A slice reads at most so many bytes of WAL.
+#: A slice reads at most this many bytes of WAL.
 SLICE_BYTES = 512 * 1024 * 1024
-#: With nothing to read, the position is recorded and confirmed once the WAL has grown by so much.
+#: With nothing to read, the position is recorded and confirmed once the WAL has grown by this much.
 IDLE_BYTES = 4 * 1024 * 1024
 
-#: So often at most a drain goes on from where another process has read the slot meanwhile.
+#: A drain continues at most this often from where another process has read the slot meanwhile.
 _OVERRUNS = 6
 
 
 @dataclass(frozen=True)
 class Drained:
-    """What a drain did: positions as LSNs, slices written, the slot's lag in bytes when it ended."""
+    """What a drain did: its positions as LSNs, the slices written, the slot's lag in bytes at the end."""
 
     from_lsn: int
     to_lsn: int
@@ -70,16 +71,19 @@ def drain_to(
     leaves: Sequence[frozenset[int]] = (),
     recording: bool = False,
 ) -> Drained:
-    """Append and confirm what commits before `target`; `recording`: record the position even when nothing was read.
+    """Append and confirm what commits before `target`.
 
-    A TRUNCATE of every leaf in one of `leaves` may have been a TRUNCATE of the root; only the publisher can tell.
+    With `recording`, record the position even when nothing was read.
+
+    A TRUNCATE of every leaf in one of `leaves` may have been a TRUNCATE of the root; only the publisher
+    knows.
     """
     source, version = feed.source, connection.info.server_version
     state = present_slot(connection, feed)
     durable = ChangeLog(lake, feed).position()
     begin = position = durable if durable is not None else state.confirmed_lsn
     peek = Peek(feed, source.executor_conninfo(), at_once(feed, publications), version)
-    # After the target was read: whatever was altered before it is found.
+    # Read after the target, so that every alteration before the target is seen.
     unaltered = Catalogs(lake, feed).unaltered(connection, position)
     prepared = keeps_prepared(feed, state)
     stride, confirmed = Stride(SLICE_BYTES), position
@@ -88,7 +92,7 @@ def drain_to(
     while position < target:
         standing = lake.records.standing(ChangeLog(lake, feed).path)
         if (reached := standing.position or position) > position:
-            # Another process reads the slot, too: this one goes on from there.
+            # Another process reads the slot too: this one continues from there.
             if prepared:
                 recover_prepared(feed, lake, publications, version, reached)
             confirm(connection, source, feed.slot, reached, peek.options, lake.access.make_durable)
@@ -102,7 +106,7 @@ def drain_to(
             own = published_feeds(lake, feed) if asking else ()
             if own:
                 ends = [max(ends[0], published_up_to(lake, own))]
-                # Before anything is appended: what all have is one slice.
+                # Before any append: what all have is one slice.
                 if (refused := unsendable(connection, peek, own, ends[0])) is not None:
                     raise refused
             base = alone(lake, feed, own, standing, ends[0]) if own else None
@@ -143,7 +147,7 @@ def drain_to(
                     break
                 log(f"change log of {feed.name} holds everything before {format_lsn(end)}")
                 position = begin = end
-            # Once for all that was read: where that was little, this decodes from restart_lsn, too.
+            # Once for everything that was read: after a small reading, this too decodes from restart_lsn.
             if confirmed < position:
                 confirm(connection, source, feed.slot, position, peek.options, lake.access.make_durable)
                 reach(Failpoint.SLOT_CONFIRMED)
@@ -159,14 +163,14 @@ def drain_to(
                 f"what is published was altered in what follows {format_lsn(position)}: the server is asked what it published"
             )
             unproven = True
-            # What was appended before would be read once more.
+            # Otherwise the slices appended before would be read once more.
             confirm(connection, source, feed.slot, position, peek.options, lake.access.make_durable)
         except OverrunError:
             overruns += 1
             if overruns == _OVERRUNS:
                 raise
             time.sleep(random.uniform(0, 2**overruns / 10))  # noqa: S311 - no secret
-            # What was appended before would be read once more.
+            # Otherwise the slices appended before would be read once more.
             confirm(connection, source, feed.slot, position, peek.options, lake.access.make_durable)
         except PgsieveError as fault:
             if isinstance(fault, SourceUnreachableError | LakeError):
@@ -185,7 +189,7 @@ def drain_to(
                 log(f"{fault.message}; it is read again in smaller parts, from {format_lsn(position)}")
             else:
                 raise
-            # What was appended before the fault would be read once more.
+            # Otherwise the slices appended before the fault would be read once more.
             confirm(connection, source, feed.slot, position, peek.options, lake.access.make_durable)
         confirmed = position
     return Drained(durable if durable is not None else begin, position, slices, lag=0)
@@ -194,10 +198,11 @@ def drain_to(
 def _pays_beside(
     connection: psycopg.Connection[tuple[object, ...]], feed: Feed, position: int, end: int
 ) -> bool:
-    """Whether a second session may read, and is worth it.
+    """Whether a second session may read in parallel, and is worth it.
 
-    Not where both would decode what a long transaction holds back for the most part, and not of a failover slot: that one waits
-    until the standbys have what it sends (synchronized_standby_slots, section 19.6.2), and a temporary copy does not.
+    It is not worth it where both would mostly decode what a long transaction holds back. A failover slot does
+    not allow it: it waits until the standbys have what it sends (synchronized_standby_slots, section 19.6.2),
+    and a temporary copy does not.
     """
     if end - position < BESIDE_BYTES:
         return False
@@ -218,7 +223,10 @@ def _is_to_be_asked(
     unaltered: Unaltered | None,
     end: int,
 ) -> bool:
-    """Whether the publisher has to decide what is read up to `end`; where Spark alone writes, nothing is known after that."""
+    """Whether the publisher has to decide what is read up to `end`.
+
+    Where Spark alone writes, this is not known later.
+    """
     if lake.local is None and unaltered is not None and not unaltered.is_all:
         feed = peek.feed
         begun, described = described_in(connection, feed.source.name, feed.slot, peek.query(end))
@@ -233,7 +241,7 @@ def _truncates_root(
     leaves: Sequence[frozenset[int]],
     end: int,
 ) -> bool:
-    """Whether a TRUNCATE before `end` names all of some `leaves`: it may have named their root, as the publisher knows."""
+    """Whether a TRUNCATE before `end` names all of some `leaves`: only the publisher knows whether it named their root."""
     if not leaves:
         return False
     feed = peek.feed
@@ -242,12 +250,12 @@ def _truncates_root(
 
 
 def _copied_after(lake: Lake, subscriptions: Sequence[Subscription], position: int) -> bool:
-    """Whether a table was copied at a later LSN: a cut needs the position to reach it."""
+    """Whether a table was copied at a later LSN: the position has to reach it before there is a cut."""
     for subscription in subscriptions:
         try:
             states = TableStates(lake, subscription.name).newest().values()
         except LakeError as error:
-            reason(lake, error)  # Raises where it is not that subscription's own.
+            reason(lake, error)  # Raises where the lake's table belongs to another subscription.
         else:
             if any(state.state == SyncState.READY and state.lsn > position for state in states):
                 return True

@@ -1,7 +1,8 @@
-"""The values of published sequences are recorded, as ALTER SUBSCRIPTION … REFRESH SEQUENCES brings them up to date on PostgreSQL 19.
+"""Records the values of published sequences, as ALTER SUBSCRIPTION … REFRESH SEQUENCES does on PostgreSQL 19.
 
-In: a feed, and a session of its publisher. Out: rows of `_sequences`, for whatever is other than before. Sequences are not in the
-stream of changes: they are read after the changes, and so are never behind the rows that took their numbers from them.
+In: a feed, and a session of its publisher. Out: rows of `_sequences` for values that have changed. The stream
+of changes has no sequences. They are read after the changes, so they are never behind the rows that took
+their numbers from them.
 """
 
 from dataclasses import replace
@@ -22,7 +23,7 @@ from pgsieve.resources.postgres.sequences import PublishedSequences, SequenceVal
 def received_sequences(
     connection: psycopg.Connection[Any], feed: Feed, subscription: str
 ) -> tuple[SequenceValue, ...]:
-    """The sequences that a subscription receives, as they are at the publisher now."""
+    """The sequences that a subscription receives, with their present values on the publisher."""
     names = feed.subscriptions[subscription]
     own = [feed.defined[name] for name in names if name in feed.defined]
     published = PublishedSequences(
@@ -35,17 +36,21 @@ def received_sequences(
 
 
 def refresh_sequences(connection: psycopg.Connection[Any], feed: Feed, lake: Lake) -> None:
-    """Record what the feed's subscriptions receive, as far as it is other than before; a disabled one keeps what it has."""
+    """Record the changed values of sequences that the feed's subscriptions receive.
+
+    A disabled one keeps its values.
+    """
     for name in feed.subscriptions:
         try:
             again_after_conflict(_refresh)(connection, feed, Sequences(lake, name))
         except LakeError as error:
-            # Raises where it is not that subscription's own, which hears of it when it asks the table.
+            # Raises where the lake's table belongs to another subscription, which reports that when it reads
+            # the table itself.
             reason(lake, error)
 
 
 def _refresh(connection: psycopg.Connection[Any], feed: Feed, record: Sequences) -> None:
-    # Before the values: whatever is recorded meanwhile may be newer than they are.
+    # Read before the values: rows that are recorded meanwhile may be newer than they are.
     base = record.version()
     values = {(v.schema, v.name): v for v in received_sequences(connection, feed, record.subscription)}
     if not (values or base):

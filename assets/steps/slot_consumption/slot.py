@@ -1,6 +1,6 @@
-"""The slot that a feed reads, held against what Delta has of it; and a slot made anew where that one is lost.
+"""The slot that a feed reads, compared with what Delta has of it; and a new slot in place of a lost one.
 
-In: the slot and cluster as they are, and those that the feed's table `feed` tells of. Out: SlotError subclasses
+In: the slot and cluster as they are, and as the feed's table `feed` records them. Out: SlotError subclasses
 that name the gap and the command which closes it, or a new slot after which every table is copied again.
 """
 
@@ -39,15 +39,15 @@ from pgsieve.resources.postgres.wal import inserted_lsn, system_identifier
 
 
 class SlotNotOwnedError(SlotError):
-    """The slot was there before this lake: another lake may rely on what it sends."""
+    """The slot existed before this lake: another lake may rely on its changes."""
 
 
 class OtherClusterError(PgsieveError):
-    """The source is another cluster than the one that Delta has changes of: their LSNs do not compare."""
+    """The source is not the cluster whose changes Delta has: the LSNs of two clusters do not compare."""
 
 
 def present_slot(connection: psycopg.Connection[tuple[object, ...]], feed: Feed) -> SlotState:
-    """The feed's slot, which was there a moment ago; raises SourceError where it is gone."""
+    """The feed's slot, which existed a moment ago; raises SourceError where it is gone."""
     state = slot_state(connection, feed.slot)
     if state is None:
         raise SourceError(
@@ -57,12 +57,13 @@ def present_slot(connection: psycopg.Connection[tuple[object, ...]], feed: Feed)
 
 
 def take_slot(connection: psycopg.Connection[tuple[object, ...]], feed: Feed, lake: Lake) -> SlotState | None:
-    """Take the feed's slot, None where it is still to be made.
+    """Take the feed's slot; None where it does not exist yet.
 
-    Raises what `refuse_other_publisher` raises, or SlotError on a gap or a lost record.
+    Raises the errors of `refuse_other_publisher`, and SlotError on a gap or a lost record.
 
-    A slot that fits is altered where it lacks `failover`, and the cluster and timeline are recorded where they are new.
-    On a standby that was promoted, what Delta holds has to be in its history, too, and a server must not be behind it.
+    A slot without `failover` is altered where it should have it. A new cluster or timeline is recorded. On a
+    promoted standby, Delta's position has to be within the server's history, and a server must not be behind
+    that position.
     """
     newest = refuse_other_publisher(connection, feed, lake)
     state, durable = slot_state(connection, feed.slot), _known_position(lake, feed)
@@ -99,11 +100,11 @@ def take_slot(connection: psycopg.Connection[tuple[object, ...]], feed: Feed, la
 
 
 class ChangeLogLostError(SlotError):
-    """The change log is gone or unreadable: what it held and no replica has is lost."""
+    """The change log is gone or unreadable: changes that it held and no replica has are lost."""
 
 
 class FeedLostError(SlotError):
-    """The record of the cluster is gone, beside a change log and replicas: nobody knows whether they are of this server."""
+    """The record of the cluster is gone, beside a change log and replicas: they may be of another server."""
 
 
 def _from_a_backup_or_copied(feed: Feed) -> str:
@@ -131,7 +132,7 @@ def _known_position(lake: Lake, feed: Feed) -> int | None:
 
 
 def _has_copies(lake: Lake, feed: Feed) -> bool:
-    """Whether a replica relies on the slot: a slot that is still to be begun has none."""
+    """Whether a replica relies on the slot: a slot that has not begun yet has none."""
     return any(
         s.state == SyncState.READY
         for name in feed.subscriptions
@@ -142,10 +143,10 @@ def _has_copies(lake: Lake, feed: Feed) -> bool:
 def refuse_other_publisher(
     connection: psycopg.Connection[tuple[object, ...]], feed: Feed, lake: Lake
 ) -> Mapping[str, Any]:
-    """What is recorded of the feed's cluster, before anything of the lake is read as its own, or altered.
+    """The record of the feed's cluster; called before the lake is read as this feed's, or altered.
 
-    Raises OtherClusterError, or OtherDatabaseError: two databases of a cluster may have a slot each, whose LSNs do compare. Raises
-    SlotNotOwnedError.
+    Raises OtherClusterError, or OtherDatabaseError: two databases of a cluster may have a slot each, and
+    their LSNs do compare. Raises SlotNotOwnedError.
     """
     newest = refuse_other_cluster(connection, feed, lake)
     refuse_other_database(connection, lake, feed.subscriptions)
@@ -156,13 +157,14 @@ def refuse_other_publisher(
 def refuse_slot_of_another_lake(
     connection: psycopg.Connection[tuple[object, ...]], feed: Feed, lake: Lake
 ) -> None:
-    """Raise SlotNotOwnedError where the slot exists, and this lake has nothing of it and did not claim it.
+    """Raise SlotNotOwnedError where the slot exists, and this lake has no data of it and did not claim it.
 
-    What a lake confirms is gone for every other one. A lake claims a slot before it makes it, so that a run that died knows its own.
+    Changes that one lake confirms are gone for every other one. A lake claims a slot before it creates it, so
+    that after a crash the next run recognizes its own slot.
     """
     if FeedRecord(lake, feed).newest() or _known_position(lake, feed) is not None:
         return
-    # Where pgsieve's own tables were lost beside the replicas, the lake is said to be damaged.
+    # Where pgsieve's own tables were lost beside the replicas, the error says that the lake is damaged.
     if any(TableStates(lake, name).newest() for name in feed.subscriptions):
         return
     if slot_state(connection, feed.slot) is None:
@@ -179,7 +181,7 @@ def refuse_slot_of_another_lake(
 def refuse_slot_read_on(
     connection: psycopg.Connection[tuple[object, ...]], feed: Feed, lake: Lake, hint: str
 ) -> None:
-    """Raise SlotAheadError, with a hint, where somebody else has read the slot on: another lake may rely on it."""
+    """Raise SlotAheadError, with a hint, where another process has advanced the slot: another lake may rely on it."""
     try:
         verify_slot(
             slot_state(connection, feed.slot), feed.source.name, feed.slot, _known_position(lake, feed)
@@ -187,11 +189,11 @@ def refuse_slot_read_on(
     except SlotAheadError as ahead:
         raise SlotAheadError(ahead.message, hint=hint, sqlstate=ahead.sqlstate) from None
     except SlotError:
-        pass  # No other lake can need what is lost.
+        pass  # No other lake can need changes that are lost.
 
 
 def claim_slot(connection: psycopg.Connection[tuple[object, ...]], feed: Feed, lake: Lake) -> None:
-    """Record that the feed's slot is this lake's, whether it is there or still to be made.
+    """Record that the feed's slot belongs to this lake, before or after the slot is created.
 
     Raises OtherClusterError, OtherDatabaseError.
     """
@@ -201,7 +203,7 @@ def claim_slot(connection: psycopg.Connection[tuple[object, ...]], feed: Feed, l
 
 
 def _claim(connection: psycopg.Connection[tuple[object, ...]], feed: Feed, lake: Lake) -> None:
-    """Record of which cluster the slot is, where nothing is recorded."""
+    """Record the slot's cluster, where none is recorded."""
     record = FeedRecord(lake, feed)
     if not (newest := record.newest()):
         _note_cluster(connection, record, newest, current_timeline(connection))
@@ -214,13 +216,13 @@ def _note_cluster(
     newest: Mapping[str, Any],
     timeline: int,
 ) -> None:
-    """Record of which cluster and timeline the slot is that is there now, where the newest row does not say so."""
+    """Record the cluster and timeline of the present slot, where the newest row has others."""
     if not newest or newest["given_up"] or newest.get("timeline") != timeline:
         record.note_cluster(system_identifier(connection), timeline, given_up=False)
 
 
 def refuse_other_publisher_if_it_answers(feed: Feed, lake: Lake) -> None:
-    """The same for what needs no source, which may be away."""
+    """As `refuse_other_publisher`, for commands that do not need the source, which may be unreachable."""
     with suppress(SourceUnreachableError), feed.source.connect() as connection:
         refuse_other_publisher(connection, feed, lake)
 
@@ -228,7 +230,7 @@ def refuse_other_publisher_if_it_answers(feed: Feed, lake: Lake) -> None:
 def refuse_other_cluster(
     connection: psycopg.Connection[tuple[object, ...]], feed: Feed, lake: Lake
 ) -> Mapping[str, Any]:
-    """What is recorded of the feed's cluster; raises OtherClusterError where the server is another one."""
+    """The record of the feed's cluster; raises OtherClusterError where the server is another one."""
     newest, present = FeedRecord(lake, feed).newest(), system_identifier(connection)
     recorded = newest.get("system_identifier") or present
     if recorded == present:
@@ -243,7 +245,7 @@ def refuse_other_cluster(
 
 
 def give_up(lake: Lake, feed: Feed) -> None:
-    """Remember that nobody needs the slot any more: the next one begins from scratch."""
+    """Record that the slot is no longer needed: the next one begins from scratch."""
     newest = FeedRecord(lake, feed).newest()
     if not newest.get("given_up"):
         FeedRecord(lake, feed).note_cluster(
@@ -252,9 +254,9 @@ def give_up(lake: Lake, feed: Feed) -> None:
 
 
 def begin_slot(connection: psycopg.Connection[tuple[object, ...]], feed: Feed, lake: Lake) -> None:
-    """Make the feed's slot, and have every table of its subscriptions copied again: it knows of nothing before.
+    """Create the feed's slot, and have every table of its subscriptions copied again: the slot has no earlier changes.
 
-    Raises SlotError where the server's LSNs are not beyond what Delta holds: a position never goes back.
+    Raises SlotError where the server's LSNs are not beyond Delta's position: a position never goes back.
     """
     reached, durable = inserted_lsn(connection), ChangeLog(lake, feed).position() or 0
     if reached < durable:
@@ -282,30 +284,36 @@ def begin_slot(connection: psycopg.Connection[tuple[object, ...]], feed: Feed, l
             Prepared(lake, feed).begin(start)
         ChangeLog(lake, feed).record_position(start)
     except Exception:
-        if ChangeLog(lake, feed).position() != start:  # Else only the answer was lost.
+        if ChangeLog(lake, feed).position() != start:  # Otherwise only the answer was lost.
             drop_slot(connection, feed.source.name, feed.slot)
         raise
 
 
 def forget_copies(lake: Lake, subscriptions: Iterable[str]) -> None:
-    """Have tables copied again that were ready; what the last copy was made of is kept, to tell what changed."""
+    """Have ready tables copied again.
+
+    The record of what the last copy read is kept, so that changes of it are noticed.
+    """
     for name in subscriptions:
         states = TableStates(lake, name).newest().values()
-        # Also a copy that a run committed and did not come to call ready.
+        # Also a copy that a run committed without marking the table ready.
         copied = [
             s for s in states if s.state == SyncState.READY or (s.state == SyncState.DATA_SYNC and s.lsn)
         ]
         again = [TableState(*s.name, SyncState.INITIALIZE, definition=s.definition) for s in copied]
         TableStates(lake, name).append(again)
-    # What follows would have their changes left out.
+    # Otherwise later changes of these tables would be left out.
     lake.access.make_durable()
 
 
 def replace_lost_slot(feed: Feed, lake: Lake, *, take_over: bool = False) -> SlotError | None:
-    """Replace a slot that is missing, invalidated, or ahead of Delta; returns what was wrong, None where nothing is.
+    """Replace a slot that is missing, invalidated, or ahead of Delta.
 
-    Killed in between, it can be repeated: the slot is then missing, or ahead of Delta. Raises what `refuse_other_publisher` raises, and
-    SlotAheadError unless `take_over`: another lake may rely on the slot, of which the server says nothing.
+    Returns what was wrong, None where nothing is.
+
+    It can be repeated after a crash: the slot is then missing, or ahead of Delta. Raises the errors of
+    `refuse_other_publisher`, and SlotAheadError unless `take_over`: another lake may rely on the slot, and
+    the server does not say so.
     """
     with feed.exclusively(), feed.source.connect() as connection:
         try:

@@ -1,6 +1,7 @@
-"""Transactions that the slot sends at their PREPARE: whether it does, and what waits after a run that died.
+"""Two-phase transactions: whether the slot sends them at their PREPARE, and the recovery of waiting ones after a crash.
 
-In: the feed and the state of its slot. Out: the feed's table `prepared` beside the change log again.
+In: the feed and the state of its slot. Out: the feed's table `prepared` in agreement with the change log
+again.
 """
 
 from collections.abc import Sequence
@@ -20,12 +21,12 @@ from pgsieve.resources.spool import FileSpool
 
 
 def keeps_prepared(feed: Feed, state: SlotState) -> bool:
-    """Whether the slot sends transactions at their PREPARE; once it does, it does so for ever."""
+    """Whether the slot sends transactions at their PREPARE; a slot that does so never stops."""
     return feed.options.two_phase or state.two_phase
 
 
 def recover_prepared(feed: Feed, lake: Lake, publications: Sequence[str], version: int, durable: int) -> None:
-    """Read again what waits, where a run died between the commit of its changes and that of what waits."""
+    """Read waiting transactions again, where a run died between the commit of its changes and the commit of `prepared`."""
     if Prepared(lake, feed).position() == durable:
         return
     query = peek_query(feed.slot, durable, at_once(feed, publications), version)
@@ -34,5 +35,5 @@ def recover_prepared(feed: Feed, lake: Lake, publications: Sequence[str], versio
         waiting = Prepared(lake, feed).restore(assembler)
         for messages in read_messages(feed.source.executor_conninfo(), query):
             for _ in assembler.assemble(messages.column("data")):
-                pass  # the change log holds these already
+                pass  # The change log holds these already.
         Prepared(lake, feed).save(assembler, durable, waiting)

@@ -1,10 +1,11 @@
-"""What the server cannot send: it is asked for in another way, or passed over, and the tables that it may be of are copied again.
+"""Changes that the server cannot send: read in another way, or left out, and their tables copied again.
 
-In: a reading of the slot that the server has ended with an error of its own: a row filter that fails, a text of more than
-1 GB, an output function that fails. Out: slices up to where the slot can be read on. No value, row filter or table may
-stop the others: pgoutput sends a transaction as a whole or not at all, so a transaction that it can send in no way is left out, after
-the tables concerned have the state that has them copied again. A copy reads what there is now: a table whose row filter still fails,
-or whose value still cannot be sent, is set aside by it, with its own reason.
+In: a reading of the slot that the server has ended with its own error: a row filter that fails, a text of
+more than 1 GB, an output function that fails. Out: slices up to where the slot can be read again. No value,
+row filter or table may stop the others. pgoutput sends a transaction as a whole or not at all. So a
+transaction that cannot be sent in any way is left out, after its tables have the state that has them copied
+again. The copy reads the present rows: a table whose row filter still fails, or whose value still cannot be
+sent, is set aside by the copy, with its own reason.
 """
 
 import re
@@ -45,16 +46,20 @@ from pgsieve.resources.postgres.present_catalog import present_catalog
 from pgsieve.resources.postgres.slot import UNDEFINED, publications_then, refusal, relations_changed
 from pgsieve.resources.spool import FileSpool
 
-#: Records of the WAL begin at multiples of so many bytes (MAXALIGN), or after the header of a page, which is no longer than this.
+#: Records of the WAL begin at multiples of this many bytes (MAXALIGN), or after the header of a page, which
+#: is no longer than this.
 _ALIGNED, _HEADER = 8, 40
-#: Where a transaction commits is looked for at first so many bytes behind its change.
+#: The commit of a transaction is first looked for within this many bytes after its change.
 _STEP = 256
 
 
 def unsendable(
     connection: psycopg.Connection[Any], peek: Peek, own: Sequence[Feed], end: int
 ) -> SourceError | None:
-    """Why the server cannot send up to `end` what is captured, or what `own` get as published; None where it can."""
+    """Why the server cannot send up to `end` the captured changes, or those that `own` get as published.
+
+    None where it can.
+    """
     captured = refusal(connection, peek.feed.source.name, peek.feed.slot, peek.query(end))
     if captured is not None:
         return captured
@@ -63,14 +68,17 @@ def unsendable(
 
 
 def _refusal(connection: psycopg.Connection[Any], reading: Peek, end: int) -> SourceError | None:
-    """Why the server cannot send up to `end`. A publication that was not there yet is no reason: see `append_as_published`."""
+    """Why the server cannot send up to `end`.
+
+    A publication that did not exist yet is no reason: see `append_as_published`.
+    """
     refused = refusal(connection, reading.feed.source.name, reading.feed.slot, reading.query(end))
     return None if refused is not None and refused.sqlstate == UNDEFINED else refused
 
 
 @dataclass(frozen=True)
 class OtherWays:
-    """How a slot is read on from where the server has refused to send something."""
+    """How to read a slot past a change that the server has refused to send."""
 
     connection: psycopg.Connection[Any]
     lake: Lake
@@ -79,18 +87,19 @@ class OtherWays:
     prepared: bool
 
     def read(self, fault: PgsieveError, position: int, end: int) -> int:
-        """Append what can be sent before `end`, else the first transaction, as far as it can be sent; returns up to where that is.
+        """Append what can be sent before `end`, or else what can be sent of the first transaction.
 
-        The slot is at `position`. Raises `fault` where it was not the server that refused to send something.
+        Returns the new position. The slot is at `position`. Raises `fault` where the server has not refused
+        to send something.
         """
-        # Nothing is proven of a catalog here: the publisher decides.
+        # Here nothing is known of the catalog: the publisher decides.
         own = published_feeds(self.lake, self.peek.feed)
 
         def refused_before(lsn: int) -> SourceError | None:
             return unsendable(self.connection, self.peek, own, lsn)
 
         if refused_before(position) is not None:
-            raise fault  # Nothing is sent there: what is refused is no change.
+            raise fault  # Nothing is sent there: the refusal is not about a change.
         refused = refused_before(end)
         if refused is None:
             raise fault
@@ -111,15 +120,17 @@ class OtherWays:
         return reached
 
     def _way(self, reading: Peek, end: int) -> Peek | None:
-        """How the server sends up to `end` what a reading asks for; None where it does so in no way."""
+        """How the server can send up to `end` what a reading asks for; None where it cannot."""
         ways = [reading, replace(reading, options=replace(reading.options, binary=True))]
         return next((way for way in ways if _refusal(self.connection, way, end) is None), None)
 
     def _captured(self, refused: SourceError, end: int) -> tuple[Peek | None, list[str]]:
-        """How the server sends what is captured, or None; and the publications that it knows now and did not know then.
+        """How the server can send the captured changes, or None.
 
-        A transaction may be older than a publication: before 18 the server decodes it without that, or not at all. Raises `refused`
-        where a publication is gone.
+        And the publications that it knows now and did not know then.
+
+        A transaction may be older than a publication. Before PostgreSQL 18 the server decodes it without that
+        publication, or not at all. Raises `refused` where a publication is gone.
         """
         feed, asked = self.peek.feed, self.peek.options.publications
 
@@ -142,7 +153,7 @@ class OtherWays:
         self.log(f"change log of {way.feed.name} holds everything before {format_lsn(end)}")
 
     def _base(self, own: Sequence[Feed], begin: int, end: int) -> int | None:
-        """The version that the slice is appended to where it is appended to `own`, too; see `alone`."""
+        """The version after which a slice is appended that is also appended to `own`; see `alone`."""
         path = ChangeLog(self.lake, self.peek.feed).path
         standing = self.lake.records.standing(path)
         if (standing.position or begin) != begin:
@@ -150,7 +161,10 @@ class OtherWays:
         return alone(self.lake, self.peek.feed, own, standing, end) if own else None
 
     def _append_transaction(self, refused: SourceError, begin: int, end: int, own: Sequence[Feed]) -> None:
-        """Append a slice of one transaction in ways in which it can be sent; what lacks it is copied again."""
+        """Append a slice of one transaction, as far as it can be sent.
+
+        Tables that lack some of it are copied again.
+        """
         feed, lake = self.peek.feed, self.lake
         captured, left_out = self._captured(refused, end)
         ways = [self._way(peek_as_published(self.peek, each), end) for each in own]
@@ -184,7 +198,7 @@ class OtherWays:
                 Prepared(lake, feed).save(assembler, end, Prepared(lake, feed).restore(assembler))
 
     def _refuse_waiting(self, begin: int, refused: SourceError) -> None:
-        """Raise where a prepared transaction could still commit after the tables are copied, which may be this one."""
+        """Raise where a waiting prepared transaction, possibly this one, could still commit after the tables are copied."""
         if not self.prepared:
             return
         rows = self.connection.execute(
@@ -201,7 +215,10 @@ class OtherWays:
     def _copy_again(
         self, subscription: str, changed: Collection[int] | None, refused: SourceError, begin: int, end: int
     ) -> None:
-        """Have those tables of a subscription copied again that the transaction may have changed; all, where no relations are given."""
+        """Have the tables of a subscription copied again that the transaction may have changed.
+
+        All tables without `changed`.
+        """
         names = None if changed is None else self._tables(subscription, changed)
         states = TableStates(self.lake, subscription)
         at = f"the transaction that commits at {format_lsn(begin)}"
@@ -220,7 +237,7 @@ class OtherWays:
         self.log(f"{subscription}: {problem}; copied again: {copied}")
 
     def _set_aside_failing(self, begin: int, end: int) -> None:
-        """Set aside the table whose row filter fails, and have what it changes later read past."""
+        """Set aside the table whose row filter fails, and have its later changes left out."""
         feed, lake = self.peek.feed, self.lake
         (subscription,) = feed.subscriptions
         name, states = failing_name(self.connection, self.peek, end), TableStates(lake, subscription)
@@ -240,14 +257,17 @@ class OtherWays:
         return relations_changed(self.connection, feed.source.name, feed.slot, captured.query(end))
 
     def _listed(self, publications: Sequence[str]) -> set[int]:
-        """The relations that publications have, and their partitions."""
+        """The relations of the publications, and their partitions."""
         catalog = present_catalog(self.connection)
         chosen = [catalog.publications[name] for name in publications]
         listed = [t for t in catalog.tables.values() if any(p.contains(t) for p in chosen)]
         return {oid for table in listed for oid in (table.oid, *table.leaves)}
 
     def _tables(self, subscription: str, changed: Collection[int]) -> set[Name]:
-        """The tables of a subscription that relations were of, by the catalogs before and now; of others all that have partitions."""
+        """The tables of a subscription that the relations belonged to, in the catalogs before and now.
+
+        For relations in neither catalog, all tables that have partitions.
+        """
         feed = self.peek.feed
         recorded = Catalogs(self.lake, feed).newest()
         names: set[Name] = set()
@@ -263,7 +283,7 @@ class OtherWays:
         return names if set(changed) <= known else names | trees
 
     def _beyond(self, position: int) -> int:
-        """An LSN after where the next commit record begins, and before where another one can begin."""
+        """An LSN after the start of the next commit record, and before the start of another one."""
         row = self.connection.execute("select current_setting('wal_block_size')::int").fetchone()
         assert row is not None
         within = position % row[0]
@@ -279,16 +299,19 @@ def _aligned(lsn: int) -> int:
 
 
 def _place(refused: SourceError) -> int:
-    """The LSN of the change at which the server stopped, as the error's context says; 0 where it does not."""
+    """The LSN of the change at which the server stopped, from the error's context.
+
+    0 where the context has none.
+    """
     context = refused.__cause__.diag.context if isinstance(refused.__cause__, psycopg.Error) else None
     places = re.findall(r"\b[0-9A-F]{1,8}/[0-9A-F]{1,8}\b", context or "")
     return parse_lsn(places[-1]) if places else 0
 
 
 def _last(begin: int, end: int, near: int, sends: Callable[[int], bool]) -> int:
-    """The last LSN up to which something can be sent, where that is so at `begin` and not at `end`, or where a record may begin.
+    """The last LSN up to which the server can send, between `begin`, where it can, and `end`, where it cannot.
 
-    `near` is one before it, if that is right.
+    Exact to the places where a record may begin. `near` is a first guess, before the last LSN if it is right.
     """
     least = _aligned(near) if begin < _aligned(near) < end and sends(_aligned(near)) else begin
     step = _STEP
