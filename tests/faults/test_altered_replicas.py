@@ -66,7 +66,7 @@ def _lost_checkpoint(table: DeltaTable) -> None:
         pytest.param(
             "checking",
             _taken_key,
-            'somebody has taken column "id" from its replica',
+            'no longer has the column "id"',
             marks=pytest.mark.long,
         ),
     ],

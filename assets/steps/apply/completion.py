@@ -1,8 +1,8 @@
-"""Values that a change left out: from the change that sent them last, or from the row that the replica has.
+"""Completes rows whose changes left values out: with the last value sent before, or with the replica's value.
 
-A TOASTed value that an UPDATE did not touch is not sent (PostgreSQL documentation, section 54.9, `TupleData`). In: the rows that
-come, by the changes that have them, and where each column's value is. Out: the lacking values, so many at a time as may be held
-at once. Raises what Arrow does.
+A TOASTed value that an UPDATE did not touch is not sent (PostgreSQL documentation, section 54.9,
+`TupleData`). In: the new rows, by the places of their changes, and where each column's value is. Out: the
+missing values, in parts that fit in memory. Raises Arrow's errors.
 
     change       columns                  the row of place 9
     place 3      id, note, body           note of place 9
@@ -23,16 +23,17 @@ from pgsieve.resources.lake.delta.conforming import conformed
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
 from pgsieve.resources.lake.stores.store import RowGroup, Store, joined
 
-#: Lacking values of so many bytes are held at once; of more, the changes are read again for each such part.
+#: Missing values up to this many bytes are kept in memory at once. For more, the changes are read again for
+#: each part.
 HELD_BYTES = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True)
 class NetRows:
-    """Rows that come, by the places of their changes, which ascend.
+    """New rows of the replica, by the places of their changes in ascending order.
 
-    `sent` has for some columns the places of the changes that have the value, `NONE` where no change has; then it is that of the
-    replica's row with the key `base`, and NULL where that is `NONE`, too.
+    For some columns, `sent` has the places of the changes that have the value, or `NONE` where no change has
+    it. Then the value is that of the replica's row with the key `base`, or NULL where `base` is `NONE` too.
     """
 
     places: Numbers
@@ -44,18 +45,18 @@ class NetRows:
 
     @property
     def nbytes(self) -> int:
-        """How much memory they take."""
+        """How much memory the arrays take."""
         return sum(each.nbytes for each in (self.places, self.base, *self.sent.values()))
 
     def part(self, begin: int, end: int) -> "NetRows":
-        """Some of the rows, by their numbers."""
+        """The rows from `begin` to `end`, by their numbers."""
         part = slice(begin, end)
         sent = {name: places[part] for name, places in self.sent.items()}
         return NetRows(self.places[part], sent, self.base[part])
 
 
 def net_rows(places: Numbers, net: NetChange, remains: Mask) -> NetRows:
-    """The rows of the keys that remain, where these are the places of the changes."""
+    """The rows of the keys that remain; `places` are the places of the changes."""
     at = np.flatnonzero(remains)
     at = at[np.argsort(net.last[at])]
     sent = {name: np.where(of[at] == NONE, NONE, places[of[at]]) for name, of in net.sent.items()}
@@ -64,14 +65,14 @@ def net_rows(places: Numbers, net: NetChange, remains: Mask) -> NetRows:
 
 @dataclass(frozen=True)
 class Completion:
-    """The values of a column for rows at some places, which ascend."""
+    """The values of a column for rows at some places in ascending order."""
 
     column: str
     places: Numbers
     values: pa.Array
 
     def of(self, rows: pa.RecordBatch, places: Numbers) -> pa.RecordBatch:
-        """The rows at some places with these values in place of their own."""
+        """The rows at some places, with these values instead of their own."""
         if not len(self.places):
             return rows
         at = np.minimum(np.searchsorted(self.places, places), len(self.places) - 1)
@@ -85,12 +86,12 @@ class Completion:
 
 
 class _TooManyError(Exception):
-    """The values have more bytes than may be held."""
+    """The values have more bytes than may be in memory."""
 
 
 @dataclass
 class _Held:
-    """How many bytes may still be held."""
+    """How many more bytes may be in memory."""
 
     bytes: int
 
@@ -110,9 +111,10 @@ def completions(
     rows: NetRows,
     schema: pa.Schema,
 ) -> Iterator[tuple[Numbers, Sequence[Completion]]]:
-    """The places of rows, part by part, with the values that they lack.
+    """The places of rows, part by part, with the values that the rows lack.
 
-    `groups` have the changes, `matches` say where the replica at `path` has the rows of keys; `schema` has the columns.
+    `groups` have the changes. `matches` say where the replica at `path` has the rows of keys. `schema` has
+    the columns.
     """
     lacking = _Lacking(store, path, groups, slices, matches, schema)
     waiting = [(0, len(rows))]
@@ -144,7 +146,7 @@ class _Lacking:
     schema: pa.Schema
 
     def completion(self, name: str, rows: NetRows, held: _Held) -> Completion:
-        """The values of a column for those of some rows whose own change left it out; raises _TooManyError."""
+        """The values of a column for the rows whose own change left it out; raises _TooManyError."""
         sent, only = rows.sent[name], pa.schema([self.schema.field(name)])
         lacks = np.flatnonzero(sent != rows.places)
         of_changes, of_replica = lacks[sent[lacks] != NONE], lacks[sent[lacks] == NONE]
@@ -162,7 +164,7 @@ class _Lacking:
     def _from_changes(
         self, only: pa.Schema, sent: Numbers, wanted: Numbers, held: _Held
     ) -> Iterator[tuple[Numbers, pa.Array]]:
-        """Numbers of rows, and the values that changes have of them; several rows may have that of one change."""
+        """Numbers of rows, and their values from changes; several rows may take the value of one change."""
         if not len(wanted):
             return
         wanted = wanted[np.argsort(sent[wanted], kind="stable")]
@@ -183,7 +185,7 @@ class _Lacking:
     def _from_replica(
         self, only: pa.Schema, base: Numbers, wanted: Numbers, held: _Held
     ) -> Iterator[tuple[Numbers, pa.Array]]:
-        """Numbers of rows, and the values that the replica has under their keys `base`."""
+        """Numbers of rows, and their values from the replica's rows with the keys `base`."""
         if not len(wanted):
             return
         number_of = np.full(max(int(base.max()), *(int(m.keys.max()) for m in self.matches)) + 1, NONE)
@@ -207,7 +209,7 @@ class _Lacking:
 
 
 def _values(rows: pa.Table, only: pa.Schema) -> pa.Array:
-    """The one column of some rows, as the schema has it."""
+    """The only column of some rows, in the schema's type."""
     column = conformed(rows, only).column(0)
     return pa.concat_arrays(column.chunks) if column.num_chunks else pa.nulls(0, column.type)
 

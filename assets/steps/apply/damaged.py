@@ -1,7 +1,8 @@
-"""Replicas that are not what pgsieve left: gone, unreadable, or put back to an earlier version by somebody.
+"""Finds replicas that are not as pgsieve left them: gone, unreadable, or put back to an earlier version.
 
-Found before anything is applied: changes would go to a table that lacks the ones before them, and the position in a
-restored table says nothing of its rows. Such a table is set aside; a copy that is asked for makes it anew.
+The search comes before anything is applied. Changes must not go to a table that lacks earlier ones, and the
+position in a restored table says nothing about its rows. A damaged table is set aside; a requested copy makes
+it anew.
 """
 
 from collections.abc import Collection
@@ -17,16 +18,17 @@ from pgsieve.resources.lake.delta.records import Standing
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.stores.storage import is_uri
 
-#: Up to this version there is nothing to go back to from a copy: it was made empty, and then filled.
+#: Nothing to go back to exists before this version: a copy creates the table empty, and then fills it.
 _FIRST = 1
 
 
 def states_without_damaged(
     subscription: Subscription, lake: Lake, cut: Cut | None, changed: Collection[Name]
 ) -> dict[Name, TableState]:
-    """Set aside the tables whose replica is damaged, and return the states; one not published any more is left so.
+    """Set aside the tables whose replica is damaged, and return the states.
 
-    Of the `changed` ones, which are about to be written, the whole log is read.
+    A table that is not published any more keeps its state. For the `changed` tables, which are about to be
+    written, the whole log is read.
     """
     record = TableStates(lake, subscription.name)
     if cut is not None:
@@ -39,7 +41,7 @@ def states_without_damaged(
         return _damage(subscription, lake, state, cut, read=state.name in changed)
 
     if is_uri(lake.uri) and lake.local:
-        # Each look at a replica waits for an answer.
+        # Each check of a replica waits for an answer of the store.
         problems = lake.side_by_side(damage, applied)
     else:
         problems = list(map(damage, applied))
@@ -54,10 +56,11 @@ def states_without_damaged(
 
 @dataclass
 class KnownVersions:
-    """Which version of each replica holds what was applied to it, and no RESTORE: a cut's, or a later copy's, or what an apply has left since.
+    """The version of each replica that has all applied changes and no RESTORE: of a cut, a later copy, or an apply.
 
-    A look at the beginning holds for the version that it saw. Whoever goes on from a later one looks at what lies between: the
-    next cut would have that version, and nobody looked before it again.
+    The check at the start of a step holds for the version that it saw. An apply that continues from a later
+    version checks the commits in between: the next cut would name that version, and no later check would look
+    before it.
     """
 
     subscription: Subscription
@@ -66,9 +69,11 @@ class KnownVersions:
     _left: dict[tuple[Name, int], int] = field(default_factory=dict)
 
     def leave(self, state: TableState, before: Standing | None, now: Standing) -> str | None:
-        """Go on from a later version, which stood so `before` it was applied to; a problem where the table was put back.
+        """Continue from a later version; `before` is the table's head when the batch began.
 
-        A single commit that moves the position is an apply's, and needs no look.
+        Returns a problem where the table was put back.
+
+        A single commit that moves the position is an apply's, and needs no check.
         """
         known = self._known(state, before, now)
         if known is not None and known not in {-1, now.version}:
@@ -95,7 +100,10 @@ class KnownVersions:
 
 
 def _version_of(cut: Cut | None, state: TableState) -> int | None:
-    """The version of a cut since the copy; one from before says nothing of what was copied."""
+    """The replica's version in a cut that is later than the copy.
+
+    An earlier cut says nothing about the copied table.
+    """
     is_later = cut is not None and (cut.is_after(state) or cut.lsn > state.lsn)
     return cut.tables.get(state.name) if cut is not None and is_later else None
 
@@ -108,12 +116,12 @@ def _damage(
     version = _version_of(cut, state)
     entry_bytes = cut.entries.get(state.name) if cut is not None else None
     try:
-        # Where nobody has written to it since, this is two looks at its folder, and all that there is to do.
+        # Without a later commit, this check only lists the replica's folder twice, and is the only one.
         if version is not None and lake.records.is_restored(path, version, entry_bytes):
             return _put_back(path)
         if (read or version is None) and not lake.records.exists(path):
             return _gone(path)
-        # A copy is ready at its LSN, and no later commit takes a position back.
+        # A copy is ready at its LSN, and no later commit lowers the position.
         if (read or version is None) and (lake.records.position(path) or 0) < state.lsn:
             return _put_back(path)
     except LakeError as error:
@@ -123,7 +131,10 @@ def _damage(
 
 
 def altered_columns(lake: Lake, path: str, definition: Definition) -> str | None:
-    """Which columns of a replica are not there any more, as somebody has dropped or renamed them; None where all are."""
+    """Which columns the replica lacks because they were dropped or renamed in the lake.
+
+    None where it has all.
+    """
     try:
         columns = lake.columns(path)
     except LakeError:
@@ -131,9 +142,7 @@ def altered_columns(lake: Lake, path: str, definition: Definition) -> str | None
     if not (lacking := [name for name in definition.names if name not in columns]):
         return None
     named = ", ".join(f'"{name}"' for name in lacking)
-    return (
-        f'somebody has taken {"columns" if len(lacking) > 1 else "column"} {named} from its replica "{path}"'
-    )
+    return f'its replica "{path}" no longer has the {"columns" if len(lacking) > 1 else "column"} {named}'
 
 
 def _gone(path: str) -> str:
@@ -141,4 +150,4 @@ def _gone(path: str) -> str:
 
 
 def _put_back(path: str) -> str:
-    return f'somebody has put its replica "{path}" back to an earlier version'
+    return f'its replica "{path}" was put back to an earlier version'

@@ -1,7 +1,8 @@
-"""Whole rows compared by Spark: expressions that are equal where `pgsieve.decoding.changes.digests` are, for a MERGE and for grouping.
+"""Compares whole rows in Spark, for a MERGE and for grouping, with the equality of `pgsieve.decoding.changes.digests`.
 
-Rows are equal when all their values are the same, NULL and NaN included. Spark takes 0.0 and -0.0 for one value
-where it joins, groups and sorts, and would give back either: floating-point numbers are compared by their text.
+Rows are equal when all their values are the same, NULL and NaN included. Spark takes 0.0 and -0.0 for one
+value where it joins, groups and sorts, and may return either. So floating-point numbers are compared by their
+text.
 """
 
 from pyspark.sql import Column, DataFrame
@@ -12,7 +13,7 @@ from pgsieve.resources.lake.delta.records import quoted
 
 
 def _compared_as(kind: DataType) -> str | None:
-    """The type that values are cast to where they are compared; None where they are compared as they are."""
+    """The type to which values are cast for a comparison; None where they are compared as they are."""
     if isinstance(kind, FloatType | DoubleType):
         return "string"
     if isinstance(kind, ArrayType) and _compared_as(kind.elementType):
@@ -21,7 +22,7 @@ def _compared_as(kind: DataType) -> str | None:
 
 
 def exact_values(rows: DataFrame, struct: str) -> list[Column]:
-    """The values of a struct column, to group and order by; equal where they are the same."""
+    """The values of a struct column, to group and order by; they are equal where the rows are the same."""
     kind = rows.schema[struct].dataType
     assert isinstance(kind, StructType)
     return [_exact(struct, f.name, f.dataType).alias(f"exact_{i}") for i, f in enumerate(kind)]
@@ -33,7 +34,7 @@ def _exact(struct: str, name: str, kind: DataType) -> Column:
 
 
 def same_row_sql(rows: DataFrame, struct: str, target: str, source: str) -> str:
-    """SQL that says whether the columns of `target` equal the fields of `source`, which are those of a struct column."""
+    """SQL that compares the columns of `target` with the fields of the struct column `source`."""
     kind = rows.schema[struct].dataType
     assert isinstance(kind, StructType)
     conditions = []

@@ -1,7 +1,8 @@
-"""The changes of a batch without a key: their rows as digests, and what becomes of the multiset.
+"""The changes of a batch without a key: their rows as digests, and the resulting change of the multiset.
 
-In: files of the change history, the replica. Out: the changes as those of a table whose key is the whole row (`KeyedChanges`), and which
-rows go and come. Rows themselves are held a row group at a time. Raises LakeError, and what Arrow does.
+In: files of the change history, and the replica. Out: the changes as those of a table whose key is the whole
+row (`KeyedChanges`), and the rows to delete and insert. Rows are in memory one row group at a time. Raises
+LakeError, and Arrow's errors.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +26,7 @@ Holds = Callable[[Sought], Numbers]
 
 
 def changes_of(row: pa.DataType) -> pa.Schema:
-    """What is read of changes, with rows of this type or digests of them."""
+    """The columns to read from changes, with rows of this type or digests of them."""
     kinds = dict.fromkeys(PLACED, pa.int64()) | {"operation": pa.string()}
     return pa.schema(kinds | dict.fromkeys(SIDES, row))
 
@@ -34,14 +35,14 @@ DIGESTED = changes_of(pa.struct(DIGEST))
 
 
 def stored_digests(store: Store, groups: Sequence[RowGroup], rows: pa.Schema, runner: Executors) -> pa.Table:
-    """The changes in some row groups of a change history, with digests of their rows, which have the columns of a schema."""
+    """The changes in some row groups of a change history, with digests of their rows; `rows` is the rows' schema."""
     parts = parted(groups, runner.number)
     return runner.written(_Digesting(store, parts, rows), len(parts), schema=DIGESTED)
 
 
 @dataclass(frozen=True)
 class _Digesting:
-    """Digests the rows of changes, part by part. Travels to executors."""
+    """Digests the rows of changes, part by part. It is sent to executors."""
 
     store: Store
     parts: Sequence[Sequence[RowGroup]]
@@ -56,7 +57,7 @@ class _Digesting:
 
 @dataclass(frozen=True)
 class KeylessChanges:
-    """A batch's changes after its last TRUNCATE, by the numbers of their rows."""
+    """A batch's changes after its last TRUNCATE; each distinct row has a number."""
 
     rows: KeyedChanges
 
@@ -69,13 +70,14 @@ class KeylessChanges:
 
     @property
     def places(self) -> Numbers:
-        """Where the changes are."""
+        """The places of the changes."""
         return self.rows.places[self.rows.effective :]
 
     def became(self, holds: Holds) -> "Became":
-        """What becomes of the multiset.
+        """The resulting change of the multiset.
 
-        Rows are looked up that have to be there; where one of these is not, all that are to go.
+        First only the rows are looked up that must be there; if one of them is missing, all rows to delete
+        are looked up.
         """
         changes, count = self.rows.since_truncate, self.rows.keys.num_rows
         olds = sides(changes)[0]
@@ -89,7 +91,7 @@ class KeylessChanges:
         return Became(became, held, wanted)
 
     def places_of_old(self, rows: Numbers) -> Numbers:
-        """Where a change is that has the row before it, for each of some rows by their numbers."""
+        """For each of some rows, by their numbers, the place of a change that has it as its old row."""
         olds = sides(self.rows.since_truncate)[0]
         place = np.full(self.rows.keys.num_rows, NONE)
         place[olds[olds != NONE]] = self.places[olds != NONE]
@@ -98,7 +100,7 @@ class KeylessChanges:
 
 @dataclass(frozen=True)
 class Became:
-    """What becomes of a multiset, how many of each row it `held`, as far as they were looked up, and which were, by their numbers."""
+    """The change of a multiset, the replica's number of each row that was looked up, and the numbers of those rows."""
 
     net: MultisetChange
     held: Numbers
@@ -106,7 +108,7 @@ class Became:
 
 
 def going(matches: Sequence[FileMatches], counts: Numbers) -> list[FileMatches]:
-    """The first of some rows of files, so many of each as counts say by their keys."""
+    """The first of some rows of files: of each key, as many as `counts` says."""
     left, chosen = counts.copy(), list[FileMatches]()
     for match in matches:
         order = np.argsort(match.rows)

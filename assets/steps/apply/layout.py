@@ -1,7 +1,8 @@
-"""Replicas follow the Delta properties of their layout: what pgsieve.yaml says of a replica is set before anything is applied to it.
+"""Sets the Delta properties of replicas to the layout in pgsieve.yaml, before changes are applied.
 
-In: a subscription with its layout, and the states of its tables. Out: commits of metadata, which leave rows and positions as they
-are, and a record of what was set: as long as that is what pgsieve.yaml says, no replica is looked at. Raises LakeError.
+In: a subscription with its layout, and the states of its tables. Out: commits of metadata, which leave rows
+and positions as they are, and a record of the properties set. While that record equals pgsieve.yaml, no
+replica is read. Raises LakeError.
 """
 
 from collections.abc import Iterable
@@ -26,14 +27,14 @@ def follow_layout(
 ) -> dict[Name, tuple[int, int]]:
     """Give the replicas the properties of their layout, where that has changed.
 
-    Returned are the versions of those that got any, before and after.
+    Returns, for each changed replica, its version before and after.
     """
     record, layout = SubscriptionRecord(lake, subscription.name), subscription.layout
     state, wanted = record.state(), layout.delta_json()
     if state.properties == wanted:
         return {}
     versions = {}
-    # What was set once, and is not any more, becomes what it is where nobody sets it.
+    # A property that pgsieve.yaml no longer sets gets its default value.
     lapsed = {name: _default(name) for name in properties_once_set(state.properties)}
     for each in states:
         path = lake.paths.replica(subscription.name, *each.name)

@@ -1,7 +1,7 @@
-"""What a MERGE into a replica is given, with a key and without: net changes as a flat source, rows that go and come.
+"""The source and the clauses of a MERGE into a replica, with a key or without.
 
-In: net changes. Out: the source and the clauses, which both engines read (`pgsieve.resources.lake.delta.merge`), and the MERGE by
-Spark. delta-rs merges in `Commits.merge`.
+In: net changes. Out: a flat source of rows to delete and insert, and the clauses, which both engines read
+(`pgsieve.resources.lake.delta.merge`); and the MERGE by Spark. delta-rs merges in `Commits.merge`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,14 +18,17 @@ from pgsieve.resources.work import engine_of, note
 
 
 def keyless_merge(source: DataFrame, columns: Sequence[str]) -> Clauses:
-    """The MERGE of rows that go and come (`action` is delete or insert, `row` the row) into a table without a key."""
+    """The MERGE of deleted and inserted rows into a table without a key: `action` is delete or insert, `row` the row."""
     return keyless_clauses(same_row_sql(source, "row", "t", "s.row"), columns)
 
 
 def merge_by_spark(
     lake: Lake, path: str, source: DataFrame, clauses: Clauses, base: int
 ) -> Mapping[str, int]:
-    """Run a MERGE into the version `base` of a table; rows by kind of change, none where its position is reached."""
+    """Run a MERGE into the version `base` of a table.
+
+    Returns the number of rows by kind of change; empty where the table has reached the position already.
+    """
     view = f"pgsieve_{uuid4().hex}"
     guarded(source, path, base, lake.store).createOrReplaceTempView(view)
     session = lake.spark

@@ -1,4 +1,4 @@
-"""Whether a replica is what it should be: consistency with the publisher, row filters, freshness; and repair.
+"""Checks of a replica: consistency with the publisher, row filters, freshness; and repair.
 
-Checksums of segments are compared first (`comparison`), then the rows of those that differ (`difference`).
+Checksums of segments are compared first (`comparison`), then the rows of segments that differ (`difference`).
 """

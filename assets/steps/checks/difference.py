@@ -1,9 +1,9 @@
 """Subscriber consistency: expected rows and replica rows -> the rows on which they differ.
 
-Both sides are multisets of typed rows; NULL equals NULL, NaN equals NaN and -0.0 equals 0.0, as in PostgreSQL.
-The comparison is exact: no hashes stand in for rows. It has the same result by Spark and, for few rows, by Arrow:
-columns c0, c1, ... in the replica's order, and `count`, which is > 0 for rows missing from the replica and < 0 for
-rows it has too many.
+Both sides are multisets of typed rows; NULL equals NULL, NaN equals NaN and -0.0 equals 0.0, as in
+PostgreSQL. The comparison is exact: it compares rows, not their hashes. Spark and, for few rows, Arrow give
+the same result: columns c0, c1, ... in the replica's order, and `count`. `count` is > 0 for rows missing from
+the replica, and < 0 for rows that it has too often.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from pgsieve.resources.lake.delta.records import quoted
 
 
 def differing_rows(expected: DataFrame, replica: DataFrame, columns: Sequence[str]) -> DataFrame:
-    """The rows that one side has oftener, by Spark."""
+    """The rows that one side has more often than the other, by Spark."""
 
     def side(frame: DataFrame, sign: int) -> DataFrame:
         return frame.select(
@@ -39,7 +39,7 @@ def differing_rows(expected: DataFrame, replica: DataFrame, columns: Sequence[st
 
 
 def differing_row_counts(expected: DataFrame, replica: DataFrame, columns: Sequence[str]) -> DataFrame:
-    """`row`, and how often it is `expected` and `held`, where that differs; -0.0 is not 0.0 here."""
+    """Each `row` whose `expected` and `held` counts differ; -0.0 is not 0.0 here."""
 
     def side(frame: DataFrame, held: int) -> DataFrame:
         row = F.struct(*(F.col(quoted(name)).alias(name) for name in columns))
@@ -55,7 +55,7 @@ def differing_row_counts(expected: DataFrame, replica: DataFrame, columns: Seque
 
 
 def few_differing_rows(expected: pa.Table, replica: pa.Table) -> pa.Table:
-    """The rows that one of two tables in memory has oftener; both have the replica's schema."""
+    """The rows that one of two tables in memory has more often; both have the replica's schema."""
     names = [f"c{i}" for i in range(expected.num_columns)]
     both = pa.concat_tables([expected, replica]).rename_columns(names)
     sign = np.where(np.arange(both.num_rows) < expected.num_rows, 1, -1)

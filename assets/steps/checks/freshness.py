@@ -1,8 +1,8 @@
-"""Freshness: for how long the oldest commit that a subscription lacks has been waiting.
+"""Freshness: how long the oldest commit that a subscription lacks has been waiting.
 
-In: the publisher and the lake. Out: seconds by the publisher's clock from that commit to now, and 0 where nothing
-waits: a database in which nothing is written, or nothing that is published, makes no replica stale. Raises
-SourceError where the publisher does not tell.
+In: the publisher and the lake. Out: seconds by the publisher's clock from that commit to now, and 0 where
+nothing waits. A database without writes, or without published changes, makes no replica stale. Raises
+SourceError where the publisher does not answer.
 """
 
 from dataclasses import dataclass, replace
@@ -39,13 +39,17 @@ from pgsieve.resources.postgres.slot import (
 from pgsieve.resources.postgres.source import Source
 from pgsieve.resources.postgres.wal import current_lsn, flushed_lsn
 
-#: So long a look at the slot waits for its turn: what another process does with the slot may take long.
+#: A look at the slot waits at most this long for its turn: another process may use the slot for long.
 _TURN_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
 class _Asked:
-    """What a slot with these publications was asked, that had been `confirmed` up to somewhere: `since` when something waits."""
+    """A former answer about a slot: the time of the first waiting transaction in `since`, None without one.
+
+    It was given for these publications, for a slot that was confirmed up to `confirmed`, and for WAL up to
+    `upto`.
+    """
 
     confirmed: int
     publications: tuple[str, ...]
@@ -53,7 +57,7 @@ class _Asked:
     since: datetime | None
 
     def holds(self, confirmed: int, publications: tuple[str, ...], upto: int) -> bool:
-        """Whether the answer would be the same now."""
+        """Whether the answer is still the same."""
         same = (self.confirmed, self.publications) == (confirmed, publications)
         return same and (self.since is not None or self.upto == upto)
 
@@ -88,7 +92,7 @@ def check_freshness(subscription: Subscription, lake: Lake) -> Freshness:
 
 
 def seconds_since(connection: psycopg.Connection[Any], since: datetime | None) -> float:
-    """Seconds from a time to now by the publisher's clock; 0 from None."""
+    """Seconds from a time to now by the publisher's clock; 0 for None."""
     if since is None:
         return 0.0
     row = connection.execute("select clock_timestamp()").fetchone()
@@ -100,11 +104,11 @@ def seconds_since(connection: psycopg.Connection[Any], since: datetime | None) -
 def unapplied_since(subscription: Subscription, lake: Lake, durable: int) -> tuple[int, datetime | None]:
     """The LSN before which everything is applied, and when the first transaction after it committed.
 
-    None where the change log, which ends at `durable`, has nothing that is not applied.
+    The time is None where the change log, which ends at `durable`, has nothing left to apply.
     """
     cut = Cuts(lake, subscription.name).last()
     if cut is not None and cut.lsn >= durable:
-        return cut.lsn, None  # The tables that tell of what is beyond a cut need not be read.
+        return cut.lsn, None  # The tables that record what is beyond a cut need not be read.
     applied = _applied(subscription, lake)
     return applied, _first_commit(lake, subscription.feed, applied) if applied < durable else None
 
@@ -112,16 +116,20 @@ def unapplied_since(subscription: Subscription, lake: Lake, durable: int) -> tup
 def unread_since(
     connection: psycopg.Connection[Any], lake: Lake, feed: Feed, state: SlotState, *, peeking: bool = True
 ) -> datetime | None:
-    """Since when the first transaction that the change log lacks has been waiting in the slot; None where none does.
+    """Since when the first transaction that the change log lacks has waited in the slot.
 
-    Of a slot that another process reads, and without `peeking`, this is the longest time that it may be. To look is to read the
-    slot: it takes its turn, as one that reads meanwhile to apply would be refused.
+    None where none does.
+
+    For a slot that another process reads, and without `peeking`, this is the longest possible wait. Peeking
+    needs the turn to read the slot: otherwise a process that wants to read the slot for an apply would be
+    refused meanwhile.
     """
     if peeking and not state.active:
         try:
             return _waiting(connection, feed, state)
         except SourceError as error:
-            # What cannot be sent waits as well: see `pgsieve.assets.steps.slot_consumption.unsendable`.
+            # A transaction that cannot be sent waits as well: see
+            # `pgsieve.assets.steps.slot_consumption.unsendable`.
             if not isinstance(error, LockHeldError | SlotInUseError) and not is_refusal(error):
                 raise
     return _read(connection, lake, feed, ChangeLog(lake, feed).position() or 0)
@@ -148,9 +156,9 @@ def _first_commit(lake: Lake, feed: Feed, applied: int) -> datetime | None:
 def _waiting(connection: psycopg.Connection[Any], feed: Feed, state: SlotState) -> datetime | None:
     """The time of the first transaction that waits in the slot.
 
-    The server decodes for it from the slot's restart_lsn on, which may be long before (section 49.2.2): so of the subscriptions
-    that share a slot one asks. What waits first goes on waiting until the slot is confirmed, and nothing does as long as nothing
-    is written.
+    For the answer the server decodes from the slot's restart_lsn, which may be much earlier (section 49.2.2).
+    So one of the subscriptions that share a slot asks for all. The answer stays true until the slot is
+    confirmed, or, without a waiting transaction, until something is written.
     """
     catalog, lsn = feed.with_defined(present_catalog(connection)), flushed_lsn(connection)
     names = tuple(feed.published_part(catalog).slot_publications(catalog))
@@ -181,7 +189,7 @@ def _first_waiting(
 
 
 def _read(connection: psycopg.Connection[Any], lake: Lake, feed: Feed, durable: int) -> datetime | None:
-    """Since when what another process reads may wait, at most: it commits all that has come within ten seconds."""
+    """The longest time that a transaction may have waited for another process: a reader commits within ten seconds."""
     if current_lsn(connection) <= durable or lake.local is None:
         return None
     with lake.access.refusing(path := ChangeLog(lake, feed).path):

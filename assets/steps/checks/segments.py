@@ -1,6 +1,7 @@
 """Segments of a replica that Spark reads: its rows -> the checksums of all segments, or the rows of some.
 
-Executors hash their rows a batch at a time (`pgsieve.decoding.checksums.segments`); only checksums reach the driver.
+Executors hash their rows a batch at a time (`pgsieve.decoding.checksums.segments`); only checksums reach the
+driver.
 """
 
 from collections.abc import Iterable, Iterator
@@ -13,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from pgsieve.decoding.checksums.segments import Checksums, Chosen, RowHash
 from pgsieve.resources.lake.spark_writes import numbered
 
-#: A sum of hashes is in two halves, which Spark can sum up without an overflow.
+#: A sum of hashes is in two halves, which Spark can add up without an overflow.
 _CHECKSUMS = "segment bigint, rows bigint, high bigint, low bigint"
 
 

@@ -1,8 +1,9 @@
-"""The recorded sequences of a subscription beside those of the publisher.
+"""Compares the recorded sequences of a subscription with those of the publisher.
 
-In: a subscription. Out: a `SequenceComparison` each. A publisher's sequence moves on after each refresh, as it does beside a
-subscriber of PostgreSQL 19. So a value counts as equal that is the publisher's, or was: on 19 where its page LSN is older, otherwise
-where the publisher's lies beyond it in the direction of the increment. What was not recorded, or is not published any more, differs.
+In: a subscription. Out: one `SequenceComparison` per sequence. A publisher's sequence moves on after each
+refresh, as it does with a subscriber of PostgreSQL 19. So a recorded value counts as equal if it is or was
+the publisher's value: on 19 if its page LSN is older, before 19 if the publisher's value lies beyond it in
+the direction of the increment. A sequence differs that was not recorded, or is not published any more.
 """
 
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from pgsieve.resources.postgres.sequences import SequenceValue
 
 @dataclass(frozen=True, slots=True)
 class SequenceComparison:
-    """A sequence as it was recorded and as the publisher has it; None where it is not there."""
+    """A sequence as it was recorded and as the publisher has it; None on a side that lacks it."""
 
     schema: str
     name: str
@@ -30,16 +31,16 @@ class SequenceComparison:
 
     @property
     def moved(self) -> bool:
-        """Whether the publisher's value is another one, and has moved on to it since it was recorded."""
+        """Whether the publisher's value has moved on since it was recorded."""
         if self.recorded is None or self.present is None or self.problem or self._is_same:
             return False
         before, now = self.recorded.page_lsn, self.present.page_lsn
-        # Of the values that a server takes in advance only the first is in the WAL, and moves the page's LSN.
+        # A server takes several values in advance. Only the first one is in the WAL and moves the page's LSN.
         return self._is_beyond if before is None or now is None or before == now else before < now
 
     @property
     def equal(self) -> bool:
-        """Whether the recorded value is the publisher's, or was."""
+        """Whether the recorded value is or was the publisher's."""
         return self._is_same or self.moved
 
     @property
@@ -56,15 +57,15 @@ class SequenceComparison:
 
 
 def _place(value: SequenceValue | None) -> tuple[int, bool] | None:
-    """Where a sequence stands; None where that is not known."""
+    """The last value and whether it was used; None where it is not known."""
     if value is None or value.last_value is None or value.is_called is None:
         return None
     return value.last_value, value.is_called
 
 
 def compare_sequences(subscription: Subscription, lake: Lake) -> list[SequenceComparison]:
-    """Compare what was recorded with the publisher; nothing where no sequence is published or was."""
-    # Read first: what is refreshed meanwhile would be newer than the publisher's values.
+    """Compare the recorded sequences with the publisher's; empty where none is or was published."""
+    # Read first: rows that are recorded meanwhile would be newer than the publisher's values.
     recorded = Sequences(lake, subscription.name).newest()
     feed = subscription.feed
     with feed.source.connect() as connection:

@@ -1,4 +1,4 @@
-"""What is asked for by name or by the clock: maintenance of the lake, dropping a subscription, copying again.
+"""Operations outside the four steps: maintenance of the lake, dropping a subscription, copying tables again.
 
-None of it belongs to one of the four steps.
+A user asks for them by name, or a schedule runs them.
 """

@@ -1,7 +1,7 @@
-"""Clustering of replicas: rows that are close in some columns come into the same files, so that readers can leave the others out.
+"""Clustering of replicas: rows that are close in some columns share files, so that readers can skip the others.
 
-In: the columns of a replica's layout, and its files. Out: whether the replica is to be clustered now, and a record of when that was
-done, in the subscription's state.
+In: the columns of a replica's layout, and its files. Out: whether the replica is due for clustering, and a
+record of its last clustering in the subscription's state.
 """
 
 import json
@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import Name
 
-#: Once the files that are new since have this part of a replica's bytes, all its rows are clustered again.
+#: Once the files that are new since the last clustering have this part of a replica's bytes, all its rows are
+#: clustered again.
 NEW_PART = 0.2
 
 #: When a file was written, in milliseconds, and its size.
@@ -20,23 +21,23 @@ File = tuple[int, int]
 
 @dataclass(frozen=True)
 class Clusterings:
-    """When the replicas of a subscription were clustered by which columns, and the time of the newest file of then."""
+    """For each replica, the columns of its last clustering and the time of its newest file then."""
 
     record: SubscriptionRecord
     _done: dict[Name, tuple[tuple[str, ...], int]] = field(default_factory=dict)
 
     def is_due(self, name: Name, by: Sequence[str], files: Sequence[File]) -> bool:
-        """Whether a replica of these files is to be clustered now, as it never was, by other columns, or with few of its rows."""
+        """Whether a replica of these files is due: it was never clustered, by other columns, or with few of its present rows."""
         clustered_by, until = self._kept().get(name, ((), 0))
         new = sum(size for time, size in files if time > until)
         return bool(files) and (clustered_by != tuple(by) or new >= NEW_PART * sum(size for _, size in files))
 
     def note(self, name: Name, by: Sequence[str], files: Sequence[File]) -> None:
-        """Remember that a replica has been clustered, and has these files now."""
+        """Note that a replica has been clustered, and has these files now."""
         self._done[name] = tuple(by), max((time for time, _ in files), default=0)
 
     def save(self) -> None:
-        """Record what was noted."""
+        """Record the notes."""
         if self._done:
             kept = [[*name, list(by), until] for name, (by, until) in {**self._kept(), **self._done}.items()]
             self.record.set(replace(self.record.state(), clustered=json.dumps(kept)))

@@ -1,8 +1,8 @@
 """Replicas in the catalog of the Spark session, by name: registered as they are copied, unregistered by `drop`.
 
-In: a subscription, and a template for names. Out: external Delta tables, and the publisher's comments on tables and columns in
-their Delta metadata. What is in the catalog under a name and was not registered by pgsieve is refused and left as it is. No session is
-needed where nothing is to be registered. Raises CatalogNameError.
+In: a subscription, and a template for names. Out: external Delta tables, and the publisher's comments on
+tables and columns in their Delta metadata. An existing catalog entry that pgsieve did not register is refused
+and left as it is. No session is started where nothing is to be registered. Raises CatalogNameError.
 """
 
 from collections.abc import Mapping
@@ -33,9 +33,9 @@ class Registration:
     template: str
 
     def register(self) -> tuple[str, ...]:
-        """Register the replicas that are not yet, and let comments follow; the names that are new.
+        """Register the replicas that are not registered yet, and update comments; returns the new names.
 
-        Raises CatalogNameError at a name that something else has; the other names are registered by then.
+        Raises CatalogNameError for a name that another entry has; the other names are registered by then.
         """
         name, record = self.subscription.name, Registered(self.lake, self.subscription.name)
         replicas = [s.name for s in TableStates(self.lake, name).newest().values() if _is_there(s.state)]
@@ -49,7 +49,7 @@ class Registration:
             catalog = SparkCatalog(self.lake.spark)
             taken = [each for each in missing if each not in ours and catalog.location(each) is not None]
             new = {each: path for each, path in missing.items() if each not in taken}
-            # Known to be pgsieve's before it is there: a run that dies in between registers it again.
+            # Recorded before it is registered: after a crash in between, the next run registers it again.
             record.note(list(new.items()), registered=True)
             for each, path in new.items():
                 if not is_at(catalog.location(each), path):
@@ -69,7 +69,7 @@ class Registration:
         except SPARK_ERRORS as error:
             self.lake.access.refuse_unavailable(error)
             if is_at(catalog.location(name), path):
-                return  # Another run registered it a moment before.
+                return  # Another run has registered it a moment before.
             raise CatalogNameError(
                 f'subscription "{self.subscription.name}": the catalog does not take {written(name)}: {told(error)}',
                 hint="choose other `names` in `catalog` of pgsieve.yaml; Hive takes letters, digits and underscores; and see"
@@ -82,7 +82,7 @@ class Registration:
         seen: dict[CatalogName, Name] = {}
         for table in sorted(replicas):
             each = catalog_name(self.template, self.subscription.name, *table)
-            # Catalogs fold case.
+            # Catalogs ignore case.
             other = seen.setdefault(tuple(part.lower() for part in each), table)
             if other != table:
                 raise CatalogNameError(
@@ -95,7 +95,7 @@ class Registration:
         return names
 
     def _comment(self, replicas: list[Name]) -> None:
-        """Let the comments in Delta's metadata be the publisher's."""
+        """Set the comments in Delta's metadata to the publisher's."""
         if self.lake.local is None or not replicas:
             return
         with self.subscription.feed.source.connect() as connection:
@@ -111,7 +111,10 @@ def _is_there(state: SyncState) -> bool:
 
 
 def unregister(lake: Lake, subscription: str) -> tuple[str, ...]:
-    """Take out of the catalog what pgsieve registered for a subscription and is still at its place; the names."""
+    """Remove from the catalog a subscription's names that pgsieve registered and that still have their path.
+
+    Returns the names.
+    """
     record = Registered(lake, subscription)
     if not (ours := record.names()):
         return ()

@@ -1,7 +1,7 @@
-"""What changed of a table since it was copied, and which tables a `resync` copies again.
+"""What has changed of a table since it was copied, and which tables a `resync` copies again.
 
-In: the recorded definitions and the publisher's catalog. Out: for each table its state, and its differences as
-`then → now`. As in PostgreSQL an altered row filter or publication copies nothing by itself: rows that were copied
+In: the recorded definitions and the publisher's catalog. Out: for each table its state, and its differences
+as `then → now`. As in PostgreSQL, an altered row filter or publication copies nothing by itself: copied rows
 stay (section 29.4.5). Raises PgsieveError for a table that the subscription does not replicate.
 """
 
@@ -19,7 +19,7 @@ from pgsieve.resources.postgres.source import quote
 
 @dataclass(frozen=True)
 class Outdated:
-    """A table to be copied again: its state with the reason, and what changed since it was copied."""
+    """A table to be copied again: its state with the reason, and what has changed since it was copied."""
 
     name: Name
     state: str
@@ -27,7 +27,10 @@ class Outdated:
 
 
 def tables_to_resync(subscription: Subscription, lake: Lake, names: Sequence[Name]) -> list[Outdated]:
-    """The named tables; without names those that are not ready, or were published otherwise when copied."""
+    """The named tables.
+
+    Without names, tables that are not ready or whose publication has changed since their copy.
+    """
     with subscription.feed.source.connect() as connection:
         catalog = subscription.feed.with_defined(read_catalog(connection))
     tables, states = subscription.tables(catalog), TableStates(lake, subscription.name).newest()
@@ -57,7 +60,7 @@ def _described(state: TableState | None) -> str:
 def present_changes(
     subscription: Subscription, state: TableState | None, replicated: ReplicatedTable, catalog: Catalog
 ) -> tuple[str, ...]:
-    """What is different now from when a table was copied; of one that cannot be had as it is, why not."""
+    """What has changed since a table was copied; for a table that cannot be replicated as it is, the reason."""
     try:
         return changes_since_copy(state, subscription.definition(replicated, catalog))
     except UnsupportedTypeError as error:
@@ -65,7 +68,7 @@ def present_changes(
 
 
 def changes_since_copy(state: TableState | None, now: Definition) -> tuple[str, ...]:
-    """What is different from when the table was copied, as far as that was recorded."""
+    """What has changed since the table was copied, as far as the copy recorded it."""
     if state is None or state.definition is None:
         return ()
     then = state.definition
@@ -96,7 +99,7 @@ def _columns(then: Definition, now: Definition) -> str:
 
 
 def leave_to_next_copy(subscription: Subscription, lake: Lake, names: Sequence[Name]) -> None:
-    """Have whoever reads the slot copy these tables, after the next slice."""
+    """Have the next process that reads the slot copy these tables, after the next slice."""
     states = TableStates(lake, subscription.name).newest()
     definitions = {name: states[name].definition if name in states else None for name in names}
     TableStates(lake, subscription.name).append(

@@ -1,4 +1,4 @@
-"""pgsieve's own small tables, a module each: sync states, cuts, catalogs, what is prepared, what failed.
+"""pgsieve's own small tables, one module each: sync states, cuts, catalogs, prepared transactions, failures.
 
-Each is an object that knows its path, its columns and its rows, and says who writes them.
+Each is a class that knows the table's path, columns and rows, and documents which steps write it.
 """

@@ -1,11 +1,12 @@
-"""The catalog as of a slice: what pgoutput decided by, where this process decides what a subscription gets.
+"""The catalog as of a slice: the catalog by which pgoutput would decide, where this process decides.
 
 In: a feed that captures unfiltered changes. Its catalog is recorded each time that it is found altered
-(`Catalogs.append`). A slice of which it is proven that the catalog was one all the time (`Catalogs.unaltered`,
-`Unaltered.covers`) is evaluated by that catalog (`Catalogs.of_slice`). Of any other slice the publisher itself has to say
-what it publishes: `as_published` is the feed of just that, read from the same slot before it is advanced. Its slices are
-listed before the feed's own slice is committed; one that was listed by a run that died in between is replaced by the
-longer one of the next run, which begins where it began (`AlteredSlices`).
+(`Catalogs.append`). Where one catalog is proven to hold for a whole slice (`Catalogs.unaltered`,
+`Unaltered.covers`), the slice is evaluated by that catalog (`Catalogs.of_slice`). For any other slice the
+publisher itself has to decide. `as_published` is the feed of the publisher's decisions for one subscription,
+read from the same slot before it is advanced. Its slices are listed before the feed's own slice is committed.
+After a crash in between, the next run replaces the listed slice by a longer one with the same begin
+(`AlteredSlices`).
 """
 
 import hashlib
@@ -26,10 +27,11 @@ from pgsieve.resources.postgres.alterations import Look, examined_catalog, look
 from pgsieve.resources.postgres.present_catalog import present_catalog
 from pgsieve.resources.postgres.slot import slot_state
 
-#: What decided what the publications send, from an LSN and a transaction on, and the subscriptions that the slot was read
-#: for. `known` are the relations of which that is known, `captured` is a digest of what the slot captures, and `alike` says
-#: whether that counts for older transactions, too. Of the removed rows that the server keeps `gone` were gone by then;
-#: `unsure` may have been of transactions that went on. Older lakes have the first four columns.
+#: One row per recorded catalog: it decides from `lsn` and `transaction` on, for the `subscriptions` that the
+#: slot was read for. `known` are the relations of which this is proven. `captured` is a digest of what the
+#: slot captures, and `alike` says whether that holds for older transactions too. The server keeps removed
+#: catalog rows for a while: those in `gone` were removed by transactions that had ended, those in `unsure`
+#: perhaps by transactions still in progress. Older lakes have only the first four columns.
 CATALOGS = pa.schema(
     {
         "lsn": pa.int64(),
@@ -51,9 +53,9 @@ ALTERED = pa.schema({"subscription": pa.string(), "begin": pa.int64(), "slice": 
 
 
 def read_examined(connection: psycopg.Connection[Any], feed: Feed) -> tuple[Look, Catalog]:
-    """The publisher's catalog, and a look at what in it and in pgsieve.yaml decides what the feed's subscriptions get.
+    """The publisher's catalog, and a look: what in it and in pgsieve.yaml decides what the feed's subscriptions get.
 
-    Where the publisher filters, nothing needs a look: it is empty.
+    The look is empty where the publisher filters, as it is not needed there.
     """
     if feed.filtered:
         return Look("", ""), present_catalog(connection)
@@ -85,12 +87,15 @@ def _known(feed: Feed, catalog: Catalog) -> list[int]:
 
 
 def decided_by_server(feed: Feed, subscription: str) -> bool:
-    """Whether the catalog's history tells what a subscription gets: that of pgsieve.yaml is not in the WAL."""
+    """Whether the catalog's history decides what a subscription gets; the WAL has no history of pgsieve.yaml."""
     return not feed.filtered and not feed.defined.keys() & set(feed.subscriptions[subscription])
 
 
 def as_published(feed: Feed, subscription: str) -> Feed:
-    """The feed of what the publisher itself sends to one subscription; its change log holds only the slices in which something was altered."""
+    """The feed of what the publisher itself sends to one subscription.
+
+    Its change log has only slices with an alteration.
+    """
     only = {subscription: feed.subscriptions[subscription]}
     return replace(feed, name=f"{feed.name}/as_published/{subscription}", filtered=True, subscriptions=only)
 
@@ -104,13 +109,13 @@ class Catalogs:
 
     @property
     def path(self) -> str:
-        """Where it is."""
+        """The table's path."""
         return self.lake.paths.catalogs(self.feed.name)
 
     def is_recorded(self, seen: Look) -> bool:
-        """Whether the catalog that was recorded last is the one of this look, and says all that is known by now.
+        """Whether the last recorded catalog is that of this look, and records all that is known now.
 
-        None is needed where the publisher filters.
+        True where the publisher filters, as no record is needed there.
         """
         newest = None if self.feed.filtered else self._newest()
         if newest is None or not _is_same(newest, seen):
@@ -119,14 +124,15 @@ class Catalogs:
         return not unknown or (unknown <= {*newest["unsure"]} and not _gone(newest, seen) & unknown)
 
     def unread_subscriptions(self) -> set[str]:
-        """The subscriptions that the slot was not read for when a catalog was last recorded."""
+        """The subscriptions that the slot was not yet read for when a catalog was last recorded."""
         newest = None if self.feed.filtered else self._newest()
         return set() if newest is None else self.feed.subscriptions.keys() - set(newest["subscriptions"])
 
     def append(self, lsn: int, transaction: int, seen: Look, catalog: Catalog, restart_lsn: int) -> None:
         """Record the catalog, and that the slot captures all that it publishes from `lsn` and `transaction` on.
 
-        What the slot sends next began after `restart_lsn`, and some of it maybe before another capture.
+        The next transactions that the slot sends began after `restart_lsn`, and may have begun before the
+        present capture.
         """
         newest, captured = self._newest() or {}, self._captured(catalog)
         alike = newest.get("captured") == captured and (newest["alike"] or restart_lsn >= newest["lsn"])
@@ -154,10 +160,13 @@ class Catalogs:
         return hashlib.sha256(text.encode()).hexdigest()
 
     def unaltered(self, connection: psycopg.Connection[Any], position: int) -> "Unaltered | None":
-        """What of a slice that begins at `position` is proven to be decided by one catalog; None where nothing is.
+        """What of a slice that begins at `position` is proven to be decided by one catalog.
 
-        What is altered after this was called is not found: what is read from the slot has to be older. The slot must not
-        have been confirmed beyond `position`: it keeps rows of the catalog that were removed since.
+        None where nothing is.
+
+        A later alteration than this call is not seen: the messages read from the slot have to be older. The
+        slot must not have been confirmed beyond `position`: it makes the server keep catalog rows that were
+        removed since.
         """
         if self.feed.filtered:
             return Unaltered(None, None)
@@ -169,13 +178,13 @@ class Catalogs:
         if seen.removed is None or not seen.removed <= {*newest["gone"]}:
             return None
         known = frozenset(newest["known"])
-        # What the slot sends next began after restart_lsn.
+        # The next transactions that the slot sends began after restart_lsn.
         if state.restart_lsn >= newest["lsn"]:
             return Unaltered(None, known)
         return Unaltered(newest["transaction"], known) if newest["alike"] else None
 
     def of_slice(self, end: int) -> tuple[Catalog, Sequence[str]] | None:
-        """The catalog of a slice in which nothing was altered, and the subscriptions that the slot was read for.
+        """The catalog of a slice without an alteration, and the subscriptions that the slot was read for.
 
         None where none was recorded yet.
         """
@@ -183,12 +192,12 @@ class Catalogs:
         return None if newest is None else (catalog_from_json(newest["catalog"]), newest["subscriptions"])
 
     def since(self, lsn: int) -> list[Catalog]:
-        """The catalogs that were recorded after an LSN; none where the publisher filters."""
+        """The catalogs that were recorded after an LSN; empty where the publisher filters."""
         rows = [] if self.feed.filtered else self.lake.records.rows(self.path, f"lsn > {lsn:d}")
         return [catalog_from_json(row["catalog"]) for row in rows]
 
     def newest(self) -> tuple[int, Catalog] | None:
-        """The catalog that was recorded last, and from which LSN on it counts; None where none is recorded."""
+        """The last recorded catalog, and the LSN from which it holds; None where none is recorded."""
         newest = None if self.feed.filtered else self._newest()
         return None if newest is None else (newest["lsn"], catalog_from_json(newest["catalog"]))
 
@@ -207,7 +216,7 @@ def _is_same(recorded: dict[str, Any], seen: Look) -> bool:
 
 
 def _gone(recorded: dict[str, Any], seen: Look) -> frozenset[int]:
-    """The rows that are gone for good: they were looked at before, and what went on at that time has ended."""
+    """The removed rows whose removal is final: transactions in progress at the earlier look have ended."""
     gone = {*(recorded.get("gone") or ())}
     if recorded.get("unsure") and _is_later(seen.oldest, recorded["transaction"]):
         gone.update(recorded["unsure"])
@@ -215,16 +224,17 @@ def _gone(recorded: dict[str, Any], seen: Look) -> frozenset[int]:
 
 
 def _is_later(transaction: int, than: int) -> bool:
-    """Whether an identifier is another one or a later: they are a circle (section 66.1), of which half is later."""
+    """Whether a transaction identifier is the other one or later: identifiers form a circle, half of it later (section 66.1)."""
     return (transaction - than) % 2**32 < 2**31
 
 
 @dataclass(frozen=True)
 class Unaltered:
-    """The transactions and relations of which it is proven that one catalog decided; None is all of them.
+    """The transactions and relations for which one catalog is proven to decide; None stands for all of them.
 
-    `since` is a transaction identifier: those from it on have changed nothing before the catalog was recorded.
-    pgoutput decides by the catalog as of a change, not as of its commit. A relation that is not known came and went.
+    `since` is a transaction identifier: later transactions have changed nothing before the catalog was
+    recorded. pgoutput decides by the catalog as of a change, not as of its commit. An unknown relation was
+    created and dropped in between.
     """
 
     since: int | None
@@ -232,11 +242,11 @@ class Unaltered:
 
     @property
     def is_all(self) -> bool:
-        """Whether that is all that there is: the publisher filters."""
+        """Whether it covers everything: the publisher filters."""
         return self.since is None and self.relations is None
 
     def covers(self, transactions: Iterable[int], relations: Iterable[int]) -> bool:
-        """Whether the transactions and changed relations of a slice are among them."""
+        """Whether it covers the transactions and changed relations of a slice."""
         if self.relations is not None and not self.relations.issuperset(relations):
             return False
         return self.since is None or all(_is_later(xid, self.since) for xid in transactions)
@@ -244,14 +254,14 @@ class Unaltered:
 
 @dataclass(frozen=True)
 class AlteredSlices:
-    """The table `altered` of one feed, written by slot consumption before a slice that is in it."""
+    """The table `altered` of one feed: slot consumption writes it before it commits the slice itself."""
 
     lake: Lake
     feed: Feed
 
     @property
     def path(self) -> str:
-        """Where it is."""
+        """The table's path."""
         return self.lake.paths.altered(self.feed.name)
 
     def append(self, subscription: str, begin: int, end: int) -> None:

@@ -1,6 +1,7 @@
-"""The feed's table `change_log`: the messages of its slot, and the position up to which Delta holds them.
+"""The feed's table `change_log`: the messages of its slot, and the position up to which Delta has them.
 
-Written by slot consumption, a slice per commit; maintenance deletes slices that everybody has applied.
+Slot consumption writes it, one commit per slice. Maintenance deletes slices that all subscriptions have
+applied.
 """
 
 from dataclasses import dataclass
@@ -35,17 +36,18 @@ class ChangeLog:
 
     @property
     def path(self) -> str:
-        """Where it is."""
+        """The table's path."""
         return self.lake.paths.change_log(self.feed.name)
 
     def position(self) -> int | None:
-        """The LSN up to which Delta holds the feed's changes, as its newest commit says; None before the first."""
+        """The LSN up to which Delta has the feed's changes, as its newest commit says; None before the first."""
         return self.lake.records.position(self.path)
 
     def record_position(self, position: int, after: int | None = None, base: int | None = None) -> None:
-        """Record a position with no changes before it since `after`, in a commit of its own.
+        """Record a position without changes between `after` and it, in a commit of its own.
 
-        Raises OverrunError where another process has read on from there, or written to the version `base`.
+        Raises OverrunError where another process has read on from there, or has written after the version
+        `base`.
         """
         self.lake.records.append(self.path, CHANGE_LOG.empty_table(), position, base=base, after=after)
         reach(Failpoint.POSITION_RECORDED)

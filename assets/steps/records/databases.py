@@ -1,7 +1,8 @@
-"""The database that a subscription's replicas are of: recorded with the subscription, and held against the one that is read.
+"""Records the database of a subscription's replicas, and compares it with the database that is read.
 
-In: subscriptions, and a connection to their publisher. Out: nothing. Two configurations may have one lake and one name for their
-subscriptions; the replicas of the one are then never taken for those of the other. Raises OtherDatabaseError.
+In: subscriptions, and a connection to their publisher. Out: nothing. Two configurations may use one lake and
+the same name for their subscriptions. Then neither takes the replicas of the other for its own. Raises
+OtherDatabaseError.
 """
 
 from collections.abc import Collection
@@ -18,7 +19,7 @@ from pgsieve.resources.postgres.database import Database, name_of, present_datab
 
 
 class OtherDatabaseError(PgsieveError):
-    """The replicas of a subscription are of another database than its source is."""
+    """The replicas of a subscription are of another database than its source."""
 
 
 def keep_database(connection: psycopg.Connection[Any], subscription: str, lake: Lake) -> None:
@@ -40,7 +41,7 @@ def refuse_other_database(
 def _own(
     connection: psycopg.Connection[Any], lake: Lake, subscription: str, present: Database
 ) -> SubscriptionState:
-    """The state of a subscription that has no replicas of another database: none that is still there, of this cluster."""
+    """A subscription's state; raises OtherDatabaseError where its replicas are of another database that still exists."""
     state = SubscriptionRecord(lake, subscription).state()
     if state.database in {None, str(present)} or not TableStates(lake, subscription).may_have_replicas():
         return state

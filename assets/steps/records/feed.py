@@ -1,7 +1,7 @@
 """The feed's table `feed`: what Delta has of a slot.
 
-Written by slot consumption, and by maintenance before it deletes slices. Rows tell the cluster and timeline that the
-LSNs are of, whether the slot was given up, and up to where slices are deleted; the newest row counts.
+Slot consumption writes it, and maintenance before it deletes slices. A row has the cluster and timeline of
+the LSNs, whether the slot was given up, and up to which LSN slices are deleted. The newest row counts.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from pgsieve.assets.steps.subscription import Feed
 from pgsieve.resources.lake.delta.records import in_order, version_of
 from pgsieve.resources.lake.lake import Lake
 
-#: The cluster and timeline that a feed's LSNs are of, and whether its slot was given up; the newest row counts.
+#: The cluster and timeline of a feed's LSNs, and whether its slot was given up; the newest row counts.
 FEED = pa.schema(
     {
         "at": pa.timestamp("us", "UTC"),
@@ -36,16 +36,16 @@ class FeedRecord:
 
     @property
     def path(self) -> str:
-        """Where it is."""
+        """The table's path."""
         return self.lake.paths.feed(self.feed.name)
 
     def timeline(self) -> int | None:
-        """The timeline that the feed's LSNs are of."""
+        """The timeline of the feed's LSNs."""
         timeline: int | None = self.newest().get("timeline")
         return timeline
 
     def note_timeline(self, timeline: int) -> None:
-        """Record that what is read from now on is of a timeline whose history has all that was read before."""
+        """Record a timeline for all later reads; its history has all that was read before."""
         newest = self.newest()
         if newest.get("timeline") != timeline:
             self.note_cluster(newest.get("system_identifier"), timeline, given_up=False)
@@ -55,23 +55,23 @@ class FeedRecord:
         return max((row.get("deleted_up_to") or 0 for row in self.lake.records.rows(self.path)), default=0)
 
     def note_deleted(self, upto: int) -> None:
-        """Record that slices are deleted, before they are: who is behind them, by a restored backup, lacks them."""
+        """Record that slices are deleted, before they are: a replica restored from a backup may still need them."""
         if upto > self.deleted_up_to():
             self._append({"deleted_up_to": upto})
 
     def newest(self) -> Mapping[str, Any]:
-        """The row that counts; an empty one where there is none."""
+        """The row that counts; an empty mapping without one."""
         rows = [row for row in self.lake.records.rows(self.path) if row["given_up"] is not None]
         return next(reversed(in_order(rows)), {})
 
     def counting_versions(self) -> set[int]:
-        """The versions of the rows that count: the newest of the cluster, and the one that says up to where slices are deleted."""
+        """The versions of the rows that count: the newest one, and the one that records the deleted slices."""
         rows = self.lake.records.rows(self.path)
         deleted = max(rows, key=lambda row: (row.get("deleted_up_to") or 0, version_of(row)), default={})
         return {version_of(row) for row in (self.newest(), deleted)}
 
     def note_cluster(self, identifier: str | None, timeline: int | None, *, given_up: bool) -> None:
-        """Record the cluster and timeline that LSNs are of from now on, and whether the slot was given up."""
+        """Record the cluster and timeline of all later LSNs, and whether the slot was given up."""
         self._append({"system_identifier": identifier, "timeline": timeline, "given_up": given_up})
 
     def _append(self, row: Mapping[str, Any]) -> None:

@@ -1,7 +1,8 @@
-"""Which versions pgsieve's own tables had when a cut was made: one that is earlier now was put back, and lacks what it told of.
+"""The versions of pgsieve's own tables when a cut was made: a table with an earlier version now was put back.
 
-In: a subscription and its cuts. Out: versions by table identifier; the tables that are earlier than a cut says. One that was made
-anew since has another identifier, and is none of them.
+A table that was put back lacks rows. In: a subscription and its cuts. Out: versions by table identifier; the
+tables that are earlier than a cut says. A table that was made anew has another identifier, and is not among
+them.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,17 +20,17 @@ from pgsieve.resources.lake.lake import Lake
 
 
 def of_feed(lake: Lake, feed: Feed) -> list[str]:
-    """The tables of a feed that a cut knows; its change log is known by the slot."""
+    """The tables of a feed that a cut records; the change log is checked by the slot."""
     return [each(lake, feed).path for each in (FeedRecord, Catalogs, AlteredSlices)]
 
 
 def of_subscription(lake: Lake, name: str) -> list[str]:
-    """The tables of a subscription that a cut knows, besides its table states."""
+    """The tables of a subscription that a cut records, besides its table states."""
     return [each(lake, name).path for each in (Transformed, SubscriptionRecord)]
 
 
 def present_versions(lake: Lake, subscription: Subscription) -> Mapping[str, int]:
-    """The versions that all of these tables have; nothing where only Spark tells."""
+    """The versions of all these tables; empty where only Spark can read them."""
     paths = [*of_feed(lake, subscription.feed), *of_subscription(lake, subscription.name)]
     return dict(version for _, version in _stamps(lake, paths))
 
@@ -51,13 +52,13 @@ def put_back(lake: Lake, paths: Iterable[str], cuts: Iterable[Cut | None]) -> It
 
 
 def newest_cuts(lake: Lake, feed: Feed) -> list[Cut | None]:
-    """The newest cut of each subscription of a feed; none of one whose cuts cannot be read."""
+    """The newest cut of each subscription of a feed; none for one whose cuts cannot be read."""
     cuts = list[Cut | None]()
     for name in feed.subscriptions:
         try:
             cuts.append(Cuts(lake, name).last())
         except LakeError as error:
-            reason(lake, error)  # Raises where it is not that subscription's own.
+            reason(lake, error)  # Raises where the lake itself fails.
     return cuts
 
 

@@ -1,6 +1,7 @@
-"""The table `_registered` of a subscription: which names in the catalog pgsieve has registered, so that nothing else is touched.
+"""The table `_registered` of a subscription: the names in the catalog that pgsieve has registered.
 
-Written by registration before a name is registered, and after it is unregistered; the newest row of a name counts.
+pgsieve changes only these names. Registration writes the table before it registers a name, and after it
+unregisters one. The newest row of a name counts.
 """
 
 import json
@@ -29,16 +30,16 @@ class Registered:
 
     @property
     def path(self) -> str:
-        """Where the table is."""
+        """The table's path."""
         return self.lake.paths.registered(self.subscription)
 
     def names(self) -> dict[CatalogName, str]:
-        """Each name with the path that it was registered for."""
+        """Each name with the path for which it was registered."""
         newest = {row["name"]: row for row in in_order(self.lake.records.rows(self.path))}
         return {tuple(json.loads(name)): row["path"] for name, row in newest.items() if row["registered"]}
 
     def note(self, names: Collection[tuple[CatalogName, str]], *, registered: bool) -> None:
-        """Record that names are registered for paths, or are not any more."""
+        """Record that names are registered for paths, or no longer are."""
         if names:
             now = datetime.now(UTC)
             rows = [

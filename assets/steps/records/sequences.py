@@ -1,7 +1,8 @@
 """The table `_sequences` of a subscription: the published sequences' values, as they were last read at the publisher.
 
-Written wherever the slot is read, and by `resync`, only where something is other than before. Of a sequence the newest row
-counts: that with the greatest `version`. It is not `published` where the sequence has left the publications, or is gone.
+Every reader of the slot writes it, and `resync`, only where a value has changed. The newest row of a sequence
+counts: the row with the greatest `version`. Its `published` is false where the sequence has left the
+publications, or is gone.
 """
 
 from collections.abc import Collection, Iterable
@@ -16,8 +17,8 @@ from pgsieve.resources.lake.delta.records import in_order, version_of
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.sequences import Name, SequenceValue
 
-#: `at` is when the value was read; `page_lsn` is null for servers before 19, which do not tell it. A sequence that cannot be
-#: read keeps its former value, and has a `problem`.
+#: `at` is when the value was read. `page_lsn` is null for servers before 19, which do not report it. A
+#: sequence that cannot be read keeps its former value, and has a `problem`.
 SEQUENCES = pa.schema(
     {
         "schema": pa.string(),
@@ -41,7 +42,7 @@ class Sequences:
 
     @property
     def path(self) -> str:
-        """Where it is."""
+        """The table's path."""
         return self.lake.paths.sequences(self.subscription)
 
     def version(self) -> int:
@@ -49,7 +50,7 @@ class Sequences:
         return self.lake.records.version(self.path) if self.lake.records.exists(self.path) else 0
 
     def newest(self) -> dict[Name, SequenceValue]:
-        """Each sequence that was published when it was last read."""
+        """The sequences that were published when they were last read."""
         return {
             name: SequenceValue(
                 *name, row["last_value"], row["is_called"], row["page_lsn"], problem=row["problem"]
@@ -70,7 +71,10 @@ class Sequences:
         return {(row["schema"], row["name"]): row for row in in_order(self.lake.records.rows(self.path))}
 
     def append(self, values: Collection[SequenceValue], gone: Collection[SequenceValue], base: int) -> None:
-        """Record values, and which are published no more; raises OverrunError where the table has another version than `base`."""
+        """Record values, and the sequences that are published no more.
+
+        Raises OverrunError where the table's version is not `base`.
+        """
         now = datetime.now(UTC)
         rows = [
             {
@@ -91,5 +95,5 @@ class Sequences:
 
 
 def unread_sequences(values: Iterable[SequenceValue]) -> list[str]:
-    """Those that cannot be read, and why."""
+    """The sequences that cannot be read, and why."""
     return sorted(f"sequence {quote_qualified(v.schema, v.name)}: {v.problem}" for v in values if v.problem)

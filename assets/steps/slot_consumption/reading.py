@@ -255,7 +255,7 @@ def _copied_after(lake: Lake, subscriptions: Sequence[Subscription], position: i
         try:
             states = TableStates(lake, subscription.name).newest().values()
         except LakeError as error:
-            reason(lake, error)  # Raises where the lake's table belongs to another subscription.
+            reason(lake, error)  # Raises where the lake itself fails.
         else:
             if any(state.state == SyncState.READY and state.lsn > position for state in states):
                 return True

@@ -44,8 +44,7 @@ def refresh_sequences(connection: psycopg.Connection[Any], feed: Feed, lake: Lak
         try:
             again_after_conflict(_refresh)(connection, feed, Sequences(lake, name))
         except LakeError as error:
-            # Raises where the lake's table belongs to another subscription, which reports that when it reads
-            # the table itself.
+            # Raises where the lake itself fails. A damaged table is reported by its own subscription.
             reason(lake, error)
 
 

@@ -1,4 +1,4 @@
-"""A replica's rows as its evolved table has them: Arrow batches in, the same rows with other columns out."""
+"""A replica's rows in the columns of its altered table: Arrow batches in, the same rows with other columns out."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from pgsieve.decoding.publications.evolution import Source
 
 @dataclass(frozen=True)
 class Projection:
-    """What each column becomes: a former one under its name, or a value for all rows (an array of one)."""
+    """The source of each new column: a former column's name, or one value for all rows (an array of one)."""
 
     sources: Sequence[Source]
     schema: pa.Schema
@@ -19,11 +19,11 @@ class Projection:
 
     @property
     def read(self) -> list[str]:
-        """The former columns that are read."""
+        """The former columns that have to be read."""
         return [s.former for s in self.sources if s.former is not None]
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Make the same rows with the new columns."""
+        """The same rows with the new columns."""
         columns = [
             repeated(self.values[s.column], batch.num_rows)
             if s.former is None

@@ -1,5 +1,5 @@
-"""What is refused before anything is created, and who waits for it.
+"""Finds problems of a subscription before anything is created, and decides what has to wait for each.
 
-`examination` looks at the publisher once and names every problem. `waiting` says who goes on: a problem stops its table,
-or its subscription, and nobody else.
+`examination` examines the publisher once and names every problem. `waiting` decides what continues: a problem
+stops its table, or its subscription, and nothing else.
 """

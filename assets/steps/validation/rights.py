@@ -1,7 +1,8 @@
-"""What the role of a source lacks, asked of the publisher before anything is made.
+"""The rights that the role of a source lacks, asked of the publisher before anything is created.
 
-In: a session of the role, and the tables that it has to copy. Out: an error for each right that is missing, in PostgreSQL's
-words, with the GRANT in the hint (section 29.11, *Security*, of its manual). Superusers lack nothing.
+In: a session of the role, and the tables that it has to copy. Out: an error for each missing right, in
+PostgreSQL's words, with the GRANT in the hint (section 29.11, *Security*, of its manual). Superusers lack
+nothing.
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,13 +17,13 @@ from pgsieve.decoding.wording import counted
 
 _DENIED = "42501"
 
-#: rds_replication is what Amazon grants in place of the attribute.
+#: rds_replication is the role that Amazon RDS grants instead of the attribute.
 _REPLICATES = """
 select current_user, rolsuper or rolreplication or exists (
     select from pg_roles granted where granted.rolname = 'rds_replication' and pg_has_role(granted.oid, 'usage'))
 from pg_roles where rolname = current_user
 """
-#: What other sessions may be there at once, without those that are kept for superusers and their like.
+#: The limits on sessions for this role, without the connections reserved for superusers and the like.
 _LIMITS = """
 select r.rolname, d.datname, case when r.rolsuper then -1 else r.rolconnlimit end,
        case when r.rolsuper then -1 else d.datconnlimit end,
@@ -30,13 +31,13 @@ select r.rolname, d.datname, case when r.rolsuper then -1 else r.rolconnlimit en
          - coalesce(current_setting('reserved_connections', true)::int, 0)
   from pg_roles r, pg_database d where r.rolname = current_user and d.datname = current_database()
 """
-#: The sessions that `run` and `check` have at once, and those of a first copy of some tables on a machine with few cores.
+#: Concurrent sessions of `run`, of `check`, and of a first copy of some tables on a machine with few cores.
 _RUN, _CHECK, _COPY = 4, 6, 8
 _READS = """
 select oid, current_user, has_schema_privilege(relnamespace, 'usage'), has_table_privilege(oid, 'select')
 from pg_class join unnest(%s::oid[]) with ordinality as listed (oid, number) using (oid) order by number
 """
-#: A role may have the right for each of the published columns alone.
+#: A role may have the right for each published column alone.
 _READS_COLUMNS = """
 select bool_and(has_column_privilege(%s::oid, name, 'select')) from unnest(%s::text[]) as name
 """
@@ -58,7 +59,7 @@ def missing_rights(
     yield from _too_few_sessions(connection)
     told = set[str]()
     for _, error in _denied(connection, tables):
-        if error.message not in told:  # That of a schema each of its tables has.
+        if error.message not in told:  # A missing right on the schema concerns each of its tables.
             told.add(error.message)
             yield error
 
@@ -92,7 +93,7 @@ def _too_few_sessions(connection: psycopg.Connection[Any]) -> Iterator[PgsieveEr
 def unreadable(
     connection: psycopg.Connection[Any], tables: Iterable[ReplicatedTable]
 ) -> dict[tuple[str, str], PgsieveError]:
-    """Which of some tables the session's role may not select from, each with the first right that is missing."""
+    """The tables from which the session's role may not select, each with the first missing right."""
     problems: dict[tuple[str, str], PgsieveError] = {}
     for table, error in _denied(connection, tables):
         problems.setdefault((table.schema, table.name), error)

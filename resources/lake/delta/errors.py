@@ -136,7 +136,7 @@ class RefusedTableError(LakeError):
 
 
 #: What is wrong with a table whose newest entries are gone.
-PUT_BACK = "somebody has put it back to an earlier version"
+PUT_BACK = "it was put back to an earlier version"
 
 
 def damaged(path: str, what: str) -> DamagedTableError:

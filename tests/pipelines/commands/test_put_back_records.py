@@ -30,7 +30,7 @@ def test_newest_entries_that_are_gone_are_damage_until_a_resync(shop: Shop) -> N
         code, output = shop.cli("run")
         said = " ".join(output.split())
         assert code == 2, output
-        assert f'"{table}": somebody has put it back to an earlier version' in said
+        assert f'"{table}": it was put back to an earlier version' in said
         assert "`pgsieve resync`" in said
         # Of a subscription's own the others hear nothing.
         assert shop.ids("two", "stock")[-1] == (number if table.parent == one else 5), output
