@@ -1,7 +1,8 @@
-"""Reading ahead: a thread makes the next items while the caller works with those that came before.
+"""Prefetching: a thread makes the next items while the caller works with earlier ones.
 
-In: an iterator, and how many items may wait. Out: the same items in the same order. It pays where both sides spend their time without
-Python's lock: what a database sends is received while what came before is written as Parquet.
+In: an iterator, and how many items may wait. Out: the same items in the same order. It pays where both sides
+spend their time outside of Python's lock: a database's data is received while earlier data is written as
+Parquet.
 """
 
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -15,7 +16,7 @@ T = TypeVar("T")
 
 
 class _End:
-    """The last thing that is said: the items have ended, or what ended them."""
+    """The last entry of the queue: the items have ended, or failed with an error."""
 
     def __init__(self, error: BaseException | None = None) -> None:
         self.error = error
@@ -23,10 +24,10 @@ class _End:
 
 @contextmanager
 def ahead(items: Iterable[T], most: int = 2, stop: Callable[[], None] | None = None) -> Iterator[Iterator[T]]:
-    """The items, of which up to `most` are made before they are asked for; raises what making them raises.
+    """The items; a thread makes up to `most` of them in advance. Errors of the iterator are raised here.
 
-    With the block the thread has ended: whoever leaves early waits for the item that is being made, and no other is. `stop` is
-    called again and again meanwhile, to have it made no further.
+    The thread ends with the block. A caller that leaves early waits for the item in progress, and no further
+    one is made. Meanwhile `stop` is called again and again to cancel that item.
     """
     made, left = Queue[T | _End](most), Event()
 
@@ -41,7 +42,7 @@ def ahead(items: Iterable[T], most: int = 2, stop: Callable[[], None] | None = N
         else:
             made.put(_End())
         finally:
-            # What it holds open ends with the thread, and not when nobody knows of it any more.
+            # Its open resources are closed with the thread, not at some garbage collection.
             if isinstance(items, Generator):
                 items.close()
 
@@ -58,7 +59,7 @@ def ahead(items: Iterable[T], most: int = 2, stop: Callable[[], None] | None = N
     finally:
         left.set()
         while thread.is_alive():
-            # It may wait for room.
+            # The thread may be waiting for room in the queue.
             while not made.empty():
                 made.get()
             thread.join(0.01)

@@ -1,4 +1,4 @@
-"""Commands need no pandas and no Polars, which libraries import where they are installed, to know their data frames if they meet one."""
+"""Keeps libraries from importing pandas and Polars, which pgsieve's commands do not need."""
 
 import sys
 
@@ -6,19 +6,22 @@ import pyarrow as pa
 
 
 class _Hidden:
-    """Finds neither of them."""
+    """An import finder that reports both as missing."""
 
     def find_spec(self, name: str, *_: object) -> None:
-        """See importlib.abc.MetaPathFinder; raises ModuleNotFoundError for what is hidden, and leaves the rest to others."""
+        """See importlib.abc.MetaPathFinder.
+
+        Raises ModuleNotFoundError for a hidden module, and leaves others to the next finder.
+        """
         if name in {"pandas", "polars"}:
             raise ModuleNotFoundError(f"{name} is not looked for", name=name)
 
 
 def spare_data_frames() -> None:
-    """Have pyarrow and ADBC look for pandas and Polars now, and find none: with both they take half a second.
+    """Have pyarrow and ADBC look for pandas and Polars now, and find none: their imports take half a second.
 
-    For a process of one's own. Who imports one of them later has it; pyarrow takes a Series for any other sequence until it has to make
-    a data frame.
+    It is meant for pgsieve's own processes. A later import of either library still works. Until pyarrow has
+    to make a data frame, it takes a Series for any other sequence.
     """
     hidden = _Hidden()
     sys.meta_path.insert(0, hidden)

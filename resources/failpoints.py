@@ -1,9 +1,9 @@
 """Failpoints: one name per durable step, where a test ends the process or makes it fail.
 
 `PGSIEVE_FAILPOINT=slot_created` ends a process with SIGKILL when it reaches that point for the first time,
-`slot_created:3` at the third; without the variable a point costs one comparison. `slot_created!` raises an OSError
-there instead, as if the answer of the write before it had been lost. Executors inherit the variable, so a point that
-they reach ends one of them. What the next run does is in ARCHITECTURE.md, "When a run dies".
+`slot_created:3` at the third time. Without the variable a point costs one comparison. `slot_created!` raises
+an OSError there instead, as if the answer to the write before it were lost. Executors inherit the variable,
+so a point that they reach ends one of them. ARCHITECTURE.md, "When a run dies", says what the next run does.
 """
 
 import errno
@@ -45,7 +45,7 @@ _reached: Counter[str] = Counter()
 
 
 def reach(point: Failpoint) -> None:
-    """End the process here if the environment says so: killed, without a chance to clean up; or raise OSError."""
+    """End the process here if the environment says so, by SIGKILL without any cleanup; or raise OSError."""
     wanted = os.environ.get(VARIABLE)
     if wanted is None:
         return

@@ -1,13 +1,17 @@
-"""Into how many parts work is cut: as its bytes ask for, and so that whoever runs parts beside each other shares it evenly.
+"""The number of parts that work is divided into: by its bytes, and so that parallel workers share it evenly.
 
-In: bytes, the most that one part should have, and how many parts are run at a time. Out: a number. Raises nothing.
+In: bytes, the most that one part should have, and how many parts run at a time. Out: a number. Raises
+nothing.
 """
 
-#: So many bytes are worth a part of their own.
+#: This many bytes are worth a part of their own.
 LEAST_BYTES = 4 * 1024 * 1024
 
 
 def number_of_parts(size: int, most: int, beside: int) -> int:
-    """How many parts `size` bytes make, of at most `most` each; a multiple of `beside`, where the parts are not too small for that."""
+    """The number of parts of at most `most` bytes each.
+
+    A multiple of `beside`, unless parts would become too small.
+    """
     shared = max(1, min(beside, size // LEAST_BYTES))
     return -(-max(1, -(-size // most)) // shared) * shared

@@ -1,11 +1,11 @@
-"""Passwords that no message may show: which ones there are, and other programs' messages without any piece of them.
+"""Keeps passwords out of messages, also out of the messages of other programs.
 
-In: connection strings and passwords as they are used (`remember`), and texts that libpq, ADBC, Spark or a server wrote.
-Out: the texts without fragments of passwords (`concealed`). Raises nothing.
+In: connection strings and passwords as they are used (`remember`), and texts that libpq, ADBC, Spark or a
+server wrote. Out: the texts without fragments of passwords (`concealed`). Raises nothing.
 
-libpq may read a conninfo differently from what its author meant: of `postgresql://me:pass@word@db/shop` it
-takes `word@db` for the host, and says that there is no such host. So what counts as secret in a URI is all between
-the user's name and the last @.
+libpq may read a conninfo differently from what its author meant. In `postgresql://me:pass@word@db/shop` it
+takes `word@db` for the host, and reports that there is no such host. So everything in a URI between the
+user's name and the last @ counts as secret.
 """
 
 import re
@@ -15,9 +15,9 @@ from urllib.parse import unquote
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
-#: So many characters of a password in a row are never shown.
+#: No text shows this many characters of a password in a row.
 FRAGMENT = 4
-#: How many passwords are remembered: a command makes a new one for each connection.
+#: How many passwords are remembered: a password command makes a new one for each connection.
 _REMEMBERED = 64
 
 _KEYWORDS = ("password", "sslpassword", "oauth_client_secret")
@@ -28,14 +28,14 @@ _secrets: deque[str] = deque(maxlen=_REMEMBERED)
 
 
 def remember(*secrets: str | None) -> None:
-    """Have no text show these from here on, in this process."""
+    """Keep these secrets out of all later texts of this process."""
     for secret in secrets:
         if secret and secret not in _secrets:
             _secrets.append(secret)
 
 
 def remember_those_of(conninfo: str) -> None:
-    """Have no text show the passwords of a connection string, also where libpq takes it for something else."""
+    """Remember the passwords of a connection string, also where libpq reads them as something else."""
     try:
         parsed = conninfo_to_dict(conninfo)
     except psycopg.Error:
@@ -46,9 +46,9 @@ def remember_those_of(conninfo: str) -> None:
 
 
 def concealed(text: str) -> str:
-    """The text without any four characters in a row of a password that is remembered, nor a shorter password."""
+    """The text without any four characters in a row of a remembered password, and without any shorter password."""
     secret_at = [False] * len(text)
-    for secret in tuple(_secrets):  # other threads may connect meanwhile
+    for secret in tuple(_secrets):  # Other threads may connect meanwhile.
         for begin, end in _occurrences(text, secret):
             secret_at[begin:end] = [True] * (end - begin)
     runs = re.finditer("1+|0+", "".join("01"[is_secret] for is_secret in secret_at))
@@ -57,7 +57,7 @@ def concealed(text: str) -> str:
 
 def _occurrences(text: str, secret: str) -> list[tuple[int, int]]:
     if len(secret) < FRAGMENT:
-        # Also a part of many words: only as a word of its own.
+        # A short password is also a part of many words: it counts only as a word of its own.
         return [m.span() for m in re.finditer(rf"(?<!\w){re.escape(secret)}(?!\w)", text)]
     fragments = {secret[at : at + FRAGMENT] for at in range(len(secret) - FRAGMENT + 1)}
     places = range(len(text) - FRAGMENT + 1)

@@ -1,7 +1,7 @@
-"""The temporary folder of a process: its user's alone, and gone after the process, however that ended.
+"""The temporary folder of a process: readable by its user alone, and removed after the process, however that ends.
 
-In: where temporary files are kept. Out: a folder of mode 0700, made once a process. It is locked as long as the process
-lives, and each process that makes one removes those of its user that are not locked any more.
+In: the place for temporary files. Out: a folder of mode 0700, created once a process. It is locked as long as
+the process lives. Each process that creates one removes its user's folders that are no longer locked.
 """
 
 import atexit
@@ -18,7 +18,10 @@ _NAME = "pgsieve-{user}-"
 
 
 def private_folder(base: str | None = None) -> Path:
-    """The folder of this process, below `base` or where temporary files are kept. Raises OSError where none can be made."""
+    """The folder of this process, below `base` or the default place.
+
+    Raises OSError where none can be created.
+    """
     return _made(base or tempfile.gettempdir(), os.getpid())
 
 
@@ -29,7 +32,7 @@ def _made(base: str, _process: int) -> Path:
     _remove_left(Path(base), prefix)
     while True:
         folder = Path(tempfile.mkdtemp(prefix=prefix, dir=base))
-        # Another process may take it for one that was left, before it is locked.
+        # Another process may take it for an abandoned one before it is locked.
         if (lock := _locked(folder)) is not None:
             break
     atexit.register(_remove, folder, lock, os.getpid())
@@ -53,7 +56,7 @@ def _locked(folder: Path) -> int | None:
 
 
 def _remove_left(base: Path, prefix: str) -> None:
-    """Remove what processes of this user left that have ended."""
+    """Remove the folders of this user's processes that have ended."""
     for folder in base.glob(f"{prefix}*"):
         if (lock := _locked(folder)) is not None:
             shutil.rmtree(folder, ignore_errors=True)
@@ -61,7 +64,7 @@ def _remove_left(base: Path, prefix: str) -> None:
 
 
 def _remove(folder: Path, lock: int, process: int) -> None:
-    """Remove the folder of this process; a process that was forked leaves it."""
+    """Remove the folder of this process; a forked process leaves it."""
     if os.getpid() == process:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(lock)

@@ -1,4 +1,4 @@
-"""Processes that this one starts, and how they end with it."""
+"""Child processes of this one, and how they end with it."""
 
 import ctypes
 import signal
@@ -6,11 +6,11 @@ import sys
 
 #: prctl(2): the signal that a process gets when its parent ends.
 _PR_SET_PDEATHSIG = 1
-#: Found before a process is forked, between which and its exec little may be done.
+#: Loaded before a fork: between a fork and its exec little may be done.
 _SYSTEM = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 def end_with_parent() -> None:
-    """Have the system send SIGTERM to this process when its parent ends, also where that one is killed (Linux: prctl(2))."""
+    """Have the system send SIGTERM to this process when its parent ends, even by SIGKILL (Linux: prctl(2))."""
     if _SYSTEM:
         _SYSTEM.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,6 +1,6 @@
 """Messages that have to wait, on disk once they are many: Arrow batches in, the same batches out.
 
-Each number, that of a transaction for example, has a temporary file of its own, which is in memory up to
+Each number, such as a transaction's, has a temporary file of its own, which is in memory up to
 `MEMORY_BYTES`. PostgreSQL's apply worker does the same with streamed transactions
 (src/backend/replication/logical/worker.c).
 """
@@ -44,7 +44,7 @@ class FileSpool:
         file.writer.write_batch(messages)
 
     def read(self, number: int) -> Iterator[pa.RecordBatch]:
-        """Return the messages under a number; until all are read, nothing may be appended to them."""
+        """The messages under a number; nothing may be appended to them until all are read."""
         file = self._files.get(number)
         if file is None:
             return
@@ -52,13 +52,13 @@ class FileSpool:
         yield from pa.ipc.open_stream(file.content)
 
     def drop(self, number: int) -> None:
-        """Forget the messages under a number, if there are any."""
+        """Remove the messages under a number, if there are any."""
         file = self._files.pop(number, None)
         if file is not None:
             file.content.close()
 
     def close(self) -> None:
-        """Forget everything."""
+        """Remove all messages."""
         for number in list(self._files):
             self.drop(number)
 

@@ -1,8 +1,11 @@
-"""OpenTelemetry traces, where its SDK is installed and somebody says where they go; nothing otherwise.
+"""OpenTelemetry traces, where its SDK is installed and its environment variables name an exporter.
 
-In: what is done, as blocks. Out: spans, sent by OpenTelemetry's own exporters as its variables say (OTEL_EXPORTER_OTLP_…,
-OTEL_TRACES_EXPORTER, OTEL_SERVICE_NAME, OTEL_SDK_DISABLED). Without these variables nothing is imported. Names of tables and
-numbers are attributes; values are not. Raises PgsieveError where traces are asked for and the package is not there.
+Nothing otherwise.
+
+In: operations, as blocks. Out: spans, sent by OpenTelemetry's own exporters as its variables say
+(OTEL_EXPORTER_OTLP_…, OTEL_TRACES_EXPORTER, OTEL_SERVICE_NAME, OTEL_SDK_DISABLED). Without these variables
+nothing is imported. Names of tables and numbers are attributes; values are not. Raises PgsieveError where
+traces are requested and the package is missing.
 """
 
 import os
@@ -20,7 +23,7 @@ _ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT
 
 
 def _exporter_name(environ: Mapping[str, str] = os.environ) -> str | None:
-    """Which exporter the variables ask for; None for none."""
+    """The exporter that the variables request; None for none."""
     if environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return None
     default = "otlp" if any(environ.get(name) for name in _ENDPOINTS) else "none"
@@ -30,7 +33,7 @@ def _exporter_name(environ: Mapping[str, str] = os.environ) -> str | None:
 
 @cache
 def _tracer() -> "Tracer | None":
-    """The tracer of this process; one that the program around pgsieve has set up is used as it is."""
+    """The tracer of this process; one that the surrounding program has set up is used as it is."""
     name = _exporter_name()
     if name is None:
         return None
@@ -64,7 +67,10 @@ def is_traced() -> bool:
 
 @contextmanager
 def span(name: str, **attributes: str | float | bool) -> Iterator[None]:
-    """A block as a span within the one that is open; an error ends it as failed, named by its class alone."""
+    """A block as a span within the open one.
+
+    An error ends the span as failed, named by the error's class alone.
+    """
     tracer = _tracer()
     if tracer is None:
         yield
@@ -84,7 +90,7 @@ def span(name: str, **attributes: str | float | bool) -> Iterator[None]:
 def finished_span(
     name: str, started: float, ended: float, *, failed: bool = False, **attributes: str
 ) -> None:
-    """A span of something that has ended, by its times as time.time gives them."""
+    """A span of something that has ended, with its times as time.time returns them."""
     tracer = _tracer()
     if tracer is None:
         return

@@ -1,7 +1,8 @@
-"""What a step's work is called in Spark's UI, and what it took: who ran it, how many tasks and bytes, how long.
+"""The names of a step's work in Spark's UI, and its costs: engine, tasks, bytes and seconds.
 
-In: blocks of the steps, and what ran their parts. Out: jobs of Spark with a group and a description, and a `Work`. Both
-belong to a thread's context; who goes on in other threads takes a copy of it there.
+In: blocks of the steps, and the engines that ran their parts. Out: Spark jobs with a group and a description,
+and a `Work`. Both belong to a thread's context; code that continues in other threads takes a copy of it
+there.
 """
 
 from collections.abc import Iterator
@@ -14,14 +15,14 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-#: The thread that asked, for what is few.
+#: The calling thread, for small work.
 DRIVER = "driver"
 _NOTED = Lock()
 
 
 @dataclass
 class Work:
-    """What some work took; `engines` are those that ran it, `tasks` the parts that they were given, `bytes` what these wrote."""
+    """The costs of some work: the `engines` that ran it, the `tasks` that they ran, and the `bytes` that these wrote."""
 
     engines: set[str] = field(default_factory=set)
     tasks: int = 0
@@ -30,11 +31,11 @@ class Work:
 
     @property
     def engine(self) -> str:
-        """Who ran it; nobody had to where the driver found nothing to do."""
+        """The engines that ran it; none was needed where the driver found nothing to do."""
         return " + ".join(sorted(self.engines)) or DRIVER
 
     def add(self, other: "Work") -> None:
-        """Count other work as well."""
+        """Add the costs of other work."""
         with _NOTED:
             self.engines |= other.engines
             self.tasks += other.tasks
@@ -48,7 +49,7 @@ _CALLED: ContextVar[tuple[str, str] | None] = ContextVar("called", default=None)
 
 @contextmanager
 def measured() -> Iterator[Work]:
-    """What the work within the block takes."""
+    """The costs of the work within the block."""
     work, began = Work(), monotonic()
     token = _MEASURED.set((*_MEASURED.get(), work))
     try:
@@ -59,14 +60,14 @@ def measured() -> Iterator[Work]:
 
 
 def note(engine: str, tasks: int, size: int) -> None:
-    """Count so many tasks of an engine, which wrote so many bytes, to the work that is measured."""
+    """Add tasks of an engine, and the bytes that they wrote, to the work that is measured."""
     for work in _MEASURED.get():
         work.add(Work({engine}, tasks, size))
 
 
 @contextmanager
 def called(owner: str, what: str) -> Iterator[None]:
-    """Have Spark's UI call the jobs of the block `owner: what`, and group those of an owner."""
+    """Have Spark's UI name the jobs of the block `owner: what`, and group the jobs of an owner."""
     token = _CALLED.set((owner, f"{owner}: {what}"))
     try:
         yield
@@ -75,9 +76,9 @@ def called(owner: str, what: str) -> Iterator[None]:
 
 
 def named_here(session: SparkSession) -> SparkSession:
-    """The session, whose next jobs of this thread are called as the block says.
+    """The session; the next jobs of this thread have the block's name.
 
-    Spark Connect knows no description: there a tag says the same, in which no comma may be.
+    Spark Connect has no job descriptions: there a tag has the name, which may contain no comma.
     """
     if (name := _CALLED.get()) is None:
         return session
@@ -92,7 +93,7 @@ def named_here(session: SparkSession) -> SparkSession:
 
 
 def engine_of(session: Any) -> str:
-    """What a session's work is told as: never its address, which may have a secret."""
+    """The name of a session's engine: never its address, which may contain a secret."""
     if not isinstance(session, SparkSession):
         return "Spark Connect"
     master = session.conf.get("spark.master", "") or ""

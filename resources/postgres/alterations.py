@@ -1,15 +1,17 @@
-"""Whether anything was altered that decides what publications send: two queries, fast enough for every slice.
+"""Finds alterations of whatever decides what publications send: two queries, fast enough for every slice.
 
-In: a connection to the publisher, and the names of publications. Out: a `Look` at them, at the tables they publish, at
-the partition trees these are in, at their columns, names and identities, and at the library by which their row
-filters know the case of letters; and the catalog as of a look (`examined_catalog`). An encoding that is not UTF8 counts,
-too: catalogs recorded by earlier versions lack it. pgoutput decides by the catalog as of a change (get_rel_sync_entry() in
-src/backend/replication/pgoutput/pgoutput.c). Where nothing was altered between two looks, that is one catalog.
+In: a connection to the publisher, and the names of publications. Out: a `Look` at the publications, the
+tables they publish, the partition trees of these, their columns, names and identities, and the library that
+changes the case of letters in their row filters; and the catalog as of a look (`examined_catalog`). An
+encoding other than UTF8 counts too, as catalogs recorded by earlier versions lack it. pgoutput decides by the
+catalog as of a change (get_rel_sync_entry() in src/backend/replication/pgoutput/pgoutput.c). Two equal looks
+prove that this catalog was the same between them.
 
-A row that was written anew has another xmin. So an alteration that was undone shows as long as its row is there. Rows
-that came and went show in the indexes (`pgsieve.resources.postgres.removed_rows`). Of pg_class the digest has columns, not
-xmin: TRUNCATE and VACUUM FULL write its rows anew, and alter nothing. ATTACH and DETACH write them, too. So their xmin
-counts where a row of pg_inherits was removed. Tables that are in no publication do not count.
+A row that is written again has another xmin. So an alteration that was undone is visible as long as its row
+exists. Rows that were inserted and deleted in between are visible in the indexes
+(`pgsieve.resources.postgres.removed_rows`). For pg_class the digest has columns instead of xmin, because
+TRUNCATE and VACUUM FULL write its rows again and alter nothing. ATTACH and DETACH write them too. So xmin
+counts there where a row of pg_inherits was removed. Tables that are in no publication do not count.
 """
 
 from collections.abc import Sequence
@@ -24,7 +26,8 @@ from pgsieve.resources.postgres.present_catalog import present_catalog
 from pgsieve.resources.postgres.removed_rows import removed_oids, removed_rows
 from pgsieve.resources.postgres.source import literal
 
-#: What decides: publications, what they list, and the partition trees of that and of what a slot captures.
+#: What decides: publications, the tables they list, and the partition trees of these and of the captured
+#: tables.
 _TREE = """
 with recursive published as (
   select oid, xmin, pubname, puballtables, p::text as definition from pg_publication p where pubname = any(%s)
@@ -77,8 +80,9 @@ select (select count(*) || ' ' || sum(hashtextextended(entry, 0)) from entries e
 _SCHEMAS = """schemas as (
   select s.oid, s.xmin, s.pnnspid as nspid from pg_publication_namespace s join published p on p.oid = s.pnpubid
 )"""
-#: Of row filters that go by the case of letters, and generated columns that they may read: the server and library that
-#: know letters. The functions are lower, upper, initcap and those of ~*, !~*, ~~* and !~~* (pg_proc.dat).
+#: For row filters that depend on the case of letters, and the generated columns that they may read: the
+#: server and the library that know letters. The functions are lower, upper, initcap and those of ~*, !~*, ~~*
+#: and !~~* (pg_proc.dat).
 _LETTERS = r"""union all
   select concat_ws(' ', 'letters', current_setting('server_version_num'), pg_database_collation_actual_version(d.oid),
                    (select max(pg_collation_actual_version(oid)) from pg_collation where collprovider = 'c'))
@@ -92,11 +96,11 @@ _NO_SCHEMAS = "schemas as (select null::oid as oid, null::xid as xmin, null::oid
 
 @dataclass(frozen=True)
 class Look:
-    """What decides what publications send, as it was at one moment.
+    """Everything that decides what publications send, as it was at one moment.
 
-    `digest` is of the rows that are there, `relations` of the tables' own rows. `removed` are rows of publications that
-    the server still keeps and that may be gone, None where they are many; `detached` says whether there are such rows of
-    partitions. Transactions before `oldest` had ended.
+    `digest` covers the present rows, `relations` the tables' rows of pg_class. `removed` are rows of
+    publications that the server still keeps and that may be deleted, None where they are many. `detached`
+    says whether there are such rows of partitions. Transactions before `oldest` had ended.
     """
 
     digest: str
@@ -106,14 +110,14 @@ class Look:
     oldest: int = 0
 
     def is_like(self, digest: str, relations: str) -> bool:
-        """Whether an earlier look with these two was at the same rows; `removed` tells of others that came and went."""
+        """Whether an earlier look with these two saw the same rows; `removed` has rows that were there only in between."""
         return self.digest == digest and (not self.detached or self.relations == relations)
 
 
 def look(
     connection: psycopg.Connection[Any], publications: Sequence[str], capture: Sequence[str] = ()
 ) -> Look:
-    """Look at what decides what these publications send of what they list and what those of the capture list."""
+    """Look at everything that decides what these publications send of the tables listed by them and by the capture."""
     names = [list(publications), list(capture)]
     has_filters = connection.info.server_version >= 150000
     tree = _TREE.format(schemas=_SCHEMAS if has_filters else _NO_SCHEMAS)
@@ -128,7 +132,7 @@ def look(
     named = ", ".join(map(literal, publications))
     kept += [f"pg_publication where pubname in ({named})"] if publications else []
     *gone, detached = removed_rows(connection, [*kept, "pg_inherits where inhrelid > '0'::oid"])
-    if detached:  # Of whatever table; seldom of one that is published.
+    if detached:  # Of any table, rarely of a published one.
         rows = connection.execute(f"{tree} select relid::bigint from tree", names).fetchall()
         ids = literal(f"{{{','.join(str(oid) for (oid,) in rows)}}}")
         (detached,) = removed_rows(connection, [f"pg_inherits where inhrelid = any({ids}::oid[])"])
@@ -137,7 +141,7 @@ def look(
 
 
 def _removed(connection: psycopg.Connection[Any], catalogs: Sequence[str]) -> frozenset[int] | None:
-    """The rows of catalogs that may be gone, as numbers; None where they are many."""
+    """The rows of catalogs that may be deleted, as numbers; None where they are many."""
     found: set[int] = set()
     for number, catalog in enumerate(catalogs):
         oids = removed_oids(connection, catalog)
@@ -150,7 +154,7 @@ def _removed(connection: psycopg.Connection[Any], catalogs: Sequence[str]) -> fr
 def examined_catalog(
     connection: psycopg.Connection[Any], publications: Sequence[str], capture: Sequence[str] = ()
 ) -> tuple[Look, Catalog]:
-    """The catalog, and a look at just this catalog."""
+    """The catalog, and a look at exactly this catalog."""
     before = look(connection, publications, capture)
     while True:
         catalog = with_case_mappings(connection, present_catalog(connection), publications)

@@ -1,12 +1,14 @@
-"""How the publisher changes the case of letters: asked once for every character, for the row filters that need it.
+"""How the publisher changes the case of letters, for the row filters that need it.
 
-In: a connection, a catalog, and the names of publications. Out: the catalog, its tables with a `CaseMapping` for each
-collation under which one of their row filters changes case or disregards it (`with_case_mappings`). A mapping that
-cannot be had says why; whoever parses the filter refuses it. Raises what psycopg raises where the connection fails.
+The publisher is asked once for every character. In: a connection, a catalog, and the names of publications.
+Out: the catalog, its tables with a `CaseMapping` for each collation under which one of their row filters
+changes or ignores case (`with_case_mappings`). A mapping that cannot be represented has a reason, and the
+parser of the filter refuses it. Raises psycopg's error where the connection fails.
 
-Collations of libc and of the builtin provider map each character by itself (pg_locale_libc.c, pg_locale_builtin.c), but
-for the builtin PG_UNICODE_FAST. That is verified: blocks of characters have to become what their characters become,
-and a character the same between letters, before and after them. ICU's go by language and context, and are refused.
+Collations of libc and of the builtin provider map each character by itself (pg_locale_libc.c,
+pg_locale_builtin.c), except the builtin PG_UNICODE_FAST. This is verified: a block of characters has to
+become what its characters become, and a character has to become the same between, before and after letters.
+ICU's collations depend on language and context, and are refused.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -21,7 +23,7 @@ from pgsieve.decoding.row_filters.letter_case import CaseMapping, Changes, Words
 from pgsieve.resources.postgres.errors import is_passing
 from pgsieve.resources.postgres.source import quote
 
-#: Whose a collation is. A database has libc's before version 15.
+#: The provider of a collation. Before version 15 a database has libc's.
 _PROVIDER: Final = """
 select coalesce(nullif(l.collprovider, 'd'), {database})::text
   from pg_database d left join pg_collation l
@@ -29,7 +31,7 @@ select coalesce(nullif(l.collprovider, 'd'), {database})::text
  where d.datname = current_database()
 """
 _PROVIDERS: Final = ("c", "b")
-#: Every character of UTF-8 in blocks; those blocks in which one changes.
+#: Every character of UTF-8 in blocks; the result has the blocks in which one changes.
 _BLOCKS: Final = """
 select block, characters, lower(characters {collate}), upper(characters {collate}), initcap(characters {collate})
   from (select n / 4096 as block, string_agg(chr(n), '' order by n) as characters
@@ -49,7 +51,8 @@ select *
  where lowered <> array[c, 'a' || c || 'a', 'a' || c || ' ', ' ' || c || 'a']
     or uppered <> array[c, 'A' || c || 'A', 'A' || c || ' ', ' ' || c || 'A']
 """
-#: The characters after which initcap goes on with a word; how many are treated in yet another way; those that change.
+#: The characters after which initcap continues a word; how many are treated in another way still; those that
+#: change.
 _WORDS: Final = """
 select string_agg(c, '' order by n) filter (where right(outside, 1) = 'a'),
        count(*) filter (where right(outside, 1) <> right(inside, 1) or left(outside, -1) <> ' ' || alone),
@@ -61,14 +64,14 @@ select string_agg(c, '' order by n) filter (where right(outside, 1) = 'a'),
 """
 _IN_CONTEXT: Final = "it goes by what is around a character"
 
-#: What was asked in this process. A server that was started anew may have another library.
+#: The answers of this process. A restarted server may have another library.
 _ASKED: dict[tuple[Any, ...], CaseMapping] = {}
 
 
 def with_case_mappings(
     connection: psycopg.Connection[Any], catalog: Catalog, publications: Collection[str]
 ) -> Catalog:
-    """The catalog with what Spark needs for the row filters of these publications, as far as they are in it."""
+    """The catalog with the case mappings that the row filters of these publications need."""
     needed: dict[int, dict[str, bool]] = {}
     for publication in (catalog.publications[n] for n in publications if n in catalog.publications):
         for entry in publication.tables:
@@ -86,9 +89,9 @@ def with_case_mappings(
 
 
 def case_mapping(connection: psycopg.Connection[Any], collation: str, *, words: bool) -> CaseMapping:
-    """The mapping of a collation of pg_catalog, with `words` also for initcap; asked once in a process.
+    """The mapping of a collation of pg_catalog, with `words` also for initcap.
 
-    That takes the server about a second.
+    It is asked once in a process, and takes the server about a second.
     """
     version = connection.info.server_version
     row = connection.execute(
@@ -154,7 +157,7 @@ def _holds(mapping: CaseMapping, blocks: Sequence[tuple[Any, ...]]) -> bool:
 
 
 def _words(connection: psycopg.Connection[Any], collate: str) -> Words | None:
-    """What initcap does, None where it is more than `Words` can say."""
+    """What initcap does; None where `Words` cannot represent it."""
     row = connection.execute(_WORDS.format(collate=collate)).fetchone()
     assert row is not None
     members, others, changes = row

@@ -1,7 +1,8 @@
-"""A slot is confirmed: by a status update of the streaming protocol where an advance would decode much.
+"""Confirms a slot: by a status update of the streaming protocol where an advance would decode much WAL.
 
-In: a slot, the LSN up to which its changes were written, and what makes them durable. Out: the slot, which is confirmed up to there.
-Raises SlotInUseError, SourceError, and what making them durable raises: then the slot stays.
+In: a slot, the LSN up to which its changes were written, and a function that makes them durable. Out: the
+slot, confirmed up to that LSN. Raises SlotInUseError, SourceError, and the errors of that function; after an
+error the slot stays as it was.
 """
 
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from pgsieve.resources.postgres.slot import advance, slot_state
 from pgsieve.resources.postgres.source import Source
 from pgsieve.resources.postgres.stream import start_replication
 
-#: An advance that decodes less WAL than this takes about as long as a session.
+#: An advance that decodes less WAL than this takes about as long as opening a session.
 STREAMED_BYTES = 128 * 1024 * 1024
 
 
@@ -29,11 +30,12 @@ def confirm(
     options: PgoutputOptions,
     make_durable: Callable[[], None],
 ) -> None:
-    """Confirm everything that commits before `lsn`, once it is durable; a position the slot has passed is left as it is.
+    """Confirm everything that commits before `lsn`, once it is durable; the slot never moves back.
 
-    An advance decodes from restart_lsn up to there. A status update moves confirmed_flush_lsn and decodes nothing
-    (LogicalConfirmReceivedLocation() in src/backend/replication/logical/logical.c); restart_lsn stays, until `release_wal`. Where the
-    server starts no walsender, the slot is advanced; so is a failover slot, of which only an advance waits for the standbys.
+    An advance decodes from restart_lsn up to there. A status update moves confirmed_flush_lsn and decodes
+    nothing (LogicalConfirmReceivedLocation() in src/backend/replication/logical/logical.c); restart_lsn
+    stays, until `release_wal`. The slot is advanced where the server starts no walsender. A failover slot is
+    advanced too, as only an advance waits for the standbys.
     """
     state = slot_state(connection, slot)
     if state is None or state.confirmed_lsn >= lsn:

@@ -1,6 +1,6 @@
-"""Which database it is: the cluster's system identifier, and the database's OID in it, which another name leaves as it is.
+"""The identity of a database: the cluster's system identifier, and the database's OID, which a rename does not change.
 
-In: a connection. Out: a `Database`, as text where it is recorded. Raises what psycopg does.
+In: a connection. Out: a `Database`, as text where it is recorded. Raises psycopg's errors.
 
 https://www.postgresql.org/docs/18/catalog-pg-database.html
 """
@@ -22,7 +22,7 @@ class Database:
 
     @classmethod
     def of(cls, text: str) -> "Database":
-        """The database that was written as `str` does."""
+        """The database from the text that `str` made."""
         cluster, _, oid = text.partition("/")
         return cls(cluster, int(oid))
 
@@ -31,13 +31,13 @@ class Database:
 
 
 def present_database(connection: psycopg.Connection[Any]) -> Database:
-    """The database that a connection is to."""
+    """The database of a connection."""
     row = connection.execute("select oid from pg_database where datname = current_database()").fetchone()
     assert row is not None
     return Database(system_identifier(connection), row[0])
 
 
 def name_of(connection: psycopg.Connection[Any], database: Database) -> str | None:
-    """The name of a database of the cluster that a connection is to; None where there is none any more."""
+    """The present name of a database in the cluster of a connection; None where it was dropped."""
     row = connection.execute("select datname from pg_database where oid = %s", [database.oid]).fetchone()
     return row and str(row[0])

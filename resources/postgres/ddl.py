@@ -1,10 +1,11 @@
-"""DDL on a publisher, as any other client of the role would run it: with it run the event triggers that somebody made.
+"""DDL on a publisher, run as any other client of the role would run it, with the database's event triggers.
 
-In: a session, and statements whose every name is qualified. Out: they are committed together, or tried and undone. Raises
-EventTriggerError where an event trigger fails, and SourceError where the server itself refuses.
+In: a session, and statements with only qualified names. Out: they are committed together, or tried and rolled
+back. Raises EventTriggerError where an event trigger fails, and SourceError where the server itself refuses.
 
-pgsieve's sessions have PostgreSQL's own objects as their search_path; a trigger's function may count on that of the role
-(section 40, *Event Triggers*). Only superusers make event triggers, and they run for every client alike.
+pgsieve's sessions search only PostgreSQL's own objects, but a trigger's function may rely on the role's
+search_path (section 40,
+*Event Triggers*). Only superusers create event triggers, and these run for every client alike.
 """
 
 from collections.abc import Sequence
@@ -20,10 +21,11 @@ from pgsieve.resources.postgres.errors import (
 )
 from pgsieve.resources.postgres.source import quote
 
-#: Where validate only tries, it waits for nobody.
+#: `validate` only tries the statements: it does not wait for locks.
 _TRIED = "set local lock_timeout = '2s'"
 
-#: What ALTER ROLE and ALTER DATABASE set, the most particular first (process_settings() in src/backend/utils/init/postinit.c).
+#: What ALTER ROLE and ALTER DATABASE set, the most specific first (process_settings() in
+#: src/backend/utils/init/postinit.c).
 _OWN_PATH = """
 select coalesce((
     select substr(setting, length('search_path=') + 1) from pg_db_role_setting s cross join unnest(setconfig) setting
@@ -40,22 +42,22 @@ select evtname, nspname, proname from pg_event_trigger join pg_proc p on p.oid =
 
 
 class EventTriggerError(SourceError):
-    """An event trigger of the publisher's fails when pgsieve runs DDL."""
+    """An event trigger on the publisher fails when pgsieve runs DDL."""
 
 
 class UndefinedObjectError(SourceError):
-    """What a statement names is not there any more."""
+    """An object that a statement names no longer exists."""
 
 
 def own_search_path(connection: psycopg.Connection[Any]) -> str:
-    """The search_path that a session of the role has by itself."""
+    """The search_path that a session of the role has by default."""
     row = connection.execute(_OWN_PATH).fetchone()
     assert row is not None
     return str(row[0])
 
 
 def failed_trigger(connection: psycopg.Connection[Any], error: psycopg.Error) -> tuple[str, str] | None:
-    """The event trigger and its function, quoted, that an error comes from; None where it is the server's own."""
+    """The event trigger and its function, quoted, that raised an error; None where the server itself did."""
     called = [line for line in (error.diag.context or "").splitlines() if "function" in line]
     for trigger, schema, function in connection.execute(_TRIGGERS).fetchall() if called else ():
         if any(f"{function}(" in line or f"{quote(function)}(" in line for line in called):
@@ -71,7 +73,7 @@ def execute_ddl(
     *,
     tried: bool = False,
 ) -> None:
-    """Run statements in one transaction, under the role's own search_path; `tried` ones are undone at once."""
+    """Run statements in one transaction, under the role's own search_path; `tried` ones are rolled back at once."""
     path = own_search_path(connection)
     try:
         with connection.transaction(force_rollback=tried):
@@ -102,12 +104,15 @@ def execute_ddl(
 def trigger_problem(
     connection: psycopg.Connection[Any], source: str, what: str, statements: Sequence[str]
 ) -> EventTriggerError | None:
-    """The error of an event trigger that statements would fail of; they are run, and undone, where there is a trigger."""
+    """The event trigger's error that statements would raise; None without one.
+
+    They are run and rolled back, where the database has an event trigger.
+    """
     if statements and connection.execute(_TRIGGERS).fetchone() is not None:
         try:
             execute_ddl(connection, source, what, statements, tried=True)
         except EventTriggerError as error:
             return error
         except SourceError:
-            return None  # What the role may not do, another one is asked to.
+            return None  # Statements that the role may not run are left to another role.
     return None

@@ -1,11 +1,11 @@
 """A real PostgreSQL server from a wheel: for the demo, the tests and the benchmarks.
 
-In: a data directory (made when it is new) and a version. Out: a running server on 127.0.0.1 and its
+In: a data directory (created when it is new) and a version. Out: a running server on 127.0.0.1 and its
 conninfo. Raises `EmbeddedServerError` with the end of the server's log.
 
-The server trusts every local connection, so it is for data that this machine's users may see. PostgreSQL
-does not run as root: then a system user of its own runs it, and the folders above the data directory are
-opened for passage (o+x), nothing else.
+The server trusts every local connection, so it is for data that this machine's users may see. PostgreSQL does
+not run as root. As root, a separate system user runs it, and that user may pass through the folders above the
+data directory (o+x), nothing else.
 """
 
 import atexit
@@ -47,7 +47,7 @@ _SETTINGS: Mapping[str, str] = MappingProxyType(
         "log_timezone": "UTC",
     }
 )
-#: From 18 on replication origins have a limit of their own, before it was max_replication_slots.
+#: From 18 on replication origins have a limit of their own; before, it was max_replication_slots.
 _ORIGINS_SETTING_SINCE = 18
 
 _SYSTEM_USER = "pgserver"
@@ -60,8 +60,8 @@ _FAST_STOP_SECONDS = 20.0
 _IMMEDIATE_STOP_SECONDS = 10.0
 _PORT_ATTEMPTS = 5
 
-#: Starts the server, tells its pid, and stops it as soon as standard input ends. The pipe ends with this
-#: process however it ends, so that no server is left behind even by SIGKILL.
+#: Starts the server, reports its pid, and stops it as soon as standard input ends. The pipe ends with this
+#: process in any case, so even SIGKILL leaves no server behind.
 _SUPERVISOR = """
 exec 3<&0
 "$@" 3<&- >&2 &
@@ -77,15 +77,15 @@ exit "$status"
 
 
 class EmbeddedServerError(PgsieveError):
-    """The embedded server could not be made, started or used; the message has the end of its log."""
+    """The embedded server could not be created, started or used; the message has the end of its log."""
 
 
 class EmbeddedServer:
     """One PostgreSQL server of this process: `with EmbeddedServer(folder) as server: ...`.
 
-    It stops at `stop`, and at the latest when this process ends, in whatever way.
-    A server that was stopped can be started again, on the same port. `programs` is the folder of initdb and
-    postgres of another installation of that version than the wheel's.
+    It stops at `stop`, and at the latest when this process ends, even by SIGKILL. A stopped server can be
+    started again, on the same port. `programs` is the folder of initdb and postgres, where another
+    installation than the wheel's is meant.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class EmbeddedServer:
 
     @property
     def running(self) -> bool:
-        """Whether the server of this object runs now."""
+        """Whether the server of this object is running."""
         return self._supervisor is not None and self._supervisor.poll() is None
 
     def conninfo(self, **extra: str) -> str:
@@ -151,7 +151,7 @@ class EmbeddedServer:
         return make_conninfo("", **{**base, **extra})
 
     def start(self) -> Self:
-        """Make the data directory when it is new, start the server and wait until it accepts connections."""
+        """Create the data directory when it is new, start the server, and wait until it accepts connections."""
         if self.running:
             return self
         self._own_data()
@@ -176,9 +176,9 @@ class EmbeddedServer:
         return self
 
     def stop(self, *, immediate: bool = False) -> None:
-        """Stop the server and wait for its end; nothing happens when it does not run.
+        """Stop the server and wait for its end; does nothing when it is not running.
 
-        `immediate` is pg_ctl's mode of that name: no checkpoint, the next start recovers, as after a crash.
+        `immediate` is pg_ctl's mode of that name: no checkpoint, so the next start recovers as after a crash.
         """
         supervisor = self._supervisor
         if supervisor is None or self._owner != os.getpid():
@@ -190,7 +190,7 @@ class EmbeddedServer:
         if immediate:
             self._signal(signal.SIGQUIT)
         else:
-            supervisor.stdin.close()  # fast mode, through the supervisor
+            supervisor.stdin.close()  # Fast mode, through the supervisor.
         for patience, stronger in (
             (_FAST_STOP_SECONDS, signal.SIGQUIT),
             (_IMMEDIATE_STOP_SECONDS, signal.SIGKILL),
@@ -224,7 +224,7 @@ class EmbeddedServer:
                 shutil.chown(self._data, _SYSTEM_USER, _SYSTEM_USER)
             _open_passage(self._data)
             _open_passage(self._bin)
-            if not (self._bin / "postgres").stat().st_mode & stat.S_IXOTH:  # installed under a strict umask
+            if not (self._bin / "postgres").stat().st_mode & stat.S_IXOTH:  # Installed under a strict umask.
                 ensure_folder_permissions(self._bin.parent, stat.S_IROTH | stat.S_IXOTH)
         except (OSError, subprocess.SubprocessError) as error:
             raise EmbeddedServerError(f'data directory "{self._data}" cannot be used: {error}') from error
@@ -236,7 +236,7 @@ class EmbeddedServer:
         owner = self._data.stat()
         if owner.st_uid == 0:
             raise EmbeddedServerError(
-                f'data directory "{self._data}" belongs to root, as whom PostgreSQL does not run',
+                f'data directory "{self._data}" belongs to root, and PostgreSQL does not run as root',
                 hint=f"chown -R {_SYSTEM_USER} it, or choose another folder",
             )
         return {"user": owner.st_uid, "group": owner.st_gid, "extra_groups": []}
@@ -278,7 +278,7 @@ class EmbeddedServer:
             conf.write(f"include_if_exists = '{_SETTINGS_FILE}'\n")
 
     def _uninitialised(self, reason: str, naming: list[str]) -> EmbeddedServerError:
-        """The error of an initdb that failed, or could not be given a user's name."""
+        """The error of a failed initdb, also where it could get no user name."""
         user, group = os.geteuid(), os.getegid()
         return EmbeddedServerError(
             f'initdb of "{self._data}" failed: {reason}',
@@ -305,7 +305,8 @@ class EmbeddedServer:
                 stderr=log,
                 cwd=self._data,
                 env=_environment(),
-                start_new_session=True,  # a terminal's Ctrl-C is for this process, which then stops the server
+                # Ctrl-C in a terminal is for this process, which then stops the server.
+                start_new_session=True,
                 **self._account(),  # type: ignore[call-overload]
             )
         self._supervisor = supervisor
@@ -346,10 +347,11 @@ class _PortTakenError(EmbeddedServerError):
 
 
 def _naming() -> list[str]:
-    """What has a program run under a user id that has a name: nothing where this process' has one.
+    """A command prefix that gives a program a user id with a name; empty where this process' id has one.
 
-    initdb looks its user up (get_id in src/bin/initdb/initdb.c), the server does not. In a user namespace of its own the
-    program has the id of somebody who is in /etc/passwd, and what it makes belongs to the id outside (user_namespaces(7)).
+    initdb looks its user up (get_id in src/bin/initdb/initdb.c), the server does not. In a user namespace of
+    its own the program has the id of a user in /etc/passwd, and its files belong to the id outside
+    (user_namespaces(7)).
     """
     try:
         pwd.getpwuid(os.geteuid())

@@ -1,7 +1,8 @@
-"""Row filters that fail at the publisher: which table's one does, and the publication that lets its changes be read past.
+"""Row filters that fail at the publisher: which table's filter fails, and a publication that reads past its changes.
 
-In: a session, and what the slot is asked for. Out: the table's name; a publication that lists tables without a filter. Where one of the
-publications that a slot is read with has a table without a filter, none of it is evaluated (section 29.4.3). Raises SourceError.
+In: a session, and the peek that fails. Out: the table's name; a publication that lists tables without a
+filter. If one of the publications of a slot has a table without a filter, no filter of that table is
+evaluated (section 29.4.3). Raises SourceError.
 """
 
 from collections.abc import Collection, Sequence
@@ -14,16 +15,18 @@ from pgsieve.resources.postgres.capture import CREATED, as_listed, preparing
 from pgsieve.resources.postgres.ddl import execute_ddl
 from pgsieve.resources.postgres.source import literal, quote
 
-#: What pgoutput says at DEBUG3 before and after it evaluates a filter (pgoutput_row_filter() in src/backend/replication/pgoutput/pgoutput.c).
+#: pgoutput's messages at DEBUG3 before and after it evaluates a filter (pgoutput_row_filter() in
+#: src/backend/replication/pgoutput/pgoutput.c).
 _BEFORE, _AFTER = '" has row filter', "row filter evaluates to "
-#: Errors of data that sending a row raises, too: of its encoding, and of what a type's functions make of a value.
+#: Errors of data that sending a row can raise too: of its encoding, and of output functions.
 _OF_SENDING = {"22021", "22P02", "22P03", "22P05"}
 
 
 def failing_table(connection: psycopg.Connection[Any], query: str) -> str | None:
-    """The `schema.table` whose row filter fails in what a peek reads; None where that is not certain.
+    """The `schema.table` whose row filter fails in a peek; None where that is not certain.
 
-    After one evaluation of a change it may be the filter of its other row that fails, or what is sent next: that one has other errors.
+    After one evaluation for a change, the failure may come from the filter on its other row, or from sending
+    the row. The latter has other SQLSTATEs.
     """
     said: list[str] = []
 
@@ -51,7 +54,10 @@ def failing_table(connection: psycopg.Connection[Any], query: str) -> str | None
 def unfiltered_statements(
     name: str, tables: Sequence[Table], publications: Sequence[Publication], catalog: Catalog
 ) -> list[str]:
-    """The SQL that has a publication list just these tables, without filters, as the publications list them; empty where it does."""
+    """The SQL that makes a publication list exactly these tables, with their column lists but without filters.
+
+    Empty where it already does.
+    """
     existing = catalog.publications.get(name)
     if existing is not None and {t.oid for t in existing.tables} == {t.oid for t in tables}:
         return []
@@ -76,7 +82,7 @@ def unfiltered_statements(
 
 
 def _entry(table: Table, publications: Sequence[Publication]) -> str:
-    """A table with the column list that it has: where publications disagree, nothing can be read."""
+    """A table with its column list: where publications disagree on it, nothing can be read."""
     lists = [entry.columns for p in publications if (entry := p.listed(table.oid)) is not None]
     if not lists or None in lists:
         return as_listed(table)
@@ -87,7 +93,7 @@ def _entry(table: Table, publications: Sequence[Publication]) -> str:
 def publish_unfiltered(
     connection: psycopg.Connection[Any], source: str, name: str, statements: Collection[str]
 ) -> None:
-    """Run such statements; raises SourceError where the role may not, or an event trigger fails."""
-    # What is written from now on is read with it.
+    """Run such statements; raises SourceError where the role lacks the right, or an event trigger fails."""
+    # The publication applies to WAL that is written from now on.
     connection.execute("set synchronous_commit = local")
     execute_ddl(connection, source, preparing(name), [*statements])

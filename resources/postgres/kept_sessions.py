@@ -1,8 +1,8 @@
-"""Sessions of publishers that are used again within a command, since a run asks many short questions.
+"""Publisher sessions that are reused within a command, since a run asks many short questions.
 
-In: conninfos. Out: sessions that are as new, one user at a time. To open one costs the server a process and its catalog caches,
-some ten milliseconds of its processor: more than most answers. One that was idle for longer than a moment is not used: a
-firewall may have forgotten it. Raises nothing.
+In: conninfos. Out: sessions as good as new, for one caller at a time. A new session costs the server a
+process and its catalog caches: some ten milliseconds of CPU, more than most answers. A session that was idle
+for more than a moment is not reused, as a firewall may have dropped it. Raises nothing.
 """
 
 import time
@@ -19,9 +19,10 @@ from psycopg.pq import TransactionStatus
 
 from pgsieve.resources.postgres.sessions import Conninfo, settle_again
 
-#: A session that was idle for longer is closed, and what more than so many are idle: a role may have a limit of sessions.
+#: A session that was idle for longer is closed, and so are idle sessions beyond this number: a role may have
+#: a limit of sessions.
 IDLE_SECONDS, MOST = 10.0, 3
-#: So long the server is waited for that is asked to end a statement.
+#: How long to wait for the server when it is asked to cancel a statement.
 CANCEL_SECONDS = 5.0
 
 _Session = psycopg.Connection[tuple[Any, ...]]
@@ -29,24 +30,24 @@ _KEPT: ContextVar["KeptSessions | None"] = ContextVar("sessions", default=None)
 
 
 class KeptSessions:
-    """Sessions that nobody uses now, the one that was used last first."""
+    """Sessions that are not in use, the last used one first."""
 
     def __init__(self) -> None:
         self._idle: dict[Conninfo, list[tuple[float, _Session]]] = defaultdict(list)
         self._lent = set[_Session]()
-        #: What gives a session that was used again the settings of a new one.
+        #: Gives a reused session the settings of a new one.
         self._settling = WeakKeyDictionary[_Session, str]()
         self._lock = Lock()
 
     def take(self, conninfo: Conninfo) -> _Session | None:
-        """A session whose settings are those of a new one; None where there is none that answers."""
+        """A session with the settings of a new one; None where none answers."""
         while True:
             with self._lock:
                 if not self._idle[conninfo]:
                     return None
                 since, session = self._idle[conninfo].pop()
             if time.monotonic() - since < IDLE_SECONDS:
-                with suppress(psycopg.Error):  # It was ended meanwhile.
+                with suppress(psycopg.Error):  # The server has ended it meanwhile.
                     self._settling[session] = settle_again(session, self._settling.get(session))
                     return session
             session.close()
@@ -67,7 +68,7 @@ class KeptSessions:
         self._give(conninfo, session)
 
     def cancel(self) -> None:
-        """Have the server end the statements that somebody waits for, maybe for ever: with an error for who waits."""
+        """Have the server cancel the statements that callers wait for, perhaps for ever: the callers get an error."""
         with self._lock:
             lent = list(self._lent)
         for session in lent:
@@ -75,7 +76,7 @@ class KeptSessions:
                 session.cancel_safe(timeout=CANCEL_SECONDS)
 
     def _give(self, conninfo: Conninfo, session: _Session) -> None:
-        """Keep a session, unless it was lost, was left amid something, or there are enough."""
+        """Keep a session, unless it was lost, is within a transaction or statement, or there are enough."""
         if not session.closed and session.info.transaction_status == TransactionStatus.IDLE:
             with self._lock:
                 if len(idle := self._idle[conninfo]) < MOST:
@@ -94,7 +95,7 @@ class KeptSessions:
 
 @contextmanager
 def sessions_kept() -> Iterator[None]:
-    """Within the block, and the same thread of work, sessions are used again."""
+    """Within the block, and the same thread of work, sessions are reused."""
     kept = KeptSessions()
     token = _KEPT.set(kept)
     try:
@@ -105,5 +106,5 @@ def sessions_kept() -> Iterator[None]:
 
 
 def kept_sessions() -> KeptSessions | None:
-    """Those of the block around; None where there is none."""
+    """The sessions of the enclosing block; None outside of one."""
     return _KEPT.get()

@@ -1,8 +1,8 @@
 """The options of the output plugin pgoutput, as a server's version knows them.
 
-In: what a subscription asks for. Out: the option names and values that START_REPLICATION and the functions
-pg_logical_slot_peek_... take (section 54.5.1; src/backend/replication/pgoutput/pgoutput.c). Raises nothing:
-what a server does not know is left out, as PostgreSQL's own subscriber does
+In: the options of a subscription. Out: the option names and values for START_REPLICATION and the functions
+pg_logical_slot_peek_... (section 54.5.1; src/backend/replication/pgoutput/pgoutput.c). Raises nothing. An
+option that a server does not know is left out, as PostgreSQL's own subscriber does
 (src/backend/replication/libpqwalreceiver/libpqwalreceiver.c).
 """
 
@@ -35,7 +35,7 @@ class PgoutputOptions:
     messages: bool = False
 
     def arguments(self, server_version: int) -> dict[str, str]:
-        """The options to send, in order; those at their default are not among them."""
+        """The options to send, in order, without those at their default."""
         protocol = protocol_version(server_version)
         streaming = "on" if self.streaming == "parallel" and protocol < 4 else self.streaming
         chosen = (

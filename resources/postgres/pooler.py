@@ -1,11 +1,11 @@
 """Connection poolers between pgsieve and a server: how they are recognised, and what they cannot do.
 
-In: a host's name, what a driver said, or two sessions. Out: which pooler it is, and whether it shares server processes among
-sessions. Nothing is raised here but what the sessions raise.
+In: a host's name, a driver's message, or two sessions. Out: which pooler it is, and whether it shares server
+processes among sessions. Raises only the errors of the sessions.
 
-A pooler in transaction mode gives each transaction another server process. Advisory locks, SET and temporary tables belong to
-a process, and pgsieve needs all three; replication needs a session of its own (section 55.4, START_REPLICATION), which most
-poolers do not let through.
+A pooler in transaction mode gives each transaction another server process. Advisory locks, SET and temporary
+tables belong to a process, and pgsieve needs all three. Replication needs a session of its own (section 55.4,
+START_REPLICATION), which most poolers do not support.
 """
 
 import re
@@ -21,7 +21,7 @@ Connect = Callable[[], AbstractContextManager[psycopg.Connection[Any]]]
 
 @dataclass(frozen=True, slots=True)
 class Pooler:
-    """A kind of pooler: its name, and what to write instead."""
+    """A kind of pooler: its name, and the remedy."""
 
     name: str
     hint: str
@@ -52,7 +52,7 @@ _UNKNOWN = Pooler(
 )
 _PGBOUNCER = Pooler("PgBouncer, or a pooler like it", _UNKNOWN.hint)
 
-#: What poolers say, and servers do not.
+#: Messages that poolers send, and servers do not.
 _WORDS: tuple[tuple[str, Pooler], ...] = (
     (r"unsupported startup parameter", _PGBOUNCER),
     (r"pgbouncer", _PGBOUNCER),
@@ -61,7 +61,7 @@ _WORDS: tuple[tuple[str, Pooler], ...] = (
 
 
 def pooler_at(host: str | None, text: str = "") -> Pooler | None:
-    """The pooler that a host's name, or what it said, tells of; None where they tell of none."""
+    """The pooler that a host's name or message indicates; None without one."""
     for pattern, pooler in _HOSTS:
         if re.search(pattern, host or "", re.IGNORECASE):
             return pooler
@@ -69,17 +69,17 @@ def pooler_at(host: str | None, text: str = "") -> Pooler | None:
 
 
 def some_pooler(host: str | None) -> Pooler:
-    """The pooler of a session of which it is known that one is there."""
+    """The pooler of a session that is known to go through one."""
     return pooler_at(host) or _UNKNOWN
 
 
 def is_pooled(connection: psycopg.Connection[Any]) -> bool:
-    """Whether the server process is another than the one that greeted: a pooler greets with a number of its own."""
+    """Whether the server process is not the one named at connection: a pooler reports a number of its own there."""
     return _process(connection) != connection.info.backend_pid
 
 
 def shares_processes(connection: psycopg.Connection[Any], connect: Connect) -> bool:
-    """Whether a second session gets the server process of this one, or takes it away: the pooler is in transaction mode."""
+    """Whether a second session gets this session's server process, or takes it: the pooler is in transaction mode."""
     before = _process(connection)
     with connect() as other, other.transaction():
         return _process(other) == before or _process(connection) != before

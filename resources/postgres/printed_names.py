@@ -1,15 +1,17 @@
-"""Names that values print: digests of the catalog's rows that the text of regclass, aclitem and the like is made of.
+"""Names that values print: digests of the catalog rows that the text of regclass, aclitem and similar types needs.
 
-A CTE list for queries of the catalog, `PRINTED_NAMES`: its relation `printed_names(kind, digest)` has a row for each kind of
-`pgsieve.decoding.values.printed_names`, and none where no column is of a type that prints names. It reads no parameter.
-Objects that come with the server cannot be renamed, but roles and schemas can. What is temporary is in nobody's values.
+`PRINTED_NAMES` is a CTE list for queries of the catalog. Its relation `printed_names(kind, digest)` has a row
+for each kind of `pgsieve.decoding.values.printed_names`, and no rows where no column has a type that prints
+names. It has no parameters. The server's own objects cannot be renamed, but roles and schemas can. Temporary
+objects are in no value.
 """
 
 from pgsieve.decoding.values.printed_names import PRINTING_TYPES
 
 _TYPES = ", ".join(map(str, sorted(PRINTING_TYPES)))
 
-#: The xmin shows a name that was altered and is back; that of a relation's row, which TRUNCATE writes anew, is its type's.
+#: The xmin shows a name that was changed and changed back. TRUNCATE rewrites a relation's row, so for
+#: relations the xmin of their type's row is used.
 PRINTED_NAMES = f"""
 printing as (
   select exists (select from pg_attribute where attrelid >= 16384 and attnum > 0 and atttypid in ({_TYPES}))

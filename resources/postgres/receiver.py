@@ -1,9 +1,9 @@
 """One connection in streaming replication: a thread of its own reads ahead, and answers the server.
 
 In: a connection on which START_REPLICATION succeeded. Out: `Received` items, Arrow batches of the messages as
-they came. The thread goes on reporting while the consumer is busy; once `buffer_bytes` wait it reads no more,
-so the server waits, too. Raises the psycopg.Error that ended the connection, and ProtocolError.
-Section 54.4, START_REPLICATION; src/backend/replication/walreceiver.c and logical/worker.c.
+they came. The thread keeps reporting while the consumer is busy. Once `buffer_bytes` wait it stops reading,
+so the server waits too. Raises the psycopg.Error that ended the connection, and ProtocolError. Section 54.4,
+START_REPLICATION; src/backend/replication/walreceiver.c and logical/worker.c.
 """
 
 import math
@@ -34,23 +34,24 @@ from pgsieve.decoding.protocol.envelope import (
     xlog_data_columns,
 )
 
-#: Where a message was written (XLogData's start of the data; 0 before a message that belongs to it), and itself.
+#: Where a message was written (XLogData's start of the data; 0 before a message that belongs to it), and the
+#: message.
 MESSAGES = pa.schema([pa.field("lsn", pa.int64()), pa.field("data", pa.binary())])
 
-#: An item comes at least so often, without messages where there are none: a consumer can go by the clock.
+#: An item comes at least this often, if need be without messages: a consumer can rely on it as a clock.
 TICK_SECONDS = 1.0
 
-#: A batch is handed over with so many bytes, or when nothing else waits so long after the last look.
+#: A batch is handed over with this many bytes, or when nothing else waits this long after the last look.
 _BATCH_BYTES = 1 << 20
 _LINGER_SECONDS = 0.02
-#: The server sends each message by itself: waiting a moment for the next ones spares both sides most wake-ups.
+#: The server sends each message by itself: a short wait for the next ones saves both sides most wake-ups.
 _COALESCE_SECONDS = 0.0005
-#: When the last read brought more than this, the next ones are there already.
+#: When the last read brought more than this, the next messages are there already.
 _FEW_BYTES = 8192
 #: How long the end of a stream may take before the connection is just closed.
 _LEAVE_SECONDS = 1.0
 
-#: Messages that end a transaction (Commit, Prepare, ...): only their LSN is the end of a record of the WAL.
+#: Messages that end a transaction (Commit, Prepare, ...): only their LSN is the end of a WAL record.
 _ENDS = np.array([*b"CPKrcp"], np.uint64)
 _POSTGRES_EPOCH_MICROS = 946_684_800_000_000  # 2000-01-01 UTC in Unix time
 
@@ -59,7 +60,8 @@ _POSTGRES_EPOCH_MICROS = 946_684_800_000_000  # 2000-01-01 UTC in Unix time
 class Received:
     """Messages (lsn, data) in order, and the server's position after them.
 
-    What commits before `position` is in this item or an earlier one, if the server sends it at all.
+    Everything that commits before `position` is in this item or an earlier one, if the server sends it at
+    all.
     """
 
     messages: pa.RecordBatch
@@ -67,9 +69,9 @@ class Received:
 
 
 class Wakeup:
-    """Ends another thread's wait: a socket pair, so that it can be waited for together with a connection.
+    """Ends another thread's wait: a socket pair, so that a thread can wait for it and a connection together.
 
-    `ring` may be called from any thread and from a signal handler; once closed it does nothing.
+    `ring` may be called from any thread and from a signal handler; after `close` it does nothing.
     """
 
     def __init__(self) -> None:
@@ -78,18 +80,18 @@ class Wakeup:
         self._rings.setblocking(False)
 
     def fileno(self) -> int:
-        """What to wait for."""
+        """The descriptor to wait for."""
         return self._waits.fileno()
 
     def ring(self) -> None:
         """End the wait, or the next one."""
         try:
             self._rings.send(b"\0")
-        except OSError:  # full: it rings already; closed: nobody waits
+        except OSError:  # Full: it rings already. Closed: no thread waits.
             return
 
     def clear(self) -> None:
-        """Forget the rings until now."""
+        """Drop the rings until now."""
         try:
             self._waits.recv(4096)
         except BlockingIOError:
@@ -102,7 +104,7 @@ class Wakeup:
 
 
 class Receiver:
-    """Receives on one connection from `start_lsn` until it is closed or cut, and reports what is confirmed."""
+    """Receives on one connection from `start_lsn` until it is closed or lost, and reports what is confirmed."""
 
     def __init__(
         self,
@@ -121,13 +123,13 @@ class Receiver:
         self._buffer_bytes = buffer_bytes
         self._status_seconds = status_seconds
         self._silence_seconds = silence_seconds
-        # Shared by the two threads; each attribute is written by one of them only.
+        # Shared by the two threads; only one of them writes each attribute.
         self._ended = False
         self._confirmed = start_lsn
         self._taken_bytes = 0
         self._handed_bytes = 0
         self._arrived: queue.SimpleQueue[Received | Exception | None] = queue.SimpleQueue()
-        # The receiving thread's own.
+        # Used only by the receiving thread.
         self._octets, self._lengths = bytearray(), array("i")
         self._position = self._handed_position = self._reported = start_lsn
         self._reported_at = self._handed_at = -math.inf
@@ -137,12 +139,12 @@ class Receiver:
         self._thread.start()
 
     def confirm(self, lsn: int) -> None:
-        """Report everything before `lsn` as flushed from now on: the slot may forget it."""
+        """Report everything before `lsn` as flushed from now on, so that the slot may drop it."""
         self._confirmed = lsn
         self._wakeup.ring()
 
     def end(self) -> None:
-        """Make the thread end soon; `items` ends then, too."""
+        """Make the thread end soon; `items` ends then too."""
         self._ended = True
         self._wakeup.ring()
 
@@ -212,13 +214,13 @@ class Receiver:
                 self._report(now)
 
     def _pause(self) -> float:
-        """For how long there is nothing to do when neither the server nor the consumer does anything."""
+        """How long there is nothing to do unless the server or the consumer does something."""
         if self._octets or self._position > self._handed_position:
             return _LINGER_SECONDS
         return max(0.0, self._reported_at + self._status_seconds - time.monotonic())
 
     def _read(self) -> int:
-        """Take all the messages that are there; their bytes."""
+        """Take all messages that have arrived; returns their bytes."""
         self._pgconn.consume_input()
         messages: list[memoryview] = []
         append, length = messages.append, 0
@@ -230,7 +232,7 @@ class Receiver:
                 self._control(message)
             else:
                 break
-        # Copied at once: thousands of small buffers that live longer would cost more than all else here.
+        # Copied at once: thousands of small long-lived buffers would cost more than everything else here.
         octets = b"".join(messages)
         if messages:
             self._octets += octets
@@ -241,7 +243,7 @@ class Receiver:
         return len(octets)
 
     def _control(self, message: memoryview) -> None:
-        """An envelope too short to hold a message: a keepalive, or one that is passed over."""
+        """A message too short for data: a keepalive, or one that is ignored."""
         self._heard_at = time.monotonic()
         envelope = decode_envelope(message)
         if isinstance(envelope, PrimaryKeepalive):
@@ -249,7 +251,7 @@ class Receiver:
             self._answer_wanted |= envelope.reply_requested
 
     def _hand_over(self) -> None:
-        """Make a batch of what is pending: Arrow separates headers and bodies, not one by one."""
+        """Make a batch of the pending messages: Arrow separates headers from bodies, all at once."""
         if not self._octets and self._position <= self._handed_position:
             return
         lsns, data = xlog_data_columns(self._octets, np.asarray(self._lengths, np.int32))
@@ -263,7 +265,7 @@ class Receiver:
         self._arrived.put(Received(batch, self._position))
 
     def _report(self, now: float) -> None:
-        """Tell the server how far this is, and ask for an answer if nothing came since the last time."""
+        """Report the position to the server, and request an answer if nothing came since the last report."""
         if now >= self._heard_at + self._silence_seconds:
             raise psycopg.OperationalError(f"the server has been silent for {self._silence_seconds:g} s")
         confirmed = self._confirmed
@@ -274,20 +276,20 @@ class Receiver:
         self._reported, self._reported_at, self._answer_wanted = confirmed, now, False
 
     def _end_of_copy(self) -> psycopg.Error:
-        """Why the server ended the stream: an error of its own, or it shuts down."""
+        """Why the server ended the stream: an error of its own, or a shutdown."""
         result = self._pgconn.get_result()
         if result is not None and result.status == ExecStatus.FATAL_ERROR:
             return psycopg.errors.error_from_result(result, self._connection.info.encoding)
         return psycopg.OperationalError("the server ended the stream")
 
     def _leave(self) -> None:
-        """End the stream from this side after a last report, and wait until the server has given the slot up."""
+        """End the stream from this side after a last report, and wait until the server has released the slot."""
         self._report(time.monotonic())
         end_copy(self._pgconn)
 
 
 def status_update(written: int, flushed: int, *, reply_requested: bool = False) -> bytes:
-    """What tells a server how far its standby is, as of now; applied is what is flushed."""
+    """A standby status update as of now; the applied position is the flushed one."""
     return encode_envelope(
         StandbyStatusUpdate(
             written=written,
@@ -300,7 +302,7 @@ def status_update(written: int, flushed: int, *, reply_requested: bool = False) 
 
 
 def end_copy(pgconn: PGconn) -> None:
-    """End a stream from this side, and wait until the server has, too: what it was sent before is done then."""
+    """End a stream from this side, and wait until the server has ended it too and has done all it was sent."""
     pgconn.put_copy_end()
     pgconn.flush()
     deadline = time.monotonic() + _LEAVE_SECONDS

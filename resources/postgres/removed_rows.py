@@ -1,13 +1,15 @@
-"""Rows of system catalogs that are gone and that the server still keeps: no query shows them, their indexes do.
+"""Deleted rows of system catalogs that the server still keeps: no query shows them, but their indexes do.
 
-In: a connection, and parts of catalogs. Out: whether an index has more entries for a part than the part has rows.
+In: a connection, and parts of catalogs. Out: whether an index has more entries for a part than the part has
+rows.
 
-A slot keeps the rows of system catalogs by which the changes are decided that it has not been confirmed for
-(catalog_xmin, section 53.19). It also keeps those that were deleted meanwhile, and those that came and went in one
-transaction. An entry of an index goes no earlier than its row (section 62.4). A bitmap index scan counts entries, and the
-heap scan above it counts rows that are there. EXPLAIN ANALYZE tells both numbers, to every role, on a standby as well.
-Equal numbers prove that nothing of the part came and went. Other numbers prove nothing: what is not committed yet, or was
-rolled back, or is kept for another reason, counts as gone, too. Which rows these are, halving tells.
+A slot keeps the system catalogs' rows that decide changes which are not confirmed yet (catalog_xmin, section
+53.19). That includes rows that were deleted meanwhile, and rows that one transaction both inserted and
+deleted. An index entry is not removed before its row (section 62.4). A bitmap index scan counts entries, and
+the heap scan above it counts present rows. EXPLAIN ANALYZE shows both numbers, to every role, on a standby as
+well. Equal numbers prove that no row of the part was inserted or deleted. Different numbers prove nothing:
+rows of uncommitted or aborted transactions, or kept for another reason, count as deleted too. Halving the
+range finds out which rows they are.
 """
 
 import json
@@ -20,18 +22,18 @@ _BITMAP_SCANS = (
     "set local enable_seqscan = off; set local enable_indexscan = off; set local enable_indexonlyscan = off;"
     " set local enable_bitmapscan = on; set local max_parallel_workers_per_gather = 0;"
 )
-#: They mark the entries whose rows no transaction and no slot needs any more, and bitmap scans pass those over.
+#: They mark entries whose rows no transaction and no slot needs any more, and bitmap scans skip those.
 _INDEX_SCANS = (
     "set local enable_seqscan = off; set local enable_indexscan = on; set local enable_indexonlyscan = on;"
     " set local enable_bitmapscan = off;"
 )
 
-#: Into so many pieces a range is cut; more rows than this are not told apart.
+#: A range is divided into this many pieces; more rows than this are not identified.
 _PIECES, _MOST = 16, 16
 
 
 def removed_rows(connection: psycopg.Connection[Any], parts: Sequence[str]) -> list[bool]:
-    """Whether rows of each part may be kept that are gone; a part is what follows FROM, by a column of an index."""
+    """Whether deleted rows of each part may still be kept; a part is what follows FROM, by an indexed column."""
     removed = _counted(connection, parts)
     if any(removed):
         _last(connection, _INDEX_SCANS + ";".join(f"select count(*) from {part}" for part in parts))
@@ -40,9 +42,10 @@ def removed_rows(connection: psycopg.Connection[Any], parts: Sequence[str]) -> l
 
 
 def removed_oids(connection: psycopg.Connection[Any], relation: str) -> list[int] | None:
-    """The object identifiers of the rows of a catalog that may be gone; None where they are many.
+    """The object identifiers of a catalog's rows that may be deleted; None where they are many.
 
-    None of them is given to another row as long as it is there (GetNewOidWithIndex() in src/backend/catalog/catalog.c).
+    While such a row is kept, its identifier is given to no other row (GetNewOidWithIndex() in
+    src/backend/catalog/catalog.c).
     """
     ranges = [range(2**32)]
     while ranges and len(ranges[0]) > 1:
@@ -66,13 +69,13 @@ def _counted(connection: psycopg.Connection[Any], parts: Sequence[str]) -> list[
     plan = _last(connection, _BITMAP_SCANS + explained)
     read = json.loads(plan) if isinstance(plan, str) else plan
     scans = list(_scans(read[0]["Plan"]))
-    if len(scans) != len(parts):  # Another plan than was asked for counts nothing.
+    if len(scans) != len(parts):  # Another plan than the intended one counts nothing.
         return [True] * len(parts)
     return scans
 
 
 def _scans(node: dict[str, Any]) -> Iterator[bool]:
-    """Of each bitmap scan of a plan, in order, whether its index has more than its heap."""
+    """For each bitmap scan of a plan, in order, whether its index has more entries than its heap has rows."""
     below = node.get("Plans", [])
     if node["Node Type"] == "Bitmap Heap Scan" and [b["Node Type"] for b in below] == ["Bitmap Index Scan"]:
         yield below[0]["Actual Rows"] != node["Actual Rows"]
@@ -81,7 +84,10 @@ def _scans(node: dict[str, Any]) -> Iterator[bool]:
 
 
 def _last(connection: psycopg.Connection[Any], statements: str) -> Any:
-    """The only value of the last statement; all are one transaction, as one message without parameters has them."""
+    """The only value of the last statement.
+
+    All statements are one transaction, as one message without parameters.
+    """
     cursor = connection.execute(statements.encode())
     while cursor.nextset():
         pass

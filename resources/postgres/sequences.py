@@ -1,7 +1,8 @@
 """The values of a publisher's sequences, as a subscriber of PostgreSQL 19 reads them (section 29.8 of its manual).
 
-In: a connection and what publications say of sequences. Out: a `SequenceValue` each, also of one that cannot be read. On 19 one
-statement reads all, by pg_get_sequence_data(); before, one lists them and others read them. Raises psycopg's errors.
+In: a connection and what publications say of sequences. Out: one `SequenceValue` each, also for a sequence
+that cannot be read. On 19 one statement reads all, by pg_get_sequence_data(). Before 19 one statement lists
+them and others read them. Raises psycopg's errors.
 """
 
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from psycopg import sql
 from pgsieve.decoding.lsn import parse_lsn
 from pgsieve.resources.postgres.texts import Texts, legibly
 
-#: What is published are the sequences that GetAllPublicationRelations() in pg_publication.c takes.
+#: The published sequences are those that GetAllPublicationRelations() in pg_publication.c takes.
 _LISTED = """
 select n.nspname::text, c.relname::text, s.seqincrement > 0, {readable}
   from pg_sequence s join pg_class c on c.oid = s.seqrelid join pg_namespace n on n.oid = c.relnamespace {data}
@@ -33,7 +34,8 @@ _BY_RIGHT = _LISTED.format(
     data="",
     published="false",
 )
-#: So many sequences are read by one statement, so often again where one was dropped before it was read.
+#: How many sequences one statement reads, and how often it is repeated when one of them was dropped
+#: meanwhile.
 _TOGETHER, _ATTEMPTS = 200, 5
 
 _FORBIDDEN = "permission denied for sequence (42501): grant SELECT on it, and USAGE on its schema"
@@ -47,7 +49,7 @@ Name = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class PublishedSequences:
-    """What the publications of a subscription say of sequences; `publications` are those of the server."""
+    """The sequences that the publications of a subscription select; `publications` are those of the server."""
 
     publications: Sequence[str]
     named: frozenset[Name] = frozenset()
@@ -56,9 +58,10 @@ class PublishedSequences:
 
 @dataclass(frozen=True, slots=True)
 class SequenceValue:
-    """A sequence's value, or the problem that it cannot be read for.
+    """A sequence's value, or the problem with reading it.
 
-    `page_lsn` is known from 19 on. `ascending` says whether its increment is positive, where the server was asked.
+    `page_lsn` is known from 19 on. `ascending` says whether its increment is positive, where the server was
+    asked.
     """
 
     schema: str
@@ -73,7 +76,10 @@ class SequenceValue:
 def read_sequences(
     connection: psycopg.Connection[Any], published: PublishedSequences
 ) -> tuple[SequenceValue, ...]:
-    """The values of the published sequences by schema and name; no statement where none can be published."""
+    """The values of the published sequences by schema and name.
+
+    Runs no statement where none can be published.
+    """
     by_function = connection.info.server_version >= 190000
     if not (by_function or published.named or published.every):
         return ()
@@ -92,7 +98,7 @@ def read_sequences(
 def _listed(
     connection: psycopg.Connection[Any], query: str, parameters: dict[str, object]
 ) -> tuple[list[tuple[Any, ...]], set[str]]:
-    """The rows of a query for names, and which of these are illegible."""
+    """The rows of a query for names, and the illegible ones among the names."""
 
     def read(as_bytes: bool) -> tuple[list[tuple[Any, ...]], set[str]]:
         with connection.transaction():
@@ -103,7 +109,7 @@ def _listed(
 
 
 def _read_at_once(connection: psycopg.Connection[Any], parameters: dict[str, object]) -> list[SequenceValue]:
-    """The values by pg_get_sequence_data(), which gives nulls where the role may not read."""
+    """The values by pg_get_sequence_data(), which returns nulls where the role may not read."""
     rows, illegible = _listed(connection, _BY_FUNCTION, parameters)
     return [
         SequenceValue(schema, name, value, called, parse_lsn(lsn), ascending=ascending)
@@ -116,7 +122,7 @@ def _read_at_once(connection: psycopg.Connection[Any], parameters: dict[str, obj
 def _read_each(
     connection: psycopg.Connection[Any], parameters: dict[str, object], attempts: int = _ATTEMPTS
 ) -> list[SequenceValue]:
-    """The values by a SELECT of each; without one where the role may not."""
+    """The values by a SELECT of each sequence; no value where the role may not read it."""
     rows, illegible = _listed(connection, _BY_RIGHT, parameters)
     readable, read = list[tuple[Any, ...]](), list[SequenceValue]()
     for schema, name, ascending, may in rows:

@@ -1,11 +1,12 @@
 """The one place that opens sessions of a publisher: with psycopg, as a walsender's client, and with ADBC.
 
 In: a `Conninfo`. Out: sessions that all have the same settings. Raises UnreadableConninfoError,
-PasswordCommandError, and what the drivers raise where there is no connection.
+PasswordCommandError, and the drivers' errors where there is no connection.
 
-Names mean PostgreSQL's own objects whatever the role's search_path is, as in its own workers (ALWAYS_SECURE_SEARCH_PATH_SQL
-in src/include/common/connect.h): a function that somebody else made in `public` would else be run with the rights of
-pgsieve's role (section 5.10.6). No session is ended for being long or idle, and a peer that is gone is noticed.
+Names mean PostgreSQL's own objects whatever the role's search_path is, as in PostgreSQL's own workers
+(ALWAYS_SECURE_SEARCH_PATH_SQL in src/include/common/connect.h). Otherwise a function that another user made
+in `public` could run with the rights of pgsieve's role (section 5.10.6). No session is ended for being long
+or idle, and a lost peer is noticed.
 """
 
 import os
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
     from adbc_driver_manager import dbapi
     from psycopg.pq.abc import PGresult
 
-#: How values are printed: as PostgreSQL's own apply worker asks for (libpqrcv_connect in
-#: src/backend/replication/libpqwalreceiver/libpqwalreceiver.c), with UTC and hex bytea beside.
+#: How values are printed: as PostgreSQL's own apply worker requests it (libpqrcv_connect in
+#: src/backend/replication/libpqwalreceiver/libpqwalreceiver.c), plus UTC and hex bytea.
 OUTPUT_SETTINGS: Mapping[str, str] = {
     "datestyle": "ISO,MDY",
     "intervalstyle": "postgres",
@@ -42,11 +43,12 @@ OUTPUT_SETTINGS: Mapping[str, str] = {
     "client_encoding": "UTF8",
 }
 
-#: Temporary tables last: left out, they would come before pg_catalog (section 19.11.1).
+#: Temporary tables come last: not listed, they would come before pg_catalog (section 19.11.1).
 _SEARCH_PATH = "pg_catalog,pg_temp"
 
-#: What a literal, a condition or a transaction means, and what a refusal does: as in a session of which nothing was set.
-#: docs/connections.md says what each does, and `tests/resources/test_settings.py` which others there are.
+#: The meaning of literals, conditions and transactions, and the effect of errors: as in a session without any
+#: own settings. docs/connections.md says what each does, and `tests/resources/test_settings.py` which others
+#: there are.
 _USUAL: Mapping[str, str] = {
     "standard_conforming_strings": "on",
     "backslash_quote": "safe_encoding",
@@ -61,7 +63,7 @@ _USUAL: Mapping[str, str] = {
     "client_min_messages": "notice",
 }
 
-#: Settings that no user's options may change. The encoding is a parameter of its own.
+#: Settings that no user's options may change. The encoding is a separate parameter.
 _PINNED = {
     **{k: v for k, v in OUTPUT_SETTINGS.items() if k != "client_encoding"},
     **_USUAL,
@@ -77,7 +79,7 @@ _TIMEOUTS: Mapping[str, int] = {
     "transaction_timeout": 170000,
 }
 
-#: A lost peer is noticed after two minutes: a firewall that forgets a connection sends nothing.
+#: A lost peer is noticed after two minutes: a firewall that drops a connection sends nothing.
 _KEEPALIVES: Mapping[str, str] = {
     "keepalives": "1",
     "keepalives_idle": "60",
@@ -86,16 +88,18 @@ _KEEPALIVES: Mapping[str, str] = {
     "tcp_user_timeout": "120000",
 }
 
-#: What reads a slot or a table sends nothing for minutes: the server looks so often whether its client is there still, or
-#: goes on for one that was killed (section 19.3.2; from 14 on, not on every platform).
+#: A session that reads a slot or a table may send nothing for minutes. The server checks this often whether
+#: its client still exists; otherwise it would continue for a killed client (section 19.3.2; from 14 on, not
+#: on every platform).
 _NOTICING = ("client_connection_check_interval", "2s")
 
-#: For what came without our options: from a service file, or through a pooler that keeps them to itself. Without a
-#: function before the path is set.
+#: For a session without our options: from a service file, or through a pooler that does not pass them on. It
+#: calls no function before the path is set.
 _SETTLED = f"set search_path = {_SEARCH_PATH};" + "".join(
     f"set {name} = '{value}';" for name, value in _PINNED.items() if name != "search_path"
 )
-#: The timeouts that this version has, switched off. What the user's own options say has the source "client", and stays.
+#: The timeouts of this version, switched off. Those in the user's own options have the source "client", and
+#: stay.
 _WITHOUT_TIMEOUTS = (
     "select name, pg_catalog.set_config(name, '0', false) from pg_catalog.pg_settings"
     f" where name in ({', '.join(repr(name) for name in _TIMEOUTS)}) and source <> 'client'"
@@ -108,7 +112,7 @@ PASSWORD_SECONDS = 30.0
 
 
 class UnreadableConninfoError(PgsieveError):
-    """A conninfo that libpq cannot read; its own words quote what it stumbled over, maybe a part of a password."""
+    """libpq cannot read the conninfo; its message quotes what it stumbled over, perhaps a part of a password."""
 
 
 class PasswordCommandError(PgsieveError):
@@ -116,10 +120,11 @@ class PasswordCommandError(PgsieveError):
 
 
 def execute(cursor: "dbapi.Cursor", query: str) -> None:
-    """Run a query of an ADBC session; what interrupts this thread cancels it, and is raised.
+    """Run a query of an ADBC session; an interrupt of this thread cancels the query, and is raised.
 
-    In the main thread the driver has SIGINT itself cancel a query, and Python never hears of it: whoever waits would take the
-    interruption for a fault of the server's, and ask again. So there another thread waits for the driver.
+    In the main thread the driver handles SIGINT itself: it cancels the query, and Python does not notice. The
+    caller would take the interrupt for a fault of the server, and ask again. So there another thread waits
+    for the driver.
     """
     if threading.current_thread() is not threading.main_thread():
         cursor.execute(query)
@@ -129,7 +134,7 @@ def execute(cursor: "dbapi.Cursor", query: str) -> None:
         try:
             running.result()
         finally:
-            while not running.done():  # One that comes before the query cancels nothing.
+            while not running.done():  # An interrupt that comes before the query cancels nothing.
                 with suppress(adbc_driver_manager.Error):
                     cursor.adbc_cancel()
                 wait([running], _LOOK_SECONDS)
@@ -137,9 +142,11 @@ def execute(cursor: "dbapi.Cursor", query: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Conninfo:
-    """How to open sessions of a database: libpq's conninfo, and where its password comes from; no repr shows them.
+    """How to open sessions of a database: libpq's conninfo, and the source of its password.
 
-    `password_command` is a program and its arguments, run for each session; no shell reads them.
+    No repr shows them.
+
+    `password_command` is a program and its arguments, run for each session without a shell.
     """
 
     text: str = field(repr=False)
@@ -147,7 +154,7 @@ class Conninfo:
     password_command: tuple[str, ...] = field(default=(), repr=False)
 
     def connect(self, **options: Any) -> psycopg.Connection[tuple[Any, ...]]:
-        """An autocommit session; `options` are psycopg's and libpq's, the latter where the conninfo has no others."""
+        """An autocommit session; `options` are psycopg's and libpq's, libpq's only where the conninfo lacks them."""
         parameters = self._parameters(options)
         connection = self._opened(parameters)
         version = connection.info.server_version
@@ -161,7 +168,8 @@ class Conninfo:
                 raise
         else:
             return connection
-        # A timeout of the role's may have been faster. A server refuses one that it does not know, and only now its version is known.
+        # One of the role's timeouts may have struck before. A server refuses timeouts that it does not know,
+        # and its version is known only now.
         connection = self._opened({**parameters, "options": switches})
         try:
             _settle(connection)
@@ -175,13 +183,13 @@ class Conninfo:
 
     @contextmanager
     def adbc(self) -> Iterator["dbapi.Connection"]:
-        """An ADBC session with a transaction begun, of what `for_executors` returned."""
+        """An ADBC session with an open transaction, from the result of `for_executors`."""
         from adbc_driver_postgresql import dbapi
 
         remember_those_of(self.text)
         password = self._password()
         secret = {} if password is None else {"password": password}
-        # The driver reads the names of all types first: one that is no text would let no session begin.
+        # The driver reads the names of all types first: an illegible one would prevent any session.
         uri = make_conninfo(self.text, client_encoding="SQL_ASCII", **secret)
         try:
             connection = dbapi.connect(uri)
@@ -195,11 +203,11 @@ class Conninfo:
             yield connection
 
     def for_executors(self, connection: psycopg.Connection[Any]) -> "Conninfo":
-        """The same where the environment (PGPASSWORD, service files) is another; the session is one of this conninfo."""
+        """A conninfo for machines with another environment (PGPASSWORD, service files), made from a session of this one."""
         parameters: dict[str, Any] = _parameters(connection)
         noticing = _NOTICING if _can_be_set(connection, *_NOTICING) else None
         parameters["options"] = self._switches(connection, connection.info.server_version, noticing)
-        # Those that libpq does not show: the password, also from a file, and that of the client's key.
+        # Parameters that libpq does not show: the password, also from a file, and that of the client's key.
         for option in connection.pgconn.info:
             if option.keyword == b"sslpassword" and option.val:
                 parameters["sslpassword"] = option.val.decode()
@@ -222,24 +230,24 @@ class Conninfo:
 
     @property
     def _user_options(self) -> str | None:
-        """The user's own."""
+        """The user's own `options`."""
         options = parameters_of(self.text).get("options")
         return str(options) if options else os.environ.get("PGOPTIONS")
 
     def _switches(
         self, connection: psycopg.Connection[Any], version: int, noticing: tuple[str, str] | None = None
     ) -> str:
-        """The options of a session like this one, all timeouts of the server's version among them."""
-        # Also of a session that the server has ended.
+        """The options of a session like this one, with all timeouts of the server's version."""
+        # Works also for a session that the server has ended.
         own = _parameters(connection).get("options") if self._has_service else self._user_options
         return _options(own, [name for name, least in _TIMEOUTS.items() if least <= version], noticing)
 
     def _parameters(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Those beside the conninfo's own."""
+        """The parameters to add to the conninfo's own."""
         own = parameters_of(self.text)
         remember_those_of(self.text)
         defaults: dict[str, Any] = {"application_name": "pgsieve", "connect_timeout": "10", **options}
-        if not self._has_service:  # What stands in a service file would not count any more.
+        if not self._has_service:  # A parameter in a service file would lose its effect.
             defaults |= _KEEPALIVES
         parameters = {k: v for k, v in defaults.items() if k not in own}
         if not self._has_service:
@@ -268,10 +276,13 @@ def parameters_of(conninfo: str) -> Mapping[str, Any]:
 
 
 def settle_again(connection: psycopg.Connection[Any], statements: str | None = None) -> str:
-    """Give a session the settings of a new one, in one round trip; raises psycopg.Error where it does not answer.
+    """Give a session the settings of a new one, in one round trip.
 
-    Returns the `statements` for the next time. The server makes rows of all its settings to tell a few, so a session is asked once for
-    the timeouts that are to be switched off: where a setting comes from does not change while its session lasts.
+    Raises psycopg.Error where it does not answer.
+
+    Returns the `statements` for the next time. To report a few settings, the server builds rows of all. So a
+    session is asked only once for the timeouts to switch off: the source of a setting does not change during
+    a session.
     """
     if statements is None:
         names = _settle(connection, "reset all;")
@@ -281,7 +292,10 @@ def settle_again(connection: psycopg.Connection[Any], statements: str | None = N
 
 
 def _settle(connection: psycopg.Connection[Any], before: str = "") -> list[str]:
-    """In one round trip of the simple protocol, the only one that a walsender speaks; the timeouts that were switched off."""
+    """Apply the settings in one round trip of the simple protocol, the only one that a walsender supports.
+
+    Returns the timeouts that were switched off.
+    """
     settled = _executed(connection, before + _SETTLED + _WITHOUT_TIMEOUTS, ExecStatus.TUPLES_OK)
     return [(settled.get_value(row, 0) or b"").decode() for row in range(settled.ntuples)]
 
@@ -294,20 +308,23 @@ def _executed(connection: psycopg.Connection[Any], statements: str, status: Exec
 
 
 def _parameters(connection: psycopg.Connection[Any]) -> dict[str, Any]:
-    """The parameters of a connection. psycopg asks for the home, which a user id without a name has not where HOME is unset."""
+    """The parameters of a connection.
+
+    psycopg asks for the home directory, which a user id without a name does not have where HOME is unset.
+    """
     if not Path(os.path.expanduser("~")).is_absolute():  # noqa: PTH111 - a Path raises where there is none
         os.environ["HOME"] = "/nonexistent"
     return dict(connection.info.get_parameters())
 
 
 def _can_be_set(connection: psycopg.Connection[Any], name: str, value: str) -> bool:
-    """Whether the server takes this value of a setting."""
+    """Whether the server accepts this value of a setting."""
     taken = connection.pgconn.exec_(f"set {name} = '{value}'; reset {name}".encode())
     return taken.status == ExecStatus.COMMAND_OK
 
 
 def _options(own: str | None, timeouts: Sequence[str], noticing: tuple[str, str] | None = None) -> str:
-    """The server's command line: of two values of a setting the later one counts."""
+    """The server's command line: the later of two values of a setting counts."""
     switches = [f"-c {name}=0" for name in timeouts]
     switches += [f"-c {'='.join(noticing)}"] if noticing else []
     pinned = [f"-c {name}={value.replace(' ', chr(92) + ' ')}" for name, value in _PINNED.items()]
@@ -315,11 +332,12 @@ def _options(own: str | None, timeouts: Sequence[str], noticing: tuple[str, str]
 
 
 def _printed(command: Sequence[str]) -> str:
-    """The first line that a command prints; nothing else of it is shown to anybody, and no argument."""
+    """The first line that a command prints; no message shows the rest of its output, or its arguments."""
     try:
         process = subprocess.Popen(  # noqa: S603 - the administrator's own, from pgsieve.yaml
             command,
-            # The system's own may lack a token that is kept out of the lake's requests (`keep_token_out`).
+            # The system's own environment may lack a token that is kept out of the lake's requests
+            # (`keep_token_out`).
             env=dict(os.environ),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -350,7 +368,7 @@ def _printed(command: Sequence[str]) -> str:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """End a command, and what it started."""
+    """End a command, and the processes that it started."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
 

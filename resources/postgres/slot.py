@@ -1,9 +1,9 @@
 """The replication slot of a source.
 
-In: a `Source`. Out: the slot's state, its messages as Arrow batches, and its
-confirmed position moved on (`advance`). A slot is read with pg_logical_slot_peek_binary_changes (section
-9.28.6) and confirmed by pg_replication_slot_advance only after what was read is durable. Raises `SlotError`
-subclasses for a slot that is missing, in use, ahead of what is durable, or invalidated.
+In: a `Source`. Out: the slot's state, its messages as Arrow batches, and its confirmed position moved on
+(`advance`). A slot is read with pg_logical_slot_peek_binary_changes (section 9.28.6). It is confirmed by
+pg_replication_slot_advance only after the messages are durable. Raises `SlotError` subclasses for a slot that
+is missing, in use, ahead of the durable position, or invalidated.
 """
 
 import logging
@@ -42,7 +42,7 @@ from pgsieve.resources.postgres.source import Source, fetched, literal, quote
 if TYPE_CHECKING:
     from adbc_driver_manager.dbapi import Cursor
 
-#: Messages come in Arrow batches of about so many bytes: a writer holds several at a time.
+#: Messages come in Arrow batches of about this many bytes: a writer has several in memory at a time.
 _BATCHES = {"adbc.postgresql.batch_size_hint_bytes": str(4 * 1024 * 1024)}
 
 
@@ -53,19 +53,19 @@ _LOGGER = logging.getLogger(__name__)
 
 
 class SlotError(SourceError):
-    """The replication slot cannot deliver what comes next."""
+    """The replication slot cannot deliver the next changes."""
 
 
 class SlotMissingError(SlotError):
-    """Delta holds progress of a slot that no longer exists."""
+    """Delta has progress of a slot that no longer exists."""
 
 
 class SlotAheadError(SlotError):
-    """The slot was confirmed past what Delta holds: changes are missing."""
+    """The slot was confirmed past Delta's position: changes are missing."""
 
 
 class ServerSetBackError(SlotError):
-    """The server has not reached what Delta holds of it: it was put back to an earlier state."""
+    """The server's WAL ends before Delta's position: the server was put back to an earlier state."""
 
 
 class SlotInvalidatedError(SlotError):
@@ -80,9 +80,9 @@ class SlotInUseError(SlotError):
 class SlotState:
     """A row of pg_replication_slots, with distances in bytes.
 
-    `lag` is the WAL between what is confirmed and the current position, `retained` the WAL that the slot keeps, `safe`
-    what may still be written before the slot can be lost; None where nothing bounds it. `invalidation` says why it was
-    invalidated, where the server tells that (from 17 on).
+    `lag` is the WAL between the confirmed and the current position. `retained` is the WAL that the slot
+    keeps. `safe` is how much WAL may still be written before the slot can be lost, None without a limit.
+    `invalidation` is the reason of its invalidation, from 17 on.
     """
 
     name: str
@@ -99,7 +99,7 @@ class SlotState:
     invalidation: str
 
 
-#: What keeps a slot from being invalidated again, by the reason (section 53.19, invalidation_reason).
+#: How to keep a slot from being invalidated again, by the reason (section 53.19, invalidation_reason).
 _AGAINST: Mapping[str, str] = {
     "wal_removed": "raise max_slot_wal_keep_size",
     "idle_timeout": "raise idle_replication_slot_timeout, or run more often",
@@ -113,8 +113,8 @@ def slot_state(connection: psycopg.Connection[Any], slot: str) -> SlotState | No
     row = connection.execute(
         "select slot_name, plugin, active, confirmed_flush_lsn::text, restart_lsn::text, coalesce(wal_status, ''),"
         " (now.lsn - confirmed_flush_lsn)::bigint, (now.lsn - restart_lsn)::bigint, safe_wal_size::bigint,"
-        " coalesce((to_jsonb(s) ->> 'two_phase')::boolean, false),"  # a column from 14 on
-        " coalesce((to_jsonb(s) ->> 'failover')::boolean, false),"  # from 17 on
+        " coalesce((to_jsonb(s) ->> 'two_phase')::boolean, false),"  # A column from 14 on.
+        " coalesce((to_jsonb(s) ->> 'failover')::boolean, false),"  # From 17 on.
         " coalesce(to_jsonb(s) ->> 'invalidation_reason', '')"
         " from pg_replication_slots s, (select case when pg_is_in_recovery() then pg_last_wal_replay_lsn()"
         " else pg_current_wal_insert_lsn() end) now(lsn) where slot_name = %s and database = current_database()",
@@ -135,7 +135,7 @@ def create_slot(
     two_phase: bool = False,
     failover: bool = False,
 ) -> int:
-    """Create the slot with pgoutput; the LSN from which it delivers."""
+    """Create the slot with pgoutput; returns the LSN from which it delivers."""
     # Not temporary, two_phase (an argument from 14 on), failover (from 17 on).
     options = f", false, {two_phase}" + ", true" * failover if two_phase or failover else ""
     if failover:
@@ -156,7 +156,7 @@ def create_slot(
 
 
 def warn_of_waiting(connection: psycopg.Connection[Any], source: str) -> None:
-    """Say that a standby makes a slot only once its primary has logged its running transactions (section 49.2.3)."""
+    """Warn that a standby creates a slot only once its primary has logged its running transactions (section 49.2.3)."""
     recovering = connection.pgconn.exec_(b"select pg_is_in_recovery()").get_value(0, 0)
     if recovering == b"t":
         _LOGGER.warning(
@@ -185,7 +185,7 @@ def enable_failover(source: Source, slot: str) -> None:
 
 
 def resynchronisation(subscriptions: Iterable[str], options: str = "") -> str:
-    """What to do about changes that are lost to these subscriptions."""
+    """What to do about changes that these subscriptions have lost."""
     commands = " and ".join(f"`pgsieve resync {name}{options}`" for name in subscriptions)
     return f"copy every table again: {commands or f'`pgsieve resync{options}` its subscriptions'}"
 
@@ -193,10 +193,10 @@ def resynchronisation(subscriptions: Iterable[str], options: str = "") -> str:
 def verify_slot(
     state: SlotState | None, source: str, slot: str, durable: int | None, subscriptions: Iterable[str] = ()
 ) -> None:
-    """Compare the slot with the LSN up to which Delta holds its changes; raises SlotError on a gap.
+    """Compare the slot with the LSN up to which Delta has its changes; raises SlotError on a gap.
 
-    A slot behind Delta is harmless: what it sends again is left out. One ahead has lost changes. `subscriptions`
-    are those that read it.
+    A slot behind Delta is harmless: changes that it sends again are left out. A slot ahead of Delta has lost
+    changes. `subscriptions` are those that read it.
     """
     resynchronise = resynchronisation(subscriptions)
     if state is None:
@@ -224,7 +224,7 @@ def verify_slot(
         raise SlotAheadError(
             f'source "{source}": replication slot "{slot}" is confirmed up to {format_lsn(state.confirmed_lsn)}, but'
             f" Delta holds its changes only up to {format_lsn(durable)}: the changes between are lost",
-            hint="another lake reads it, or somebody has advanced it or made it again: give the source a `slot` of its own; or, where"
+            hint="another lake reads it, or it was advanced or created again by hand: give the source a `slot` of its own; or, where"
             f" no other lake needs this one, {resynchronisation(subscriptions, ' --take-over')}",
             sqlstate="55006",
         )
@@ -233,12 +233,12 @@ def verify_slot(
 def refuse_set_back(
     connection: psycopg.Connection[Any], source: str, durable: int, subscriptions: Iterable[str] = ()
 ) -> None:
-    """Raise ServerSetBackError where the server's WAL ends before what Delta holds already, which was flushed WAL once.
+    """Raise ServerSetBackError where the server's WAL ends before Delta's position, which was flushed WAL before.
 
-    What it commits up to there has positions that Delta has: it would be left out. A standby says nothing: one that was started
-    again replays what it had replayed before.
+    New commits of such a server would have positions that Delta already has, and would be left out. A standby
+    is not checked: after a restart it replays what it had replayed before.
     """
-    # Asked after `durable` was read, which another process may move on.
+    # Asked after `durable` was read: another process may advance it meanwhile.
     row = connection.execute(
         "select case when not pg_is_in_recovery() then pg_current_wal_insert_lsn() end::text"
     ).fetchone()
@@ -252,7 +252,7 @@ def refuse_set_back(
         )
 
 
-#: A run that died may hold the slot until the server notices.
+#: A killed run may occupy the slot until the server notices.
 _patiently = retry(
     retry=retry_if_exception_type(psycopg.errors.ObjectInUse),
     stop=stop_after_delay(10),
@@ -267,7 +267,7 @@ def _advance(connection: psycopg.Connection[Any], slot: str, lsn: int) -> None:
 
 
 def advance(connection: psycopg.Connection[Any], source: str, slot: str, lsn: int) -> None:
-    """Confirm everything that commits before `lsn`; a position the slot has passed is left as it is."""
+    """Confirm everything that commits before `lsn`; the slot never moves back."""
     state = slot_state(connection, slot)
     if state is None or state.confirmed_lsn >= lsn:
         return
@@ -276,11 +276,12 @@ def advance(connection: psycopg.Connection[Any], source: str, slot: str, lsn: in
 
 
 def release_wal(connection: psycopg.Connection[Any], source: str, slot: str) -> None:
-    """Let the server remove the WAL before what is confirmed, as far as it can.
+    """Let the server remove as much as possible of the WAL before the confirmed position.
 
-    An advance moves restart_lsn to the first record of running transactions that it passes; only when such records
-    are passed again, confirmed by now, to the last (LogicalIncreaseRestartDecodingForSlot in
-    src/backend/replication/logical/logical.c). So the slot is advanced once more, to where it is.
+    An advance moves restart_lsn to the first record of running transactions that it passes. Only when it
+    passes such records again, with the position confirmed, it moves to the last one
+    (LogicalIncreaseRestartDecodingForSlot in src/backend/replication/logical/logical.c). So the slot is
+    advanced once more, to its own position.
     """
     state = slot_state(connection, slot)
     if state is not None:
@@ -290,14 +291,17 @@ def release_wal(connection: psycopg.Connection[Any], source: str, slot: str) -> 
 
 @contextmanager
 def refusing_slot(source: str, slot: str, what: str) -> Iterator[None]:
-    """Turn the server's refusal to do `what` to the slot into a SourceError; SlotInUseError where it is in use."""
+    """Turn the server's refusal to do `what` to the slot into a SourceError.
+
+    SlotInUseError where it is in use.
+    """
     try:
         with refusing(source, f'{what} the replication slot "{slot}"'):
             yield
     except SourceError as error:
         if error.sqlstate != "55006":
             raise
-        # The server's own words end with the number: 'replication slot "s" is active for PID 42'.
+        # The server's message ends with the number: 'replication slot "s" is active for PID 42'.
         reader = re.search(r"\d+(?=\D*$)", str(error.__cause__))
         raise SlotInUseError(
             f'source "{source}": replication slot "{slot}" is in use by another process'
@@ -309,7 +313,7 @@ def refusing_slot(source: str, slot: str, what: str) -> Iterator[None]:
 
 
 def wait_until_free(connection: psycopg.Connection[Any], slot: str) -> None:
-    """Wait until no process reads the slot: a walsender ends a moment after its client; 10 seconds at most."""
+    """Wait until no process reads the slot, 10 seconds at most: a walsender ends a moment after its client."""
     free = retry_if_result(lambda state: state is not None and state.active)
     Retrying(
         retry=free, stop=stop_after_delay(10), wait=wait_fixed(0.02), retry_error_callback=lambda _: None
@@ -338,8 +342,8 @@ def peek_query(
     """The query that reads a slot up to `upto` without confirming anything.
 
     It delivers whole transactions: those whose commit record begins before `upto`, which are exactly those
-    that pg_replication_slot_advance(slot, upto) confirms. `limit` ends it at the first commit after so
-    many messages.
+    that pg_replication_slot_advance(slot, upto) confirms. `limit` ends it at the first commit after this many
+    messages.
     """
     arguments = ", ".join(literal(o) for option in options.arguments(server_version).items() for o in option)
     return (
@@ -349,10 +353,11 @@ def peek_query(
 
 
 def _end(upto: int) -> str:
-    """Where a peek ends that is to deliver what begins before `upto`, as SQL.
+    """Where a peek has to end to deliver what begins before `upto`, as SQL.
 
-    The server reads on while a record has not ended at `upto`. Within a page's header one may have ended where the page begins, and the
-    next one, which begins after the header, would be delivered now and again later. So such a peek ends where the page begins.
+    The server reads on while a record has not ended at `upto`. Within a page's header, a record may have
+    ended where the page begins. The next record begins after the header, and would be delivered now and again
+    later. So such a peek ends where the page begins.
     """
     page = upto - upto % _LEAST_PAGE
     plain = literal(format_lsn(upto))
@@ -365,8 +370,8 @@ def _end(upto: int) -> str:
     )
 
 
-#: The least size of a page of the WAL, and the headers of a segment's first page and of others (XLogPageHeaderData in
-#: src/include/access/xlog_internal.h).
+#: The least size of a page of the WAL, and the headers of a segment's first page and of others
+#: (XLogPageHeaderData in src/include/access/xlog_internal.h).
 _LEAST_PAGE, _LONG_HEADER, _SHORT_HEADER = 1024, 40, 24
 
 
@@ -377,8 +382,9 @@ def query_without(query: str, relations: Iterable[int]) -> str:
     return f"select data from ({query}) m where get_byte(data, 0) not in ({rows}) or substring(data from 2 for 4) not in ({oids})"
 
 
-#: A database in SQL_ASCII has bytes, of which those that are no UTF-8 would end the query, whatever table they are in. The
-#: plugin converts to the encoding that the session has meanwhile (pq_sendcountedtext() in src/backend/libpq/pqformat.c).
+#: A database in SQL_ASCII may have bytes that are not UTF-8; they would end the query, whatever table they
+#: are in. The plugin converts to the encoding that the session has meanwhile (pq_sendcountedtext() in
+#: src/backend/libpq/pqformat.c).
 _UNVALIDATED = (
     "case when current_setting('server_encoding') <> 'SQL_ASCII'"
     " or set_config('client_encoding', 'SQL_ASCII', true) is not null then"
@@ -386,7 +392,7 @@ _UNVALIDATED = (
 
 
 def type_names(connection: psycopg.Connection[Any]) -> dict[int, str]:
-    """The SQL names of the types that are not built in, by oid; with their schemas, as pg_recvlogical sees them."""
+    """The SQL names of the types that are not built in, by oid, with their schemas as pg_recvlogical shows them."""
     with connection.transaction():
         connection.execute("set local search_path to ''")
         rows = connection.execute(
@@ -396,7 +402,7 @@ def type_names(connection: psycopg.Connection[Any]) -> dict[int, str]:
 
 
 def has_changes(connection: psycopg.Connection[Any], source: str, slot: str, query: str) -> bool:
-    """Whether a peek delivers anything; ends decoding at the first message where its limit is 1.
+    """Whether a peek delivers anything; with a limit of 1 decoding ends at the first message.
 
     Raises SlotInUseError or SourceError where the server refuses to read the slot.
     """
@@ -411,7 +417,7 @@ def first_message(connection: psycopg.Connection[Any], source: str, slot: str, q
 
 
 def is_refusal(error: SourceError) -> bool:
-    """Whether it may be something in the slot that the server did not send, where it lets the slot be read."""
+    """Whether the server may have failed at something in the slot, rather than at reading the slot at all."""
     return not isinstance(
         error, PassingFaultError | SourceUnreachableError | SourcePermissionError | SlotError
     )
@@ -420,7 +426,7 @@ def is_refusal(error: SourceError) -> bool:
 def refusal(connection: psycopg.Connection[Any], source: str, slot: str, query: str) -> SourceError | None:
     """Why the server cannot send something that a peek asks for; None where it can.
 
-    Nothing leaves the server. Raises what is no refusal.
+    The messages stay on the server. Raises errors that are no such refusal.
     """
     try:
         with refusing_slot(source, slot, "read"):
@@ -433,9 +439,9 @@ def refusal(connection: psycopg.Connection[Any], source: str, slot: str, query: 
 
 
 def missing_publications(refused: SourceError, asked: Sequence[str]) -> list[str]:
-    """Those of the publications asked for that were not there when what the server refuses to decode was written.
+    """The requested publications that did not exist when the WAL that the server refuses to decode was written.
 
-    Before 18 that is an error, also where the publication was made since (LoadPublications() in
+    Before 18 that is an error, also where the publication was created later (LoadPublications() in
     src/backend/replication/pgoutput/pgoutput.c reads the catalog as of the change).
     """
     cause = refused.__cause__
@@ -446,9 +452,10 @@ def missing_publications(refused: SourceError, asked: Sequence[str]) -> list[str
 def publications_then(
     asked: Sequence[str], refused: Callable[[Sequence[str]], SourceError | None]
 ) -> tuple[tuple[str, ...], SourceError | None]:
-    """Those of the publications asked for that the server decodes with, and why it sends nothing with these all the same.
+    """The requested publications with which the server decodes, and why it still sends nothing with these.
 
-    `refused` says why nothing is sent with some of them. Where none is left over, that is no reason any more.
+    `refused` says why nothing is sent with some of them. Without any publication left, there is no such
+    reason.
     """
     there, why = tuple(asked), None
     while there and (why := refused(there)) is not None and (missing := missing_publications(why, there)):
@@ -459,7 +466,10 @@ def publications_then(
 def truncated_relations(
     connection: psycopg.Connection[Any], source: str, slot: str, query: str
 ) -> list[frozenset[int]]:
-    """The relations of each TRUNCATE that a peek delivers; the rest stays on the server. Raises as `has_changes`."""
+    """The relations of each TRUNCATE that a peek delivers; the messages stay on the server.
+
+    Raises as `has_changes`.
+    """
     with refusing_slot(source, slot, "read"):
         kept = f"select data from ({query}) m where get_byte(data, 0) = {Truncate.tag}"
         rows = connection.execute(kept).fetchall()
@@ -497,13 +507,13 @@ def relations_changed(connection: psycopg.Connection[Any], source: str, slot: st
 
 
 def read_messages(conninfo: Conninfo, query: str) -> Iterator[pa.RecordBatch]:
-    """Run a peek and yield its Arrow batches (data), with nothing held in memory; for executors, too."""
+    """Run a peek and yield its Arrow batches (data), without collecting them; executors use it too."""
     with conninfo.adbc() as connection, connection.cursor() as cursor:
         yield from batches_of(cursor, query)
 
 
 def batches_of(cursor: "Cursor", query: str) -> Iterator[pa.RecordBatch]:
-    """The same in a session that there is."""
+    """The same in an existing session."""
     cursor.adbc_statement.set_options(**_BATCHES)
     execute(cursor, query)
     for batch in fetched(cursor):

@@ -1,8 +1,9 @@
-"""A temporary copy of a slot: a second session reads the later part of what the slot holds, beside the first.
+"""A temporary copy of a slot: a second session reads the later part of the slot in parallel with the first.
 
-In: a slot that nobody moves meanwhile, an LSN, and a peek. Out: the messages of what commits from there on. A slot is read by one
-session at a time, which decodes on one core. A copy of it begins where the slot is (pg_copy_logical_replication_slot, section 9.28.6).
-Moved to the LSN, for which the server decodes without output, it is read like any slot. It ends with its session.
+In: a slot that no process moves meanwhile, an LSN, and a peek. Out: the messages of what commits from there
+on. One session at a time reads a slot, and decodes on one core. A copy begins where the slot is
+(pg_copy_logical_replication_slot, section 9.28.6). It is advanced to the LSN, for which the server decodes
+without output, and then read like any slot. It ends with its session.
 """
 
 import uuid
@@ -22,16 +23,20 @@ from pgsieve.resources.postgres.source import literal
 if TYPE_CHECKING:
     from adbc_driver_manager.dbapi import Cursor
 
-#: With fewer slots to spare none is copied: somebody else's, or the snapshot of a table, would be refused for it.
+#: With fewer spare slots none is copied: another client's slot, or a table's snapshot, would be refused
+#: instead.
 _SPARE_SLOTS = 2
 
 
 class CopyRefusedError(Exception):
-    """The server does not move the copy: what it holds has to be read from the slot itself."""
+    """The server does not advance the copy: its changes have to be read from the slot itself."""
 
 
 def has_spare_slots(connection: psycopg.Connection[Any]) -> bool:
-    """Whether the server has slots to spare (max_replication_slots, section 19.6.1); those of REPACK are counted apart."""
+    """Whether the server has spare slots (max_replication_slots, section 19.6.1).
+
+    Those of REPACK are counted apart.
+    """
     row = connection.execute(
         "select current_setting('max_replication_slots')::int - count(*) from pg_replication_slots"
         " where plugin is distinct from 'pgrepack'"
@@ -41,15 +46,15 @@ def has_spare_slots(connection: psycopg.Connection[Any]) -> bool:
 
 
 class SlotCopy:
-    """A copy of a slot in a session of its own, for one thread to read; another one may stop it."""
+    """A copy of a slot in a session of its own: one thread reads it, and another one may stop it."""
 
     def __init__(self, cursor: "Cursor", name: str) -> None:
         self._cursor, self._name = cursor, name
 
     def read(self, begin: int, query: Callable[[str], str]) -> Iterator[pa.RecordBatch]:
-        """The batches (data) of a peek from `begin` on, which `query` makes of a slot's name.
+        """The batches (data) of a peek from `begin` on; `query` makes the peek from a slot's name.
 
-        Raises CopyRefusedError before the first batch, afterwards what ADBC raises.
+        Raises CopyRefusedError before the first batch, later ADBC's errors.
         """
         try:
             _call(
@@ -61,19 +66,20 @@ class SlotCopy:
         yield from batches_of(self._cursor, query(self._name))
 
     def stop(self) -> None:
-        """Cancel the query that runs, if one does: `read` raises then."""
+        """Cancel the running query, if there is one: `read` raises then."""
         with suppress(adbc_driver_manager.Error):
             self._cursor.adbc_cancel()
 
 
 @contextmanager
 def copied_slot(conninfo: Conninfo, slot: str) -> Iterator[SlotCopy | None]:
-    """A copy of a slot, as long as the block lasts; None where there is no session for it, or the server makes none."""
+    """A copy of a slot for the block; None where there is no session for it, or the server creates none."""
     name = f"pgsieve_copy_{uuid.uuid4().hex[:16]}"
     with ExitStack() as stack:
         copy = None
         try:
-            # Its transaction stays open: a pooler does not keep a session that is left within one, and the copy with it.
+            # Its transaction stays open: a pooler ends a session that is left within one, and the copy with
+            # it.
             cursor = stack.enter_context(stack.enter_context(conninfo.adbc()).cursor())
             _call(cursor, f"pg_copy_logical_replication_slot({literal(slot)}, {literal(name)}, true)")
             copy = SlotCopy(cursor, name)
@@ -83,6 +89,6 @@ def copied_slot(conninfo: Conninfo, slot: str) -> Iterator[SlotCopy | None]:
 
 
 def _call(cursor: "Cursor", function: str) -> None:
-    """Call a function; what it raises is told with its result, which has to be fetched for that."""
+    """Call a function; the result has to be fetched, as an error comes with it."""
     cursor.execute(f"select {function}::text")
     cursor.fetchall()

@@ -1,7 +1,7 @@
 """The publisher: connections, and the SQL identifiers composed for it.
 
-In: a libpq conninfo. Out: sessions, and locks that they hold.
-Raises `SourceError` subclasses for what a user can correct: unreachable server, wrong settings, missing rights.
+In: a libpq conninfo. Out: sessions, and their locks. Raises `SourceError` subclasses for what a user can
+correct: unreachable server, wrong settings, missing rights.
 """
 
 import logging
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 def quote(*parts: str) -> str:
-    """A qualified, quoted SQL identifier: never compose one in another way."""
+    """A qualified, quoted SQL identifier. Never compose one in another way."""
     return ".".join('"' + part.replace('"', '""') + '"' for part in parts)
 
 
@@ -50,27 +50,27 @@ def literal(value: str) -> str:
     return sql.Literal(value).as_string(None)
 
 
-#: The level at which the WAL is written. From 19 on it is `logical` under wal_level = replica, too, while a logical slot exists:
-#: the first one switches decoding on, and the last one that is dropped switches it off (section 19.5.1).
+#: The WAL level in effect. From 19 on it is `logical` under wal_level = replica too, while a logical slot
+#: exists: the first slot switches decoding on, and dropping the last one switches it off (section 19.5.1).
 _WAL_LEVEL = "coalesce(current_setting('effective_wal_level', true), current_setting('wal_level'))"
 _SWITCHED_SINCE = 190000
 
 _UNREACHABLE = "check host, port, dbname, user and password in conninfo, and that the server is running"
-#: The server says where the error comes from, but not by which trigger (section 40.1.1).
+#: The server reports where the error comes from, but not which trigger (section 40.1.1).
 _LOGIN_TRIGGER = (
     "an event trigger on login fails: correct its function, e.g. by ALTER FUNCTION ... SET search_path = ..., since pgsieve's"
     " sessions have search_path = pg_catalog, pg_temp"
 )
-#: Python's own logging, which a terminal shows; an orchestrator's log of a step is not shown there.
+#: Python's own logging, which a terminal shows; the log of an orchestrator's step does not show it.
 _LOGGER = logging.getLogger(__name__)
 
-#: The locks that this thread of work holds.
+#: The locks of this thread of work.
 _HELD: ContextVar[Mapping[tuple["Source", str], Turn]] = ContextVar("locks", default=MappingProxyType({}))
 
 
 @dataclass(frozen=True)
 class Source:
-    """One PostgreSQL database, by libpq conninfo; the conninfo stays out of repr and messages."""
+    """One PostgreSQL database, by libpq conninfo; no repr and no message shows the conninfo."""
 
     name: str
     _conninfo: str
@@ -92,8 +92,9 @@ class Source:
     def connect(self, **options: Any) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
         """An autocommit session (`pgsieve.resources.postgres.sessions`); errors become SourceErrors.
 
-        Without `options` it may be one that was used before, as new (`pgsieve.resources.postgres.kept_sessions`).
-        Raises SourceSettingError where the server is too old, UntestedServerError where it is newer than was tested and not allowed.
+        Without `options` it may be a reused session with the settings of a new one
+        (`pgsieve.resources.postgres.kept_sessions`). Raises SourceSettingError where the server is too old,
+        UntestedServerError where it is newer than the tested ones and not allowed.
         """
         kept, conninfo = None if options else kept_sessions(), self._sessions
         connection = kept.take(conninfo) if kept else None
@@ -130,10 +131,13 @@ class Source:
 
     @contextmanager
     def exclusively(self, what: str, seconds: float | None = None) -> Iterator[Turn]:
-        """Hold the database's advisory lock of a name (section 13.3.5) in the block; again inside of it at no cost.
+        """Take the database's advisory lock of a name (section 13.3.5) for the block.
 
-        Waits for other processes, and after a second logs a warning that names them; raises LockHeldError after so many
-        `seconds`. What is done in the block must be right without the lock: the lock ends silently with its session.
+        It may be nested at no cost.
+
+        It waits for other processes, and after a second logs a warning that names them; after `seconds` it
+        raises LockHeldError. The work of the block must be right without the lock: the lock ends silently
+        with its session.
         """
         key = (self, what)
         if (turn := _HELD.get().get(key)) is not None:
@@ -161,12 +165,15 @@ class Source:
                 turn.give()
 
     def executor_conninfo(self) -> Conninfo:
-        """How executors open sessions, where the environment (PGPASSWORD, service files) is another."""
+        """How executors, whose environment (PGPASSWORD, service files) may differ, open sessions."""
         with self.connect() as connection:
             return self._sessions.for_executors(connection)
 
     def check_ready(self) -> int:
-        """The server's version number; raises SourceSettingError where it cannot decode, or is a standby and should not be."""
+        """The server's version number.
+
+        Raises SourceSettingError where it cannot decode, or is an unexpected standby.
+        """
         with self.connect() as connection:
             version = connection.info.server_version
             row = connection.execute(
@@ -185,7 +192,10 @@ class Source:
         return version
 
     def _check_version(self, version: int) -> None:
-        """Raise SourceError for a server that no session may be used of; warn once of an untested one that is allowed."""
+        """Raise SourceError for a server whose sessions must not be used.
+
+        Warn once of an untested one that is allowed.
+        """
         major, oldest, newest = (number // 10000 for number in (version, OLDEST_SERVER, NEWEST_SERVER))
         named = f'source "{self.name}": PostgreSQL {major} is'
         if major < oldest:
@@ -203,7 +213,7 @@ class Source:
         _warn_once(f"{newer}: replicas may differ from what its own subscriber would hold")
 
     def _refuse_standby(self, version: int, *, streams: bool) -> None:
-        """Raise SourceSettingError where a standby is not what was meant, or cannot decode."""
+        """Raise SourceSettingError where the server is an unexpected standby, or a standby that cannot decode."""
         message = f'source "{self.name}": the server is a standby, recovery is in progress'
         if not self.standby:
             raise SourceSettingError(
@@ -224,7 +234,7 @@ class Source:
             )
 
     def _refuse_wal_level(self, level: str, version: int, *, in_recovery: bool) -> None:
-        """Raise SourceSettingError where nothing is decoded, and no slot that is made here changes that."""
+        """Raise SourceSettingError where nothing is decoded, and creating a slot would not change that."""
         where, least = "in postgresql.conf", "logical"
         if version >= _SWITCHED_SINCE:
             least = "logical" if in_recovery else "replica"
@@ -255,7 +265,7 @@ class Source:
 
 
 def decoding_is_switched(connection: psycopg.Connection[Any]) -> bool:
-    """Whether logical decoding is on while a logical slot exists, and off when the last one is dropped (from 19 on)."""
+    """Whether logical decoding is switched on and off by the first and last logical slot (from 19 on)."""
     if connection.info.server_version < _SWITCHED_SINCE:
         return False
     row = connection.execute("select current_setting('wal_level') <> 'logical'").fetchone()
@@ -264,11 +274,14 @@ def decoding_is_switched(connection: psycopg.Connection[Any]) -> bool:
 
 @cache
 def _warn_once(text: str) -> None:
-    """Log a warning the first time that this process has it."""
+    """Log a warning once per process."""
     _LOGGER.warning(text)
 
 
 def fetched(cursor: "Cursor") -> Iterator[pa.RecordBatch]:
-    """What an ADBC cursor has executed, as Arrow batches; its errors keep their SQLSTATE, those of `fetch_record_batch` do not."""
+    """The result of an ADBC cursor, as Arrow batches.
+
+    Its errors keep their SQLSTATE; those of `fetch_record_batch` do not.
+    """
     assert cursor._results is not None  # noqa: SLF001 (the only reader that asks the driver what failed)
     yield from cursor._results.reader  # noqa: SLF001

@@ -1,12 +1,12 @@
 """Continuous consumption of a replication slot: the streaming replication protocol, across reconnections.
 
-In: a `Source`, its slot, options for pgoutput, and the LSN up to which the consumer has everything. Out: `Started` and
-`Received` items, in order. Raises SourceError and its subclasses for what trying again cannot cure, or did not cure in
-time.
+In: a `Source`, its slot, options for pgoutput, and the LSN up to which the consumer has everything. Out:
+`Started` and `Received` items, in order. Raises SourceError and its subclasses where another attempt cannot
+help, or did not help in time.
 
-At each `Started` a consumer drops what it received of transactions that it has not made durable: from there on the server
-sends again everything that commits at or after its LSN, which is the last that was confirmed
-(section 54.4, START_REPLICATION; section 49.2.2, Replication Slots).
+At each `Started` a consumer drops what it received of transactions that are not durable. The server sends
+again everything that commits at or after its LSN, which is the last confirmed one (section 54.4,
+START_REPLICATION; section 49.2.2, Replication Slots).
 """
 
 from collections.abc import Callable, Iterator
@@ -36,15 +36,15 @@ from pgsieve.resources.postgres.timeline import current_timeline, refuse_diverge
 
 #: Bytes of messages that may wait for the consumer.
 BUFFER_BYTES = 64 * 1024 * 1024
-#: How long to try at the start: a predecessor that was killed may still hold the slot for a moment.
+#: How long to try at the start: a killed predecessor may still occupy the slot for a moment.
 CONNECT_SECONDS = 10.0
-#: How long to try again after a connection was cut.
+#: How long to try again after a connection was lost.
 RECONNECT_SECONDS = 600.0
-#: A server that says nothing for so long, though asked, is gone: wal_receiver_timeout.
+#: A server that sends nothing for this long, though asked, is gone: wal_receiver_timeout.
 SILENCE_SECONDS = 60.0
 #: The longest time between two reports: wal_receiver_status_interval.
 _STATUS_SECONDS = 10.0
-#: Before each new connection, so that a server which cuts every one of them is left in peace.
+#: Wait before each new connection, so that a server which ends every connection is not flooded.
 _PAUSE_SECONDS = 0.2
 
 
@@ -52,7 +52,7 @@ _PAUSE_SECONDS = 0.2
 class Started:
     """The stream begins, or begins again, at `lsn`: what was received and not confirmed comes once more.
 
-    `timeline` is the server's, which after a failover is another one.
+    `timeline` is the server's, which is another one after a failover.
     """
 
     lsn: int
@@ -60,10 +60,11 @@ class Started:
 
 
 class ReplicationStream:
-    """The messages of a slot from `start_lsn` on, of a `timeline` where that is known: `with ReplicationStream(...) as s: for item in s.items(): ...`.
+    """The messages of a slot from `start_lsn` on: `with ReplicationStream(...) as s: for item in s.items(): ...`.
 
-    `confirm` moves the slot. A consumer that has made everything durable confirms the position of the newest
-    item, even of one without messages: otherwise an idle database retains its WAL, and the server's shutdown waits.
+    `timeline` is that of `start_lsn`, where it is known. `confirm` moves the slot. A consumer that has made
+    everything durable confirms the position of the newest item, even of one without messages. Otherwise an
+    idle database retains its WAL, and the server's shutdown waits.
     """
 
     def __init__(
@@ -102,18 +103,18 @@ class ReplicationStream:
         self._wakeup.close()
 
     def stop(self) -> None:
-        """Make `items` end soon, and the stream with it; from any thread, and from a signal handler."""
+        """Make `items`, and the stream with it, end soon; from any thread, and from a signal handler."""
         self._stopped = True
         if (receiver := self._receiver) is not None:
             receiver.end()
         self._wakeup.ring()
 
     def restart(self) -> None:
-        """Make `items` connect again after the newest item, with everything sent again that was not confirmed."""
+        """Make `items` connect again after the newest item; everything that was not confirmed is sent again."""
         self._restarting = True
 
     def confirm(self, lsn: int) -> None:
-        """Let the slot forget what commits before `lsn`: it is durable. An older position changes nothing.
+        """Let the slot drop what commits before `lsn`: it is durable. An older position changes nothing.
 
         Raises ValueError for a position that no item since the last `Started` has reached.
         """
@@ -125,7 +126,7 @@ class ReplicationStream:
                 self._receiver.confirm(lsn)
 
     def items(self) -> Iterator[Started | Received]:
-        """What arrives, in order, until `stop`; at least one item a second while there is a connection."""
+        """The items that arrive, in order, until `stop`; at least one a second while there is a connection."""
         seconds = self._connect_seconds
         try:
             while (receiver := self._connect(seconds)) is not None:
@@ -156,7 +157,7 @@ class ReplicationStream:
                 return
 
     def _connect(self, seconds: float) -> Receiver | None:
-        """A receiver that runs, within so many seconds; None where the stream was stopped meanwhile."""
+        """A running receiver, within this many seconds; None where the stream was stopped meanwhile."""
 
         def over(state: RetryCallState) -> bool:
             return self._stopped or stop_after_delay(seconds)(state)
@@ -213,7 +214,7 @@ class ReplicationStream:
         self._connection.close()
 
     def _pause(self, seconds: float) -> None:
-        """Wait, or until `stop`."""
+        """Wait this long, or until `stop`."""
         self._wakeup.clear()
         if not self._stopped:
             waiting = poll()
@@ -222,7 +223,7 @@ class ReplicationStream:
 
 
 def _passes(error: BaseException) -> bool:
-    """Whether the same may succeed later: the connection was cut, or the server will be there again."""
+    """Whether another attempt may succeed later: the connection was lost, or the server will be available again."""
     if isinstance(error, SourceUnreachableError | SlotInUseError):
         return True
     cut = error.__cause__
@@ -247,7 +248,7 @@ def start_replication(
         for name, value in options.arguments(connection.info.server_version).items()
     )
     if connection.info.parameter_status("server_encoding") == "SQL_ASCII":
-        # Bytes that are no UTF-8 are the matter of their table, not of the stream; see `peek_query`.
+        # Bytes that are not UTF-8 concern their table, not the stream; see `peek_query`.
         connection.pgconn.exec_(b"set client_encoding = 'SQL_ASCII'")
     result = connection.pgconn.exec_(
         f"START_REPLICATION SLOT {quote(slot)} LOGICAL {format_lsn(lsn)} ({arguments})".encode()

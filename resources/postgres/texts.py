@@ -1,8 +1,9 @@
-r"""Texts of the system catalogs as the server has them: names that are no text in the database's encoding, among others.
+r"""Reads texts of the system catalogs exactly, including names that are invalid in the database's encoding.
 
-In: a session within a transaction. Out: a cursor that reads every text, and which of them are illegible. A server refuses a whole result for one such
-byte where it has to convert it or, in a database in SQL_ASCII, to validate it (section 23.3). So texts are read in the database's own encoding, and
-decoded here: those in SQL_ASCII as UTF-8. A byte that is part of no character comes as an escape, `caf\xe9`.
+In: a session within a transaction. Out: a cursor that reads every text, and the list of illegible ones. Where
+a server has to convert such a byte or, in a database in SQL_ASCII, to validate it, it refuses the whole
+result (section 23.3). So texts are read in the database's own encoding, and decoded here: those in SQL_ASCII
+as UTF-8. A byte that is part of no character becomes an escape, `caf\xe9`.
 """
 
 import json
@@ -14,19 +15,19 @@ from psycopg import adapt, errors
 
 Read = TypeVar("Read")
 
-#: Types of texts in system catalogs (section 8.3, and 9.16 for JSON); of their arrays these are the elements.
+#: Types of texts in system catalogs (section 8.3, and 9.16 for JSON), and the elements of their arrays.
 _TEXTS = ("text", "name", '"char"', "varchar", "bpchar")
 
 
 class Texts:
-    """A cursor that reads texts, `as_bytes` in the encoding of the database, and what of them was illegible."""
+    """A cursor that reads texts, with `as_bytes` in the encoding of the database, and records the illegible ones."""
 
     def __init__(self, connection: psycopg.Connection[Any], *, as_bytes: bool) -> None:
         if as_bytes:
             connection.execute(
                 "select set_config('client_encoding', current_setting('server_encoding'), true)"
             )
-        #: Texts, as they are shown, that had bytes which are part of no character.
+        #: Texts, as they are shown, with bytes that are part of no character.
         self.illegible: set[str] = set()
         self.cursor = connection.cursor()
         codec, texts = _codec(connection), self
@@ -63,19 +64,22 @@ class Texts:
 
 
 def legibly(connection: psycopg.Connection[Any], read: Callable[[bool], Read]) -> Read:
-    """What `read` gets, in a transaction of its own, `as_bytes` or not; again where the server cannot convert a text."""
+    """The result of `read` in a transaction of its own.
+
+    It is repeated `as_bytes` where the server cannot convert a text.
+    """
     encoding = connection.info.parameter_status("server_encoding") or "UTF8"
     try:
-        # Of another one the server's conversion is the one that counts; it converts neither of these.
+        # For any other encoding the server's own conversion counts; it does not convert these two.
         return read(encoding in {"SQL_ASCII", "UTF8"})
     except (errors.UntranslatableCharacter, errors.CharacterNotInRepertoire):
         return read(True)
 
 
 def _codec(connection: psycopg.Connection[Any]) -> str:
-    """How the texts of a session are decoded."""
+    """The codec of a session's texts."""
     try:
         codec = connection.info.encoding
-    except errors.NotSupportedError:  # Python knows no such encoding.
+    except errors.NotSupportedError:  # Python does not know this encoding.
         codec = "ascii"
     return "utf-8" if connection.info.parameter_status("client_encoding") == "SQL_ASCII" else codec

@@ -1,8 +1,8 @@
-"""Timelines: whether the server that answers has all that was read from it, or from its former primary.
+"""Timelines: whether the server's history includes everything that was read from it or from its former primary.
 
-A promoted standby has its primary's system identifier, but a timeline of its own (section 25.3.6). It lacks what the
-primary committed after the standby left the primary's timeline. In: the timeline and LSN up to which changes were read.
-Out: TimelineError if that timeline ends earlier in the server's history, or is not in it.
+A promoted standby has its primary's system identifier, but a timeline of its own (section 25.3.6). It lacks
+what the primary committed after the standby left the primary's timeline. In: the timeline and LSN up to which
+changes were read. Out: TimelineError if that timeline ends earlier in the server's history, or is not in it.
 """
 
 import re
@@ -18,13 +18,14 @@ from pgsieve.resources.postgres.source import Source
 
 
 class TimelineError(SlotError):
-    """Changes were read that are not in the history of the server that answers now."""
+    """Some changes that were read are not in the present server's history."""
 
 
 def current_timeline(connection: psycopg.Connection[Any]) -> int:
-    """The timeline that the server writes to, as the names of its WAL files tell.
+    """The timeline that the server writes to, according to the names of its WAL files.
 
-    Of a standby it is the one that it receives, or that of its last restartpoint: it does not tell which it replays.
+    For a standby it is the one that it receives, or that of its last restartpoint: the one that it replays is
+    not shown.
     """
     row = connection.execute(
         "select case when pg_is_in_recovery()"

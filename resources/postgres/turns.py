@@ -1,6 +1,6 @@
-"""Turns between processes: an advisory lock of the database (section 13.3.5), who holds it, and whether somebody waits.
+"""Turns between processes: an advisory lock of the database (section 13.3.5), its holders, and its queue.
 
-In: a session, and the name of the lock. Raises what psycopg raises.
+In: a session, and the name of the lock. Raises psycopg's errors.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,8 @@ from psycopg import sql
 
 from pgsieve.resources.postgres.errors import is_passing
 
-#: The key of an advisory lock, and the sessions that hold it: pg_locks shows a key in two halves (section 53.13).
+#: The key of an advisory lock, and the sessions that hold it: pg_locks shows a key in two halves (section
+#: 53.13).
 _KEY = sql.SQL("hashtextextended({}, 0)")
 _OF_KEY = sql.SQL(
     "locktype = 'advisory' and objsubid = 1"
@@ -35,21 +36,24 @@ class Turn:
     name: str
 
     def take(self, seconds: float) -> None:
-        """Wait for the lock, forever with 0 seconds; raises LockNotAvailable after so many."""
+        """Wait for the lock, forever with 0 seconds; raises LockNotAvailable after `seconds`."""
         self.connection.execute(sql.SQL("set lock_timeout = {}").format(round(seconds * 1000)))
         self.connection.execute(sql.SQL("select pg_advisory_lock({})").format(self._key))
 
     def give(self) -> None:
-        """Let others have the lock; where the session was lost they have it already."""
+        """Release the lock; where the session was lost it is free already."""
         with suppress(psycopg.Error):
             self.connection.execute(sql.SQL("select pg_advisory_unlock({})").format(self._key))
 
     def holders(self) -> str:
-        """Who holds the lock."""
+        """The sessions that hold the lock."""
         return _holding(self.connection.execute(_HOLDERS.format(_OF_KEY.format(self._key))).fetchall())
 
     def is_awaited(self) -> bool:
-        """Whether a session waits for the lock; also where it was lost with its own session, as it has to be taken again."""
+        """Whether a session waits for the lock.
+
+        Also true where the lock was lost with its session, as it has to be taken again.
+        """
         try:
             row = self.connection.execute(_IS_AWAITED.format(_OF_KEY.format(self._key))).fetchone()
         except psycopg.Error as error:

@@ -1,7 +1,8 @@
 """Positions in a source's WAL: how far it is inserted, flushed and replayed, and which cluster wrote it.
 
-In: a session. Out: LSNs and a transaction identifier as integers, the system identifier as text. Raises PassingFaultError where a standby does not replay, else what
-the session raises. Sections 9.28.3, Backup Control Functions, and 9.28.4, Recovery Control Functions.
+In: a session. Out: LSNs and a transaction identifier as integers, the system identifier as text. Raises
+PassingFaultError where a standby does not replay, else the session's errors. Sections 9.28.3, Backup Control
+Functions, and 9.28.4, Recovery Control Functions.
 """
 
 from contextlib import suppress
@@ -13,18 +14,18 @@ from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wa
 from pgsieve.decoding.lsn import format_lsn, parse_lsn
 from pgsieve.resources.postgres.errors import PassingFaultError
 
-#: So long a standby has to replay what it has received.
+#: How long a standby may take to replay what it has received.
 _REPLAY_SECONDS = 60.0
-#: So soon a server flushes where somebody commits.
+#: A commit within this time flushes the server's WAL up to its own record.
 _FLUSH_SECONDS = 0.1
 
 
 def current_lsn(connection: psycopg.Connection[Any]) -> int:
-    """The publisher's current WAL flush position: what begins before it, a peek delivers.
+    """The publisher's current WAL flush position: a peek delivers what begins before it.
 
-    Beyond it a commit may be inserted and not yet flushed: a peek would miss it, and an advance would confirm it. On a
-    standby it is what is replayed, to which both of these limit themselves there (GetXLogReplayRecPtr in
-    src/backend/replication/logical/logicalfuncs.c and slotfuncs.c).
+    Beyond it a commit may be inserted and not yet flushed: a peek would miss it, and an advance would confirm
+    it. On a standby it is the replay position, to which both of these limit themselves there
+    (GetXLogReplayRecPtr in src/backend/replication/logical/logicalfuncs.c and slotfuncs.c).
     """
     row = connection.execute(
         "select case when pg_is_in_recovery() then pg_last_wal_replay_lsn() else pg_current_wal_flush_lsn() end::text"
@@ -36,9 +37,9 @@ def current_lsn(connection: psycopg.Connection[Any]) -> int:
 def inserted_lsn(connection: psycopg.Connection[Any]) -> int:
     """The publisher's current WAL insert position: every transaction committed by now ends before it.
 
-    On a standby a commit is seen a moment before pg_last_wal_replay_lsn passes it (ApplyWalRecord() in
-    src/backend/access/transam/xlogrecovery.c). It was received before: what is received by now is waited for. Raises
-    PassingFaultError where that is not replayed in time.
+    On a standby a commit is visible a moment before pg_last_wal_replay_lsn passes it (ApplyWalRecord() in
+    src/backend/access/transam/xlogrecovery.c). It was received before that, so this waits until everything
+    received by now is replayed. Raises PassingFaultError where that takes too long.
     """
     row = connection.execute(
         "select pg_is_in_recovery(), case when pg_is_in_recovery()"
@@ -63,11 +64,12 @@ def inserted_lsn(connection: psycopg.Connection[Any]) -> int:
 
 
 def flushed_lsn(connection: psycopg.Connection[Any]) -> int:
-    """`current_lsn` where a record ends: a peek and an advance read up to there without waiting.
+    """`current_lsn` at the end of a record, so that a peek and an advance read up to there without waiting.
 
-    A server flushes pages, too, of transactions that are open. Who reads up to such a page waits until the rest of its last record is
-    flushed (read_local_xlog_page() in src/backend/access/transam/xlogutils.c): where nobody commits meanwhile, up to 15 seconds. So
-    where nobody soon does, an empty message is committed.
+    A server also flushes pages of open transactions. A reader that reads up to such a page waits until the
+    rest of its last record is flushed (read_local_xlog_page() in src/backend/access/transam/xlogutils.c):
+    without a commit meanwhile, up to 15 seconds. So without a commit soon, an empty message is committed
+    here.
     """
     try:
         flushed: int | None = Retrying(
@@ -78,14 +80,14 @@ def flushed_lsn(connection: psycopg.Connection[Any]) -> int:
     except RetryError:
         flushed = None
         with suppress(psycopg.errors.InsufficientPrivilege), connection.transaction():
-            # Flushed here, whatever the role's own setting is; standbys are not waited for.
+            # Flushed here, whatever the role's own setting is; without waiting for standbys.
             connection.execute("set local synchronous_commit to local")
             connection.execute("select pg_logical_emit_message(true, 'pgsieve', '')")
     return flushed or current_lsn(connection)
 
 
 def _flushed_record(connection: psycopg.Connection[Any]) -> int | None:
-    """`current_lsn`, or None where it may lie amid a record: between two pages of which the second has been written to."""
+    """`current_lsn`, or None where it may lie within a record: between two pages the second of which has been written to."""
     row = connection.execute(
         "select lsn::text, (case when pg_is_in_recovery() then lsn else pg_current_wal_insert_lsn() end - lsn)::bigint,"
         " current_setting('wal_block_size')::int, pg_size_bytes(current_setting('wal_segment_size'))"
@@ -101,9 +103,10 @@ def _flushed_record(connection: psycopg.Connection[Any]) -> int | None:
 
 
 def next_transaction(connection: psycopg.Connection[Any]) -> int:
-    """The transaction identifier that is assigned next: every transaction with a later one has changed nothing by now.
+    """The transaction identifier that is assigned next: a transaction with a later one has changed nothing by now.
 
-    age() counts from it (xid_age() in src/backend/utils/adt/xid.c). A snapshot's xmax may be that of one that is running.
+    age() counts from it (xid_age() in src/backend/utils/adt/xid.c). A snapshot's xmax may be that of a
+    running transaction.
     """
     row = connection.execute("select age('3'::xid) + 3::bigint").fetchone()
     assert row is not None
@@ -111,7 +114,7 @@ def next_transaction(connection: psycopg.Connection[Any]) -> int:
 
 
 def system_identifier(connection: psycopg.Connection[Any]) -> str:
-    """What tells the publisher's cluster, and its physical standbys, from every other one."""
+    """Identifies the publisher's cluster, and its physical standbys, among all clusters."""
     row = connection.execute("select system_identifier::text from pg_control_system()").fetchone()
     assert row is not None
     return str(row[0])
