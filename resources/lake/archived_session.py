@@ -1,7 +1,7 @@
-"""A session whose classes are archived for the next ones (`pgsieve.resources.lake.java.class_archive`).
+"""A session whose classes are archived for later sessions (`pgsieve.resources.lake.java.class_archive`).
 
-In: the archive's name, as the argument. Out: the archive, written as the JVM ends. The session does once what sessions do: a function
-of Python's by Arrow, a Delta table, a MERGE.
+In: the archive's name, as the argument. Out: the archive, written as the JVM ends. The session does each
+typical thing once: a Python function by Arrow, a Delta table, a MERGE.
 """
 
 import os
@@ -22,7 +22,7 @@ _END_SECONDS = 300.0
 
 
 def use(session: SparkSession, table: Path) -> None:
-    """Load the classes of what sessions do."""
+    """Load the classes that sessions use."""
     begin(session, 2)
     session.range(4).write.format("delta").save(str(table))
     session.sql(

@@ -1,8 +1,8 @@
-"""The catalog of the Spark session: tables that are registered by name where their files are.
+"""The catalog of the Spark session: registers existing tables by name, where their files are.
 
-In: a session, names, the paths of Delta tables. Out: external tables of the Hive metastore, Glue, Unity Catalog or whatever the
-session has. Only what Spark SQL says of every catalog is used. A table that is there already is never touched: who calls asks
-`location` first. Raises what Spark raises.
+In: a session, names, the paths of Delta tables. Out: external tables of the Hive metastore, Glue, Unity
+Catalog or whatever catalog the session has. Only the part of Spark SQL that every catalog supports is used.
+An existing table is never changed: callers ask `location` first. Raises Spark's errors.
 
 https://docs.delta.io/latest/delta-batch.html#create-a-table
 """
@@ -28,24 +28,27 @@ class SparkCatalog:
     spark: SparkSession
 
     def location(self, name: CatalogName) -> str | None:
-        """Where the table of this name is; empty for what has no place (a view), None where there is nothing."""
+        """Where the table of this name is.
+
+        Empty for an entry without a place (a view), None where there is none.
+        """
         if not self.spark.catalog.tableExists(written(name)):
             return None
         rows = self.spark.sql(f"describe table extended {written(name)}").collect()
         return next((row["data_type"] for row in rows if row["col_name"] == "Location"), "")
 
     def register(self, name: CatalogName, path: str) -> None:
-        """Register the Delta table at a path; its database is made where it is missing."""
+        """Register the Delta table at a path; its database is created where it is missing."""
         self.spark.sql(f"create database if not exists {written(name[:-1])}")
         self.spark.sql(f"create table {written(name)} using delta location {literal(path)}")
 
     def unregister(self, name: CatalogName) -> None:
-        """Take an external table out of the catalog; its files stay."""
+        """Remove an external table from the catalog; its files stay."""
         self.spark.sql(f"drop table if exists {written(name)}")
 
 
 def is_at(location: str | None, path: str) -> bool:
-    """Whether a catalog's location is a path of the lake: catalogs write `file:` before a folder, and may quote."""
+    """Whether a catalog's location is a path of the lake: catalogs write `file:` before a folder, and may quote it."""
     return location is not None and _bare(location) in {_bare(path), _bare(unquote(path))}
 
 

@@ -1,12 +1,15 @@
 """The names of replicas in a catalog: a template and a table -> the parts of its name. Raises nothing."""
 
-#: What a template for names may have in braces.
+#: The placeholders that a template for names may have in braces.
 FIELDS = ("subscription", "schema", "table")
 
 CatalogName = tuple[str, ...]
 
 
 def catalog_name(template: str, subscription: str, schema: str, table: str) -> CatalogName:
-    """The parts of a replica's name: the template is split first, so that a dot in a table's name is no separator."""
+    """The parts of a replica's name.
+
+    The template is split first, so a dot in a table's name is no separator.
+    """
     values = dict(zip(FIELDS, (subscription, schema, table), strict=True))
     return tuple(part.format(**values) for part in template.split("."))

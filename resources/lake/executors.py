@@ -1,10 +1,12 @@
-"""What runs a function of pgsieve's part by part: Spark, the thread that asks, or threads of this process.
+"""Runners of functions on parts of data: Spark, the calling thread, or threads of this process.
 
-In: a function of a part's number, which yields rows, as a rule one (`WRITTEN`) for each file that it writes, and how many parts there
-are. Out: the rows of all parts. Raises what the function raises; of Spark's executors as Spark tells it.
+In: a function of a part's number, which yields rows, usually one (`WRITTEN`) per file that it writes, and the
+number of parts. Out: the rows of all parts. Raises the function's errors; those of Spark's executors as Spark
+reports them.
 
-Spark runs what is more than a thread should hold. Threads stand in for it on a machine without Java, where the configuration says so
-(`threads[N]`). The driver of PostgreSQL, Arrow and the writer of Parquet work without Python's lock, so they keep as many cores busy.
+Spark runs work that is too much for one thread. Threads replace it on a machine without Java, where the
+configuration says so (`threads[N]`). The PostgreSQL driver, Arrow and the Parquet writer work without
+Python's lock, so threads keep as many cores busy.
 """
 
 import re
@@ -23,45 +25,48 @@ from pyspark.sql.types import StructType
 from pgsieve.resources.lake.delta.parquet_files import WRITTEN
 from pgsieve.resources.work import DRIVER, engine_of, named_here, note
 
-#: Passes batches on as long as somebody waits for what becomes of them.
+#: Passes batches on as long as their result is wanted.
 Guard = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
-#: What a session numbers parts by.
+#: The column by which a session numbers parts.
 _NUMBERS = pa.schema({"id": pa.int64()})
-#: Hears how many parts are written.
+#: Called with the number of parts that are written.
 Hear = Callable[[int], None]
-#: Reads a part, whose rows it guards; yields what it makes of it: of files that it writes a row (`WRITTEN`) each.
+#: Reads a part, whose rows it guards; yields its results: for files that it writes a row (`WRITTEN`) each.
 Part = Callable[[int, Guard], Iterable[pa.RecordBatch]]
 
 
-#: A range of so many numbers Spark splits among all cores; its plan says into how many parts.
+#: Spark splits a range of this many numbers among all cores; its plan gives the number of parts.
 _MANY, _SPLITS = 1_000_000, re.compile(r"splits=(\d+)")
 
 
 def spark_schema(schema: pa.Schema) -> StructType:
     """The same columns as Spark has them."""
-    # It draws in pandas, which commands without Spark have no time for.
+    # It imports pandas, which takes too long for commands without Spark.
     from pyspark.sql.pandas.types import from_arrow_schema
 
     return from_arrow_schema(schema)
 
 
 class Executors(Protocol):
-    """Those who write files of a lake."""
+    """The interface of a runner that writes files of a lake."""
 
     @property
     def number(self) -> int:
-        """How many parts are run at a time."""
+        """How many parts run at a time."""
 
     def written(
         self, part: Part, parts: int, hear: Hear | None = None, schema: pa.Schema = WRITTEN
     ) -> pa.Table:
-        """Have so many parts made, several at a time; the rows of all of them. `hear` is called where it is known."""
+        """Run all parts, several at a time; returns their rows.
+
+        `hear` is called with the progress, where it is known.
+        """
 
     def prepare(self) -> None:
-        """Have what takes long to start be there when parts are given, without waiting for it."""
+        """Start what takes long to start, without waiting for it, so that it is ready for the first parts."""
 
     def stop(self) -> None:
-        """Have all that is being written end soon, with an error to who waits for it."""
+        """Make all running parts end soon; their callers get an error."""
 
 
 def _same(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -69,13 +74,13 @@ def _same(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def begin(session: SparkSession, parts: int) -> None:
-    """Have a session run its first job: with it come the processes of Python that run functions."""
+    """Run a session's first job: it starts the Python processes that run functions."""
     numbers = session.range(0, parts, 1, parts)
     numbers.mapInArrow(_same, spark_schema(_NUMBERS)).toArrow()
 
 
 class SparkExecutors:
-    """Spark's, who may be on other machines; what is interrupted Spark ends itself.
+    """Spark's executors, perhaps on other machines; Spark itself ends interrupted work.
 
     `cores` are those of the session where its master names them; else the session is asked.
     """
@@ -86,12 +91,12 @@ class SparkExecutors:
 
     @property
     def number(self) -> int:
-        """As in `Executors`: a cluster may get more of them, or lose some."""
+        """As in `Executors`; a cluster may get more of them, or lose some."""
         if self._cores is not None:
             return self._cores
         session = self._session()
         if not self._has_begun:
-            # Executors come once there is a job.
+            # Executors start with the first job.
             session.range(1).collect()
             self._has_begun = True
         (plan,) = session.sql(f"explain select id from range({_MANY})").collect()
@@ -101,7 +106,7 @@ class SparkExecutors:
     def written(
         self, part: Part, parts: int, hear: Hear | None = None, schema: pa.Schema = WRITTEN
     ) -> pa.Table:
-        """As in `Executors`; what becomes of a part only Spark knows before all are written."""
+        """As in `Executors`; only Spark knows the progress before all parts are written."""
         del hear
 
         def write(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -116,13 +121,13 @@ class SparkExecutors:
         return noted(engine_of(session), parts, rows)
 
     def prepare(self) -> None:
-        """As in `Executors`: the session, and its first job."""
+        """As in `Executors`: starts the session, and its first job."""
         if not self._is_preparing:
             self._is_preparing = True
             Thread(target=self._start, name="pgsieve-spark", daemon=True).start()
 
     def _start(self) -> None:
-        # Whoever needs the session is told why there is none.
+        # A caller that needs the session gets the error.
         with suppress(Exception):
             begin(self._session(), self.number)
 
@@ -131,7 +136,7 @@ class SparkExecutors:
 
 
 class Threads:
-    """Threads of this process, so many at a time, whoever has something to write."""
+    """Threads of this process, a fixed number for all callers together."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -162,13 +167,13 @@ class Threads:
                     hear(done)
         finally:
             ended.set()
-            # Nobody writes any more, or reads a snapshot, once this has returned.
+            # No thread writes, or reads a snapshot, once this has returned.
             wait([each for each in writing if not each.cancel()])
             self._waiting.discard(ended)
         return noted("threads", parts, pa.Table.from_batches(rows, schema))
 
     def prepare(self) -> None:
-        """As in `Executors`; threads are there."""
+        """As in `Executors`; threads need no preparation."""
 
     def stop(self) -> None:
         """As in `Executors`."""
@@ -177,7 +182,7 @@ class Threads:
 
 
 class _Inline:
-    """The thread that asks, for what is few: one part after the other."""
+    """The calling thread, for small work: one part after the other."""
 
     number = 1
 
@@ -193,18 +198,21 @@ class _Inline:
         return noted(DRIVER, parts, pa.Table.from_batches(rows, schema))
 
     def prepare(self) -> None:
-        """As in `Executors`; the thread that asks is there."""
+        """As in `Executors`; nothing has to be started."""
 
     def stop(self) -> None:
-        """As in `Executors`; few rows have no end to wait for."""
+        """As in `Executors`; small work ends soon by itself."""
 
 
-#: Runs what is few.
+#: Runs small work.
 INLINE: Executors = _Inline()
 
 
 def noted(engine: str, parts: int | None, rows: pa.Table) -> pa.Table:
-    """The rows, which are counted to the work of the step: bytes of files, or of themselves; without `parts` a task a file."""
+    """The rows; they count for the step's work, with the bytes of files or of themselves.
+
+    Without `parts`, a file is a task.
+    """
     size = pc.sum(rows["size"]).as_py() or 0 if rows.schema.equals(WRITTEN) else rows.nbytes
     note(engine, rows.num_rows if parts is None else parts, size)
     return rows
@@ -212,5 +220,5 @@ def noted(engine: str, parts: int | None, rows: pa.Table) -> pa.Table:
 
 @cache
 def _pool(number: int) -> ThreadPoolExecutor:
-    """The threads of this process that write for everybody."""
+    """The writer threads of this process, shared by all."""
     return ThreadPoolExecutor(number, "pgsieve-executor")

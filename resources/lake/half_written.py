@@ -1,11 +1,12 @@
-"""What a power cut leaves of commits that were not on disk yet: put back to the last version that is whole.
+"""Repairs tables after a power cut: puts back each log to its last complete version.
 
-In: a lake's folder, and since when something may not have reached the disk. Out: logs of Delta tables without the entries, from the newest
-back, that are not whole, or that add files which are not; checkpoints and checksums that are not whole go, too. A table of which no entry is
-whole is none. Nothing that others rely on is lost: before pgsieve relies on a commit anywhere, it has it on disk. Raises OSError.
+In: a lake's folder, and the time since which writes may not have reached the disk. Out: Delta logs without
+their newest entries, as far as these are incomplete, or add incomplete files. Incomplete checkpoints and
+checksums are removed too. A table without a complete entry is no table. Nothing is lost that others rely on:
+before pgsieve relies on a commit anywhere, it has written it to disk. Raises OSError.
 
-Of processes that were killed nothing is half written: entries and files have their names once they are whole. What another process
-writes meanwhile is whole, too; a file that it removes is looked for twice.
+Killed processes leave nothing half written: entries and files get their names once they are complete.
+Concurrent writes of another process are complete too; a file that it removes is looked up twice.
 """
 
 import json
@@ -26,23 +27,24 @@ _LOGGER = logging.getLogger(__name__)
 _ENTRY = re.compile(r"(\d{20})\.json")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint.*\.parquet")
 _LAST_CHECKPOINT = "_last_checkpoint"
-#: A Parquet file begins and ends so; between them is at least the length of its footer.
+#: The first and last bytes of a Parquet file; between them is at least the length of its footer.
 _MAGIC, _LEAST = b"PAR1", 12
-#: Clocks of file systems tick in steps.
+#: The resolution of file systems' clocks.
 _STEP_NS = 2_000_000_000
 
-#: What an entry removes by name, and what it adds by name with its bytes; None: only its being there is asked.
+#: What an entry removes, by name, and adds, by name with its size; with None only the file's existence is
+#: checked.
 _Changes = tuple[set[str], dict[str, int]]
 
 
 def put_back(lake: Path, since_ns: int) -> None:
-    """Put every table of a lake back to its last version that is whole."""
+    """Put every table of a lake back to its last complete version."""
     for folder, folders, files in os.walk(lake, followlinks=True):
         if "_delta_log" not in folders:
             continue
         table = Path(folder)
         for name in files:
-            # What Hadoop keeps beside its files: it reads a file without it, and not beside another one.
+            # Hadoop's checksums: it reads a file without one, but refuses it beside a wrong one.
             if name.startswith(".") and name.endswith(".crc") and _is_later(table / name, since_ns):
                 (table / name).unlink(missing_ok=True)
         _put_table_back(table, since_ns - _STEP_NS)
@@ -70,7 +72,7 @@ def _put_table_back(table: Path, since_ns: int) -> None:
 
 
 def _drop_false_hint(log: Path) -> None:
-    """Remove what names the last checkpoint where it is not whole, or names one that is not there: all is found without it."""
+    """Remove an incomplete hint at the last checkpoint, or one that names a missing checkpoint: readers do without it."""
     hint = log / _LAST_CHECKPOINT
     try:
         version = int(json.loads(hint.read_bytes())["version"])
@@ -87,7 +89,10 @@ def _entries(log: Path) -> dict[int, Path]:
 
 
 def _first_half(table: Path, since_ns: int) -> int | None:
-    """The first version from `since_ns` on that is not whole, or that follows none; None where all are whole."""
+    """The first version from `since_ns` on that is incomplete, or that follows a gap.
+
+    None where all are complete.
+    """
     later = {v: p for v, p in sorted(_entries(table / "_delta_log").items()) if _is_later(p, since_ns)}
     changes = dict[int, _Changes]()
     for version, path in later.items():
@@ -97,7 +102,7 @@ def _first_half(table: Path, since_ns: int) -> int | None:
             break
         changes[version] = _changes(content)
     while (lost := _adding_what_is_not_whole(table, changes)) is not None:
-        # Without it, and what follows it, files are there again that these have removed.
+        # Without this entry and later ones, the files that they removed belong to the table again.
         changes = {version: each for version, each in changes.items() if version < lost}
     return next((version for version in later if version not in changes), None)
 
@@ -113,12 +118,12 @@ def _changes(content: bytes) -> _Changes:
             if (vector := vector_file(come.get("deletionVector"))) is not None:
                 name, size = vector
                 added[name] = max(size, added.get(name, 0))
-    # A file that is removed and added again has other rows marked.
+    # A file that is removed and added again has other marked rows.
     return removed - added.keys(), added
 
 
 def _adding_what_is_not_whole(table: Path, changes: Mapping[int, _Changes]) -> int | None:
-    """The first version that adds a file which is not whole, and which no later version removes."""
+    """The first version that adds an incomplete file which no later version removes."""
     removed, lost = set[str](), None
     for version in sorted(changes, reverse=True):
         gone, come = changes[version]
@@ -129,7 +134,7 @@ def _adding_what_is_not_whole(table: Path, changes: Mapping[int, _Changes]) -> i
 
 
 def _is_whole(path: Path, size: int) -> bool:
-    """Whether a file has at least so many bytes, and is a Parquet file where its name says so."""
+    """Whether a file has at least this size, and is a Parquet file where its name says so."""
     try:
         return path.stat().st_size >= size and (path.suffix != ".parquet" or _is_parquet(path))
     except FileNotFoundError:
@@ -153,7 +158,7 @@ def _on_disk(path: Path) -> bytes:
 
 
 def _forget_cached(file: int) -> None:
-    """Have what is read come from the disk: after a write that failed, what was to be written may still be in memory."""
+    """Make the next read come from the disk: after a failed write, the memory may still have the data."""
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
 

@@ -1,12 +1,12 @@
-"""The jars that a session needs besides Spark's, so that it starts without asking a Maven repository for them.
+"""The jars that a session needs besides Spark's, so that it starts without a request to a Maven repository.
 
 In: Maven coordinates. Out: the jar files that Spark once resolved them to. Spark runs Ivy at every start of a
-session with `spark.jars.packages`, even where all files are in Ivy's cache; naming the files in `spark.jars`
-gives the same class path, works offline and prints nothing. Which files belong to the coordinates is known
-only to Ivy (its folder of jars holds those of every package and version ever asked for), so the answer of a session that
-`fetch` starts is kept beside the environment that it holds for. Where it cannot be kept, Ivy is asked again.
-`PGSIEVE_JARS` names a folder that `copy_jars` made on another machine: then no repository is asked. Run as a program, this
-module fetches what is not there. Raises JarsUnavailableError.
+session with `spark.jars.packages`, even where all files are in Ivy's cache. Naming the files in `spark.jars`
+gives the same class path, works offline and prints nothing. Only Ivy knows which files belong to the
+coordinates: its folder of jars has those of every package and version ever requested. So the answer of a
+session that `fetch` starts is kept beside the environment for which it holds. Where it cannot be kept, Ivy is
+asked again. `PGSIEVE_JARS` names a folder that `copy_jars` made on another machine: then no repository is
+asked. Run as a program, this module fetches missing jars. Raises JarsUnavailableError.
 
 https://spark.apache.org/docs/4.1.0/configuration.html#runtime-environment (spark.jars, spark.jars.packages)
 """
@@ -39,22 +39,23 @@ from pgsieve.resources.private_folder import private_folder
 
 _LOGGER = logging.getLogger(__name__)
 
-#: The file that says which jars belong to which packages.
+#: The file that records which jars belong to which packages.
 _ANSWERS = "delta-jars.json"
 
 _JARS, _PACKAGES, _EXCLUDES = "spark.jars", "spark.jars.packages", "spark.jars.excludes"
-#: What a user says of where packages come from, and how: a proxy is an option of Java's.
+#: The user's settings for where packages come from, and how: a proxy is a Java option.
 _REPOSITORIES = ("spark.jars.repositories", "spark.jars.ivy", "spark.driver.extraJavaOptions")
 
-#: The AWS SDK that each hadoop-aws is built with; 3.4.1, Spark 4.0's, is built with 2.24.6, and was tested with a later one.
+#: The AWS SDK that each hadoop-aws is built with; 3.4.1, for Spark 4.0, is built with 2.24.6, and was tested
+#: with a later one.
 _AWS_SDK = {"3.4.0": "2.23.19", "3.4.1": "2.29.52", "3.4.2": "2.29.52"}
-#: The parts of the SDK that S3A uses; hadoop-aws itself asks for all of it, 641 MB.
+#: The parts of the SDK that S3A uses; hadoop-aws itself requires all of it, 641 MB.
 _AWS_PARTS = ("s3", "s3-transfer-manager", "sts")
 _NOT_FROM_AWS = (
     "software.amazon.awssdk:bundle",
-    # Spark has these; the SDK's Netty before Spark's stops the session.
+    # Spark has these; if the SDK's Netty comes before Spark's, the session stops.
     *("io.netty:*", "org.slf4j:slf4j-api", "commons-codec:commons-codec", "commons-logging:commons-logging"),
-    # S3A asks for these only where settings say so.
+    # S3A needs these only where settings say so.
     "org.wildfly.openssl:wildfly-openssl",
     "software.amazon.s3.analyticsaccelerator:analyticsaccelerator-s3",
 )
@@ -62,14 +63,14 @@ _NOT_FROM_AWS = (
 
 @dataclass(frozen=True)
 class Packages:
-    """Packages that are resolved together, the first of which needs the others, and what is left out of them."""
+    """Packages that are resolved together, the first of which needs the others, and their exclusions."""
 
     coordinates: tuple[str, ...]
     excluded: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
-        """As `spark.jars.packages` has them."""
+        """The coordinates in the form of `spark.jars.packages`."""
         return ",".join(self.coordinates)
 
 
@@ -82,7 +83,7 @@ def delta_packages() -> Packages:
 
 
 def s3_packages() -> Packages:
-    """Hadoop's S3A of the installed pyspark's Hadoop, and of the AWS SDK what it uses: 11 MB."""
+    """S3A for the Hadoop of the installed pyspark, and the parts of the AWS SDK that it uses: 11 MB."""
     import pyspark
 
     (client,) = Path(pyspark.__file__).parent.glob("jars/hadoop-client-api-*.jar")
@@ -97,12 +98,12 @@ class JarsUnavailableError(SparkUnavailableError):
 
 
 def answers_file() -> Path:
-    """Where the answers are kept."""
+    """The file of recorded answers."""
     return kept_folder() / _ANSWERS
 
 
 def kept_jars(packages: str, kept: Path | None = None) -> list[str] | None:
-    """Return the jar files of `packages` and all they depend on; None without an answer or where one is gone."""
+    """The jar files of `packages` and all their dependencies; None without an answer or where a file is gone."""
     file = kept or answers_file()
     try:
         names: list[str] = json.loads(file.read_text(encoding="utf-8"))[packages]
@@ -113,13 +114,13 @@ def kept_jars(packages: str, kept: Path | None = None) -> list[str] | None:
 
 
 def keep_jars(packages: str, spark_jars: str, kept: Path | None = None) -> None:
-    """Keep what Spark made of `packages`: the value of `spark.jars` in a session that resolved nothing else."""
+    """Record the answer for `packages`: the value of `spark.jars` in a session that resolved nothing else."""
     jars = [unquote(urlsplit(uri).path) for uri in spark_jars.split(",")]
     _keep({packages: jars}, kept or answers_file())
 
 
 def _keep(added: Mapping[str, list[str]], kept: Path) -> None:
-    """Add answers to those that are kept, in one step: another process may do so, too."""
+    """Add answers to the recorded ones, atomically, as another process may do so too."""
     answers = {}
     with suppress(OSError, ValueError, TypeError):
         answers = dict(json.loads(kept.read_text(encoding="utf-8")))
@@ -130,11 +131,11 @@ def _keep(added: Mapping[str, list[str]], kept: Path) -> None:
 
 
 def fetch(needed: Iterable[Packages], conf: Mapping[str, str], kept: Path | None = None) -> None:
-    """Fetch the jars that are not there, once, and say so on stderr: it may take a minute.
+    """Fetch missing jars, once, and say so on stderr, as it may take a minute.
 
-    `conf` is the user's: packages that it names are left to Spark, and its repositories are asked. `kept` is where the answer is
-    kept, if not for all. Raises JarsUnavailableError where a repository does not answer, and where PGSIEVE_JARS names a folder
-    without them.
+    `conf` has the user's settings: packages that it names are left to Spark, and its repositories are used.
+    `kept` is another file for the answers. Raises JarsUnavailableError where a repository does not answer,
+    and where PGSIEVE_JARS names a folder without them.
     """
     file = kept or answers_file()
     for packages in _pgsieves(needed, conf):
@@ -152,7 +153,7 @@ def fetch(needed: Iterable[Packages], conf: Mapping[str, str], kept: Path | None
 
 
 def _fetch(packages: Packages, repositories: Mapping[str, str], file: Path) -> None:
-    """Have a process of its own ask for them, as Ivy is asked when a JVM starts."""
+    """Let a separate process request them, as Ivy runs when a JVM starts."""
     _tell(f"fetching the jars of {packages.coordinates[0]} for Spark, once")
     began = monotonic()
     done = subprocess.run(  # noqa: S603 - our own interpreter, no shell
@@ -174,14 +175,14 @@ def _fetch(packages: Packages, repositories: Mapping[str, str], file: Path) -> N
 
 
 def _tell(line: str) -> None:
-    """On stderr, and where an orchestrator's log is looked at, there."""
+    """Print a line on stderr, and to the orchestrator's log where there is one."""
     sys.stderr.write(f"{line}\n")
     sys.stderr.flush()
     _LOGGER.info(line)
 
 
 def _reason(output: str) -> str:
-    """The line of Ivy's output, or of the JVM's, that says most."""
+    """The most informative line in the output of Ivy or the JVM."""
     lines = [line.strip(" :\t") for line in output.splitlines()]
     for telling in (
         r"Server access error|Host .* not found",
@@ -195,7 +196,7 @@ def _reason(output: str) -> str:
 
 
 def copy_jars(folder: Path, needed: Iterable[Packages], kept: Path | None = None) -> None:
-    """Copy jars that are there into a folder for PGSIEVE_JARS, on this machine or another. Raises OSError."""
+    """Copy the present jars into a folder for PGSIEVE_JARS, on this machine or another. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     for packages in needed:
         jars = [Path(jar) for jar in kept_jars(packages.name, kept) or []]
@@ -209,9 +210,9 @@ def copy_jars(folder: Path, needed: Iterable[Packages], kept: Path | None = None
 def class_path(
     needed: Iterable[Packages], jars: Iterable[str], conf: Mapping[str, str], kept: Path | None = None
 ) -> dict[str, str]:
-    """The settings with which a session has what pgsieve needs, and what the user's own settings add to it.
+    """The settings that give a session pgsieve's jars, together with those of the user's settings.
 
-    Packages of which the user's name the first one are left to the user, whatever their version.
+    Where the user's settings name a set's first package, in whatever version, the set is left to the user.
     """
     users = _listed(conf, _PACKAGES)
     files = list(jars)
@@ -232,7 +233,7 @@ def class_path(
 
 
 def _pgsieves(needed: Iterable[Packages], conf: Mapping[str, str]) -> list[Packages]:
-    """Those of which the user's settings name none."""
+    """The sets of which the user's settings name no package."""
     theirs = {_artifact(coordinate) for coordinate in _listed(conf, _PACKAGES)}
     return [each for each in needed if _artifact(each.coordinates[0]) not in theirs]
 
@@ -257,9 +258,9 @@ def _resolved(packages: Packages, repositories: Mapping[str, str]) -> str:
 
 
 def private_answers() -> tuple[Path, dict[str, str]]:
-    """Where answers are kept, and the settings with which jars are fetched, where the environment is not this user's to write.
+    """A private file for answers and settings for fetching, where the environment is not writable for this user.
 
-    They are there as long as this process.
+    They exist as long as this process.
     """
     folder = private_folder()
     return folder / _ANSWERS, {"spark.jars.ivy": str(folder / "ivy")}
@@ -271,7 +272,7 @@ def all_packages() -> list[Packages]:
 
 
 def main() -> None:
-    """Fetch what is not there; with arguments the set of that name, kept there, of the repositories that stdin names."""
+    """Fetch missing jars; with arguments only the named set, recorded there, from the repositories on stdin."""
     if len(sys.argv) > 1:
         (packages,) = (each for each in all_packages() if each.name == sys.argv[1])
         keep_jars(packages.name, _resolved(packages, json.load(sys.stdin)), Path(sys.argv[2]))

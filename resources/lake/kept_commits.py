@@ -1,11 +1,12 @@
-"""Whether a store with S3's interface keeps the first of two commits of one version: it is tried, once for each lake and server.
+"""Tests whether a store with S3's interface keeps the first of two commits of one version, once per lake and server.
 
-In: a lake's address and its store. Out: nothing where the store does; an empty object in the lake may say so of this server.
-Raises UnsafeStoreError where two writers of one version were both told that theirs is there, or where the store does not know
-the condition; what delta-rs raises where it refuses.
+In: a lake's address and its store. Out: nothing where the store does; an empty object in the lake may record
+it for this server. Raises UnsafeStoreError where two writers of one version were both told that they
+succeeded, or where the store does not support the condition, and delta-rs's errors where the store refuses.
 
-Tables are made and removed below `_pgsieve/_commits_tried/`, each by two writers at once. Delta-rs looks first whether there is
-one, so only a pair that both come to the commit says something: the slower is refused by the store, or else a commit is lost.
+Tables are made and removed below `_pgsieve/_commits_tried/`, each by two writers at once. delta-rs first
+looks whether there is a table. So only a pair in which both come to the commit is evidence: either the store
+refuses the slower one, or a commit is lost.
 """
 
 import logging
@@ -23,13 +24,13 @@ from pgsieve.decoding.errors import PgsieveError
 from pgsieve.resources.lake.paths import OWN_FOLDER, escape
 from pgsieve.resources.lake.stores.store import Store
 
-#: So many pairs have to be told apart by the store, as one that only looks before it writes tells most of them apart; at most so
-#: many are tried, and so many at a time.
+#: The store has to decide between this many pairs, as a store that only looks before it writes still does so
+#: for most pairs; at most this many are tried, and this many at a time.
 _SEEN, _TRIED, _BESIDE = 24, 160, 8
 _SCHEMA = Schema.from_arrow(pa.schema([("number", pa.int64())]))
-#: What delta-rs says where there is a table before it comes to the commit.
+#: delta-rs's message where there is a table before it comes to the commit.
 _EARLIER = "table already exists"
-#: What servers say that do not know the condition.
+#: Messages of servers that do not support the condition.
 _UNKNOWN = re.compile(r"NotImplemented|Status: 501|status code\s+501|\b501 Not Implemented")
 
 _LOGGER = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ class UnsafeStoreError(PgsieveError):
 
 
 class _Ended(Enum):
-    """How a writer's commit ended: it was told that it is there; by the store that another is; it had seen another before."""
+    """How a writer's commit ended: it succeeded; the store refused it for another one; it saw another one before."""
 
     MADE = auto()
     REFUSED = auto()
@@ -59,7 +60,7 @@ class _Ended(Enum):
 def check_commits_are_kept(lake: str, store: Store, endpoint: str, *, record: bool) -> None:
     """Raise UnsafeStoreError where the server at an endpoint may lose a commit to the lake.
 
-    `record` has the lake remember that it does not, so that it is not tried again.
+    With `record` the lake records a good result, so that it is not tested again.
     """
     known = f"{lake}/{OWN_FOLDER}/_commits_kept/{escape(endpoint)}"
     if store.has(known):
@@ -76,11 +77,11 @@ def check_commits_are_kept(lake: str, store: Store, endpoint: str, *, record: bo
 
 
 def _pairs_told_apart(lake: str, folder: str, store: Store, endpoint: str) -> int:
-    """How many pairs of commits met, and were told apart by the store."""
+    """How many pairs of commits met in the store, and were decided by it."""
     seen = tried = 0
     with ThreadPoolExecutor(2 * _BESIDE) as pool:
         while seen < _SEEN and tried < _TRIED:
-            # Side by side: each pair takes some twenty requests, one after the other.
+            # In parallel: each pair takes some twenty requests in sequence.
             numbers = range(tried, min(tried + min(_BESIDE, _SEEN - seen), _TRIED))
             pairs = [
                 [pool.submit(_made, f"{folder}/{number}", store, together) for _ in range(2)]

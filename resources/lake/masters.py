@@ -1,6 +1,7 @@
-"""What a Spark master in the configuration means for this machine: so many cores, or threads of pgsieve in Spark's place.
+"""The meaning of a Spark master for this machine: a number of cores, or of threads that replace Spark.
 
-In: the text of a master. Out: a number, or None. It imports nothing that is heavy: the configuration is read by every command.
+In: the text of a master. Out: a number, or None. It has no heavy imports, as every command reads the
+configuration.
 """
 
 import re
@@ -11,13 +12,13 @@ _LOCAL = re.compile(r"local(?:\[(\d+|\*)(?:,\s*\d+)?\])?")
 
 
 def threads_of(master: str) -> int | None:
-    """How many threads of this process stand in for Spark; None where Spark itself runs what is much."""
+    """How many threads of this process replace Spark; None where Spark itself runs large work."""
     match = _THREADS.fullmatch(master)
     return _number(match[1]) if match else None
 
 
 def cores_of(master: str) -> int | None:
-    """How many cores of this machine a Spark master means; None for one that means other machines or processes."""
+    """How many cores of this machine a Spark master uses; None for one with other machines or processes."""
     match = _LOCAL.fullmatch(master)
     return _number(match[1] or "1") if match else None
 

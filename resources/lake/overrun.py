@@ -1,10 +1,11 @@
 """Spark's writes as compare-and-set: rows that cannot be written once their table has a version after their plan's.
 
-Delta takes the newest version when its transaction begins, whatever the plan was made from. So the rows that are written
-are joined by a task without any, which fails where the log has a version that the plan has not seen. Delta evaluates it
-with them, after its transaction has begun (WriteIntoDelta.run and MergeIntoCommand.runMerge in Delta's sources): what was
-committed before makes the task fail. What is committed after is Delta's to refuse: another position, another schema, and
-for an overwrite or a MERGE any change of rows. Only an append follows a compaction or a repair that comes after the task.
+Delta takes the newest version when its transaction begins, whatever the plan was made from. So a task without
+rows is joined to the written rows; it fails where the log has a version that the plan has not seen. Delta
+evaluates it with the rows, after its transaction has begun (WriteIntoDelta.run and MergeIntoCommand.runMerge
+in Delta's sources), so an earlier commit makes the task fail. A later commit is refused by Delta: another
+position, another schema, and for an overwrite or a MERGE any change of rows. Only an append may follow a
+compaction or a repair that comes after the task.
 """
 
 from collections.abc import Iterable, Iterator
@@ -22,9 +23,9 @@ class NewerVersionError(PgsieveError):
 
 
 def guarded(frame: DataFrame, path: str, base: int | None, store: Store) -> DataFrame:
-    """The frame; evaluating it raises NewerVersionError where the table has a version after `base`.
+    """The DataFrame; evaluating it raises NewerVersionError where the table has a version after `base`.
 
-    Executors cannot look into a log that only Spark reaches: there the frame stays as it is.
+    Executors cannot read a log that only Spark reaches: there the DataFrame stays as it is.
     """
     if base is None or not store.reaches(path):
         return frame

@@ -1,7 +1,7 @@
-"""Spark's daemon of Python's workers in a local session: what pgsieve's functions import is there before a worker is forked.
+"""Spark's daemon of Python workers in a local session: it imports pgsieve's modules before it forks a worker.
 
-Spark starts it as `pyspark.daemon`, with the same argument. Without it each worker, one a core, imports all of it by itself: a second
-each at the first job.
+Spark starts it as `pyspark.daemon`, with the same argument. Without it each worker, one per core, imports all
+of them by itself: a second each at the first job.
 
 https://spark.apache.org/docs/4.1.0/configuration.html#runtime-environment (spark.python.daemon.module)
 """

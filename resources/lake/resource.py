@@ -1,6 +1,7 @@
 """The lake as a Dagster resource.
 
-In: its URI, the Spark engine that reads and writes it, and the engine's settings that are pgsieve's own. Out: the opened lake.
+In: its URI, the Spark engine that reads and writes it, and pgsieve's own settings of the engine. Out: the
+opened lake.
 """
 
 from collections.abc import Callable
@@ -16,16 +17,17 @@ from pgsieve.resources.lake.spark_writes import WANT_VECTORS
 from pgsieve.resources.lake.stores.storage import is_uri
 from pgsieve.resources.lake.unsynced import recover
 
-#: Spark configuration of pgsieve's own: batches of a local lake up to this size are written without Spark.
+#: A Spark setting of pgsieve: batches of a local lake up to this size are written without Spark.
 SMALL_BYTES = "spark.pgsieve.smallBytes"
-#: Another one: of replicas up to this size files are written once more without rows that go; in larger ones these are marked.
+#: Another one: in replicas up to this size files are written again without deleted rows; in larger ones rows
+#: are marked.
 REWRITTEN_BYTES = "spark.pgsieve.rewrittenBytes"
 
 
 class LakeResource(dg.ConfigurableResource["LakeResource"]):
     """The lake as a Dagster resource: its URI, the Spark engine that reads and writes it, and templates of folders.
 
-    `folders` are those of subscriptions' replicas; of the others the lake has recorded them.
+    `folders` are those of subscriptions' replicas; for other subscriptions the lake has recorded them.
     """
 
     uri: str
@@ -33,9 +35,9 @@ class LakeResource(dg.ConfigurableResource["LakeResource"]):
     folders: dict[str, str] = Field(default={})
 
     def open(self, session: Callable[[], SparkSession] | None = None) -> Lake:
-        """The lake; its `session`, else the engine's, is begun when it is first needed.
+        """The lake; its `session`, or else the engine's, starts at its first use.
 
-        What a power cut left half written is put back before.
+        Commits that a power cut left half written are put back first.
         """
         if not is_uri(self.uri):
             recover(self.uri)

@@ -1,7 +1,7 @@
-"""Where a Delta table without a key has some rows: all of its files are read, by whoever runs the functions.
+"""Finds rows of a Delta table without a key: a runner reads all of the table's files.
 
-In: a table, and digests of rows (`pgsieve.decoding.changes.digests`). Out: the rows that have them, file by file. Raises what delta-rs and
-Arrow do.
+In: a table, and digests of rows (`pgsieve.decoding.changes.digests`). Out: the rows with these digests, file
+by file. Raises errors of delta-rs and Arrow.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,7 +24,7 @@ _FOUND = pa.schema([("file", pa.int64()), ("row", pa.int64()), ("sought", pa.int
 def row_matches(
     table: DeltaTable, path: str, store: Store, sought: Sought, schema: pa.Schema, runner: Executors
 ) -> list[FileMatches]:
-    """Where a table has rows of some digests, made of the columns of a schema; `keys` of a match are places of digests."""
+    """The rows of a table with some digests over the columns of a schema; `keys` of a match are indices of digests."""
     files = pa.table(table.get_add_actions()).select(["path", "size_bytes"]).to_pylist()
     names = [unquote(file["path"]) for file in files]
     found = runner.written(_Reading(store, path, schema, names, sought), len(names), schema=_FOUND)
@@ -43,7 +43,7 @@ def row_matches(
 
 @dataclass(frozen=True)
 class _Reading:
-    """Looks through the files of a table, each a part. Travels to executors."""
+    """Searches the files of a table, one per part. It is sent to executors."""
 
     store: Store
     path: str

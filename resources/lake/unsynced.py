@@ -1,12 +1,14 @@
-"""What a process writes to a lake in a folder, and the file system may not have on disk yet.
+"""Writes of a process to a lake in a folder that the file system may not have on disk yet.
 
-In: the lake's folder. Out: a mark in it, as long as something may be lost by a power cut; and `synchronise`, after which nothing is that was
-written before. Whoever begins to write, and finds the mark of a process that has ended without taking it away, first has what that left
-half written put back (`half_written`). Raises OSError where the folder cannot be written, or what was written did not reach the disk.
+In: the lake's folder. Out: a mark in it, as long as a power cut may lose something; and `synchronise`, after
+which all earlier writes are safe. A process that begins to write and finds the mark of an ended process,
+first puts back what that left half written (`half_written`). Raises OSError where the folder cannot be
+written, or writes did not reach the disk.
 
-syncfs(2) writes all of a file system, whoever wrote it: this process, delta-rs, a JVM, other processes of this host. Since Linux 5.8 it
-fails where one of them was told too early that a write has succeeded, since the file it is called with was opened: the mark is, before
-anything is written. After such an error nothing is taken for durable any more.
+syncfs(2) writes all of a file system: the writes of this process, of delta-rs, of a JVM, and of other
+processes of this host. Since Linux 5.8 it fails where one of their writes was reported as successful too
+early, since the file was opened with which it is called. The mark is that file, and is opened before anything
+is written. After such an error nothing counts as durable any more.
 """
 
 import ctypes
@@ -26,35 +28,39 @@ from pgsieve.resources.lake.paths import OWN_FOLDER
 _MARKS, _LOCK = ".unsynced", "lock"
 _LIBRARY = ctypes.CDLL(None, use_errno=True)
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL}
-#: macOS: have the disk write its cache, too.
+#: macOS: have the disk write its cache too.
 _FULL_SYNC = getattr(fcntl, "F_FULLFSYNC", None)
 
 
 class Unsynced:
-    """What this process has written to a lake, of which nobody knows yet that it is on disk."""
+    """The writes of this process to a lake that may not be on disk yet."""
 
     def __init__(self, lake: Path) -> None:
         self._lake, marks = lake, lake / OWN_FOLDER / _MARKS
-        # Rows that no filter has been applied to are there. Where a user has made it, or changed its mode, it stays so.
+        # It has rows to which no filter has been applied. Where a user has made it, or changed its mode, it
+        # stays so.
         marks.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         marks.mkdir(mode=0o700, exist_ok=True)
         with _alone(marks):
             _put_back(lake, marks)
             mark = marks / uuid.uuid4().hex
             self._file = os.open(mark, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
-            # Held as long as this process lives: who finds it held leaves the mark alone.
+            # Locked as long as this process lives: another process leaves a locked mark alone.
             _lock(self._file, fcntl.LOCK_EX)
-        # The mark itself, before anything that it is there for; not yet what others have written.
+        # The mark itself, before the writes that it is for; other processes' writes are not synchronised yet.
         os.fsync(self._file)
         for folder in (marks, marks.parent, lake):
             with _opened(folder) as file:
                 os.fsync(file)
         self._failed: int | None = None
-        #: Has everything on disk, and takes the mark away.
+        #: Writes everything to disk, and removes the mark.
         self.leave = weakref.finalize(self, _end, self._file, mark, os.getpid())
 
     def synchronise(self) -> None:
-        """Have all that was written to the lake on disk; raises OSError, then and ever after, where some of it is lost."""
+        """Write all earlier writes to the lake to disk.
+
+        Raises OSError, then and ever after, where some are lost.
+        """
         if self._failed is not None:
             raise OSError(self._failed, os.strerror(self._failed))
         try:
@@ -64,7 +70,7 @@ class Unsynced:
                     _synchronise(file)
         except OSError as error:
             self._failed = error.errno or errno.EIO
-            # Without it the mark stays, and whoever begins next looks at what is on disk.
+            # Otherwise the mark stays, and the next process checks what is on disk.
             self.leave.detach()
             raise
 
@@ -74,7 +80,7 @@ _SHARING = threading.Lock()
 
 
 def unsynced(lake: str) -> Unsynced:
-    """That of a lake: one for all of this process, until nobody of it has the lake open."""
+    """The object of a lake: one for this process, until no part of it has the lake open."""
     with _SHARING:
         if (one := _shared.get(lake)) is None:
             one = _shared[lake] = Unsynced(Path(lake))
@@ -82,9 +88,9 @@ def unsynced(lake: str) -> Unsynced:
 
 
 def recover(lake: str) -> None:
-    """Put back what processes that have ended without a word left half written, before the lake is read.
+    """Put back half-written commits of processes that ended without closing the lake, before the lake is read.
 
-    What cannot be put back, as the folder cannot be written, is left to who writes, or is told as damage.
+    Where the folder cannot be written, this is left to the next writer, or reported as damage.
     """
     marks = Path(lake, OWN_FOLDER, _MARKS)
     if marks.is_dir():
@@ -93,7 +99,10 @@ def recover(lake: str) -> None:
 
 
 def leave_all() -> None:
-    """Leave all lakes, at the end of a command, with everything on disk; a process that ends does so for what was not left."""
+    """Close all lakes at the end of a command, with everything on disk.
+
+    An ending process does so for the others.
+    """
     with _SHARING:
         for one in list(_shared.values()):
             one.leave()
@@ -101,7 +110,7 @@ def leave_all() -> None:
 
 
 def _put_back(lake: Path, marks: Path) -> None:
-    """Put back what processes that have ended without a word left half written, and take their marks away."""
+    """Put back half-written commits of processes that ended without closing the lake, and remove their marks."""
     left = list[tuple[Path, int]]()
     for mark in marks.iterdir():
         if mark.name == _LOCK:
@@ -114,7 +123,7 @@ def _put_back(lake: Path, marks: Path) -> None:
             os.close(file)
     if not left:
         return
-    # What reads tables is not imported where nothing is put back.
+    # The modules that read tables are imported only here, where something is put back.
     from pgsieve.resources.lake.half_written import put_back
 
     put_back(lake, min(since for _, since in left))
@@ -125,7 +134,7 @@ def _put_back(lake: Path, marks: Path) -> None:
 
 
 def _end(file: int, mark: Path, process: int) -> None:
-    """Leave the lake with all on disk, and without the mark; a process that was forked leaves it as it is."""
+    """Close the lake with all on disk, and without the mark; a forked process leaves it as it is."""
     if os.getpid() != process:
         return
     try:
@@ -138,7 +147,7 @@ def _end(file: int, mark: Path, process: int) -> None:
 
 
 def _synchronise(file: int) -> None:
-    """Have the file system of an open file on disk."""
+    """Write the file system of an open file to disk."""
     if _FULL_SYNC is not None:
         os.sync()
         fcntl.fcntl(file, _FULL_SYNC)
@@ -168,7 +177,7 @@ def _opened(folder: Path) -> Iterator[int]:
 
 @contextmanager
 def _alone(marks: Path) -> Iterator[None]:
-    """Within the block no other process begins to write: it would take what is put back for what is there."""
+    """Within the block no other process begins to write: it would rely on what is about to be put back."""
     file = os.open(marks / _LOCK, os.O_CREAT | os.O_RDWR, 0o600)
     try:
         _lock(file, fcntl.LOCK_EX)
@@ -178,7 +187,10 @@ def _alone(marks: Path) -> Iterator[None]:
 
 
 def _lock(file: int, how: int) -> bool:
-    """Whether a file could be locked; False where another process has it, or the file system has no locks: then every process may live."""
+    """Whether a file could be locked; False where another process has it.
+
+    False also where the file system has no locks: then every process may be alive.
+    """
     try:
         fcntl.flock(file, how)
     except OSError as error:

@@ -1,16 +1,17 @@
-"""What a file says of its values' bounds is true for every reader, or it says nothing.
+"""Bounds of values in a file: each bound is true for every reader, or it is left out.
 
-In: the columns of a file that is to be written. Out: how delta-rs is to write it. Without bounds the values are
-the same; readers can leave out no file, and no row group, by them. What is not told:
+In: the columns of a new file. Out: delta-rs' properties for writing it. Without bounds the values are the
+same, but readers cannot skip the file, or a row group. These bounds are left out:
 
-- of decimals with more than 15 digits: delta-rs counts their bounds in floating point, 9007199254740993 as ...992, and a
-  reader who looks for the value leaves the file out;
-- of floating-point numbers: Parquet's bounds count no NaN, which is greater than every other number for PostgreSQL and Spark, so that a
-  reader who looks for what is greater than a number leaves NaN out (`parquet_files` writes none either);
-- of texts and bytes more than a beginning: a value of megabytes would stand in the file's footer and in Delta's log once more, and
-  Spark reads no log with a text of more than 20,000,000 characters. What is cut stays a bound: the greatest one is cut to what is greater;
-- of dates after the year 262142, over which delta-rs panics. PostgreSQL's dates end in 5874897, and infinity is later
-  still. Then no date of that file has bounds, and no column with one within.
+- of decimals with more than 15 digits: delta-rs computes their bounds in floating point, 9007199254740993 as
+  ...992, and a reader that looks for the value skips the file;
+- of floating-point numbers: Parquet's bounds ignore NaN, which PostgreSQL and Spark order after every number,
+  so a reader that looks for greater values skips NaN (`parquet_files` writes none either);
+- of texts and bytes more than a prefix: otherwise a value of megabytes would stand in the file's footer and
+  in Delta's log again, and Spark reads no log with a text of more than 20,000,000 characters. A cut upper
+  bound is rounded up, so it stays a bound;
+- of dates after the year 262142, for which delta-rs panics. PostgreSQL's dates end in 5874897, and infinity
+  is later still. Then no date column of that file has bounds, and no column that contains dates.
 """
 
 from collections.abc import Callable
@@ -25,21 +26,24 @@ from pgsieve.resources.lake.delta.parquet_files import COMPRESSION_LEVEL, ROW_GR
 
 Done = TypeVar("Done")
 
-#: 262142-12-31, the last date of chrono, which delta-rs computes with; as days since 1970-01-01.
+#: 262142-12-31, the last date of chrono, which delta-rs uses; as days since 1970-01-01.
 _LAST_DAY = 95_026_236
 _PANIC = "`NaiveDate + TimeDelta` overflowed"
-#: A decimal of so many digits comes back from floating point as it was.
+#: A decimal of this many digits survives a conversion to floating point.
 _EXACT_DIGITS = 15
-#: As many bytes of a text are bounds as delta-rs has without properties; with some it cuts nothing.
+#: The length of text bounds, as delta-rs has it without properties; with properties it would cut nothing.
 _BOUND_BYTES = 64
 
 
 def bounded_if_possible(
     write: Callable[[WriterProperties], Done], schema: pa.Schema, rows: pa.Table | None = None
 ) -> Done:
-    """What `write` does with properties of files that it can comply with; a second time where it could not.
+    """The result of `write` with properties for its files.
 
-    `schema` has the columns of its files, `rows` are what it writes, or a part of that. What fails so has committed nothing.
+    It is repeated without bounds of dates where delta-rs fails.
+
+    `schema` has the columns of the files. `rows` are the rows to write, or a part of them. A failed write has
+    committed nothing.
     """
     if rows is not None and any(map(_is_beyond, rows.columns)):
         return write(writer_properties(schema, dates=False))
@@ -52,10 +56,10 @@ def bounded_if_possible(
 
 
 def writer_properties(schema: pa.Schema, *, dates: bool = True) -> WriterProperties:
-    """How delta-rs is to write files of some columns: with bounds, but for those that it cannot tell, or not of `dates`."""
+    """Properties for files of some columns: with bounds, except those that delta-rs gets wrong, or without those of dates."""
     fields = list(schema)
     unsure = [field for field in fields if _is_unsure(field.type, dates=dates)]
-    # It takes names of whole columns only: where one field of a struct is unsure, no struct has bounds.
+    # The properties name only whole columns: where one field of a struct is unsafe, no struct has bounds.
     no_structs = any(pa.types.is_nested(field.type) for field in unsure)
     return WriterProperties(
         max_row_group_size=ROW_GROUP,
@@ -85,7 +89,7 @@ def _is_unsure(kind: pa.DataType, *, dates: bool) -> bool:
 
 
 def _is_beyond(values: pa.ChunkedArray) -> bool:
-    """Whether there is a date, or a field or an element that is one, whose bounds delta-rs cannot tell."""
+    """Whether there is a date, also within a struct or list, whose bounds delta-rs cannot compute."""
     kind = values.type
     if pa.types.is_date32(kind):
         last = pc.max(values.cast(pa.int32())).as_py()

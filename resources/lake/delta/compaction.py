@@ -1,16 +1,18 @@
-"""OPTIMIZE of a plain table, as a compare-and-set of the files: small ones become large ones, or all rows are clustered.
+"""OPTIMIZE of a plain table as a compare-and-set of its files: small files are joined, or all rows are clustered.
 
-In: a table that delta-rs reaches, whose rows are those of its Parquet files. Out: commits that leave its rows as they are, and
-how many files fewer it has. Raises OverrunError where another process has rewritten one of the files meanwhile.
+In: a table that delta-rs can reach, whose rows are those of its Parquet files. Out: commits that leave its
+rows as they are, and the decrease in files. Raises OverrunError where another process has rewritten one of
+the files meanwhile.
 
-delta-rs has OPTIMIZE, too, but commits two of the same files one after the other, and the rows are there twice. So the
-files are written here, and committed only to a version that still has those which they replace:
+delta-rs has OPTIMIZE too. But two of its runs can commit the same files one after the other, and then the
+rows are there twice. So the files are written here, and committed only to a version that still has the files
+that they replace:
 
     version 7    a b c D         D is large enough. a, b and c are read, and E is written with their rows.
-    version 8    a b c D f       Another process has appended f: E may still take the place of a, b and c.
-    version 9    D f E           The commit names version 8, and fails if somebody else has made a version 9.
-                                 Then the newest version is looked at again.
-    version 9'   a' c D f        Here b is gone, and a was rewritten: E is dropped, and somebody plans anew.
+    version 8    a b c D f       Another process has appended f: E may still replace a, b and c.
+    version 9    D f E           The commit names version 8, and fails if another process has made a version 9.
+                                 Then the newest version is checked again.
+    version 9'   a' c D f        Here b is gone, and a was rewritten: E is dropped, and a new plan is needed.
 """
 
 import time
@@ -34,14 +36,15 @@ from pgsieve.resources.lake.stores.store import joined
 
 #: Files by their paths in the log, with their sizes in bytes.
 Files = Mapping[str, int]
-#: A row group of wide rows ends with so many bytes in memory.
+#: A row group of wide rows ends with this many bytes in memory.
 _ROW_GROUP_BYTES = 64 * 1024 * 1024
 
 
 def compact(local: LocalRecords, path: str) -> int:
-    """Make files of about the table's target size out of the smaller ones; how many files fewer there are.
+    """Join small files into files of about the table's target size; returns the decrease in files.
 
-    Each group of files is a commit of its own: what is done stays done. Memory holds the rows of one row group.
+    Each group of files is a commit of its own, so finished groups stay. Memory holds the rows of one row
+    group.
     """
     return sum(
         _replace(local, path, removed, _rows(local, path, removed))
@@ -50,9 +53,9 @@ def compact(local: LocalRecords, path: str) -> int:
 
 
 def cluster(local: LocalRecords, path: str, by: Sequence[str]) -> int:
-    """Make all files anew, with the rows in Z-order of some columns; how many files fewer there are.
+    """Write all files again, with the rows in Z-order of some columns; returns the decrease in files.
 
-    One commit. Memory holds all rows, so this is for small tables.
+    It is one commit. Memory holds all rows, so this is for small tables.
     """
     removed = _files(local.table_at(path))
     if not removed:
@@ -69,7 +72,10 @@ def _files(table: DeltaTable) -> Files:
 
 
 def _groups(files: Files, target: int) -> Iterator[Files]:
-    """Small files that together have about the target size, two at least; neighbours in time, whose values often are, too."""
+    """Groups of at least two small files of about the target size together.
+
+    Neighbours in time often have close values.
+    """
     group, size = dict[str, int](), 0
     for name, bytes_ in files.items():
         if bytes_ < target:
@@ -91,7 +97,10 @@ def _rows(local: LocalRecords, path: str, files: Iterable[str]) -> Iterator[pa.R
 
 
 def _row_groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema, size: int) -> Iterator[pa.RecordBatch]:
-    """Batches of the size of a row group, out of smaller and larger ones; none takes more than `size` in memory."""
+    """Batches of the size of a row group, made of smaller and larger ones.
+
+    None has more than `size` bytes in memory.
+    """
     gathered, rows, taken = list[pa.RecordBatch](), 0, 0
     for batch in chain(batches, [None]):
         if batch is not None:
@@ -104,7 +113,7 @@ def _row_groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema, size: int)
 
 
 def _replace(local: LocalRecords, path: str, removed: Files, batches: Iterable[pa.RecordBatch]) -> int:
-    """Commit files with these rows in the place of others; how many files fewer there are."""
+    """Commit files with these rows in place of others; returns the decrease in files."""
     schema, size, now = (
         local.arrow_schema(path),
         file_bytes(local.properties(path)),
@@ -123,9 +132,9 @@ def _replace(local: LocalRecords, path: str, removed: Files, batches: Iterable[p
 
     def commit() -> None:
         metadata = kept_metadata(local.position(path))
-        # From here on the table stays at the version that it is looked at in, and that the commit follows.
+        # The version that is checked here is the one that the commit follows.
         table = local.table_at(path)
-        # A file whose rows somebody has marked as deleted has the same name as before.
+        # A file keeps its name when another process marks some of its rows as deleted.
         if not (removed.keys() <= _files(table).keys() and is_plain(table)):
             raise OverrunError(path)
         table.create_write_transaction(

@@ -1,7 +1,8 @@
-"""Rows of older files as their table has them now: Arrow arrays in, the same rows with the table's present columns out.
+"""Rows of older files in the present columns of their table: Arrow arrays in, Arrow arrays out.
 
-Delta adds columns, and fields of structs, without touching a file: there they are NULL (Delta's protocol, schema evolution).
-Raises ArrowInvalid where a value does not fit, which no table of pgsieve's has.
+Delta adds columns, and fields of structs, without rewriting files: in older files they are NULL (Delta's
+protocol, schema evolution). Raises ArrowInvalid where a value does not fit, which happens in no table of
+pgsieve.
 """
 
 import pyarrow as pa
@@ -20,7 +21,7 @@ def conformed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def _conformed(values: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> pa.Array:
-    if isinstance(values, pa.ChunkedArray):  # Without a chunk, combined chunks are still chunked.
+    if isinstance(values, pa.ChunkedArray):  # Without any chunk, the combined array is still chunked.
         values = pa.concat_arrays(values.chunks) if values.chunks else pa.nulls(0, values.type)
     if values.type.equals(kind):
         return values

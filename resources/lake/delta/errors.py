@@ -1,9 +1,9 @@
-"""Errors of the lake: what an engine raises -> what is wrong with which table, and whose fault it is.
+"""Errors of the lake: an engine's exception -> what is wrong with which table, and what caused it.
 
-In: exceptions of delta-rs, Arrow, the operating system and Spark. Out: `LakeError` and its kinds, without a cell
-value. What fails one table sets that table aside; where the storage as a whole refuses (`LakeUnavailableError`),
-Spark loses what it computes with (`SparkLostError`) or another writer does not let pgsieve commit
-(`ConcurrentWriteError`), no table is to blame: the run stops.
+In: exceptions of delta-rs, Arrow, the operating system and Spark. Out: `LakeError` and its kinds, without a
+cell value. A failure of one table sets that table aside. No table is the cause, and the run stops, where the
+storage as a whole refuses (`LakeUnavailableError`), Spark loses what it computes with (`SparkLostError`), or
+another writer does not let pgsieve commit (`ConcurrentWriteError`).
 """
 
 import errno
@@ -20,7 +20,7 @@ from tenacity import retry, retry_if_exception, stop_after_attempt, wait_random_
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.resources.passwords import concealed
 
-#: The operating system's words for a write that the storage refuses, whoever writes.
+#: The operating system's messages for a write that the storage refuses, whichever process writes.
 _REFUSALS = {
     os.strerror(code): code
     for code in (
@@ -28,39 +28,44 @@ _REFUSALS = {
         *(errno.EROFS, errno.EACCES, errno.EPERM),
     )
 }
-#: Those that a single folder may cause.
+#: Those that may concern a single folder only.
 _OF_A_FOLDER = {errno.EROFS, errno.EACCES, errno.EPERM}
-#: The same in SQLite's words, where Dagster keeps its records.
+#: The same in SQLite's words, for Dagster's records.
 _SQLITE = {"database or disk is full": errno.ENOSPC, "attempt to write a readonly database": errno.EROFS}
 _WORDS = "|".join(map(re.escape, [*_REFUSALS, *_SQLITE]))
-#: Where an engine quotes the system: delta-rs, Python and Arrow, the JVM, SQLite. Elsewhere it may be a cell's text.
+#: How an engine marks a message of the system: delta-rs, Python and Arrow, the JVM, SQLite. Elsewhere it may
+#: be a cell's text.
 _QUOTED = re.compile(
     r"\(os error (?P<rust>\d+)\)|\[[Ee]rrno (?P<python>\d+)\]"
     rf"|(?:java\.(?:io|nio)\.[\w.]+: |sqlite3\.OperationalError\) )[^\n]*?(?P<words>{_WORDS})"
 )
-#: What a row filter raises in PostgreSQL's words and with its SQLSTATE (`raise_error` in pgsieve.assets.steps), with no value.
+#: Errors of a row filter, in PostgreSQL's words and with its SQLSTATE (`raise_error` in
+#: pgsieve.assets.steps), without values.
 _OURS = re.compile(r"\[USER_RAISED_EXCEPTION\] (.+? \[[0-9A-Z]{5}\])")
-#: What Spark, classic or Connect, says where a part of it is gone.
+#: Messages of Spark, classic or Connect, when a part of it is gone.
 _LOST = re.compile(
     r"ExecutorLostFailure|Python worker exited unexpectedly|CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND|FetchFailed"
     r"|Master removed our application|SparkContext was shut down|StatusCode\.UNAVAILABLE"
 )
-#: Spark's words, delta-rs's, and Arrow's.
+#: Messages of Spark, of delta-rs, and of Arrow.
 _MISSING_FILE = re.compile(r"(?:reading file|Object at location|open local file) '?(?:file:)?(\S+?\.parquet)")
 _NOT_THERE = ("not found", "FILE_NOT_EXIST", "No such file or directory")
-#: delta-rs's words for a log that lacks an entry or a checkpoint, as it does for a moment where one is cleaned up.
+#: delta-rs's messages for a log that lacks an entry or a checkpoint, also for a moment while a log is cleaned
+#: up.
 _LACKING = re.compile(
     r"File not found[^\n]*/_delta_log/|Object at location \S*_delta_log/\S+ not found|Expected contiguous commit files"
     r"|didn't find any checkpoints|No (?:protocol|table metadata|table metadata or protocol) found"
 )
-#: The same for one whose entries are not what Delta writes, and what it begins with where it is the log that it reads.
+#: The same for a log with entries that are not Delta's, and the beginning of such messages about the log that
+#: is read.
 _ILLEGIBLE = re.compile(r"Json error|Unexpected state: the newest version in the log")
 _OF_THE_LOG = "Kernel error: "
-#: delta-rs's words for a file that is no Parquet file, or none any more; what a condition on its rows says is not among them.
+#: delta-rs's messages for a file that is not or no longer a Parquet file; messages about a condition on its
+#: rows are not among them.
 _NO_PARQUET = re.compile(
     r"Failed to fetch metadata for file |Invalid Parquet file|Parquet argument error: (?!Arrow: )"
     r"|Parquet error: (?:EOF: |Arrow: (?:Unable to |incompatible arrow schema))|Kernel error: Arrow error: (?:EOF|Parquet error): "
-    # Arrow's, as it opens one, as it reads a page, and as it decodes one.
+    # Arrow's messages as it opens a file, reads a page, and decodes one.
     r"|Could not open Parquet input source|Parquet file size is \d+ bytes|Parquet magic bytes not found|deserialize thrift"
     r"|Deserializing page header failed|decompression failed|Unexpected end of stream|[Cc]orrupt data page|corrupted bit_width"
     r"|truncated PLAIN-encoded|rep / def levels|Unknown encoding type|not in dictionary bounds|Invalid flatbuffers message"
@@ -69,22 +74,23 @@ _NO_PARQUET = re.compile(
     r"|is not a Parquet file|the footer index is not within the file|CANNOT_READ_FILE_FOOTER"
     r"|ParquetDecodingException|can not read class org\.apache\.parquet"
 )
-#: What tells that a file was not read at all; where its store only has no bytes at a place, the file ends before it.
+#: Messages about a file that was not read at all. Where only its store has no bytes at a place, the file ends
+#: before it.
 _UNREAD = re.compile(
     r"Object Store error|Error performing [A-Z]+ |\(os error \d+\)|\[[Ee]rrno \d+\]|error sending request|Resources exhausted"
 )
 _ENDS_BEFORE = re.compile(r"Requested range was invalid|status code:? 416|object was only \d+ bytes")
-#: A store's error as delta-rs begins it; it tells of the request and of its end in lines with an arrow each.
+#: The beginning of a store's error in delta-rs; lines with an arrow each describe the request and its end.
 _OF_A_STORE = re.compile(r"(?:Kernel error -> )?Generic \w+ error\b")
 _ARROW = re.compile(r"\s*(?:\x1b\[[0-9;]*m)?↳(?:\x1b\[[0-9;]*m)?\s*")
-#: A request: beyond the server its address has names of objects, so values of cells, and perhaps a signature.
+#: A request: after the server its address has names of objects, so values of cells, and perhaps a signature.
 _REQUEST = re.compile(r"(Error performing [A-Z]+ \w+://[^/\s?]+)\S*(?: in [\d.]+\S+)?|(?<=\S)\?\S+")
 _STATUS = re.compile(r"\d{3} [A-Z]")
 #: An answer that follows in the line.
 _BODY = re.compile(r"(status code: \d{3} [^:]*):.*", re.DOTALL)
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 
-#: What delta-rs says in the class of its conflicts, and is none: it does not write to such a table at all, whoever else does.
+#: delta-rs raises this in the class of its conflicts although it is none: it never writes to such a table.
 _REFUSED = re.compile(r"Unsupported table features|Table features must be specified|append-only")
 
 
@@ -93,11 +99,11 @@ class LakeError(PgsieveError):
 
 
 class ConcurrentWriteError(LakeError):
-    """Another writer of the table committed first; the same write, done again, reads what that one left."""
+    """Another writer of the table committed first; the same write, done again, reads that commit."""
 
 
 class OverrunError(ConcurrentWriteError):
-    """Another process committed after this write was planned: only a new plan can say what is still to be written."""
+    """Another process committed after this write was planned: only a new plan can decide what is still to be written."""
 
     def __init__(self, path: str) -> None:
         super().__init__(
@@ -108,7 +114,10 @@ class OverrunError(ConcurrentWriteError):
 
 
 class LakeUnavailableError(LakeError):
-    """The storage refuses: a full disk, a read-only file system, missing rights, no bucket. No table can help it."""
+    """The storage refuses: a full disk, a read-only file system, missing rights, no bucket.
+
+    No table is the cause.
+    """
 
 
 class StoreUnavailableError(LakeUnavailableError):
@@ -116,31 +125,31 @@ class StoreUnavailableError(LakeUnavailableError):
 
 
 class SparkLostError(LakeError):
-    """Spark lost executors, or what they held, more often than it tries again; or it is gone. No table can help it."""
+    """Spark lost executors or their data too often, or it is gone. No table is the cause."""
 
 
 class SparkUnavailableError(PgsieveError):
     """No Spark session: Java is missing, or the master does not answer."""
 
 
-#: No table is to blame for these.
+#: Errors that no table causes.
 NO_TABLES_FAULT = (ConcurrentWriteError, LakeUnavailableError, SparkLostError, SparkUnavailableError)
 
 
 class DamagedTableError(LakeError):
-    """A Delta table has lost files or its log, or what they held: it has to be made again."""
+    """A Delta table has lost files, its log, or parts of them: it has to be made again."""
 
 
 class RefusedTableError(LakeError):
-    """An engine does not read or write a Delta table, for a reason that it has with this one."""
+    """An engine cannot read or write a Delta table because of a property of this table."""
 
 
-#: What is wrong with a table whose newest entries are gone.
+#: The problem of a table whose newest entries are gone.
 PUT_BACK = "it was put back to an earlier version"
 
 
 def damaged(path: str, what: str) -> DamagedTableError:
-    """The error of a table that has lost something, with the way out."""
+    """The error of a table that has lost something, with what to do."""
     return DamagedTableError(
         f'Delta table "{path}": {what}',
         hint="restore it from a backup, or have it made again: `pgsieve resync`, with the name of its subscription and no table"
@@ -149,12 +158,12 @@ def damaged(path: str, what: str) -> DamagedTableError:
 
 
 def damaged_log(path: str, what: str) -> DamagedTableError:
-    """The error of a table whose log is not what was written."""
+    """The error of a table whose log is not as it was written."""
     return damaged(path, f"its log cannot be read: {what}")
 
 
 class ExecutorError(PgsieveError):
-    """An error of pgsieve's that was raised on a Spark executor; `kind` is its class."""
+    """An error of pgsieve that was raised on a Spark executor; `kind` is its class."""
 
     def __init__(self, message: str, *, kind: str, hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
@@ -162,24 +171,24 @@ class ExecutorError(PgsieveError):
 
 
 def is_arrows(error: BaseException) -> bool:
-    """Whether delta-rs gives on an error of Arrow's, as of a cast, for which it has no class."""
+    """Whether delta-rs passes on an error of Arrow, such as of a cast, without a class of its own."""
     return type(error) is Exception
 
 
 def is_conflict(error: BaseException) -> bool:
-    """Whether delta-rs, or what commits beside it here, did not commit because another writer was faster."""
+    """Whether delta-rs, or another committer here, did not commit because another writer was faster."""
     return isinstance(error, CommitFailedError) and not _REFUSED.search(str(error))
 
 
 _WAIT, _STOP = wait_random_exponential(0.1, max=5), stop_after_attempt(6)
-#: Does something again, a few times, where a concurrent writer was faster: compaction beside an apply.
+#: Repeats something a few times where a concurrent writer was faster, such as a compaction.
 again_after_conflict = retry(
     retry=retry_if_exception(lambda error: isinstance(error, ConcurrentWriteError) or is_conflict(error)),
     wait=_WAIT,
     stop=_STOP,
     reraise=True,
 )
-#: Commits again what needs no new plan.
+#: Repeats a commit that needs no new plan.
 commit_again = retry(retry=retry_if_exception(is_conflict), wait=_WAIT, stop=_STOP, reraise=True)
 
 
@@ -189,7 +198,7 @@ def refusal(error: BaseException) -> int | None:
         if isinstance(each, OSError) and each.errno in _REFUSALS.values():
             return each.errno
         text = str(each)
-        if "SQLSTATE: 22" in text:  # a data exception shows a cell
+        if "SQLSTATE: 22" in text:  # A data exception shows a cell.
             continue
         for match in _QUOTED.finditer(text):
             number = match["rust"] or match["python"]
@@ -210,7 +219,7 @@ def is_lost(error: BaseException) -> bool:
 
 
 def _no_jvm_answers(error: BaseException) -> bool:
-    """Whether Py4J opened another connection to a JVM that is gone: what the system says of that it leaves as it is."""
+    """Whether Py4J opened another connection to a JVM that is gone: it passes the system's error on as it is."""
     return isinstance(error, ConnectionError) and any(
         frame.f_globals.get("__name__", "").startswith("py4j.") for frame, _ in walk_tb(error.__traceback__)
     )
@@ -246,7 +255,7 @@ def lacks_entries(error: BaseException) -> bool:
 
 
 def is_illegible(error: BaseException) -> bool:
-    """Whether delta-rs cannot make out what stands in a table's log: in an entry, or in a checkpoint."""
+    """Whether delta-rs cannot read an entry or a checkpoint of a table's log."""
     if not isinstance(error, DeltaError):
         return False
     text = str(error)
@@ -254,7 +263,7 @@ def is_illegible(error: BaseException) -> bool:
 
 
 def illegible_file(error: BaseException) -> str | None:
-    """The Parquet file in which an engine cannot make out anything: it is empty, cut off, or has other bytes than were written.
+    """The Parquet file that an engine cannot read: it is empty, cut off, or has other bytes than were written.
 
     "" where the engine does not name it, None for any other error.
     """
@@ -267,14 +276,14 @@ def illegible_file(error: BaseException) -> str | None:
 
 
 def _is_no_parquet(text: str) -> bool:
-    """Whether an engine says that a file is no Parquet file, and not that it did not get to read it."""
+    """Whether an engine reports that a file is not a Parquet file, and not that it could not read it."""
     return _NO_PARQUET.search(text) is not None and (
         _UNREAD.search(text) is None or _ENDS_BEFORE.search(text) is not None
     )
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:
-    """The error and what it was raised from; an error that is raised again may be a cause of its own cause."""
+    """The error and its causes; an error that is raised again may be a cause of its own cause."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -283,9 +292,11 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an engine's message: the rest is its stack. Of data exceptions only their name: they show cells.
+    """The first line of an engine's message, without its stack.
 
-    Of a store's error that line is not the telling one: how the request ended is added, and of the answer its code.
+    For a data exception only its name, as such messages show cells.
+
+    For a store's error that line is not enough: the end of the request is added, and the code of the answer.
     """
     text = str(error)
     condition = re.search(r"\[([A-Z_]+(?:\.[A-Z_]+)*)\].*SQLSTATE: 22", text, re.DOTALL)
@@ -298,7 +309,7 @@ def first_line(error: BaseException) -> str:
 
 
 def _of_a_store(lines: Sequence[str]) -> str:
-    """What delta-rs says of a request, without the store's answer: that shows what was signed."""
+    """delta-rs's message about a request, without the store's answer, which shows the signed request."""
     words = [lines[0]]
     for line in lines[1:]:
         if not (arrow := _ARROW.match(line)) or "<" in line or _STATUS.match(words[-1]):
@@ -311,7 +322,7 @@ def _of_a_store(lines: Sequence[str]) -> str:
 
 
 def told(error: BaseException) -> str:
-    """What Spark says of an error, without a value: of one in the data only its condition, or PostgreSQL's words."""
+    """Spark's message of an error, without a value: for an error in the data only its condition, or PostgreSQL's words."""
     if isinstance(error, AnalysisException):
         return first_line(error)
     ours = _OURS.search(str(error))

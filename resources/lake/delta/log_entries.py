@@ -1,9 +1,10 @@
-"""Which entries a Delta table's log has from one of its versions on: a look that is made before each use of a table.
+"""The entries of a Delta table's log from one of its versions on, checked before each use of a table.
 
-In: the table's path, and what reaches its store. Out: the entries by version, each with what tells it from another of its name. In a folder
-two looks at files tell that, as they do where only delta-rs reaches a store; on an object store one listing does, while other threads work.
-A listing may be late: what the caller knows to have been there is asked for by its name. Raises OSError, and DamagedTableError where
-an entry is not whole: a store keeps an object whole, so only one that is empty is found there.
+In: the table's path, and access to its store. Out: the entries by version, each with a stamp that differs
+between entries of the same name. In a folder, and where only delta-rs reaches a store, it takes two looks at
+files. On an object store it takes one listing, while other threads work. A listing may be late: an entry that
+the caller knows of is asked for by its name. Raises OSError, and DamagedTableError where an entry is
+incomplete. A store keeps an object whole, so only an empty one is found there.
 """
 
 import re
@@ -17,7 +18,7 @@ from pgsieve.resources.lake.stores.objects import Objects, objects_at
 from pgsieve.resources.lake.stores.storage import is_uri
 from pgsieve.resources.lake.stores.store import Store
 
-#: What tells an entry from another one of its name; its bytes come last.
+#: Distinguishes entries with the same name; its size comes last.
 Stamp = tuple[Hashable, ...]
 
 _ENTRY = re.compile(r"(\d{20})\.json")
@@ -33,11 +34,11 @@ class LogEntries:
         self._objects: Objects | None = objects_at(path, store.options) if self._is_uri else None
 
     def since(self, version: int, newest: int) -> Mapping[int, Stamp]:
-        """The entry of a version, of the one after `newest`, and maybe of others that came later than the first; what is there of them."""
+        """The entry of a version, of the one after `newest`, and perhaps of others since the first, as far as they exist."""
         if self._objects is None:
             looked = ((each, self.stamp(each)) for each in (version, newest + 1))
             return {each: stamp for each, stamp in looked if stamp is not None}
-        # An object's name comes after those of earlier versions.
+        # Listed names come after those of earlier versions.
         listed = self._objects.stamps(self._folder, after=_name(version - 1) if version else None)
         entries: dict[int, Stamp] = {
             int(match[1]): stamp for name, stamp in listed.items() if (match := _ENTRY.fullmatch(name))
@@ -59,12 +60,12 @@ class LogEntries:
         return entry.st_ino, entry.st_mtime_ns, entry.st_size
 
     def bytes_of(self, version: int) -> int | None:
-        """How many bytes the entry of a version has; None where there is none."""
+        """The size in bytes of a version's entry; None where there is none."""
         stamp = self.stamp(version)
         return None if stamp is None else _bytes(stamp)
 
     def refuse_damaged(self, version: int, stamp: Stamp, entry_bytes: int | None = None) -> None:
-        """Raise DamagedTableError where an entry is not whole, or has not the bytes that are known of it."""
+        """Raise DamagedTableError where an entry is incomplete, or does not have its known size."""
         if not _bytes(stamp):
             lack: str | None = NO_ACTIONS
         elif entry_bytes is not None:
@@ -77,7 +78,7 @@ class LogEntries:
             raise damaged_log(self._path, f"its entry {version} {lack}")
 
     def any(self) -> bool:
-        """Whether there may be a log on an object store; one that only delta-rs reaches it is left to."""
+        """Whether there may be a log on an object store; always true where only delta-rs reaches the store."""
         return self._objects is None or bool(self._objects.stamps(self._folder))
 
 

@@ -1,4 +1,4 @@
-"""`Records` whose errors name the table: whatever engine reads or writes it, what it raises becomes a LakeError."""
+"""`Records` whose errors name the table: an error of any engine becomes a LakeError."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -11,7 +11,7 @@ from pgsieve.resources.lake.delta.records import Records, Standing
 
 
 class NamedRecords:
-    """Asks `records`, each time within `refusing(path)`."""
+    """Passes each call on to `records`, within `refusing(path)`."""
 
     def __init__(self, records: Records, refusing: Callable[[str], AbstractContextManager[None]]) -> None:
         self._records, self._refusing = records, refusing
@@ -22,12 +22,12 @@ class NamedRecords:
             return self._records.exists(path)
 
     def rows(self, path: str, where: str = "true") -> list[dict[str, Any]]:
-        """The rows of a small table for which an SQL condition holds; none where there is no table."""
+        """The rows of a small table that fulfil an SQL condition; empty where there is no table."""
         with self._refusing(path):
             return self._records.rows(path, where)
 
     def newest(self, path: str, column: str) -> list[dict[str, Any]]:
-        """The rows with the greatest number in a column; none where there is no table."""
+        """The rows with the greatest number in a column; empty where there is no table."""
         with self._refusing(path):
             return self._records.newest(path, column)
 
@@ -45,9 +45,9 @@ class NamedRecords:
             self._records.append(path, rows, position, base=base, after=after)
 
     def append_versioned(self, path: str, rows: pa.Table, base: int | None = None) -> None:
-        """Append rows that say which Delta version they came with; again where another writer was faster.
+        """Append rows that have the Delta version of their commit; repeated where another writer was faster.
 
-        With `base` not again: another writer's version is another base.
+        With `base` it is not repeated: another writer's version is another base.
         """
 
         def attempt() -> None:
@@ -60,17 +60,17 @@ class NamedRecords:
             attempt()
 
     def position(self, path: str) -> int | None:
-        """The position of the newest commit of pgsieve's; None where there is no table or none of its commits."""
+        """The position of pgsieve's newest commit; None where there is no table or none of its commits."""
         with self._refusing(path):
             return self._records.position(path)
 
     def standing(self, path: str) -> Standing:
-        """The newest version and the position of it, of one moment."""
+        """The newest version of a table and its position, read together."""
         with self._refusing(path):
             return self._records.standing(path)
 
     def stamp(self, path: str) -> tuple[str, int] | None:
-        """What tells the newest version of a table from every other; None where that is not cheap."""
+        """Distinguishes the newest version of a table from every other; None where that is not cheap."""
         with self._refusing(path):
             return self._records.stamp(path)
 
@@ -80,17 +80,17 @@ class NamedRecords:
             return self._records.version(path)
 
     def is_restored(self, path: str, since: int, entry_bytes: int | None = None) -> bool:
-        """Whether somebody has gone back in a table that had this version."""
+        """Whether a table was put back behind this version."""
         with self._refusing(path):
             return self._records.is_restored(path, since, entry_bytes)
 
     def entry_bytes(self, path: str, version: int) -> int | None:
-        """How many bytes the log's entry of a version has; None where only a request would tell."""
+        """The size in bytes of the log's entry of a version; None where it would take a request."""
         with self._refusing(path):
             return self._records.entry_bytes(path, version)
 
     def committed_at(self, path: str, position: int) -> int | None:
-        """The version with which pgsieve wrote a position; None where the last commits do not tell."""
+        """The version with which pgsieve wrote a position; None where the last commits do not have it."""
         with self._refusing(path):
             return self._records.committed_at(path, position)
 
@@ -110,6 +110,9 @@ class NamedRecords:
             return self._records.slices(path, after)
 
     def has_deletion_vectors(self, path: str) -> bool | None:
-        """Whether writers of the table may mark rows in deletion vectors; None where its properties do not say."""
+        """Whether writers of the table may mark rows in deletion vectors.
+
+        None where its properties do not say.
+        """
         with self._refusing(path):
             return self._records.has_deletion_vectors(path)

@@ -1,8 +1,9 @@
-"""Parquet files of a lake written where the rows are: Arrow batches -> files of a Delta table.
+"""Parquet files of a lake, written where the rows are: Arrow batches -> files of a Delta table.
 
-Where delta-rs reaches the lake, rows that no Spark expression has to see need not become JVM rows: the executor that made them
-writes them, and the driver commits the files (`Commits.commit`). What an executor writes and then fails
-is never committed; VACUUM removes it. For executors: nothing here needs pgsieve's configuration.
+Where delta-rs reaches the lake, rows that need no Spark expression need not become JVM rows. The executor
+that made them writes them, and the driver commits the files (`Commits.commit`). Files of an executor that
+then fails are never committed; VACUUM removes them. For executors: nothing here needs pgsieve's
+configuration.
 """
 
 import json
@@ -20,22 +21,23 @@ from pgsieve.decoding.changes.tally import Tally
 from pgsieve.resources.lake.delta.layout import FILE_BYTES
 from pgsieve.resources.lake.stores.store import Store, joined
 
-#: What is known of a written file, as Arrow and as Spark's DDL.
+#: The description of a written file, as Arrow and as Spark's DDL.
 WRITTEN = pa.schema({"path": pa.string(), "size": pa.int64(), "stats": pa.string(), "tally": pa.string()})
 WRITTEN_DDL = "path string, size bigint, stats string, tally string"
 
-#: Several row groups a file, so that decoding one is shared among the cores; few, as far away each costs requests.
+#: Several row groups a file, so that decoding one is shared among the cores; few, as each costs requests on a
+#: distant store.
 ROW_GROUP = 128 * 1024
-#: Of Zstandard, which leaves half as many bytes as Snappy; higher levels take longer and gain little.
+#: Zstandard's level: files have half the size of Snappy's; higher levels take longer and gain little.
 COMPRESSION_LEVEL = 1
-#: Rows of so many bytes are a row group, however few: they are held until they are written.
+#: Rows of this many bytes are a row group, however few: they stay in memory until they are written.
 _GROUP_BYTES = 16 * 1024 * 1024
 
 _FOLDER = Store()
 
-#: Delta's default: so many columns have statistics, but for integers, which cost nearly nothing.
+#: Delta's default: this many columns have statistics, besides integers, which cost nearly nothing.
 _INDEXED_COLUMNS = 32
-#: Texts up to this length are bounds as they are: a UUID has 36 characters.
+#: Texts up to this length are exact bounds: a UUID has 36 characters.
 _TEXT_CHARACTERS = 64
 #: Delta's decimals have 38 digits at most.
 _EXACT = Context(prec=76)
@@ -51,10 +53,11 @@ def write_files(
     size: int = FILE_BYTES,
     encodings: Mapping[str, str] | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Write batches into new files of a table's folder; yields one row (`WRITTEN`) a file.
+    """Write batches into new files of a table's folder; yields one row (`WRITTEN`) per file.
 
-    A file that has `size` bytes gets no further batch. `count` adds what it wants to know of each batch to the file's tally, a
-    JSON object. `encodings` are Parquet's, by column without a dictionary; plain where none is named. Raises OSError.
+    A file that has `size` bytes gets no further batch. `count` adds its own numbers for each batch to the
+    file's tally, a JSON object. `encodings` are Parquet's, by column without a dictionary; plain where none
+    is named. Raises OSError.
     """
     remaining = _row_groups(batches, min(_GROUP_BYTES, size))
     group = next(remaining, None)
@@ -75,20 +78,20 @@ def write_files(
                 write_statistics=_bounded(schema),
             ) as writer,
         ):
-            # One at least: where the size is next to nothing, too.
+            # At least one row group, even where the size is next to nothing.
             while group is not None:
                 if count:
                     for batch in group:
                         count(batch, tally)
-                # From Spark fields may come as never NULL, which the table's are not.
+                # Spark may declare fields as never NULL, and the table's are nullable.
                 writer.write_table(pa.Table.from_batches(group).cast(schema), row_group_size=ROW_GROUP)
                 group = next(remaining, None)
                 if stream.tell() >= size:
                     break
             writer.close()
-            # The file system would be asked twice, for a folder of this name first.
+            # Otherwise the file system would be asked twice, first for a folder of this name.
             written = stream.tell()
-        # Not by a metadata_collector: where a write fails, it asks for what is not there, and hides the error.
+        # Without a metadata_collector: after a failed write it asks for missing data, and hides the error.
         footer: pq.FileMetaData = writer.writer.metadata
         row = {
             "path": name,
@@ -100,7 +103,7 @@ def write_files(
 
 
 def _row_groups(batches: Iterable[pa.RecordBatch], most_bytes: int) -> Iterator[list[pa.RecordBatch]]:
-    """Batches, so many together as make a row group."""
+    """Batches in groups that make a row group each."""
     held, rows, size = list[pa.RecordBatch](), 0, 0
     for batch in batches:
         # A row group without rows has no bounds, and so its file would have none.
@@ -119,9 +122,10 @@ def _row_groups(batches: Iterable[pa.RecordBatch], most_bytes: int) -> Iterator[
 
 
 def _bounded(schema: pa.Schema) -> list[str] | bool:
-    """The columns of which a row group has bounds: paths of leaves, or all of them.
+    """The columns for which a row group has bounds: paths of leaves, or all of them.
 
-    Floating-point numbers have none, as Parquet's count no NaN, which Spark and PostgreSQL call greater than every number.
+    Floating-point numbers have none: Parquet's bounds ignore NaN, which Spark and PostgreSQL order after
+    every number.
     """
     columns = _columns(schema)
     bounded = [path for path, kind in columns if not pa.types.is_floating(kind)]
@@ -136,7 +140,8 @@ def _repeated(schema: pa.Schema) -> list[str]:
 def has_dictionary(kind: pa.DataType) -> bool:
     """Whether values of a type are written with a dictionary.
 
-    Texts are. Of numbers and times it takes longer to look for what repeats than to compress them, and leaves more bytes.
+    Texts are. For numbers and times, looking for repeated values takes longer than compressing them, and
+    gives larger files.
     """
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
@@ -146,7 +151,7 @@ def _columns(schema: pa.Schema) -> list[tuple[str, pa.DataType]]:
 
 
 def leaves(path: str, kind: pa.DataType) -> Iterator[tuple[str, pa.DataType]]:
-    """The columns that Parquet makes of one, by their paths."""
+    """The Parquet columns of one column, by their paths."""
     if pa.types.is_struct(kind):
         for field in kind:
             yield from leaves(f"{path}.{field.name}", field.type)
@@ -157,9 +162,9 @@ def leaves(path: str, kind: pa.DataType) -> Iterator[tuple[str, pa.DataType]]:
 
 
 def _statistics(metadata: pq.FileMetaData) -> str:
-    """Delta's statistics of a file, as JSON: its rows, and of the top-level columns how many are NULL, and the bounds that are exact.
+    """Delta's statistics of a file, as JSON: its rows, and for top-level columns the number of NULLs and exact bounds.
 
-    A bound that is cut would have to stay one for every reader; so long texts have none.
+    A cut bound would have to stay a bound for every reader; so long texts have none.
     """
     groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
     least, greatest, nulls = dict[str, str](), dict[str, str](), dict[str, str]()
@@ -191,12 +196,14 @@ def _json(value: Any) -> str:
 
 
 def _json_object(members: Mapping[str, str]) -> str:
-    """An object in JSON, of members that are in JSON already."""
+    """A JSON object, from members that are JSON already."""
     return "{" + ", ".join(f"{json.dumps(name)}: {value}" for name, value in members.items()) + "}"
 
 
 def _bound(column: pq.ColumnSchema, place: int) -> Callable[[Any], Any] | None:
-    """How a bound of a column is read, so that bounds can be compared; None for one that Delta cannot tell exactly.
+    """Converts a bound of a column so that bounds can be compared.
+
+    None for one that Delta cannot represent exactly.
 
     None for a column without bounds.
     """
@@ -229,7 +236,7 @@ def _text(raw: bytes) -> str | None:
 def _date(days: int) -> str | None:
     try:
         return (_EPOCH + timedelta(days)).date().isoformat()
-    except OverflowError:  # Before the year 1, or after 9999, which not every reader of statistics takes.
+    except OverflowError:  # Before the year 1, or after 9999, which not every reader of statistics accepts.
         return None
 
 

@@ -1,6 +1,6 @@
 """SQL over Delta tables by DataFusion, the query engine within delta-rs.
 
-In: a table as delta-rs has it open, and a query of it. Out: rows. Raises DeltaError.
+In: a table that delta-rs has open, and a query. Out: rows. Raises DeltaError.
 """
 
 import pyarrow as pa
@@ -14,7 +14,10 @@ def quoted_column(column: str) -> str:
 
 
 def queried(table: DeltaTable, query: str) -> pa.Table:
-    """What SQL says of a table `t`; raises DeltaError where a file is missing, which delta-rs gives no class."""
+    """The result of SQL over a table `t`.
+
+    Raises DeltaError where a file is missing, for which delta-rs has no class.
+    """
     result = QueryBuilder().register("t", table).execute(query)
     try:
         return pa.table(result.read_all())

@@ -1,6 +1,7 @@
-"""What a Delta table asks of those who read its files as they are, or write to it: its protocol, properties and columns.
+"""What a Delta table requires of readers of its files, and of writers: its protocol, properties and columns.
 
-In: a table as delta-rs has it open. Out: whether one who does no more than that may read or write it. Raises what delta-rs does.
+In: a table that delta-rs has open. Out: whether a reader or writer without further features may use it.
+Raises delta-rs's errors.
 
 https://github.com/delta-io/delta/blob/master/PROTOCOL.md (Requirements for Writers, Requirements for Readers)
 """
@@ -14,9 +15,9 @@ from pgsieve.resources.lake.delta.deletion_vectors import PROPERTY
 from pgsieve.resources.lake.delta.tables import arrow_schema
 
 COLUMN_MAPPING = "delta.columnMapping.mode"
-#: What tables may ask of their writers that one who replaces whole files complies with.
+#: Writer features that a writer of whole files fulfils.
 _REWRITABLE = {"appendOnly", "deletionVectors", "invariants", "timestampNtz"}
-#: What tables may ask of their writers and readers that delta-rs does, too.
+#: Features of writers and readers that delta-rs supports.
 _WRITTEN = _REWRITABLE | {
     "changeDataFeed",
     "checkConstraints",
@@ -26,9 +27,10 @@ _WRITTEN = _REWRITABLE | {
     "variantType",
 }
 APPEND_ONLY = "delta.appendOnly"
-#: What asks for something by "true", which Spark reads in any letters, and delta-rs and this process only in small ones.
+#: Properties that are enabled by "true": Spark ignores its case, delta-rs and this process accept only lower
+#: case.
 _SWITCHES = (APPEND_ONLY, "delta.enableChangeDataFeed", PROPERTY)
-#: What a table asks of each row: CHECK constraints among its properties, and by a column's metadata.
+#: Constraints on rows: CHECK constraints among the table's properties, and others in a column's metadata.
 _CONSTRAINT = "delta.constraints."
 _OF_ROWS = ("delta.generationExpression", "delta.identity.", "delta.invariants", "CURRENT_DEFAULT")
 
@@ -39,12 +41,15 @@ def is_unmapped(table: DeltaTable) -> bool:
 
 
 def is_read(table: DeltaTable) -> bool:
-    """Whether delta-rs does what a table asks of its readers."""
+    """Whether delta-rs supports all that a table requires of its readers."""
     return set(table.protocol().reader_features or ()) <= _WRITTEN
 
 
 def is_written(table: DeltaTable) -> bool:
-    """Whether delta-rs does what a table asks of its writers; version 6 of their protocol has identity columns, which it does not."""
+    """Whether delta-rs supports all that a table requires of its writers.
+
+    It lacks identity columns, part of writer version 6.
+    """
     protocol, configuration = table.protocol(), table.metadata().configuration
     return (
         protocol.min_writer_version != 6
@@ -55,7 +60,7 @@ def is_written(table: DeltaTable) -> bool:
 
 def is_plain(table: DeltaTable) -> bool:
     """Whether the rows of a table are those of its Parquet files: no mapped columns, deleted rows or partitions."""
-    if table.metadata().partition_columns:  # Files lack these columns.
+    if table.metadata().partition_columns:  # The files lack these columns.
         return False
     return (
         is_unmapped(table) and is_read(table) and not pa.table(table.deletion_vectors().read_all()).num_rows
@@ -63,7 +68,7 @@ def is_plain(table: DeltaTable) -> bool:
 
 
 def is_append_only(properties: Mapping[str, str]) -> bool:
-    """Whether a table with these properties lets no row go."""
+    """Whether a table with these properties allows no deletes."""
     return properties.get(APPEND_ONLY, "false").lower() == "true"
 
 
@@ -75,8 +80,8 @@ def constraints_in(properties: Mapping[str, str]) -> list[str]:
 def takes_files(table: DeltaTable, schema: pa.Schema, *, overwrite: bool) -> bool:
     """Whether files of this schema can be added to a table: it has these columns.
 
-    Others, which the files lack, are NULL in their rows; an overwrite is to leave no others. A table that is partitioned, or
-    asks something of each row, takes none.
+    Other columns of the table are NULL in the new rows; with an overwrite there may be none. A table that is
+    partitioned, or has constraints on rows, takes no files.
     """
     if not _takes_any_row(table):
         return False
@@ -86,7 +91,7 @@ def takes_files(table: DeltaTable, schema: pa.Schema, *, overwrite: bool) -> boo
 
 
 def takes_changes(table: DeltaTable, columns: Collection[str]) -> bool:
-    """Whether who takes rows out of a table of these columns and adds others owes nothing else: no feed of changes, no rule."""
+    """Whether a writer may replace rows of a table with these columns: no change data feed, no constraint."""
     return (
         is_written(table)
         and {field.name for field in table.schema().fields} == set(columns)
@@ -97,9 +102,9 @@ def takes_changes(table: DeltaTable, columns: Collection[str]) -> bool:
 
 
 def takes_marks(table: DeltaTable) -> bool:
-    """Whether rows of a table may be marked in deletion vectors, or its writers may be let do so.
+    """Whether rows of a table may be marked in deletion vectors, or this can be enabled.
 
-    Writers of versions 3 to 6 would owe what no list of features tells.
+    Writer versions 3 to 6 have duties that no list of features names.
     """
     configuration = table.metadata().configuration
     return (
@@ -111,9 +116,9 @@ def takes_marks(table: DeltaTable) -> bool:
 
 
 def _takes_any_row(table: DeltaTable) -> bool:
-    """Whether who writes files of a table needs to look at no row: it has no partitions, constraints or computed values.
+    """Whether files can be written without checking any row: the table has no partitions, constraints or computed values.
 
-    Writer versions 3 to 6 list no features that would tell (Delta's protocol, Writer Version Requirements).
+    Writer versions 3 to 6 list no features that would say so (Delta's protocol, Writer Version Requirements).
     """
     metadata, fields = table.metadata(), table.schema().fields
     return not (
@@ -125,7 +130,7 @@ def _takes_any_row(table: DeltaTable) -> bool:
 
 
 def _has_fields(held: pa.DataType, given: pa.DataType) -> bool:
-    """Whether a type has all that another one has, structs field by field in any order."""
+    """Whether a type has all fields of another one, structs field by field in any order."""
     if not (pa.types.is_struct(held) and pa.types.is_struct(given)):
         return bool(held == given)
     return all(

@@ -1,7 +1,7 @@
-"""The slices of a change log, or of a change history: by the files that have them.
+"""The slices of a change log, or of a change history, and the files that have them.
 
-In: such a table at one version. Out: which slices it has, and their rows, read from as few files as the statistics allow.
-Raises DamagedTableError where slices or files are missing, and what delta-rs and Arrow do.
+In: such a table at one version. Out: its slices, and their rows, read from as few files as the statistics
+allow. Raises DamagedTableError where slices or files are missing, and errors of delta-rs and Arrow.
 """
 
 from collections.abc import Collection, Sequence
@@ -35,7 +35,10 @@ class Slices:
         return arrow_schema(self.table)
 
     def ends(self, after: int) -> Sequence[int]:
-        """The slices beyond an LSN, from the statistics of the files; a file of several (after compaction) is looked into."""
+        """The slices beyond an LSN, from the statistics of the files.
+
+        A file of several slices (after compaction) is read.
+        """
         ends: set[int] = set()
         for file, bounds in self._files().items():
             if bounds and (bounds[1] <= after or bounds[0] == bounds[1]):
@@ -52,17 +55,18 @@ class Slices:
         return messages
 
     def files(self, ends: Collection[int], *, every: bool = False) -> list[str] | None:
-        """The Parquet files of some slices, to be read without Delta's log; they may hold other slices, too.
+        """The Parquet files of some slices, to be read without Delta's log; they may have other slices too.
 
-        None where plain Parquet is not what Delta would read (mapped columns, deleted rows) or statistics are missing. Raises
-        DamagedTableError where a file is not there or is empty, or, if `every` slice has rows, one of them.
+        None where Delta would read something else than the plain files (mapped columns, deleted rows), or
+        statistics are missing. Raises DamagedTableError where a file is missing or empty, or, if `every`
+        slice has rows, where one lacks them.
         """
         chosen, lacking = [], set(ends)
         for file, bounds in self._files().items():
             if bounds is None:
                 return None
             if present := {end for end in ends if bounds[0] <= end <= bounds[1]}:
-                # Spark reads no row of an empty one, and says nothing.
+                # Spark reads no row of an empty file, and reports nothing.
                 if not (stamp := self.store.stamp(file)) or not stamp[1]:
                     lost = "empty" if stamp else "missing"
                     raise DamagedTableError(f'Delta table "{self.path}": its file "{file}" is {lost}')
@@ -100,10 +104,10 @@ class Slices:
         return rows.sort_by([("commit_lsn", "ascending"), ("ordinal", "ascending")])
 
     def _files(self) -> dict[str, tuple[int, int] | None]:
-        """Each Parquet file with the first and the last slice that it holds; None where statistics are missing."""
+        """Each Parquet file with its first and last slice; None where statistics are missing."""
         files: dict[str, tuple[int, int] | None] = {}
         actions = pa.table(self.table.get_add_actions(flatten=True))
-        # Bounds of users' columns may be dates that Python cannot hold.
+        # Bounds of users' columns may be dates for which Python has no room.
         read = [name for name in ("path", "min.slice", "max.slice") if name in actions.column_names]
         for row in actions.select(read).to_pylist():
             least, greatest = row.get("min.slice"), row.get("max.slice")

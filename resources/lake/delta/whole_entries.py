@@ -1,6 +1,7 @@
-"""Whether an entry of a Delta table's log is whole: delta-rs takes one without actions, or cut off after an action, for a version.
+"""Finds incomplete entries of a Delta table's log: delta-rs accepts one without actions, or cut off after an action.
 
-In: the bytes of an entry. Out: what it lacks. An entry that is cut off elsewhere is no JSON, which delta-rs says itself. Raises nothing.
+In: the bytes of an entry. Out: what it lacks. An entry that is cut off elsewhere is not JSON, and delta-rs
+refuses it. Raises nothing.
 
 https://github.com/delta-io/delta/blob/master/PROTOCOL.md (Delta Log Entries, Commit Provenance Information)
 """
@@ -11,17 +12,18 @@ from typing import Any
 
 from pgsieve.resources.lake.delta.records import APPLICATION, position_in
 
-#: How many files delta-rs says that a commit adds: of a write, and of a MERGE, which counts those of the change data feed, too.
+#: delta-rs's number of files that a commit adds: of a write, and of a MERGE, where files of the change data
+#: feed count too.
 _ADDED = ("num_added_files", "num_target_files_added")
 NO_ACTIONS = "has no actions"
 _CUT_OFF = "is cut off"
 
 
 def lack_of(content: bytes) -> str | None:
-    """What an entry lacks; None where it is whole.
+    """What an entry lacks; None where it is complete.
 
-    Every engine that pgsieve works beside begins an entry with a commitInfo. Where that has a position, a txn action has it, too, which
-    delta-rs writes last.
+    Every engine that works beside pgsieve begins an entry with a commitInfo. Where that has a position, a txn
+    action has it too, and delta-rs writes that action last.
     """
     try:
         actions: Sequence[Any] = [json.loads(line) for line in content.splitlines() if line.strip()]

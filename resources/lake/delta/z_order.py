@@ -1,11 +1,11 @@
-"""Rows in Z-order: those that are close in every one of some columns come close to each other.
+"""Rows in Z-order: rows that are close in every one of some columns come close to each other.
 
 In: rows and the columns' names. Out: the same rows in another order. Raises nothing.
 
     a   b:  0  1  2  3      A row's place in each column is written in binary, and the digits are taken from the
       0     0  1  4  5      columns in turn: a = 2 (10), b = 1 (01) gives 1001. A file of consecutive numbers
-      1     2  3  6  7      is a square of this table, so that its bounds are close in `a` and in `b` alike, and a
-      2     8  9 12 13      reader who asks for one of the two leaves most files out.
+      1     2  3  6  7      is a square of this table, so its bounds are close in `a` and in `b` alike, and a
+      2     8  9 12 13      reader that filters by one of the two skips most files.
       3    10 11 14 15
 
 https://en.wikipedia.org/wiki/Z-order_curve
@@ -18,14 +18,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-#: The digits of a number that tells where a row is.
+#: The binary digits of a row's place in a column.
 _DIGITS = 64
 
 
 def z_ordered(rows: pa.Table, by: Sequence[str]) -> pa.Table:
-    """The rows in Z-order of some columns, of which none is nested; NULL is last in each.
+    """The rows in Z-order of some columns, none of them nested; NULL is last in each.
 
-    Values count by their rank, so that every type can be used, and no distribution of them leaves digits unused.
+    Values count by their rank. So every type can be used, and no distribution of values leaves digits unused.
     """
     columns = by[:_DIGITS]
     digits = _DIGITS // len(columns)
@@ -39,7 +39,7 @@ def z_ordered(rows: pa.Table, by: Sequence[str]) -> pa.Table:
 
 
 def _scaled(values: pa.ChunkedArray, digits: int) -> npt.NDArray[np.uint64]:
-    """The ranks of values, as numbers of so many binary digits that their first digit tells the upper half."""
+    """The ranks of values, scaled to numbers of `digits` binary digits, so that the first digit separates the upper half."""
     ranks: npt.NDArray[np.uint64] = pc.rank(values.combine_chunks(), tiebreaker="dense").to_numpy().astype(
         np.uint64
     ) - np.uint64(1)

@@ -1,7 +1,7 @@
 """The channel by which pyspark's client reaches the engine: its Unix socket, and the token.
 
-In: where it is, and the token. Out: what pyspark makes its channel of. By an address `sc://localhost` pyspark would
-dial a name, and give the token to whoever listens there.
+In: the address, and the token. Out: the object from which pyspark makes its channel. With an address
+`sc://localhost` pyspark would connect by name, and give the token to any process that listens there.
 """
 
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class EngineChannel:
-    """Where the engine is reached, as it is shown and as gRPC names it, and the token that Spark asks for."""
+    """The engine's address, as it is shown and as gRPC names it, and the token that Spark requires."""
 
     address: str
     target: str
@@ -21,7 +21,10 @@ class EngineChannel:
         return self.address
 
     def builder(self) -> Any:
-        """A ChannelBuilder; pyspark's annotations ask for the subclass that has an address. gRPC is imported here."""
+        """A ChannelBuilder.
+
+        Pyspark's annotations ask for the subclass that has an address. gRPC is imported here.
+        """
         import grpc
         from pyspark.sql.connect.client import ChannelBuilder
 

@@ -1,7 +1,8 @@
 """Starts the engine of a folder, finds it, and ends it.
 
-In: the folder, and the settings of the session that the engine stands for. Out: the record of a running engine, and a use
-of it that lasts as long as this process holds it. Raises EngineError where an engine does not come to serve, or does not end.
+In: the folder, and the settings of the engine's session. Out: the record of a running engine, and a use of it
+that lasts until this process closes it. Raises EngineError where an engine does not start to serve, or does
+not end.
 """
 
 import hashlib
@@ -34,33 +35,33 @@ _END_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Use:
-    """An engine that this process works with: it does not end before this is closed, or this process ends."""
+    """An engine that this process uses: it does not end before this is closed, or this process ends."""
 
     record: EngineRecord
     lock: IO[bytes]
-    #: The engine's folder, open: what is dialled is in it, whatever its name comes to mean, however long that is.
+    #: The engine's open folder: connections go to it even if its name later belongs to another folder.
     folder: int
 
     @property
     def target(self) -> str:
-        """Where the engine is reached, as gRPC names it."""
+        """The engine's address, as gRPC names it."""
         return f"unix:/proc/self/fd/{self.folder}/{SOCKET}"
 
     def close(self) -> None:
-        """Work with it no more."""
+        """End the use."""
         self.lock.close()
         os.close(self.folder)
 
 
 def fingerprint(settings: Mapping[str, str]) -> str:
-    """What distinguishes engines: the settings of their sessions, and the versions of what serves them."""
+    """Distinguishes engines: the settings of their sessions, and the versions of the software."""
     versions = {name: version(name) for name in ("pyspark", "delta-spark")}
     told = [__version__, sys.executable, os.environ.get("JAVA_HOME", ""), versions, dict(settings)]
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 
 
 def use(folder: EngineFolder, settings: Mapping[str, str]) -> Use | None:
-    """Use the engine that serves these settings; None where none does, and where its folder is not this user's alone."""
+    """Use the engine with these settings; None without one, and where its folder is not only this user's."""
     try:
         opened = folder.open()
     except (OSError, EngineError):
@@ -75,7 +76,7 @@ def use(folder: EngineFolder, settings: Mapping[str, str]) -> Use | None:
 
 
 def _used(folder: EngineFolder) -> IO[bytes]:
-    """The lock of a use; the engine itself holds it for moments, to see whether it is used."""
+    """The lock of a use; the engine itself takes it for moments, to check whether it is used."""
     while True:
         lock = folder.lock("used", shared=True)
         if lock is not None:
@@ -86,7 +87,7 @@ def _used(folder: EngineFolder) -> IO[bytes]:
 def start(
     folder: EngineFolder, settings: Mapping[str, str], idle: timedelta, owner: int | None = None
 ) -> EngineRecord:
-    """Return the engine of these settings, started unless it serves already; one of other settings ends before.
+    """The engine of these settings, started unless it serves already; one of other settings is ended first.
 
     Raises EngineError where it ends while it starts, or another one is in use.
     """
@@ -107,7 +108,10 @@ def start(
 def launch(
     folder: EngineFolder, settings: Mapping[str, str], idle: timedelta, owner: int | None = None
 ) -> bool:
-    """Start an engine unless one serves these settings or is about to, and do not wait for it; whether it did. See `start`."""
+    """Start an engine without waiting for it; False where one of these settings serves or starts already.
+
+    See `start`.
+    """
     folder.make()
     with _starting(folder) as is_free:
         record = folder.read()
@@ -123,7 +127,8 @@ def launch(
                 # Nothing in the current folder is a module.
                 [sys.executable, "-P", "-m", server.__name__],
                 cwd=f"/proc/self/fd/{opened}",
-                # The system's own may lack a token that is kept out of the lake's requests (`keep_token_out`).
+                # The system's own environment may lack a token that is kept out of the lake's requests
+                # (`keep_token_out`).
                 env=dict(os.environ),
                 stdin=subprocess.PIPE,
                 stdout=log,
@@ -142,7 +147,7 @@ def launch(
 
 @contextmanager
 def _starting(folder: EngineFolder) -> Iterator[bool]:
-    """Whether nobody else is about to start an engine; nobody does within the block."""
+    """Whether no other process is starting an engine; none can within the block."""
     lock = folder.lock("starting")
     try:
         yield lock is not None
@@ -152,7 +157,7 @@ def _starting(folder: EngineFolder) -> Iterator[bool]:
 
 
 def _replace(folder: EngineFolder, serving: EngineRecord) -> None:
-    """End an engine of other settings, unless somebody uses it."""
+    """End an engine of other settings, unless a process uses it."""
     unused = folder.lock("used")
     if unused is None:
         raise EngineError(
@@ -165,7 +170,10 @@ def _replace(folder: EngineFolder, serving: EngineRecord) -> None:
 
 
 def stop(folder: EngineFolder) -> bool:
-    """End the engine, whoever uses it; whether there was one. Raises EngineError where it does not end."""
+    """End the engine, even while it is used; returns whether there was one.
+
+    Raises EngineError where it does not end.
+    """
     record = folder.read()
     if record is None:
         return False
@@ -180,7 +188,7 @@ def stop(folder: EngineFolder) -> bool:
 
 
 def is_used(folder: EngineFolder) -> bool:
-    """Whether a process works with the engine at this moment."""
+    """Whether a process uses the engine at this moment."""
     lock = folder.lock("used")
     if lock is None:
         return True

@@ -1,8 +1,9 @@
-"""The engine's entrance: a Unix socket in its folder, from which bytes go to Spark's port and back.
+"""The engine's entrance: a Unix socket in its folder, which forwards bytes to Spark's port and back.
 
-In: the folder's socket, and Spark's process and port. Out: connections to that process, which this user's processes alone
-can make. Spark listens on a port of 127.0.0.1, which proves nothing to those that dial it; a socket in a folder that is its
-owner's alone does. Each connection to Spark's port is held against its process before a byte goes there.
+In: the folder's socket, and Spark's process and port. Out: connections to that process, which only this
+user's processes can make. Spark listens on a port of 127.0.0.1, which proves nothing to a client; a socket in
+a folder of one owner does. Each connection to Spark's port is checked to be that process's before a byte is
+sent.
 """
 
 import socket
@@ -18,7 +19,10 @@ _CONNECT_SECONDS = 10.0
 
 
 def connected(pid: int, port: int) -> socket.socket | None:
-    """A connection to the port of 127.0.0.1 on which the process listens; None where it does not, or another one does."""
+    """A connection to the process's port on 127.0.0.1.
+
+    None where it does not listen, or another process does.
+    """
     connection = socket.socket()
     connection.settimeout(_CONNECT_SECONDS)
     try:
@@ -38,7 +42,7 @@ def open_entrance(pid: int, port: int) -> None:
     with suppress(FileNotFoundError):
         Path(SOCKET).unlink()
     entrance = socket.socket(socket.AF_UNIX)
-    # By its bare name: a path to it may be longer than an address can be.
+    # By its bare name: a path to it may be longer than a socket address can be.
     entrance.bind(SOCKET)
     entrance.listen()
     Thread(target=_admit, args=(entrance, pid, port), daemon=True).start()

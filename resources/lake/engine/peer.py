@@ -1,7 +1,8 @@
-"""Whose a connection is: of a TCP connection within this machine, the process at its other end; of a Unix socket, the user.
+"""The owner of a connection's other end: a process for a TCP connection on this machine, a user for a Unix socket.
 
-In: a connection. Out: whether its other end is who it should be. The port of a server that has ended may be another
-user's within the same moment, so nothing is sent before this is known. An established connection stays whose it is.
+In: a connection. Out: whether its other end is the expected one. The port of a server that has ended may be
+another user's a moment later, so nothing is sent before this is known. An established connection keeps its
+owner.
 
 proc(5): /proc/net/tcp has each socket's inode, and /proc/<pid>/fd the sockets that a process has open.
 """
@@ -16,7 +17,8 @@ from pathlib import Path
 
 #: Sockets of both families: the JVM's are IPv6 sockets, also where they carry IPv4.
 _TABLES = ("tcp", "tcp6")
-#: 127.0.0.1 as the tables have it: words of 32 bits, in the order of the machine; the second within an IPv6 address.
+#: 127.0.0.1 as the tables have it: words of 32 bits in the machine's byte order; the second one within an
+#: IPv6 address.
 _WORD = f"{socket.htonl(0x7F000001):08X}"
 _LOOPBACK = (_WORD, f"{0:016X}{socket.htonl(0xFFFF):08X}{_WORD}")
 _WAIT_SECONDS = 10.0

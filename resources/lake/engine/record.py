@@ -1,15 +1,16 @@
-"""What a running engine tells of itself: files of one folder that is its owner's alone.
+"""The record of a running engine: files in one folder that only its owner can read.
 
     <folder>/serving   locked by the engine's process as long as it lives
-    <folder>/used      locked, shared, by each process that works with the engine; the engine locks it for itself to end
-    <folder>/engine.json   the token that Spark asks for, and what the engine was started with
-    <folder>/socket    where the engine is reached
+    <folder>/used      locked, shared, by each process that uses the engine; the engine locks it exclusively to end
+    <folder>/engine.json   the token that Spark requires, and what the engine was started with
+    <folder>/socket    the engine's address
     <folder>/spark.conf, java.options   what Spark's process is started with
     <folder>/engine.log    what Spark prints
 
-The system gives locks back when a process ends, however it ends: no file has to be cleared away after a kill. A lock on
-a file is a machine's own, as the engine is. Each access opens the folder itself, and asks whose it is: where others may
-write beside it, its name may come to mean a folder of theirs. Raises EngineError where it is not this user's alone.
+The system releases locks when a process ends, however it ends: no file has to be removed after a kill. A file
+lock belongs to one machine, as the engine does. Each access opens the folder itself, and checks its owner:
+where other users may write beside it, its name may come to mean a folder of theirs. Raises EngineError where
+it is not only this user's.
 """
 
 import fcntl
@@ -30,7 +31,7 @@ _RECORD = "engine.json"
 
 
 class EngineError(PgsieveError):
-    """The engine does not come to serve, does not end, serves another configuration, or has a folder that is not its user's."""
+    """The engine does not start, does not end, has another configuration, or has a folder that others share."""
 
 
 @dataclass(frozen=True)
@@ -40,22 +41,22 @@ class EngineRecord:
     pid: int
     spark_pid: int
     token: str
-    #: What the session that it stands for would be made of; another engine answers for another one.
+    #: The settings of its session; an engine with another one gives other results.
     fingerprint: str
     version: str
-    #: Seconds since 1970 in which it began to serve.
+    #: When it began to serve, in seconds since 1970.
     since: float
 
 
 @dataclass(frozen=True)
 class EngineFolder:
-    """The folder in which an engine and those that use it meet."""
+    """The folder by which an engine and its users find each other."""
 
     path: Path
 
     @property
     def address(self) -> str:
-        """Where the engine is reached, as it is shown."""
+        """The engine's address, as it is shown."""
         return f"unix:{self.path / SOCKET}"
 
     @property
@@ -64,7 +65,7 @@ class EngineFolder:
         return self.path / "engine.log"
 
     def make(self) -> None:
-        """Make the folder, for its owner only. Raises EngineError where it is another user's."""
+        """Create the folder, for its owner only. Raises EngineError where it is another user's."""
         self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
         if self.path.stat().st_uid == os.geteuid():
             self.path.chmod(0o700)
@@ -72,7 +73,10 @@ class EngineFolder:
             return
 
     def open(self) -> int:
-        """The open folder, whatever its name comes to mean. Raises EngineError where it is not this user's alone, and OSError."""
+        """The open folder, even if its name later belongs to another one.
+
+        Raises EngineError where it is not only this user's, and OSError.
+        """
         folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         status = os.fstat(folder)
         if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
@@ -104,7 +108,7 @@ class EngineFolder:
         return False
 
     def lock(self, name: str, *, shared: bool = False) -> IO[bytes] | None:
-        """The lock of a file, held until it is closed; None where another process holds it."""
+        """The lock of a file, kept until it is closed; None where another process has it."""
         with self.opened() as folder:
             file = os.fdopen(os.open(name, os.O_RDWR | os.O_CREAT, 0o600, dir_fd=folder), "rb")
         try:
@@ -115,7 +119,7 @@ class EngineFolder:
         return file
 
     def read(self) -> EngineRecord | None:
-        """What the running engine tells; None where none runs, or it does not serve yet."""
+        """The record of the running engine; None where none runs, or it does not serve yet."""
         with suppress(OSError, ValueError, TypeError), self.opened() as folder:
             with os.fdopen(os.open(_RECORD, os.O_RDONLY, dir_fd=folder), encoding="utf-8") as file:
                 record = EngineRecord(**json.load(file))
@@ -124,16 +128,16 @@ class EngineFolder:
         return None
 
     def write(self, record: EngineRecord) -> None:
-        """Tell of an engine that serves now."""
+        """Record an engine that serves now."""
         self.write_private(_RECORD, json.dumps(asdict(record)))
 
     def forget(self) -> None:
-        """Tell nobody of the engine any more."""
+        """Remove the record of the engine."""
         with suppress(FileNotFoundError), self.opened() as folder:
             os.unlink(_RECORD, dir_fd=folder)
 
     def write_private(self, name: str, text: str) -> None:
-        """Write a file that only its owner can read, as a whole or not at all."""
+        """Write a file that only its owner can read, atomically."""
         beside = f"{name}.new"
         with self.opened() as folder:
             with suppress(FileNotFoundError):

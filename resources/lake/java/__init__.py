@@ -1,1 +1,1 @@
-"""Java: `jvm` starts the JVM of a session, and `login` is the agent that tells Hadoop of a user without a name."""
+"""Java: `jvm` starts the JVM of a session, and `login` is the agent that gives Hadoop a user without a name."""

@@ -1,8 +1,8 @@
-"""An archive of the classes that Spark loads as it starts: with it a JVM needs half the processor time until its first job.
+"""An archive of the classes that Spark loads at its start: it halves the CPU time of a JVM until its first job.
 
-In: a session's settings. Out: a file beside the jars (`pgsieve.resources.lake.jars`), made once, and the option of Java's that
-names it. Java itself sees whether the file is of this Java and of these jars, and does without it where it is not; so does
-pgsieve where the file cannot be kept.
+In: a session's settings. Out: a file beside the jars (`pgsieve.resources.lake.jars`), made once, and the Java
+option that names it. Java itself checks that the file belongs to this Java and these jars, and otherwise does
+without it. So does pgsieve where the file cannot be kept.
 
 https://docs.oracle.com/en/java/javase/17/docs/specs/man/java.html#application-class-data-sharing
 """
@@ -16,25 +16,25 @@ from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 
-#: A folder that has the jars of another machine; else they are kept in the virtual environment.
+#: A folder with the jars of another machine; by default jars are in the virtual environment.
 FOLDER_VARIABLE = "PGSIEVE_JARS"
-#: Java says what it makes of an archive; its output is Spark's log.
+#: Java reports its use of an archive; its output is Spark's log.
 _SILENT = ("-Xlog:cds=off", "-Xlog:cds+dynamic=off", "-Xlog:class+path=off")
 _PROGRAM = "pgsieve.resources.lake.archived_session"
 
 
 def kept_folder() -> Path:
-    """Where jars and the archive are kept: PGSIEVE_JARS, else the virtual environment, which is made anew when versions change."""
+    """The folder of jars and archive: PGSIEVE_JARS, else the virtual environment, which is made anew when versions change."""
     return Path(os.environ.get(FOLDER_VARIABLE) or sys.prefix)
 
 
 def archive_file() -> Path:
-    """Where the archive of this Java's classes is, or would be."""
+    """The path of the archive of this Java's classes, whether it exists or not."""
     return kept_folder() / f"spark-{version('pyspark')}-{_java()}.jsa"
 
 
 def _java() -> str:
-    """What tells one Java from another: a digest of where its program is, how large and how old."""
+    """Distinguishes Java installations: a digest of the program's path, size and time."""
     home = os.environ.get("JAVA_HOME")
     program = Path(home) / "bin" / "java" if home else Path(shutil.which("java") or "java")
     with suppress(OSError):
@@ -45,7 +45,10 @@ def _java() -> str:
 
 
 def options(java_options: str) -> list[str]:
-    """The options that use the archive: none where there is no archive, or where the user's `java_options` name one."""
+    """The options that use the archive.
+
+    Empty without an archive, or where the user's `java_options` name one.
+    """
     file = archive_file()
     if "SharedArchiveFile" in java_options or "ArchiveClassesAtExit" in java_options or not file.is_file():
         return []
@@ -53,9 +56,12 @@ def options(java_options: str) -> list[str]:
 
 
 def make_archive() -> bool:
-    """Start a session in a process of its own, use it once, and archive its classes; whether there is an archive now.
+    """Start a session in a separate process, use it once, and archive its classes.
 
-    It takes half a minute. A part of an archive would end the JVM, so it gets its name when all of it is on the disk.
+    Returns whether there is an archive now.
+
+    It takes half a minute. An incomplete archive would end the JVM, so it gets its name when all of it is on
+    disk.
     """
     file = archive_file()
     if file.is_file() or not os.access(file.parent, os.W_OK):
@@ -91,7 +97,7 @@ def copy_archive(folder: Path) -> None:
 
 
 def _give_name(made: Path, file: Path) -> None:
-    """Name an archive so that Java finds it, once all of it is on the disk."""
+    """Give an archive the name that Java looks for, once all of it is on disk."""
     with made.open("rb") as written:
         os.fsync(written.fileno())
     made.replace(file)

@@ -1,6 +1,6 @@
-"""The user of a JVM whose user id has no name: an agent of Java's, and the jar made of it.
+"""The user of a JVM whose user id has no name: a Java agent, and the jar made of it.
 
-Out: the jar's path. What it does stands in its source, `LoginUser.java`; `make java` compiles it.
+Out: the jar's path. Its source is `LoginUser.java`; `make java` compiles it.
 """
 
 from pathlib import Path

@@ -1,8 +1,8 @@
-"""The profile of AWS' tools that counts: ~/.aws/config and ~/.aws/credentials -> a server, a region, keys.
+"""The active profile of AWS' tools: ~/.aws/config and ~/.aws/credentials -> a server, a region, keys.
 
-In: the environment, which names the profile and the files. Out: what the profile says as it stands there. Credentials that have to
-be asked for, as those of a role or of single sign-on, stay the engines' business. A file that is no such file says nothing. Raises
-nothing, and shows no secret: they are in no repr.
+In: the environment, which names the profile and the files. Out: the profile's settings. Credentials that have
+to be requested, such as those of a role or of single sign-on, are left to the engines. A file in another
+format has no settings. Raises nothing, and shows no secret: they are in no repr.
 
 https://docs.aws.amazon.com/sdkref/latest/guide/file-format.html
 https://docs.aws.amazon.com/sdkref/latest/guide/feature-ss-endpoints.html
@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 _KEY, _SECRET, _TOKEN = "aws_access_key_id", "aws_secret_access_key", "aws_session_token"
-#: What sends somebody elsewhere for credentials, and goes before keys that stand beside it.
+#: Settings that refer elsewhere for credentials, and take precedence over keys beside them.
 _ROLES = ("role_arn", "sso_session", "sso_start_url", "sso_account_id", "sso_role_name")
-#: The same, after such keys.
+#: The same, with less precedence than such keys.
 _OTHERS = ("credential_process", "login_session", "web_identity_token_file")
-#: What says that no file names a server: in the environment, and in a file.
+#: The settings that make tools ignore endpoints in the files: in the environment, and in a file.
 _IGNORED = "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS"
 _ENDPOINT = "endpoint_url"
 
@@ -27,22 +27,23 @@ _ENDPOINT = "endpoint_url"
 class AwsProfile:
     """A profile as the files have it."""
 
-    #: The server of S3's interface; None where the files name none, or are to be ignored in that.
+    #: The server with S3's interface; None where the files name none, or are to be ignored.
     endpoint: str | None = None
     region: str | None = None
-    #: By their names in the files: the key, its secret and, where there is one, its token; empty where they are asked for elsewhere.
+    #: By their names in the files: the key, its secret and, where there is one, its token; empty where they
+    #: have to be requested.
     keys: Mapping[str, str] = field(default_factory=dict, repr=False)
     #: Whether it has credentials, or says where they come from.
     has_credentials: bool = False
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """What no text may show."""
+        """The secrets, which no text may show."""
         return tuple(value for name, value in self.keys.items() if name != _KEY)
 
     @property
     def ends(self) -> bool:
-        """Whether the keys are good for some hours, and then replaced in the file."""
+        """Whether the keys are valid for some hours, and then replaced in the file."""
         return _TOKEN in self.keys
 
     @classmethod
@@ -71,7 +72,7 @@ def _keys(settings: Mapping[str, str]) -> dict[str, str]:
 def _endpoint(
     settings: Mapping[str, str], config: Mapping[str, Mapping[str, str]], environ: Mapping[str, str]
 ) -> str | None:
-    """The server that a profile names: that of S3 before that of all services."""
+    """The server that a profile names: that of S3 takes precedence over that of all services."""
     ignored = environ.get(_IGNORED) or settings.get("ignore_configured_endpoint_urls") or ""
     if ignored.lower() == "true":
         return None
@@ -80,23 +81,23 @@ def _endpoint(
 
 
 def _nested(text: str) -> dict[str, str]:
-    """Settings that are one setting's value, each in an indented line."""
+    """Settings nested in one setting's value, each in an indented line."""
     pairs = (line.partition("=") for line in text.splitlines())
     return {name.strip().lower(): value.strip() for name, _, value in pairs}
 
 
 def _file(environ: Mapping[str, str], variable: str, name: str) -> Path | None:
-    """Where one of the files is; None without a home."""
+    """The path of one of the files; None without a home."""
     home = environ.get("HOME")
     if named := environ.get(variable):
-        # AWS' tools read `~` so, which a shell leaves as it is within quotes.
+        # AWS' tools expand `~`, which a shell leaves as it is within quotes.
         is_at_home = home and (named == "~" or named.startswith("~/"))
         return Path(f"{home}{named[1:]}" if is_at_home else named)
     return Path(home, ".aws", name) if home else None
 
 
 def _sections(file: Path | None) -> dict[str, dict[str, str]]:
-    """A file's settings by section; of a word in a section's name and the name itself, with one space between."""
+    """A file's settings by section; a section name of a type and a name has one space between them."""
     parser = RawConfigParser(
         delimiters=("=",), inline_comment_prefixes=("#", ";"), strict=False, empty_lines_in_values=False
     )

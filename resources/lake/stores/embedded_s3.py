@@ -1,8 +1,8 @@
 """An S3 server from a wheel, for the demo and for tests: SeaweedFS, whose conditional writes are atomic as S3's are.
 
-In: a folder for its data, and the keys that it is to accept. Out: its URL, with the bucket `lake`. It listens on this machine
-only, and ends with the process that started it, also where that is killed: it lives as long as a pipe from there is open.
-Raises EmbeddedS3Error.
+In: a folder for its data, and the keys that it accepts. Out: its URL, with the bucket `lake`. It listens on
+this machine only. It ends with the process that started it, even by SIGKILL: it lives as long as a pipe from
+that process is open. Raises EmbeddedS3Error.
 
 https://github.com/seaweedfs/seaweedfs/wiki/Amazon-S3-API
 """
@@ -25,10 +25,10 @@ REGION = "us-east-1"
 
 _PATIENCE = 60
 _TRIES = 5
-#: Each part of SeaweedFS listens for gRPC that far above its port.
+#: The distance of each SeaweedFS port to its gRPC port.
 _GRPC = 10_000
 _PARTS = ("master", "volume", "filer", "admin")
-#: A port answers before keys and bucket are there.
+#: A port answers before keys and bucket exist.
 _READY = "ready to use"
 #: Runs a program until its own standard input is closed.
 _WHILE_OPEN = '"$@" </dev/null & read -r _; kill $!; wait $!'
@@ -40,7 +40,7 @@ class EmbeddedS3Error(PgsieveError):
 
 @contextmanager
 def embedded_s3(folder: Path, key: str, secret: str) -> Iterator[str]:
-    """The URL of a server of its own with its data in a folder, gone after the block."""
+    """The URL of a new server with its data in a folder; the server ends with the block."""
     program = _program()
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
@@ -68,7 +68,7 @@ def _program() -> str:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports that are free together with those that gRPC takes."""
+    """Ports that are free together with their gRPC ports."""
     ports: list[int] = []
     with ExitStack() as bound:
         while len(ports) < count:
@@ -92,7 +92,7 @@ def _running(program: str, folder: Path, s3: int, others: list[int], key: str, s
         **{name: value for name, value in os.environ.items() if not name.startswith("AWS_")},
         "AWS_ACCESS_KEY_ID": key,
         "AWS_SECRET_ACCESS_KEY": secret,
-        "TMPDIR": str(folder),  # it leaves sockets there
+        "TMPDIR": str(folder),  # It leaves sockets there.
     }
     log = folder / "log"
     with log.open("wb") as output:
@@ -103,7 +103,7 @@ def _running(program: str, folder: Path, s3: int, others: list[int], key: str, s
             stderr=output,
             cwd=folder,
             env=environment,
-            start_new_session=True,  # Ctrl-C is for who started it
+            start_new_session=True,  # Ctrl-C is for the process that started it.
         )
     assert process.stdin is not None
     try:
@@ -114,7 +114,7 @@ def _running(program: str, folder: Path, s3: int, others: list[int], key: str, s
 
 
 def _is_ready(process: subprocess.Popen[bytes], log: Path) -> bool:
-    """Whether the server is ready; not where it ended, as one does whose port was taken meanwhile."""
+    """Whether the server is ready; False where it ended, for example as its port was taken meanwhile."""
     deadline = time.monotonic() + _PATIENCE
     while time.monotonic() < deadline:
         text = log.read_text(errors="replace")

@@ -1,8 +1,9 @@
 """The objects of a store as files that pyarrow reads and writes, without Python's lock while the store answers.
 
-In: paths within a bucket or container. Out: what pyarrow makes a file system of. delta-rs' own handler holds Python's lock while
-a file is opened, so that with a store far away no other thread works meanwhile; and it writes every file in parts, which
-takes three requests at least. Raises OSError in the store's words, as `Objects` does.
+In: paths within a bucket or container. Out: the handler of a pyarrow file system. delta-rs's own handler
+keeps Python's lock while it opens a file, so with a distant store no other thread works meanwhile. It also
+writes every file in parts, which takes three requests at least. Raises OSError with the store's message, as
+`Objects` does.
 
 https://arrow.apache.org/docs/python/generated/pyarrow.fs.FileSystemHandler.html
 """
@@ -17,14 +18,14 @@ from pgsieve.resources.lake.stores.objects import Objects
 
 
 class ObjectFiles(DeltaStorageHandler):
-    """A bucket's objects as files; what is not a matter of one object is delta-rs' business."""
+    """A bucket's objects as files; delta-rs handles whatever concerns more than one object."""
 
     def __init__(self, root: str, options: Mapping[str, str], objects: Objects) -> None:
         super().__init__(root, dict(options))
         self._objects = objects
 
     def open_input_file(self, path: str) -> pa.PythonFile:
-        """Open an object to read it here and there. Raises FileNotFoundError."""
+        """Open an object for random access. Raises FileNotFoundError."""
         return pa.PythonFile(_ObjectReader(self._objects, path), mode="r")
 
     def open_input_stream(self, path: str) -> pa.PythonFile:
@@ -32,12 +33,12 @@ class ObjectFiles(DeltaStorageHandler):
         return self.open_input_file(path)
 
     def open_output_stream(self, path: str, metadata: Mapping[str, str] | None = None) -> pa.PythonFile:
-        """Open an object to write it anew; it is there when the stream is closed."""
+        """Open an object to write it anew; it exists when the stream is closed."""
         del metadata
         return pa.PythonFile(self._objects.writer(path), mode="w")
 
     def get_file_info(self, paths: list[str]) -> list[pafs.FileInfo]:
-        """What is known of paths, of which most are files: one request for each that is, where there would be two."""
+        """Information about paths, most of them files: a file takes one request here, and two in delta-rs's handler."""
         return [self._file(path) or super(ObjectFiles, self).get_file_info([path])[0] for path in paths]
 
     def _file(self, path: str) -> pafs.FileInfo | None:
@@ -49,7 +50,7 @@ class ObjectFiles(DeltaStorageHandler):
 
 
 class _ObjectReader:
-    """What pyarrow takes for a file that is read."""
+    """A file for reading, in the form that pyarrow accepts."""
 
     closed = False
 

@@ -1,11 +1,12 @@
-"""Objects of a store, read and written as a whole or in parts; and one that is made once or not at all.
+"""Objects of a store, read and written as a whole or in parts; and objects that are created at most once.
 
-In: where a lake's store is, and delta-rs' options for it; the library is the one that delta-rs reaches stores by, too. Out: bytes.
-What a store refuses for a moment is asked again. Raises OSError in the store's words, which `store_errors` understands, and
-FileExistsError. Executors have no use for it, and are not sent it.
+In: where a lake's store is, and delta-rs's options for it; delta-rs uses the same library. Out: bytes. A
+request that a store refuses for a moment is repeated. Raises OSError with the store's message, which
+`store_errors` understands, and FileExistsError. It is not sent to executors, which do not need it.
 
-The answer to a PUT may be lost after the store has the object. A second one would be refused by the first, so what has the name is
-read: it is this object where it has the same bytes. Whoever makes an object once gives it bytes that nobody else has.
+The answer to a PUT may be lost after the store has the object. The repeated PUT would then be refused because
+of the first. So the object of that name is read: with the same bytes it is this object. A caller that creates
+an object once gives it unique bytes.
 
 https://docs.rs/object_store/latest/object_store/enum.PutMode.html (Create)
 """
@@ -32,16 +33,17 @@ if TYPE_CHECKING:
 
 _LOGGER = logging.getLogger(__name__)
 
-#: So much is read of a file as it is opened: small ones are read whole rather than where they are asked for.
+#: This much is read of a file as it is opened: small ones are read whole.
 FIRST_BYTES = 1024 * 1024
-#: An object is written in parts of so many bytes, each of which is held until the store has it; a smaller one at once.
+#: An object is written in parts of this size, each of which is in memory until the store has it; a smaller
+#: object in one request.
 PART_BYTES, _PARTS_AT_A_TIME = 10 * 1024 * 1024, 4
-#: What tells an object from another one of its name: its tag, when it was written, its bytes.
+#: Distinguishes objects with the same name: tag, time and size.
 Stamp = tuple[str | None, datetime, int]
 
-#: What a store answers that has no bytes from the place on that was asked for (RFC 9110, section 15.5.17).
+#: A store's answer where an object has no bytes from the requested place on (RFC 9110, section 15.5.17).
 _NO_RANGE = "416 Range Not Satisfiable"
-#: What delta-rs takes among its options, and this library apart from them.
+#: Options that delta-rs takes together, and this library separately.
 _ALLOW_HTTP = "aws_allow_http"
 #: The library adds its structures to a message, line by line.
 _STRUCTURES = "\n\nDebug source:"
@@ -53,7 +55,7 @@ def passes(error: BaseException) -> bool:
     return refused is not None and refused.passes
 
 
-#: Beyond what the library asks again by itself: a PUT with a condition that was cut off.
+#: Besides the library's own repetitions: a conditional PUT that was cut off.
 _again = retry(
     retry=retry_if_exception(passes),
     wait=wait_random_exponential(0.1, max=5),
@@ -63,7 +65,7 @@ _again = retry(
 
 
 def objects_at(path: str, options: tuple[tuple[str, str], ...]) -> "Objects | None":
-    """The objects of the store that a path is on; None where it is on none, or they are not reached as delta-rs reaches them."""
+    """The objects of the store of a path; None where it is on none, or delta-rs reaches them in another way."""
     if Storage.of(path).platform is None or not has_credentials(path, dict(options)):
         return None
     parts = urlsplit(path)
@@ -92,7 +94,7 @@ class Objects:
             return None
 
     def beginning(self, path: str, size: int = FIRST_BYTES) -> tuple[bytes, int]:
-        """The first bytes of an object, so many or all, and how many it has. Raises FileNotFoundError."""
+        """The first bytes of an object, up to `size`, and its total size. Raises FileNotFoundError."""
         import obstore
 
         try:
@@ -112,7 +114,7 @@ class Objects:
             return bytes(obstore.get_range(self._store, path, start=start, end=end))
 
     def writer(self, path: str) -> "ObjectWriter":
-        """What writes an object from the beginning to the end; up to `PART_BYTES` in one request."""
+        """A writer of an object from beginning to end; up to `PART_BYTES` it takes one request."""
         return ObjectWriter(self._store, path)
 
     def write(self, path: str, content: bytes) -> None:
@@ -123,14 +125,14 @@ class Objects:
             obstore.put(self._store, path, content)
 
     def stamps(self, folder: str, after: str | None = None) -> dict[str, Stamp]:
-        """The objects in a folder by their names there, those below its folders left out; `after` one in the order of names."""
+        """The objects in a folder by name, without those of its folders; only names after `after`, if given."""
         import obstore
 
         prefix = f"{folder.strip('/')}/"
         with _os_errors():
             batches = obstore.list(self._store, prefix, offset=None if after is None else prefix + after)
             listed = [meta for batch in batches for meta in batch]
-        # By their depth: the library may write a name in another way than it was asked for.
+        # By their depth: the library may write a name in another form than requested.
         depth = prefix.count("/")
         return {
             meta["path"].rpartition("/")[2]: _stamp(meta)
@@ -139,7 +141,7 @@ class Objects:
         }
 
     def stamp(self, path: str) -> Stamp | None:
-        """What tells an object from another one of its name; None where there is none."""
+        """Distinguishes an object from others of its name; None where there is none."""
         import obstore
 
         try:
@@ -150,7 +152,7 @@ class Objects:
 
     @_again
     def make(self, path: str, content: bytes) -> None:
-        """Make an object whose bytes nobody else writes; raises FileExistsError where another one has its name."""
+        """Create an object with unique bytes; raises FileExistsError where another one has its name."""
         import obstore
 
         try:
@@ -159,12 +161,12 @@ class Objects:
             if self.read(path) != content:
                 raise FileExistsError(path) from None
         except obstore.exceptions.BaseError as error:
-            # It may be there all the same.
+            # The object may exist all the same.
             if not self._is_made(path, content):
                 raise OSError(_words(error)) from error
 
     def _is_made(self, path: str, content: bytes) -> bool:
-        """Whether the object is there and is this one; raises FileExistsError where it is another's."""
+        """Whether the object exists and is this one; raises FileExistsError where it is another one."""
         try:
             there = self.read(path)
         except OSError:
@@ -175,7 +177,10 @@ class Objects:
 
 
 class ObjectWriter:
-    """Writes an object in parts, several of which are under way at a time; it is there once it is closed. A file as pyarrow takes one."""
+    """Writes an object in several concurrent parts, as a file for pyarrow.
+
+    The object exists once it is closed.
+    """
 
     closed = False
 
@@ -187,25 +192,27 @@ class ObjectWriter:
         )
 
     def write(self, content: bytes | pa.Buffer) -> int:
-        """Add bytes; how many."""
+        """Add bytes; returns their number."""
         with _os_errors():
-            # Of signed bytes, as which pyarrow hands its buffers out, the library takes none.
+            # The library refuses signed bytes, pyarrow's format of its buffers.
             return self._file.write(memoryview(content).cast("B"))
 
     def flush(self) -> None:
-        """What is written may wait until the end."""
+        """Does nothing: written bytes may wait until the end."""
 
     def close(self) -> None:
-        """Have the object made of what was written."""
+        """Create the object from the written bytes."""
         self.closed = True
         with _os_errors():
             self._file.close()
 
 
 def has_credentials(path: str, options: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether the library finds the credentials that delta-rs does: not what a profile of AWS' tools leaves it to ask for.
+    """Whether the library finds the credentials that delta-rs finds.
 
-    Delta-rs looks there where no endpoint is given.
+    It cannot request those of an AWS profile.
+
+    delta-rs requests them where no endpoint is given.
     """
     if SCHEMES.get(urlsplit(path).scheme) != "s3" or environ.get("AWS_ACCESS_KEY_ID"):
         return True
@@ -216,7 +223,7 @@ def has_credentials(path: str, options: Mapping[str, str], environ: Mapping[str,
 
 @cache
 def _shared(root: str, options: tuple[tuple[str, str], ...]) -> Objects:
-    """One for all of this process that reach a store by the same options: it has connections of its own."""
+    """The object of this process that reaches a store with these options, with connections of its own."""
     return Objects(root, dict(options))
 
 
@@ -227,7 +234,7 @@ def _opened(root: str, options: Mapping[str, str]) -> "ObjectStore":
     config: Any = _lower(options)
     client: Any = {"allow_http": config.pop(_ALLOW_HTTP) == "true"} if _ALLOW_HTTP in config else {}
     if SCHEMES.get((parts := urlsplit(root)).scheme) == "s3":
-        # By its address it would not be told an endpoint that goes before the environment's.
+        # With its address alone it would miss an endpoint that takes precedence over the environment's.
         return S3Store(parts.netloc, config=config, client_options=client)
     return from_url(root, config=config, client_options=client)
 
@@ -237,13 +244,13 @@ def _stamp(meta: "ObjectMeta") -> Stamp:
 
 
 def _lower(options: Mapping[str, str]) -> dict[str, str]:
-    """Options by their names in lower case; delta-rs does not mind."""
+    """Options by their names in lower case; delta-rs ignores the case."""
     return {name.lower(): value for name, value in options.items()}
 
 
 @contextmanager
 def _os_errors() -> Iterator[None]:
-    """Raise what the library says without its structures: FileNotFoundError, or OSError."""
+    """Raise the library's errors without its structures: as FileNotFoundError, or OSError."""
     import obstore
 
     try:

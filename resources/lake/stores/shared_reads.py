@@ -1,7 +1,8 @@
-"""What several readers, one after the other, read of the same row groups: each subscription reads the whole change log.
+"""Shares reads of row groups among readers that follow each other: each subscription reads the whole change log.
 
-In: what is read, by a key that says all that it depends on. Out: the same, made once as long as there is room; the first that
-come are kept, as whoever comes next reads in the same order. Raises what making it raises. Executors have nothing to share.
+In: a reading, by a key with all that it depends on. Out: its result, computed once as long as there is room.
+The first results are kept, as later readers read in the same order. Raises the reading's errors. Executors
+have nothing to share.
 """
 
 from collections.abc import Callable, Hashable, Iterator
@@ -11,12 +12,12 @@ from threading import Lock
 
 import pyarrow as pa
 
-#: So many bytes are kept.
+#: This many bytes are kept.
 BYTES = 256 * 1024 * 1024
 
 
 class SharedReads:
-    """Batches by their keys, up to so many bytes."""
+    """Batches by their keys, up to a total size."""
 
     def __init__(self, room: int = BYTES) -> None:
         self._room = room
@@ -24,7 +25,7 @@ class SharedReads:
         self._lock = Lock()
 
     def get(self, key: Hashable, make: Callable[[], pa.RecordBatch]) -> pa.RecordBatch:
-        """The batch of a key: as it is kept, or made now."""
+        """The batch of a key: the kept one, or a new one."""
         with self._lock:
             kept = self._kept.get(key)
         if kept is not None:
@@ -45,7 +46,7 @@ _SHARED: ContextVar[SharedReads | None] = ContextVar("reads", default=None)
 
 @contextmanager
 def reads_shared() -> Iterator[None]:
-    """Within the block, and the same thread of work, what is read of row groups is kept for the next reader."""
+    """Within the block, and the same thread of work, row groups that are read are kept for the next reader."""
     token = _SHARED.set(SharedReads())
     try:
         yield
@@ -54,5 +55,5 @@ def reads_shared() -> Iterator[None]:
 
 
 def shared_reads() -> SharedReads:
-    """Those of the block around; without one nothing is kept."""
+    """The shared reads of the enclosing block; outside of one nothing is kept."""
     return _SHARED.get() or SharedReads(0)

@@ -1,8 +1,8 @@
 """The files of a lake, in a folder of this machine or on an object store, as pyarrow reads and writes them.
 
-In: full paths, as Delta and Spark have them. Out: what pyarrow needs to reach them. An object store is reached as delta-rs
-reaches it, with the same options, so that there is one way to give credentials. Travels to executors, which need
-`deltalake` for a lake on an object store. Raises OSError.
+In: full paths, as Delta and Spark have them. Out: pyarrow's access to them. An object store is reached as
+delta-rs reaches it, with the same options, so that there is one way to give credentials. It is sent to
+executors, which need `deltalake` for a lake on an object store. Raises OSError.
 """
 
 from collections import defaultdict
@@ -34,10 +34,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Store:
-    """Where the files of a lake are; `options` are delta-rs' for it."""
+    """Where the files of a lake are; `options` are delta-rs's for it."""
 
     options: tuple[tuple[str, str], ...] = field(default=(), repr=False)
-    #: By a path of it, the store's objects, where they are reached as delta-rs reaches them. Not of executors.
+    #: The store's objects by one of its paths, where they are reached as by delta-rs. Executors have none.
     objects: Callable[[str], "Objects | None"] | None = field(default=None, repr=False, compare=False)
     #: By root: each has connections of its own.
     _systems: dict[str, pafs.FileSystem] = field(default_factory=dict, repr=False, compare=False)
@@ -47,7 +47,7 @@ class Store:
         keep_token_out(dict(self.options))
 
     def __reduce__(self) -> tuple[type["Store"], tuple[tuple[tuple[str, str], ...]]]:
-        """Connections do not travel to executors, nor what has them."""
+        """Connections are not sent to executors, nor objects that have them."""
         return Store, (self.options,)
 
     @classmethod
@@ -78,7 +78,7 @@ class Store:
         return ObjectFiles(root, dict(self.options), objects)
 
     def reaches(self, path: str) -> bool:
-        """Whether the files of a path can be read and written so; elsewhere only Spark does."""
+        """Whether the files of a path can be read and written so; elsewhere only Spark can."""
         storage = Storage.of(path)
         return storage.scheme == "file" or storage.platform is not None
 
@@ -96,7 +96,7 @@ class Store:
         return written
 
     def stamp(self, path: str) -> tuple[int | None, int] | None:
-        """What tells a file from another of its name: when it was written, and its bytes; None where there is none."""
+        """Distinguishes files with the same name: time and size; None where there is none."""
         files, inner = self.system(path)
         file = files.get_file_info(inner)
         return (file.mtime_ns, file.size) if file.type == pafs.FileType.File else None
@@ -104,10 +104,10 @@ class Store:
     def read(
         self, path: str, columns: Sequence[str] | None = None, filters: pc.Expression | None = None
     ) -> pa.Table:
-        """The rows of a Parquet file for which an expression holds, with all or some of its columns.
+        """The rows of a Parquet file that fulfil an expression, with all or some of its columns.
 
-        A file that delta-rs has rewritten (DELETE, MERGE) may say that its text is to be read as views, which Arrow does
-        not filter.
+        A file that delta-rs has rewritten (DELETE, MERGE) may ask for its text to be read as views, which
+        Arrow cannot filter.
         """
         fragment = self._fragment(path)
         dataset = ds.FileSystemDataset([fragment], without_views(fragment.physical_schema), fragment.format)
@@ -120,20 +120,20 @@ class Store:
         return [RowGroup(path, n, g.num_rows, g.total_byte_size) for n, g in enumerate(groups)]
 
     def readers(self, groups: Iterable["RowGroup"]) -> Iterator[tuple["RowGroup", "Reader"]]:
-        """Some row groups, one after the other, each with what reads columns of its rows.
+        """Some row groups, one after the other, each with a function that reads columns of its rows.
 
-        A column may be a field of a struct ("new.id"): of the other fields nothing is read, as of a dataset it would be.
+        A column may be a field of a struct ("new.id"): the other fields are not read, as a dataset would do.
         """
         for path, of_file in groupby(groups, key=attrgetter("file")):
             with ExitStack() as stack:
-                # Only where something is read of it.
+                # Opened only where something is read of it.
                 opened = cache(partial(stack.enter_context, self._parquet(path)))
                 for group in of_file:
                     yield group, partial(_read_group, opened, group.number)
 
     @contextmanager
     def ahead(self, groups: Sequence["RowGroup"], items: Iterable[T]) -> Iterator[Iterator[T]]:
-        """What is made of row groups, of which the next is fetched meanwhile from a store that is far away."""
+        """The results of row groups; on a distant store the next one is fetched meanwhile."""
         if groups and not isinstance(self.system(groups[0].file)[0], pafs.LocalFileSystem):
             with ahead(items, 1) as fetched:
                 yield fetched
@@ -148,7 +148,7 @@ class Store:
     @contextmanager
     def _parquet(self, path: str) -> Iterator[pq.ParquetFile]:
         files, inner = self.system(path)
-        # Far away the chunks of a row group's columns are asked for in few requests, side by side.
+        # On a distant store the columns of a row group are fetched in few parallel requests.
         with (
             files.open_input_file(inner) as stream,
             pq.ParquetFile(stream, pre_buffer=not isinstance(files, pafs.LocalFileSystem)) as file,
@@ -156,7 +156,10 @@ class Store:
             yield file
 
     def batches(self, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """The rows of a Parquet file a batch at a time, with the columns of a schema; what the file lacks is NULL."""
+        """The rows of a Parquet file a batch at a time, with the columns of a schema.
+
+        Columns that the file lacks are NULL.
+        """
         if is_shadowed(schema.names):
             yield from self._batches_of_file(path, schema)
             return
@@ -172,7 +175,10 @@ class Store:
         return ds.ParquetFileFormat().make_fragment(inner, filesystem=files)
 
     def _whole(self, path: str) -> pa.Buffer | None:
-        """A small file of a store, which a dataset would open more than once; None for any other, and where this is an executor."""
+        """A small file of a store, which a dataset would open more than once.
+
+        None for any other, and on an executor.
+        """
         objects = self.objects(path) if self.objects is not None and is_uri(path) else None
         if objects is None:
             return None
@@ -195,7 +201,7 @@ class Store:
         return [file.base_name for file in self._files(folder)]
 
     def has_folder(self, folder: str, name: str) -> bool:
-        """Whether there is a file below a folder in one of this name."""
+        """Whether a folder has a folder of this name with a file in it."""
         _, inner = self.system(folder)
         depth = len(inner.split("/"))
         return any(name in file.path.split("/")[depth:-1] for file in self._files(folder))
@@ -203,7 +209,7 @@ class Store:
     def _files(self, folder: str) -> list[pafs.FileInfo]:
         files, inner = self.system(folder)
         entries = files.get_file_info(pafs.FileSelector(inner, allow_not_found=True, recursive=True))
-        # Some servers keep an empty object for a folder, also for one whose files are gone.
+        # Some servers keep an empty object for a folder, even after its files are gone.
         folders = {entry.path for entry in entries if entry.type == pafs.FileType.Directory}
         return [entry for entry in entries if entry.type == pafs.FileType.File and entry.path not in folders]
 
@@ -216,7 +222,7 @@ class Store:
     def touch(self, path: str) -> None:
         """Make an empty file."""
         files, inner = self.system(path)
-        # To delta-rs' stream only Parquet's writer can write.
+        # Only the Parquet writer can write to delta-rs's stream.
         files.open_output_stream(inner).close()
 
     def remove(self, folder: str) -> bool:
@@ -228,7 +234,7 @@ class Store:
         return True
 
 
-#: So many bytes of row groups one executor reads at a time.
+#: One executor reads this many bytes of row groups at a time.
 PART_BYTES = 32 * 1024 * 1024
 
 #: Reads columns of a row group.
@@ -246,16 +252,16 @@ class RowGroup:
 
 
 def parted(groups: Sequence[RowGroup], beside: int = 1) -> list[Sequence[RowGroup]]:
-    """Row groups in their order, so many together that they have `PART_BYTES`: what one executor reads at a time.
+    """Row groups in their order, in groups of about `PART_BYTES`: what one executor reads at a time.
 
-    Of so many executors `beside` each other none has a part more than another, where the parts are not too small for that.
+    The number of groups is a multiple of `beside`, unless they would become too small.
     """
     total = sum(group.bytes for group in groups)
     number = number_of_parts(total, PART_BYTES, beside)
     parts = defaultdict[int, list[RowGroup]](list)
     before = 0
     for group in groups:
-        # Where its middle is: so a group of many bytes draws no other one with it.
+        # Assigned by its middle, so that a large row group pulls no other one along.
         parts[(2 * before + group.bytes) * number // (2 * total) if total else 0].append(group)
         before += group.bytes
     return [parts[part] for part in sorted(parts)]
@@ -265,17 +271,17 @@ def _read_group(opened: Callable[[], pq.ParquetFile], number: int, columns: Sequ
     return _without_views_in(opened().read_row_group(number, columns=list(columns)))
 
 
-#: What a dataset of Arrow's has beside the columns of its files: it finds two of such a name.
+#: Columns that an Arrow dataset adds to those of its files: two with the same name conflict.
 _OF_DATASETS = frozenset({"__batch_index", "__filename", "__fragment_index", "__last_in_fragment"})
 
 
 def is_shadowed(names: Iterable[str]) -> bool:
-    """Whether a dataset of Arrow's cannot read columns of these names."""
+    """Whether an Arrow dataset cannot read columns of these names."""
     return not _OF_DATASETS.isdisjoint(names)
 
 
 def joined(folder: str, name: str) -> str:
-    """The path of a file that is named from its folder."""
+    """The path of a file that is named relative to the folder."""
     return f"{folder}/{name}" if is_uri(folder) else str(Path(folder, name))
 
 

@@ -1,8 +1,8 @@
-"""What an object store refuses as a whole: an engine's error -> what is wrong, what to do, and whether it passes.
+"""Refusals of an object store as a whole: an engine's error -> what is wrong, what to do, and whether it passes.
 
-In: errors of delta-rs and of Spark's file systems, which quote the store's answer. Out: a `StoreRefusal`, or None where
-one table or nothing of the store's is at fault. Of an answer only its code is shown: the rest has paths, requests and what
-was signed. Raises nothing.
+In: errors of delta-rs and of Spark's file systems, which quote the store's answer. Out: a `StoreRefusal`, or
+None where one table is the cause or the store is not concerned. Only the code of an answer is shown: the rest
+has paths, requests and signed data. Raises nothing.
 
 https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html
 https://learn.microsoft.com/en-us/rest/api/storageservices/blob-service-error-codes
@@ -45,7 +45,7 @@ _HINTS = {
     f" profile names; {_GO_ON}",
 }
 
-#: The stores' own codes, which S3, Azure and Google share in part.
+#: The stores' own codes; S3, Azure and Google share some.
 _CODES = {
     **dict.fromkeys(
         ("NoSuchBucket", "ContainerNotFound", "ContainerBeingDeleted", "FilesystemNotFound"),
@@ -89,7 +89,7 @@ _STATUS = {
     "403": StoreFault.DENIED,
     **dict.fromkeys(("429", "500", "502", "503", "504"), StoreFault.BUSY),
 }
-#: What Hadoop's file systems call it, where they do not quote a code.
+#: Messages of Hadoop's file systems, where they do not quote a code.
 _CLASSES = {
     "UnknownStoreException": StoreFault.NO_BUCKET,
     "NoAuthWithAWSException": StoreFault.NO_CREDENTIALS,
@@ -106,22 +106,23 @@ _CLASSES = {
 
 #: Colours and arrows, with which delta-rs shows causes.
 _ORNAMENT = re.compile("\x1b" + r"\[[0-9;]*m|↳")
-#: That the store, and not a row or the publisher, is spoken of: delta-rs' request, S3A's or ABFS' exception.
+#: Signs that the message is about the store, and not about a row or the publisher: delta-rs's request, the
+#: exception of S3A or ABFS.
 _OF_A_STORE = re.compile(
     r"Error performing [A-Z]+ |\(Service: \w+, Status Code: |org\.apache\.hadoop\.fs\.(?:s3a|azurebfs)\."
     r"|software\.amazon\.awssdk\.|AccessDeniedException: (?:s3a|abfss?)://"
 )
 _CODE = re.compile(r"<Code>(\w+)</Code>|Status Code: \d{3}[^\n]*?\):\s?([A-Z]\w+)|\bError(?:Code)?=(\w+)")
-#: An answer without a body, so without a code, to a HEAD: a bucket that is not there would be 404, so it is what signs the request.
+#: An answer to a HEAD has no body, so no code. A missing bucket would be 404, so this is about the signature.
 _BAD_HEAD = re.compile(
     r"Error performing HEAD [^\n]*non-2xx status code[:\s]+400\b|Status Code: 400\b[^\n]*?\):\s?(?:null|400 Bad Request)"
 )
 _STATUS_CODE = re.compile(r"non-2xx status code\s+(\d{3})|Status Code: (\d{3})")
-#: Where credentials of a machine's role are asked for; there is none where nobody answers.
+#: The address that gives credentials of a machine's role; where nothing answers, there is no role.
 _METADATA = re.compile(r"Error performing [A-Z]+ http://(?:169\.254\.169\.254|metadata\.google\.internal)")
-#: Hadoop's words for a file system whose class, or scheme, it does not have.
+#: Hadoop's message for a file system whose class, or scheme, it does not have.
 _NO_FILE_SYSTEM = re.compile(r"No FileSystem for scheme|Class [\w.]+\.hadoop\.fs\.[\w.]+ not found")
-#: delta-rs' word for an answer of S3's that sends it to another region.
+#: delta-rs's message for an answer of S3 that refers to another region.
 _OTHER_REGION = "incorrectly configured region"
 _CLASS = re.compile("|".join(_CLASSES))
 _NETWORK = re.compile(
@@ -132,7 +133,7 @@ _NETWORK = re.compile(
 
 @dataclass(frozen=True)
 class StoreRefusal:
-    """Why a store refuses; `code` is its own word for it, where it has one."""
+    """Why a store refuses; `code` is the store's own, where it has one."""
 
     fault: StoreFault
     code: str | None = None
@@ -149,12 +150,12 @@ class StoreRefusal:
 
     @property
     def passes(self) -> bool:
-        """Whether the same may succeed a moment later, without anybody's doing."""
+        """Whether the same request may succeed a moment later by itself."""
         return self.fault in {StoreFault.BUSY, StoreFault.UNREACHED}
 
 
 def store_refusal(errors: Iterable[BaseException]) -> StoreRefusal | None:
-    """The refusal of the store, from an error and its causes; None where they tell of none."""
+    """The refusal of the store, from an error and its causes; None where they show none."""
     for error in errors:
         text = str(error)
         if "SQLSTATE: 22" not in text and (refused := _refusal(_ORNAMENT.sub("", text))):

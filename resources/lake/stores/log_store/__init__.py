@@ -1,6 +1,6 @@
-"""The log store with which Spark commits to Delta tables on S3: a Java class, and the jar made of it.
+"""The log store with which Spark commits to Delta tables on S3: a Java class, and its jar.
 
-Out: the jar's path, the class's name, and the setting that chooses it. What the class does stands in its source,
+Out: the jar's path, the class's name, and the setting that chooses it. The source is
 `ConditionalPutLogStore.java`; `make java` compiles it.
 """
 
