@@ -66,6 +66,23 @@ class Peek:
 
 
 @dataclass(frozen=True, slots=True)
+class Reading:
+    """One reading of a slot, from `begin` on: each of the `ends` ends a slice.
+
+    A second session reads the slices that end at `beside`. A `prepared` reading is one slice and keeps the prepared
+    transactions that wait for their second phase. With `unaltered`, each slice has only what one catalog has
+    decided.
+    """
+
+    peek: Peek
+    begin: int
+    ends: Sequence[int]
+    beside: Sequence[int] = ()
+    prepared: bool = False
+    unaltered: Unaltered | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class WrittenSlice:
     """A slice whose files are written and not committed: the LSN that ends it, its files, and what `slices` says of it.
 
@@ -128,52 +145,50 @@ def commit_slice(
 
 
 def append_slices(
-    lake: Lake,
-    peek: Peek,
-    begin: int,
-    ends: Sequence[int],
-    after: int,
-    base: int | None = None,
-    *,
-    beside: Sequence[int] = (),
-    unaltered: Unaltered | None = None,
-    prepared: bool,
+    lake: Lake, reading: Reading, after: int, base: int | None = None
 ) -> Iterator[tuple[int, bool]]:
-    """Append what the slot holds from `begin` up to each of the ends, a slice in one commit; each end, and whether that held something.
+    """Append the slices of a reading, each in one commit; yields each end, and whether the slice had rows.
 
-    All of it is read at once, and by a second session meanwhile what is up to the ends `beside`, where the server has one for it:
-    those may be left out. Only where all is one slice prepared transactions may wait, and the lake be at a URI. Raises OverrunError
-    where another process has appended something after `after`, or anything to the version `base`; UnprovenError before the first
-    slice that is not `unaltered`, where that is given.
+    The slices `beside` are left out where the server does not move a copy of the slot. In a lake that only Spark
+    reaches, a reading is one slice. Raises OverrunError where another process has appended after `after`, or
+    committed to the version `base`; UnprovenError before the first slice that is not `unaltered`.
     """
-    feed = peek.feed
     if (local := lake.local) is None:
-        (end,) = ends
-        yield end, _append_by_executor(lake, peek, begin, end, after, base)
+        (end,) = reading.ends
+        yield end, _append_by_executor(lake, reading.peek, reading.begin, end, after, base)
         return
+    feed, unaltered = reading.peek.feed, reading.unaltered
     with refusing_slot(feed.source.name, feed.slot, "read"), ExitStack() as stack:
         assembler = TransactionAssembler(stack.enter_context(FileSpool()))
-        waiting = Prepared(lake, feed).restore(assembler) if prepared else ()
-        # Before the second one: where one session is to be had, it is this one.
-        session = stack.enter_context(stack.enter_context(peek.conninfo.adbc()).cursor())
-        copy = stack.enter_context(copied_slot(peek.conninfo, feed.slot)) if beside else None
-        if copy is None:
-            ends = [*ends, *beside]
-        messages = batches_of(session, peek.query(ends[-1]))
-        # What waits for its second phase is no row yet.
-        slices = _written(lake, feed, messages, begin, ends, assembler, empty=prepared)
-        if copy is not None:
-            rest = _written_beside(lake, peek, copy, ends[-1], beside)
-            slices = chain(slices, stack.enter_context(ahead(rest, len(beside), copy.stop)))
-        for end, written in slices:
+        waiting = Prepared(lake, feed).restore(assembler) if reading.prepared else ()
+        for end, written in _read(lake, reading, assembler, stack):
             if written is not None:
                 if unaltered and not unaltered.covers(written.transactions, written.summary["relations"]):
                     raise UnprovenError
                 commit_slice(lake, local, feed, written, after, base)
-                if prepared:
+                if reading.prepared:
                     Prepared(lake, feed).save(assembler, end, waiting)
             yield end, written is not None
             after = end
+
+
+def _read(
+    lake: Lake, reading: Reading, assembler: TransactionAssembler, opened: ExitStack
+) -> Iterator[tuple[int, WrittenSlice | None]]:
+    """The slices of a reading with their ends, None for an empty one; `opened` closes its sessions."""
+    peek, ends = reading.peek, [*reading.ends]
+    # Before the second one: where one session is to be had, it is this one.
+    session = opened.enter_context(opened.enter_context(peek.conninfo.adbc()).cursor())
+    copy = opened.enter_context(copied_slot(peek.conninfo, peek.feed.slot)) if reading.beside else None
+    if copy is None:
+        ends += reading.beside
+    messages = batches_of(session, peek.query(ends[-1]))
+    # What waits for its second phase is no row yet.
+    slices = _written(lake, peek.feed, messages, reading.begin, ends, assembler, empty=reading.prepared)
+    if copy is None:
+        return slices
+    rest = _written_beside(lake, peek, copy, ends[-1], reading.beside)
+    return chain(slices, opened.enter_context(ahead(rest, len(reading.beside), copy.stop)))
 
 
 def _written(

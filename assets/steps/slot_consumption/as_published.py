@@ -12,7 +12,7 @@ from pgsieve.assets.steps.records.catalogs import AlteredSlices, as_published, d
 from pgsieve.assets.steps.records.change_log import CHANGE_LOG, ChangeLog
 from pgsieve.assets.steps.records.prepared import Prepared
 from pgsieve.assets.steps.records.slices import Slices
-from pgsieve.assets.steps.slot_consumption.appending import Peek, append_slices, at_once
+from pgsieve.assets.steps.slot_consumption.appending import Peek, Reading, append_slices, at_once
 from pgsieve.assets.steps.subscription import Feed
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.delta.errors import OverrunError
@@ -68,7 +68,7 @@ def append_as_published(lake: Lake, published: Peek, feed: Feed, begin: int, end
     own = published.feed
     try:
         after = ChangeLog(lake, own).position() or 0
-        for _, holds in append_slices(lake, published, begin, [end], after, prepared=False):
+        for _, holds in append_slices(lake, Reading(published, begin, [end]), after):
             if not holds:
                 append_nothing(lake, own, end)
     except SourceError as error:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pgsieve.assets.steps.log import Log
-from pgsieve.assets.steps.slot_consumption.reading import IDLE_BYTES, Drained, drain_to
+from pgsieve.assets.steps.slot_consumption.reading import IDLE_BYTES, Drained, ReadySlot, drain_to
 from pgsieve.assets.steps.slot_consumption.ready import ready_slot
 from pgsieve.assets.steps.slot_consumption.sequences import refresh_sequences
 from pgsieve.assets.steps.subscription import Feed, Subscription
@@ -35,8 +35,8 @@ def drain(
         feed, catalog, publications = ready_slot(connection, feed, lake)
         warn_of_missing(feed, catalog, log)
         target = flushed_lsn(connection) if upto is None else upto
-        leaves = feed.leaves_captured(catalog)
-        drained = drain_to(connection, feed, lake, publications, target, log, subscriptions, leaves=leaves)
+        slot = ReadySlot(connection, feed, lake, publications, feed.leaves_captured(catalog))
+        drained = drain_to(slot, target, log, subscriptions)
         refresh_sequences(connection, feed, lake)
         state = slot_state(connection, feed.slot)
         # Also rows kept for a transaction that has ended meanwhile, possibly in a run long ago.

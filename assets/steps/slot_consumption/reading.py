@@ -13,11 +13,17 @@ from dataclasses import dataclass
 import psycopg
 
 from pgsieve.assets.steps.log import Log
-from pgsieve.assets.steps.records.catalogs import Catalogs, Unaltered
+from pgsieve.assets.steps.records.catalogs import Catalogs
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.failures import passes, reason
 from pgsieve.assets.steps.records.table_states import SyncState, TableStates
-from pgsieve.assets.steps.slot_consumption.appending import Peek, UnprovenError, append_slices, at_once
+from pgsieve.assets.steps.slot_consumption.appending import (
+    Peek,
+    Reading,
+    UnprovenError,
+    append_slices,
+    at_once,
+)
 from pgsieve.assets.steps.slot_consumption.as_published import (
     alone,
     append_as_published,
@@ -34,6 +40,7 @@ from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.delta.errors import LakeError, OverrunError
+from pgsieve.resources.lake.delta.records import Standing
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.confirmation import confirm
 from pgsieve.resources.postgres.errors import SourceUnreachableError
@@ -59,194 +66,249 @@ class Drained:
     lag: int
 
 
-def drain_to(
-    connection: psycopg.Connection[tuple[object, ...]],
-    feed: Feed,
-    lake: Lake,
-    publications: Sequence[str],
-    target: int,
-    log: Log,
-    subscriptions: Sequence[Subscription] = (),
-    *,
-    leaves: Sequence[frozenset[int]] = (),
-    recording: bool = False,
-) -> Drained:
-    """Append and confirm what commits before `target`.
-
-    With `recording`, record the position even when nothing was read.
+@dataclass(frozen=True)
+class ReadySlot:
+    """A slot that is ready to be read into a lake: with its session and publications.
 
     A TRUNCATE of every leaf in one of `leaves` may have been a TRUNCATE of the root; only the publisher
     knows.
     """
-    source, version = feed.source, connection.info.server_version
-    state = present_slot(connection, feed)
-    durable = ChangeLog(lake, feed).position()
-    begin = position = durable if durable is not None else state.confirmed_lsn
-    peek = Peek(feed, source.executor_conninfo(), at_once(feed, publications), version)
-    # Read after the target, so that every alteration before the target is seen.
-    unaltered = Catalogs(lake, feed).unaltered(connection, position)
-    prepared = keeps_prepared(feed, state)
-    stride, confirmed = Stride(SLICE_BYTES), position
-    slices = overruns = 0
-    copies, unproven = True, False
-    while position < target:
-        standing = lake.records.standing(ChangeLog(lake, feed).path)
-        if (reached := standing.position or position) > position:
-            # Another process reads the slot too: this one continues from there.
-            if prepared:
-                recover_prepared(feed, lake, publications, version, reached)
-            confirm(connection, source, feed.slot, reached, peek.options, lake.access.make_durable)
-            position = begin = confirmed = reached
-            continue
-        asking = unaltered is None or unproven
-        single = asking or prepared or lake.local is None
-        ends = stride.ends(position, target, single=single)
-        try:
-            asking = asking or _is_to_be_asked(connection, lake, peek, leaves, unaltered, ends[-1])
-            own = published_feeds(lake, feed) if asking else ()
-            if own:
-                ends = [max(ends[0], published_up_to(lake, own))]
-                # Before any append: what all have is one slice.
-                if (refused := unsendable(connection, peek, own, ends[0])) is not None:
-                    raise refused
-            base = alone(lake, feed, own, standing, ends[0]) if own else None
-            for each in own:
-                append_as_published(lake, peek_as_published(peek, each), feed, position, ends[0])
-            first, beside = ends, list[int]()
-            if copies and not (single or own) and _pays_beside(connection, feed, position, ends[-1]):
-                first, beside = halves(position, ends)
-            idle = False
-            reading = (
-                append_slices(
-                    lake,
-                    peek,
-                    position,
-                    first,
-                    position,
-                    base,
-                    beside=beside,
-                    unaltered=None if asking else unaltered,
-                    prepared=prepared,
+
+    connection: psycopg.Connection[tuple[object, ...]]
+    feed: Feed
+    lake: Lake
+    publications: Sequence[str]
+    leaves: Sequence[frozenset[int]] = ()
+
+
+def drain_to(
+    slot: ReadySlot,
+    target: int,
+    log: Log,
+    subscriptions: Sequence[Subscription] = (),
+    *,
+    recording: bool = False,
+) -> Drained:
+    """Append and confirm what commits before `target`.
+
+    With `recording`, record the position even when nothing was read. It is also recorded where a cut of one of
+    the `subscriptions` needs it.
+    """
+    reader = _SlotReader(slot, target, log, subscriptions, recording=recording)
+    begin = reader.position
+    reader.read()
+    return Drained(begin, reader.position, reader.slices, lag=0)
+
+
+class _SlotReader:
+    """Reads a slot up to a target: knows how far it is, and how it continues after a fault."""
+
+    def __init__(
+        self,
+        slot: ReadySlot,
+        target: int,
+        log: Log,
+        subscriptions: Sequence[Subscription],
+        *,
+        recording: bool,
+    ) -> None:
+        self._slot, self._target, self._log = slot, target, log
+        self._subscriptions, self._recording = subscriptions, recording
+        self._connection, self._feed, self._lake = slot.connection, slot.feed, slot.lake
+        self._change_log = ChangeLog(slot.lake, slot.feed)
+        self._peek = Peek(
+            slot.feed,
+            slot.feed.source.executor_conninfo(),
+            at_once(slot.feed, slot.publications),
+            slot.connection.info.server_version,
+        )
+        state, durable = present_slot(slot.connection, slot.feed), self._change_log.position()
+        #: What commits before this is in the change log.
+        self.position = state.confirmed_lsn if durable is None else durable
+        #: Where the reading ends that is tried.
+        self._end = self.position
+        self.slices = self._overruns = 0
+        # Read after the target, so that every alteration before the target is seen.
+        self._unaltered = Catalogs(slot.lake, slot.feed).unaltered(slot.connection, self.position)
+        self._unproven = False
+        self._prepared = keeps_prepared(slot.feed, state)
+        self._stride = Stride(SLICE_BYTES)
+        self._moves_copies = True
+
+    def read(self) -> None:
+        """Append and confirm what commits before the target."""
+        while self.position < self._target:
+            standing = self._lake.records.standing(self._change_log.path)
+            if standing.position is not None and standing.position > self.position:
+                self._go_on_from(standing.position)
+                continue
+            try:
+                if not self._read_next(standing):
+                    return
+            except UnprovenError:
+                self._log(
+                    f"what is published was altered in what follows {format_lsn(self.position)}: the server is asked what it"
+                    " published"
                 )
-                if publications
-                else ((end, False) for end in ends)
-            )
-            for end, holds in reading:
-                if holds:
-                    slices += 1
-                elif (
-                    own
-                    or recording
-                    or end < target
-                    or end - begin >= IDLE_BYTES
-                    or _copied_after(lake, subscriptions, begin)
-                ):
-                    ChangeLog(lake, feed).record_position(end, position, base)
-                else:
-                    idle = True
-                    break
-                log(f"change log of {feed.name} holds everything before {format_lsn(end)}")
-                position = begin = end
-            # Once for everything that was read: after a small reading, this too decodes from restart_lsn.
-            if confirmed < position:
-                confirm(connection, source, feed.slot, position, peek.options, lake.access.make_durable)
-                reach(Failpoint.SLOT_CONFIRMED)
-            if idle:
-                break
-            if position < ends[-1]:
-                log(f'the server does not move a copy of the slot "{feed.slot}": it is read by one session')
-                copies = False
-            stride.succeeded()
-            unproven = False
-        except UnprovenError:
-            log(
-                f"what is published was altered in what follows {format_lsn(position)}: the server is asked what it published"
-            )
-            unproven = True
-            # Otherwise the slices appended before would be read once more.
-            confirm(connection, source, feed.slot, position, peek.options, lake.access.make_durable)
-        except OverrunError:
-            overruns += 1
-            if overruns == _OVERRUNS:
-                raise
-            time.sleep(random.uniform(0, 2**overruns / 10))  # noqa: S311 - no secret
-            # Otherwise the slices appended before would be read once more.
-            confirm(connection, source, feed.slot, position, peek.options, lake.access.make_durable)
-        except PgsieveError as fault:
-            if isinstance(fault, SourceUnreachableError | LakeError):
-                raise
-            if not passes(fault):
-                confirm(connection, source, feed.slot, position, peek.options, lake.access.make_durable)
-                otherwise = OtherWays(connection, lake, peek, log, prepared=prepared)
-                try:
-                    position = begin = otherwise.read(fault, position, ends[-1])
-                    slices += 1
-                except OverrunError:
-                    overruns += 1
-                    if overruns == _OVERRUNS:
-                        raise
-            elif stride.failed(ends[-1] - position):
-                log(f"{fault.message}; it is read again in smaller parts, from {format_lsn(position)}")
+                self._unproven = True
+            except OverrunError as error:
+                self._count_overrun(error)
+                time.sleep(random.uniform(0, 2**self._overruns / 10))  # noqa: S311 - no secret
+            except PgsieveError as fault:
+                self._read_again(fault)
             else:
-                raise
+                continue
             # Otherwise the slices appended before the fault would be read once more.
-            confirm(connection, source, feed.slot, position, peek.options, lake.access.make_durable)
-        confirmed = position
-    return Drained(durable if durable is not None else begin, position, slices, lag=0)
+            self._confirm()
 
+    def _go_on_from(self, reached: int) -> None:
+        """Continue from where another process has read the slot."""
+        if self._prepared:
+            recover_prepared(self._feed, self._lake, self._slot.publications, self._peek.version, reached)
+        self.position = reached
+        self._confirm()
 
-def _pays_beside(
-    connection: psycopg.Connection[tuple[object, ...]], feed: Feed, position: int, end: int
-) -> bool:
-    """Whether a second session may read in parallel, and is worth it.
+    def _read_next(self, standing: Standing) -> bool:
+        """Append and confirm the next slices; False where they end at the target, and hold nothing."""
+        begin = self.position
+        is_asked = self._unaltered is None or self._unproven
+        is_single = is_asked or self._prepared or self._lake.local is None
+        ends = self._stride.ends(begin, self._target, single=is_single)
+        self._end = ends[-1]
+        is_asked = is_asked or self._is_to_be_asked()
+        own = published_feeds(self._lake, self._feed) if is_asked else ()
+        base = None
+        if own:
+            base = self._append_as_published(own, ends[0], standing)
+            ends = [self._end]
+        beside = list[int]()
+        if not (is_single or own) and self._pays_beside():
+            ends, beside = halves(begin, ends)
+        unaltered = None if is_asked else self._unaltered
+        reading = Reading(self._peek, begin, ends, beside, prepared=self._prepared, unaltered=unaltered)
+        is_whole = self._append(reading, base, recording=self._recording or bool(own))
+        # Once for everything that was read: after a small reading, this too decodes from restart_lsn.
+        if begin < self.position:
+            self._confirm()
+            reach(Failpoint.SLOT_CONFIRMED)
+        if not is_whole:
+            return False
+        if self.position < self._end:
+            self._log(
+                f'the server does not move a copy of the slot "{self._feed.slot}": it is read by one session'
+            )
+            self._moves_copies = False
+        self._stride.succeeded()
+        self._unproven = False
+        return True
 
-    It is not worth it where both would mostly decode what a long transaction holds back. A failover slot does
-    not allow it: it waits until the standbys have what it sends (synchronized_standby_slots, section 19.6.2),
-    and a temporary copy does not.
-    """
-    if end - position < BESIDE_BYTES:
-        return False
-    state = slot_state(connection, feed.slot)
-    return (
-        state is not None
-        and not state.failover
-        and position - state.restart_lsn <= end - position
-        and has_spare_slots(connection)
-    )
+    def _append_as_published(self, own: Sequence[Feed], end: int, standing: Standing) -> int:
+        """Append one slice to each of `own`, before the feed has it; the version that the feed's slice is appended to."""
+        self._end = max(end, published_up_to(self._lake, own))
+        # Before any append: what all have is one slice.
+        if (refused := unsendable(self._connection, self._peek, own, self._end)) is not None:
+            raise refused
+        base = alone(self._lake, self._feed, own, standing, self._end)
+        for each in own:
+            published = peek_as_published(self._peek, each)
+            append_as_published(self._lake, published, self._feed, self.position, self._end)
+        return base
 
+    def _append(self, reading: Reading, base: int | None, *, recording: bool) -> bool:
+        """Append the slices of a reading; False where the last holds nothing, and its position is of no use."""
+        slices = (
+            append_slices(self._lake, reading, self.position, base)
+            if self._slot.publications
+            else ((end, False) for end in reading.ends)
+        )
+        for end, holds in slices:
+            if holds:
+                self.slices += 1
+            elif recording or self._is_recorded(end):
+                self._change_log.record_position(end, self.position, base)
+            else:
+                return False
+            self._log(f"change log of {self._feed.name} holds everything before {format_lsn(end)}")
+            self.position = end
+        return True
 
-def _is_to_be_asked(
-    connection: psycopg.Connection[tuple[object, ...]],
-    lake: Lake,
-    peek: Peek,
-    leaves: Sequence[frozenset[int]],
-    unaltered: Unaltered | None,
-    end: int,
-) -> bool:
-    """Whether the publisher has to decide what is read up to `end`.
+    def _is_recorded(self, end: int) -> bool:
+        """Whether a position before which nothing was read is of use."""
+        return (
+            end < self._target
+            or end - self.position >= IDLE_BYTES
+            or _copied_after(self._lake, self._subscriptions, self.position)
+        )
 
-    Where Spark alone writes, this is not known later.
-    """
-    if lake.local is None and unaltered is not None and not unaltered.is_all:
-        feed = peek.feed
-        begun, described = described_in(connection, feed.source.name, feed.slot, peek.query(end))
-        if not unaltered.covers(begun, described):
-            return True
-    return _truncates_root(connection, peek, leaves, end)
+    def _read_again(self, fault: PgsieveError) -> None:
+        """Read in smaller parts what a passing fault met, and in another way what the server cannot send; else raises the fault."""
+        if isinstance(fault, SourceUnreachableError | LakeError):
+            raise fault
+        if not passes(fault):
+            self._read_otherwise(fault)
+        elif self._stride.failed(self._end - self.position):
+            self._log(f"{fault.message}; it is read again in smaller parts, from {format_lsn(self.position)}")
+        else:
+            raise fault
 
+    def _read_otherwise(self, fault: PgsieveError) -> None:
+        self._confirm()
+        ways = OtherWays(self._connection, self._lake, self._peek, self._log, prepared=self._prepared)
+        try:
+            self.position = ways.read(fault, self.position, self._end)
+            self.slices += 1
+        except OverrunError as error:
+            self._count_overrun(error)
 
-def _truncates_root(
-    connection: psycopg.Connection[tuple[object, ...]],
-    peek: Peek,
-    leaves: Sequence[frozenset[int]],
-    end: int,
-) -> bool:
-    """Whether a TRUNCATE before `end` names all of some `leaves`: only the publisher knows whether it named their root."""
-    if not leaves:
-        return False
-    feed = peek.feed
-    truncated = truncated_relations(connection, feed.source.name, feed.slot, peek.query(end))
-    return any(tree <= named for named in truncated for tree in leaves)
+    def _count_overrun(self, error: OverrunError) -> None:
+        """Let another process have read the slot meanwhile; raises the error where that was so too often."""
+        self._overruns += 1
+        if self._overruns == _OVERRUNS:
+            raise error
+
+    def _confirm(self) -> None:
+        make_durable = self._lake.access.make_durable
+        slot, options = self._feed.slot, self._peek.options
+        confirm(self._connection, self._feed.source, slot, self.position, options, make_durable)
+
+    def _pays_beside(self) -> bool:
+        """Whether a second session may read in parallel, and is worth it.
+
+        It is not worth it where both would mostly decode what a long transaction holds back. A failover slot
+        does not allow it: it waits until the standbys have what it sends (synchronized_standby_slots, section
+        19.6.2), and a temporary copy does not.
+        """
+        size = self._end - self.position
+        if not self._moves_copies or size < BESIDE_BYTES:
+            return False
+        state = slot_state(self._connection, self._feed.slot)
+        return (
+            state is not None
+            and not state.failover
+            and self.position - state.restart_lsn <= size
+            and has_spare_slots(self._connection)
+        )
+
+    def _is_to_be_asked(self) -> bool:
+        """Whether the publisher has to decide what is read.
+
+        Where Spark alone writes, this is not known later.
+        """
+        unaltered = self._unaltered
+        if self._lake.local is None and unaltered is not None and not unaltered.is_all:
+            query = self._peek.query(self._end)
+            begun, described = described_in(self._connection, self._feed.source.name, self._feed.slot, query)
+            if not unaltered.covers(begun, described):
+                return True
+        return self._truncates_root()
+
+    def _truncates_root(self) -> bool:
+        """Whether a TRUNCATE names all of some `leaves`: only the publisher knows whether it named their root."""
+        if not self._slot.leaves:
+            return False
+        query = self._peek.query(self._end)
+        truncated = truncated_relations(self._connection, self._feed.source.name, self._feed.slot, query)
+        return any(tree <= named for named in truncated for tree in self._slot.leaves)
 
 
 def _copied_after(lake: Lake, subscriptions: Sequence[Subscription], position: int) -> bool:

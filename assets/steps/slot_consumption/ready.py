@@ -15,7 +15,7 @@ from pgsieve.assets.steps.records.own_versions import newest_cuts, of_feed, refu
 from pgsieve.assets.steps.records.prepared import Prepared
 from pgsieve.assets.steps.slot_consumption.appending import at_once
 from pgsieve.assets.steps.slot_consumption.past_filters import publish_set_aside
-from pgsieve.assets.steps.slot_consumption.reading import drain_to
+from pgsieve.assets.steps.slot_consumption.reading import ReadySlot, drain_to
 from pgsieve.assets.steps.slot_consumption.slot import begin_slot, forget_copies, take_slot
 from pgsieve.assets.steps.slot_consumption.two_phase import keeps_prepared, recover_prepared
 from pgsieve.assets.steps.subscription import Feed
@@ -109,7 +109,8 @@ def readable_publications(
     names = ensure_capture(connection, feed.source.name, feed.capture, [empty], catalog)
     # What was written before it was there is read without it, as below.
     if connection.info.server_version < 180000:
-        drain_to(connection, feed, lake, (), flushed_lsn(connection), quiet, recording=True)
+        slot = ReadySlot(connection, feed, lake, ())
+        drain_to(slot, flushed_lsn(connection), quiet, recording=True)
     return names
 
 
@@ -134,4 +135,4 @@ def _drain_before_created(
     if why is not None:
         raise why
     if len(there) < len(publications):
-        drain_to(connection, feed, lake, there, target, quiet, recording=True)
+        drain_to(ReadySlot(connection, feed, lake, there), target, quiet, recording=True)

@@ -22,7 +22,7 @@ from pgsieve.assets.steps.records.catalogs import Catalogs
 from pgsieve.assets.steps.records.change_log import ChangeLog
 from pgsieve.assets.steps.records.prepared import Prepared
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableStates
-from pgsieve.assets.steps.slot_consumption.appending import Peek, append_slices
+from pgsieve.assets.steps.slot_consumption.appending import Peek, Reading, append_slices
 from pgsieve.assets.steps.slot_consumption.as_published import (
     alone,
     append_as_published,
@@ -147,7 +147,8 @@ class OtherWays:
         return self._way(reading(there), end) if there else None, left_out
 
     def _append_captured(self, way: Peek, begin: int, end: int, base: int | None) -> None:
-        for _, holds in append_slices(self.lake, way, begin, [end], begin, base, prepared=self.prepared):
+        reading = Reading(way, begin, [end], prepared=self.prepared)
+        for _, holds in append_slices(self.lake, reading, begin, base):
             if not holds:
                 ChangeLog(self.lake, way.feed).record_position(end, begin, base)
         self.log(f"change log of {way.feed.name} holds everything before {format_lsn(end)}")

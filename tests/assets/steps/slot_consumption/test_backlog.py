@@ -16,7 +16,7 @@ from pgsieve.assets.steps.slot_consumption import reading as change_log
 from pgsieve.assets.steps.slot_consumption.appending import at_once
 from pgsieve.assets.steps.slot_consumption.drain import drain
 from pgsieve.assets.steps.slot_consumption.messages import drained_messages
-from pgsieve.assets.steps.slot_consumption.reading import drain_to
+from pgsieve.assets.steps.slot_consumption.reading import ReadySlot, drain_to
 from pgsieve.assets.steps.subscription import Feed
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.embedded import EmbeddedServer
@@ -159,7 +159,7 @@ def test_what_a_server_sends_again_after_a_crash_is_in_the_change_log_once(
         fill(connection, 3, 10)
         # As a drain goes on that had made the slot ready before the crash.
         target = current_lsn(connection)
-        drain_to(connection, feed, lake, ("p",), target, lambda _: None)
+        drain_to(ReadySlot(connection, feed, lake, ("p",)), target, lambda _: None)
     rows = held(lake, feed)
     begins = rows.filter(pa.compute.equal(rows["kind"], "B"))
     assert begins.num_rows == len(begins["commit_lsn"].unique()) == 9
