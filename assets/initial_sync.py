@@ -7,10 +7,10 @@ from typing import Any
 
 import dagster as dg
 
-from pgsieve.assets.dagster_names import partition_table, table_partition
+from pgsieve.assets.dagster_names import Name, partition_table, table_partition
 from pgsieve.assets.lake import opened
 from pgsieve.assets.metadata import column_schema, spent
-from pgsieve.assets.outcome import IncompleteError, as_step
+from pgsieve.assets.outcome import NO_CALLBACKS, IncompleteError, StepCallbacks, as_step
 from pgsieve.assets.steps.initial_sync.one_table import Copied
 from pgsieve.assets.steps.log import quiet
 from pgsieve.assets.steps.operations.initial_copy import copy_tables
@@ -20,11 +20,15 @@ from pgsieve.assets.translator import AssetKind, Naming, of_subscription
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.decoding.visible import visible
+from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.awaited import PATIENT_SECONDS
 from pgsieve.resources.work import Work, measured
 
 #: Tag of a run that was begun because tables lacked a copy: another may have made it by then.
 LACKING = "pgsieve/lacking"
+
+#: What the op yields.
+Event = dg.MaterializeResult[None] | dg.AssetMaterialization
 
 
 def tables_partitions(subscription: Subscription) -> dg.DynamicPartitionsDefinition:
@@ -51,19 +55,29 @@ def initial_sync_asset(
     *,
     names: str | None = None,
     tell: Callable[[str], None] = quiet,
-    report: Callable[[Sequence[Copied]], None] | None = None,
-    spend: Callable[[Work], None] | None = None,
     seconds: float = PATIENT_SECONDS,
+    callbacks: StepCallbacks[Sequence[Copied]] = NO_CALLBACKS,
 ) -> dg.AssetsDefinition:
     """The asset `<subscription>/initial_sync`: materialising a partition copies that table anew.
 
-    `tell` hears what the run's log gets: how far a long copy is. `report` gets what was copied, in the process that does
-    it, and `spend` what that took. Transactions of others are waited for so many `seconds`. A run with the tag LACKING copies only those of its tables that still need it once it has its turn. A table that cannot be copied is not materialised, and fails the run after the others
-    are copied. With `names`, a template, the replicas are registered in the catalog last.
+    `tell` hears what the run's log gets: how far a long copy is. Transactions of others are waited for so many `seconds`. A run
+    with the tag LACKING copies only those of its tables that still need it once it has its turn. A table that cannot be copied is
+    not materialised, and fails the run after the others are copied. With `names`, a template, the replicas are registered in the
+    catalog last.
     """
     data = of_subscription(subscription, AssetKind.INITIAL_SYNC)
     key = naming.key(data)
     partitions = tables_partitions(subscription)
+
+    def copied(context: dg.AssetExecutionContext, lake: Lake) -> tuple[Sequence[Copied], Work]:
+        def log(line: str) -> None:
+            context.log.info(line)
+            tell(line)
+
+        tables = [partition_table(key) for key in context.partition_keys]
+        lacking = LACKING in context.run.tags
+        with measured() as work:
+            return copy_tables(subscription, lake, tables, log, lacking=lacking, seconds=seconds), work
 
     with warnings.catch_warnings():
         # Dagster calls the policy's parameter beta; a backfill has to copy its tables in one run.
@@ -78,47 +92,42 @@ def initial_sync_asset(
             pool=f"slot_{subscription.feed.slot}",
             can_subset=True,
         )
-        def initial_sync(
-            context: dg.AssetExecutionContext,
-        ) -> Iterator[dg.MaterializeResult[None] | dg.AssetMaterialization]:
-            with as_step(context):
-                yield from copied_tables(context)
-
-        def copied_tables(
-            context: dg.AssetExecutionContext,
-        ) -> Iterator[dg.MaterializeResult[None] | dg.AssetMaterialization]:
-            tables = [partition_table(key) for key in context.partition_keys]
-
-            def log(line: str) -> None:
-                context.log.info(line)
-                tell(line)
-
-            lake, lacking = opened(context, naming), LACKING in context.run.tags
-            with measured() as work:
-                copied = copy_tables(subscription, lake, tables, log, lacking=lacking, seconds=seconds)
-            if spend:
-                spend(work)
-            if report:
-                report(copied)
-            metadata = {**_metadata(copied), **spent(work)}
-            failed = {
-                (c.schema, c.table): f"{quote_qualified(c.schema, c.table)} cannot be copied: {c.problem}"
-                for c in copied
-                if c.problem
-            }
-            if not failed:
-                yield dg.MaterializeResult(asset_key=key, metadata=metadata)
-            else:
-                for name in tables:
-                    if name not in failed:
-                        partition = table_partition(name)
-                        yield dg.AssetMaterialization(key, metadata=metadata, partition=partition)
-            if names is not None:
-                Registration(subscription, lake, names).register()
-            if failed:
-                raise IncompleteError(subscription.name, list(failed.values()))
+        def initial_sync(context: dg.AssetExecutionContext) -> Iterator[Event]:
+            with as_step(context), callbacks.telling():
+                lake = opened(context, naming)
+                tables, work = copied(context, lake)
+                callbacks.spend(work)
+                callbacks.report(tables)
+                yield from _materialised(key, context.partition_keys, tables, work)
+                if names is not None:
+                    Registration(subscription, lake, names).register()
+                if problems := list(_problems(tables).values()):
+                    raise IncompleteError(subscription.name, problems)
 
     return initial_sync
+
+
+def _materialised(
+    key: dg.AssetKey, partitions: Sequence[str], copied: Sequence[Copied], work: Work
+) -> Iterator[Event]:
+    """The Dagster partitions that a run has copied: all in one event, or one by one where a table failed."""
+    metadata = {**_metadata(copied), **spent(work)}
+    failed = {table_partition(name) for name in _problems(copied)}
+    if not failed:
+        yield dg.MaterializeResult(asset_key=key, metadata=metadata)
+        return
+    for partition in partitions:
+        if partition not in failed:
+            yield dg.AssetMaterialization(key, metadata=metadata, partition=partition)
+
+
+def _problems(copied: Sequence[Copied]) -> dict[Name, str]:
+    """The tables that could not be copied, and why."""
+    return {
+        (c.schema, c.table): f"{quote_qualified(c.schema, c.table)} cannot be copied: {c.problem}"
+        for c in copied
+        if c.problem
+    }
 
 
 def _metadata(copied: Sequence[Copied]) -> dict[str, Any]:

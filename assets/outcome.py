@@ -10,6 +10,8 @@ reporting it.
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 import dagster as dg
 
@@ -22,6 +24,9 @@ from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.decoding.visible import visible
 from pgsieve.resources.lake.lake import Lake
+from pgsieve.resources.work import Work
+
+T = TypeVar("T")
 
 #: The parent of pgsieve's own loggers.
 _LOGGERS = "pgsieve"
@@ -129,15 +134,33 @@ def as_step(
         logger.setLevel(level)
 
 
-@contextmanager
-def telling(tell: Callable[[Exception], None] | None) -> Iterator[None]:
-    """Call `tell` with the error that fails a step: Dagster keeps only the text of an error."""
-    try:
-        yield
-    except Exception as error:
-        if tell is not None:
-            tell(error)
-        raise
+def _ignore(_: object) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class StepCallbacks(Generic[T]):
+    """The functions that a command has called with the outcome of a step in its own process.
+
+    `report` gets what the step did, `spend` the work that this took, `fail` the error that failed it.
+    """
+
+    report: Callable[[T], None] = _ignore
+    spend: Callable[[Work], None] = _ignore
+    fail: Callable[[Exception], None] = _ignore
+
+    @contextmanager
+    def telling(self) -> Iterator[None]:
+        """Call `fail` with the error that fails the block: Dagster keeps only the text of an error."""
+        try:
+            yield
+        except Exception as error:
+            self.fail(error)
+            raise
+
+
+#: For a step that no command runs.
+NO_CALLBACKS: StepCallbacks[Any] = StepCallbacks()
 
 
 def wrong_with(

@@ -13,7 +13,7 @@ are reported where they have something new to say: for what the run recorded, an
 is set aside, or a disabled subscription, ends one run as failed once everything else is done, and each run that a person asks for it.
 """
 
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -31,11 +31,17 @@ from pgsieve.assets.checks import (
 from pgsieve.assets.dagster_names import Name, output_names
 from pgsieve.assets.lake import opened
 from pgsieve.assets.metadata import NO_COMMENTS, of_columns, replica_version, spent, standard
-from pgsieve.assets.outcome import IncompleteError, as_step, of_tables, telling, wrong_with
+from pgsieve.assets.outcome import (
+    NO_CALLBACKS,
+    IncompleteError,
+    StepCallbacks,
+    as_step,
+    of_tables,
+    wrong_with,
+)
 from pgsieve.assets.published import PublishedTable, Tables, written_filter
 from pgsieve.assets.steps.apply.applied import Applied
 from pgsieve.assets.steps.apply.replica_tables import ApplyResult, apply
-from pgsieve.assets.steps.checks.freshness import Freshness
 from pgsieve.assets.steps.done import Done
 from pgsieve.assets.steps.records.cuts import Cut, Cuts
 from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
@@ -71,54 +77,23 @@ def replica_tables_asset(
     *,
     unchanged: Tables = MappingProxyType({}),
     freshness_policy: dg.FreshnessPolicy | None = None,
-    tell: Callable[[ApplyResult], None] | None = None,
-    fail: Callable[[Exception], None] | None = None,
     done: Done[tuple[Cut | None, ApplyResult]] | None = None,
-    spend: Callable[[Work], None] | None = None,
+    callbacks: StepCallbacks[ApplyResult] = NO_CALLBACKS,
 ) -> dg.AssetsDefinition:
     """The assets `<subscription>/<schema>/<table>`, and `<subscription>/cut`: changes are applied to each replica.
 
-    `tell` gets what was done, in the process that does it, `fail` what fails the step, and `spend` what it took. `done` is what a command applies outside of the step,
-    all of it, and the cut before that: there is nothing left but to tell it. `unchanged` are tables that the cut is made of as well, but have nothing new to tell. `freshness_policy`
-    is the cut's.
+    `done` is what a command applies outside of the step, all of it, and the cut before that: there is nothing left but to tell
+    it. `unchanged` are tables that the cut is made of as well, but have nothing new to tell. `freshness_policy` is the cut's.
     """
-    keys = {naming.key(of_replica(subscription, table)): name for name, table in tables.items()}
-    cut_data = of_subscription(subscription, AssetKind.CUT)
-    cut_key = naming.key(cut_data)
-    outputs = output_names([*keys, cut_key])
-    changes_key = naming.key(of_subscription(subscription, AssetKind.TABLE_CHANGES))
-    others = {naming.key(of_replica(subscription, table)) for table in unchanged.values()}
-    source = subscription.feed.source.name
-    specs = {
-        key: naming.spec(
-            of_replica(subscription, tables[name]), [changes_key, naming.key(of_source_table(source, name))]
-        )
-        for key, name in keys.items()
-    }
-    specs[cut_key] = naming.spec(cut_data, [changes_key, *keys])
-    if freshness_policy is not None:
-        specs[cut_key] = specs[cut_key].replace_attributes(freshness_policy=freshness_policy)
-    upstream = {
-        outputs[key]: {dep.asset_key for dep in spec.deps if dep.asset_key != key}
-        for key, spec in specs.items()
-    }
+    assets = _ReplicaAssets(subscription, tables, naming, unchanged, freshness_policy)
 
     @dg.multi_asset(
-        outs={
-            outputs[key]: dg.AssetOut.from_spec(
-                spec.replace_attributes(deps=[]), dagster_type=dg.Nothing, is_required=False
-            )
-            for key, spec in specs.items()
-        },
-        # Named here: names that Dagster makes of keys may meet.
-        ins={
-            name: dg.AssetIn(key=key, dagster_type=dg.Nothing)
-            for key, name in output_names(sorted(set().union(*upstream.values()) - specs.keys())).items()
-        },
-        internal_asset_deps=upstream,
+        outs=assets.outs(),
+        ins=assets.ins(),
+        internal_asset_deps=assets.upstream,
         check_specs=[
-            dg.AssetCheckSpec(SYNC_STATE, asset=cut_key, description="Every table is ready."),
-            dg.AssetCheckSpec(FRESHNESS, asset=cut_key, description=limit_of(subscription)),
+            dg.AssetCheckSpec(SYNC_STATE, asset=assets.cut, description="Every table is ready."),
+            dg.AssetCheckSpec(FRESHNESS, asset=assets.cut, description=limit_of(subscription)),
         ],
         name=naming.name(f"{subscription.name}_replica_tables"),
         can_subset=True,
@@ -126,114 +101,207 @@ def replica_tables_asset(
         pool=f"subscription_{subscription.name}",
     )
     def replica_tables(context: dg.AssetExecutionContext) -> Iterator[Event]:
-        with as_step(context), telling(fail):
-            yield from materialized(context)
+        with as_step(context), callbacks.telling():
+            lake, request = opened(context, naming), _Request(assets, context)
+            (before, result), work = request.applied(lake) if done is None else done(context.log.info)
+            callbacks.spend(work)
+            if request.is_of_assets:
+                callbacks.report(result)
+            yield from _Increment(request, lake, before, result, work).events()
 
-    def materialized(context: dg.AssetExecutionContext) -> Iterator[Event]:
-        lake = opened(context, naming)
-        chosen = {keys[key]: key for key in sorted(context.selected_asset_keys & keys.keys())}
-        with_cut = cut_key in context.selected_asset_keys
-        everything = with_cut or len(chosen) == len(keys)
-        if done is not None:
-            (before, result), work = done(context.log.info)
-        else:
-            before, result = Cuts(lake, subscription.name).last(), ApplyResult()
-            with measured() as work:
-                if context.selected_asset_keys:
-                    only = None if everything else list(chosen)
-                    result = apply(subscription, lake, context.log.info, only)
-        if spend:
-            spend(work)
-        if tell and context.selected_asset_keys:
-            tell(result)
-        states = TableStates(lake, subscription.name).newest()
-        whole = SubscriptionRecord(lake, subscription.name).state()
-        wrong = wrong_with(subscription.name, lake, states, whole)
-        told = told_before(context.instance, cut_key) if wrong else set()
-        failing = _failing(wrong, chosen, told if everything else None) if context.selected_asset_keys else {}
-        asked = {name: key for key, name in keys.items()} if with_cut else chosen
-        unwell = shown_as_unwell(context.instance, set(asked.values()))
-        new = {
+    return replica_tables
+
+
+class _ReplicaAssets:
+    """The assets of a subscription's replicas and of its cut: their keys, specs, outputs and inputs."""
+
+    def __init__(
+        self,
+        subscription: Subscription,
+        tables: Tables,
+        naming: Naming,
+        unchanged: Tables,
+        freshness_policy: dg.FreshnessPolicy | None,
+    ) -> None:
+        self.subscription, self.tables, self.naming = subscription, tables, naming
+        #: The tables by their keys, and the keys of those that have nothing new to tell.
+        self.names = {naming.key(of_replica(subscription, table)): name for name, table in tables.items()}
+        self.unchanged = {naming.key(of_replica(subscription, table)) for table in unchanged.values()}
+        cut_data = of_subscription(subscription, AssetKind.CUT)
+        self.cut = naming.key(cut_data)
+        #: The names of their outputs by their keys.
+        self.outputs = output_names([*self.names, self.cut])
+        changes = naming.key(of_subscription(subscription, AssetKind.TABLE_CHANGES))
+        self._specs = {
+            key: naming.spec(of_replica(subscription, tables[name]), [changes, self.source(name)])
+            for key, name in self.names.items()
+        }
+        cut = naming.spec(cut_data, [changes, *self.names])
+        self._specs[self.cut] = (
+            cut if freshness_policy is None else cut.replace_attributes(freshness_policy=freshness_policy)
+        )
+        #: What each output is made of.
+        self.upstream = {
+            self.outputs[key]: {dep.asset_key for dep in spec.deps if dep.asset_key != key}
+            for key, spec in self._specs.items()
+        }
+
+    def source(self, name: Name) -> dg.AssetKey:
+        """The asset of the table at the publisher."""
+        return self.naming.key(of_source_table(self.subscription.feed.source.name, name))
+
+    def outs(self) -> dict[str, dg.AssetOut]:
+        """The outputs of the op by their names."""
+        return {
+            self.outputs[key]: dg.AssetOut.from_spec(
+                spec.replace_attributes(deps=[]), dagster_type=dg.Nothing, is_required=False
+            )
+            for key, spec in self._specs.items()
+        }
+
+    def ins(self) -> dict[str, dg.AssetIn]:
+        """The inputs of the op, named here: names that Dagster makes of keys may meet."""
+        keys = set().union(*self.upstream.values()) - self._specs.keys()
+        return {
+            name: dg.AssetIn(key=key, dagster_type=dg.Nothing)
+            for key, name in output_names(sorted(keys)).items()
+        }
+
+
+class _Request:
+    """What a run is asked for: some tables, the cut, or both."""
+
+    def __init__(self, assets: _ReplicaAssets, context: dg.AssetExecutionContext) -> None:
+        self.assets, self.context = assets, context
+        selected = context.selected_asset_keys
+        self.is_of_assets = bool(selected)
+        #: The keys of the chosen tables by their names.
+        self.chosen = {assets.names[key]: key for key in sorted(selected & assets.names.keys())}
+        self.with_cut = assets.cut in selected
+        self.is_of_all = self.with_cut or len(self.chosen) == len(assets.names)
+        #: The keys of the tables that it may materialise.
+        self.tables = {name: key for key, name in assets.names.items()} if self.with_cut else self.chosen
+
+    def applied(self, lake: Lake) -> tuple[tuple[Cut | None, ApplyResult], Work]:
+        """Apply the changes of the tables; the cut before that, the result, and what it took."""
+        subscription = self.assets.subscription
+        before, result = Cuts(lake, subscription.name).last(), ApplyResult()
+        with measured() as work:
+            if self.is_of_assets:
+                only = None if self.is_of_all else list(self.chosen)
+                result = apply(subscription, lake, self.context.log.info, only)
+        return (before, result), work
+
+
+class _Increment:
+    """A run after its changes are applied: what it materialises, what its checks say, and what it fails for."""
+
+    def __init__(
+        self, request: _Request, lake: Lake, before: Cut | None, result: ApplyResult, work: Work
+    ) -> None:
+        self._request, self._assets, self._context = request, request.assets, request.context
+        self._lake, self._result, self._subscription = lake, result, request.assets.subscription
+        name, instance = self._subscription.name, self._context.instance
+        self._states = TableStates(lake, name).newest()
+        self._whole = SubscriptionRecord(lake, name).state()
+        self._wrong = wrong_with(name, lake, self._states, self._whole)
+        self._told = told_before(instance, self._assets.cut) if self._wrong else set[str]()
+        told = self._told if request.is_of_all else None
+        self._failing = _failing(self._wrong, request.chosen, told) if request.is_of_assets else {}
+        self._new = self._materialised(before, shown_as_unwell(instance, set(request.tables.values())))
+        self._behind = measured_freshness(self._subscription, lake)
+        #: Metadata that all assets of the run have.
+        self._run_metadata = {**spent(work), **lag(self._behind)}
+
+    def _materialised(self, before: Cut | None, unwell: Container[dg.AssetKey]) -> dict[Name, TableState]:
+        """The tables that have something new, or that a person chose, and are ready."""
+        request, tables = self._request, self._request.tables
+        return {
             name: state
-            for name, state in states.items()
-            if name in asked
+            for name, state in self._states.items()
+            if name in tables
             and state.state == SyncState.READY
             and (
-                is_changed(name, result, before)
-                or asked[name] in unwell
-                or (name in chosen and bool(failing or not everything))
+                is_changed(name, self._result, before)
+                or tables[name] in unwell
+                or (name in request.chosen and bool(self._failing or not request.is_of_all))
             )
         }
-        behind = measured_freshness(subscription, lake)
-        yield from replicas(context, lake, result, {**spent(work), **lag(behind)}, new)
-        silent = _ready(states) - new.keys() | (wrong.keys() - failing.keys() - chosen.keys())
-        checked = {name: states.get(name) for name in asked if name not in silent}
-        report_checks(context.instance, list(table_checks(context, checked, behind)))
-        if with_cut and result.cut and not of_tables(wrong):
-            yield dg.MaterializeResult(
-                asset_key=cut_key,
-                data_version=data_version(result.cut),
-                tags=inputs_of_before(context.instance, cut_key, others)
-                | inputs_of_now(context.instance, [asked[name] for name in new if name not in chosen]),
-                metadata={**_totals(result, result.cut), **spent(work), **lag(behind)},
-            )
-        for check in sorted(context.selected_asset_check_keys):
-            if check.name == SYNC_STATE:
-                told_now = told.intersection(wrong.values()) | set(failing.values())
-                yield check_of_states(cut_key, states, whole, told_now)
-            else:
-                yield check_of_freshness(cut_key, subscription, behind)
-        if failing:
-            plan(context, [key for name, key in asked.items() if name in failing and name not in chosen])
-            raise IncompleteError(subscription.name, list(failing.values()))
 
-    def replicas(
-        context: dg.AssetExecutionContext,
-        lake: Lake,
-        result: ApplyResult,
-        told: Mapping[str, Any],
-        new: Mapping[Name, TableState],
-    ) -> Iterator[Event]:
-        """What a run has materialised, whether or not it was asked for it; `told` is the same of each."""
-        comments = _comments(subscription, list(new))
-        with lake.one_moment(*(lake.paths.replica(subscription.name, *name) for name in new)):
+    def events(self) -> Iterator[Event]:
+        """What Dagster gets of the run; raises IncompleteError at its end where something is wrong that it fails for."""
+        yield from self._replicas()
+        report_checks(self._context.instance, list(self._checks_of_tables()))
+        if self._request.with_cut and self._result.cut and not of_tables(self._wrong):
+            yield self._cut(self._result.cut)
+        yield from self._checks_of_cut()
+        if self._failing:
+            chosen, tables = self._request.chosen, self._request.tables
+            failing = [key for name, key in tables.items() if name in self._failing and name not in chosen]
+            plan(self._context, failing)
+            raise IncompleteError(self._subscription.name, list(self._failing.values()))
+
+    def _replicas(self) -> Iterator[Event]:
+        """The replicas that the run has materialised, whether or not it was asked for them."""
+        lake, assets, tables = self._lake, self._assets, self._request.tables
+        comments = _comments(self._subscription, list(self._new))
+        paths = {name: lake.paths.replica(self._subscription.name, *name) for name in self._new}
+        with lake.one_moment(*paths.values()):
             versions = {
-                name: replica_version(
-                    state.lsn, lake.records.version(lake.paths.replica(subscription.name, *name))
-                )
-                for name, state in new.items()
+                name: replica_version(state.lsn, lake.records.version(paths[name]))
+                for name, state in self._new.items()
             }
             metadata = {
                 name: {
-                    **_metadata(lake, subscription, tables[name], result, state),
+                    **_metadata(lake, paths[name], assets.tables[name], self._result, state),
                     **of_columns(
                         state.definition.columns if state.definition else (),
-                        naming.key(of_source_table(source, name)),
+                        assets.source(name),
                         comments.get(name, NO_COMMENTS),
                     ),
                 }
-                for name, state in new.items()
+                for name, state in self._new.items()
             }
-        by_name = {name: key for key, name in keys.items()}
         for name, version in versions.items():
+            key = tables[name]
             made = dg.MaterializeResult[None](
-                asset_key=by_name[name], data_version=version, metadata={**metadata[name], **told}
+                asset_key=key, data_version=version, metadata={**metadata[name], **self._run_metadata}
             )
-            is_asked = by_name[name] in context.selected_asset_keys
-            yield made if is_asked else unasked(context, made, upstream[outputs[by_name[name]]])
+            is_asked = key in self._context.selected_asset_keys
+            yield made if is_asked else unasked(self._context, made, assets.upstream[assets.outputs[key]])
 
-    def table_checks(
-        context: dg.AssetExecutionContext, states: Mapping[Name, TableState | None], behind: Freshness | str
-    ) -> Iterator[dg.AssetCheckResult]:
-        for key, name in keys.items():
-            if name in states:
-                state = states[name]
-                if state is None or state.state != SyncState.READY:
-                    context.log.error(f"{quote_qualified(*name)} is {_meaning(state)}: {_reason(state)}")
-                yield check_of_state(key, state)
-                yield check_of_freshness_of(key, subscription, behind, state)
+    def _checks_of_tables(self) -> Iterator[dg.AssetCheckResult]:
+        """The checks of tables that have something new to say."""
+        of_others = self._wrong.keys() - self._failing.keys() - self._request.chosen.keys()
+        silent = (_ready(self._states) - self._new.keys()) | of_others
+        for name, key in self._request.tables.items():
+            if name in silent:
+                continue
+            state = self._states.get(name)
+            if state is None or state.state != SyncState.READY:
+                self._context.log.error(f"{quote_qualified(*name)} is {_meaning(state)}: {_reason(state)}")
+            yield check_of_state(key, state)
+            yield check_of_freshness_of(key, self._subscription, self._behind, state)
 
-    return replica_tables
+    def _cut(self, cut: Cut) -> Event:
+        """The cut, which tells also of the inputs that this run has not materialised."""
+        instance, key, request = self._context.instance, self._assets.cut, self._request
+        others = [request.tables[name] for name in self._new if name not in request.chosen]
+        return dg.MaterializeResult(
+            asset_key=key,
+            data_version=data_version(cut),
+            tags=inputs_of_before(instance, key, self._assets.unchanged) | inputs_of_now(instance, others),
+            metadata={**_totals(self._result, cut), **self._run_metadata},
+        )
+
+    def _checks_of_cut(self) -> Iterator[dg.AssetCheckResult]:
+        """The checks of the cut that the run is asked for."""
+        for check in sorted(self._context.selected_asset_check_keys):
+            if check.name == SYNC_STATE:
+                told = self._told.intersection(self._wrong.values()) | set(self._failing.values())
+                yield check_of_states(self._assets.cut, self._states, self._whole, told)
+            else:
+                yield check_of_freshness(self._assets.cut, self._subscription, self._behind)
 
 
 def _comments(subscription: Subscription, names: Sequence[Name]) -> Mapping[Name, Comments]:
@@ -299,15 +367,10 @@ def _reason(state: TableState | None) -> str:
 
 
 def _metadata(
-    lake: Lake,
-    subscription: Subscription,
-    table: PublishedTable,
-    result: ApplyResult,
-    state: TableState,
+    lake: Lake, path: str, table: PublishedTable, result: ApplyResult, state: TableState
 ) -> dict[str, Any]:
     name = (table.schema, table.name)
     applied = result.tables.get(name, Applied(*name))
-    path = lake.paths.replica(subscription.name, *name)
     cut = result.cut
     version = cut.tables.get(name) if cut else None
     copied = state.definition.published if state.definition else None

@@ -1,13 +1,13 @@
 """UPDATE transformation as an asset: what a subscription gets of the slices appended since the last time."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import dagster as dg
 
 from pgsieve.assets.lake import opened
 from pgsieve.assets.metadata import spent
-from pgsieve.assets.outcome import as_step, telling
+from pgsieve.assets.outcome import NO_CALLBACKS, StepCallbacks, as_step
 from pgsieve.assets.steps.done import Done
 from pgsieve.assets.steps.records.transformed import TableChanges
 from pgsieve.assets.steps.subscription import Subscription
@@ -16,7 +16,7 @@ from pgsieve.assets.translator import AssetKind, Naming, of_feed, of_subscriptio
 from pgsieve.assets.unrun_events import disabled_before
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.decoding.visible import visible
-from pgsieve.resources.work import Work, measured
+from pgsieve.resources.work import measured
 
 #: The same in each run: changes are appended, and most are not of the table that is looked at. A version of its own for each
 #: run would have Dagster call every replica "unsynced" that has nothing to apply. The check `freshness` knows what waits.
@@ -27,15 +27,14 @@ def table_changes_asset(
     subscription: Subscription,
     naming: Naming,
     *,
-    fail: Callable[[Exception], None] | None = None,
     done: Done[Sequence[TableChanges]] | None = None,
-    spend: Callable[[Work], None] | None = None,
+    callbacks: StepCallbacks[Sequence[TableChanges]] = NO_CALLBACKS,
 ) -> dg.AssetsDefinition:
     """The asset `<subscription>/table_changes`: decode, filter, transform.
 
-    `fail` gets what fails the step, `spend` what it took. `done` is what a command transforms outside of the step: there is
-    nothing left but to tell it. What a table fails with is only logged here: the replicas come after this, and end the run as
-    failed. A run fails for a disabled subscription, and those after it leave it out.
+    `done` is what a command transforms outside of the step: there is nothing left but to tell it. What a table fails with is only
+    logged here: the replicas come after this, and end the run as failed. A run fails for a disabled subscription, and those after it
+    leave it out.
     """
     data = of_subscription(subscription, AssetKind.TABLE_CHANGES)
     upstream = [naming.key(of_feed(subscription.feed, AssetKind.CHANGE_LOG))]
@@ -48,7 +47,7 @@ def table_changes_asset(
     )
     def table_changes(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult[None]]:
         log = context.log.info
-        with as_step(context), telling(fail):
+        with as_step(context), callbacks.telling():
             if done is None:
                 lake = opened(context, naming)
                 if disabled_before(context.instance, subscription, lake, naming):
@@ -58,8 +57,8 @@ def table_changes_asset(
                     changes: Sequence[TableChanges] = transform(subscription, lake, log)
             else:
                 changes, work = done(log)
-        if spend:
-            spend(work)
+        callbacks.spend(work)
+        callbacks.report(changes)
         for table in (c for c in changes if c.problem):
             context.log.error(f"{quote_qualified(*table.name)}: {table.problem}")
         yield dg.MaterializeResult(metadata={**_metadata(changes), **spent(work)}, data_version=_APPENDED)

@@ -11,7 +11,7 @@ import dagster as dg
 from pgsieve.assets.checks import told_before
 from pgsieve.assets.dagster_names import table_partition
 from pgsieve.assets.initial_sync import LACKING, initial_sync_asset, range_tags, stretches, tables_partitions
-from pgsieve.assets.outcome import wrong_with
+from pgsieve.assets.outcome import StepCallbacks, wrong_with
 from pgsieve.assets.partition_roots import replica_tables_asset
 from pgsieve.assets.published import Tables, partitioned
 from pgsieve.assets.steps.apply.replica_tables import ApplyResult, apply, tables_beyond_cut
@@ -98,9 +98,8 @@ class Materializer:
             self.subscription,
             NAMING,
             tell=self.progress.tell,
-            report=self._copied,
-            spend=self.work.add,
             seconds=seconds,
+            callbacks=StepCallbacks(report=self._copied, spend=self.work.add),
         )
         lacking = {} if chosen else {LACKING: "true"}
         partitions = tables_partitions(self.subscription)
@@ -140,7 +139,8 @@ class Materializer:
         self, fail: Callable[[Exception], None], done: Done[Sequence[TableChanges]] | None
     ) -> dg.AssetsDefinition:
         """The asset of the transformation."""
-        return table_changes_asset(self.subscription, NAMING, fail=fail, done=done, spend=self.work.add)
+        callbacks = StepCallbacks[Sequence[TableChanges]](spend=self.work.add, fail=fail)
+        return table_changes_asset(self.subscription, NAMING, done=done, callbacks=callbacks)
 
     def transformed(self, log: Log) -> Sequence[TableChanges]:
         """The work of `table_changes`."""
@@ -159,10 +159,8 @@ class Materializer:
             tables,
             NAMING,
             unchanged=unchanged,
-            tell=self._applied,
-            fail=fail,
             done=done,
-            spend=self.work.add,
+            callbacks=StepCallbacks(report=self._applied, spend=self.work.add, fail=fail),
         )
 
     def brought_up_to_date(self, log: Log) -> tuple[Cut | None, ApplyResult]:
