@@ -1,6 +1,7 @@
-"""The servers that pgsieve replicates from: the oldest, and the newest that is tested, as server_version_num has them.
+"""The servers that pgsieve replicates from: the oldest and the newest tested one, as in server_version_num.
 
-A newer server may send, or leave out, what no rule here is written for: `resources/postgres/source.py` refuses it.
+A newer server may send, or leave out, messages for which no rule here is written:
+`resources/postgres/source.py` refuses it.
 """
 
 from __future__ import annotations

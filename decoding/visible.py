@@ -1,7 +1,8 @@
-"""Text as a terminal and a page may show it: what steers them is written as an escape, and shown like any other character.
+"""Text that is safe to show in a terminal and on a page: control characters become visible escapes.
 
-In: names, messages and reasons, of which a part may come from a database. Out: the same on one line, without control
-characters, and without those that reorder text or cannot be seen (Unicode Standard Annex 9, bidirectional controls). Raises nothing.
+In: names, messages and reasons, of which a part may come from a database. Out: the same on one line, without
+control characters, and without those that reorder text or are invisible (Unicode Standard Annex 9,
+bidirectional controls). Raises nothing.
 """
 
 from __future__ import annotations
@@ -18,12 +19,15 @@ _STEERING: Final = re.compile(
 
 
 def visible(text: str) -> str:
-    r"""Return the text with `\x1b`, `\n`, `\u202e` in place of such characters."""
+    r"""The text with `\x1b`, `\n`, `\u202e` in place of such characters."""
     return text if text.isprintable() else _STEERING.sub(_escaped, text)
 
 
 def visible_json(text: str) -> str:
-    r"""Return a JSON text that means the same, with `\u009b` and the like within its strings; its own line ends stay."""
+    r"""A JSON text with the same meaning, with `\u009b` and the like within its strings.
+
+    Its own line ends stay.
+    """
     return text if text.isprintable() else _STEERING.sub(_json_escaped, text)
 
 
@@ -32,5 +36,5 @@ def _escaped(match: re.Match[str]) -> str:
 
 
 def _json_escaped(match: re.Match[str]) -> str:
-    # JSON itself escapes those of C0: what is left of them is its layout.
+    # JSON itself escapes those of C0: the remaining ones are its layout.
     return match[0] if match[0] < " " else json.dumps(match[0])[1:-1]

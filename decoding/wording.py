@@ -1,4 +1,4 @@
-"""How messages say things: numbers with a noun (`1 table`, `2 tables`), and long expressions. Raises nothing."""
+"""Wording of messages: numbers with a noun (`1 table`, `2 tables`), and long expressions. Raises nothing."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
-#: So much of an expression a message shows.
+#: A message shows this much of an expression.
 _SHOWN = 200
 
 
 def shortened(expression: str) -> str:
-    """The expression, or where it is long how it begins."""
+    """The expression, or the beginning of a long one."""
     return expression if len(expression) <= _SHOWN else f"{expression[:_SHOWN]}…"

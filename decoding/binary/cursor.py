@@ -92,7 +92,7 @@ class Cursor:
         end = self._data.find(b"\0", self._offset)
         if end < 0:
             self.fail(f"{what}, a string that ends with a zero byte")
-        # A name that is no UTF-8 is the matter of its own table.
+        # An invalid UTF-8 name concerns only its own table.
         text = str(self._data[self._offset : end], "utf-8", "surrogateescape")
         self._offset = end + 1
         return text
@@ -115,7 +115,7 @@ class Cursor:
             if start <= end <= self._size:
                 self._offset = end
                 return self._data[start:end]
-        return self.byten(self.i32(f"length of {what}"), what)  # raises the fitting error
+        return self.byten(self.i32(f"length of {what}"), what)  # Raises the fitting error.
 
     def flags(self, what: str, *, known: int) -> int:
         """Read a byte of flags, none of them outside `known`."""
@@ -133,7 +133,7 @@ class Cursor:
         return self.u64(what) or self.fail(f"{what}, not zero", back=8)
 
     def fits(self, count: int, what: str, *, item_size: int) -> int:
-        """Check a count just read: so many items of at least `item_size` bytes must remain."""
+        """Check a count just read: this many items of at least `item_size` bytes must remain."""
         if not 0 <= count * item_size <= self.remaining:
             self.fail(f"a number of {what} that {self.remaining} bytes can hold, not {count}")
         return count

@@ -1,7 +1,7 @@
-"""Many messages or values as one run of bytes: an Arrow binary array in, what numpy reads at many positions at once out.
+"""Many messages or values as one run of bytes: an Arrow binary array in, numpy reads at many positions at once out.
 
-Nothing runs per value. Raises ProtocolError for a message that is NULL and for a value that is not as wide as its type,
-ValueError for more than 2 GiB, which 32-bit offsets cannot address.
+Nothing runs per value. Raises ProtocolError for a message that is NULL and for a value that is not as wide as
+its type, ValueError for more than 2 GiB, which 32-bit offsets cannot address.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MOST = 2**31 - 1
 
 
 class Octets:
-    """The bytes of a binary array's values, which lie one behind the other from `starts` to `ends`."""
+    """The bytes of a binary array's values, which follow each other from `starts` to `ends`."""
 
     __slots__ = ("_last", "_words", "buffer", "ends", "starts")
 
@@ -50,11 +50,11 @@ class Octets:
         self._words = np.ndarray((self._last + 1,), dtype="<u8", buffer=readable, strides=(1,))
 
     def kinds(self) -> npt.NDArray[np.uint8]:
-        """Read the first byte from each value's start on: the type of a message that is not empty."""
+        """The first byte from each value's start on: the type of a message that is not empty."""
         return (self.words(self.starts) >> 56).astype(np.uint8)
 
     def words(self, positions: Positions) -> Words:
-        """Read the eight bytes from each position on as a big-endian number; bytes beyond the end are zeros."""
+        """The eight bytes from each position on as a big-endian number; bytes beyond the end are zeros."""
         if not len(positions) or positions.max() <= self._last:
             return self._words[positions].byteswap()
         inside = np.minimum(positions, self._last)
@@ -80,9 +80,9 @@ def bits(values: npt.NDArray[np.bool_]) -> pa.Buffer:
 
 
 def gathered(buffer: pa.Buffer, bounds: npt.NDArray[np.int32]) -> pa.Array:
-    """Gather the values that `bounds` has start and end of, one after the other, into a binary array.
+    """The values with these bounds, one after the other, as a binary array.
 
-    Bounds never decrease: seen as offsets of a binary array, every other element is a value and those between are
+    Bounds never decrease: as offsets of a binary array, every other element is a value, and those between are
     what separates them.
     """
     count = len(bounds) // 2

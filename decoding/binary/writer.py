@@ -60,9 +60,9 @@ class Writer:
     def cstr(self, text: str, what: str) -> None:
         """Write a string and a zero byte."""
         encoded = b""
-        with suppress(UnicodeEncodeError):  # of a lone surrogate that stands for no byte
+        with suppress(UnicodeEncodeError):  # A lone surrogate that stands for no byte.
             encoded = text.encode("utf-8", "surrogateescape") if "\0" not in text else b""
-        # What stands for bytes that are UTF-8 becomes another text.
+        # Surrogates for bytes that form UTF-8 become another text.
         if encoded.decode("utf-8", "surrogateescape") != text:
             self.fail(f"{what}, a string of characters without a zero one")
         self._data += encoded

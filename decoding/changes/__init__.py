@@ -1,6 +1,6 @@
-"""What PostgreSQL makes of changes, each rule once, as functions of Arrow batches: whoever runs them gets the same rows.
+"""PostgreSQL's rules for changes, each once, as functions of Arrow batches: every runner gets the same rows.
 
-`columns` says what a change is, `decode` makes changes of messages, `transform` what a subscription gets of them, and `tally`
-counts them. `net_change` reduces changes to what becomes of each key, and finds the first change that a unique index refuses.
-`equality` says which values PostgreSQL takes for equal.
+`columns` defines a change, `decode` turns messages into changes, `transform` applies a subscription's
+filters, and `tally` counts. `net_change` reduces changes to the outcome of each key, and finds the first
+change that a unique index refuses. `equality` says which values PostgreSQL takes for equal.
 """

@@ -1,6 +1,7 @@
 """Raw messages of one relation version -> decoded changes (`columns`): Arrow batches in, Arrow batches out.
 
-Raises ValueNotRepresentableError, with the row's key, for a value that its column's type here does not have.
+Raises ValueNotRepresentableError, with the row's key, for a value that its column's type here cannot
+represent.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ class AddedColumn:
 
 @dataclass(frozen=True)
 class FilterColumns:
-    """The columns that row filters read, in the types that PostgreSQL's have here; the replica may have others.
+    """The columns that row filters read, in the default types for PostgreSQL's; the replica may have others.
 
-    A key of what is decoded of some messages; types and values are compared, but have no hash.
+    It is a key of decoded messages; types and values are compared, but not hashed.
     """
 
     names: frozenset[str]
@@ -51,8 +52,8 @@ def decoded(
 ) -> pa.RecordBatch:
     """Decode Insert, Update and Delete messages column by column: `names` and the `added` columns, which come last.
 
-    Columns of `new` that were not sent are taken from `old`, where that has their value (identity columns). `key` names a
-    row in an error.
+    Columns of `new` that were not sent are taken from `old`, where that has their value (identity columns).
+    `key` names a row in an error.
     """
     data = batch.column("data")
     try:
@@ -72,7 +73,10 @@ def decoded(
 
 
 def _with_added(rows: pa.StructArray, added: Sequence[AddedColumn], whole: pa.Array) -> pa.StructArray:
-    """Rows with the added columns, whose value only a `whole` row has: an old key has only the key's columns."""
+    """Rows with the added columns.
+
+    Only a `whole` row has their value, as an old key has only the key's columns.
+    """
     if not added:
         return rows
     values = [pc.if_else(whole, repeated(a.value, len(rows)), pa.scalar(None, a.value.type)) for a in added]
@@ -82,7 +86,7 @@ def _with_added(rows: pa.StructArray, added: Sequence[AddedColumn], whole: pa.Ar
 
 
 def _key_of(message: pa.Array, columns: RelationColumns, key: Sequence[str]) -> Mapping[str, str]:
-    """The key of one change; nothing where that is what cannot be converted."""
+    """The key of one change; empty where the key itself cannot be converted."""
     with suppress(ValueNotRepresentableError):
         change = decode_changes(message, columns, old_columns=key, new_columns=key)
         rows = change.old if change.old.null_count == 0 else change.new

@@ -1,8 +1,9 @@
-"""Rows without a key as digests: rows in, 20 bytes a row out, which are the same where all values of the rows are.
+"""Rows without a key as digests: rows in, 20 bytes per row out, which are equal where all values of the rows are.
 
-Values are the same where they are spelled alike: NULL is NULL, every NaN is one, and 0.0 is not -0.0. So PostgreSQL's row that goes is
-the replica's that looks like it. A digest has 128 bits of BLAKE2b. Before them stands a mark of 32 bits that costs far less: of a large
-table only rows with a mark that is sought are digested. Raises what Arrow does.
+Values are equal where they are printed alike: NULL equals NULL, every NaN is one value, and 0.0 is not -0.0.
+So the row that PostgreSQL deletes is the replica's row with the same text. A digest has 128 bits of BLAKE2b.
+Before them stands a mark of 32 bits that costs far less: in a large table only rows with a wanted mark are
+digested. Raises Arrow's errors.
 
 https://www.rfc-editor.org/rfc/rfc7693
 """
@@ -22,13 +23,13 @@ import pyarrow.compute as pc
 from pgsieve.decoding.changes.columns import SIDES, field_of
 from pgsieve.decoding.changes.net_change import Mask, Numbers
 
-#: What stands for a row.
+#: A digest as a column.
 DIGEST = pa.schema([("digest", pa.binary())])
 _BYTES, _MARK_BYTES = 16, 4
-#: So many rows are written out at once to be digested.
+#: This many rows are serialised at once to be digested.
 _ROWS = 16_384
 _OCTETS = pa.large_binary()
-#: Marks of columns are added in Horner's way, modulo 2**64, times this odd number.
+#: The marks of columns are combined by Horner's method, modulo 2**64, with this odd factor.
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -43,7 +44,7 @@ def row_digests(rows: pa.RecordBatch) -> pa.Table:
 
 
 def row_marks(rows: pa.RecordBatch) -> npt.NDArray[np.uint32]:
-    """The mark of each row: of numbers and times their value counts, of text and lists how long they are."""
+    """The mark of each row: from the values of numbers and times, and the lengths of texts and lists."""
     marks = np.zeros(rows.num_rows, np.uint64)
     for column in rows.columns:
         marks = marks * _ODD + _words(column)
@@ -61,7 +62,7 @@ def digested(changes: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
 
 @dataclass(frozen=True)
 class Sought:
-    """Digests that differ from one another, to find rows of theirs."""
+    """Distinct digests whose rows are wanted."""
 
     digests: pa.Table
 
@@ -76,7 +77,10 @@ class Sought:
 
     @cached_property
     def _shift(self) -> np.uint32:
-        """Marks shifted so far are numbers of which one in sixteen is sought at most, as far as they have the bits for it."""
+        """Shifted by this, marks are small numbers.
+
+        At most one in sixteen of them is wanted, if 32 bits suffice.
+        """
         return np.uint32(max(0, 28 - max(1, len(self)).bit_length()))
 
     @cached_property
@@ -87,7 +91,7 @@ class Sought:
         return known
 
     def within(self, rows: pa.RecordBatch) -> tuple[Numbers, Numbers]:
-        """The places of those rows that have one of the digests, in order, and the places of their digests."""
+        """The places of rows that have one of the digests, in order, and the places of their digests."""
         places = np.flatnonzero(self._is_sought[row_marks(rows) >> self._shift])
         if not len(places):
             return places, places
@@ -124,7 +128,7 @@ def _digests(rows: pa.RecordBatch) -> npt.NDArray[np.uint8]:
 
 
 def _octets(column: pa.Array) -> pa.Array:
-    """Each value as bytes: NULL as well, and none begins with another."""
+    """Each value as bytes, also NULL; no value is a prefix of another."""
     known = pc.if_else(column.is_valid(), pa.scalar(b"\1", _OCTETS), pa.scalar(b"\0", _OCTETS))
     parts = [_fixed(pc.fill_null(lengths, 0))] if (lengths := _lengths(column)) is not None else []
     parts.append(_joined(column, lengths) if pa.types.is_list(column.type) else _plain(column))
@@ -133,7 +137,7 @@ def _octets(column: pa.Array) -> pa.Array:
 
 
 def _joined(lists: pa.Array, lengths: pa.Array) -> pa.Array:
-    """Of each list the bytes of its elements."""
+    """The concatenated bytes of each list's elements."""
     offsets = np.zeros(len(lists) + 1, np.int64)
     np.cumsum(pc.fill_null(lengths, 0), out=offsets[1:])
     elements = pa.LargeListArray.from_arrays(pa.array(offsets), _octets(lists.flatten()))
@@ -145,7 +149,7 @@ def _plain(column: pa.Array) -> pa.Array:
 
 
 def _fixed(column: pa.Array) -> pa.Array:
-    """The bytes of values that have equally many."""
+    """The bytes of values with a fixed width."""
     column = column.cast(pa.uint8()) if pa.types.is_boolean(column.type) else column
     return column.view(pa.binary(column.type.bit_width // 8)).cast(_OCTETS)
 
@@ -166,7 +170,7 @@ def _is_octets(kind: pa.DataType) -> bool:
 
 
 def _lengths(column: pa.Array) -> pa.Array | None:
-    """How long values are that may differ in it."""
+    """The lengths of values; None for a fixed width."""
     if pa.types.is_list(column.type):
         return pc.list_value_length(column).cast(pa.int64())
     return pc.binary_length(column).cast(pa.int64()) if _is_octets(column.type) else None

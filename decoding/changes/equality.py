@@ -1,7 +1,8 @@
-"""What PostgreSQL takes for equal: a column in, one that Arrow finds equal in the same places out.
+"""PostgreSQL's equality: a column in, one that Arrow finds equal in the same places out.
 
-Arrow compares and groups by bits, and does neither with lists: NaN gets one bit pattern, as does zero; a list is
-replaced by the numbers of its elements among all distinct ones of the column. What comes out is for comparing only.
+Arrow compares and groups by bits, and supports neither for lists. So NaN gets one bit pattern, and so does
+zero. A list is replaced by the numbers of its elements among all distinct ones of the column. The result is
+for comparisons only.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Keys as numbers: rows of key columns -> the same number where PostgreSQL finds the keys equal.
 
-In: an Arrow table of the key's columns. Out: one integer a row, from 0 on. Rows are equal where all their values are, as
-`equality` has them; NULL is a value like any other here, and is found in no table. Raises what Arrow does.
+In: an Arrow table of the key's columns. Out: one integer per row, from 0 on. Rows are equal where all their
+values are, as in `equality`; NULL is a value like any other here, and is found in no table. Raises Arrow's
+errors.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
-"""Tables without a key: the changes in their order -> which rows go, and which changes have the rows that come.
+"""Tables without a key: the changes in their order -> the rows to delete, and the changes with rows to insert.
 
-In: changes by the numbers of their rows (`KeyChanges`, whose keys are whole rows). Out: `MultisetChange`.
-A replica without a key is a multiset: a DELETE takes one of several equal rows, an UPDATE replaces one. A change whose old
-row is not there has no effect (PostgreSQL documentation, section 29.8, update_missing and delete_missing). Raises nothing.
+In: changes by the numbers of their rows (`KeyChanges`, whose keys are whole rows). Out: `MultisetChange`. A
+replica without a key is a multiset: a DELETE takes one of several equal rows, an UPDATE replaces one. A
+change whose old row is missing has no effect (PostgreSQL documentation, section 29.8, update_missing and
+delete_missing). Raises nothing.
 
     the replica's rows     a  a  b
-    UPDATE of a to c       a  b  c        of a one goes; c comes
-    DELETE of b            a  c           b goes
-    UPDATE of b to a       a  c           no b is left: nothing comes, one is missing
+    UPDATE of a to c       a  b  c        one a is deleted; c is inserted
+    DELETE of b            a  c           b is deleted
+    UPDATE of b to a       a  c           no b is left: nothing is inserted, one row is missing
 
 Source: FindReplTupleInLocalRel() in src/backend/replication/logical/worker.c, RelationFindReplTupleSeq() in
 src/backend/executor/execReplication.c.
@@ -21,13 +22,13 @@ import numpy as np
 
 from pgsieve.decoding.changes.net_change import NONE, UPDATE, KeyChanges, Mask, Numbers
 
-#: An event's place, and whether its row comes, in one integer below its row.
+#: An event's place, and whether it inserts its row, in one integer below the row's number.
 _EVENT_BITS = 33
 
 
 @dataclass(frozen=True)
 class MultisetChange:
-    """What becomes of a multiset: how many rows of each number go, the changes whose new rows come, and how many found no row."""
+    """How many rows of each number to delete, the changes to insert, and how many changes found no row."""
 
     going: Numbers
     coming: Numbers
@@ -35,16 +36,16 @@ class MultisetChange:
 
 
 def sides(changes: KeyChanges) -> tuple[Numbers, Numbers]:
-    """The rows before and after; an UPDATE that changes nothing has its row before it, too."""
+    """The rows before and after; an UPDATE that changes nothing has its row as the old one too."""
     stays = (changes.operations == UPDATE) & (changes.old == NONE)
     return np.where(stays, changes.new, changes.old), changes.new
 
 
 def needed(changes: KeyChanges, rows: int) -> Numbers:
-    """How many of each of so many rows have to be there before the changes, for every change to find its row."""
+    """How many of each row must be there before the changes, so that every change finds its row; `rows` is their number."""
     old, new = sides(changes)
     least = np.zeros(rows, np.int64)
-    # Of an UPDATE the old row goes before the new one comes.
+    # An UPDATE deletes the old row before it inserts the new one.
     events = np.concatenate([_events(old, 0), _events(new, 1)])
     if len(events):
         events.sort()
@@ -56,7 +57,7 @@ def needed(changes: KeyChanges, rows: int) -> Numbers:
 
 
 def multiset_change(changes: KeyChanges, held: Numbers) -> MultisetChange:
-    """What becomes of a multiset that has so many of each row."""
+    """The change of a multiset that has `held` of each row."""
     old, new = sides(changes)
     lost = np.zeros(len(old), np.bool_)
     if (needed(changes, len(held)) > held).any():
@@ -71,7 +72,7 @@ def multiset_change(changes: KeyChanges, held: Numbers) -> MultisetChange:
 
 
 def first_of(rows: Numbers, left: Numbers) -> Mask:
-    """Which of some rows, by their numbers, are the first of each number: `left` says how many, and is lowered by them."""
+    """Which of some rows, by their numbers, are the first of each number; `left` is the wanted count, and is reduced."""
     order = np.argsort(rows, kind="stable")
     ordered = rows[order]
     begins = np.flatnonzero(np.diff(ordered, prepend=NONE))
@@ -83,13 +84,16 @@ def first_of(rows: Numbers, left: Numbers) -> Mask:
 
 
 def _events(rows: Numbers, comes: int) -> Numbers:
-    """One integer an event: its row, then its place, then whether the row comes."""
+    """One integer per event: its row, then its place, then whether it inserts the row."""
     places = np.flatnonzero(rows != NONE)
     return (rows[places] << _EVENT_BITS) | (places << 1) | comes
 
 
 def _lost(old: Numbers, new: Numbers, held: Numbers) -> Mask:
-    """The changes that find no row. One that is lost brings none for the next, so they are followed one by one."""
+    """The changes that find no row.
+
+    Such a change inserts no row for a later one, so the changes are followed one by one.
+    """
     counts, lost = held.tolist(), np.zeros(len(old), np.bool_)
     for change, (gone, come) in enumerate(zip(old.tolist(), new.tolist(), strict=True)):
         if gone != NONE:
@@ -103,6 +107,6 @@ def _lost(old: Numbers, new: Numbers, held: Numbers) -> Mask:
 
 
 def _last(new: Numbers, counts: Numbers) -> Numbers:
-    """The last changes with each new row, so many of each."""
+    """The last changes with each new row, as many as `counts` says."""
     places = np.flatnonzero(new != NONE)[::-1]
     return np.sort(places[first_of(new[places], counts)])

@@ -1,4 +1,4 @@
-"""How many changes there are: Arrow batches of changes in, numbers out. Raises nothing."""
+"""Counts of changes: Arrow batches of changes in, numbers out. Raises nothing."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import pyarrow.compute as pc
 from pgsieve.decoding.changes.columns import SIDES, field_of
 from pgsieve.decoding.changes.equality import comparable
 
-#: What is counted, by name: a JSON object.
+#: Counts by name: a JSON object.
 Tally = dict[str, Any]
 
 
 def empty_tally() -> Tally:
-    """What `count_changes` adds to."""
+    """A tally for `count_changes`."""
     return {"key_changes": 0, "unchanged": []}
 
 
 def count_changes(batch: pa.RecordBatch, key: Sequence[str], tally: Tally) -> None:
     """Add to a tally the changes by operation, the `key_changes`, and the columns that some change left out (`unchanged`).
 
-    Of the tuples only the columns of the key are looked at: without a key the batch needs none.
+    Only the key's columns of the tuples are read: without a key the batch needs none.
     """
 
     def add(name: str, count: int) -> None:
@@ -44,7 +44,8 @@ def key_changes(batch: pa.RecordBatch, key: Sequence[str]) -> pa.BooleanArray:
     for name in key:
         sides = comparable(pa.chunked_array([field_of(batch.column(s), name) for s in SIDES]))
         old, new = sides.slice(0, batch.num_rows), sides.slice(batch.num_rows)
-        # An old tuple of another replica identity has NULL there, which finds no row: the new key's is not changed.
+        # An old tuple of another replica identity has NULL there, which finds no row: the row of the new key
+        # is not changed.
         only_one = pc.xor(pc.is_null(old), pc.is_null(new))
         differs = pc.or_(differs, pc.or_(only_one, pc.fill_null(pc.not_equal(old, new), False)))
     moves = pc.and_(pc.equal(batch.column("operation"), "update"), pc.is_valid(batch.column("old")))

@@ -1,4 +1,4 @@
-"""Rows and segments of rows as numbers that a server computes as well, so that both sides can be compared.
+"""Rows and segments of rows as numbers that a server computes too, so that both sides can be compared.
 
-What record_send, hash_record_extended and hashfn.c do in PostgreSQL, on Arrow columns.
+They follow record_send, hash_record_extended and hashfn.c of PostgreSQL, on Arrow columns.
 """

@@ -1,8 +1,8 @@
 """PostgreSQL's hash of byte strings, for a whole column: an Arrow binary array and a seed in, 64-bit numbers out.
 
 The function is Bob Jenkins' lookup3 over blocks of twelve bytes, as little-endian servers compute it:
-hash_bytes_extended() in src/common/hashfn.c. Values are hashed side by side, a block of each at a time, the longest
-first, so that those with a block left are always the first ones.
+hash_bytes_extended() in src/common/hashfn.c. All values are hashed together, one block of each at a time. The
+longest come first, so values with a block left are always the first ones.
 """
 
 from __future__ import annotations

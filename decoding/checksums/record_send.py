@@ -1,11 +1,13 @@
 """Rows of a replica as record_send would return them: Arrow columns in, one byte string per row out.
 
-The publisher computes the same for its rows by `row_expression`, so that both sides can hash them. Two rows have the same
-bytes only if all their values are the same. Equal values may have different bytes where PostgreSQL itself has several for
-one value (-0.0 and 0.0, NaN), and where `types` gives an array's elements another type.
+The publisher computes the same for its rows by `row_expression`, so that both sides can hash them. Two rows
+have the same bytes only if all their values are the same. Equal values may have different bytes where
+PostgreSQL itself has several for one value (-0.0 and 0.0, NaN), and where `types` gives an array's elements
+another type.
 
-A row is the number of its columns, and for each column the oid of its type, the length of the value (-1 for NULL), and
-what the type's send function returns: record_send in src/backend/utils/adt/rowtypes.c.
+The bytes of a row are the number of its columns, and for each column the oid of its type, the length of the
+value (-1 for NULL), and the result of the type's send function: record_send in
+src/backend/utils/adt/rowtypes.c.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ _PRINTED: Mapping[pa.DataType, int] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class SentColumn:
-    """A column as a field of the row: its SQL expression, the oid of that, and what it is in the replica."""
+    """A column as a field of the row: its SQL expression, the expression's oid, and its type in the replica."""
 
     expression: str
     oid: int
@@ -94,7 +96,7 @@ def record_send(arrays: Sequence[pa.Array], columns: Sequence[SentColumn]) -> pa
 
 
 def _pieces(arrays: Sequence[pa.Array], columns: Sequence[SentColumn]) -> Iterator[pa.Array]:
-    """Binary arrays that make the rows when they are joined: what has one width is one piece."""
+    """Binary arrays that make the rows when they are joined; neighbours of fixed width are one piece."""
     count = len(arrays[0])
     fixed = [_same(len(columns), count)]
     for array, column in zip(arrays, columns, strict=True):

@@ -1,11 +1,11 @@
 """Segments of a table: its rows by their hash, and for each segment the number of its rows and the sum of their hashes.
 
-In: the columns of a table and a seed. Out: SQL by which a publisher computes the hash of each row and the checksums of
-each segment, and the same for a replica's rows as Arrow columns. The order of the rows does not matter; equal rows count
-as often as they occur. A segment is the low bits of the hash. So a row that differs is in one segment at the publisher,
-and mostly in another one in the replica: then both segments differ.
+In: the columns of a table and a seed. Out: SQL by which a publisher computes the hash of each row and the
+checksums of each segment, and the same for a replica's rows as Arrow columns. The order of the rows does not
+matter; equal rows count as often as they occur. A segment is the low bits of the hash. So a row that differs
+is in one segment at the publisher, and mostly in another one in the replica: then both segments differ.
 
-Two tables that differ have the same checksums once in 2⁶⁴ cases, and other cases with each seed.
+Two different tables have the same checksums in one of 2⁶⁴ cases, and in other cases with each seed.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from pgsieve.decoding.binary.octets import Mask, Positions, Words
 from pgsieve.decoding.checksums.hash_bytes import hash_bytes_extended
 from pgsieve.decoding.checksums.record_send import SentColumn, record_send, row_expression
 
-#: The server's hash table for so many groups is within the default work_mem.
+#: The server's hash table for this many groups is within the default work_mem.
 SEGMENTS = 2**14
 _SEGMENT = SEGMENTS - 1
 
 #: A longer row is hashed by its SHA-256, as each block of a hash waits for the one before.
 _LONG = 1000
-#: So many rows are hashed at once: they stay in the processor's cache.
+#: This many rows are hashed at once: they stay in the processor's cache.
 _ROWS = 8192
 _BYTES = 64 * 1024 * 1024
 
@@ -48,7 +48,7 @@ class RowHash:
     def expression(self) -> str:
         """The hash of a row in SQL, a bigint."""
         sent = "CASE WHEN pg_catalog.length(sent) <= {0} THEN sent ELSE pg_catalog.sha256(sent) END"
-        # OFFSET 0 keeps the planner from writing out the row wherever it is used.
+        # OFFSET 0 keeps the planner from repeating the row's expression wherever it is used.
         return (
             f"(SELECT {hash_expression(sent.format(_LONG), self.seed)}"
             f" FROM (SELECT {row_expression(self.columns)} AS sent OFFSET 0) AS one_row)"
@@ -109,7 +109,7 @@ class Checksums:
         np.add.at(self.sums, segments, hashes)
 
     def include(self, segments: Positions, rows: Numbers, sums: Words) -> None:
-        """Add the checksums of some of the rows; `segments` may be there several times."""
+        """Add the checksums of some of the rows; `segments` may name a segment several times."""
         np.add.at(self.rows, segments, rows)
         np.add.at(self.sums, segments, sums)
 
@@ -128,7 +128,7 @@ def checksums_query(rows: str) -> str:
 
 
 def include_queried(checksums: Checksums, batch: pa.RecordBatch) -> None:
-    """Add what `checksums_query` found."""
+    """Add a result of `checksums_query`."""
     sums = [int(text) % 2**64 for text in batch.column("sum").to_pylist()]
     checksums.include(
         np.asarray(batch.column("segment")), np.asarray(batch.column("rows")), np.array(sums, np.uint64)
@@ -137,13 +137,13 @@ def include_queried(checksums: Checksums, batch: pa.RecordBatch) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """Some segments of a table, those of whose numbers `segments` is true."""
+    """Some segments of a table: those whose element of `segments` is true."""
 
     row_hash: RowHash
     segments: Mask
 
     def query(self, rows: str, columns: Sequence[str]) -> str:
-        """SQL for `columns` of the chosen rows of `rows`, a query that has a column `hash`, too."""
+        """SQL for `columns` of the chosen rows of `rows`, a query that also has a column `hash`."""
         numbers = ",".join(map(str, np.flatnonzero(self.segments)))
         return (
             f"SELECT {', '.join(columns)} FROM ({rows}) AS hashed"

@@ -1,6 +1,6 @@
-"""Output plugins: callbacks that make text, JSON or pgoutput's own messages of what a slot sends.
+"""Output plugins: callbacks that turn a slot's messages into text, JSON or pgoutput's own messages.
 
-A name in, the plugin out; raises OutputPluginError for a name that is none.
+In: a name. Out: the plugin. Raises OutputPluginError for an unknown name.
 """
 
 from __future__ import annotations

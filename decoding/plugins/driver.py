@@ -1,20 +1,20 @@
-"""Drives an output plugin from a slot's pgoutput messages: bytes in, what the plugin writes out.
+"""Drives an output plugin from a slot's pgoutput messages: bytes in, the plugin's output out.
 
-The messages are those of one session in their order, of any protocol version, as a slot sends them or the change
-log has them. They become the calls that `pgsieve.decoding.plugins.interface` lists:
+The messages are those of one session in their order, of any protocol version, as a slot sends them or the
+change log has them. They become the calls that `pgsieve.decoding.plugins.interface` lists:
 
-- Insert, Update, Delete, Truncate and Message with the relations as they were described last;
-- streamed transactions as blocks where the plugin streams; else they are held back and decoded at their end,
+- Insert, Update, Delete, Truncate and Message with the last description of their relations;
+- streamed transactions as blocks where the plugin streams. Otherwise they are kept and decoded at their end,
   without the changes of aborted subtransactions;
-- prepared transactions at PREPARE where the plugin does that and filter_prepare does not refuse; else at
-  COMMIT PREPARED as any other, or not at all after ROLLBACK PREPARED;
+- prepared transactions at PREPARE where the plugin decodes these and filter_prepare does not refuse.
+  Otherwise at COMMIT PREPARED like any other, or not at all after ROLLBACK PREPARED;
 - nothing of a transaction whose origin filter_by_origin refuses.
 
-pgoutput's messages contain less than the WAL. So filter_by_origin is called once per transaction, not once per change, and
-not for messages that are not transactional. A streamed transaction has no origin yet.
+pgoutput's messages contain less than the WAL. So filter_by_origin is called once per transaction, not once
+per change, and not for messages that are not transactional. A streamed transaction has no origin yet.
 
-Raises ProtocolError for messages in an order in which no server sends them, OutputPluginError for what the plugin
-lacks, and whatever the plugin raises.
+Raises ProtocolError for messages in an order in which no server sends them, OutputPluginError for what the
+plugin lacks, and the plugin's own errors.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ from pgsieve.decoding.server_versions import NEWEST_SERVER
 
 @dataclass(slots=True)
 class _Open:
-    """A transaction, or a streamed one over all its blocks, that the plugin is called for.
+    """A transaction for which the plugin is called; a streamed one includes all its blocks.
 
-    The callback `start` comes with the first message after the Origin; `ignored` is None until filter_by_origin
-    has been asked.
+    The callback `start` comes with the first message after the Origin; `ignored` is None until
+    filter_by_origin has been asked.
     """
 
     txn: Transaction
@@ -78,16 +78,16 @@ class _Open:
 
     @property
     def prefix(self) -> str:
-        """What the names of the callbacks for changes begin with."""
+        """The prefix of the callbacks' names for changes."""
         return "stream_" if self.start == "stream_start" else ""
 
 
 class PluginDriver:
     """One plugin at work on the messages of one session: `with PluginDriver(...) as driver: driver.feed(...)`.
 
-    `options` are the plugin's, by name. `parallel` says whether the messages were asked for with streaming =
-    parallel. `server_version` is that of the server whose plugin of that name is meant; `type_names` are SQL names
-    of types by oid, where the catalog could be asked.
+    `options` are the plugin's, by name. `parallel` says whether the messages were requested with streaming =
+    parallel. `server_version` is that of the server whose plugin is meant. `type_names` are SQL names of
+    types by oid, where the catalog could be asked.
     """
 
     def __init__(
@@ -103,10 +103,10 @@ class PluginDriver:
         self._decoder = Decoder(parallel=parallel)
         self._order = MessageOrder()
         self._relations = RelationCache(type_names)
-        #: What the next messages belong to: one or the other, or none.
+        #: The transaction or block of the next messages: one of the two, or none.
         self._open: _Open | None = None
         self._holding: HeldTransaction | None = None
-        #: What has begun and not ended, prepared transactions among them.
+        #: Transactions that have begun and not ended, including prepared ones.
         self._streams: dict[int, _Open] = {}
         self._held: dict[int, HeldTransaction] = {}
         self._ignored: set[int] = set()
@@ -130,7 +130,7 @@ class PluginDriver:
         self._plugin.shutdown()
 
     def feed(self, data: bytes) -> Iterator[Output]:
-        """Take the session's next message; what the plugin writes for it, as it is written."""
+        """Take the session's next message; yields the plugin's output as it is written."""
         message = self._decoder.decode(data)
         self._order.check(message)
         match message:
@@ -160,7 +160,8 @@ class PluginDriver:
                 yield from self._end(begun, "commit", message.commit_lsn)
             case Prepare():
                 if self._open is None and self._holding is None:
-                    # PostgreSQL 18 sends no Begin Prepare for what changed nothing; a plugin may keep its state since then.
+                    # PostgreSQL 18 sends no Begin Prepare for an empty transaction; a plugin may have state
+                    # of it since then.
                     self._begin_prepare(message)
                 if self._holding is not None:
                     self._holding = None
@@ -184,7 +185,7 @@ class PluginDriver:
                 assert_never(message)
 
     def _current(self) -> _Open:
-        assert self._open is not None  # MessageOrder lets nothing of a transaction pass outside of one
+        assert self._open is not None  # MessageOrder allows messages of a transaction only within one.
         return self._open
 
     def _relations_of(self, message: HeldChange) -> tuple[PublishedRelation, ...]:
@@ -231,13 +232,13 @@ class PluginDriver:
             yield from self._plugin.call(name, begun.txn, *lsn)
 
     def _replay(self, transaction: HeldTransaction, begun: _Open) -> Iterator[Output]:
-        """The changes of a transaction that was held back."""
+        """The changes of a transaction that was kept."""
         begun.txn.origin, begun.txn.origin_lsn = transaction.origin, transaction.origin_lsn
         for message, relations in transaction.changes():
             yield from self._change(begun, message, relations)
 
     def _replay_committed(self, transaction: HeldTransaction, txn: Transaction) -> Iterator[Output]:
-        """Decode one that was held back as if it had been neither streamed nor prepared."""
+        """Decode a kept transaction as if it had been neither streamed nor prepared."""
         begun = _Open(txn, "begin")
         yield from self._replay(transaction, begun)
         yield from self._end(begun, "commit", txn.final_lsn)
@@ -363,7 +364,7 @@ def _committed(txn: Transaction, message: StreamCommit | CommitPrepared) -> Tran
 
 
 def binary_changes(driver: PluginDriver, messages: Iterable[bytes]) -> Iterator[bytes]:
-    """What the plugin writes for these messages, as pg_logical_slot_get_binary_changes returns it."""
+    """The plugin's output for these messages, as pg_logical_slot_get_binary_changes returns it."""
     for data in messages:
         for output in driver.feed(data):
             yield output.data
@@ -382,6 +383,6 @@ def text_changes(driver: PluginDriver, messages: Iterable[bytes]) -> Iterator[st
 
 
 def _text(data: bytes) -> str:
-    with suppress(UnicodeDecodeError):  # that error would carry the values along
+    with suppress(UnicodeDecodeError):  # That error would contain the values.
         return str(data, "utf-8")
     raise OutputTypeError("the output plugin wrote text that is not UTF-8", sqlstate="22021")

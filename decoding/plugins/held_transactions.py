@@ -1,8 +1,8 @@
-"""A transaction held back until it commits or is prepared: its changes in, in their order out.
+"""A transaction that is kept until it commits or is prepared: its changes in, in their order out.
 
-It serves output plugins that do not stream, or do not decode prepared transactions, as the server's own reorder buffer
-does (src/backend/replication/logical/reorderbuffer.c). It keeps the bytes of each message in memory, with the relations as
-they were described when the message came. Raises only what decoding raises.
+It serves output plugins that do not stream, or do not decode prepared transactions, as the server's own
+reorder buffer does (src/backend/replication/logical/reorderbuffer.c). It keeps the bytes of each message in
+memory, with the descriptions of its relations at that time. Raises only errors of decoding.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class HeldTransaction:
     _first: dict[int, int] = field(default_factory=dict)
 
     def add(self, message: HeldChange, data: bytes, relations: tuple[PublishedRelation, ...]) -> None:
-        """Hold the next change."""
+        """Keep the next change."""
         if message.xid is not None:
             self._first.setdefault(message.xid, len(self._changes))
         self._changes.append((data, relations))
 
     def abort(self, subxid: int) -> None:
-        """Drop what a subtransaction did, with all that was done within it: everything since its first change.
+        """Drop the changes of a subtransaction and of those within it: everything since its first change.
 
         A subtransaction without changes has nothing to drop (stream_abort_internal in worker.c).
         """
@@ -47,7 +47,7 @@ class HeldTransaction:
             self._first.popitem()
 
     def changes(self) -> Iterator[tuple[HeldChange, tuple[PublishedRelation, ...]]]:
-        """The changes that are left."""
+        """The remaining changes."""
         for data, relations in self._changes:
             message = decode(data, streaming=self.streamed)
             assert isinstance(message, HeldChange)

@@ -1,22 +1,23 @@
 """The interface of logical decoding output plugins (PostgreSQL documentation 49.6), as Python callables.
 
-An output plugin is a function without arguments that returns its `OutputPluginCallbacks`: what
-_PG_output_plugin_init fills in is here a frozen dataclass, and what it may leave NULL is None. Each callback gets
-the `DecodingContext`, through which it writes, and most the `Transaction`. `pgsieve.decoding.plugins.driver` calls them:
+An output plugin is a function without arguments that returns its `OutputPluginCallbacks`. The struct that
+_PG_output_plugin_init fills is a frozen dataclass here, and its NULLs are None. Each callback gets the
+`DecodingContext`, through which it writes, and most of them the `Transaction`.
+`pgsieve.decoding.plugins.driver` calls them:
 
 - startup, once; shutdown, once at the end;
 - per transaction begin, (change | truncate | message)*, commit;
 - or begin_prepare, (change | truncate | message)*, prepare, and later, alone, commit_prepared or
   rollback_prepared;
-- or blocks of stream_start, (stream_change | stream_truncate | stream_message)*, stream_stop, which may alternate
-  with those of other transactions, and after them stream_commit, stream_prepare or stream_abort; stream_abort of
-  a subtransaction comes between blocks;
+- or blocks of stream_start, (stream_change | stream_truncate | stream_message)*, stream_stop, which may
+  alternate with those of other transactions, and after them stream_commit, stream_prepare or stream_abort;
+  stream_abort of a subtransaction comes between blocks;
 - message without a transaction, for a message that is not transactional;
 - filter_by_origin before a transaction begins, filter_prepare before it is prepared.
 
-begin, change and commit are required. Having any callback of the streaming or the two-phase group turns the group
-on; then those that it requires must be there when they are called. Raises OutputPluginError subclasses, worded and
-coded as the server does (src/backend/replication/logical/logical.c).
+begin, change and commit are required. Having any callback of the streaming or the two-phase group turns the
+group on; then its required callbacks must exist when they are called. Raises OutputPluginError subclasses,
+worded and coded as the server does (src/backend/replication/logical/logical.c).
 """
 
 from __future__ import annotations
@@ -44,15 +45,15 @@ class OutputPluginOptionError(OutputPluginError):
 
 
 class OutputNotAcceptedError(OutputPluginError):
-    """A write where the interface has no place for it."""
+    """A write where the interface does not allow one."""
 
 
 class OutputTypeError(OutputPluginError):
-    """Binary output where text is expected, or values of which a plugin cannot make its output."""
+    """Binary output where text is expected, or values that a plugin cannot print."""
 
 
 class OutputType(Enum):
-    """Whether the output is text, in the encoding that the values have, or any bytes."""
+    """Whether the output is text, in the encoding of the values, or any bytes."""
 
     BINARY = "binary"
     TEXT = "text"
@@ -60,7 +61,7 @@ class OutputType(Enum):
 
 @dataclass(slots=True)
 class OutputPluginOptions:
-    """What startup may set. There are no rewrites in pgoutput's stream: `receive_rewrites` changes nothing."""
+    """The options that startup may set. pgoutput's stream has no rewrites, so `receive_rewrites` changes nothing."""
 
     output_type: OutputType = OutputType.BINARY
     receive_rewrites: bool = False
@@ -68,10 +69,11 @@ class OutputPluginOptions:
 
 @dataclass(slots=True)
 class Transaction:
-    """What is known of a transaction (ReorderBufferTXN); LSNs and times that have not come yet are 0.
+    """The properties of a transaction (ReorderBufferTXN); LSNs and times that are not known yet are 0.
 
-    `final_lsn` is the commit's or prepare's record, `end_lsn` the position after it. Times are microseconds since
-    2000-01-01. `output_plugin_private` is the plugin's. `toptxn` is set for a subtransaction.
+    `final_lsn` is the record of the commit or prepare, `end_lsn` the position after it. Times are
+    microseconds since 2000-01-01. `output_plugin_private` is the plugin's. `toptxn` is set for a
+    subtransaction.
     """
 
     xid: int
@@ -96,10 +98,10 @@ class Output:
 
 
 class DecodingContext:
-    """What a plugin works with (LogicalDecodingContext).
+    """A plugin's context (LogicalDecodingContext).
 
-    `output_plugin_options` are the names and values that the client gave; `streaming` and `two_phase` say whether
-    the groups of callbacks are on: startup may turn them off. `server_version` is that of the server whose
+    `output_plugin_options` are the client's names and values. `streaming` and `two_phase` say whether the
+    groups of callbacks are on: startup may turn them off. `server_version` is that of the server whose
     behaviour is wanted, as in server_version_num.
     """
 
@@ -131,7 +133,7 @@ class DecodingContext:
         self._prepared_write = last
 
     def write(self, *, last: bool) -> None:
-        """Hand over what is in `out`, with the `last` that it was prepared with (OutputPluginWrite)."""
+        """Hand over the contents of `out`, with the `last` that it was prepared with (OutputPluginWrite)."""
         if self._prepared_write is not last:
             raise OutputNotAcceptedError(
                 "OutputPluginPrepareWrite needs to be called before OutputPluginWrite",
@@ -142,7 +144,7 @@ class DecodingContext:
         self._prepared_write = None
 
     def take_written(self) -> list[Output]:
-        """What was written since the last call of this."""
+        """The output since the last call."""
         written, self._written = self._written, []
         return written
 
@@ -184,8 +186,8 @@ _TWO_PHASE = (
 class OutputPluginCallbacks:
     """The callbacks of a plugin; arguments are those of the manual's typedefs.
 
-    Where those name a message's parts, the message itself is the argument. `filter_by_origin` gets the origin's
-    name, None for local changes; it and `filter_prepare` return true for what is to be left out.
+    Where those name a message's parts, the message itself is the argument. `filter_by_origin` gets the
+    origin's name, None for local changes. It and `filter_prepare` return true for changes to leave out.
     """
 
     begin: OfTransaction

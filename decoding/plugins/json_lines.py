@@ -202,7 +202,7 @@ def _message(ctx: DecodingContext, txn: Transaction | None, message: LogicalMess
 
 
 def _row(relation: PublishedRelation, values: TupleData, *, keys_only: bool = False) -> dict[str, Any]:
-    """A row's values by column; of an old key those of the columns of the key."""
+    """A row's values by column; for an old key only those of the key's columns."""
     row: dict[str, str | int | bool | None] = {}
     for column, value in zip(relation.message.columns, values, strict=True):
         if isinstance(value, Null):
@@ -220,7 +220,7 @@ def _row(relation: PublishedRelation, values: TupleData, *, keys_only: bool = Fa
 
 
 def _value(relation: PublishedRelation, column: RelationColumn, content: bytes) -> str | int | bool:
-    with suppress(ValueError):  # that error would carry the value along
+    with suppress(ValueError):  # That error would contain the value.
         if column.type_oid in _INTEGERS:
             return int(content)
         return content == b"t" if column.type_oid == _BOOL else str(content, "utf-8")

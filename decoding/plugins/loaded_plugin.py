@@ -1,7 +1,7 @@
-"""An output plugin with its callbacks, which are called by name: the rules on which of them are required, and when.
+"""An output plugin with its callbacks, called by name: the rules on which of them are required, and when.
 
-In: arguments. Out: what the callback writes. Raises MissingCallbackError, worded and coded as the wrappers in
-src/backend/replication/logical/logical.c, and whatever the plugin raises.
+In: arguments. Out: the callback's output. Raises MissingCallbackError, with the wording and code of the
+wrappers in src/backend/replication/logical/logical.c, and the plugin's own errors.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from pgsieve.decoding.plugins.interface import (
 _STREAMING = "logical streaming requires a {}_cb callback"
 _TWO_PHASE = "logical replication at prepare time requires a {}_cb callback"
 
-#: What is said when a callback of a group that is on is missing; any other may be missing and is then not called.
+#: The message for a missing callback of an active group; any other callback may be missing and is then not
+#: called.
 _MISSING = MappingProxyType(
     {
         "stream_start": _STREAMING,
@@ -51,11 +52,11 @@ class LoadedPlugin:
             server_version=server_version,
         )
         if self._callbacks.startup is not None:
-            is_init = False  # the slot exists, with whatever plugin the server has for it
+            is_init = False  # The slot exists, with whatever plugin the server has for it.
             self._callbacks.startup(self._context, self._context.options, is_init)
 
     def shutdown(self) -> None:
-        """Let the plugin give back what it has."""
+        """Let the plugin release its resources."""
         if self._callbacks.shutdown is not None:
             self._callbacks.shutdown(self._context)
 

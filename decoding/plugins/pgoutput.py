@@ -1,14 +1,14 @@
 """The output plugin `pgoutput`: writes pgoutput's messages again, in another protocol version or with other options.
 
-A recording of version 4 with streamed and prepared transactions becomes one of version 1, for a reader that knows
-no more. Options, with the server's meaning (PostgreSQL documentation 54.5.1): proto_version, which is required;
-streaming (off, on, parallel), two_phase, messages (off), origin (any, none). Values are passed on in the format they
-have, and publications have been applied to the messages before.
+A recording of version 4 with streamed and prepared transactions becomes one of version 1, for a reader that
+knows no more. Options, with the server's meaning (PostgreSQL documentation 54.5.1): proto_version, which is
+required; streaming (off, on, parallel), two_phase, messages (off), origin (any, none). Values are passed on
+in the format they have, and publications have been applied to the messages before.
 
-As on the server a transaction without changes is not written, a relation is described before its first change and
-when its description has changed, and within a streamed transaction again. With streaming = parallel the abort of a
-transaction that was not read so has LSN and time 0. Raises OutputPluginOptionError, worded and coded as pgoutput's
-(src/backend/replication/pgoutput/pgoutput.c).
+As on the server a transaction without changes is not written, a relation is described before its first change
+and when its description has changed, and again within a streamed transaction. With streaming = parallel, an
+abort that was read without that option has LSN and time 0. Raises OutputPluginOptionError, worded and coded
+as pgoutput's (src/backend/replication/pgoutput/pgoutput.c).
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Pgoutput:
         self._local_only = origin == "none"
 
     def filter_by_origin(self, ctx: DecodingContext, origin: str | None) -> bool:
-        """Leave out what came from elsewhere, with origin = none."""
+        """Leave out changes of another origin, with origin = none."""
         del ctx
         return self._local_only and origin is not None
 
@@ -109,7 +109,7 @@ class Pgoutput:
 
     @staticmethod
     def begin(ctx: DecodingContext, txn: Transaction) -> None:
-        """Put off Begin up to the first change."""
+        """Delay Begin until the first change."""
         del ctx
         txn.output_plugin_private = False
 
@@ -171,7 +171,7 @@ class Pgoutput:
         _write(ctx, replace(change, xid=None))
 
     def message(self, ctx: DecodingContext, txn: Transaction | None, message: LogicalMessage) -> None:
-        """Message, where messages are asked for."""
+        """Message, where messages are requested."""
         if self._messages:
             if txn is not None:
                 self._begun(ctx, txn)
@@ -205,7 +205,7 @@ class Pgoutput:
         relation: PublishedRelation,
         xid: int | None,
     ) -> None:
-        """Type and Relation messages, unless the reader knows just this."""
+        """Type and Relation messages, unless the reader knows exactly these."""
         message, types = relation.message, relation.types
         former = described.get(message.relation_id)
         if former is not None and former[0] is message:

@@ -1,31 +1,32 @@
 """The output plugin `test_decoding`: a line of text for each callback, in the server's own words.
 
 Options, with their defaults, read as booleans: include-xids (on), include-timestamp, force-binary,
-skip-empty-xacts, only-local, include-rewrites, stream-changes (off). Raises OutputPluginOptionError for others and
-for values that are no booleans, OutputTypeError for values in binary format, whose text only a server can print.
-contrib/test_decoding/test_decoding.c.
+skip-empty-xacts, only-local, include-rewrites, stream-changes (off). Raises OutputPluginOptionError for
+others and for values that are no booleans, OutputTypeError for values in binary format, whose text only a
+server can print. contrib/test_decoding/test_decoding.c.
 
-Given the messages that pgoutput sends of the same WAL the text is that of the server's plugin, which knows no
-publications, line by line, but for what pgoutput does not send:
+The text equals that of the server's plugin for the same WAL, line by line, except for what pgoutput does not
+send (the server's plugin ignores publications):
 
-- transactions without a published change, of which the server prints BEGIN and COMMIT unless skip-empty-xacts is
-  on; messages, where the slot was read without `messages`;
+- transactions without a published change, of which the server prints BEGIN and COMMIT unless skip-empty-xacts
+  is on; messages, where the slot was read without `messages`;
 - changes that are not published: of tables outside of the publications, among them materialized views, of
-  operations, rows and columns left out, of generated columns where those are not published; updates and deletes
-  of tables without a replica identity, which are refused where they are published; and the partitioned tables
-  that the server lists in a TRUNCATE besides their partitions;
+  operations, rows and columns left out, of generated columns where those are not published; updates and
+  deletes of tables without a replica identity, which are refused where they are published; and the
+  partitioned tables that the server lists in a TRUNCATE besides their partitions;
 - changes of a partition that is published as its root: these have the root's name and columns;
 - rewrites of tables by DDL, which include-rewrites shows;
-- names of types that are not built in, where they come from Type messages alone (`pgsieve.decoding.protocol.relations`);
+- names of types that are not built in, where they come from Type messages alone
+  (`pgsieve.decoding.protocol.relations`);
 - origins of single changes, of messages that are not transactional, and of streamed transactions: only-local
   leaves out whole transactions;
-- with stream-changes, what had been streamed of a (sub)transaction that was aborted by the time it was read:
-  the server stops where it notices, which depends on what a plugin looks up;
+- with stream-changes, the streamed part of a (sub)transaction that was aborted by the time it was read: the
+  server stops where it notices, which depends on the plugin's catalog lookups;
 - times, which are in UTC here and in TimeZone there.
 
-The driver's `server_version` chooses between versions of the server. Before PostgreSQL 17 skip-empty-xacts does not
-count messages as changes: no BEGIN, and no opening of a block, is printed for them. Names that are key words are in
-quotes, and there are more of them in each version.
+The driver's `server_version` chooses between versions of the server. Before PostgreSQL 17 skip-empty-xacts
+does not count messages as changes: no BEGIN, and no opening of a block, is printed for them. Names that are
+key words are in quotes, and there are more of them in each version.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ _OPTIONS = (
     "include-rewrites",
     "stream-changes",
 )
-#: Without a value these are left as they are; the others are turned on.
+#: Without a value these options keep their setting; the others are turned on.
 _NEED_A_VALUE = ("force-binary", "include-rewrites", "stream-changes")
 _MESSAGES_BEGIN_SINCE = 170000
 
@@ -78,7 +79,7 @@ _NUMBERS = frozenset({20, 21, 23, 26, 700, 701, 1700})
 
 @dataclass(slots=True)
 class _Wrote:
-    """Whether something was written of a transaction, and of its current block."""
+    """Whether output was written for a transaction, and for its current block."""
 
     xact: bool = False
     stream: bool = False
@@ -86,7 +87,7 @@ class _Wrote:
 
 @dataclass(slots=True)
 class _Prefixes:
-    """What is printed before the values of a relation as it was described last: ` name[type]:` of each column."""
+    """The text before the values of a relation, by its last description: ` name[type]:` of each column."""
 
     relation: PublishedRelation
     table: bytes
@@ -117,7 +118,7 @@ class TestDecoding:
         self._server_version = ctx.server_version
 
     def filter_by_origin(self, ctx: DecodingContext, origin: str | None) -> bool:
-        """Leave out what came from elsewhere, with only-local."""
+        """Leave out changes of another origin, with only-local."""
         del ctx
         return self._on["only-local"] and origin is not None
 
@@ -256,7 +257,7 @@ class TestDecoding:
     def stream_change(
         self, ctx: DecodingContext, txn: Transaction, relation: PublishedRelation, change: Change
     ) -> None:
-        """That there is a change: it is not shown, as it may be aborted."""
+        """A line for a change without its values, as it may be aborted."""
         del relation, change
         self._streamed(ctx, txn)
         self._write(ctx, self._for_transaction("streaming change for", txn))
@@ -268,7 +269,7 @@ class TestDecoding:
         relations: Sequence[PublishedRelation],
         change: Truncate,
     ) -> None:
-        """That there is a TRUNCATE."""
+        """A line for a TRUNCATE."""
         del relations, change
         self._streamed(ctx, txn)
         self._write(ctx, self._for_transaction("streaming truncate for", txn))
@@ -350,7 +351,7 @@ def _print_tuple(out: bytearray, prefixes: _Prefixes, values: TupleData, *, skip
 
 
 def _literal(type_oid: int, content: bytes) -> bytes:
-    """A value as SQL has it, for the types of which the server's plugin knows that."""
+    """A value as an SQL literal, for the types for which the server's plugin prints one."""
     if type_oid in _NUMBERS:
         return content
     if type_oid == _BOOL:

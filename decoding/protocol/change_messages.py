@@ -31,7 +31,7 @@ _PART_OF_KEY = 1
 _CASCADE = 1
 _RESTART_IDENTITY = 2
 _TRANSACTIONAL = 1
-_COLUMN_SIZE = 10  # at least: flags, an empty name, the type's oid and modifier
+_COLUMN_SIZE = 10  # At least: flags, an empty name, the type's oid and modifier.
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,10 @@ class RelationColumn:
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """A relation as of now; replaces what was known under its id. Namespace '' is pg_catalog."""
+    """The present description of a relation; it replaces an earlier one with the same id.
+
+    Namespace '' is pg_catalog.
+    """
 
     tag: ClassVar[int] = ord("R")
 
@@ -146,7 +149,7 @@ class Insert:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """A changed row. `old` is None when the replica identity kept its value: then `new` has it."""
+    """A changed row. `old` is None when the replica identity did not change: then `new` has it."""
 
     tag: ClassVar[int] = ord("U")
 
@@ -221,7 +224,7 @@ class Truncate:
 
 @dataclass(frozen=True, slots=True)
 class LogicalMessage:
-    """What pg_logical_emit_message wrote; not transactional ones come outside of any transaction."""
+    """A message of pg_logical_emit_message; those that are not transactional come outside of any transaction."""
 
     tag: ClassVar[int] = ord("M")
 

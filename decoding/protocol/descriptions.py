@@ -1,9 +1,10 @@
-"""Relation messages where they are missing: messages of one session in, messages that describe themselves out.
+"""Adds missing Relation messages: messages of one session in, messages with all descriptions out.
 
-A publisher sends a relation's description once per session (section 54.5.2). But pgsieve cuts a session into slices that
-are read separately, and moves streamed and prepared transactions to the place where they committed. So descriptions have
-to be repeated. `RelationDescriptions` inserts a Relation message, with the Type messages of its columns, before the first
-change that would otherwise be read with no description or with a wrong one. Raises ProtocolError.
+A publisher sends a relation's description once per session (section 54.5.2). But pgsieve cuts a session into
+slices that are read separately, and moves streamed and prepared transactions to the place where they
+committed. So descriptions have to be repeated. `RelationDescriptions` inserts a Relation message, with the
+Type messages of its columns, before the first change that would otherwise be read with no description or with
+a wrong one. Raises ProtocolError.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Description:
 
 @dataclass(slots=True)
 class RelationDescriptions:
-    """What the publisher has described, and whether the messages that were passed on say the same.
+    """The publisher's descriptions, and whether the messages that were passed on have the same ones.
 
     A relation is stale as long as its description may not be the last one passed on.
     """
@@ -71,9 +72,9 @@ class RelationDescriptions:
             descriptions[message.relation_id] = Description(self._arrivals, (*types, raw))
 
     def replayed(self, relations: Mapping[int, Description]) -> None:
-        """A transaction that was kept apart has been passed on, described by these.
+        """Record that a transaction that was kept apart has been passed on, with these descriptions.
 
-        The description of a relation is the one that arrived last, whatever was passed on last.
+        The valid description of a relation is the one that arrived last, whatever was passed on last.
         """
         for relation_id, description in relations.items():
             former = self._descriptions.get(relation_id)
@@ -82,7 +83,7 @@ class RelationDescriptions:
         self._stale.update(relations)
 
     def described(self, data: pa.Array) -> Iterator[pa.Array]:
-        """Pass on messages of transactions that are sent at their commit; insert the descriptions that they lack."""
+        """Pass on messages of transactions that are sent at their commit; insert missing descriptions."""
         octets = Octets(data)
         kind = octets.kinds()
         describing = (kind == _RELATION) | (kind == _TYPE)

@@ -1,8 +1,9 @@
-"""What a replication connection carries in its CopyData messages, around pgoutput's own messages.
+"""The CopyData messages of a replication connection, around pgoutput's own messages.
 
-The bytes of one CopyData in, XLogData, PrimaryKeepalive, StandbyStatusUpdate or OtherEnvelope out, and
-back; or many XLogData in, their columns out (`xlog_data_columns`). Raises ProtocolError. The type bytes are a set of their own: 'r' here is no Rollback Prepared.
-PostgreSQL documentation 54.4, START_REPLICATION; src/backend/replication/walreceiver.c.
+The bytes of one CopyData in, XLogData, PrimaryKeepalive, StandbyStatusUpdate or OtherEnvelope out, and back;
+or many XLogData in, their columns out (`xlog_data_columns`). Raises ProtocolError. The type bytes are a set
+of their own: 'r' here is no Rollback Prepared. PostgreSQL documentation 54.4, START_REPLICATION;
+src/backend/replication/walreceiver.c.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class XLogData:
 
 @dataclass(frozen=True, slots=True)
 class PrimaryKeepalive:
-    """From the server: how far it is, and whether it wants an answer at once."""
+    """From the server: its position, and whether it requests an answer at once."""
 
     tag: ClassVar[int] = ord("k")
 
@@ -77,7 +78,7 @@ class PrimaryKeepalive:
 
 @dataclass(frozen=True, slots=True)
 class StandbyStatusUpdate:
-    """From the client: `flushed` is what the slot may forget, the end LSN of a durable commit."""
+    """From the client: `flushed` is the position up to which the slot may drop WAL, the end LSN of a durable commit."""
 
     tag: ClassVar[int] = ord("r")
 
@@ -109,7 +110,7 @@ class StandbyStatusUpdate:
 
 @dataclass(frozen=True, slots=True)
 class OtherEnvelope:
-    """A type that this version does not know. A receiver passes over it, as PostgreSQL's own does."""
+    """A type that this version does not know. A receiver ignores it, as PostgreSQL's own does."""
 
     tag: int
     content: bytes
@@ -160,7 +161,7 @@ def encode_envelope(envelope: Envelope) -> bytes:
 def xlog_data_columns(
     octets: bytes | bytearray, lengths: npt.NDArray[np.int32]
 ) -> tuple[npt.NDArray[np.int64], pa.BinaryArray]:
-    """`data_start` and `data` of many XLogData that lie one behind the other, without an operation for each.
+    """`data_start` and `data` of many XLogData that follow each other, without an operation for each.
 
     Envelopes of other types are left out; each must be longer than XLOG_DATA_HEADER_BYTES.
     """

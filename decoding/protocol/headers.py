@@ -1,9 +1,9 @@
-"""The headers of a slot's messages: batches of raw messages in; out, the columns by which they are ordered and grouped.
+"""The headers of a slot's messages: batches of raw messages in, the columns that order and group them out.
 
 Only type byte, relation and transaction are read, for all messages of a batch at once; tuples are decoded
-later (`pgsieve.decoding.protocol.tuples`). Raises ProtocolError for messages outside of Begin ... Commit and for those of
-streamed and prepared transactions: `transactions` has assembled them before.
-PostgreSQL documentation 54.5 and 54.9.
+later (`pgsieve.decoding.protocol.tuples`). Raises ProtocolError for messages outside of Begin ... Commit and
+for those of streamed and prepared transactions: `transactions` has assembled them before. PostgreSQL
+documentation 54.5 and 54.9.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class MessageHeaders:
 
     `relation_id` is that of Relation, Insert, Update and Delete, else 0. `commit_lsn` (where the commit
     record starts, Begin's final LSN), `commit_time` (microseconds since 1970-01-01 UTC) and `xid` are the
-    transaction's. `end_lsn` is where the commit record ends, on Commit, else 0: what may be confirmed.
+    transaction's. `end_lsn` is where the commit record ends, on Commit, else 0: the position to confirm.
 
     `ordinal` orders the messages of a transaction: its n-th change (Insert, Update, Delete, Truncate,
     Message) has 2n, everything between changes the odd number between. So (commit_lsn, ordinal) of a change
-    is the same in every session, although each decides for itself where it sends Relation messages;
-    and a change belongs to the last Relation message that is less.
+    is the same in every session, although each session decides by itself where it sends Relation messages. A
+    change belongs to the last Relation message with a lower ordinal.
     """
 
     kind: npt.NDArray[np.uint8]
@@ -64,7 +64,7 @@ class HeaderScanner:
     """Scans the consecutive batches of one reading of a slot; a transaction may span batches."""
 
     def __init__(self) -> None:
-        # What the next batch's first messages belong to; a zero LSN is no transaction.
+        # The transaction of the next batch's first messages; a zero LSN is no transaction.
         self._lsn = self._time = self._xid = self._changes = 0
 
     @property
@@ -87,7 +87,7 @@ class HeaderScanner:
         _require(sizes[commits] == _COMMIT_SIZE, kind[commits], f"has not {_COMMIT_SIZE} bytes")
         _require(head[commits] >> 48 & 0xFF == 0, kind[commits], "has unknown flags")
         at = starts[begins]
-        # Element 0 is the transaction that the batch before left open, element n this batch's n-th.
+        # Element 0 is the transaction that the previous batch left open, element n this batch's n-th.
         lsns = np.append(self._lsn, _signed(octets.words(at + 1)))
         times = np.append(self._time, _signed(octets.words(at + 9)) + _POSTGRES_EPOCH_MICROS)
         xids = np.append(self._xid, _signed(octets.words(at + 17) >> np.uint64(32)))

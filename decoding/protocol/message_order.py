@@ -1,9 +1,10 @@
-"""The order that the messages of one session have to come in: messages in, nothing out.
+"""The required order of the messages of one session: messages in, nothing out.
 
-Raises ProtocolError for a message that may not come at its place: a change outside of a transaction, a transaction within
-another, an end that is not the open transaction's, a block of a stream that has not begun. The error names the message and
-says where it may come. PostgreSQL documentation 54.5, Logical Streaming Replication Protocol. The rules are those that the
-server's own subscriber checks in src/backend/replication/logical/worker.c, and what pgoutput never sends.
+Raises ProtocolError for a message that may not come at its place: a change outside of a transaction, a
+transaction within another, an end that is not the open transaction's, a block of a stream that has not begun.
+The error names the message and says where it may come. PostgreSQL documentation 54.5, Logical Streaming
+Replication Protocol. The rules are those that the server's own subscriber checks in
+src/backend/replication/logical/worker.c, and further ones that pgoutput always keeps.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class MessageOrder:
 
     @property
     def block(self) -> int | None:
-        """The streamed transaction of whose block the last message is part."""
+        """The streamed transaction in whose block the last message is."""
         return self._open.xid if isinstance(self._open, StreamStart) else None
 
     def check(self, message: Message) -> None:
@@ -94,7 +95,7 @@ class MessageOrder:
             case StreamStop(), StreamStart():
                 agree = True
             case Prepare(), None:
-                # PostgreSQL 18 sends no Begin Prepare for what changed nothing, and locked rows.
+                # PostgreSQL 18 sends no Begin Prepare for a transaction that changed nothing and locked rows.
                 self._expect_new(message, self._prepared | self._streams)
                 agree = True
             case _:

@@ -1,10 +1,10 @@
 """pgoutput messages of protocol versions 1 to 4: the bytes of one message in, its dataclass out, and back.
 
-`encode(decode(data)) == data` and `decode(encode(message)) == message`. Every byte is accounted for:
-anything else raises ProtocolError and nothing but ProtocolError. Two things that a message does not say
-about itself are the caller's to know: whether it lies between Stream Start and Stream Stop, and whether
-the session asked for streaming = parallel. `Decoder` keeps them for the messages of one session.
-PostgreSQL documentation 54.9, Logical Replication Message Formats.
+`encode(decode(data)) == data` and `decode(encode(message)) == message`. Every byte is accounted for: anything
+else raises ProtocolError and nothing but ProtocolError. A message does not say two things about itself, so
+the caller passes them: whether it lies between Stream Start and Stream Stop, and whether the session asked
+for streaming = parallel. `Decoder` tracks them for the messages of one session. PostgreSQL documentation
+54.9, Logical Replication Message Formats.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def decode(
 
 
 def encode(message: Message) -> bytes:
-    """Encode one message; a change with an `xid` as in a stream, without one as outside of it."""
+    """Encode one message; a change with an `xid` as within a stream, one without as outside of it."""
     out = Writer(type(message).__name__)
     out.u8(message.tag, "message type byte")
     if isinstance(message, ChangeMessage) and message.xid is not None:

@@ -1,16 +1,17 @@
-"""What Relation and Type messages have described so far: relation ids in, relations with the names of their types out.
+"""The descriptions of Relation and Type messages so far: relation ids in, relations with the names of their types out.
 
-A description that is sent within a streamed transaction is valid only for that transaction until it commits, and is
-forgotten if it aborts (PostgreSQL documentation 54.5). Raises ProtocolError for a relation that no message
-has described.
+A description that is sent within a streamed transaction is valid only for that transaction until it commits,
+and is dropped if it aborts (PostgreSQL documentation 54.5). Raises ProtocolError for a relation that no
+message has described.
 
-A type that is not built in is named by its Type message, in quotes where needed and with its schema unless that is
-pg_catalog: as format_type does under the empty search_path of pg_recvlogical. Type messages say less than the
-catalog, so two kinds of names are not exact:
+A type that is not built in is named by its Type message, in quotes where needed and with its schema unless
+that is pg_catalog: as format_type does under the empty search_path of pg_recvlogical. Type messages say less
+than the catalog, so two kinds of names are not exact:
 
 - a domain's message has the name of its base type, and `int4` there, not integer;
-- an array's message has the name of the array type, `_mood` for mood[]. So a leading underscore is read as an array.
-  That is wrong for a type whose own name begins so, and for an array type whose name had to be cut or made unique.
+- an array's message has the name of the array type, `_mood` for mood[]. So a leading underscore is read as an
+  array. That is wrong for a type whose own name begins so, and for an array type whose name had to be cut or
+  made unique.
 
 A caller that can ask the server passes the server's names (`type_names`), which come first.
 """
@@ -33,7 +34,7 @@ _CATALOG = "pg_catalog"
 
 @dataclass(frozen=True, slots=True)
 class PublishedRelation:
-    """A relation as its changes have it: the Relation message, the Type messages and names of its columns' types."""
+    """A relation of changes: the Relation message, the Type messages and names of its columns' types."""
 
     message: Relation
     types: tuple[Type, ...]
@@ -75,7 +76,7 @@ class RelationCache:
         self._streams: dict[int, _Scope] = {}
 
     def add(self, message: Relation | Type, xid: int | None = None) -> None:
-        """Take a description; it replaces what was known under its id."""
+        """Take a description; it replaces an earlier one with the same id."""
         scope = self._session if xid is None else self._streams.setdefault(xid, _Scope())
         if isinstance(message, Type):
             scope.types[message.type_oid] = message
@@ -89,7 +90,7 @@ class RelationCache:
         )
 
     def get(self, relation_id: int, xid: int | None = None) -> PublishedRelation:
-        """The relation as it was described last."""
+        """The last description of a relation."""
         streamed = self._streams.get(xid) if xid is not None else None
         relation = streamed.relations.get(relation_id) if streamed else None
         relation = relation or self._session.relations.get(relation_id)
@@ -101,7 +102,7 @@ class RelationCache:
         return relation
 
     def end_stream(self, xid: int, *, committed: bool) -> None:
-        """Make a streamed transaction's descriptions the session's, or forget them."""
+        """Make a streamed transaction's descriptions the session's, or drop them."""
         streamed = self._streams.pop(xid, None)
         if streamed and committed:
             self._session.relations.update(streamed.relations)
@@ -119,7 +120,7 @@ class RelationCache:
 
 
 def _type_name(described: Type) -> str:
-    """The name of a type that is not built in, of an array type the element type's with brackets."""
+    """The name of a type that is not built in; for an array type the element type's with brackets."""
     name, brackets = described.name, ""
     if len(name) > 1 and name.startswith("_"):
         name, brackets = name[1:], "[]"

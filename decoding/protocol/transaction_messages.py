@@ -46,7 +46,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """The transaction's end; a subscriber that has it whole confirms `end_lsn`."""
+    """The transaction's end; a subscriber that has all of it confirms `end_lsn`."""
 
     tag: ClassVar[int] = ord("C")
 
@@ -70,7 +70,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where the transaction was first made: it reached the publisher by replication."""
+    """The origin of the transaction: it reached the publisher by replication."""
 
     tag: ClassVar[int] = ord("O")
 
@@ -161,7 +161,7 @@ class AbortInfo:
 
 @dataclass(frozen=True, slots=True)
 class StreamAbort:
-    """A streamed transaction, or the subtransaction `subxid` of it when that differs, is void."""
+    """A streamed transaction, or its subtransaction `subxid` when that differs, was aborted."""
 
     tag: ClassVar[int] = ord("A")
 
@@ -329,7 +329,7 @@ def _read_prepared(
 ) -> _PreparedFields:
     """Read the fields that all but one of the two-phase messages share.
 
-    Only logicalrep_read_prepare_common, for Prepare and Stream Prepare, asks for a transaction id that is set.
+    Only logicalrep_read_prepare_common, for Prepare and Stream Prepare, requires a valid transaction id.
     """
     return (
         cursor.valid_lsn(f"{event} LSN"),

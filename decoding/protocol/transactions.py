@@ -45,16 +45,16 @@ from pgsieve.decoding.protocol.messages import (
 SPOOLED = pa.schema([("xid", pa.int64()), ("data", pa.binary())])
 """Messages in a spool: the (sub)transaction that made each, and the message as outside of a stream."""
 
-_BLOCK = np.frombuffer(b"RYIUDTMO", np.uint8)  # what lies between Stream Start and Stream Stop
+_BLOCK = np.frombuffer(b"RYIUDTMO", np.uint8)  # The messages between Stream Start and Stream Stop.
 _ORIGIN = ord("O")
-_XID = 4  # bytes of the transaction id, directly after the type byte
+_XID = 4  # Bytes of the transaction id, directly after the type byte.
 
 _KINDS = np.zeros(256, np.bool_)
 _KINDS[np.frombuffer(b"SEcApbPKr", np.uint8)] = True
 
 
 class Spool(Protocol):
-    """Keeps messages (batches of `SPOOLED`) of transactions whose end is still to come, in order, by a number."""
+    """Keeps messages (batches of `SPOOLED`) of unfinished transactions, in order, by a number."""
 
     def append(self, number: int, messages: pa.RecordBatch) -> None:
         """Keep more messages of a transaction."""
@@ -63,12 +63,12 @@ class Spool(Protocol):
         """Return a transaction's messages so far; none where there are none."""
 
     def drop(self, number: int) -> None:
-        """Forget a transaction's messages, if there are any."""
+        """Drop a transaction's messages, if there are any."""
 
 
 @dataclass(slots=True)
 class _Kept:
-    """A transaction in the spool: what of it was rolled back, and how it describes its relations."""
+    """A transaction in the spool: its aborted parts, and its descriptions of relations."""
 
     number: int
     aborted: set[int] = field(default_factory=set)
@@ -76,7 +76,7 @@ class _Kept:
 
     @property
     def described(self) -> dict[int, Description]:
-        """The relations that what was not rolled back describes."""
+        """The relations that its messages describe, without the aborted ones."""
         return {i: description for i, (xid, description) in self.relations.items() if xid not in self.aborted}
 
 
@@ -88,7 +88,7 @@ class TransactionAssembler:
         self._parallel = parallel
         self._number = 0
         self._streams: dict[int, _Kept] = {}
-        self._block: int | None = None  # the transaction of the open block
+        self._block: int | None = None  # The transaction of the open block.
         self._preparing: tuple[BeginPrepare, _Kept] | None = None
         self._prepared: dict[tuple[int, str], tuple[Prepare, _Kept]] = {}
         self._relations = RelationDescriptions()
@@ -103,7 +103,7 @@ class TransactionAssembler:
         return self._spool.read(self._prepared[prepare.xid, prepare.gid][1].number)
 
     def restore(self, prepare: Prepare, messages: Iterable[pa.RecordBatch]) -> None:
-        """Keep a prepared transaction that an earlier session received, with the messages that `messages_of` gave then."""
+        """Keep a prepared transaction that an earlier session received, with that session's result of `messages_of`."""
         kept = self._new()
         for batch in messages:
             self._spool.append(kept.number, batch)
@@ -111,11 +111,11 @@ class TransactionAssembler:
 
     @property
     def in_block(self) -> bool:
-        """Whether a streamed block, or what is about to be prepared, is still to be ended."""
+        """Whether a streamed block, or a transaction that is being prepared, has not ended yet."""
         return self._block is not None or self._preparing is not None
 
     def begin_slice(self) -> None:
-        """Describe relations again: what is passed on from here on is read without what came before."""
+        """Describe relations again: later messages are read without the earlier ones."""
         self._relations.begin_slice()
 
     def assemble(self, data: pa.Array) -> Iterator[pa.Array]:
@@ -131,7 +131,7 @@ class TransactionAssembler:
             yield from self._pass_on(data.slice(first))
 
     def _pass_on(self, data: pa.Array) -> Iterator[pa.Array]:
-        """Messages between two of those that begin or end something."""
+        """Pass on messages between two that begin or end something."""
         if self._block is not None:
             self._keep_block(self._streams[self._block], self._block, data)
         elif self._preparing is not None:
@@ -142,7 +142,7 @@ class TransactionAssembler:
             yield from self._relations.described(data)
 
     def _keep_block(self, kept: _Kept, top: int, data: pa.Array) -> None:
-        """Keep a part of a block, its transaction ids taken out of the messages."""
+        """Keep a part of a block, without the transaction ids in its messages."""
         messages, xids = _without_xids(data, top)
         by_xid = pc.unique(pa.array(xids))
         for xid in by_xid.to_pylist():
@@ -175,10 +175,12 @@ class TransactionAssembler:
                 begin = Begin(message.commit_lsn, message.commit_time, message.xid)
                 yield from self._replay(kept, begin, message.end_lsn)
             case BeginPrepare():
-                self._relations.begin_slice()  # what is kept describes itself, and so does what follows it
+                # Kept messages contain their descriptions, and so do later ones.
+                self._relations.begin_slice()
                 self._preparing = message, self._new()
             case Prepare():
-                # One that changed nothing, only rolled back to a savepoint, comes without Begin Prepare.
+                # A transaction that only rolled back to a savepoint, and changed nothing, comes without Begin
+                # Prepare.
                 begun, kept = self._preparing or (message, self._new())
                 if (begun.xid, begun.gid) != (message.xid, message.gid):
                     _fail(message, "of another transaction than its Begin Prepare")
@@ -188,7 +190,7 @@ class TransactionAssembler:
             case StreamPrepare():
                 kept = self._compact(self._end_stream(message))
                 self._wait(_prepare_of(message), kept)
-                # Servers count what it described as described from here on, since 19 whether it commits or not.
+                # From here on servers take its descriptions as sent, since 19 whether it commits or not.
                 self._relations.replayed(kept.described)
             case CommitPrepared():
                 # Before PostgreSQL 17 not even the Prepare of a transaction that changed nothing is sent.
@@ -222,7 +224,7 @@ class TransactionAssembler:
     def _abort(self, message: StreamAbort) -> None:
         kept = self._streams.get(message.xid)
         if kept is None:
-            return  # nothing of it was sent
+            return  # Nothing of it was sent.
         if message.subxid == message.xid:
             del self._streams[message.xid]
             self._spool.drop(kept.number)
@@ -230,14 +232,14 @@ class TransactionAssembler:
             kept.aborted.add(message.subxid)
 
     def _wait(self, prepare: Prepare, kept: _Kept) -> None:
-        """A transaction is prepared. One that is sent again, after a restart, replaces what was kept of it."""
+        """A transaction is prepared. If it is sent again, after a restart, it replaces the kept one."""
         before = self._prepared.pop((prepare.xid, prepare.gid), None)
         if before is not None:
             self._spool.drop(before[1].number)
         self._prepared[prepare.xid, prepare.gid] = prepare, kept
 
     def _roll_back(self, message: RollbackPrepared) -> None:
-        """Forget a prepared transaction; one that is not known was never received, which is no error."""
+        """Drop a prepared transaction; an unknown one was never received, which is no error."""
         prepare, kept = self._prepared.get((message.xid, message.gid), (None, None))
         if prepare is None or kept is None:
             return
@@ -246,7 +248,7 @@ class TransactionAssembler:
             self._spool.drop(kept.number)
 
     def _compact(self, kept: _Kept) -> _Kept:
-        """Drop from the spool what was rolled back, so that it holds exactly what was prepared."""
+        """Drop aborted parts from the spool, so that it has exactly the prepared changes."""
         if not kept.aborted:
             return kept
         compacted = self._new()
@@ -264,7 +266,7 @@ class TransactionAssembler:
                 yield remaining
 
     def _replay(self, kept: _Kept, begin: Begin, end_lsn: int) -> Iterator[pa.Array]:
-        """Pass on a transaction that is committed; one without a message is not sent at all."""
+        """Pass on a committed transaction; one without a message is left out."""
         begun = False
         for batch in self._surviving(kept):
             if not begun:
@@ -286,7 +288,7 @@ def _prepare_of(message: StreamPrepare) -> Prepare:
 
 
 def _without_xids(data: pa.Array, top: int) -> tuple[pa.Array, npt.NDArray[np.int64]]:
-    """Take the transaction ids out of a block's messages; an Origin has none, it belongs to the whole stream."""
+    """Remove the transaction ids from a block's messages; an Origin has none, it belongs to the whole stream."""
     octets = Octets(data)
     head = octets.words(octets.starts)
     kind = (head >> 56).astype(np.uint8)

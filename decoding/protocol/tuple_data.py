@@ -30,7 +30,7 @@ class Null:
 
 @dataclass(frozen=True, slots=True)
 class Unchanged:
-    """A TOASTed value that the UPDATE left alone: it is not sent."""
+    """A TOASTed value that the UPDATE did not change: it is not sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Binary:
-    """What the type's send function wrote."""
+    """The output of the type's send function."""
 
     content: bytes
 

@@ -31,9 +31,9 @@ _INSERT, _UPDATE, _DELETE = b"IUD"
 _OLD_KEY, _OLD_ROW, _NEW = b"KON"
 _NULL, _UNCHANGED, _TEXT, _BINARY = b"nutb"
 
-_HEADER = 8  # type byte, relation, mark of the first tuple, number of columns
-_TUPLE_HEADER = 3  # mark, number of columns
-_ROWS = 8192  # walked together: their bytes stay in the processor's cache from column to column
+_HEADER = 8  # Type byte, relation, mark of the first tuple, number of columns.
+_TUPLE_HEADER = 3  # Mark, number of columns.
+_ROWS = 8192  # Tuples walked together: their bytes stay in the processor's cache from column to column.
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +48,10 @@ class RelationColumns:
 class DecodedChanges:
     """One element per message.
 
-    `operation` is 'I', 'U' or 'D'; `old_kind` is 'K' or 'O', or empty without an old tuple (strings).
-    `old` and `new` are structs of the chosen columns, null where the message has no such tuple. In an
-    old key the other columns are null. `unchanged` lists the columns of `new` that are null only because
-    their TOASTed value did not change and was not sent; null where there are none.
+    `operation` is 'I', 'U' or 'D'; `old_kind` is 'K' or 'O', or empty without an old tuple (strings). `old`
+    and `new` are structs of the chosen columns, null where the message has no such tuple. In an old key the
+    other columns are null. `unchanged` lists the columns of `new` that are null only because their TOASTed
+    value did not change and was not sent; null where there are none.
     """
 
     operation: pa.Array
@@ -63,17 +63,17 @@ class DecodedChanges:
 
 @dataclass(frozen=True, slots=True)
 class _Cells:
-    """A column's values in all messages: where they are, and how they came ('t', 'b', 'n' or 'u').
+    """A column's values in all messages: their bounds, and their kinds ('t', 'b', 'n' or 'u').
 
-    `bounds` holds start and end of each message's value, so it never decreases. `marks` is one mark where all
-    came alike.
+    `bounds` has start and end of each message's value, so it never decreases. `marks` is a single mark where
+    all values have the same kind.
     """
 
     bounds: npt.NDArray[np.int32]
     marks: Marks | int
 
     def came(self, mark: int) -> Mask | bool:
-        """Which values came so; a single answer where all came alike."""
+        """Which values have this kind; a single answer where all have the same."""
         return self.marks == mark
 
 
@@ -88,8 +88,8 @@ def decode_changes(
     """Decode Insert, Update and Delete messages of one relation version (binary or large_binary), in order.
 
     `old_columns` and `new_columns` choose columns of `old` and `new`, in the relation's order; the others are
-    only passed over. None chooses all. `complete` takes a column of `new` that was not sent from `old`, where
-    that has it: a value kept out of line is never NULL, so a NULL in `old` is no value.
+    skipped. None chooses all. `complete` takes a column of `new` that was not sent from `old`, where that has
+    it: a value stored out of line is never NULL, so a NULL in `old` is no value.
     """
     octets = Octets(data)
     count = len(data)
@@ -105,7 +105,7 @@ def decode_changes(
     )
     width = len(columns.names)
     _require((head & 0xFFFF == width).all(), f"has not {width} columns")
-    # A value has a byte at least: without this, few bytes could ask for the memory of many values.
+    # A value has a byte at least: without this check, few bytes could claim the memory of many values.
     _require((octets.ends - octets.starts >= _HEADER + width).all(), f"is too short for {width} columns")
 
     old_at, new_at = _chosen(columns, old_columns), _chosen(columns, new_columns)
@@ -131,7 +131,7 @@ def decode_changes(
     if complete and old_cells and new_cells:
         old_of = dict(zip(old_at, old_cells, strict=True))
         new_cells = [_completed(cells, old_of.get(at)) for at, cells in zip(new_at, new_cells, strict=True)]
-    # No step goes back, so a walk that ends where its message ends was inside of it all the time.
+    # No step goes back, so a walk that ends where its message ends was always inside of it.
     _require((positions == octets.ends).all(), "does not end where its last value ends")
 
     struct = partial(_struct, columns, octets.buffer)
@@ -157,7 +157,9 @@ def _chosen(columns: RelationColumns, names: Collection[str] | None) -> list[int
 def _walk(
     octets: Octets, positions: Positions, rows: Positions, width: int, chosen: Sequence[int]
 ) -> tuple[list[_Cells], Positions]:
-    """Walk over one tuple of each of `rows`, whose first columns are at `positions`; also return where they end.
+    """Walk over one tuple of each of `rows`, whose first columns are at `positions`.
+
+    Also return where the tuples end.
 
     Rows without a tuple get an empty value at their message's end and the mark of NULL.
     """
@@ -189,7 +191,10 @@ def _walk(
 
 
 def _marked(seen: Marks | int | None, mark: Marks | int, batch: slice | Positions, count: int) -> Marks | int:
-    """Add the marks of a batch of rows to those of the rows before; where all marks are the same, one stands for all."""
+    """Add the marks of a batch of rows to those of the rows before.
+
+    Where all marks are the same, one stands for all.
+    """
     if seen is None and isinstance(mark, int):
         return mark
     if isinstance(seen, int) and isinstance(mark, int) and seen == mark:
@@ -201,8 +206,8 @@ def _marked(seen: Marks | int | None, mark: Marks | int, batch: slice | Position
 
 
 def _step(octets: Octets, at: Positions) -> tuple[Positions, Positions, Marks | int]:
-    """Read one value of each tuple: where it starts and ends, and how it came, one mark where all came alike."""
-    words = octets.words(at)  # the kind of value, and for one that is sent four bytes of length
+    """Read one value of each tuple: its start, its end, and its kind, one mark where all are the same."""
+    words = octets.words(at)  # The kind of value, and for a sent one four bytes of length.
     mark = int(words[0] >> 56) if len(words) else _TEXT
     if mark in (_TEXT, _BINARY):
         less = words - np.uint64(mark << 56)
@@ -249,7 +254,7 @@ def _struct(
 
 
 def _values(buffer: pa.Buffer, cells: _Cells, kind: ColumnType, name: str) -> pa.Array:
-    """Convert a column's values; those in either format as one."""
+    """Convert a column's values, in text and binary format, to one array."""
     values = gathered(buffer, cells.bounds)
     if isinstance(cells.marks, int) and cells.marks == _TEXT:
         return from_text(values, kind, name)
@@ -269,14 +274,14 @@ def _values(buffer: pa.Buffer, cells: _Cells, kind: ColumnType, name: str) -> pa
 
 
 def _only(values: pa.Array, there: Mask) -> pa.Array:
-    """Return the values that are there, NULL for the others."""
+    """The values where `there` is true, NULL for the others."""
     if there.all():
         return values
     return pa.Array.from_buffers(pa.binary(), len(values), [bits(there), *values.buffers()[1:]])
 
 
 def _letters(letters: Marks, is_there: Mask) -> pa.Array:
-    """Return strings of one letter, or of none where it is not there."""
+    """Strings of one letter, or empty where `is_there` is false."""
     offsets = np.zeros(len(letters) + 1, np.int32)
     np.cumsum(is_there, out=offsets[1:])
     return pa.Array.from_buffers(
@@ -285,7 +290,7 @@ def _letters(letters: Marks, is_there: Mask) -> pa.Array:
 
 
 def _unchanged(count: int, names: Sequence[str], cells: Sequence[_Cells]) -> pa.Array:
-    """List for each message the columns that were sent as unchanged."""
+    """For each message, the list of columns that were sent as unchanged."""
     kind = pa.list_(pa.string())
     masks = {
         name: np.broadcast_to(cell.came(_UNCHANGED), count)

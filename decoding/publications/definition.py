@@ -1,10 +1,10 @@
 """Publications that pgsieve.yaml defines, checked by the rules of CREATE PUBLICATION.
 
 In: tables, WHERE, column lists and parameters as a user wrote them, and the publisher's catalog. Out: a
-`Publication` like the server's own, or each reason why CREATE PUBLICATION refuses it, in the order in which the server
-checks (CreatePublication() in src/backend/commands/publicationcmds.c, pub_collist_validate() in
-src/backend/catalog/pg_publication.c). Only a server knows whether a WHERE is allowed: the caller asks it, and passes its
-verdict.
+`Publication` like the server's own, or each reason why CREATE PUBLICATION refuses it, in the order in which
+the server checks (CreatePublication() in src/backend/commands/publicationcmds.c, pub_collist_validate() in
+src/backend/catalog/pg_publication.c). Only a server knows whether a WHERE is allowed: the caller asks it, and
+passes its verdict.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pgsieve.decoding.publications.catalog import (
 
 _SYSTEM_COLUMNS: Final = frozenset({"tableoid", "ctid", "xmin", "xmax", "cmin", "cmax"})
 
-#: What the server says to a WHERE over a table, None where it takes it.
+#: The server's error for a WHERE over a table, None where it accepts it.
 Verdict = Callable[[Table, str], PublicationError | None]
 
 
@@ -47,7 +47,7 @@ class DefinedPublication:
     via_root: bool
     generated_columns: str = "n"
     all_tables: bool = False
-    #: What ALL TABLES leaves out, by schema and name.
+    #: The tables that ALL TABLES leaves out, by schema and name.
     excluded: tuple[tuple[str, str], ...] = ()
     #: Sequences by schema and name, which PostgreSQL publishes since version 19, and only all of them.
     sequences: tuple[tuple[str, str], ...] = ()
@@ -79,7 +79,7 @@ class DefinedPublication:
         return [name for name in named if name not in catalog.by_name]
 
     def problems(self, catalog: Catalog, verdict: Verdict) -> Iterator[PublicationError]:
-        """Everything that CREATE PUBLICATION would refuse, the first as it does."""
+        """Everything that CREATE PUBLICATION would refuse; the first problem is the one that it reports."""
         if self.generated_columns != "n" and catalog.server_version < 180000:
             yield self._refusal('unrecognized publication parameter: "publish_generated_columns"', "42601")
         for schema, name in self.missing(catalog):
@@ -109,7 +109,7 @@ class DefinedPublication:
                 yield from self._column_problems(table, defined.columns, catalog.server_version)
 
     def _listed(self, catalog: Catalog) -> Iterator[tuple[DefinedTable, Table]]:
-        """The tables in order, each with those that inherit from it, as OpenTableList() adds them."""
+        """The tables in order, each followed by the tables that inherit from it, as OpenTableList() adds them."""
         for defined in self.tables:
             for table in _with_children(defined.schema, defined.name, catalog):
                 yield defined, table

@@ -1,11 +1,12 @@
 """Schema changes of a published table: whether its replica can follow in place, and how.
 
-The stream describes a table only where a row changes, and by names only. Defaults that PostgreSQL fills in and values that
-ALTER TABLE rewrites are in no message. So two states of the catalog are compared: the one that the replica follows
-(`Layout`) and the present one. A column is identified by its number, which is never used twice; an altered column by the
-transaction in its row of pg_attribute; a rewritten table by its file. Out: where each column of the replica gets
-its values from (`sources`), and what the columns of a Relation message of the time between are called now
-(`present_names`). Raises SchemaChangedError where rows may have changed in a way that neither state shows.
+The stream describes a table only where a row changes, and by names only. Defaults that PostgreSQL fills in
+and values that ALTER TABLE rewrites are in no message. So two states of the catalog are compared: the one
+that the replica follows (`Layout`) and the present one. A column is identified by its number, which is never
+reused; an altered column by the transaction in its row of pg_attribute; a rewritten table by its file. Out:
+the source of each column's values (`sources`), and the present names of the columns in a Relation message
+from the time between (`present_names`). Raises SchemaChangedError where rows may have changed in a way that
+neither state shows.
 
 PostgreSQL documentation, ALTER TABLE, notes; ATExecAddColumn() in src/backend/commands/tablecmds.c.
 """
@@ -21,21 +22,22 @@ from pgsieve.decoding.publications.catalog import Attribute, Catalog, Table
 from pgsieve.decoding.values.builtin_types import MADE
 from pgsieve.decoding.values.printed_names import NAMES_OF
 
-#: text and varchar hold the same bytes and print alike.
+#: text and varchar have the same bytes and the same text.
 _TEXTS = {25, 1043}
 
 
 class SchemaChangedError(PgsieveError):
-    """The table changed in a way that only another copy follows."""
+    """The table changed in a way that only another copy can follow."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayoutColumn:
     """A column of a table: its number, name and type, and the transaction that altered it.
 
-    `missing` has the missing value, or those of a partitioned table's leaves where they differ; None is NULL. `made` are
-    the enums and composites that a user's type is made of: kind and oid, then the labels or fields by which values print, of labels the transactions that wrote them;
-    and the names that they print: their kind, then a digest.
+    `missing` has the missing value, or those of a partitioned table's leaves where they differ; None is NULL.
+    `made` describes the parts of a user's type: for each enum or composite its kind and oid, then the labels
+    or fields that its values print, with the transactions that wrote the labels; and for printed names their
+    kind, then a digest.
     """
 
     number: int
@@ -49,7 +51,7 @@ class LayoutColumn:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What of a table's definition its rows depend on: columns in order, and the files of the table or its leaves."""
+    """The parts of a table's definition that its rows depend on: columns in order, and the files of the table or its leaves."""
 
     oid: int
     columns: tuple[LayoutColumn, ...]
@@ -87,7 +89,8 @@ class Layout:
     def is_rewritten(self, after: Catalog) -> bool:
         """Whether the files are others in a later state of the catalog.
 
-        After TRUNCATE, and after an ALTER TABLE that writes rows anew, an older snapshot finds no row (section 13.6).
+        After TRUNCATE, and after an ALTER TABLE that rewrites rows, an older snapshot finds no row (section
+        13.6).
         """
         table = after.tables.get(self.oid)
         return table is None or Layout.of(table, after).files != self.files
@@ -111,7 +114,7 @@ def _missing(attribute: Attribute, parts: Sequence[Table]) -> tuple[str | None, 
 
 
 def _made(type_oid: int, catalog: Catalog) -> tuple[tuple[str, ...], ...]:
-    """What of a type may be altered so that its values print in another way, although nobody writes them anew."""
+    """The parts of a type whose alteration makes its values print differently without rewriting them."""
     made, written, names = dict[int, tuple[str, ...]](), dict[int, tuple[str, ...]](), set[str]()
     reached, rest = set[int](), [type_oid]
     while rest:
@@ -135,7 +138,7 @@ def _made(type_oid: int, catalog: Catalog) -> tuple[tuple[str, ...], ...]:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A column of the replica, and where its rows get it from: a former column, or one value (None: NULL) for all."""
+    """A column of the replica, and the source of its values: a former column, or one value (None: NULL) for all rows."""
 
     column: str
     former: str | None
@@ -150,7 +153,7 @@ def sources(
     *,
     listed: bool,
 ) -> tuple[Source, ...]:
-    """Where each present column of a replica gets the values of the rows that it holds.
+    """The source of each present column for the rows that the replica already has.
 
     `former_columns` and `present_columns` are the published ones with their Spark types. `listed` says that a
     column list may have kept an added column out of the stream. Raises SchemaChangedError.
@@ -163,7 +166,7 @@ def sources(
 
 
 def refuse_ambiguity(former: Layout, present: Layout) -> None:
-    """Raise where a name may have stood for several columns between the two, and messages tell names only."""
+    """Raise where a name may have stood for several columns between the two states, as messages have only names."""
     if former.oid != present.oid:
         raise SchemaChangedError("it was dropped and created again")
     added = present.added_since(former)
@@ -201,7 +204,10 @@ def _source(
 
 
 def missing_value(column: LayoutColumn, former: Layout, present: Layout) -> str | None:
-    """What an added column holds in the rows older than it; raises SchemaChangedError where that is unknown."""
+    """The value of an added column in the rows older than it.
+
+    Raises SchemaChangedError where that is unknown.
+    """
     if len(column.missing) > 1:
         raise SchemaChangedError(
             f'column "{column.name}" was added with a default that partitions disagree on'
@@ -217,9 +223,11 @@ def _prints_alike(former: int, present: int) -> bool:
 
 
 def _is_altered(former: tuple[tuple[str, ...], ...], present: tuple[tuple[str, ...], ...]) -> bool:
-    """Whether values print in another way: an enum may have got labels. A layout from before this was recorded says nothing.
+    """Whether values print differently: an enum may have new labels.
 
-    Where it says nothing of names that values print, they may have changed since.
+    An older record without this information says nothing.
+
+    Where it has no names that values print, these may have changed since.
     """
     before = {entry[:2]: entry for entry in former}
     return any(
@@ -231,7 +239,7 @@ def _is_altered(former: tuple[tuple[str, ...], ...], present: tuple[tuple[str, .
 
 
 def _files_differ(former: Layout, present: Layout) -> bool:
-    """Whether all rows of the table, or of a leaf that it had and has, were written anew."""
+    """Whether all rows of the table, or of a leaf in both states, were rewritten."""
     files = dict(present.files)
     return any(files.get(oid, file) != file for oid, file in former.files)
 
@@ -239,9 +247,9 @@ def _files_differ(former: Layout, present: Layout) -> bool:
 def present_names(
     columns: Iterable[tuple[str, int]], relation_id: int, former: Layout, present: Layout
 ) -> tuple[str, ...]:
-    """What the columns of a Relation message (name and type) that is not younger than `present` are called now.
+    """The present names of the columns (name and type) of a Relation message that is not later than `present`.
 
-    Dropped ones keep their name. Raises SchemaChangedError for names of some state between the two.
+    Dropped columns keep their name. Raises SchemaChangedError for names of some state between the two.
     """
     names, numbers = [], []
     for name, type_oid in columns:
@@ -254,7 +262,7 @@ def present_names(
         names.append(now.name if now else name)
         numbers.append(column.number)
     if relation_id != present.oid:
-        # A leaf numbers its columns in its own way, so their order does not tell exchanged names.
+        # A leaf numbers its columns in its own way, so their order does not reveal swapped names.
         renamed = [c for c in present.columns if (b := former.numbered(c.number)) and b.changed != c.changed]
         if renamed:
             raise SchemaChangedError(f'column "{renamed[0].name}" was altered')

@@ -1,7 +1,7 @@
 """Which expressions a publication's WHERE may be: PostgreSQL's restrictions (section 29.4.2).
 
-In: an analysed expression as a node tree, and which of its functions and operators are mutable or a user's. Out:
-the reason why it is refused, and the columns it reads. The rules are those of
+In: an analysed expression as a node tree, and its mutable or user-defined functions and operators. Out: the
+reason why it is refused, and the columns it reads. The rules are those of
 check_simple_rowfilter_expr_walker() in src/backend/commands/publicationcmds.c; raises nothing.
 """
 
@@ -24,7 +24,7 @@ _ALLOWED: Final = _OPERATORS | {
     "ROWEXPR", "ROWCOMPAREEXPR", "COALESCEEXPR", "MINMAXEXPR", "XMLEXPR", "NULLTEST", "BOOLEANTEST",
 }  # fmt: skip
 
-#: Where nodes say what they return (exprType); the others return built-in types.
+#: The field of a node that has its result type (exprType); the others return built-in types.
 _TYPES: Final = (
     "vartype", "consttype", "funcresulttype", "opresulttype", "resulttype", "casetype", "typeId", "array_typeid",
     "row_typeid", "coalescetype", "minmaxtype",
@@ -43,7 +43,7 @@ _ONLY: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """An analysed expression; `generation` has those of the virtual generated columns, by attribute number."""
+    """An analysed expression; `generation` has the expressions of virtual generated columns, by attribute number."""
 
     tree: TreeNode
     generation: Mapping[int, TreeNode] = field(default_factory=lambda: MappingProxyType({}))
@@ -61,7 +61,10 @@ class Expression:
             waiting += reversed(below)
 
     def columns(self) -> frozenset[int]:
-        """The attribute numbers that the expression reads, virtual columns as what they are computed from."""
+        """The attribute numbers that the expression reads.
+
+        A virtual column counts as the columns of its expression.
+        """
         read = {node.number("varattno") for node in self.nodes() if node.label == "VAR"}
         return frozenset(read - self.generation.keys())
 
@@ -95,7 +98,7 @@ def _oids(value: Value) -> tuple[int, ...]:
 def refusal(expression: Expression, functions: frozenset[int], operators: frozenset[int]) -> str | None:
     """PostgreSQL's reason to refuse the expression, None where it may be a row filter.
 
-    `functions` and `operators` are those of the expression that are a user's or not immutable.
+    `functions` and `operators` are those of the expression that are user-defined or not immutable.
     """
     return next((why for node in expression.nodes() if (why := _refusal(node, functions, operators))), None)
 

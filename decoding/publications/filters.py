@@ -1,8 +1,8 @@
 """The row filters of a published relation, parsed over its publish-as relation.
 
-In: a table as the catalog has it, with what the server was asked about the case of letters. Out: row filters, or which
-such questions a filter needs. Raises what `parse_row_filter` does. The parser is imported by who has a filter: it takes a tenth of a
-second, which a run without row filters would pay, too.
+In: a table of the catalog, with the server's case mappings. Out: row filters, or the case mappings that a
+filter needs. Raises the errors of `parse_row_filter`. The parser is imported only for a filter: it takes a
+tenth of a second, which a run without row filters should not pay.
 """
 
 from collections.abc import Mapping
@@ -17,14 +17,14 @@ from pgsieve.decoding.row_filters.nodes import RowFilter
 
 
 def row_filter(sent: PublishedRelation, text: str) -> RowFilter:
-    """Parse a row filter; raises UnsupportedFilterError, with the way out, for what pgsieve cannot evaluate."""
+    """Parse a row filter; raises UnsupportedFilterError, with a remedy, for one that pgsieve cannot evaluate."""
     return table_filter(sent.publish_as, text)
 
 
 def table_filter(table: Table, text: str, mappings: CaseMappings | None = None) -> RowFilter:
     """Parse a row filter over a table; raises as `row_filter` does.
 
-    `mappings` replaces what the table has of the case of letters.
+    `mappings` replaces the table's case mappings.
     """
     from pgsieve.decoding.publications.generated_columns import expanded
     from pgsieve.decoding.row_filters.analysis import PUBLISHER_HINT, FilterColumn, parse_row_filter
@@ -39,7 +39,8 @@ def table_filter(table: Table, text: str, mappings: CaseMappings | None = None) 
     )
     try:
         condition(parsed.tree)
-    except RecursionError:  # What is read is not always evaluated: that takes more calls within each other.
+    # A filter that can be parsed cannot always be evaluated: that takes more nested calls.
+    except RecursionError:
         raise UnsupportedFilterError(
             f"row filter of {table.qualified} cannot be evaluated outside PostgreSQL: it is nested too deeply",
             hint=PUBLISHER_HINT,
@@ -49,9 +50,9 @@ def table_filter(table: Table, text: str, mappings: CaseMappings | None = None) 
 
 @lru_cache(maxsize=4096)  # A continuous run asks for each slice.
 def needed_mappings(table: Table, text: str) -> Mapping[str, bool]:
-    """The collations under which a row filter changes the case of letters or disregards it, and whether by initcap."""
+    """The collations under which a row filter changes or ignores case, and whether by initcap."""
     needed = NeededMappings()
-    with suppress(PgsieveError):  # Whoever evaluates the filter hears of what is wrong with it.
+    with suppress(PgsieveError):  # The filter's evaluation reports its errors.
         table_filter(table, text, needed)
     return MappingProxyType(needed.collations)
 

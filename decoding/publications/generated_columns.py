@@ -1,9 +1,9 @@
 """Row filters over generated columns that no change carries.
 
-In: the text of a row filter, and its table. Out: the same filter with the columns' expressions in their place,
-as expand_generated_columns_in_expr() of src/backend/rewrite/rewriteHandler.c has it for virtual columns. A stored
-column, which only servers from version 18 on send, has the same value: generation expressions are immutable
-(section 5.4). Raises UnsupportedFilterError for a column that this would give another value.
+In: the text of a row filter, and its table. Out: the same filter with the columns' expressions in their
+place, as expand_generated_columns_in_expr() of src/backend/rewrite/rewriteHandler.c does for virtual columns.
+A stored column, which only servers from version 18 on send, has the same value: generation expressions are
+immutable (section 5.4). Raises UnsupportedFilterError for a column whose value this would change.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from pgsieve.decoding.row_filters import grammar
 from pgsieve.decoding.row_filters.constants import RefusedError
 from pgsieve.decoding.row_filters.nodes import BPCHAR, VARCHAR
 
-#: To these an explicit cast cuts text to the length where an assignment fails.
+#: An explicit cast to these types cuts text to the length, where an assignment fails.
 _CUT: Final = frozenset({BPCHAR, VARCHAR})
 
 
 def expanded(where: str, table: Table) -> str:
-    """The row filter over columns that changes carry; a text that cannot be read is left for the parser to refuse."""
+    """The row filter over columns that changes carry; an unreadable text is left for the parser to refuse."""
     unsent = {a.name: a for a in table.attributes if not a.is_sent}
     if not unsent:
         return where
@@ -40,7 +40,7 @@ def expanded(where: str, table: Table) -> str:
 
 
 def _expression(column: Attribute, table: Table) -> str:
-    """What is computed, under the column's type: the server prints no cast where an assignment makes one."""
+    """The column's expression, cast to the column's type: the server prints no cast for an assignment."""
     if column.type_oid in _CUT and column.type_modifier != -1:
         raise UnsupportedFilterError(
             f"row filter of {table.qualified} cannot be evaluated outside PostgreSQL: {column.name}: it is a generated"

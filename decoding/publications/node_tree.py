@@ -1,7 +1,7 @@
-"""Expression trees as the server's catalogs hold them: the text of a pg_node_tree to nodes.
+"""Expression trees as the server's catalogs have them: the text of a pg_node_tree to nodes.
 
-In: text of pg_rewrite.ev_action, pg_publication_rel.prqual or pg_attrdef.adbin. Out: nested `TreeNode`s. Raises
-ValueError for what is no such text. The format is that of src/backend/nodes/outfuncs.c; labels and fields are
+In: text of pg_rewrite.ev_action, pg_publication_rel.prqual or pg_attrdef.adbin. Out: nested `TreeNode`s.
+Raises ValueError for another text. The format is that of src/backend/nodes/outfuncs.c; labels and fields are
 the structs and members of src/include/nodes.
 """
 
@@ -31,7 +31,7 @@ class TreeNode:
     fields: Mapping[str, Value]
 
     def number(self, field: str) -> int:
-        """A field that holds an oid or an attribute number; 0 where the node has no such field."""
+        """A field with an oid or an attribute number; 0 where the node has no such field."""
         value = self.fields.get(field, "0")
         return int(value) if isinstance(value, str) else 0
 
@@ -84,7 +84,10 @@ def parse_expression(text: str) -> TreeNode:
 
 
 def _node(values: list[Value]) -> TreeNode:
-    """A node of its label and `:field value` pairs; a value may begin with a colon, what follows it is left out."""
+    """A node of its label and `:field value` pairs.
+
+    A value may begin with a colon, and what follows it is left out.
+    """
     if not values or not isinstance(values[0], str):
         raise ValueError("a node without a label")
     fields: dict[str, Value] = {}

@@ -2,9 +2,9 @@
 
 In: a table, publications, and the catalog. Out: the error that UPDATE and DELETE would raise on the publisher
 (`refused_changes`), by the rules of CheckCmdReplicaIdentity() of src/backend/executor/execReplication.c with
-pub_rf_contains_invalid_column() and pub_contains_invalid_column() of src/backend/commands/publicationcmds.c; and the error
-that they would raise on a subscriber (`unfound_rows`), by those of check_relation_updatable() of
-src/backend/replication/logical/worker.c, held to the leaf that a row lives in.
+pub_rf_contains_invalid_column() and pub_contains_invalid_column() of src/backend/commands/publicationcmds.c;
+and the error that they would raise on a subscriber (`unfound_rows`), by those of check_relation_updatable()
+of src/backend/replication/logical/worker.c, applied to the leaf of a row.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def refused_changes(
 def _uncovered(
     table: Table, publish_as: Table, publication: Publication, server_version: int
 ) -> tuple[str, list[str], str] | None:
-    """The reason, the columns it is about, and the way out."""
+    """The reason, the columns concerned, and the remedy."""
     entry = None if publication.all_tables else publication.listed(publish_as.oid)
     full = table.replica_identity == "f"
     identity = set(table.identity)
@@ -101,8 +101,8 @@ def unfound_rows(
 ) -> ReplicaIdentityError | None:
     """Why UPDATE and DELETE of some rows, as these publications together send them, would find no row of the replica.
 
-    None where they find all, where no such change comes, and where the root of a partition tree has a key: a subscriber
-    takes that for the identity of all leaves (`leaves_of_another_identity`).
+    None where they find all, where no such change comes, and where the root of a partition tree has a key: a
+    subscriber takes that for the identity of all leaves (`leaves_of_another_identity`).
     """
     unfound = [] if replicated.key else _unfound(replicated, publications, catalog)
     if not unfound:
@@ -129,19 +129,19 @@ def unfound_rows(
 def leaves_of_another_identity(
     replicated: ReplicatedTable, publications: Sequence[Publication], catalog: Catalog
 ) -> list[Table]:
-    """The leaves whose old rows lack the key of their root, by which a subscriber looks for them in vain."""
+    """The leaves whose old rows lack the key of their root, by which a subscriber would look for them."""
     return _unfound(replicated, publications, catalog) if replicated.key else []
 
 
 def _unfound(
     replicated: ReplicatedTable, publications: Sequence[Publication], catalog: Catalog
 ) -> list[Table]:
-    """The relations of a replicated table of which UPDATE or DELETE may come without what finds a row of the replica."""
+    """The relations of a replicated table whose UPDATE or DELETE may come without the columns that find a row of the replica."""
     key = set(replicated.key)
     return [
         relation
         for relation in replicated.leaves or (replicated.table,)
-        if relation.identity  # else the publisher refuses the change
+        if relation.identity  # Otherwise the publisher refuses the change.
         and not (key <= set(relation.identity) if key else relation.replica_identity == "f")
         and may_change(relation, replicated.table, publications, catalog)
     ]
@@ -150,7 +150,7 @@ def _unfound(
 def may_change(
     relation: Table, published: Table, publications: Sequence[Publication], catalog: Catalog
 ) -> bool:
-    """Whether the publisher allows UPDATE or DELETE of a relation, and sends them as those of the published table."""
+    """Whether the publisher allows UPDATE or DELETE of a relation, and sends them as changes of the published table."""
     sent = published_relation(relation, publications, catalog)
     if sent is None or sent.publish_as.oid != published.oid:
         return False

@@ -1,9 +1,9 @@
 """Which relations a source's slot captures, and which replica a captured change belongs to.
 
-In: what each subscription of a source sends of each relation (`pgsieve.decoding.publications.catalog`). Out: the capture
-publications that together deliver exactly those tables and operations, unfiltered (`plan_capture`); for each relation id
-of a message the table that it is published as, which resolves publish_via_partition_root (`routes`); and the tables that a
-TRUNCATE empties (`truncated_tables`).
+In: what each subscription of a source sends of each relation (`pgsieve.decoding.publications.catalog`). Out:
+the capture publications that together deliver exactly those tables and operations, unfiltered
+(`plan_capture`); for each relation id of a message the table that it is published as, which resolves
+publish_via_partition_root (`routes`); and the tables that a TRUNCATE empties (`truncated_tables`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class CapturePublication:
 
 
 def changed_relations(catalog: Catalog) -> list[Table]:
-    """The relations that rows live in: plain tables and leaf partitions."""
+    """The relations that contain rows: plain tables and leaf partitions."""
     return [t for t in catalog.tables.values() if t.kind == "r"]
 
 
@@ -58,11 +58,11 @@ def _same_under(root: Table, sent: Mapping[int, PublishedRelation], catalog: Cat
 def plan_capture(catalog: Catalog, subscriptions: Subscriptions) -> tuple[CapturePublication, ...]:
     """The capture publications for the subscriptions of one source.
 
-    A partition tree that every subscription publishes as the same root, alike for all its leaves, is
-    captured as that root: the publisher then routes by its historic catalog, and distinguishes a TRUNCATE of a
-    leaf from one of the root. Other trees that somebody wants as a root are captured as leaves (the root
-    listed without publish_via_partition_root, so that new leaves are captured too) and routed here. A table gets
-    no operation that no subscription publishes: a publication that publishes updates makes UPDATE fail
+    A partition tree that every subscription publishes as the same root, alike for all its leaves, is captured
+    as that root: the publisher then routes by its historic catalog, and distinguishes a TRUNCATE of a leaf
+    from one of the root. Other trees that a subscription publishes as a root are captured as leaves (the root
+    listed without publish_via_partition_root, so that new leaves are captured too) and routed here. A table
+    gets no operation that no subscription publishes: a publication that publishes updates makes UPDATE fail
     on a table without replica identity (CREATE PUBLICATION, notes).
     """
     sent_by = [
@@ -81,7 +81,7 @@ def plan_capture(catalog: Catalog, subscriptions: Subscriptions) -> tuple[Captur
     groups: dict[tuple[tuple[str, ...], bool], list[Table]] = {}
     for table, operations in captured.values():
         if not table.legible:
-            continue  # No statement can name it; `Subscription.definition` says so.
+            continue  # No statement can name it; `Subscription.definition` reports that.
         ordered = tuple(o for o in OPERATIONS if o in operations)
         via_root = table.oid in as_root and as_root[table.oid][0]
         groups.setdefault((ordered, via_root), []).append(table)
@@ -99,7 +99,7 @@ def plan_capture(catalog: Catalog, subscriptions: Subscriptions) -> tuple[Captur
 def _roots(
     catalog: Catalog, subscriptions: Subscriptions, sent_by: Sequence[Mapping[int, PublishedRelation]]
 ) -> dict[int, tuple[bool, frozenset[str]]]:
-    """The partitioned tables to list in a capture: whether via the root, and the operations asked for."""
+    """The partitioned tables to list in a capture: whether via the root, and the operations."""
     wanted: dict[int, frozenset[str]] = {}
     for publications in subscriptions.values():
         for replicated in replicated_tables(publications, catalog).values():
@@ -117,9 +117,9 @@ def _roots(
 
 
 def leaves_captured(catalog: Catalog, subscriptions: Subscriptions) -> tuple[frozenset[int], ...]:
-    """The leaves of each root that is sent a TRUNCATE of its own while only its leaves are captured.
+    """The leaves of each root whose own TRUNCATE is published while only its leaves are captured.
 
-    A captured TRUNCATE of every leaf may have been one of the root; only the publisher can tell.
+    A captured TRUNCATE of every leaf may have been one of the root; only the publisher knows.
     """
     sent = [s for publications in subscriptions.values() for s in routes(catalog, publications).values()]
     trees = {
@@ -132,7 +132,7 @@ def leaves_captured(catalog: Catalog, subscriptions: Subscriptions) -> tuple[fro
 
 
 def capture_suffixes() -> tuple[str, ...]:
-    """How the names of capture publications can end, after the configured name."""
+    """The suffixes of capture publications' names, after the configured name."""
     groups = [g for n in range(1, len(OPERATIONS) + 1) for g in combinations(OPERATIONS, n)]
     return tuple(_suffix(group, via_root=via_root) for group in groups for via_root in (False, True))
 
@@ -159,8 +159,9 @@ def truncated_tables(
 ) -> list[Table]:
     """The replica tables that a captured TRUNCATE empties (pgoutput_truncate()).
 
-    Via the root only a TRUNCATE of that root counts, not one of a partition. Where leaves are captured, one that
-    lists all of them counts as the root's; where the publisher can tell, it is asked instead (`leaves_captured`).
+    Via the root only a TRUNCATE of that root counts, not one of a partition. Where leaves are captured, one
+    that lists all of them counts as the root's; where the publisher knows better, it is asked instead
+    (`leaves_captured`).
     """
     truncated = set(relation_ids)
     emptied: dict[int, Table] = {}

@@ -110,7 +110,7 @@ class _Analysis:
                 sqlstate="42601",
             ) from None
 
-    # Errors. Parts of the filter are shown; they are the publication's definition, not values of rows.
+    # Errors. They show parts of the filter, which are the publication's definition, not values of rows.
 
     def _unsupported(self, part: str, reason: str) -> UnsupportedFilterError:
         return UnsupportedFilterError(
@@ -165,7 +165,7 @@ class _Analysis:
         return [self._node(part) for part in parts]
 
     def _row(self, part: exp.Expr) -> _Row | None:
-        """Return the fields of ROW(a, b) or (a, b); None for what is no row constructor."""
+        """The fields of ROW(a, b) or (a, b); None for a part that is no row constructor."""
         part = grammar.without_parentheses(part)
         is_row = isinstance(part, exp.Tuple) or (
             isinstance(part, exp.Anonymous) and grammar.function_name(part) == "row"
@@ -227,7 +227,7 @@ class _Analysis:
             return type_rules.array((), ELEMENTS[type_oid])
         if modifier and type_oid in STRINGS:
             require_characters(self._encoding)
-        # What stands left of :: is a primary; CAST(… AS …) delimits its operand. So no precedence here.
+        # The left operand of :: is a primary; CAST(… AS …) delimits its operand. So no precedence here.
         return type_rules.cast(self._node(part.this), type_oid, modifier)
 
     def collate(self, part: exp.Collate) -> Node:
@@ -340,9 +340,10 @@ class _Analysis:
         return functions.logical("AND" if every else "OR", results)
 
     def _elements(self, array: exp.Expr, of: int) -> Sequence[Node] | Node:
-        """Return the elements of an array that is written out, in their common type, and another array as it is.
+        """The elements of an array that is written out, in their common type, and another array as it is.
 
-        An array of nothing but NULL stays one, too: the planner knows its own value, but not that of comparing with it.
+        An array of only NULL stays an array too: the planner knows its value, but not the result of comparing
+        with it.
         """
         array = grammar.without_parentheses(array)
         if isinstance(array, exp.Array):
@@ -427,12 +428,12 @@ class _Analysis:
             self._refuse(part, "only a constant is supported here")
         return node.value
 
-    # Functions, and what is written like one.
+    # Functions, and other syntax that is written like a function.
 
     def case(self, part: exp.Case) -> Node:
         subject = None if part.this is None else self._node(part.this)
         if subject is not None and subject.type_oid == UNKNOWN:
-            subject = type_rules.coerce(subject, TEXT)  # whatever it is compared with (transformCaseExpr)
+            subject = type_rules.coerce(subject, TEXT)  # Whatever it is compared with (transformCaseExpr).
         conditions, results = [], []
         for branch in part.args["ifs"]:
             if subject is None:
@@ -442,7 +443,7 @@ class _Analysis:
             results.append(self._node(branch.args["true"]))
         default = part.args.get("default")
         last = Constant(None, type_oid=UNKNOWN) if default is None else self._node(default)
-        # PostgreSQL looks at the default first, which decides between kinds of strings.
+        # PostgreSQL looks at the default first; it decides between kinds of strings.
         (last, *rest), type_oid, digits = type_rules.to_common_type([last, *results])
         return Case(tuple(conditions), tuple(rest), last, type_oid=type_oid, digits=digits)
 

@@ -1,4 +1,4 @@
-"""Which collation an expression over strings has, and whether an engine that knows bytes only can go by it.
+"""The collation of an expression over strings, and whether an engine that knows only bytes can respect it.
 
 In: nodes. Out: nothing. Raises RefusedError for a collation that makes a difference (section 23.2,
 parse_collate.c).
@@ -32,8 +32,8 @@ from pgsieve.decoding.values.builtin_types import ELEMENTS
 
 # Collations whose order is that of the bytes in UTF-8.
 _BYTE_ORDER: Final = frozenset(("C", "POSIX", "ucs_basic", "pg_c_utf8", "pg_unicode_fast"))
-# Collations of pg_catalog under which equal means equal bytes: a database's default and libc's always are, and
-# those that initdb imports from ICU are. One that a user made may be nondeterministic (section 23.2.2.4).
+# Collations of pg_catalog under which equal means equal bytes: a database's default and libc's always, and
+# those that initdb imports from ICU. A user-defined one may be nondeterministic (section 23.2.2.4).
 _DETERMINISTIC: Final = re.compile(
     r"default|C|POSIX|ucs_basic|pg_c_utf8|pg_unicode_fast|unicode|C\.\S+"
     r"|[a-z]{2,3}_[A-Z]{2,3}(\.\w+)?(@\w+)?|(und|[a-z]{2,3})(-\w+)*-x-icu"
@@ -49,7 +49,7 @@ class _Strength(IntEnum):
 
 
 def _collation(node: Node) -> tuple[_Strength, frozenset[str]]:
-    """Return the names of the collations that meet in an expression: more than one is a conflict."""
+    """The names of the collations that meet in an expression: more than one is a conflict."""
     match node:
         case Collate(collation=name):
             return _Strength.EXPLICIT, frozenset((name,))
@@ -104,12 +104,12 @@ def name_of(nodes: Sequence[Node]) -> str:
 
 
 def has_ascii_letters(nodes: Sequence[Node]) -> bool:
-    """Tell whether the collation of these knows letters, digits and their case of ASCII only: C's does."""
+    """Whether the collation of these strings knows only ASCII's letters, digits and case, as C's does."""
     return _merged(nodes)[1] <= {"C", "POSIX"}
 
 
 def case_mapping(nodes: Sequence[Node], function: CaseFunction, mappings: CaseMappings) -> CaseMapping:
-    """Return how case changes under the collation of these; refuse one of which that cannot be said."""
+    """How case changes under the collation of these strings; refuses a collation without a known mapping."""
     name = name_of(nodes)
     mapping = mappings(name, function)
     if mapping is None or mapping.refusal:

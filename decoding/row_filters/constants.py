@@ -1,8 +1,9 @@
-"""Constants of a row filter: PostgreSQL's text of a value to the value, and value to value.
+"""Constants of a row filter: PostgreSQL's text of a value to the value, and conversions between values.
 
-In: the text between the quotes and a type oid. Out: a `Constant`. Raises InvalidConstantError for text that is
-no value of the type, and RefusedError for text whose meaning depends on a setting of the server (DateStyle,
-TimeZone) or that no type here can hold; `pgsieve.decoding.row_filters.analysis` adds which filter and where.
+In: the text between the quotes and a type oid. Out: a `Constant`. Raises InvalidConstantError for text that
+is no value of the type, and RefusedError for text whose meaning depends on a setting of the server
+(DateStyle, TimeZone) or that no type here can represent; `pgsieve.decoding.row_filters.analysis` adds which
+filter and where.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class InvalidConstantError(Exception):
 
 
 INTEGER_BITS: Final = {INT2: 16, INT4: 32, INT8: 64}
-# Wide enough that no decimal that a filter can spell is rounded on the way.
+# Precise enough for every decimal that a filter can spell, without rounding.
 _EXACT: Final = Context(prec=20_000)
 
 _INTEGER = re.compile(r"\s*[+-]?\d+\s*", re.ASCII)
@@ -112,18 +113,18 @@ def _double(text: str) -> float:
 
 
 def _real(text: str) -> float:
-    """Round once, from the decimal to a single: going over the double rounds twice."""
+    """Round once, from the decimal to a single: by way of a double it would be rounded twice."""
     exact, double = _decimal(text), _double(text)
     if not isfinite(double):
         return double
     if Fraction(double) != Fraction(exact):
-        # A double on the wrong side of the middle between two singles is moved to the right one.
+        # A double on the wrong side of the middle between two singles is moved to the right side.
         double = _sticky(double, towards=inf if Fraction(exact) > Fraction(double) else -inf)
     return single(double)
 
 
 def _sticky(double: float, *, towards: float) -> float:
-    """Return a neighbour of a double that lies exactly between two singles, and other doubles as they are."""
+    """A neighbour of a double that lies exactly between two singles; other doubles as they are."""
     (bits,) = struct.unpack("<q", struct.pack("<d", double))
     return nextafter(double, towards) if bits & 0x1FFFFFFF == 0x10000000 else double
 
@@ -190,7 +191,7 @@ def _time(text: str) -> str:
 
 
 def interval_value(text: str) -> Interval:
-    """Return the interval; its text as IntervalStyle postgres prints it, or units with whole numbers."""
+    """The interval; the text is in the form of IntervalStyle postgres, or has units with whole numbers."""
     match = _INTERVAL.fullmatch(text)
     if match is None or not text.strip():
         raise RefusedError("an interval constant is understood as '1 year 2 mons 3 days 04:05:06.7' only")
@@ -261,14 +262,14 @@ _INPUT: Final[dict[int, Callable[[str], ConstantValue]]] = {
 
 
 def constant_from_text(text: str | None, type_oid: int) -> Constant:
-    """Return what the type's input function makes of the text; None is NULL."""
+    """The result of the type's input function for the text; None is NULL."""
     if type_oid not in _INPUT:
         raise RefusedError(f"no constant of the type with oid {type_oid} is understood")
     return typed_constant(None if text is None else _INPUT[type_oid](text), type_oid)
 
 
 def typed_constant(value: ConstantValue, type_oid: int) -> Constant:
-    """Return a constant, with the digits it needs when it is numeric."""
+    """A constant, with its digits when it is numeric."""
     if type_oid != NUMERIC:
         return Constant(value, type_oid=type_oid)
     if value is None:
@@ -282,7 +283,7 @@ def _digits(value: Decimal) -> Digits | None:
     if not value.is_finite():
         return None
     _, figures, exponent = value.as_tuple()
-    # Zeros at the end count: a constant's scale is what it is written with.
+    # Zeros at the end count: a constant's scale is the one that is written.
     return Digits.of(max(len(figures) + int(exponent), 0), max(-int(exponent), 0))
 
 
@@ -342,7 +343,7 @@ def convert_constant(constant: Constant, type_oid: int) -> Constant | None:
 
 
 def _convert_float(value: float, source: int, target: int) -> Constant | None:
-    """Singles widen exactly; the other ways round, by rules that filters do not need."""
+    """A conversion of floats: singles widen exactly; the other directions only as far as filters need them."""
     if target in (FLOAT8, source):
         return Constant(value, type_oid=target)
     if target == FLOAT4 and (isnan(value) or single(value) == value):

@@ -1,10 +1,10 @@
-"""Whether a row filter comes to the same over UTF-8 text as over the text of a database with another encoding.
+"""Whether a row filter gives the same result over UTF-8 text as over text in the database's own encoding.
 
-In: a typed tree, and the name of the server's encoding. Out: nothing. Raises RefusedError for what counts bytes or codes
-of characters, or takes for equal or orders otherwise.
+In: a typed tree, and the name of the server's encoding. Out: nothing. Raises RefusedError for a filter that
+counts bytes or codes of characters, or for which equality or order differ.
 
-Values reach this side in UTF-8. In most encodings each character is one of Unicode, and no other is the same one
-(section 23.3.1, and the maps of src/backend/utils/mb/Unicode). What differs stands in `ENCODINGS`.
+Here values are in UTF-8. In most encodings each character is one of Unicode, and no two are the same one
+(section 23.3.1, and the maps of src/backend/utils/mb/Unicode). `ENCODINGS` lists the differences.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ UTF8: Final = "UTF8"
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """How text of an encoding is beside the same text in UTF-8.
+    """The properties of text in an encoding, compared with the same text in UTF-8.
 
-    `characters`: each is one of Unicode. `bytes`: they are the same. `codes`: characters have the numbers of Unicode.
-    `order`: under C's collation they order alike. `doubled` are the characters of Unicode that stand for several of the
-    encoding; None for any beyond ASCII.
+    `characters`: each is one of Unicode. `bytes`: they are the same. `codes`: characters have the numbers of
+    Unicode. `order`: under C's collation they order alike. `doubled` are the characters of Unicode that stand
+    for several of the encoding; None for any beyond ASCII.
     """
 
     characters: bool = False
@@ -58,7 +58,7 @@ ENCODINGS: Final = MappingProxyType(
     {
         UTF8: Encoding(characters=True, bytes=True, codes=True, order=True),
         "LATIN1": Encoding(characters=True, codes=True, order=True),
-        # Bytes that nobody converts: a character of UTF-8 is several of its characters.
+        # Bytes without conversion: a character of UTF-8 is several of its characters.
         "SQL_ASCII": Encoding(bytes=True, order=True),
         "EUC_JP": Encoding(characters=True, doubled=frozenset("№℡ⅠⅡⅢⅣⅤⅥⅦⅧⅨⅩ√∠∩∪∫∵≒≡⊥㈱")),
         "EUC_TW": Encoding(characters=True, doubled=None),
@@ -75,19 +75,19 @@ ENCODINGS: Final = MappingProxyType(
     }
 )  # fmt: skip
 
-#: Functions by what they need of an encoding (varlena.c, oracle_compat.c).
+#: Functions by the property of the encoding that they need (varlena.c, oracle_compat.c).
 _OF_BYTES: Final = frozenset(("textoctetlen", "bpcharoctetlen", "textbitlen", "md5_text"))
 _OF_CODES: Final = frozenset(("ascii", "chr"))
 _OF_CHARACTERS: Final = frozenset((
     "textlen", "bpcharlen", "text_substr", "text_left", "text_right", "text_reverse", "lpad", "rpad", "textpos", "translate",
     "btrim", "ltrim", "rtrim", "textlike",
 ))  # fmt: skip
-#: Those that look for their second operand, or its characters, in the first.
+#: Functions that look for their second operand, or its characters, in the first.
 _SEARCHES: Final = frozenset((
     "textpos", "translate", "btrim", "ltrim", "rtrim", "textlike", "replace_text", "split_part", "text_starts_with",
     "arraycontains", "arraycontained", "arrayoverlap", "array_position",
 ))  # fmt: skip
-#: What has text as an operand or a result, and is the same in any encoding.
+#: Functions with text as an operand or a result that give the same in any encoding.
 _ALIKE: Final = frozenset((
     "textcat", "repeat", "to_hex32", "to_hex64", "btrim1", "ltrim1", "rtrim1", "md5_bytea", "array_cardinality", "array_length",
     "array_lower", "array_ndims", "extract_date", "date_part_date", "extract_timestamp", "timestamp_part", "timestamp_trunc",
@@ -98,7 +98,7 @@ _ESCAPED: Final = re.compile(r"\\x\{([0-9a-f]+)\}")
 
 
 def require_alike(tree: Node, encoding: str) -> None:
-    """Refuse a filter that may come to something else in UTF-8 than in this encoding of the server's."""
+    """Refuse a filter whose result may differ between UTF-8 and this encoding of the server."""
     if encoding == UTF8:
         return
     traits = ENCODINGS.get(encoding, _UNKNOWN)
@@ -108,7 +108,7 @@ def require_alike(tree: Node, encoding: str) -> None:
 
 
 def require_characters(encoding: str) -> None:
-    """Refuse to cut a constant to a length where characters are others than those of Unicode."""
+    """Refuse to cut a constant to a length where characters are not those of Unicode."""
     if not ENCODINGS.get(encoding, _UNKNOWN).characters:
         raise _refused("its length", encoding)
 
@@ -124,7 +124,7 @@ def _nodes(node: Node) -> Iterator[Node]:
 
 
 def _difference(node: Node, traits: Encoding) -> str | None:
-    """What about this node depends on the encoding."""
+    """What makes this node depend on the encoding."""
     match node:
         case Comparison(operator="=" | "<>", left=left, right=right):
             alike = _is_same(traits, left, right)
@@ -164,14 +164,14 @@ def _is_alike(call: FunctionCall, traits: Encoding) -> bool:
 
 
 def _is_regex_alike(pattern: str, traits: Encoding) -> bool:
-    """Whether a pattern, as `pgsieve.decoding.row_filters.regex` writes it, matches the same: a range goes by codes."""
+    """Whether a pattern, as `pgsieve.decoding.row_filters.regex` writes it, matches the same: ranges follow codes."""
     if not traits.characters or (_RANGE_BEYOND_ASCII.search(pattern) and not traits.codes):
         return False
     return not any(_is_doubled(traits, chr(int(code, 16))) for code in _ESCAPED.findall(pattern))
 
 
 def _is_same(traits: Encoding, left: Node, right: Node) -> bool:
-    """Whether two values are equal just where they are in UTF-8: one constant of characters that stand for one is enough."""
+    """Whether two values are equal exactly where they are in UTF-8: one constant of unambiguous characters is enough."""
     return not (_is_text(left) and _is_text(right)) or any(
         _has_one_spelling(n, traits) for n in (left, right)
     )

@@ -1,6 +1,6 @@
-"""Operators and functions of a row filter that are made of others, and the functions it may call.
+"""Composite operators and functions of a row filter, and the functions it may call.
 
-In: nodes. Out: nodes. Raises RefusedError for what has no exact counterpart.
+In: nodes. Out: nodes. Raises RefusedError for operations without an exact counterpart.
 """
 
 from __future__ import annotations
@@ -54,7 +54,10 @@ from pgsieve.decoding.wording import counted
 
 
 def logical(connective: Literal["AND", "OR"], operands: Sequence[Node]) -> Node:
-    """Join; of nothing it is what ANY or ALL of an empty array is. Both are associative: nested ones are one."""
+    """AND or OR of operands; without any it is the result of ANY or ALL of an empty array.
+
+    Both are associative: nested ones become one.
+    """
     flat: list[Node] = []
     for operand in operands:
         nested = isinstance(operand, Logical) and operand.connective == connective
@@ -76,7 +79,7 @@ def row_comparison(
         return logical("AND" if operator == "=" else "OR", [comparison(operator, *pair) for pair in pairs])
     becomes = partial(planned, major_version=major_version)
     if any(any(map(can_fail, pair)) and any(map(is_null, map(becomes, pair))) for pair in pairs):
-        # The planner leaves such a pair alone.
+        # The planner keeps such a pair.
         raise RefusedError("PostgreSQL computes what a row compares with NULL, and that may fail")
     strict: Operator = "<" if operator in ("<", "<=") else ">"
 
@@ -117,9 +120,9 @@ def operation(operator: Literal["+", "-", "*", "/", "%"], left: Node, right: Nod
     return call(operator, (left, right))
 
 
-# Fields of a date that are never infinite: NULL is what infinity has there (datetime.c, NonFiniteTimestampTzPart).
+# Fields of a date that are never infinite: for infinity they are NULL (datetime.c, NonFiniteTimestampTzPart).
 _BOUNDED_FIELDS: Final = frozenset(("day", "dow", "doy", "isodow", "month", "quarter", "week"))
-# Fields that are infinite of an infinity.
+# Fields that are infinite for an infinity.
 _UNBOUNDED_FIELDS: Final = frozenset(
     ("year", "isoyear", "decade", "century", "millennium", "julian", "epoch")
 )
@@ -128,7 +131,7 @@ _CLOCK_FIELDS: Final = frozenset((*_WHOLE_CLOCK_FIELDS, "second", "milliseconds"
 _TRUNCATED: Final = frozenset(
     (*_CLOCK_FIELDS, "day", "week", "month", "quarter", "year", "decade", "century", "millennium")
 )
-# A repeated or padded string may be of any length; PostgreSQL refuses one beyond 1 GB when it sees it.
+# A repeated or padded string may have any length; PostgreSQL refuses one beyond 1 GB at run time.
 _GREATEST_COUNT: Final = 10_000
 
 
@@ -217,7 +220,7 @@ def _array_operator(name: str, operands: Sequence[Node]) -> Node:
         coerce(operand, other.type_oid) if operand.type_oid not in ELEMENTS else operand
         for operand, other in zip(operands, reversed(operands), strict=True)
     )
-    # That both are of one type, and of one that can be compared, is what = asks for, too.
+    # The operator = also requires that both have one type, which can be compared.
     alike = comparison("=", left, right)
     return FunctionCall(name, (alike.left, alike.right), type_oid=BOOL)
 
@@ -254,7 +257,7 @@ def _coalesce(operands: Sequence[Node]) -> Node:
     return Coalesce(converted, type_oid=type_oid, digits=digits)
 
 
-_MANY = 1600  # columns of a table; no expression needs more arguments
+_MANY = 1600  # The most columns of a table; no expression needs more arguments.
 FUNCTIONS: Final[dict[str, tuple[int, int, Callable[[list[Node]], Node]]]] = {
     "mod": (2, 2, lambda operands: operation("%", *operands)),
     "coalesce": (1, _MANY, _coalesce),
@@ -275,7 +278,7 @@ FUNCTIONS: Final[dict[str, tuple[int, int, Callable[[list[Node]], Node]]]] = {
 
 
 def function(name: str, operands: list[Node], mappings: CaseMappings = only_ascii) -> Node:
-    """Return the call of anything that is written like a function, or of a binary operator of arrays."""
+    """The call of anything that is written like a function, or of a binary operator of arrays."""
     rule = FUNCTIONS.get(name)
     if rule is None:
         return call(name, operands, mappings)

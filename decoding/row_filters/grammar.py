@@ -1,7 +1,8 @@
-"""The text of a row filter to sqlglot's tree, taken only where it reads as PostgreSQL's grammar does.
+"""The text of a row filter to sqlglot's tree, accepted only where it reads as PostgreSQL's grammar does.
 
-In: text. Out: a tree of sqlglot whose operands bind as in gram.y (section 4.1.6), and readers of its names. Raises RefusedError for what PostgreSQL may read in another way, and
-InvalidSyntaxError for what is no single expression.
+In: text. Out: a tree of sqlglot whose operands bind as in gram.y (section 4.1.6), and readers of its names.
+Raises RefusedError for text that PostgreSQL may read in another way, and InvalidSyntaxError for text that is
+no single expression.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class _FilterDialect(Postgres):
     """sqlglot's PostgreSQL without its rewriting of functions into those of other dialects."""
 
     class Tokenizer(Postgres.Tokenizer):
-        """Reads statements' first words as names: PostgreSQL lets columns have them without quotes."""
+        """Reads the first words of statements as names: PostgreSQL allows them as unquoted column names."""
 
         KEYWORDS: ClassVar[dict[str, TokenType]] = {
             word: token
@@ -45,7 +46,7 @@ class _FilterDialect(Postgres):
         }
 
     class Parser(PostgresParser):
-        """Leaves every function under the name it is called by."""
+        """Keeps every function under the name by which it is called."""
 
         FUNCTIONS: ClassVar[dict[str, Callable[..., exp.Expr]]] = {}
         FUNCTION_PARSERS: ClassVar[dict[str, Callable[..., Any]]] = {
@@ -60,7 +61,7 @@ class _FilterDialect(Postgres):
             word: PostgresParser.NO_PAREN_FUNCTION_PARSERS[word] for word in ("ANY", "CASE")
         }
 
-        # What is written like a function but has a syntax of its own (func_expr_common_subexpr in gram.y).
+        # Functions with a syntax of their own (func_expr_common_subexpr in gram.y).
 
         def extract(self) -> exp.Expr:
             """Read EXTRACT(field FROM source)."""
@@ -201,7 +202,7 @@ def _is_operator(token: Token) -> bool:
 
 
 def _operators(tokens: Sequence[Token]) -> Iterator[str]:
-    """Return the operators among the tokens; what begins with an exclamation mark is two of sqlglot's."""
+    """The operators among the tokens; sqlglot has two tokens for one with an exclamation mark."""
     negation: Token | None = None
     for token in filter(_is_operator, tokens):
         joined = negation is not None and negation.end + 1 == token.start and token.text.startswith("~")
@@ -217,14 +218,14 @@ def _operators(tokens: Sequence[Token]) -> Iterator[str]:
 
 
 def without_parentheses(part: exp.Expr) -> exp.Expr:
-    """Return what stands inside of any parentheses."""
+    """The expression inside of any parentheses."""
     while isinstance(part, exp.Paren):
         part = part.this
     return part
 
 
 def operand(parent: exp.Expr, part: exp.Expr, *, right: bool = False) -> exp.Expr:
-    """Return an operand without its parentheses; if it has none it must bind as in PostgreSQL's grammar."""
+    """An operand without its parentheses; an operand without any must bind as in PostgreSQL's grammar."""
     binds = _PRECEDENCE.get(type(part), _PRIMARY)[0]
     if binds < _PRECEDENCE.get(type(parent), _PRIMARY)[2 if right else 1]:
         raise RefusedError("its precedence is not clear, put parentheses around the operands")
@@ -250,7 +251,7 @@ def is_call(part: exp.Expr, name: str, *arguments: int) -> bool:
 
 
 def interval_text(part: exp.Interval) -> str:
-    """Return the text of an interval constant, which sqlglot takes apart."""
+    """The text of an interval constant, which sqlglot splits."""
     return str(part.this.name) + (f" {part.unit.name.lower()}" if part.unit else "")
 
 

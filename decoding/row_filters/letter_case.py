@@ -1,11 +1,11 @@
-"""What lower, upper and initcap make of text under one collation, character by character (section 9.4).
+"""The results of lower, upper and initcap under one collation, character by character (section 9.4).
 
-In: what the server says of each character. Out: a `CaseMapping`, by which row filters change the case of letters as the
-server does. Raises nothing.
+In: the server's result for each character. Out: a `CaseMapping`, by which row filters change the case of
+letters as the server does. Raises nothing.
 
 libc's collations and the builtin ones map each character by itself (formatting.c, pg_locale_libc.c,
-pg_locale_builtin.c); for initcap it counts whether the character before belongs to a word. Where the server does more,
-the mapping says so in `refusal`.
+pg_locale_builtin.c). For initcap it matters whether the character before belongs to a word. Where the server
+does more, the mapping has the reason in `refusal`.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from types import MappingProxyType
 from typing import Final, Literal, TypeAlias
 
 CaseFunction: TypeAlias = Literal["lower", "upper", "initcap"]
-#: Characters that change, and what each becomes, in the same place.
+#: Characters that change, and their results in the same places.
 Changes: TypeAlias = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """What initcap does: `first` to a character that no word character precedes, `rest` to others.
+    """The rules of initcap: `first` applies to a character without a word character before it, `rest` to others.
 
     `members` are the word characters, as ranges: the first and the last of each.
     """
@@ -36,9 +36,10 @@ class Words:
 
 @dataclass(frozen=True, slots=True)
 class CaseMapping:
-    """The case of letters under one collation: characters that do not change are in none of it.
+    """The case of letters under one collation; characters that do not change are not listed.
 
-    `words` is None where nobody has asked for initcap. `refusal` says why there is no such mapping; '' where there is.
+    `words` is None where initcap was not asked for. `refusal` says why there is no such mapping; '' where
+    there is one.
     """
 
     lower: Changes = ("", "")
@@ -47,21 +48,21 @@ class CaseMapping:
     refusal: str = ""
 
     def changed(self, function: CaseFunction, text: str) -> str:
-        """Return what the function makes of the text."""
+        """The result of the function for the text."""
         if function == "initcap":
             return _capitalized(self.words, text) if self.words is not None else text
         return text.translate(_table(self.lower if function == "lower" else self.upper))
 
     def variants(self, character: str) -> str:
-        """Return what a character of a regular expression matches without regard to case.
+        """The characters that a character of a regular expression matches when case is ignored.
 
-        A character that is neither, as a title case letter, does not match itself (allcases() in
-        src/backend/regex/regc_locale.c).
+        A character that is neither lower nor upper, such as a title case letter, does not match itself
+        (allcases() in src/backend/regex/regc_locale.c).
         """
         return "".join(dict.fromkeys((self.changed("lower", character), self.changed("upper", character))))
 
     def variants_of_range(self, first: str, last: str) -> str:
-        """Return what a range matches beyond itself (range() in the same file)."""
+        """The characters that a range matches beyond itself (range() in the same file)."""
         both = (dict(zip(*changes, strict=True)) for changes in (self.lower, self.upper))
         variants = {
             changed for each in both for character, changed in each.items() if first <= character <= last
@@ -69,7 +70,7 @@ class CaseMapping:
         return "".join(sorted(variant for variant in variants if not first <= variant <= last))
 
     def is_plain_in_ascii(self) -> bool:
-        """Whether ASCII letters have the case that they have in English; not so in Turkish."""
+        """Whether ASCII letters have their English case; they do not in Turkish."""
         text = "".join(map(chr, range(1, 128)))
         return (self.changed("lower", text), self.changed("upper", text)) == (text.lower(), text.upper())
 
@@ -81,17 +82,17 @@ ASCII: Final = CaseMapping(
 )
 """The mapping of the collations C and POSIX, which know letters of ASCII only."""
 
-#: The mapping of a collation of pg_catalog for a function; None for one that nobody has asked the server for.
+#: The mapping of a collation of pg_catalog for a function; None where the server was not asked for it.
 CaseMappings: TypeAlias = Callable[[str, CaseFunction], CaseMapping | None]
 
 
 def only_ascii(collation: str, _function: CaseFunction) -> CaseMapping | None:
-    """Return the mappings that need no server."""
+    """The mappings that need no server."""
     return ASCII if collation in ("C", "POSIX") else None
 
 
 def of_server(recorded: Mapping[str, CaseMapping]) -> CaseMappings:
-    """Return the mappings that the server was asked for, by collation, and those that need none."""
+    """The mappings that the server was asked for, by collation, and those that need no server."""
 
     def mapping(collation: str, function: CaseFunction) -> CaseMapping | None:
         asked_for = recorded.get(collation)
@@ -105,13 +106,13 @@ def of_server(recorded: Mapping[str, CaseMapping]) -> CaseMappings:
 
 
 class NeededMappings:
-    """Mappings that only note what was asked for: whether initcap is, by collation."""
+    """Records which mappings are requested: for each collation whether initcap is."""
 
     def __init__(self) -> None:
         self.collations: dict[str, bool] = {}
 
     def __call__(self, collation: str, function: CaseFunction) -> CaseMapping:
-        """Note it, and return one that stands for any."""
+        """Record the request, and return a mapping that stands for any."""
         if only_ascii(collation, function) is None:
             self.collations[collation] = self.collations.get(collation, False) or function == "initcap"
         return ASCII
@@ -128,7 +129,8 @@ def ranges(characters: str) -> str:
     return "".join(ends)
 
 
-#: Not kept by functools.cache: a function of its making is sent to executors by its name, and they need not have pgsieve.
+#: Not cached by functools.cache: such a function would be sent to executors by name, and they may lack
+#: pgsieve.
 _TABLES: Final[dict[Changes, Mapping[int, str]]] = {}
 
 

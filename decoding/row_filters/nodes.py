@@ -1,7 +1,7 @@
-"""The typed tree of a row filter: what `pgsieve.decoding.row_filters.analysis` makes and an engine compiles.
+"""The typed tree of a row filter: `pgsieve.decoding.row_filters.analysis` makes it, and an engine compiles it.
 
 In: nothing but other nodes. Out: immutable nodes, each with the oid of its PostgreSQL type and, for numeric,
-the digits that hold every value it can have. Every implicit conversion of PostgreSQL is a `Cast` here, so both
+enough digits for every value it can have. Every implicit conversion of PostgreSQL is a `Cast` here, so both
 sides of a comparison have one type and an engine needs no type rules of its own. Raises nothing.
 """
 
@@ -27,7 +27,7 @@ STRINGS = (TEXT, VARCHAR, BPCHAR)
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A constant of type interval, in the three parts that PostgreSQL keeps (section 8.5.4)."""
+    """A constant of type interval, in PostgreSQL's three parts (section 8.5.4)."""
 
     months: int
     days: int
@@ -35,7 +35,7 @@ class Interval:
 
 
 def compared_microseconds(interval: Interval) -> int:
-    """Return what an interval is compared by: a month has 30 days, a day 24 hours (interval_cmp_value)."""
+    """The value by which an interval is compared: a month has 30 days, a day 24 hours (interval_cmp_value)."""
     return (interval.months * 30 + interval.days) * 86_400_000_000 + interval.microseconds
 
 
@@ -59,7 +59,7 @@ class Digits:
     precision: int
     scale: int
 
-    MAXIMUM = 38  # what a decimal128 of Arrow's holds
+    MAXIMUM = 38  # The precision of Arrow's decimal128.
 
     @staticmethod
     def of(integral: int, scale: int) -> Digits | None:
@@ -77,7 +77,7 @@ INTEGER_DIGITS = {INT2: Digits(5, 0), INT4: Digits(10, 0), INT8: Digits(19, 0)}
 
 
 def common_digits(several: Iterator[Digits | None]) -> Digits | None:
-    """Digits that hold the values of all of these, or None when that is no decimal type."""
+    """Digits for the values of all of these, or None when no decimal type has room for them."""
     integral = scale = 0
     for digits in several:
         if digits is None:
@@ -103,7 +103,7 @@ class Predicate(Node):
 
 @dataclass(frozen=True, slots=True)
 class ColumnValue(Node):
-    """A column of the row that is filtered."""
+    """A column of the filtered row."""
 
     name: str
     collation: str = ""
@@ -118,7 +118,10 @@ class Constant(Node):
 
 @dataclass(frozen=True, slots=True)
 class Cast(Node):
-    """A conversion to `type_oid`, one that is exact or fails; `digits` of a numeric that has them are kept to."""
+    """A conversion to `type_oid` that is exact or fails.
+
+    The result keeps to the `digits` of a numeric that has them.
+    """
 
     operand: Node
     modifier: tuple[int, ...] = ()
@@ -181,7 +184,7 @@ class IsTruth(Predicate):
 
 @dataclass(frozen=True, slots=True)
 class Like(Predicate):
-    r"""LIKE; in `pattern` a backslash stands before %, _ and \ where they mean themselves, and nowhere else."""
+    r"""LIKE; in `pattern` a backslash escapes literal %, _ and \, and nothing else."""
 
     operand: Node
     pattern: str
@@ -199,7 +202,7 @@ class Regex(Predicate):
 class Arithmetic(Node):
     """`left operator right` on numbers of one type.
 
-    A result that the type cannot hold fails, as does a division by zero; / truncates integers toward zero.
+    A result out of the type's range fails, as does a division by zero; / truncates integers toward zero.
     """
 
     operator: Literal["+", "-", "*", "/", "%"]
@@ -209,7 +212,7 @@ class Arithmetic(Node):
 
 @dataclass(frozen=True, slots=True)
 class FunctionCall(Node):
-    """A function of PostgreSQL's by its name in pg_proc (`prosrc`), NULL when an operand is.
+    """A function of PostgreSQL by its name in pg_proc (`prosrc`), NULL when an operand is.
 
     `fails` says that it raises an error for some values.
     """
@@ -221,7 +224,7 @@ class FunctionCall(Node):
 
 @dataclass(frozen=True, slots=True)
 class CaseChange(Node):
-    """lower, upper or initcap, under the collation that `mapping` is of."""
+    """lower, upper or initcap, under the collation of `mapping`."""
 
     function: CaseFunction
     operand: Node
@@ -237,7 +240,7 @@ class Array(Node):
 
 @dataclass(frozen=True, slots=True)
 class Element(Node):
-    """An element of the array of the `EachElement` around it."""
+    """An element of the array of the enclosing `EachElement`."""
 
     collation: str = ""
 
@@ -278,7 +281,7 @@ class NullIf(Node):
 
 @dataclass(frozen=True, slots=True)
 class Case(Node):
-    """CASE WHEN: the result beside the first condition that is true, else the default."""
+    """CASE WHEN: the result of the first condition that is true, else the default."""
 
     conditions: tuple[Node, ...]
     results: tuple[Node, ...]
@@ -316,7 +319,7 @@ def is_null(node: Node) -> bool:
 
 
 def fails(node: Node) -> bool:
-    """Tell whether evaluating, once the operands are, can raise an error (overflow, division by zero)."""
+    """Whether the evaluation itself, after that of the operands, can raise an error (overflow, division by zero)."""
     match node:
         case Arithmetic(operator=operator):
             return node.type_oid != NUMERIC or operator in "/%"
@@ -329,7 +332,7 @@ def fails(node: Node) -> bool:
 
 
 def can_fail(node: Node) -> bool:
-    """Tell whether evaluating an expression, its operands too, can raise an error instead of giving a value."""
+    """Whether evaluating an expression, including its operands, can raise an error instead of giving a value."""
     return fails(node) or any(can_fail(child) for child in children(node))
 
 
@@ -343,7 +346,7 @@ def _cast_can_fail(operand: Node, node: Cast) -> bool:
     if target == DATE or source == TIME:
         return False
     if {source, target} <= {NUMERIC, *FLOATS}:
-        # numeric with digits is within the range of double precision, not of real.
+        # A numeric with digits is within the range of double precision, not of real.
         return (source, target) not in ((FLOAT4, FLOAT8), (FLOAT4, NUMERIC), (FLOAT8, NUMERIC)) and (
             target == FLOAT4 or operand.digits is None
         )

@@ -1,9 +1,9 @@
 """Arithmetic on numeric as PostgreSQL prints it: any number of digits, NaN, infinities, and display scales.
 
-In: numerics as decimals whose exponent is the display scale. Out: the result, as such a decimal. Raises NumericError, with
-PostgreSQL's words and SQLSTATE, where the server raises one. The rules are those of utils/adt/numeric.c: a sum has the
-greater scale of its operands, a product the sum of both, a quotient what `_quotient_scale` says; results round
-half away from zero.
+In: numerics as decimals whose exponent is the display scale. Out: the result, as such a decimal. Raises
+NumericError, with PostgreSQL's words and SQLSTATE, where the server raises one. The rules are those of
+utils/adt/numeric.c: a sum has the greater scale of its operands, a product the sum of both, a quotient that
+of `_quotient_scale`; results round half away from zero.
 """
 
 from __future__ import annotations
@@ -47,24 +47,24 @@ def _overflow() -> NumericError:
 
 
 def parsed(text: str) -> Decimal:
-    """Return the numeric that this is the text of."""
+    """The numeric with this text."""
     return Decimal(text)
 
 
 def written_out(value: Decimal) -> Decimal:
-    """Return a decimal whose exponent is no greater than zero, as that of all numerics here is."""
+    """A decimal whose exponent is not positive, as for all numerics here."""
     return _to_scale(value, _scale(value)) if value.is_finite() else value
 
 
 def printed(value: Decimal) -> str:
-    """Return what numeric_out prints; zero has no sign."""
+    """The text that numeric_out prints; zero has no sign."""
     if not value.is_finite():
         return "NaN" if value.is_nan() else "Infinity" if value > 0 else "-Infinity"
     return format(_fitting(value), "f")
 
 
 def _fitting(value: Decimal) -> Decimal:
-    """Return a result as a numeric has it: not too great, and zero has no sign."""
+    """A result as a numeric: within its range, and zero without a sign."""
     if not value:
         return value.copy_abs()
     if value.is_finite() and value.adjusted() >= _GREATEST_WEIGHT:
@@ -197,7 +197,7 @@ def _square_root(value: Decimal) -> Decimal:
 
 
 def _root_to_scale(value: Decimal, scale: int) -> int:
-    # Twice the scale under the root, and one digit more to see on which side of the middle the rest is.
+    # Twice the scale under the root, and one more digit, which shows on which side of the middle the rest is.
     shifted = int(_to_scale(value, max(_scale(value), 0)).scaleb(2 * scale + 2, _EXACT))
     return (isqrt(shifted) + 5) // 10
 
@@ -210,7 +210,8 @@ def _sign(value: Decimal) -> Decimal:
     return Decimal((value > 0) - (value < 0))
 
 
-_GREATEST_PLACE: Final = 2_000  # what PostgreSQL before 18 rounds to at most; later versions go further
+# PostgreSQL before 18 rounds to at most this scale; later versions go further.
+_GREATEST_PLACE: Final = 2_000
 
 
 def _at_scale(rounding: str) -> Callable[[Decimal, int], Decimal]:
@@ -237,12 +238,12 @@ def _trimmed(value: Decimal) -> Decimal:
 
 
 def rank(value: Decimal) -> tuple[bool, Decimal]:
-    """Return what numerics order by: NaN is equal to itself and the greatest."""
+    """The sort key of numerics: NaN is equal to itself and the greatest."""
     return value.is_nan(), Decimal(0) if value.is_nan() else value
 
 
 def _passing_nan(function: Callable[..., Decimal]) -> Callable[..., Decimal]:
-    """Have NaN go through a function, and its results be numerics."""
+    """A function that passes NaN through, and whose results are numerics."""
 
     def of_decimals(*operands: Decimal | int) -> Decimal:
         if any(isinstance(operand, Decimal) and operand.is_nan() for operand in operands):
@@ -285,7 +286,7 @@ def _from_float(significant: int) -> Callable[[float], Decimal]:
     """Return the conversion of real (6 significant digits) or double precision (15) to numeric."""
 
     def convert(value: float) -> Decimal:
-        # float8_numeric prints with %.15g, and reads that.
+        # float8_numeric prints with %.15g, and reads the result.
         return _fitting(written_out(parsed(f"{value:.{significant}g}")))
 
     return convert

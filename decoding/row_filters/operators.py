@@ -1,6 +1,6 @@
-"""What the classes of sqlglot's tree are in PostgreSQL: operators by their names, types by their oids.
+"""PostgreSQL's counterparts of sqlglot's tree classes: operators by their names, types by their oids.
 
-In: nothing. Out: tables, and which arguments of a class have a meaning. Raises nothing.
+In: nothing. Out: tables, and the meaningful arguments of each class. Raises nothing.
 """
 
 from __future__ import annotations
@@ -67,5 +67,5 @@ _READ: Final[dict[type[exp.Expr], frozenset[str]]] = {
 
 
 def arguments(part: type[exp.Expr]) -> frozenset[str]:
-    """Which of its arguments the analysis reads; a part with others is refused, not read in part."""
+    """The arguments of a class that the analysis reads; a part with others is refused, not partly read."""
     return _READ.get(part, _BINARY)

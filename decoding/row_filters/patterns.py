@@ -1,6 +1,7 @@
 """LIKE, ILIKE and regular expressions of a row filter (section 9.7).
 
-In: nodes, a string and its pattern. Out: nodes. Raises RefusedError for a pattern that has no exact counterpart.
+In: nodes, a string and its pattern. Out: nodes. Raises RefusedError for a pattern without an exact
+counterpart.
 """
 
 from __future__ import annotations
@@ -39,16 +40,17 @@ def _operands(name: str, operand: Node, pattern: Node) -> tuple[Node, Node]:
 def like(
     operand: Node, pattern: Node, escape: str = "\\", *, ignore_case: CaseMappings | None = None
 ) -> Node:
-    """`operand LIKE pattern ESCAPE escape`, or ILIKE, which PostgreSQL does on both sides in lower case.
+    """`operand LIKE pattern ESCAPE escape`, or ILIKE, which PostgreSQL evaluates in lower case on both sides.
 
-    It does so in every encoding of several bytes; in others one character after the other, which comes to the same
-    (Generic_Text_IC_like() in src/backend/utils/adt/like.c).
+    It does so in every multi-byte encoding. In others it converts one character after the other, with the
+    same result (Generic_Text_IC_like() in src/backend/utils/adt/like.c).
     """
     operand, pattern = _operands("LIKE", operand, pattern)
     mapping = None
     if ignore_case is not None:
         mapping = collations.case_mapping((operand, pattern), "lower", ignore_case)
-        # Not as lower() is called: that takes text, and of character(n) the padding counts (bpchariclike).
+        # Unlike a call of lower(): that takes text, and here the padding of character(n) counts
+        # (bpchariclike).
         operand = CaseChange("lower", operand, mapping, type_oid=TEXT)
     if not isinstance(pattern, Constant):
         if escape != "\\":
@@ -70,12 +72,12 @@ def like(
 
 
 def _computed(operand: Node, pattern: Node) -> FunctionCall:
-    """Match a pattern that differs from row to row, or whose end fails once a row's value reaches it."""
+    """A match whose pattern differs from row to row, or whose pattern's end fails once a row's value reaches it."""
     return FunctionCall("textlike", (operand, pattern), fails=True, type_oid=BOOL)
 
 
 def _rewritten(pattern: str, escape: str) -> Iterator[str]:
-    r"""Have a backslash escape every character that `escape` does, or that is itself a backslash."""
+    r"""The pattern with a backslash before every character that `escape` escapes, and before every backslash."""
     characters = iter(pattern)
     for character in characters:
         if character == escape:
@@ -86,7 +88,10 @@ def _rewritten(pattern: str, escape: str) -> Iterator[str]:
 
 
 def _canonical(pattern: str, escape: str) -> str | None:
-    """Have a backslash escape %, _ and itself and nothing else; None for a pattern that ends with its escape."""
+    """The pattern with backslashes only before %, _ and themselves.
+
+    None for a pattern that ends with its escape.
+    """
     parts = []
     characters = iter(pattern)
     for character in characters:

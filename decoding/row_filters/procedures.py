@@ -1,8 +1,8 @@
 """The built-in functions and operators that a row filter may call, as pg_proc and pg_operator list them.
 
-In: a name and the types of its arguments. Out: the `Procedure` that PostgreSQL would call (sections 10.2, 10.3;
-func_select_candidate in parse_func.c). Raises RefusedError where none fits, more than one does, or the one that
-does has no exact counterpart. All of them are immutable and strict.
+In: a name and the types of its arguments. Out: the `Procedure` that PostgreSQL would call (sections 10.2,
+10.3; func_select_candidate in parse_func.c). Raises RefusedError where none fits, more than one does, or the
+one that does has no exact counterpart. All of them are immutable and strict.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from pgsieve.decoding.row_filters.nodes import (
     VARCHAR,
 )
 
-# A name, the function behind it (prosrc), the types of its arguments, that of its result. An exclamation mark: it
-# fails for some values. A hyphen: one that is not evaluated here, listed because the choice depends on it.
+# A name, its function (prosrc), the types of its arguments, the type of its result. An exclamation mark: it
+# fails for some values. A hyphen: it is not evaluated here, but the choice depends on it.
 _TABLE: Final = """
 abs             numeric_abs             numeric -> numeric
 abs             int2abs!                int2 -> int2
@@ -231,7 +231,7 @@ _PREFERRED: Final = frozenset((BOOL, FLOAT8, TEXT, TIMESTAMPTZ, INTERVAL))
 
 @dataclass(frozen=True, slots=True)
 class Procedure:
-    """A function of pg_proc: its `prosrc`, the types it takes and gives, and whether some values make it fail."""
+    """A function of pg_proc: its `prosrc`, the types of its arguments and result, and whether some values make it fail."""
 
     name: str
     arguments: tuple[int, ...]
@@ -239,14 +239,14 @@ class Procedure:
     fails: bool
 
     def fits(self, types: Sequence[int]) -> bool:
-        """Tell whether arguments of these types can be passed, converted implicitly where needed."""
+        """Whether arguments of these types can be passed, converted implicitly where needed."""
         return len(types) == len(self.arguments) and all(
             actual in (wanted, UNKNOWN) or wanted in _IMPLICIT.get(actual, ())
             for actual, wanted in zip(types, self.arguments, strict=True)
         )
 
     def count(self, types: Sequence[int], *, preferred: bool) -> int:
-        """Count the arguments that need no conversion, and with `preferred` those that get a preferred type."""
+        """The number of arguments that need no conversion, and with `preferred` of those that get a preferred type."""
         return sum(
             actual == wanted or (preferred and wanted in _PREFERRED)
             for actual, wanted in zip(types, self.arguments, strict=True)
@@ -273,14 +273,14 @@ PROCEDURES: Final = MappingProxyType(_by_name())
 
 
 def resolve(name: str, type_oids: Sequence[int]) -> Procedure:
-    """Return what PostgreSQL calls for this name and these types of arguments."""
+    """The procedure that PostgreSQL calls for this name and these types of arguments."""
     candidates = PROCEDURES.get(name)
     if candidates is None:
         raise RefusedError(f"{name} has no exact counterpart in pgsieve")
     # varchar has no functions of its own: it is text already (binary-coercible).
     types = tuple(TEXT if oid == VARCHAR else oid for oid in type_oids)
     if len(types) == 2 and UNKNOWN in types and not name.isidentifier():
-        # An operator's unknown side is first taken to be of the other side's type.
+        # An operator's unknown side is first assumed to have the other side's type.
         same = tuple(max(set(types) - {UNKNOWN}, default=TEXT) for _ in types)
         exact = [candidate for candidate in candidates if candidate.arguments == same]
         candidates = tuple(exact) or candidates
@@ -289,7 +289,7 @@ def resolve(name: str, type_oids: Sequence[int]) -> Procedure:
         most = max((candidate.count(types, preferred=preferred) for candidate in fitting), default=0)
         fitting = [candidate for candidate in fitting if candidate.count(types, preferred=preferred) == most]
     if len(fitting) > 1:
-        # An unknown argument is a string, where one is taken.
+        # An unknown argument is a string, where a candidate takes one.
         unknown = [place for place, actual in enumerate(types) if actual == UNKNOWN]
         strings = [c for c in fitting if all(c.arguments[place] in STRINGS for place in unknown)]
         fitting = [c for c in strings if all(c.arguments[place] == TEXT for place in unknown)] or strings

@@ -1,11 +1,12 @@
-"""Regular expressions of PostgreSQL (ARE, section 9.7.3) to ones of RE2, which Arrow matches with, that match the same strings.
+"""PostgreSQL's regular expressions (ARE, section 9.7.3) to equivalent ones of RE2, which Arrow uses.
 
-In: a constant pattern. Out: RE2's pattern. Raises RefusedError, naming the construct, for what RE2 lacks, for what depends on a
-locale, and for what PostgreSQL would not compile.
+In: a constant pattern. Out: RE2's pattern. Raises RefusedError, naming the construct, for constructs that RE2
+lacks, that depend on a locale, or that PostgreSQL would not compile.
 
-The two agree on alternation, groups, sets, bounds and anchors. They differ in what `.` matches, in `$`, in classes, and in
-quantifiers of quantifiers. Which of several matches is found makes no difference to a filter, so neither does greediness. Both
-take time in proportion to the string's length, whatever the pattern: neither goes back in the string.
+The two agree on alternation, groups, sets, bounds and anchors. They differ in what `.` matches, in `$`, in
+classes, and in quantifiers of quantifiers. A filter does not depend on which of several matches is found, nor
+on greediness. Both engines take time in proportion to the string's length, whatever the pattern, as neither
+backtracks.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class _Translation:
         return f"(?s){body}"
 
     def _variants(self, character: str) -> str:
-        """Return the characters that a character matches, as members of a set."""
+        """The characters that a character matches, as members of a set."""
         return "".join(
             map(_literal, character if self._mapping is None else self._mapping.variants(character))
         )
@@ -85,7 +86,7 @@ class _Translation:
             yield from self._piece()
 
     def _piece(self) -> Iterator[str]:
-        """An atom and its quantifier, or an anchor, which has none."""
+        """An atom with its quantifier, or an anchor, which has none."""
         if _QUANTIFIER.match(self._pattern, self._place):
             raise RefusedError("a quantifier has nothing to repeat")
         start = self._take()
@@ -144,7 +145,7 @@ class _Translation:
         return text
 
     def _escape(self, *, in_set: bool) -> str:
-        """Return the character that is escaped, or the letter of a class with its backslash."""
+        """The escaped character, or the letter of a class with its backslash."""
         character = self._take()
         if character in _CONTROLS:
             return _CONTROLS[character]
@@ -162,7 +163,7 @@ class _Translation:
     def _set(self) -> str:
         negated = self._next() == "^"
         self._place += negated
-        members = [self._member()]  # a bracket that comes first is a member
+        members = [self._member()]  # A bracket that comes first is a member.
         while self._next() != "]":
             members.append(self._member())
         self._place += 1
@@ -202,22 +203,22 @@ def _is_class(meant: str) -> bool:
 
 
 def translated(pattern: str, mapping: CaseMapping | None, *, ascii_classes: bool) -> str:
-    """Return the pattern for RE2.
+    """The pattern for RE2.
 
-    `mapping` is given where the case of letters does not count, `ascii_classes` where the collation has letters of
-    ASCII only. What a character matches stands there in full: RE2's own rules of case are others.
+    `mapping` is given where case is ignored, `ascii_classes` where the collation has only ASCII's letters.
+    All characters that a character matches are spelled out: RE2's own case rules are different.
     """
     translation = _Translation(pattern, mapping, ascii_classes=ascii_classes).whole()
     try:
         pc.match_substring_regex(pa.scalar(""), translation)
     except pa.ArrowInvalid:
-        # Of what is written above RE2 refuses only what has too many repetitions.
+        # RE2 refuses a pattern of this form only for too many repetitions.
         raise RefusedError("its bounds, one within the other, repeat too often") from None
     return translation
 
 
 def similar_to_escape(pattern: str, escape: str) -> str:
-    """Return the regular expression that SIMILAR TO matches with (section 9.7.2)."""
+    """The regular expression with which SIMILAR TO matches (section 9.7.2)."""
     if len(escape) > 1:
         raise InvalidConstantError("invalid escape string", "22025")
     return f"^(?:{''.join(_similar_parts(pattern, escape))})$"

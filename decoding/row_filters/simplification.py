@@ -1,11 +1,13 @@
-"""What PostgreSQL's planner leaves of a row filter: constants that decide are decided before any row is read.
+"""A row filter after PostgreSQL's planner: constants that decide the result do so before any row is read.
 
-In: a typed tree. Out: the tree without what is never evaluated: of `NULL > 1 / a` or `1 / a > 0 AND false` no row
-divides. Raises RefusedError where that hangs on the value of an expression of constants, which only PostgreSQL
-computes. A tree that cannot fail is returned as it is: there the order of evaluation shows nowhere.
+In: a typed tree. Out: the tree without parts that are never evaluated: with `NULL > 1 / a` or `1 / a > 0 AND
+false` no row divides. Raises RefusedError where that depends on the value of a constant expression that only
+PostgreSQL computes. A tree that cannot fail is returned as it is: its order of evaluation makes no
+difference.
 
-PostgreSQL: eval_const_expressions() in src/backend/optimizer/util/clauses.c, by way of ExecPrepareExpr() for the
-filters of a publication. From 19 on also expr_is_nonnullable() in the same file: IS NULL of what cannot be NULL is decided, too.
+PostgreSQL: eval_const_expressions() in src/backend/optimizer/util/clauses.c, by way of ExecPrepareExpr() for
+the filters of a publication. From 19 on also expr_is_nonnullable() in the same file: IS NULL of an expression
+that cannot be NULL is decided too.
 """
 
 from __future__ import annotations
@@ -54,27 +56,28 @@ from pgsieve.decoding.values.builtin_types import ELEMENTS
 
 _STRICT: Final = (Arithmetic, CaseChange, Cast, Collate, Comparison, FunctionCall, Like, Not, Regex)
 _CALLED_ON_NULL: Final = frozenset(("array_position",))
-# Functions that are NULL of operands that are not.
+# Functions that may be NULL for operands that are not.
 _NULL_OF_VALUES: Final = frozenset((
     "array_length", "array_lower", "array_ndims", "date_part_date", "extract_date", "extract_timestamp",
     "numeric_min_scale", "numeric_scale", "timestamp_part",
 ))  # fmt: skip
-# Types that a conversion from or to may be no more than a label on the same value.
+# Types for which a conversion may only relabel the same value.
 _LABELLED: Final = frozenset((*STRINGS, *ELEMENTS))
 
-#: The first major version whose planner decides IS NULL of what cannot be NULL, and whose right() takes the least integer.
+#: The first major version whose planner decides IS NULL of an expression that cannot be NULL, and whose
+#: right() accepts the least integer.
 _NULL_TESTS_ARE_DECIDED: Final = 19
 _OLDEST: Final = OLDEST_SERVER // 10000
 
 
 def simplified(tree: Node, major_version: int = _OLDEST) -> Node:
-    """Return what a server of that version evaluates for a row."""
+    """The tree that a server of that version evaluates for a row."""
     tree = of_version(tree, major_version)
     return planned(tree, major_version) if can_fail(tree) else tree
 
 
 def of_version(node: Node, major_version: int) -> Node:
-    """Return the same with the functions that a server of that version has under the names of the newest."""
+    """The same tree with the functions that a server of that version has under the newest version's names."""
     if major_version >= _NULL_TESTS_ARE_DECIDED:
         return node
     node = _with_children(node, partial(of_version, major_version=major_version))
@@ -84,7 +87,7 @@ def of_version(node: Node, major_version: int) -> Node:
 
 
 def planned(node: Node, major_version: int = _OLDEST) -> Node:
-    """Return what the planner makes of a part of a filter, whether or not the part can fail."""
+    """The planner's result for a part of a filter, whether or not the part can fail."""
     node = _constants_folded(_with_children(node, partial(planned, major_version=major_version)))
     return _null_test_decided(node) if major_version >= _NULL_TESTS_ARE_DECIDED else node
 
@@ -131,7 +134,10 @@ def _null_test_decided(node: Node) -> Node:
 
 
 def _nonnullable(node: Node) -> bool | None:
-    """Tell whether the planner sees that a part, whose operands are simplified, is not NULL; None where that is not known."""
+    """Whether the planner sees that a part with simplified operands is not NULL.
+
+    None where that is not known.
+    """
     match node:
         case Array() | IsNull():
             return True
@@ -153,7 +159,8 @@ def _nonnullable(node: Node) -> bool | None:
         ):
             return _nonnullable(operand)
         case IsTruth(operand=operand) | Not(operand=IsTruth(operand=operand)):
-            # Of what is not NULL it becomes the operand, or its NOT, which the planner does not look into.
+            # For a part that is not NULL it becomes the operand, or its NOT, which the planner does not
+            # simplify further.
             return True if _nonnullable(operand) is False and not _may_become_constant(operand) else None
         case Not(operand=IsNull()):
             return True
@@ -188,7 +195,7 @@ def _with_children(node: Node, changed_child: Callable[[Node], Node]) -> Node:
 
 
 def _with(node: Node, **operands: Any) -> Node:
-    """Return the same node where nothing changed: what a filter has in several places is compiled once."""
+    """The same node where nothing changed: a repeated part of a filter is compiled once."""
     same = all(_is_same(getattr(node, name), value) for name, value in operands.items())
     return node if same else replace(node, **operands)
 
@@ -290,7 +297,7 @@ def _may_become_null(node: Node) -> bool:
 
 
 def _may_become_constant(node: Node) -> bool:
-    """Tell whether the planner may find a constant here, whose value is not known outside PostgreSQL."""
+    """Whether the planner may find a constant here, whose value is not known outside PostgreSQL."""
     if not _varies(node):
         return True
     match node:
@@ -311,7 +318,7 @@ def _may_become_constant(node: Node) -> bool:
         case ColumnValue() | Element():
             return False
         case _:
-            # Each child is asked once: asked twice at every level, a sum of 30 terms would take hours.
+            # Each child is visited once: with two visits per level, a sum of 30 terms would take hours.
             constant = [child for child in children(node) if _may_become_constant(child)]
             is_null = _is_strict(node) and not all(map(_never_null, constant))
             return is_null or len(constant) == sum(1 for _ in children(node))

@@ -1,7 +1,8 @@
-"""LIKE with a pattern of the row, `chr`, gcd and lcm, and what intervals are compared by: one value at a time.
+"""LIKE with a pattern of the row, `chr`, gcd and lcm, and the comparison value of intervals: one value at a time.
 
-In: Python values, none of them NULL. Out: what PostgreSQL's function of that name (`prosrc`) returns. Raises
-FilterValueError, with PostgreSQL's words and SQLSTATE, where the server raises one; never with the value in it.
+In: Python values, none of them NULL. Out: the result of PostgreSQL's function of that name (`prosrc`). Raises
+FilterValueError, with PostgreSQL's words and SQLSTATE, where the server raises one; never with the value in
+it.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class _Match(Enum):
 
 
 def _meant(pattern: str, place: int) -> str:
-    """Return the character that stands at a place of the pattern, after a backslash if there is one."""
+    """The character at a place of the pattern, without its escaping backslash."""
     if pattern[place] != "\\":
         return pattern[place]
     if place + 1 == len(pattern):
@@ -56,7 +57,7 @@ def _match(text: str, at: int, pattern: str, place: int) -> _Match:
 
 
 def _match_rest(text: str, at: int, pattern: str, place: int) -> _Match:
-    """Match what begins with a percent sign: try every start in the rest of the string."""
+    """Match a pattern that begins with a percent sign: try every start in the rest of the string."""
     while place < len(pattern) and pattern[place] in "%_":
         if pattern[place] == "_":
             if at == len(text):
@@ -126,7 +127,10 @@ INTEGER_FUNCTIONS: Final[Mapping[str, Callable[..., object]]] = MappingProxyType
 
 
 def _interval_cmp_value(text: str) -> str:
-    """Return what an interval is compared by, from what interval_out prints; infinities are beyond all others."""
+    """The value by which an interval is compared, from its text by interval_out.
+
+    Infinities are beyond all others.
+    """
     if text in ("infinity", "-infinity"):
         return f"{text.removesuffix('infinity')}{10**30}"
     return str(compared_microseconds(interval_value(text)))

@@ -1,8 +1,8 @@
 """Type rules of PostgreSQL's operators, for the types a row filter may compare.
 
 In: nodes. Out: nodes with the implicit casts that PostgreSQL's parser adds (chapter 10, parse_oper.c,
-parse_coerce.c). Raises RefusedError where there is no such operator or where evaluating it elsewhere would not be
-exact.
+parse_coerce.c). Raises RefusedError where there is no such operator or where its evaluation elsewhere would
+not be exact.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def coerce(node: Node, type_oid: int) -> Node:
 
 
 def _typed(text: str | None, type_oid: int) -> Node:
-    """Return what the type's input function makes of a quoted constant."""
+    """The result of the type's input function for a quoted constant."""
     if type_oid not in ELEMENTS:
         return constant_from_text(text, type_oid)
     if text is None:
@@ -128,7 +128,7 @@ def array(elements: Sequence[Node], element_oid: int) -> Array:
 
 
 def _converted(conversion: Callable[[], _Converted]) -> _Converted:
-    """Convert a constant now; PostgreSQL does it for each row, and so fails for rows only."""
+    """Convert a constant now; PostgreSQL does it for each row, and so fails only where there are rows."""
     try:
         return conversion()
     except InvalidConstantError as error:
@@ -136,17 +136,18 @@ def _converted(conversion: Callable[[], _Converted]) -> _Converted:
 
 
 def known_type(type_oid: int) -> int:
-    """Return the type that a quoted constant beside one of this type has: text beside another, and varchar."""
+    """The type of a quoted constant beside one of this type: text beside varchar or another such constant, else the same."""
     return TEXT if type_oid in (UNKNOWN, VARCHAR) else type_oid
 
 
 def known(node: Node) -> Node:
-    """Return a quoted constant that nothing gives a type as text, and any other node as it is."""
+    """A quoted constant without a type as text, and any other node as it is."""
     return coerce(node, TEXT) if node.type_oid == UNKNOWN else node
 
 
-# What converts exactly, or fails where PostgreSQL does; besides these, numbers to numbers and strings to strings.
-# Others that PostgreSQL has go by way of text, which no row filter may (check_simple_rowfilter_expr_walker()).
+# Conversions that are exact, or fail where PostgreSQL's do; besides these, numbers to numbers and strings to
+# strings. PostgreSQL's others go by way of text, which no row filter may
+# (check_simple_rowfilter_expr_walker()).
 _CASTS: Final = frozenset(
     (
         *((INT4, BOOL), (BOOL, INT4), (DATE, TIMESTAMP), (TIMESTAMP, DATE)),
@@ -181,7 +182,7 @@ def cast(node: Node, type_oid: int, modifier: tuple[int, ...]) -> Node:
         return _converted(partial(modified, converted, modifier))
     if type_oid == NUMERIC:
         precision, scale = (*modifier, 0)[:2]
-        # Where it may be NaN no decimal type holds it.
+        # No decimal type can represent NaN.
         digits = None if converted.digits is None else Digits.of(precision - scale, scale)
         return Cast(converted, modifier, type_oid=type_oid, digits=digits)
     if type_oid in (VARCHAR, BPCHAR):
@@ -204,7 +205,7 @@ def _comparison_type(left: int, right: int) -> int:
         (only,) = pair
         return TEXT if only == VARCHAR else only
     if pair <= set(NUMBERS):
-        # float4 meets another type in float8, the preferred type of numbers.
+        # float4 and another type are compared in float8, the preferred type of numbers.
         return FLOAT8 if pair & set(FLOATS) else max(pair, key=NUMBERS.index)
     if pair <= set(STRINGS):
         return BPCHAR if pair == {BPCHAR, VARCHAR} else TEXT
@@ -217,7 +218,7 @@ def _comparison_type(left: int, right: int) -> int:
 
 def _compared(left: Node, right: Node, *, ordering: bool) -> tuple[Node, Node]:
     if {left.type_oid, right.type_oid} == {DATE, TIMESTAMP}:
-        return left, right  # by date_cmp_timestamp, without a conversion that may fail
+        return left, right  # By date_cmp_timestamp, without a conversion that may fail.
     type_oid = _comparison_type(left.type_oid, right.type_oid)
     left, right = coerce(left, type_oid), coerce(right, type_oid)
     if {type_oid, ELEMENTS.get(type_oid)} & set(STRINGS):
@@ -236,7 +237,7 @@ def not_distinct(left: Node, right: Node) -> NotDistinct:
 
 
 def null_if(left: Node, right: Node) -> Node:
-    """`NULLIF(left, right)`: of the left type where an operator compares it with the right one, else of their common one."""
+    """`NULLIF(left, right)`: of the left type where an operator compares it with the right one, else of their common type."""
     pair = {left.type_oid, right.type_oid}
     if len(pair) == 2 and (pair <= set(INTEGERS) or (left.type_oid == FLOAT4 and pair <= set(NUMBERS))):
         null = constant_from_text(None, left.type_oid)
@@ -259,7 +260,7 @@ def arithmetic(operator: Literal["+", "-", "*", "/", "%"], left: Node, right: No
 
 
 def _result_digits(operator: str, left: Digits | None, right: Digits | None) -> Digits | None:
-    """Digits that hold every result; a quotient's scale depends on the values."""
+    """Digits for every result; a quotient's scale depends on the values."""
     if operator == "/" or left is None or right is None:
         return None
     if operator == "*":
@@ -282,7 +283,7 @@ def common_type(nodes: Sequence[Node]) -> int:
         elif {chosen, candidate} == {DATE, TIMESTAMP}:
             chosen = TIMESTAMP
         elif candidate != chosen and not {chosen, candidate} <= set(STRINGS):
-            # Between strings each converts to each, so the first stays.
+            # All strings convert to each other, so the first type stays.
             raise RefusedError(f"{type_name(chosen)} and {type_name(candidate)} have no common type")
     if ELEMENTS.get(chosen, chosen) not in _COMPARABLE:
         raise RefusedError(f"type {type_name(chosen)} has no counterpart in pgsieve")
@@ -290,7 +291,7 @@ def common_type(nodes: Sequence[Node]) -> int:
 
 
 def to_common_type(nodes: Sequence[Node]) -> tuple[tuple[Node, ...], int, Digits | None]:
-    """Convert all to their common type; return them, the type, and the digits that hold them all."""
+    """Convert all to their common type; returns them, the type, and digits for them all."""
     type_oid = common_type(nodes)
     converted = tuple(coerce(node, type_oid) for node in nodes)
     is_numeric = NUMERIC in (type_oid, ELEMENTS.get(type_oid))

@@ -1,12 +1,12 @@
-r"""One-dimensional arrays: the text of array_out, or what array_send returns, in; Arrow lists out.
+r"""One-dimensional arrays: the text of array_out, or the bytes of array_send, in; Arrow lists out.
 
-A column's arrays are taken apart at once, whatever is in them: quotes and backslashes of the text are found by where
-they stand, and the elements, gathered into one array, are converted by the element type's own converter. Nothing
-runs per array or element in Python. NULL elements stay NULL.
+All arrays of a column are split at once, whatever their elements are: quotes and backslashes of the text are
+found by position. The elements, gathered into one array, are converted by the element type's own converter.
+Nothing runs per array or element in Python. NULL elements stay NULL.
 
-Raises ValueError, without the value, for an array that a list does not hold: more than one dimension, or a first
-subscript other than 1; ProtocolError for bytes that are no array of these elements. PostgreSQL documentation 8.15;
-array_out and array_send in src/backend/utils/adt/arrayfuncs.c.
+Raises ValueError, without the value, for an array that a list cannot represent: more than one dimension, or a
+first subscript other than 1; ProtocolError for bytes that are no array of these elements. PostgreSQL
+documentation 8.15; array_out and array_send in src/backend/utils/adt/arrayfuncs.c.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ArrayText:
         first, size = int(offsets[0]), int(offsets[-1]) - int(offsets[0])
         letters = np.frombuffer(text.buffers()[2] or b"", np.uint8, size, first)
         starts, ends = offsets[:-1] - first, offsets[1:] - first
-        # Bounds before the braces are those of an array that does not begin at 1.
+        # Bounds before the braces belong to an array that does not begin at 1.
         if (
             (ends - starts < 2).any()
             or (letters[starts] != _OPEN).any()
@@ -61,10 +61,10 @@ class ArrayText:
 
 
 def _outside_of_quotes(letters: Letters, last: Positions) -> tuple[Mask | None, Mask | None]:
-    """Return which letters are outside of quotes, and which are a value's own; None for all.
+    """Which letters are outside of quotes, and which are part of a value; None for all.
 
-    A backslash makes the letter behind it the value's own, so of several in a row every other one does; the braces
-    around each array, which end at `last`, keep one array's quotes from the next.
+    A backslash makes the next letter part of the value, so of several in a row every other one does. The
+    braces around each array, which end at `last`, keep one array's quotes from the next.
     """
     quotes, backslashes = letters == _QUOTE, np.flatnonzero(letters == _BACKSLASH)
     if not len(backslashes) and not quotes.any():
@@ -75,7 +75,7 @@ def _outside_of_quotes(letters: Letters, last: Positions) -> tuple[Mask | None, 
         run = np.maximum.accumulate(np.where(begins, backslashes, 0))
         escapes[backslashes[(backslashes - run) % 2 == 0]] = True
         quotes[1:] &= ~escapes[:-2]
-    # The sum overflows from 255 to 0, which leaves what is odd odd.
+    # The sum overflows from 255 to 0, which keeps odd numbers odd.
     inside = np.cumsum(quotes, dtype=np.uint8) & 1 == 1
     if inside[last].any():
         raise ValueError("not an array")
@@ -97,13 +97,13 @@ def _between(letters: Letters, plain: Mask | None, count: int, delimiter: int) -
     is_last = letters[left] == _CLOSE
     if (is_last != (letters[right] == _OPEN)).any() or letters[places[-1]] != _CLOSE:
         raise ValueError("not an array")
-    # Braces side by side hold nothing; any other element has a letter, be it a quote.
+    # Adjacent braces have no element between them; any element has a letter, at least a quote.
     separated = ~is_last & ~((right == left + 1) & (letters[left] == _OPEN) & (letters[right] == _CLOSE))
     return left[separated], right[separated]
 
 
 def _elements(letters: Letters, kept: Mask | None, starts: Positions, ends: Positions) -> pa.Array:
-    """Gather the elements without their quotes and backslashes, NULL where it says so without quotes."""
+    """Gather the elements without their quotes and backslashes, NULL for an unquoted NULL."""
     is_null = (ends - starts == len(_NULL)) & (letters[np.minimum(starts, len(letters) - 1)] == _NULL[0])
     for place in range(1, len(_NULL)):
         nulls = np.flatnonzero(is_null)
@@ -143,7 +143,7 @@ def text_from_lists(lists: pa.Array, elements: pa.Array, delimiter: str) -> pa.A
     return pc.if_else(lists.is_valid(), pc.binary_join_element_wise("{", joined, "}", ""), None)
 
 
-_HEADER, _DIMENSION = 12, 8  # dimensions, flags, element type; size, lower bound
+_HEADER, _DIMENSION = 12, 8  # Dimensions, flags, element type; size, lower bound.
 _LENGTH = 4
 _IS_NULL = -1
 
@@ -186,7 +186,7 @@ class ArraySend:
 
 
 def _walked(octets: Octets, positions: Positions, counts: Positions) -> pa.Array:
-    """Gather the elements, each behind its length."""
+    """Gather the elements, each of which follows its length."""
     first = np.cumsum(counts) - counts
     starts = np.repeat(positions, counts) + _LENGTH
     lengths = np.full(len(starts), _IS_NULL, np.int64)
@@ -211,7 +211,7 @@ def _length(octets: Octets, at: Positions) -> Positions:
 def _are_alike(
     octets: Octets, positions: Positions, counts: Positions, starts: Positions, lengths: Positions
 ) -> bool:
-    """Find elements of one length, none of them NULL, without a walk: long arrays mostly hold numbers."""
+    """Whether all elements have one length, none NULL, without a walk: long arrays mostly have numbers."""
     if not len(starts):
         return bool((positions == octets.ends).all())
     length = int(_length(octets, starts[:1] - _LENGTH)[0])

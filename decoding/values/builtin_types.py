@@ -1,7 +1,7 @@
-"""PostgreSQL's own types that a column can have: oids, names, and what they are made of.
+"""PostgreSQL's own types that a column can have: oids, names, and the types they are made of.
 
-Facts of src/include/catalog/pg_type.dat and pg_range.dat, the same in every supported version; oids below 16384 never
-change.
+Facts of src/include/catalog/pg_type.dat and pg_range.dat, the same in every supported version; oids below
+16384 never change.
 """
 
 from __future__ import annotations
@@ -114,10 +114,10 @@ BOX_ARRAY = 1020
 class MadeOf:
     """A type made of another one, as pg_type has it.
 
-    `kind` is typtype ('d', 'e', 'c', 'r' or 'm'), or 'a' for an array; `of` the base type of a domain, the
-    subtype of a range, the range of a multirange, the element of an array. `labels` are those of an enum, the oldest first,
-    `written` the transactions that last wrote them;
-    `fields` those of a composite that something is made of, by number and type. Values in binary format have these with them.
+    `kind` is typtype ('d', 'e', 'c', 'r' or 'm'), or 'a' for an array. `of` is the base type of a domain, the
+    subtype of a range, the range of a multirange, the element of an array. `labels` are those of an enum, the
+    oldest first, `written` the transactions that last wrote them. `fields` are those of a composite that
+    another type uses, by number and type. Values in binary format contain these.
     """
 
     kind: str
@@ -128,12 +128,12 @@ class MadeOf:
 
 
 DefinedTypes: TypeAlias = Mapping[int, MadeOf]
-NONE_DEFINED: DefinedTypes = {}  # travels to executors, which a MappingProxyType cannot
+NONE_DEFINED: DefinedTypes = {}  # It is sent to executors, which a MappingProxyType cannot be.
 
 MADE: DefinedTypes = MappingProxyType(
     {
         **{array: MadeOf("a", element) for array, element in ELEMENTS.items()},
-        # A multirange is of a type that is itself of another one: a range.
+        # A multirange is made of a type that is itself made of another one: a range.
         **{
             oid: MadeOf("m" if BUILTIN_TYPES[t.of].of else "r", t.of)
             for oid, t in BUILTIN_TYPES.items()

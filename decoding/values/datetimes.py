@@ -1,10 +1,10 @@
 """Dates and timestamps: PostgreSQL's ISO text, or its binary send format, in; Arrow date32 and timestamp out.
 
-Values before year 1 and after 9999 are exact. Infinity is the greatest value of Spark's type; -infinity
-is the first instant of a year before all that PostgreSQL has, and as near to Spark's least value as filters
-on it work: Spark's pushdown converts literals to the Julian calendar, which overflows at the very least ones.
-Raises ValueError, without the value, for text that is no date, and for timestamps that do not fit: Spark's
-end in January 294247, PostgreSQL's 29 years later. No real value becomes one of the two infinities.
+Values before year 1 and after 9999 are exact. Infinity is the greatest value of Spark's type. -infinity is
+the first instant of a year before PostgreSQL's range, and as near to Spark's least value as filters on it
+work: Spark's pushdown converts literals to the Julian calendar, which overflows at the very least ones.
+Raises ValueError, without the value, for text that is no date, and for timestamps out of range: Spark's end
+in January 294247, PostgreSQL's 29 years later. No real value becomes one of the two infinities.
 
 PostgreSQL documentation 8.5; src/include/datatype/timestamp.h, EncodeDateTime in utils/adt/datetime.c.
 """
@@ -56,7 +56,7 @@ _REGULAR = "^[0-9]{4}-[^B]*$"
 
 
 def from_text(values: pa.Array, target: pa.DataType) -> pa.Array:
-    """Convert what the output functions print with DateStyle ISO and TimeZone UTC."""
+    """Convert the text of the output functions with DateStyle ISO and TimeZone UTC."""
     text = values if pa.types.is_string(values.type) else values.cast(pa.binary()).view(pa.string())
     try:
         return text.cast(target)
@@ -65,7 +65,7 @@ def from_text(values: pa.Array, target: pa.DataType) -> pa.Array:
 
 
 def _with_exceptions(text: pa.Array, target: pa.DataType) -> pa.Array:
-    """Convert regular values as one, infinities as one, and only what is before year 1 or after 9999 singly."""
+    """Convert regular values together, infinities together, and only values before year 1 or after 9999 singly."""
     number, least, greatest = _range_of(target)
     regular = pc.match_substring_regex(text, _REGULAR)
     try:
@@ -110,7 +110,7 @@ def _parse(value: bytes, target: pa.DataType) -> int:
 
 
 def from_send(values: pa.Array, target: pa.DataType) -> pa.Array:
-    """Convert what date_send, timestamp_send and timestamptz_send return: big-endian, counted from 2000-01-01.
+    """Convert the bytes of date_send, timestamp_send and timestamptz_send: big-endian, counted from 2000-01-01.
 
     The greatest and the least number are the infinities (DATEVAL_NOEND, DT_NOEND).
     """
@@ -129,7 +129,7 @@ def from_send(values: pa.Array, target: pa.DataType) -> pa.Array:
 
 
 def to_send(values: pa.Array) -> pa.Array:
-    """Convert dates or timestamps back to what their send function returns."""
+    """Convert dates or timestamps back to the bytes of their send function."""
     number, least, greatest = _range_of(values.type)
     valid = np.asarray(values.is_valid())
     integers = np.asarray(values.cast(number).fill_null(0))
@@ -143,7 +143,7 @@ def to_send(values: pa.Array) -> pa.Array:
 
 
 def _range_of(target: pa.DataType) -> tuple[pa.DataType, int, int]:
-    """Return the integer type behind a date or timestamp type, and what stands for -infinity and infinity in it."""
+    """The integer type behind a date or timestamp type, and its values for -infinity and infinity."""
     if pa.types.is_timestamp(target):
         return pa.int64(), TIMESTAMP_MINUS_INFINITY, TIMESTAMP_INFINITY
     return pa.int32(), DATE_MINUS_INFINITY, DATE_INFINITY

@@ -1,9 +1,12 @@
-"""numeric: what numeric_send returns in, Arrow decimals or the text of numeric_out out; decimals back to text.
+"""numeric: the bytes of numeric_send in, Arrow decimals or the text of numeric_out out.
 
-A value is base-10000 digits: their number, the power of 10000 of the first one, a sign that also tells NaN and the
-infinities, the decimal places to print, and the digits, 16 bits each. Digits are added up or printed for a whole
-column at once. Raises ValueError, without the value, for a value that the decimal cannot hold, ProtocolError for
-bytes that are no numeric. numeric_send and get_str_from_var in src/backend/utils/adt/numeric.c.
+Decimals back to text.
+
+A value is base-10000 digits: their number, the power of 10000 of the first one, a sign that also marks NaN
+and the infinities, the decimal places to print, and the digits, 16 bits each. Digits are added up or printed
+for a whole column at once. Raises ValueError, without the value, for a value that is out of the decimal's
+range, ProtocolError for bytes that are no numeric. numeric_send and get_str_from_var in
+src/backend/utils/adt/numeric.c.
 """
 
 from __future__ import annotations
@@ -24,9 +27,9 @@ _NEGATIVE, _NAN = 0x4000, 0xC000
 _SPECIAL = {_NAN: "NaN", 0xD000: "Infinity", 0xF000: "-Infinity"}
 _BASE = 10_000
 
-_MOST_DIGITS = 38  # of any decimal
-_WORD_DIGITS = 18  # decimal digits that a signed word always holds
-_POWERS = _BASE ** np.arange(5, dtype=np.int64)  # of 10000, as far as a word holds them
+_MOST_DIGITS = 38  # Of any decimal.
+_WORD_DIGITS = 18  # Decimal digits that always fit in a signed word.
+_POWERS = _BASE ** np.arange(5, dtype=np.int64)  # Powers of 10000, as far as they fit in a word.
 _ROOM = 10**_WORD_DIGITS // _POWERS
 
 Digits: TypeAlias = npt.NDArray[np.uint8]
@@ -37,16 +40,16 @@ _QUADS: Digits = (
 
 
 def decimal_from_send(values: pa.Array, target: pa.DataType) -> pa.Array:
-    """Convert to a decimal; a value that it has no room for is refused, never rounded."""
+    """Convert to a decimal; a value that does not fit is refused, never rounded."""
     if target.precision + _padding(target) > _WORD_DIGITS:
         return decimal_from_text(text_from_send(values), target)
     return without_nulls(values, lambda sent: _decimals(sent, target))
 
 
 def decimal_from_text(text: pa.Array, target: pa.DataType) -> pa.Array:
-    """Convert the text of numeric_out to a decimal; a value that it has no room for is refused, never rounded."""
+    """Convert the text of numeric_out to a decimal; a value that does not fit is refused, never rounded."""
     if pc.any(pc.greater(pc.binary_length(text), _MOST_DIGITS)).as_py():
-        # Arrow 26 adds digits up modulo 2**128, and only then looks whether the number fits.
+        # Arrow 26 adds digits up modulo 2**128, and only then checks whether the number fits.
         digits = pc.ascii_ltrim(pc.replace_substring(pc.ascii_ltrim(text, "-"), ".", ""), "0")
         if pc.max(pc.binary_length(digits)).as_py() > _MOST_DIGITS:
             raise ValueError("a decimal has not the digits")
@@ -54,7 +57,7 @@ def decimal_from_text(text: pa.Array, target: pa.DataType) -> pa.Array:
 
 
 def _padding(target: pa.DataType) -> int:
-    """Return how many decimal places the last base-10000 digit has beyond the decimal's."""
+    """How many decimal places the last base-10000 digit has beyond the decimal's."""
     return int(-target.scale % 4)
 
 
@@ -64,13 +67,13 @@ def _decimals(sent: pa.Array, target: pa.DataType) -> pa.Array:
     if ((sign != 0) & (sign != _NEGATIVE)).any():
         raise ValueError("no decimal is NaN or infinite")
     count = (head >> 48).astype(np.int64)
-    # The power of 10000 that the first digit counts, once the point is moved behind the last group of four.
+    # The power of 10000 of the first digit, once the point is moved behind the last group of four.
     power = (head >> 32).astype(np.uint16).view(np.int16).astype(np.int64) + -(-target.scale // 4)
     total = np.zeros(len(sent), np.int64)
     for place, read in enumerate(_digits(octets, octets.starts, int(count.max(initial=0)))):
         digit = np.where(count > place, read, 0)
         exponent = np.clip(power - place, 0, len(_POWERS) - 1)
-        # Every digit but the first is less than 10000, so there is room for all where there is for that.
+        # Every later digit is less than 10000, so there is room for all where there is room for the first.
         is_out = (power - place != exponent) & (digit > 0)
         if (is_out | (digit >= (_ROOM[exponent] if place == 0 else _BASE))).any():
             raise ValueError("a decimal has not the digits")
@@ -128,7 +131,10 @@ def _read(sent: pa.Array) -> tuple[Octets, npt.NDArray[np.uint64]]:
 
 
 def _digits(octets: Octets, starts: Positions, count: int) -> Iterator[Positions]:
-    """Read the first digits of all values, the second, and so on; behind a value's last one is anything."""
+    """The first digits of all values, the second, and so on.
+
+    Behind a value's last digit the result is undefined.
+    """
     for place in range(count):
         if place % 4 == 0:
             words = octets.words(starts + _HEADER + 2 * place)
@@ -136,12 +142,12 @@ def _digits(octets: Octets, starts: Positions, count: int) -> Iterator[Positions
 
 
 def _printed(octets: Octets, head: int, starts: Positions) -> pa.Array:
-    """Print values that differ in nothing but their digits."""
+    """Print values that differ only in their digits."""
     count, sign, places = head >> 48, head >> 16 & 0xFFFF, head & 0xFFFF
     first = ((head >> 32 & 0xFFFF) ^ 0x8000) - 0x8000
     if sign in _SPECIAL:
         return pa.repeat(_SPECIAL[sign], len(starts))
-    # Groups of four from the first that is printed before the point to the last one behind it.
+    # Groups of four, from the first printed one before the point to the last one behind it.
     before, behind = max(first, 0) + 1, -(-places // 4)
     quads = np.full((len(starts), before + behind, 4), ord("0"), np.uint8)
     for place, digit in enumerate(_digits(octets, starts, count)):

@@ -1,12 +1,13 @@
 """PostgreSQL's output functions over values in binary format: the bytes of a type's send function in, its text out.
 
-One table says which function prints which type. A type that is not in it is made of other types, or is a user's. The text
-is that of a session with DateStyle ISO, IntervalStyle postgres, TimeZone UTC, extra_float_digits 3, bytea_output hex and client
-encoding UTF8. The common types are printed as columns, the rarer ones once per distinct value.
+One table maps types to functions. Types that are not in it are made of other types, or are a user's. The text
+is that of a session with DateStyle ISO, IntervalStyle postgres, TimeZone UTC, extra_float_digits 3,
+bytea_output hex and client encoding UTF8. The common types are printed as columns, the rarer ones once per
+distinct value.
 
 Raises NoOutputError for a type whose text does not follow from its bytes alone (money depends on the server's
-locale, regclass and the like on its catalog) or whose send function is not PostgreSQL's own (extensions), and
-ProtocolError for bytes that are no value of the type.
+locale, regclass and similar types on its catalog) or whose send function is not PostgreSQL's own
+(extensions), and ProtocolError for bytes that are no value of the type.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ from pgsieve.decoding.values.output_numbers import float4_text, float8_text
 Output: TypeAlias = Callable[[pa.Array], pa.Array]
 
 
-#: pg_lsn, which servers print otherwise from 19 on: their catalogs have it among the types that are `defined`.
+#: pg_lsn in the format of servers from 19 on: their catalogs have it among the `defined` types.
 PADDED: DefinedTypes = MappingProxyType({3220: MadeOf("b", 0)})
 
 
 class NoOutputError(Exception):
-    """The text of a type's values cannot be had from their binary format."""
+    """The text of a type's values does not follow from their binary format."""
 
 
 def text_of(values: pa.Array, type_oid: int, defined: DefinedTypes = NONE_DEFINED) -> pa.Array:
@@ -66,7 +67,7 @@ def _take_apart(type_oid: int, made: MadeOf) -> TakeApart:
 
 
 def has_output(type_oid: int) -> bool:
-    """Whether a built-in type's text can be had from its binary format."""
+    """Whether a built-in type's text follows from its binary format."""
     made = MADE.get(type_oid)
     return type_oid in _OUTPUTS or (made is not None and (made.kind != "a" or has_output(made.of)))
 

@@ -1,9 +1,9 @@
-"""The output functions of types that are made of others: what their send functions return in, their text out.
+"""The output functions of types that are made of others: the bytes of their send functions in, their text out.
 
-Arrays, composites, ranges and multiranges are taken apart and put together one at a time; the values inside are
-printed together, one column a type, by what is given for the type's oid. Raises ProtocolError for bytes that are no
-value of the type. array_out in src/backend/utils/adt/arrayfuncs.c, record_out in rowtypes.c, range_deparse in
-rangetypes.c, multirange_out in multirangetypes.c.
+Arrays, composites, ranges and multiranges are taken apart and assembled one at a time. The values inside are
+printed together, one column per type, by the printer for the type's oid. Raises ProtocolError for bytes that
+are no value of the type. array_out in src/backend/utils/adt/arrayfuncs.c, record_out in rowtypes.c,
+range_deparse in rangetypes.c, multirange_out in multirangetypes.c.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pgsieve.decoding.binary.cursor import Cursor
 
 #: Prints binary values of the type with an oid as strings; NULL stays NULL.
 Print: TypeAlias = Callable[[pa.Array, int], pa.Array]
-#: Puts a value together, taking the texts of what is inside in the order in which it was taken apart.
+#: Assembles a value from the texts of its parts, in the order in which it was taken apart.
 Assemble: TypeAlias = Callable[[], str]
 
 _MOST_DIMENSIONS = 6  # MAXDIM
@@ -34,12 +34,12 @@ class Parts:
     texts: dict[int, Iterator[str]] = field(default_factory=dict)
 
     def take(self, type_oid: int, value: bytes) -> Assemble:
-        """Keep a value to be printed; what is returned gives its text."""
+        """Keep a value to be printed; returns a function for its text."""
         self.values.setdefault(type_oid, []).append(value)
         return lambda: next(self.texts[type_oid])
 
     def print(self, printer: Print) -> None:
-        """Print what was kept."""
+        """Print the kept values."""
         for type_oid, values in self.values.items():
             self.texts[type_oid] = iter(printer(pa.array(values, pa.binary()), type_oid).to_pylist())
 
@@ -57,7 +57,7 @@ def printed(values: pa.Array, take_apart: TakeApart, printer: Print) -> pa.Array
 
 
 def _quoted(text: str, special: re.Pattern[str], escape: str) -> str:
-    r"""Put text between quotes where it has to be; within, `\` and `"` stand behind `escape`, or twice."""
+    r"""Put text between quotes where necessary; within, `\` and `"` are escaped by `escape`, or doubled."""
     if text and not special.search(text):
         return text
     return '"' + re.sub(r'["\\]', lambda match: (escape or match[0]) + match[0], text) + '"'
@@ -95,7 +95,7 @@ def array(value: bytes, parts: Parts, delimiter: str = ",") -> Assemble:
 
 
 def _sized(cursor: Cursor, type_oid: int, parts: Parts) -> Assemble | None:
-    """Read a value behind its length, -1 for NULL."""
+    """Read a value with its length, -1 for NULL."""
     size = cursor.i32("a length")
     return None if size == -1 else parts.take(type_oid, cursor.byten(size, "a value"))
 
@@ -128,7 +128,7 @@ _RANGE_SPECIAL = re.compile(r'["\\()\[\],\s]', re.ASCII)
 
 
 def bounds(value: bytes, parts: Parts, subtype: int) -> Assemble:
-    """Take a range apart: flags, and the bounds that it has."""
+    """Take a range apart: flags, and its bounds."""
     cursor = Cursor(value, "range")
     flags = cursor.u8("flags")
     if flags & _EMPTY:
@@ -145,7 +145,7 @@ def bounds(value: bytes, parts: Parts, subtype: int) -> Assemble:
 
 
 def ranges(value: bytes, parts: Parts, range_type: int) -> Assemble:
-    """Take a multirange apart: ranges, each behind its length."""
+    """Take a multirange apart: ranges, each with its length."""
     cursor = Cursor(value, "multirange")
     count = cursor.fits(cursor.i32("a number of ranges"), "ranges", item_size=5)
     inside = [parts.take(range_type, cursor.sized("a range")) for _ in range(count)]

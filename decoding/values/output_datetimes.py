@@ -1,7 +1,7 @@
-"""The output functions of date and time types: what their send functions return in, ISO text out.
+"""The output functions of date and time types: the bytes of their send functions in, ISO text out.
 
-As a session prints with DateStyle ISO, IntervalStyle postgres and TimeZone UTC. One value at a time. Raises
-ProtocolError for bytes that are none. EncodeDateTime, EncodeTimezone and EncodeInterval in
+The text is that of a session with DateStyle ISO, IntervalStyle postgres and TimeZone UTC. One value at a
+time. Raises ProtocolError for bytes that are no value. EncodeDateTime, EncodeTimezone and EncodeInterval in
 src/backend/utils/adt/datetime.c; src/include/datatype/timestamp.h.
 """
 
@@ -97,7 +97,7 @@ def interval(value: bytes) -> str:
     if months < 0:
         years, rest = -years, -rest
     parts: list[str] = []
-    before = False  # whether the part before was negative: then a positive one shows its sign
+    before = False  # Whether the part before was negative: then a positive one shows its sign.
     for number, unit in ((years, "year"), (rest, "mon"), (days, "day")):
         if number:
             parts.append(f"{'+' * (before and number > 0)}{number} {unit}{'s' * (number != 1)}")

@@ -1,7 +1,7 @@
-"""float4out and float8out with extra_float_digits above 0: a number in, the shortest digits that are read as it.
+"""float4out and float8out with extra_float_digits above 0: a number in, its shortest exact digits out.
 
-PostgreSQL takes no decimal that lies just between two numbers, as which of them it is read as depends on who
-reads it: 1e+23 is printed as 9.999999999999999e+22. src/common/d2s.c, f2s.c.
+PostgreSQL avoids a decimal that lies exactly between two numbers, as readers differ in which of them they
+take: 1e+23 is printed as 9.999999999999999e+22. src/common/d2s.c, f2s.c.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from fractions import Fraction
 import numpy as np
 
 _NAMES = {math.inf: "Infinity", -math.inf: "-Infinity", 0.0: "0"}
-# The number of digits from which on there is an exponent, and how many always tell two numbers apart.
+# The number of digits from which on there is an exponent, and the number that always distinguishes two
+# numbers.
 _WIDTH_8, _DIGITS_8 = 15, 17
 _WIDTH_4, _DIGITS_4 = 6, 9
-# What lies just between two smaller numbers has more digits than those: an odd multiple of a power of 1/2.
+# A value exactly between two smaller numbers has more digits than those: an odd multiple of a power of 1/2.
 _BETWEEN_8, _BETWEEN_4 = 2.0**50, 2.0**20
 
 
 def float8_text(value: float) -> str:
-    """Return what float8out prints."""
+    """The text of float8out."""
     if value in _NAMES or math.isnan(value):
         return _special(value)
     size = abs(value)
@@ -33,7 +34,7 @@ def float8_text(value: float) -> str:
 
 
 def float4_text(value: float) -> str:
-    """Return what float4out prints of a number that float4 holds."""
+    """The text of float4out for a single precision number."""
     if value in _NAMES or math.isnan(value):
         return _special(value)
     size = np.float32(abs(value))
@@ -52,10 +53,10 @@ def _special(value: float) -> str:
 
 
 def _between(shortest: Decimal, value: float, below: float, above: float, most: int) -> Decimal:
-    """Return the shortest decimal nearer to the value than to its neighbours; `shortest` may lie between two."""
+    """The shortest decimal nearer to the value than to its neighbours; `shortest` may lie between two."""
     exact = Fraction(value)
     least = (exact + Fraction(below)) / 2
-    # After the greatest number comes one as far away as the one before it.
+    # Beyond the greatest number, the neighbour is as far away as the one before it.
     greatest = exact * 2 - least if math.isinf(above) else (exact + Fraction(above)) / 2
     if least < shortest < greatest:
         return shortest

@@ -1,8 +1,9 @@
-"""The output functions of the rarer built-in types: what a type's send function returns in, its text out.
+"""The output functions of the rarer built-in types: the bytes of a type's send function in, its text out.
 
-One value at a time. Raises ProtocolError for bytes that are no value of the type. Each function stands beside its
-type's send and output functions in src/backend/utils/adt: network.c (with src/port/inet_net_ntop.c), mac.c, mac8.c,
-varbit.c, geo_ops.c, tsvector.c, tsquery.c, tid.c, pg_lsn.c, xid.c, xid8funcs.c, char.c, bytea.c.
+One value at a time. Raises ProtocolError for bytes that are no value of the type. Each function is next to
+its type's send and output functions in src/backend/utils/adt: network.c (with src/port/inet_net_ntop.c),
+mac.c, mac8.c, varbit.c, geo_ops.c, tsvector.c, tsquery.c, tid.c, pg_lsn.c, xid.c, xid8funcs.c, char.c,
+bytea.c.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def macaddr(value: bytes) -> str:
 
 
 def inet(value: bytes) -> str:
-    """Print an inet or cidr: the latter, and what is no single host, with its bits."""
+    """Print an inet or cidr with its bits, but an inet of a single host without."""
     cursor = Cursor(value, "inet")
     family, bits, is_cidr = cursor.u8("a family"), cursor.u8("bits"), cursor.u8("cidr or not")
     address = cursor.byten(cursor.u8("a size"), "an address")
@@ -86,7 +87,7 @@ def inet(value: bytes) -> str:
 
 
 def _ipv6(address: bytes) -> str:
-    """Write the first of the longest runs of zeros as `::`, and what holds an IPv4 address with its dots."""
+    """Write the longest run of zeros, the first of several, as `::`, and an IPv4 address with its dots."""
     words = struct.unpack(">8H", address)
     runs = [(len(match[0]), -match.start()) for match in re.finditer("0{2,}", _zeros(words))]
     size, start = max(runs, default=(0, 0))
@@ -171,7 +172,7 @@ _PRIORITY = {_OR: 1, _AND: 2, _PHRASE: 3, _NOT: 4}
 
 
 def tsquery(value: bytes) -> str:
-    """Print the tree of a query, which comes with each operator before its right and then its left operand."""
+    """Print the tree of a query, in which each operator comes before its right and then its left operand."""
     cursor = Cursor(value, "tsquery")
     return _query(cursor, 0, in_phrase=False) if cursor.i32("a count") else ""
 

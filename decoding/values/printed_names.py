@@ -1,7 +1,7 @@
-"""Types whose text is a name of the catalog: it changes as an object, a schema or a role is renamed, moved or dropped.
+"""Types whose text is a name of the catalog: it changes when an object, a schema or a role is renamed, moved or dropped.
 
-Values hold oids, and the output functions look names up (src/backend/utils/adt/regproc.c, acl.c). So rows that nobody
-writes print otherwise from one day to the next.
+Values are oids, and the output functions look names up (src/backend/utils/adt/regproc.c, acl.c). So the text
+of unchanged rows may differ from one day to the next.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from pgsieve.decoding.values.builtin_types import BUILTIN_TYPES
 
-#: Whose names a type prints: kinds that the publisher's catalog is asked for.
+#: The kinds of names that a type prints; the publisher's catalog is asked for them.
 NAMES_OF: Mapping[int, str] = MappingProxyType(
     {
         24: "function",  # regproc

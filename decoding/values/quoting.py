@@ -1,7 +1,8 @@
-"""Identifiers and literals in SQL text, quoted where the server quotes them, and cut to the length that it keeps.
+"""Identifiers and literals in SQL text, quoted where the server quotes them, and cut to the server's length.
 
 Text in, text out; raises nothing. quote_identifier in src/backend/utils/adt/ruleutils.c, quote_literal in
-utils/adt/quote.c. Key words are those of PostgreSQL 18, some of which earlier servers do not have (appendix C).
+utils/adt/quote.c. Key words are those of PostgreSQL 18, some of which earlier servers do not have (appendix
+C).
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ _SINCE = MappingProxyType(
 )
 
 
-#: NAMEDATALEN - 1: PostgreSQL cuts longer names off with a notice, which would name another object here.
+#: NAMEDATALEN - 1: PostgreSQL cuts longer names with a notice; here the cut name would be another object.
 MAX_BYTES = 63
 
 
 def cut_name(name: str, longest: int, whole: str) -> str:
-    """An ASCII name of so many bytes at most: what is too long is cut, and gets a digest of the `whole` that it stands for."""
+    """An ASCII name of at most `longest` bytes: a longer one is cut, and gets a digest of the `whole` that it stands for."""
     if len(name) <= longest:
         return name
     return f"{name[: longest - 9]}_{sha256(whole.encode()).hexdigest()[:8]}"

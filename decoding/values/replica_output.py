@@ -1,8 +1,8 @@
 """A replica's values as PostgreSQL prints them: Arrow values in, the text of their types' output functions out.
 
-Python cannot hold every date and timestamp that PostgreSQL has: those before year 1 and after 9999 are printed from their
-numbers, as are the infinities. The text is that of a session as `pgsieve.decoding.values.output` has it. Raises nothing
-for values that a replica has.
+Python has no dates and timestamps before year 1 and after 9999, which PostgreSQL has. These and the
+infinities are printed from their numbers. The text is that of a session as in
+`pgsieve.decoding.values.output`. Raises nothing for values of a replica.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
 """PostgreSQL types as columns of a replica: a type's oid and modifier in, its Arrow and Spark type out.
 
-One table (`_TYPES`) says what each type becomes, how its values in text and in binary format are converted, and which SQL
-expression the initial copy selects. All three ways lead to the same Arrow values. An array of a built-in type is an array
-of what that type becomes. A type that is not in the table, or a user's type, is PostgreSQL's own text. docs/types.md is
-the table in words.
+One table (`_TYPES`) has each type's counterpart, the conversion of its values in text and in binary format,
+and the SQL expression that the initial copy selects. All three ways lead to the same Arrow values. An array
+of a built-in type is an array of that type's counterpart. A type that is not in the table, or a user's type,
+is PostgreSQL's own text. docs/types.md is the table in words.
 
 Both the slot's session and the copy's must print values with DateStyle ISO, IntervalStyle postgres, TimeZone
-UTC, extra_float_digits 3, bytea_output hex and client encoding UTF8. Raises UnsupportedTypeError for an override
-that is not offered, ValueNotRepresentableError for a value that its column cannot hold, UnsupportedBinaryError for
-a value in binary format whose text does not follow from its bytes. PostgreSQL documentation chapter 8.
+UTC, extra_float_digits 3, bytea_output hex and client encoding UTF8. Raises UnsupportedTypeError for an
+override that is not offered, ValueNotRepresentableError for a value that does not fit in its column,
+UnsupportedBinaryError for a value in binary format whose text does not follow from its bytes. PostgreSQL
+documentation chapter 8.
 """
 
 from __future__ import annotations
@@ -36,20 +37,20 @@ from pgsieve.decoding.values.quoting import quote_identifier
 
 _NATIVE = "{}"
 _TEXT = "{}::pg_catalog.text"
-# The type's output function, as pgoutput calls it: a cast to text prints booleans and char(n) otherwise, also
-# below a domain. concat() makes NULL an empty string.
+# The type's output function, as pgoutput calls it: a cast to text prints booleans and char(n) differently,
+# also below a domain. concat() makes NULL an empty string.
 _OUTPUT = "CASE WHEN pg_catalog.num_nulls({0}) = 0 THEN pg_catalog.concat({0}) END"
 
 _NUMERIC = 1700
-_GREATEST_PRECISION = 38  # Spark's and Arrow's
+_GREATEST_PRECISION = 38  # Of Spark and Arrow.
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnType:
-    """What a column of a PostgreSQL type is in a replica.
+    """The replica's column for a PostgreSQL type.
 
-    `arrow` and `spark` are the same type twice; `text`, `binary` and `copy` convert PostgreSQL's text, its binary
-    format, and what `expression` yields in the initial copy, to `arrow`.
+    `arrow` and `spark` are the same type twice. `text`, `binary` and `copy` convert to `arrow` from
+    PostgreSQL's text, from its binary format, and from the result of `expression` in the initial copy.
     """
 
     arrow: pa.DataType
@@ -100,7 +101,7 @@ def _boolean_text(values: pa.Array, _: pa.DataType) -> pa.Array:
 
 
 def _parsed(values: pa.Array, target: pa.DataType) -> pa.Array:
-    """Convert digits; the parser refuses what is no number, so the bytes need no check of their encoding."""
+    """Convert digits; the parser refuses anything but a number, so the bytes need no check of their encoding."""
     text = values if pa.types.is_string(values.type) else values.cast(pa.binary()).view(pa.string())
     return text.cast(target)
 
@@ -110,12 +111,12 @@ def _parsed_decimal(values: pa.Array, target: pa.DataType) -> pa.Array:
 
 
 def _widened_real(values: pa.Array, target: pa.DataType) -> pa.Array:
-    """Read as the four-byte number it is: its shortest digits as a double would be another number."""
+    """Read as a four-byte number: its shortest digits read as a double would be another number."""
     return _parsed(values, pa.float32()).cast(target)
 
 
 def _decoded_text(values: pa.Array, target: pa.DataType) -> pa.Array:
-    """Check that the bytes are UTF-8: a database in encoding SQL_ASCII may hold anything."""
+    """Check that the bytes are UTF-8: a database in encoding SQL_ASCII may contain anything."""
     return values.cast(pa.binary()).cast(target)
 
 
@@ -144,7 +145,8 @@ def _number(
 
 
 def _datetime(arrow: pa.DataType, spark: str, send: str) -> ColumnType:
-    # The copy's driver overflows on infinity and on distant years in native values; the send functions do not.
+    # The copy's driver overflows on infinity and on distant years in native values; the send functions do
+    # not.
     return ColumnType(
         arrow,
         spark,
@@ -189,12 +191,12 @@ _TYPES: Mapping[int, ColumnType] = MappingProxyType(
         114: _string(114, _TEXT),  # json
         700: _number(pa.float32(), "float", ">f4"),
         701: _number(pa.float64(), "double", ">f8"),
-        1042: _string(1042, _NATIVE),  # char(n): a cast to text would remove its padding
+        1042: _string(1042, _NATIVE),  # char(n): a cast to text would remove its padding.
         1043: _string(1043, _NATIVE),  # varchar
         1082: _datetime(pa.date32(), "date", "date_send"),
         1114: _datetime(pa.timestamp("us"), "timestamp_ntz", "timestamp_send"),
         1184: _datetime(pa.timestamp("us", "UTC"), "timestamp", "timestamptz_send"),
-        _NUMERIC: _string(_NUMERIC, _TEXT),  # without a precision, or one that no decimal has
+        _NUMERIC: _string(_NUMERIC, _TEXT),  # Without a precision, or with one that no decimal has.
         2950: _string(2950, _TEXT),  # uuid
         3802: _string(3802, _TEXT),  # jsonb
     }
@@ -229,11 +231,11 @@ def column_type(
     override: str | None = None,
     defined: DefinedTypes = NONE_DEFINED,
 ) -> ColumnType:
-    """Return what a column of this PostgreSQL type is in a replica.
+    """The replica's column for a PostgreSQL type.
 
-    `override` is another Spark type that the user asks for: string is PostgreSQL's own text for every type;
-    numeric can be any decimal(p,s); integers and real can be wider; an array can be one of these. `defined` says
-    what users' types are made of, which their values in binary format do not tell.
+    `override` is another Spark type that the user asks for. string is PostgreSQL's own text for every type;
+    numeric can be any decimal(p,s); integers and real can be wider; an array can be one of these. `defined`
+    describes users' types, as their values in binary format do not.
     """
     default = _default_type(type_oid, type_modifier, defined)
     if override is None:
@@ -261,7 +263,7 @@ def _default_type(type_oid: int, type_modifier: int, defined: DefinedTypes) -> C
 
 
 def _chosen_type(type_oid: int, type_modifier: int, wanted: str, defined: DefinedTypes) -> ColumnType | None:
-    """Return the type that a user asks for, None where it is not offered."""
+    """The type that a user asks for, None where it is not offered."""
     default = _default_type(type_oid, type_modifier, defined)
     wanted = _SYNONYMS.get(wanted, wanted)
     if wanted == default.spark:
@@ -281,7 +283,7 @@ def _chosen_type(type_oid: int, type_modifier: int, wanted: str, defined: Define
 
 
 def _offered(type_oid: int) -> list[str]:
-    """What an override may ask for beside the default and string."""
+    """The types that an override may ask for besides the default and string."""
     if type_oid in ELEMENTS:
         return [f"array<{spark}>" for spark in (*_offered(ELEMENTS[type_oid]), "string")]
     return ["decimal(p,s)"] if type_oid == _NUMERIC else list(_WIDER.get(type_oid, {}))
@@ -290,7 +292,7 @@ def _offered(type_oid: int) -> list[str]:
 def copy_expression(
     quoted_column: str, type_oid: int, type_modifier: int, override: str | None = None
 ) -> str:
-    """Return what the initial copy selects for a column; `from_copy` converts it."""
+    """The expression that the initial copy selects for a column; `from_copy` converts its values."""
     return column_type(type_oid, type_modifier, override).expression.format(quoted_column)
 
 
@@ -300,7 +302,7 @@ def from_text(values: pa.Array, type: ColumnType, column: str) -> pa.Array:  # n
 
 
 def from_binary(values: pa.Array, type: ColumnType, column: str) -> pa.Array:  # noqa: A002 - as in PostgreSQL
-    """Convert what the type's send function returns (binary, null for NULL) to the column's Arrow type."""
+    """Convert the bytes of the type's send function (binary, null for NULL) to the column's Arrow type."""
     try:
         return _converted(type.binary, values, type, column)
     except NoOutputError:
@@ -319,7 +321,7 @@ def from_copy(values: pa.Array, type: ColumnType, column: str) -> pa.Array:  # n
 def _converted(converter: Converter, values: pa.Array, type: ColumnType, column: str) -> pa.Array:  # noqa: A002
     try:
         return converter(values, type.arrow)
-    except ValueError:  # Arrow's errors are among these. They quote the value, so none is chained
+    except ValueError:  # Arrow's errors are among these. They quote the value, so none is chained.
         raise ValueNotRepresentableError(
             f'column "{column}" has a value that Spark type {type.spark} cannot hold',
             hint=f"set `types: {{{OF_TABLE}.{quote_identifier(column)}: string}}` in pgsieve.yaml for PostgreSQL's own text",
@@ -328,7 +330,7 @@ def _converted(converter: Converter, values: pa.Array, type: ColumnType, column:
 
 
 def _first_refused(converter: Converter, values: pa.Array, target: pa.DataType) -> int:
-    """Return the place of the first value that cannot be converted; one of them cannot."""
+    """The place of the first value that cannot be converted; one of them cannot."""
 
     def refused(first: int, last: int) -> bool:
         try:

@@ -1,7 +1,7 @@
 """Functions of arrays of one dimension in row filters.
 
-In: lists; elements that are compared come as their ranks, of which None is NULL. Out: PostgreSQL's value (arrayfuncs.c,
-array_userfuncs.c). Raises nothing.
+In: lists; elements that are compared are given as their ranks, and NULL as None. Out: PostgreSQL's value
+(arrayfuncs.c, array_userfuncs.c). Raises nothing.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _overlap(left: Ranks, right: Ranks) -> bool:
 
 
 def position(items: Ranks, sought: Any) -> int | None:
-    """Return the place of the first element that is `sought`, which may be NULL."""
+    """The place of the first element equal to `sought`, which may be NULL."""
     return next((place for place, item in enumerate(items, 1) if item == sought), None)
 
 

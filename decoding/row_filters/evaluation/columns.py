@@ -1,9 +1,9 @@
-"""A row filter's tree as Arrow's computations on whole columns: what most filters are made of.
+"""A row filter's tree as Arrow computations on whole columns: most filters can be computed so.
 
-In: a tree. Out: a function of a batch, whose verdicts are those of `compiler`. Raises NotColumnarError for a tree with any
-other part, which `compiler` follows row by row. No part here can raise an error for a row, so it does not show that
-PostgreSQL evaluates some rows' parts only (section 4.2.14). The text that a pattern is matched with may be of any parts that
-cannot fail: they are computed row by row, the match by columns.
+In: a tree. Out: a function of a batch, whose verdicts are those of `compiler`. Raises NotColumnarError for a
+tree with any other part, which `compiler` evaluates row by row. No part here can raise an error for a row, so
+it makes no difference that PostgreSQL evaluates only some parts for some rows (section 4.2.14). The text for
+a pattern match may be any expression that cannot fail: it is computed row by row, and the match by columns.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from pgsieve.decoding.values.datetimes import (
     TIMESTAMP_MINUS_INFINITY,
 )
 
-#: What an expression is on a batch: an array of its rows, or a scalar, which is the same in each.
+#: The result of an expression for a batch: an array of its rows, or a scalar for all of them.
 Values: TypeAlias = pa.Array | pa.Scalar
 Columnar: TypeAlias = Callable[[pa.RecordBatch], Values]
 
 
 class NotColumnarError(Exception):
-    """A part of a tree that is not computed by columns."""
+    """A part of a tree that cannot be computed by columns."""
 
 
 def columnar(tree: Node) -> Columnar:
@@ -45,7 +45,7 @@ def columnar(tree: Node) -> Columnar:
     return _compiled(tree)
 
 
-#: What values of a type are as Arrow computes with them: text orders by bytes, as `rank` of `values` says.
+#: Arrow's form of a type's values: text orders by bytes, as `rank` of `values` says.
 _ARROW: Final = MappingProxyType(
     {
         nodes.BOOL: pa.bool_(),
@@ -116,7 +116,10 @@ def _compiled(node: Node) -> Columnar:
 
 
 def _like(pattern: str) -> Callable[[Values], Values]:
-    """The match of a pattern. Arrow takes escaped characters of `%a` and `a%` for themselves, with the backslash before them."""
+    """The match of a pattern.
+
+    In `%a` and `a%` Arrow would take escaped characters literally, together with the backslash before them.
+    """
     if "\\" not in pattern:
         return lambda text: pc.match_like(text, pattern)
     expression = like_expression(pattern)
@@ -131,7 +134,7 @@ def _computed(function: Callable[..., Values], *operands: Columnar) -> Columnar:
 
 
 def _arrow_type(node: Node) -> pa.DataType:
-    """What an expression's values are as Arrow computes with them."""
+    """The Arrow type in which an expression's values are computed."""
     if node.type_oid == nodes.NUMERIC and node.digits is not None:
         return pa.decimal128(node.digits.precision, node.digits.scale)
     if node.type_oid not in _ARROW:
@@ -160,7 +163,7 @@ def _scalar(node: nodes.Constant) -> pa.Scalar:
 
 
 def _digits_of(value: Decimal | None) -> pa.DataType:
-    """The least decimal type that has a value; raises NotColumnarError where there is none."""
+    """The smallest decimal type for a value; raises NotColumnarError where there is none."""
     if value is None:
         return pa.decimal128(1, 0)
     if not value.is_finite():
@@ -174,7 +177,7 @@ def _digits_of(value: Decimal | None) -> pa.DataType:
 
 
 def _cast(node: nodes.Cast) -> Columnar:
-    """The conversions that cannot fail, and of which Arrow's values are PostgreSQL's."""
+    """The conversions that cannot fail, and whose results in Arrow equal PostgreSQL's."""
     operand, source, target = _compiled(node.operand), node.operand.type_oid, node.type_oid
     if node.modifier:
         raise NotColumnarError
@@ -206,7 +209,7 @@ def _arithmetic(node: nodes.Arithmetic) -> Columnar:
 
 
 def _text(node: Node) -> Columnar:
-    """A string as a pattern is matched with it, which the padding of character(n) is a part of."""
+    """A string for a pattern match, which includes the padding of character(n)."""
     match node:
         case nodes.ColumnValue(name=name):
             return lambda batch: batch.column(name)
@@ -223,7 +226,7 @@ def _text(node: Node) -> Columnar:
 
 
 def _sides(left: Node, right: Node) -> tuple[Columnar, Columnar]:
-    """Both sides of a comparison, of one type; numerics in one that has the values of both."""
+    """Both sides of a comparison, of one type; for numerics one type with the values of both."""
     if left.type_oid != right.type_oid:
         raise NotColumnarError
     if left.type_oid != nodes.NUMERIC:
@@ -255,7 +258,7 @@ def _logical(node: nodes.Logical) -> Columnar:
 
 
 def _membership(node: nodes.Logical) -> list[Columnar] | None:
-    """Look up `x = a OR x = b …`, or the negation of it, in a set of constants; None for what is neither."""
+    """A lookup for `x = a OR x = b …`, or its negation, in a set of constants; None for other expressions."""
     operator = "=" if node.connective == "OR" else "<>"
     first = node.operands[0]
     if not isinstance(first, nodes.Comparison) or first.left.type_oid == nodes.NUMERIC:
@@ -277,7 +280,7 @@ def _membership(node: nodes.Logical) -> list[Columnar] | None:
 
     def member(value: Values) -> Values:
         is_in = pc.is_in(value, members)
-        # NULL where the value is, and where only NULL is left to equal it.
+        # NULL where the value is NULL, and where only NULL is left to equal it.
         known = pc.and_(pc.is_valid(value), is_in) if has_null else pc.is_valid(value)
         return pc.if_else(known, is_in if operator == "=" else pc.invert(is_in), pa.scalar(None, pa.bool_()))
 

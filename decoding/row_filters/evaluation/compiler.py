@@ -1,9 +1,9 @@
 """A row filter's tree as a Python function of a row.
 
-In: a tree. Out: a `Program`, whose function takes a row's values and gives the filter's. The functions raise where PostgreSQL
-does, and for nothing that it does not evaluate:
-operands are evaluated from the left, all of them, but for those that AND, OR, CASE and COALESCE do not come to
-(section 4.2.14; ExecInterpExpr() in src/backend/executor/execExprInterp.c).
+In: a tree. Out: a `Program`, whose function takes a row's values and gives the filter's. The functions raise
+where PostgreSQL does, and not for parts that it does not evaluate. Operands are evaluated from the left, all
+of them, except those that AND, OR, CASE and COALESCE do not reach (section 4.2.14; ExecInterpExpr() in
+src/backend/executor/execExprInterp.c).
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ Evaluate: TypeAlias = Callable[[Row], Any]
 class Program:
     """A compiled tree.
 
-    `evaluate` takes a row: the values of `columns`, which have these types, in their order, and `room` for what is kept
-    while the row is evaluated.
+    `evaluate` takes a row: the values of `columns`, which have these types, in their order, and `room` places
+    for values that are kept while the row is evaluated.
     """
 
     columns: dict[str, int]
@@ -60,7 +60,7 @@ _MISSING: Final = object()
 
 
 class _Parts:
-    """What a tree reads, and what it has in several places: the subject of a list, the value of a BETWEEN."""
+    """The columns that a tree reads, and its repeated parts: the subject of a list, the value of a BETWEEN."""
 
     def __init__(self, tree: Node) -> None:
         self.columns: dict[str, int] = {}
@@ -102,7 +102,7 @@ class _Compiler:
         self.kept = 0
         self._shared = parts.shared
         self._places = {name: place for place, name in enumerate(parts.columns)}
-        #: By identity, as those of elements are: constants that are equal may have different scales (1.5 and 1.50).
+        #: By identity, like elements: equal constants may have different scales (1.5 and 1.50).
         self._compiled: dict[int, Evaluate] = {}
         self._elements: dict[int, int] = {}
 
@@ -170,7 +170,7 @@ class _Compiler:
     # Comparisons.
 
     def _ranked(self, left: Node, right: Node) -> list[Evaluate]:
-        """Return both sides as what they are compared by."""
+        """Both sides as the values by which they are compared."""
         sides = zip((left, right), _rank_functions(left, right), strict=True)
         return [_applied(function, self.compile(side)) for side, function in sides]
 
@@ -179,7 +179,10 @@ class _Compiler:
         return self._membership(node, decided) or _connected(self._each(node.operands), decided)
 
     def _membership(self, node: nodes.Logical, decided: bool) -> Evaluate | None:
-        """Look up `x = a OR x = b …`, or the negation of it, in a set of constants; None for what is neither."""
+        """A lookup for `x = a OR x = b …`, or its negation, in a set of constants.
+
+        None for other expressions.
+        """
         operator = "=" if decided else "<>"
         match node.operands[0]:
             case nodes.Comparison(left=subject):
@@ -200,7 +203,7 @@ class _Compiler:
         decided = not node.every
 
         def evaluate(row: Row) -> bool | None:
-            subject(row)  # even if there is no element to compare it with
+            subject(row)  # Even if there is no element to compare it with.
             items = array(row)
             if items is None:
                 return None
@@ -227,7 +230,7 @@ class _Compiler:
         if {source, target} <= set(nodes.STRINGS):
             return _applied(strings.conversion(source, target), operand)
         if source == target or (source in ELEMENTS and target in ELEMENTS):
-            return operand  # of arrays only those whose elements stay as they are
+            return operand  # For arrays only conversions that keep the elements as they are.
         if (source, target) not in _CONVERSIONS:
             raise TypeError(f"nothing converts type {source} to {target}")
         return _applied(_CONVERSIONS[source, target], operand)
@@ -274,12 +277,12 @@ def _constant(value: Any) -> Evaluate:
 
 
 def _applied(function: Callable[[Any], Any] | None, operand: Evaluate) -> Evaluate:
-    """Return a strict function of one operand; None is the one that changes nothing."""
+    """A strict function of one operand; None stands for the identity."""
     return operand if function is None else _strict(function, [operand])
 
 
 def _strict(function: Callable[..., Any], operands: Sequence[Evaluate]) -> Evaluate:
-    """Return a function of operands, all of them evaluated, that is NULL where one of them is."""
+    """A function of operands, all of them evaluated, that is NULL where one of them is."""
     if len(operands) == 1:
         (only,) = operands
 
@@ -362,7 +365,7 @@ def _coalesce(operands: Sequence[Evaluate]) -> Evaluate:
 def _extreme(
     choose: Callable[..., Any], operands: Sequence[Evaluate], key: Callable[[Any], Any] | None
 ) -> Evaluate:
-    """GREATEST or LEAST; of equal ones the first, whose display scale counts."""
+    """GREATEST or LEAST; the first of equal values, whose display scale counts."""
 
     def evaluate(row: Row) -> Any:
         values = [operand(row) for operand in operands]
@@ -395,7 +398,7 @@ def _case(branches: Sequence[tuple[Evaluate, Evaluate]], default: Evaluate) -> E
 
 
 def _array_position(items: Evaluate, sought: Evaluate) -> Evaluate:
-    """Return the one function that is called on NULL."""
+    """The one function that is called with NULL."""
 
     def evaluate(row: Row) -> int | None:
         array, value = items(row), sought(row)
@@ -418,7 +421,7 @@ def _modified(type_oid: int, modifier: tuple[int, ...]) -> Callable[[Any], Any]:
 def _rank_functions(
     left: Node, right: Node
 ) -> tuple[Callable[[Any], Any] | None, Callable[[Any], Any] | None]:
-    """Return what makes both sides comparable; a date and a timestamp compare as timestamps."""
+    """The functions that make both sides comparable; a date and a timestamp compare as timestamps."""
     if left.type_oid == right.type_oid:
         return rank(left.type_oid), rank(right.type_oid)
     first, second = (midnight if side.type_oid == nodes.DATE else None for side in (left, right))
@@ -435,7 +438,7 @@ def _element_ranks(array_oid: int) -> Callable[[list[Any]], list[Any]]:
 
 
 def _compares(node: Node, operator: str, subject: Node) -> TypeGuard[nodes.Comparison]:
-    """Tell whether it compares a subject with a constant of its type."""
+    """Whether it compares a subject with a constant of its type."""
     return (
         isinstance(node, nodes.Comparison)
         and node.operator == operator

@@ -67,7 +67,7 @@ def _month_length(year: int, month: int) -> int:
 
 
 def _make_date(year: int, month: int, day: int) -> int:
-    """Return the date of its fields: a year below zero is BC, and there is no year 0."""
+    """The date with these fields: a year below zero is BC, and there is no year 0."""
     astronomical = year + 1 if year < 0 else year
     if year == 0 or not 1 <= month <= 12 or not 1 <= day <= _month_length(astronomical, month):
         raise FilterValueError("date field value out of range", sqlstate="22008")
@@ -92,7 +92,7 @@ def _date_from_timestamp(micros: float) -> float:
 
 
 def _add_months(micros: int, months: int) -> int:
-    """Go to the same day of another month, or to its last where it is shorter."""
+    """The same day of another month, or its last day where it is shorter."""
     days, clock = divmod(micros, DAY)
     year, month, day = calendar_date(days)
     years, place = divmod(month - 1 + months, 12)
@@ -123,7 +123,7 @@ def _add_time(day: float, time: str) -> float:
 
 
 def _time_between(left: float, right: float) -> int:
-    """Timestamp - timestamp, as intervals are compared; fails for infinities, as it does before PostgreSQL 17."""
+    """Timestamp - timestamp, as intervals are compared; fails for infinities, as PostgreSQL did before 17."""
     if isinf(left) or isinf(right):
         raise FilterValueError("cannot subtract infinite timestamps", sqlstate="22008")
     difference = int(left) - int(right)
@@ -144,13 +144,13 @@ def _day_of_year(days: int) -> int:
 
 
 def _week(days: int) -> int:
-    """A week belongs to the year of its Thursday (ISO 8601)."""
+    """The number of the ISO week; a week belongs to the year of its Thursday (ISO 8601)."""
     return (_day_of_year(days - _weekday(days) + 3) + 6) // 7
 
 
 def _year(days: int) -> int:
     year, _, _ = calendar_date(days)
-    return year if year > 0 else year - 1  # there is no year 0: before 1 comes 1 BC
+    return year if year > 0 else year - 1  # There is no year 0: before 1 comes 1 BC.
 
 
 def _iso_year(days: int) -> int:
@@ -158,7 +158,7 @@ def _iso_year(days: int) -> int:
 
 
 def _span_of_years(size: int, days: int) -> int:
-    """Return the century or millennium: the first begins with year 1, and before it comes the first before Christ."""
+    """The century or millennium: the first begins with year 1, and before it comes the first before Christ."""
     year, _, _ = calendar_date(days)
     return (year + size - 1) // size if year > 0 else -((size - year) // size)
 
@@ -186,7 +186,7 @@ _OF_DAY: Final[Mapping[str, Callable[[int], int]]] = MappingProxyType(
         "epoch": lambda days: days * (DAY // _SECOND),
     }
 )
-#: Fields that are infinite of an infinity; others are NULL (NonFiniteTimestampTzPart() in timestamp.c).
+#: Fields that are infinite for an infinity; others are NULL (NonFiniteTimestampTzPart() in timestamp.c).
 _MONOTONIC: Final = frozenset(("year", "isoyear", "decade", "century", "millennium", "julian", "epoch"))
 _OF_CLOCK: Final[Mapping[str, Callable[[int], int]]] = MappingProxyType(
     {
@@ -254,7 +254,7 @@ _UNITS: Final = MappingProxyType(
 )  # fmt: skip
 
 
-#: The years with which these begin.
+#: The years that begin a century or millennium.
 _FIRST_YEARS: Final[Mapping[str, Callable[[int], int]]] = MappingProxyType(
     {
         "decade": lambda days: _decade(days) * 10,
@@ -265,7 +265,7 @@ _FIRST_YEARS: Final[Mapping[str, Callable[[int], int]]] = MappingProxyType(
 
 
 def _first_year(size: int, number: int) -> int:
-    """Return the year, of which there is one 0, with which a century or millennium begins."""
+    """The year with which a century or millennium begins, counted with a year 0."""
     return number * size - size + 1 if number > 0 else number * size + 1
 
 
@@ -308,9 +308,9 @@ _WITH_INTERVAL: Final[Mapping[str, Callable[[Interval, float], float]]] = Mappin
 
 
 def function_of(node: FunctionCall) -> tuple[Callable[..., Any], tuple[Node, ...]] | None:
-    """Return a function that is made for a constant, the name of a field or an interval, and its other operands.
+    """A function made for a constant, such as the name of a field or an interval, and its other operands.
 
-    None for a function that is not.
+    None for other functions.
     """
     if node.name in _OF_FIELD:
         field, value = node.operands

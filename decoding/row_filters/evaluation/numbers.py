@@ -47,7 +47,7 @@ def _division_by_zero() -> FilterValueError:
 
 
 def _fitting(compute: Callable[..., int], type_oid: int) -> Callable[..., int]:
-    """Have a function fail for a result beyond the integer type."""
+    """A function that fails for a result beyond the integer type."""
     bits, name = _BITS[type_oid]
     limit = 1 << bits - 1
 
@@ -87,11 +87,11 @@ def _hexadecimal(bits: int) -> Callable[[int], str]:
 
 # --- floating point ----------------------------------------------------------------------
 
-_WHOLE: Final = float(1 << 52)  # from here on a double has no fraction
+_WHOLE: Final = float(1 << 52)  # From here on a double has no fraction.
 
 
 def _single(value: float) -> float:
-    """Round to a single precision number, infinite where there is none so great."""
+    """Round to a single precision number, infinite where the value is too great."""
     return c_float(value).value
 
 
@@ -144,7 +144,7 @@ def _divided(rounded: Callable[[float], float]) -> Callable[..., float]:
 
 
 def _float_arithmetic(type_oid: int) -> Mapping[str, Callable[..., float]]:
-    # Rounding twice is rounding once here: 53 bits are more than 2 * 24 + 1.
+    # Rounding twice is the same as once here: 53 bits are more than 2 * 24 + 1.
     rounded = _single if type_oid == FLOAT4 else _identity
     return {
         "+": _added(add, rounded), "-": _added(sub, rounded), "*": _multiplied(rounded), "/": _divided(rounded),
@@ -152,7 +152,7 @@ def _float_arithmetic(type_oid: int) -> Mapping[str, Callable[..., float]]:
 
 
 def _towards(compute: Callable[[float], int]) -> Callable[[float], float]:
-    """Have NaN, infinities and what has no fraction stay as they are."""
+    """A rounding that keeps NaN, infinities and whole numbers as they are."""
     return lambda value: float(compute(value)) if abs(value) < _WHOLE else value
 
 
@@ -186,7 +186,7 @@ def arithmetic(operator: str, type_oid: int) -> Callable[..., Any]:
 
 
 def _real_from_integer(value: int) -> float:
-    """Round once, which by way of a double would be twice."""
+    """Round once; by way of a double it would be rounded twice."""
     return float(np.int64(value).astype(np.float32))
 
 
@@ -208,7 +208,7 @@ def _real_from_double(value: float) -> float:
 
 
 def _float_from_numeric(convert: Callable[[Decimal], float]) -> Callable[[Decimal], float]:
-    """Have a conversion fail where the number is out of the type's range (float8in_internal)."""
+    """A conversion that fails where the number is out of the type's range (float8in_internal)."""
 
     def of(value: Decimal) -> float:
         result = convert(value)

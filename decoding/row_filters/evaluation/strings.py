@@ -45,7 +45,7 @@ def _right(text: str, count: int) -> str:
 
 
 def _right_before_19(text: str, count: int) -> str:
-    # The least integer was its own negation: no character was left out.
+    # The negation of the least integer overflowed to itself: no character was left out.
     return text if count == _LEAST_INTEGER else _right(text, count)
 
 
@@ -124,7 +124,7 @@ def _md5(value: bytes) -> str:
 
 
 def conversion(source: int, target: int) -> Callable[[str], str] | None:
-    """Return the cast between two types of strings, None where nothing changes."""
+    """The cast between two types of strings; None where nothing changes."""
     if not {source, target} <= set(STRINGS):
         return None
     return (lambda text: text.rstrip(" ")) if source == BPCHAR != target else None
@@ -149,7 +149,7 @@ def modified(type_oid: int, length: int) -> Callable[[str], str]:
 
 
 def _like_parts(pattern: str) -> Iterator[str]:
-    """Return the pattern in pieces between percent signs, each as a regular expression."""
+    """The pieces of a pattern between percent signs, each as a regular expression."""
     part: list[str] = []
     characters = iter(pattern)
     for character in characters:
@@ -164,18 +164,18 @@ def _like_parts(pattern: str) -> Iterator[str]:
 
 
 def like(pattern: str) -> Callable[[str], bool]:
-    r"""Return the match of a pattern in which a backslash stands before %, _ and \ where they mean themselves."""
+    r"""The match of a pattern in which a backslash escapes literal %, _ and \."""
     first, *rest = _like_parts(pattern)
     if rest:
         *middle, last = rest
-        # What stands between two percent signs is taken where it comes first, and never looked for again.
+        # The text between two percent signs is matched at its first place, without backtracking.
         first += "".join(f"(?>.*?{part})" for part in middle) + f".*{last}"
     matches = re.compile(first, re.DOTALL).fullmatch
     return lambda text: matches(text) is not None
 
 
 def like_expression(pattern: str) -> str:
-    """Return the same match as an expression of RE2's, which finds it in one pass."""
+    """The same match as an expression of RE2, which matches in one pass."""
     return rf"(?s)\A{'.*'.join(_like_parts(pattern))}\z"
 
 

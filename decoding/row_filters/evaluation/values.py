@@ -1,4 +1,4 @@
-"""Values of a row filter as Python values: from Arrow, from constants, and as they are compared.
+"""Values of a row filter as Python values: from Arrow, from constants, and for comparisons.
 
 | PostgreSQL                        | Python |
 |-----------------------------------|--------|
@@ -7,9 +7,9 @@
 | date                              | days since 1970-01-01, or an infinity |
 | timestamp, timestamptz            | microseconds since 1970-01-01, or an infinity |
 | interval                          | the microseconds by which it is compared (interval_cmp_value) |
-| time, uuid                        | text, which orders as these do |
+| time, uuid                        | text, which orders in the same way |
 | arrays                            | a list |
-| a type that no operator here has  | True: it is only asked whether it is NULL |
+| a type without operators here     | True: it is only compared with NULL |
 
 Raises nothing for values that `pgsieve.decoding.values.types` makes.
 """
@@ -64,7 +64,7 @@ def _interval(text: str) -> int:
     return int(str(STRING_FUNCTIONS["interval_cmp_value"](text)))
 
 
-#: What Arrow's values are cast to, None for as they are, and what a Python value of that becomes.
+#: The Arrow type to cast values to, None for no cast, and the conversion of the resulting Python values.
 _FROM_ARROW: Final[dict[int, tuple[pa.DataType | None, Callable[[Any], Any]]]] = {
     **dict.fromkeys(
         (nodes.BOOL, nodes.BYTEA, nodes.TIME, nodes.UUID, *nodes.INTEGERS, *nodes.FLOATS, *nodes.STRINGS),
@@ -122,12 +122,12 @@ def constant_value(value: nodes.ConstantValue) -> Any:
 
 
 def _float_rank(value: float) -> tuple[bool, float]:
-    """Return what floats order by: NaN is equal to itself and the greatest."""
+    """The sort key of floats: NaN is equal to itself and the greatest."""
     return (False, value) if value == value else (True, 0.0)  # noqa: PLR0124
 
 
 def _unpadded(text: str) -> str:
-    """The padding of character(n) has no meaning (section 8.3)."""
+    """The text without the padding of character(n), which has no meaning (section 8.3)."""
     return text.rstrip(" ")
 
 
@@ -140,21 +140,26 @@ _RANKS: Final[dict[int, Callable[[Any], Any]]] = {
 
 
 def midnight(days: float) -> float:
-    """Return a date as a timestamp, whether or not timestamps reach as far."""
+    """A date as a timestamp, even beyond the range of timestamps."""
     return days * DAY
 
 
 def rank(type_oid: int) -> Callable[[Any], Any] | None:
-    """Return the function to what values of a type are equal, ordered and hashed by; None where it is the value itself.
+    """A function to the value by which values of a type are equal, ordered and hashed.
 
-    Strings are under a collation that orders by bytes where that matters, and so do Python's code points.
+    None for the value itself.
+
+    Where it matters, strings are under a collation that orders by bytes, and so do Python's code points.
     """
     if type_oid not in ELEMENTS:
         return _RANKS.get(type_oid)
     of_element = rank(ELEMENTS[type_oid]) or _identity
 
     def of_array(items: list[Any]) -> tuple[tuple[bool, Any], ...]:
-        """NULL is equal to itself and the greatest; of two arrays that begin alike the shorter is the less."""
+        """The sort key of an array: NULL is equal to itself and the greatest.
+
+        A prefix is less than a longer array.
+        """
         return tuple((True, 0) if item is None else (False, of_element(item)) for item in items)
 
     return of_array

@@ -1,10 +1,10 @@
-"""The verdict of a row filter on each row of an Arrow batch, as PostgreSQL comes to it.
+"""PostgreSQL's verdict of a row filter on each row of an Arrow batch.
 
-In: a tree of `pgsieve.decoding.row_filters.nodes`, and batches whose columns are of the Arrow types that
-`pgsieve.decoding.values.types` gives PostgreSQL's types without an override. Out: true, false or NULL for each row, in
-which NULL counts as no match (section 29.4). Raises RecursionError before any row is read, for a tree that nests too deeply;
-FilterValueError or NumericError, with PostgreSQL's words and SQLSTATE and no value, for the first row of which PostgreSQL would
-raise an error.
+In: a tree of `pgsieve.decoding.row_filters.nodes`, and batches whose columns have the Arrow types that
+`pgsieve.decoding.values.types` gives PostgreSQL's types without an override. Out: true, false or NULL for
+each row, where NULL counts as no match (section 29.4). Raises RecursionError before any row is read, for a
+tree that nests too deeply; FilterValueError or NumericError, with PostgreSQL's words and SQLSTATE and no
+value, for the first row for which PostgreSQL would raise an error.
 
 The largest parts that cannot fail are computed by columns (`columns`), the rest row by row (`compiler`).
 """
@@ -27,10 +27,11 @@ Verdicts: TypeAlias = Callable[[pa.RecordBatch], pa.BooleanArray]
 
 
 def condition(*trees: Node) -> Verdicts:
-    """Return row filters' trees as a function of batches, which several threads may call at once.
+    """Row filters' trees as one function of batches, which several threads may call at once.
 
-    Of several filters a row has to pass one; of none it passes none. They are tried in order, and no further than needed
-    (pgoutput_row_filter_init() in src/backend/replication/pgoutput/pgoutput.c joins them with OR).
+    A row has to pass one of several filters; without any filter no row passes. They are tried in order, and
+    no further than needed (pgoutput_row_filter_init() in src/backend/replication/pgoutput/pgoutput.c joins
+    them with OR).
     """
     parts = _Parts()
     tree = parts.divided(trees[0] if len(trees) == 1 else Logical("OR", trees))
@@ -55,7 +56,7 @@ def verdicts(node: Node, batch: pa.RecordBatch) -> pa.BooleanArray:
 
 
 def _every_row(compute: Columnar) -> Verdicts:
-    """Return the verdict of each row of a batch, where it is one for all, too."""
+    """The verdict of each row of a batch, even where one verdict holds for all."""
 
     def verdicts_on(batch: pa.RecordBatch) -> pa.BooleanArray:
         values = compute(batch)
@@ -65,16 +66,16 @@ def _every_row(compute: Columnar) -> Verdicts:
 
 
 class _Parts:
-    """What is computed by columns of a tree: its largest predicates that can be."""
+    """The parts of a tree that are computed by columns: its largest possible predicates."""
 
     def __init__(self) -> None:
-        #: By the name of the column that a predicate becomes; no column of a table has one like it.
+        #: By the name of the column that a predicate becomes; no column of a table has such a name.
         self.computed: dict[str, Columnar] = {}
-        #: By identity, as what a tree has in several places is evaluated once.
+        #: By identity, as a repeated part of a tree is evaluated once.
         self._divided: dict[int, Node] = {}
 
     def divided(self, node: Node) -> Node:
-        """Return a tree in which these predicates are columns."""
+        """A tree in which these predicates are columns."""
         if id(node) not in self._divided:
             self._divided[id(node)] = self._column(node) or self._with_children_divided(node)
         return self._divided[id(node)]
