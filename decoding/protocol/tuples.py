@@ -91,23 +91,9 @@ def decode_changes(
     skipped. None chooses all. `complete` takes a column of `new` that was not sent from `old`, where that has
     it: a value stored out of line is never NULL, so a NULL in `old` is no value.
     """
-    octets = Octets(data)
-    count = len(data)
-    head = octets.words(octets.starts)
-    operation, mark = (head >> 56).astype(np.uint8), (head >> 16).astype(np.uint8)
+    octets, count, width = Octets(data), len(data), len(columns.names)
+    operation, mark = _headers(octets, width)
     is_old = (mark == _OLD_KEY) | (mark == _OLD_ROW)
-    _require(((operation == _INSERT) | (operation == _UPDATE) | (operation == _DELETE)).all(), "is no change")
-    relation = head >> 24 & 0xFFFFFFFF
-    _require((relation == relation[:1]).all(), "is of another relation than the first")
-    _require(
-        (is_old & (operation != _INSERT) | (mark == _NEW) & (operation != _DELETE)).all(),
-        "has no tuple that its type allows",
-    )
-    width = len(columns.names)
-    _require((head & 0xFFFF == width).all(), f"has not {width} columns")
-    # A value has a byte at least: without this check, few bytes could claim the memory of many values.
-    _require((octets.ends - octets.starts >= _HEADER + width).all(), f"is too short for {width} columns")
-
     old_at, new_at = _chosen(columns, old_columns), _chosen(columns, new_columns)
     positions = octets.starts + _HEADER
     old_cells: list[_Cells] = []
@@ -142,6 +128,24 @@ def decode_changes(
         new=struct(new_at, new_cells, is_new),
         unchanged=_unchanged(count, [columns.names[at] for at in new_at], new_cells),
     )
+
+
+def _headers(octets: Octets, width: int) -> tuple[Marks, Marks]:
+    """Each message's type, and the mark of its first tuple; what is no change of a relation of so many columns is refused."""
+    head = octets.words(octets.starts)
+    operation, mark = (head >> 56).astype(np.uint8), (head >> 16).astype(np.uint8)
+    is_old = (mark == _OLD_KEY) | (mark == _OLD_ROW)
+    _require(((operation == _INSERT) | (operation == _UPDATE) | (operation == _DELETE)).all(), "is no change")
+    relation = head >> 24 & 0xFFFFFFFF
+    _require((relation == relation[:1]).all(), "is of another relation than the first")
+    _require(
+        (is_old & (operation != _INSERT) | (mark == _NEW) & (operation != _DELETE)).all(),
+        "has no tuple that its type allows",
+    )
+    _require((head & 0xFFFF == width).all(), f"has not {width} columns")
+    # A value has a byte at least: without this check, few bytes could claim the memory of many values.
+    _require((octets.ends - octets.starts >= _HEADER + width).all(), f"is too short for {width} columns")
+    return operation, mark
 
 
 def _require(condition: bool | np.bool_, failure: str) -> None:
