@@ -6,6 +6,7 @@ from typing import Any
 
 import dagster as dg
 
+from pgsieve.decoding.changes.sent_as import SentCounts, became, by_origin, received
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.visible import visible
 from pgsieve.resources.postgres.comments import Comments
@@ -13,6 +14,10 @@ from pgsieve.resources.work import Work
 
 NO_COMMENTS = Comments()
 
+#: What stands for a row filter where there is none.
+NO_FILTER = "none"
+#: So many relations are told one by one, those with the most changes: a tree may have thousands of partitions.
+SHOWN_RELATIONS = 100
 #: How long a step took, how far it is behind, and how much WAL its slot retains.
 SECONDS, LAG_SECONDS, LAG_BYTES = "seconds", "lag in seconds", "lag in bytes"
 
@@ -25,6 +30,39 @@ def replica_version(lsn: int, version: int | None) -> dg.DataVersion:
 def spent(work: Work) -> dict[str, Any]:
     """What a step's work took: who ran it, in how many tasks, how many bytes they wrote, how long."""
     return {"engine": work.engine, "tasks": work.tasks, "bytes": work.bytes, SECONDS: round(work.seconds, 2)}
+
+
+def transformed(counts: SentCounts) -> dict[str, Any]:
+    """What UPDATEs became, in numbers; through how many relations changes came, and a table of both with the row filters."""
+    origins = by_origin(counts)
+    records = [
+        dg.TableRecord(
+            {
+                "through": visible(source),
+                "row filter": visible(row_filter or NO_FILTER),
+                **{f"{operation}s": count for operation, count in received(part).items()},
+                **_updates(part),
+            }
+        )
+        for (source, row_filter), part in sorted(origins.items(), key=_changes, reverse=True)[
+            :SHOWN_RELATIONS
+        ]
+    ]
+    return {
+        **_updates(counts),
+        "relations": len({source for source, _ in origins}),
+        **({"UPDATE transformation": dg.MetadataValue.table(records)} if records else {}),
+    }
+
+
+def _changes(origin: tuple[object, SentCounts]) -> int:
+    return sum(origin[1].values())
+
+
+def _updates(counts: SentCounts) -> dict[str, int]:
+    updates = became(counts)
+    sent = {f"UPDATEs sent as {as_.upper()}": count for as_, count in updates.items() if as_ is not None}
+    return {**sent, "UPDATEs not sent": updates[None]}
 
 
 def column_schema(

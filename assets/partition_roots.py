@@ -30,7 +30,7 @@ from pgsieve.assets.checks import (
 )
 from pgsieve.assets.dagster_names import Name, output_names
 from pgsieve.assets.lake import opened
-from pgsieve.assets.metadata import NO_COMMENTS, of_columns, replica_version, spent, standard
+from pgsieve.assets.metadata import NO_COMMENTS, of_columns, replica_version, spent, standard, transformed
 from pgsieve.assets.outcome import (
     NO_CALLBACKS,
     IncompleteError,
@@ -59,6 +59,7 @@ from pgsieve.assets.unrun_events import (
     shown_as_unwell,
     unasked,
 )
+from pgsieve.decoding.changes.sent_as import added
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.resources.lake.lake import Lake
@@ -349,6 +350,7 @@ def _totals(result: ApplyResult, cut: Cut) -> dict[str, Any]:
         "updated": sum(a.updated for a in done),
         "deleted": sum(a.deleted for a in done),
         "truncated": sum(a.truncated for a in done),
+        **transformed(added(*result.sent_as.values())),
     }
 
 
@@ -390,6 +392,7 @@ def _metadata(
         "update_missing and delete_missing": applied.missing,
         "insert_exists": applied.insert_exists,
         "update_exists": applied.update_exists,
+        **transformed(result.sent_as.get(name, {})),
         **{name: value for name, value in known.items() if value is not None},
         **standard(rows=lake.count(path), table=quote_qualified(*name), uri=path),
     }

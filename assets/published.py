@@ -8,11 +8,12 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from pgsieve.assets.dagster_names import Name
+from pgsieve.assets.metadata import NO_FILTER
 from pgsieve.assets.steps.records.table_states import TableState
 from pgsieve.decoding.publications.catalog import ReplicatedTable
 
-#: What stands for a row filter where there is none, and where it is not known.
-NO_FILTER, UNKNOWN_FILTER = "none", "not known before the source has been read"
+#: What stands for a row filter where it is not known.
+UNKNOWN_FILTER = "not known before the source has been read"
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import Any
 import dagster as dg
 
 from pgsieve.assets.lake import opened
-from pgsieve.assets.metadata import spent
+from pgsieve.assets.metadata import spent, transformed
 from pgsieve.assets.outcome import NO_CALLBACKS, StepCallbacks, as_step
 from pgsieve.assets.steps.done import Done
 from pgsieve.assets.steps.records.transformed import TableChanges
@@ -14,6 +14,7 @@ from pgsieve.assets.steps.subscription import Subscription
 from pgsieve.assets.steps.update_transformation.transform import transform
 from pgsieve.assets.translator import AssetKind, Naming, of_feed, of_subscription
 from pgsieve.assets.unrun_events import disabled_before
+from pgsieve.decoding.changes.sent_as import added
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.decoding.visible import visible
 from pgsieve.resources.work import measured
@@ -92,4 +93,4 @@ def _metadata(changes: Sequence[TableChanges]) -> dict[str, Any]:
         )
         totals[f"{operation}s after"] = dg.MetadataValue.int(sum(c.sent.get(operation, 0) for c in changes))
     table = dg.MetadataValue.table(records) if records else dg.MetadataValue.text("no changes")
-    return {"tables": table, **totals}
+    return {"tables": table, **totals, **transformed(added(*(c.sent_as for c in changes)))}

@@ -212,6 +212,10 @@ def _another_table_to_apply(world: World) -> None:
     world.database.execute("insert into customers values (3, 9, 'Cleo')")
 
 
+def _another_amount(world: World) -> None:
+    world.database.execute("update orders set amount = 12 where id = 1")
+
+
 def _disabled_by_a_value(world: World) -> None:
     """A subscription that a transaction has disabled, whose LSN takes the place of the page's."""
     world.configure("subscriptions: {sales: {source: shop, publications: [sales], disable_on_error: true}}")
@@ -315,6 +319,10 @@ PAGE_BLOCKS: dict[str, list[tuple[str, Run | NotRun]]] = {
                 replaced={"/var/lib/node_exporter": "node_exporter"},
                 after="grep -q '^pgsieve_source_up' node_exporter/pgsieve.prom",
             ),
+        ),
+        (
+            "pgsieve run --json",
+            Run(World.shell, _another_amount, after='grep -q "updates_not_sent" run.json'),
         ),
         ("OTEL_EXPORTER_OTLP_ENDPOINT", Run(World.traced, _another_table_to_apply)),
     ],

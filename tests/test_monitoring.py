@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from pgsieve.assets.steps.apply.replica_tables import ApplyResult
 from pgsieve.assets.steps.apply.writer import Applied
 from pgsieve.assets.steps.records.transformed import TableChanges
+from pgsieve.decoding.changes.sent_as import SentAs
 from pgsieve.pipelines.commands.results import SlotStatus, StatusReport, SubscriptionStatus, TableStatus
 from pgsieve.pipelines.following.metrics import FollowMetrics
 
@@ -38,7 +39,9 @@ def exported() -> dict[str, set[str]]:
     metrics.follows("shop", "pgsieve_shop", lambda: True, lambda: 0.0)
     name = ("public", "orders")
     metrics.applied(
-        "sales", [TableChanges(1, *name, received={"insert": 1})], ApplyResult({name: Applied(*name)})
+        "sales",
+        [TableChanges(1, *name, sent_as={SentAs("public.orders", None, "insert", "insert"): 1})],
+        ApplyResult({name: Applied(*name)}),
     )
     metrics.failed(["sales"])
     with metrics.timed("apply"):

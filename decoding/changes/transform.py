@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from pgsieve.decoding.changes.columns import CHANGE_COLUMNS, ROW_OPERATIONS, SIDES, field_of, without_slice
 from pgsieve.decoding.changes.decode import AddedColumn, FilterColumns, decoded
+from pgsieve.decoding.changes.sent_as import NOTHING, Origin, SentAs
 from pgsieve.decoding.protocol.tuples import RelationColumns
 from pgsieve.decoding.publications.update_transformation import UPDATE_TRANSFORMATION
 from pgsieve.decoding.row_filters.evaluation.verdicts import Verdicts, condition
@@ -27,7 +28,7 @@ from pgsieve.decoding.row_filters.strings import FilterValueError
 from pgsieve.decoding.wording import shortened
 
 _Mask: TypeAlias = npt.NDArray[np.bool_]
-#: What each change is sent as: a place in `ROW_OPERATIONS`, or `_NOTHING`.
+#: What each change is sent as: a place in `ROW_OPERATIONS`, or `NOTHING`.
 _Codes: TypeAlias = npt.NDArray[np.int32]
 #: For insert, update and delete the row filters that are ORed, None for no filter.
 Filters: TypeAlias = Mapping[str, Sequence[RowFilter] | None]
@@ -38,8 +39,6 @@ Shared: TypeAlias = Callable[[FilterColumns, Callable[[], pa.RecordBatch]], pa.R
 
 _OPERATIONS = pa.array(ROW_OPERATIONS)
 _CODES = {operation: number for number, operation in enumerate(ROW_OPERATIONS)}
-#: A change that is not sent.
-_NOTHING = -1
 
 
 def _alone(_read: FilterColumns, make: Callable[[], pa.RecordBatch]) -> pa.RecordBatch:
@@ -59,7 +58,7 @@ class Transformation:
     """How the messages of a relation version are decoded, and what the subscription gets of them. Travels to executors.
 
     `schema` is that of the replica's changes (`changes_schema`), `key` its key. `read` are the columns that the filters
-    read; None without filters.
+    read; None without filters. `origin` is what changes are counted by.
     """
 
     columns: RelationColumns
@@ -69,9 +68,19 @@ class Transformation:
     filters: Filters
     added: Sequence[AddedColumn] = ()
     read: FilterColumns | None = None
+    origin: Origin = field(default_factory=Origin)
 
-    def changes(self, messages: Iterable[Encoded], received: Counter[str]) -> Iterator[pa.RecordBatch]:
-        """What the subscription gets, in the columns of `schema` but for the slice; `received` counts what came.
+    def changes(self, messages: Iterable[Encoded], counts: Counter[SentAs]) -> Iterator[pa.RecordBatch]:
+        """What the subscription gets, in the columns of `schema` but for the slice; what became of all that came is counted.
+
+        See `made`.
+        """
+        return (sent for sent, _ in self.made(messages, counts))
+
+    def made(
+        self, messages: Iterable[Encoded], counts: Counter[SentAs]
+    ) -> Iterator[tuple[pa.RecordBatch, pa.Array]]:
+        """The same, each batch with the operations that its changes came as.
 
         An UPDATE that is transformed is sent whatever `operations` says of insert and delete (29.4.3). Only what passes the
         filters is decoded whole: of the rest no column is looked at that no filter reads.
@@ -86,12 +95,12 @@ class Transformation:
             if not chosen.num_rows:
                 continue
             if self.read is not None:
-                becomes = self._codes(self._filtered(self.read, each), conditions, received)
-                is_sent = becomes != _NOTHING
+                becomes = self._codes(self._filtered(self.read, each), conditions, counts)
+                is_sent = becomes != NOTHING
                 chosen, becomes = chosen.filter(pa.array(is_sent)), becomes[is_sent]
             if chosen.num_rows:
                 whole = decoded(chosen, self.columns, names, self.key, self.added)
-                codes = self._codes(whole, conditions, received) if becomes is None else becomes
+                codes = self._codes(whole, conditions, counts) if becomes is None else becomes
                 yield _as_sent(whole, codes, self.schema)
 
     def _filtered(self, read: FilterColumns, messages: Encoded) -> pa.RecordBatch:
@@ -102,12 +111,12 @@ class Transformation:
 
         return messages.shared(read, make)
 
-    def _codes(self, changes: pa.RecordBatch, conditions: _Conditions, received: Counter[str]) -> _Codes:
-        """What decoded changes are sent as; they are counted as received."""
+    def _codes(self, changes: pa.RecordBatch, conditions: _Conditions, counts: Counter[SentAs]) -> _Codes:
+        """What decoded changes are sent as; they are counted."""
         operation: _Codes = np.asarray(pc.index_in(changes.column("operation"), _OPERATIONS))
-        counts = np.bincount(operation, minlength=len(ROW_OPERATIONS)).tolist()
-        received.update(dict(zip(ROW_OPERATIONS, counts, strict=True)))
-        return _sent_as(changes, operation, conditions, self.operations)
+        becomes = _sent_as(changes, operation, conditions, self.operations)
+        self.origin.count(operation, becomes, counts)
+        return becomes
 
 
 def _named(filters: Sequence[RowFilter]) -> Verdicts:
@@ -138,7 +147,7 @@ def _sent_as(
         return _matches(conditions[of], changes.column(side), rows & (operation == _CODES[of]))
 
     every = np.ones(len(operation), np.bool_)
-    becomes = np.full(len(operation), _NOTHING, np.int32)
+    becomes = np.full(len(operation), NOTHING, np.int32)
     if "delete" in operations:
         becomes[matches("delete", "old", has_old)] = _CODES["delete"]
     if "insert" in operations:
@@ -169,14 +178,21 @@ def _matches(verdicts: Verdicts | None, rows: pa.StructArray, concerned: _Mask) 
     return passed
 
 
-def _as_sent(changes: pa.RecordBatch, becomes: _Codes, schema: pa.Schema) -> pa.RecordBatch:
-    """Decoded changes as they are sent, without those that are not, in the columns of `schema` but for the slice."""
+def _as_sent(changes: pa.RecordBatch, becomes: _Codes, schema: pa.Schema) -> tuple[pa.RecordBatch, pa.Array]:
+    """Decoded changes as they are sent, without those that are not, in the columns of `schema` but for the slice.
+
+    Also the operations that they came as.
+    """
+    came_as = changes.column("operation")
     columns = {name: changes.column(name) for name in CHANGE_COLUMNS}
-    columns["operation"] = _OPERATIONS.take(pa.array(becomes, mask=becomes == _NOTHING))
+    columns["operation"] = _OPERATIONS.take(pa.array(becomes, mask=becomes == NOTHING))
     for name, gone in (("old", "insert"), ("new", "delete"), ("unchanged", "delete")):
         columns[name] = _without(columns[name], becomes == _CODES[gone])
     sent = _projected(columns, without_slice(schema))
-    return sent if (becomes != _NOTHING).all() else sent.filter(columns["operation"].is_valid())
+    if (becomes != NOTHING).all():
+        return sent, came_as
+    is_sent = columns["operation"].is_valid()
+    return sent.filter(is_sent), came_as.filter(is_sent)
 
 
 def _without(values: pa.Array, absent: _Mask) -> pa.Array:

@@ -45,6 +45,7 @@ from pgsieve.pipelines.commands.results import (
     SubscriptionStatus,
     SurveyedPublication,
     SurveyedTable,
+    TransformedTable,
 )
 
 
@@ -55,6 +56,7 @@ def print_run(summary: RunSummary, *, verbose: bool = False) -> None:
             print_out(Text(f"{run.name}: nothing new: everything up to LSN {run.to_lsn} is already applied"))
         else:
             _print_changes(run)
+        _print_transformed(run.transformed)
         if run.notice:
             print_out(Text(run.notice))
         for problem in run.problems:
@@ -87,6 +89,28 @@ def _print_changes(run: SubscriptionRun) -> None:
     if run.spent is not None:
         tasks, size = counted(run.spent.tasks, "task"), size_of(run.spent.bytes)
         print_out(Text(f"run by: {run.spent.engine}, {tasks}, {size} written, {run.spent.seconds:.1f} s"))
+
+
+def _print_transformed(tables: Sequence[TransformedTable]) -> None:
+    """Print what UPDATEs became, where a row filter or a partition tree has a say in it."""
+    numbers = ("UPDATEs", "as INSERT", "as UPDATE", "as DELETE", "not sent")
+    shown = table_of("transformed", "through", *numbers, "row filter", right=numbers)
+    for each in tables:
+        table = quote_qualified(each.schema, each.name)
+        if each.updates and (each.row_filter is not None or each.source != table):
+            add_row(
+                shown,
+                table,
+                each.source,
+                each.updates,
+                each.updates_sent_as_insert,
+                each.updates_sent_as_update,
+                each.updates_sent_as_delete,
+                each.updates_not_sent,
+                each.row_filter,
+            )
+    if shown.row_count:
+        print_out(shown)
 
 
 def print_resync(report: ResyncReport) -> None:

@@ -31,11 +31,19 @@ from pgsieve.assets.steps.update_transformation.transform import transform
 from pgsieve.assets.translator import AssetKind, of_subscription
 from pgsieve.assets.unrun_events import report_cut
 from pgsieve.assets.update_transformation import table_changes_asset
+from pgsieve.decoding.changes.sent_as import SentCounts, added, became, by_origin, received
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.decoding.wording import counted
 from pgsieve.pipelines.commands.in_process import NAMING, materialize
-from pgsieve.pipelines.commands.results import AppliedTable, CopiedTable, Progress, Spent, SubscriptionRun
+from pgsieve.pipelines.commands.results import (
+    AppliedTable,
+    CopiedTable,
+    Progress,
+    Spent,
+    SubscriptionRun,
+    TransformedTable,
+)
 from pgsieve.pipelines.project import Project
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.awaited import BRIEF_SECONDS, PATIENT_SECONDS
@@ -69,6 +77,7 @@ class Materializer:
         self.applied: dict[tuple[str, str], AppliedTable] = {}
         #: What stands in nobody's way, as of the last look at what is published.
         self.warnings: list[str] = []
+        self.sent_as: dict[Name, SentCounts] = {}
         #: What copies, transformations and applies took.
         self.work = Work()
         #: Tables whose copy waits for transactions of others, and which: they are not tried again meanwhile.
@@ -139,7 +148,7 @@ class Materializer:
         self, fail: Callable[[Exception], None], done: Done[Sequence[TableChanges]] | None
     ) -> dg.AssetsDefinition:
         """The asset of the transformation."""
-        callbacks = StepCallbacks[Sequence[TableChanges]](spend=self.work.add, fail=fail)
+        callbacks = StepCallbacks(report=self._transformed, spend=self.work.add, fail=fail)
         return table_changes_asset(self.subscription, NAMING, done=done, callbacks=callbacks)
 
     def transformed(self, log: Log) -> Sequence[TableChanges]:
@@ -205,8 +214,13 @@ class Materializer:
             with span("apply", subscription=self.name):
                 result = apply(self.subscription, self.lake, _logger.info)
         self.work.add(work)
+        self._transformed(changes)
         self._applied(result)
         return changes, result
+
+    def _transformed(self, changes: Sequence[TableChanges]) -> None:
+        for change in changes:
+            self.sent_as[change.name] = added(self.sent_as.get(change.name, {}), change.sent_as)
 
     def _applied(self, result: ApplyResult) -> None:
         for name, done in result.tables.items():
@@ -268,4 +282,27 @@ class Materializer:
             warnings=tuple(self.warnings),
             notice=state.notice if state.notice != self.noticed else None,
             spent=Spent(work.engine, work.tasks, work.bytes, work.seconds),
+            transformed=tuple(
+                _transformed_table(name, *origin, counts)
+                for name, of_table in sorted(self.sent_as.items())
+                for origin, counts in by_origin(of_table).items()
+            ),
         )
+
+
+def _transformed_table(
+    name: Name, source: str, row_filter: str | None, counts: SentCounts
+) -> TransformedTable:
+    came, updates = received(counts), became(counts)
+    return TransformedTable(
+        *name,
+        source=source,
+        row_filter=row_filter,
+        inserts=came["insert"],
+        updates=came["update"],
+        deletes=came["delete"],
+        updates_sent_as_insert=updates["insert"],
+        updates_sent_as_update=updates["update"],
+        updates_sent_as_delete=updates["delete"],
+        updates_not_sent=updates[None],
+    )

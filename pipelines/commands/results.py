@@ -70,6 +70,26 @@ class AppliedTable:
 
 
 @dataclass(frozen=True, slots=True)
+class TransformedTable:
+    """What a run transformed of one table: the changes that came through a relation (`source`, the table or a partition).
+
+    `row_filter` decided; None: there is none. The others say what became of `updates`.
+    """
+
+    schema: str
+    name: str
+    source: str
+    row_filter: str | None
+    inserts: int
+    updates: int
+    deletes: int
+    updates_sent_as_insert: int
+    updates_sent_as_update: int
+    updates_sent_as_delete: int
+    updates_not_sent: int
+
+
+@dataclass(frozen=True, slots=True)
 class Spent:
     """What work took: the engine that ran it (`driver`, `threads`, `Spark, local`), in how many tasks, the bytes they wrote, seconds."""
 
@@ -86,6 +106,7 @@ class SubscriptionRun:
     `changed` is false when there was nothing new; a problem is a table set aside, a sequence that cannot be read, or the
     subscription disabled, with the reason. `notice` says what became of the LSN to skip. `spent` is what the work took, of all its steps but the slot's.
     `warnings` name partitions whose changes are not sent, and what becomes of their rows.
+    `transformed` says what became of the changes that came, also where nothing was sent.
     """
 
     name: str
@@ -99,6 +120,7 @@ class SubscriptionRun:
     notice: str | None = None
     spent: Spent | None = None
     warnings: tuple[str, ...] = ()
+    transformed: tuple[TransformedTable, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

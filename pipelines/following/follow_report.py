@@ -23,6 +23,7 @@ from pgsieve.assets.steps.records.transformed import TableChanges
 from pgsieve.assets.steps.slot_consumption.reading import Drained
 from pgsieve.assets.steps.subscription import Feed, Subscription
 from pgsieve.assets.update_transformation import table_changes_asset
+from pgsieve.decoding.changes.sent_as import added
 from pgsieve.pipelines.commands.in_process import NAMING, materialize
 from pgsieve.pipelines.commands.results import Progress
 from pgsieve.pipelines.project import Project
@@ -123,7 +124,7 @@ def _together(first: TableChanges, second: TableChanges) -> TableChanges:
     """Two slices' changes of a table, as one."""
     return replace(
         second,
-        received=_added(first.received, second.received),
+        sent_as=added(first.sent_as, second.sent_as),
         sent=_added(first.sent, second.sent),
         truncates=first.truncates + second.truncates,
         problem=second.problem or first.problem,

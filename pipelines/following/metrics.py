@@ -23,6 +23,7 @@ from pgsieve import __version__
 from pgsieve.assets.steps.apply.replica_tables import ApplyResult
 from pgsieve.assets.steps.records.table_states import SyncState
 from pgsieve.assets.steps.records.transformed import TableChanges
+from pgsieve.decoding.changes.sent_as import became
 from pgsieve.pipelines.commands.results import UNKNOWN, StatusReport, SubscriptionStatus
 
 _SLOT = ("source", "slot")
@@ -207,6 +208,12 @@ class FollowMetrics:
             (*_TABLE, "kind"),
             registry=self.registry,
         )
+        self._updates = Counter(
+            "pgsieve_transformed_updates",
+            "UPDATEs that the publisher sent for the table, by what the row filter made of them.",
+            (*_TABLE, "sent_as"),
+            registry=self.registry,
+        )
         self._conflicts = Counter(
             "pgsieve_conflicts",
             "Changes that met a row of their key, or missed the row they were for, as in pg_stat_subscription_stats.",
@@ -247,6 +254,8 @@ class FollowMetrics:
         for change in changes:
             for kind, count in change.received.items():
                 self._received.labels(subscription, *change.name, kind).inc(count)
+            for sent, count in became(change.sent_as).items():
+                self._updates.labels(subscription, *change.name, sent or "nothing").inc(count)
         for name, done in result.tables.items():
             kinds = {
                 "insert": done.inserted,

@@ -23,6 +23,7 @@ from pgsieve.assets.steps.records.subscription_state import SubscriptionRecord
 from pgsieve.assets.steps.records.table_states import Name, SyncState, TableState, TableStates, newest_version
 from pgsieve.assets.steps.records.transformed import TableChanges, Transformed
 from pgsieve.assets.steps.subscription import Subscription
+from pgsieve.decoding.changes.sent_as import SentCounts, added
 from pgsieve.decoding.lsn import format_lsn
 from pgsieve.decoding.wording import counted
 from pgsieve.resources.failpoints import Failpoint, reach
@@ -37,10 +38,14 @@ BATCH_CHANGES = 4_000_000
 
 @dataclass
 class ApplyResult:
-    """What an apply did to each table, and the cut it ended at; `cut` is None where there is none yet."""
+    """What an apply did to each table, and the cut it ended at; `cut` is None where there is none yet.
+
+    `sent_as` says of the tables what became of the changes since the cut before, also where nothing was sent.
+    """
 
     tables: dict[Name, Applied] = field(default_factory=dict)
     cut: Cut | None = None
+    sent_as: dict[Name, SentCounts] = field(default_factory=dict)
 
 
 def batches_of(ends: Sequence[int]) -> Iterable[Sequence[int]]:
@@ -102,6 +107,9 @@ def _apply(
         result.cut = cut = Cuts(lake, subscription.name).last()
     # A table that another process makes ready meanwhile would lack the batches before.
     begun = {n for n, s in states.items() if s.applies}
+    for change in (c for changes in slices.values() for c in changes if c.name in begun):
+        if change.slice > states[change.name].lsn:
+            result.sent_as[change.name] = added(result.sent_as.get(change.name, {}), change.sent_as)
     alone = only is None and not _is_copied_by_others(states, begun)
     replicas = _Replicas(subscription, lake, states, cut)
     batches = deque(part for ends in cut_into(list(slices)) for part in held_at_once(ends, slices))
@@ -312,7 +320,8 @@ def total(before: ApplyResult, now: ApplyResult) -> ApplyResult:
     tables = dict(before.tables)
     for name, applied in now.tables.items():
         tables[name] = _sum(tables.get(name), applied)
-    return ApplyResult(tables, now.cut or before.cut)
+    sent_as = {name: added(before.sent_as.get(name, {}), counts) for name, counts in now.sent_as.items()}
+    return ApplyResult(tables, now.cut or before.cut, before.sent_as | sent_as)
 
 
 def _sum(before: Applied | None, now: Applied) -> Applied:

@@ -3,6 +3,7 @@
 Written by the UPDATE transformation, a slice per commit, whose position is the slice's end. The apply goes by it.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +13,7 @@ import pyarrow as pa
 from pgsieve.assets.steps.records.columns import Order
 from pgsieve.assets.steps.records.table_states import Name
 from pgsieve.decoding.changes.columns import ROW_OPERATIONS
+from pgsieve.decoding.changes.sent_as import SentCounts, as_rows, from_rows, received
 from pgsieve.resources.lake.lake import Lake
 
 TRANSFORMED = pa.schema(
@@ -32,19 +34,33 @@ TRANSFORMED = pa.schema(
         "key_changes": pa.int64(),
         "unchanged": pa.list_(pa.string()),
         "problem": pa.string(),
+        "sent_as": pa.list_(
+            pa.struct(
+                {
+                    "source": pa.string(),
+                    "row_filter": pa.string(),
+                    "operation": pa.string(),
+                    "sent_as": pa.string(),
+                    "changes": pa.int64(),
+                }
+            )
+        ),
     }
 )
 
 
 @dataclass(frozen=True)
 class TableChanges:
-    """A slice's changes of one table, counted before and after the transformation; `size` is the slice's bytes."""
+    """A slice's changes of one table, counted before and after the transformation; `size` is the slice's bytes.
+
+    `sent_as` counts what became of those that came. Slices of before it was recorded have none.
+    """
 
     slice: int
     schema: str
     table: str
     size: int = 0
-    received: Mapping[str, int] = field(default_factory=dict)
+    sent_as: SentCounts = field(default_factory=Counter)
     sent: Mapping[str, int] = field(default_factory=dict)
     truncates: int = 0
     truncated_at: Order | None = None
@@ -56,6 +72,11 @@ class TableChanges:
     def name(self) -> Name:
         """(schema, table)."""
         return self.schema, self.table
+
+    @property
+    def received(self) -> Mapping[str, int]:
+        """How many changes of each operation came."""
+        return received(self.sent_as)
 
     @property
     def changed(self) -> bool:
@@ -70,7 +91,7 @@ class TableChanges:
             "schema": self.schema,
             "table": self.table,
             "bytes": self.size,
-            **{f"received_{o}s": self.received.get(o, 0) for o in ROW_OPERATIONS},
+            **{f"received_{o}s": self.received[o] for o in ROW_OPERATIONS},
             **{f"{o}s": self.sent.get(o, 0) for o in ROW_OPERATIONS},
             "truncates": self.truncates,
             "truncated_lsn": lsn,
@@ -78,6 +99,7 @@ class TableChanges:
             "key_changes": self.key_changes,
             "unchanged": list(self.unchanged),
             "problem": self.problem,
+            "sent_as": as_rows(self.sent_as),
         }
 
     @classmethod
@@ -88,7 +110,6 @@ class TableChanges:
             schema=row["schema"],
             table=row["table"],
             size=row["bytes"],
-            received={o: row[f"received_{o}s"] for o in ROW_OPERATIONS},
             sent={o: row[f"{o}s"] for o in ROW_OPERATIONS},
             truncates=row["truncates"],
             truncated_at=None
@@ -97,6 +118,7 @@ class TableChanges:
             key_changes=row["key_changes"],
             unchanged=tuple(row["unchanged"]),
             problem=row["problem"],
+            sent_as=from_rows(row.get("sent_as")),
         )
 
 

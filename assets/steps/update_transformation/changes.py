@@ -7,9 +7,10 @@ group at a time. Raises what decoding and row filters do, OSError.
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from itertools import product
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,6 +21,7 @@ from pgsieve.assets.steps.records.columns import Order, struct_ddl
 from pgsieve.assets.steps.update_transformation.messages import FewMessages, Readable, Source
 from pgsieve.assets.steps.update_transformation.relation_versions import Reading
 from pgsieve.decoding.changes.columns import ENCODED_COLUMNS, ROW_OPERATIONS, SIDES
+from pgsieve.decoding.changes.sent_as import SentAs, SentCounts, added, as_rows, from_rows
 from pgsieve.decoding.changes.tally import Tally, count_changes, key_changes
 from pgsieve.decoding.changes.transform import Encoded, Transformation, in_slice, truncates
 from pgsieve.resources.lake.delta.parquet_files import WRITTEN, write_files
@@ -27,18 +29,18 @@ from pgsieve.resources.lake.executors import Executors, Guard
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.stores.store import Store
 
-#: Whether a change moves its row to another key: what Spark counts, and does not write.
-MOVES = "moves"
+#: Whether a change moves its row to another key, and the operation that it came as: what Spark counts, and does not write.
+MOVES, CAME_AS = "moves", "came_as"
 #: Some messages, and what becomes of them.
 _Share = tuple[Transformation, Source]
 
 
 @dataclass(frozen=True)
 class WrittenChanges:
-    """Files of changes (rows of `WRITTEN`), and how many changes of each operation came."""
+    """Files of changes (rows of `WRITTEN`), and what became of those that came."""
 
     files: pa.Table
-    received: Mapping[str, int]
+    sent_as: SentCounts
 
 
 @dataclass(frozen=True)
@@ -68,35 +70,32 @@ class ReadableChanges:
             count_changes(batch, key, tally)
 
         def write(number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
-            received = Counter[str]()
+            counts = Counter[SentAs]()
 
             def rows() -> Iterator[pa.RecordBatch]:
-                for batch in _changes(parts[number], received):
+                for batch in _changes(parts[number], counts):
                     yield in_slice(batch, end, schema)
                 for batch in emptied if number == last else ():
                     yield in_slice(batch, end, schema)
 
             yield from write_files(folder, schema, guard(rows()), count, store)
-            # No file: what came, of which maybe nothing is sent.
-            yield pa.RecordBatch.from_pylist([{"size": 0, "tally": json.dumps(received)}], WRITTEN)
+            yield _counted(counts)
 
         rows = runner.written(write, len(parts))
         is_file = rows["path"].is_valid()
-        received = Counter[str]()
-        for tally in rows.filter(pc.invert(is_file))["tally"].to_pylist():
-            received.update(json.loads(tally))
-        return WrittenChanges(rows.filter(is_file), {o: received[o] for o in ROW_OPERATIONS})
+        return WrittenChanges(rows.filter(is_file), _sum(rows.filter(pc.invert(is_file))))
 
-    def attempt(self, runner: Executors) -> None:
-        """Have them made, and keep nothing: for what that raises."""
+    def attempt(self, runner: Executors) -> SentCounts:
+        """Have them made, and keep nothing: for what that raises, and for what becomes of them."""
         parts = self._parts(runner)
 
         def make(number: int, guard: Guard) -> Iterator[pa.RecordBatch]:
-            for _ in guard(_changes(parts[number], Counter())):
+            counts = Counter[SentAs]()
+            for _ in guard(_changes(parts[number], counts)):
                 pass
-            yield from ()
+            yield _counted(counts)
 
-        runner.written(make, len(parts))
+        return _sum(runner.written(make, len(parts)))
 
     def _parts(self, runner: Executors) -> list[Sequence[_Share]]:
         """What is made at once: all that is few, and so gets one file, or some row groups of one relation version."""
@@ -135,40 +134,79 @@ class SentChanges:
             return None
         return ReadableChanges(read, self.truncates, self.end, self.key, self.schema)
 
+    def attempted(self, lake: Lake, columns: Sequence[tuple[str, str]], size: int) -> SentCounts:
+        """Have them made by whoever makes so many bytes of changes, and keep nothing; `columns` as `frame` has them."""
+        if (readable := self.readable) is not None:
+            return readable.attempt(lake.policy.runner(size))
+        made = self.frame(lake, columns)
+        made.rows.write.format("noop").mode("overwrite").save()
+        return made.sent_as()
+
     def frame(self, lake: Lake, columns: Sequence[tuple[str, str]]) -> "ChangesFrame":
         """Have Spark make them; `columns` are the replica's, with their Spark types."""
         struct = struct_ddl(columns)
         ddl = (
             "slice bigint, commit_lsn bigint, ordinal bigint, number bigint, commit_time timestamp, operation string,"
-            f" unchanged array<string>, old {struct}, new {struct}, {MOVES} boolean"
+            f" unchanged array<string>, old {struct}, new {struct}, {MOVES} boolean, {CAME_AS} string"
         )
-        session, observations = lake.spark, list[Observation]()
-        places = [(self.end, *at, None, None, "truncate", None, None, None, False) for at in self.truncates]
+        session, observed = lake.spark, list[_Observed]()
+        places = [
+            (self.end, *at, None, None, "truncate", None, None, None, False, None) for at in self.truncates
+        ]
         frames = [session.createDataFrame(places, ddl)] if places else []
         for reading in self.readings:
-            # What kind of observation this is, the kind of the session decides, which there is by now.
-            observations.append(Observation())
-            counts = [
-                F.count_if(F.col("kind") == operation[0].upper()).alias(operation)
-                for operation in ROW_OPERATIONS
-            ]
-            messages = reading.messages.frame.observe(observations[-1], *counts)
-            made = _made(reading.transformation, self.end)
-            frames.append(messages.select(*ENCODED_COLUMNS).mapInArrow(made, ddl))
-        return ChangesFrame(reduce(DataFrame.unionByName, frames), observations)
+            observed.append(_Observed(reading.transformation))
+            messages = observed[-1].of_messages(reading.messages.frame)
+            made = messages.select(*ENCODED_COLUMNS).mapInArrow(_made(reading.transformation, self.end), ddl)
+            frames.append(observed[-1].of_changes(made))
+        return ChangesFrame(reduce(DataFrame.unionByName, frames), observed)
 
 
 @dataclass(frozen=True)
 class ChangesFrame:
-    """Changes that Spark makes, with `MOVES`; the observations know what came once something has asked for the rows."""
+    """Changes that Spark makes, with `MOVES` and `CAME_AS`; what became of them is known once something has asked for the rows."""
 
     rows: DataFrame
-    observations: Sequence[Observation]
+    observed: Sequence["_Observed"]
 
-    def received(self) -> dict[str, int]:
-        """How many changes of each operation came."""
-        observed = [observation.get for observation in self.observations]
-        return {o: sum(counts.get(o) or 0 for counts in observed) for o in ROW_OPERATIONS}
+    def sent_as(self) -> SentCounts:
+        """What became of the changes that came."""
+        return added(*(each.counts() for each in self.observed))
+
+
+class _Observed:
+    """Counts what becomes of the messages of a reading while Spark passes them on: those that come, and those that are sent."""
+
+    def __init__(self, transformation: Transformation) -> None:
+        self._origin = transformation.origin
+        # What kind of observation this is, the kind of the session decides, which there is by now.
+        self._came, self._sent = Observation(), Observation()
+
+    def of_messages(self, messages: DataFrame) -> DataFrame:
+        """The messages, counted as they pass."""
+        counts = [F.count_if(F.col("kind") == o[0].upper()).alias(o) for o in ROW_OPERATIONS]
+        return messages.observe(self._came, *counts)
+
+    def of_changes(self, changes: DataFrame) -> DataFrame:
+        """The changes that are sent, counted as they pass."""
+        counts = [
+            F.count_if((F.col(CAME_AS) == came) & (F.col("operation") == sent)).alias(f"{came} {sent}")
+            for came, sent in product(ROW_OPERATIONS, repeat=2)
+        ]
+        return changes.observe(self._sent, *counts)
+
+    def counts(self) -> SentCounts:
+        """What was counted; a message that came and is not sent became nothing."""
+        came, sent, counts = self._came.get, self._sent.get, Counter[SentAs]()
+        for operation in ROW_OPERATIONS:
+            left = came.get(operation) or 0
+            for kind in ROW_OPERATIONS:
+                if count := sent.get(f"{operation} {kind}") or 0:
+                    counts[self._origin.sent_as(operation, kind)] = count
+                    left -= count
+            if left > 0:
+                counts[self._origin.sent_as(operation, None)] = left
+        return counts
 
 
 def written_changes(rows: DataFrame, key: Sequence[str]) -> DataFrame:
@@ -200,13 +238,22 @@ def _made(
     key, schema = transformation.key, transformation.schema
 
     def made(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for changes in transformation.changes(map(Encoded, batches), Counter()):
+        for changes, came_as in transformation.made(map(Encoded, batches), Counter()):
             moves = key_changes(changes, key)
-            yield in_slice(changes, end, schema).append_column(MOVES, moves)
+            yield in_slice(changes, end, schema).append_column(MOVES, moves).append_column(CAME_AS, came_as)
 
     return made
 
 
-def _changes(shares: Sequence[_Share], received: Counter[str]) -> Iterator[pa.RecordBatch]:
+def _changes(shares: Sequence[_Share], counts: Counter[SentAs]) -> Iterator[pa.RecordBatch]:
     for transformation, source in shares:
-        yield from transformation.changes(source.encoded(), received)
+        yield from transformation.changes(source.encoded(), counts)
+
+
+def _counted(counts: SentCounts) -> pa.RecordBatch:
+    """No file: what became of the changes of a part, of which maybe nothing is sent."""
+    return pa.RecordBatch.from_pylist([{"size": 0, "tally": json.dumps(as_rows(counts))}], WRITTEN)
+
+
+def _sum(rows: pa.Table) -> SentCounts:
+    return added(*(from_rows(json.loads(tally)) for tally in rows["tally"].to_pylist()))

@@ -67,8 +67,4 @@ def _try(subscription: Subscription, lake: Lake, work: Work, name: Name, upto: i
         return
     schema = readings[0].transformation.schema
     changes = SentChanges(readings, (), work.contents.end, state.definition.key, schema)
-    if (readable := changes.readable) is not None:
-        readable.attempt(lake.policy.runner(work.contents.size))
-    else:
-        rows = changes.frame(lake, state.definition.columns).rows
-        rows.write.format("noop").mode("overwrite").save()
+    changes.attempted(lake, state.definition.columns, work.contents.size)

@@ -16,10 +16,12 @@ from pgsieve.assets.steps.update_transformation.messages import Choice, Messages
 from pgsieve.assets.steps.update_transformation.slice_contents import Part
 from pgsieve.decoding.changes.columns import changes_schema
 from pgsieve.decoding.changes.decode import AddedColumn, FilterColumns
+from pgsieve.decoding.changes.sent_as import Origin
 from pgsieve.decoding.changes.transform import Transformation
 from pgsieve.decoding.protocol.tuples import RelationColumns
 from pgsieve.decoding.publications.evolution import SchemaChangedError, missing_value, present_names
 from pgsieve.decoding.publications.filters import row_filter
+from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.decoding.values.types import column_type, from_text
 
 
@@ -97,6 +99,10 @@ def _reading(
         filters,
         [a for a in added if a.name in definition.names],
         read,
+        Origin(
+            quote_qualified(relation.namespace or "pg_catalog", relation.name),
+            {o: None if texts is None else " OR ".join(texts) for o, texts in sent.filters.items()},
+        ),
     )
     begin = max(part.version.begin, since)
     chosen = Choice(begin, part.version.end, relations=frozenset({relation.relation_id}))

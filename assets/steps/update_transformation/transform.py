@@ -27,6 +27,7 @@ from pgsieve.assets.steps.records.table_states import Name, SyncState, TableStat
 from pgsieve.assets.steps.records.transformed import TableChanges, Transformed
 from pgsieve.assets.steps.subscription import Definition, Subscription
 from pgsieve.assets.steps.update_transformation.changes import (
+    CAME_AS,
     MOVES,
     ReadableChanges,
     SentChanges,
@@ -52,6 +53,7 @@ from pgsieve.assets.steps.update_transformation.windows import (
 )
 from pgsieve.assets.steps.validation.waiting import hold_back, sound_catalog, table_problems, waiting_for
 from pgsieve.decoding.changes.columns import ROW_OPERATIONS, SIDES, changes_schema
+from pgsieve.decoding.changes.sent_as import SentCounts
 from pgsieve.decoding.changes.tally import Tally, count_changes, empty_tally
 from pgsieve.decoding.errors import UnsupportedFilterError, UnsupportedTypeError
 from pgsieve.decoding.lsn import format_lsn
@@ -271,9 +273,11 @@ def _transform_table(
         raise SchemaChangedError(
             f"changes up to {format_lsn(position)} only were written by a run that ended amid a slice"
         )
-    if position >= contents.end:
-        return _counted(result, {}, [_tally(lake, path, contents.end, definition.key)])
     changes = SentChanges(readings, truncates, contents.end, definition.key, schema)
+    if position >= contents.end:
+        # Written by a run that died: what became of all that came is counted once more.
+        sent_as = changes.attempted(lake, definition.columns, result.size)
+        return _counted(result, sent_as, [_tally(lake, path, contents.end, definition.key)])
     readable = changes.readable
     if isinstance(committer, ByFiles) and readable is not None:
         return _write_files(lake, committer, path, result, readable, position)
@@ -284,18 +288,19 @@ def _write_files(
     lake: Lake, committer: ByFiles, path: str, result: TableChanges, changes: ReadableChanges, position: int
 ) -> TableChanges:
     """Have whoever runs so many bytes write files of a table's changes, and commit them once."""
-    received: dict[str, int] = {}
+    sent_as: SentCounts = {}
 
     def written() -> pa.Table:
+        nonlocal sent_as
         made = changes.written(lake.policy.runner(result.size), path, lake.store)
-        received.update(made.received)
+        sent_as = made.sent_as
         return made.files
 
     files = committer.commit(
         written, path, changes.schema, result.slice, properties=_CHANGES_PROPERTIES, after=position
     )
     reach(Failpoint.CHANGES_WRITTEN)
-    return _counted(result, received, [json.loads(file["tally"]) for file in files])
+    return _counted(result, sent_as, [json.loads(file["tally"]) for file in files])
 
 
 def _write_by_spark(
@@ -310,7 +315,7 @@ def _write_by_spark(
     counted, tally = observation_for(lake), spark_tally()
     made = changes.frame(lake, definition.columns)
     lake.write(
-        made.rows.observe(counted, *tally).drop(MOVES),
+        made.rows.observe(counted, *tally).drop(MOVES, CAME_AS),
         path,
         position=result.slice,
         properties={**column_mapping(definition.names), **_CHANGES_PROPERTIES},
@@ -321,7 +326,7 @@ def _write_by_spark(
     counts = observed(
         counted, tally, lambda: written_changes(lake.slices_of(path, [result.slice]), definition.key)
     )
-    return _counted(result, made.received(), [_tally_of(counts)])
+    return _counted(result, made.sent_as(), [_tally_of(counts)])
 
 
 def _tally(lake: Lake, path: str, end: int, key: Sequence[str]) -> Tally:
@@ -345,11 +350,11 @@ def _tally_of(counts: Mapping[str, Any]) -> Tally:
     return {**counts, "unchanged": json.loads(counts["unchanged"] or "[]")}
 
 
-def _counted(result: TableChanges, received: Mapping[str, int], tallies: Sequence[Tally]) -> TableChanges:
-    """The result with how many changes came, and the tallies of those that are sent."""
+def _counted(result: TableChanges, sent_as: SentCounts, tallies: Sequence[Tally]) -> TableChanges:
+    """The result with what became of the changes that came, and the tallies of those that are sent."""
     return replace(
         result,
-        received={o: received.get(o, 0) for o in ROW_OPERATIONS},
+        sent_as=sent_as,
         sent={o: sum(tally.get(o, 0) for tally in tallies) for o in ROW_OPERATIONS},
         key_changes=sum(tally["key_changes"] for tally in tallies),
         unchanged=tuple(sorted({name for tally in tallies for name in tally["unchanged"]})),

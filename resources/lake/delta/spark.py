@@ -99,7 +99,8 @@ class SparkRecords:
                 raise OverrunError(path)
         # Connect cannot tell the columns of a table without rows.
         frame = self._session().createDataFrame(rows, from_arrow_schema(rows.schema))
-        writer = frame.coalesce(1).write.format("delta").mode("append")
+        # A table of before may lack columns of today's.
+        writer = frame.coalesce(1).write.format("delta").mode("append").option("mergeSchema", "true")
         writer = writer.option("userMetadata", commit_metadata(position))
         if position is not None:
             writer = writer.option("txnAppId", APPLICATION).option("txnVersion", str(position))

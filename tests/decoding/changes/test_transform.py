@@ -9,6 +9,7 @@ import pytest
 
 from pgsieve.decoding.changes.columns import ENCODED_COLUMNS, changes_schema
 from pgsieve.decoding.changes.decode import FilterColumns
+from pgsieve.decoding.changes.sent_as import SentAs, received
 from pgsieve.decoding.changes.transform import Encoded, Transformation, in_slice, truncates
 from pgsieve.decoding.protocol.messages import Delete, Insert, Message, Update, encode
 from pgsieve.decoding.protocol.tuple_data import Null, OldRow, Text, TupleData, Unchanged
@@ -57,10 +58,10 @@ def message(change: Change) -> Message:
 
 
 def sent(changes: list[Change], texts: list[str] | None, operations: tuple[str, ...] = EVERY) -> list[Change]:
-    received = Counter[str]()
-    batches = transformation(texts, operations).changes([encoded(list(map(message, changes)))], received)
+    counts = Counter[SentAs]()
+    batches = transformation(texts, operations).changes([encoded(list(map(message, changes)))], counts)
     rows = [row for batch in batches for row in batch.to_pylist()]
-    assert received == Counter(operation for operation, *_ in changes)
+    assert received(counts) == {o: sum(kind == o for kind, *_ in changes) for o in EVERY}
     return [
         (row["operation"], *(row[side] and (row[side]["a"], row[side]["b"]) for side in ("old", "new")))
         for row in rows

@@ -20,6 +20,7 @@ from pgsieve.assets.steps.update_transformation.messages import Choice, Messages
 from pgsieve.assets.steps.update_transformation.relation_versions import Reading
 from pgsieve.decoding.changes.columns import ENCODED_COLUMNS, ROW_OPERATIONS, changes_schema
 from pgsieve.decoding.changes.decode import FilterColumns
+from pgsieve.decoding.changes.sent_as import SentAs
 from pgsieve.decoding.changes.transform import Encoded, Filters, Transformation, in_slice, truncates
 from pgsieve.decoding.errors import ValueNotRepresentableError
 from pgsieve.decoding.protocol.messages import Delete, Insert, Message, Update, encode
@@ -149,9 +150,9 @@ def test_the_same_changes_are_written_whoever_runs_the_parts(
     choice, chosen = Choice(relations=frozenset({1})), transformation(texts, operations)
     few, many = Messages(no_frame, table).chosen(choice), Messages(no_frame, stored=stored).chosen(choice)
     assert few.table is not None
-    received = Counter[str]()
+    counts = Counter[SentAs]()
     encoded = map(Encoded, few.table.select(ENCODED_COLUMNS).to_batches())
-    made = [*chosen.changes(encoded, received), truncates([(405, 3)], _SCHEMA)]
+    made = [*chosen.changes(encoded, counts), truncates([(405, 3)], _SCHEMA)]
     expected = pa.Table.from_batches([in_slice(batch, _END, _SCHEMA) for batch in made], _SCHEMA)
     for name, several, runner in (("few", few, INLINE), ("many", many, Threads(2)), ("one", many, INLINE)):
         changes, folder = sent_changes(several, chosen, [(405, 3)]), tmp_path / name
@@ -163,9 +164,12 @@ def test_the_same_changes_are_written_whoever_runs_the_parts(
         for operation in (*ROW_OPERATIONS, "truncate"):
             sent = sum(tally.get(operation, 0) for tally in tallies)
             assert sent == expected["operation"].to_pylist().count(operation)
-        assert written.received == {o: received[o] for o in ROW_OPERATIONS}
+        assert written.sent_as == counts
+        assert sum(n for each, n in counts.items() if each.sent_as) == sum(
+            tally.get(operation, 0) for tally in tallies for operation in ROW_OPERATIONS
+        )
         assert name != "few" or len(files) == 1
-        changes.attempt(runner)
+        assert changes.attempt(runner) == counts
 
 
 def test_what_is_read_once_for_several_subscriptions_is_what_each_reads_alone(
@@ -211,7 +215,7 @@ def test_of_changes_that_all_are_filtered_out_no_file_is_written(
     folder = tmp_path / "changes"
     written = sent_changes(of_one, transformation("a < 0")).written(Threads(2), str(folder), Store())
     assert written.files.num_rows == 0
-    assert sum(written.received.values()) == (_ROWS - 10) // 2
+    assert sum(written.sent_as.values()) == (_ROWS - 10) // 2
     assert not folder.exists()
 
 
