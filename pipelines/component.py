@@ -1,7 +1,8 @@
 """A Dagster Component: `dg scaffold defs pgsieve.PgsieveComponent replicas` adds a pgsieve.yaml to a project.
 
-In: the component's defs.yaml. Out: the definitions of the configuration file that it names, with a translation. What is
-published is the component's state, which Dagster keeps (`dg utils refresh-defs-state`): building definitions asks no source.
+In: the component's defs.yaml. Out: the definitions of the configuration file that it names, with a
+translation. The published tables are the component's state, which Dagster keeps (`dg utils
+refresh-defs-state`): building definitions asks no source.
 """
 
 import os
@@ -44,18 +45,18 @@ subscriptions:
     publications: [sales]
 """
 
-#: How a defs.yaml names the component.
+#: The component's name in a defs.yaml.
 _OWN_TYPE = re.compile(r"^type: *['\"]?pgsieve\.(\w+\.)*PgsieveComponent\b", re.MULTILINE)
 
 
 class PgsieveScaffolder(Scaffolder[Any]):
-    """Writes a defs.yaml, and beside it a pgsieve.yaml to be filled in, with the lake outside of what is packaged.
+    """Writes a defs.yaml, and beside it a pgsieve.yaml to be filled in, with the lake outside of the package.
 
     The second component of a project gets a prefix of its own.
     """
 
     def scaffold(self, request: ScaffoldRequest[Any]) -> None:
-        """Write both."""
+        """Write both files."""
         folder = request.target_path
         named = {"prefix": re.sub(r"[^A-Za-z0-9_]", "_", folder.name)} if _has_another(folder) else {}
         scaffold_component(request, {"config": "pgsieve.yaml", **named})
@@ -82,7 +83,7 @@ def _relative_path(context: dg.ResolutionContext, path: str) -> Path:
 
 
 def _variables(data: PgsieveAsset) -> Mapping[str, Any]:
-    """What a translation can read."""
+    """The variables of a translation."""
     return {"data": data}
 
 
@@ -91,9 +92,10 @@ def _variables(data: PgsieveAsset) -> Mapping[str, Any]:
 class PgsieveComponent(dg.StateBackedComponent, dg.Resolvable):
     """Tables of PostgreSQL databases, replicated into Delta Lake with the row filters of their publications.
 
-    `config` is the configuration file. `prefix` begins the names of jobs, schedules, sensors, ops and of the resources
-    `<prefix>_lake` and `<prefix>_spark`. `spark` is the project's own resource of dagster-pyspark, a template variable in
-    YAML. `translation` changes the assets; `data` is a `PgsieveAsset`. Subclasses may override `get_asset_spec`.
+    `config` is the configuration file. `prefix` begins the names of jobs, schedules, sensors, ops and of the
+    resources `<prefix>_lake` and `<prefix>_spark`. `spark` is the project's own resource of dagster-pyspark,
+    a template variable in YAML. `translation` changes the assets; `data` is a `PgsieveAsset`. Subclasses may
+    override `get_asset_spec`.
     """
 
     config: Annotated[Path, dg.Resolver(_relative_path, model_field_type=str)] = Path("pgsieve.yaml")
@@ -106,18 +108,18 @@ class PgsieveComponent(dg.StateBackedComponent, dg.Resolvable):
 
     @property
     def defs_state_config(self) -> DefsStateConfig:
-        """Where the state is kept; one key a prefix."""
+        """Where the state is kept; each prefix has its own key."""
         return DefsStateConfig.from_args(self.defs_state, default_key=f"PgsieveComponent[{self.prefix}]")
 
     def get_asset_spec(self, data: PgsieveAsset) -> dg.AssetSpec:
-        """The spec of an asset before `translation`; deps are those of the user's only."""
+        """The spec of an asset before `translation`; its deps are only the user's."""
         return PgsieveTranslator().get_asset_spec(data)
 
     def write_state_to_path(self, state_path: Path) -> None:
-        """Ask the sources what is published, and write it down.
+        """Ask the sources for their published tables, and write the state.
 
-        A source that does not answer keeps its part of the former state. It is an error, but while developing
-        (`dg dev`): there the definitions are wanted all the same.
+        A source that does not answer keeps its part of the former state. That is an error, except during
+        development (`dg dev`), where the definitions are wanted all the same.
         """
         config = load_config(self.config)
         before = Published.from_json(state_path.read_text(encoding="utf-8")) if state_path.is_file() else None
@@ -131,7 +133,7 @@ class PgsieveComponent(dg.StateBackedComponent, dg.Resolvable):
     def build_defs_from_state(
         self, context: dg.ComponentLoadContext, state_path: Path | None
     ) -> dg.Definitions:
-        """The definitions of what the state tells; without one, of what the lake tells."""
+        """The definitions of the state's tables; without a state, of the lake's tables."""
         del context
         config = load_config(self.config)
         if state_path is None:
@@ -144,7 +146,7 @@ class PgsieveComponent(dg.StateBackedComponent, dg.Resolvable):
 
 
 class _ComponentTranslator(PgsieveTranslator):
-    """What the component's class says, then its `translation`."""
+    """Applies the component's class, then its `translation`."""
 
     def __init__(self, component: PgsieveComponent) -> None:
         self._component = component

@@ -1,8 +1,8 @@
-"""What is published, as Dagster's definitions need it: read once, kept in a file, and never asked for while code loads.
+"""The published tables for Dagster's definitions: read once, kept in a file, and never asked for while code loads.
 
-In: the catalogs of the sources, at deploy time or when somebody asks (`read_feeds`). Out: text (`to_json`), and from it
-the tables of each subscription (`known_tables`). What no file tells is taken from the lake's own records: the catalog that
-was recorded last, then the states of the tables. What is known is told without an error, however little it is.
+In: the catalogs of the sources, at deploy time or on request (`read_feeds`). Out: text (`to_json`), and from
+it the tables of each subscription (`known_tables`). Where the file has none, the lake's own records are used:
+the last recorded catalog, then the states of the tables. Incomplete information is returned without an error.
 """
 
 import json
@@ -26,7 +26,7 @@ from pgsieve.resources.postgres.present_catalog import present_catalog
 from pgsieve.resources.postgres.wal import current_lsn
 
 _FORMAT = 1
-#: What reading another version's text raises.
+#: The errors of reading another version's text.
 _OTHER_VERSION = (AttributeError, KeyError, TypeError, ValueError)
 
 
@@ -37,7 +37,7 @@ class Published:
     catalogs: Mapping[str, tuple[int, str]] = field(default_factory=dict)
 
     def to_json(self) -> str:
-        """What `from_json` reads."""
+        """The text for `from_json`."""
         feeds = {
             name: {"lsn": lsn, "catalog": json.loads(text)} for name, (lsn, text) in self.catalogs.items()
         }
@@ -45,7 +45,10 @@ class Published:
 
     @classmethod
     def from_json(cls, text: str) -> "Published":
-        """What `to_json` wrote; empty for another version's text, which is read anew at the next occasion."""
+        """From a text of `to_json`.
+
+        Empty for another version's text, which is read anew at the next occasion.
+        """
         try:
             read = json.loads(text)
             if read["format"] != _FORMAT:
@@ -68,12 +71,12 @@ def _read(feed: Feed) -> tuple[int, str]:
 
 
 def state_file(config: Config) -> Path:
-    """Where `pgsieve ui` and `pgsieve refresh-defs-state` keep it, beside the configuration file."""
+    """The file of `pgsieve ui` and `pgsieve refresh-defs-state`, beside the configuration file."""
     return config.state_folder / "published.json"
 
 
 def kept_published(config: Config) -> Published:
-    """What the file tells; nothing where there is none."""
+    """The contents of the file; empty without a file."""
     try:
         return Published.from_json(state_file(config).read_text(encoding="utf-8"))
     except OSError:
@@ -81,7 +84,7 @@ def kept_published(config: Config) -> Published:
 
 
 def read_feeds(declared: Project, before: Published) -> tuple[Published, list[PgsieveError]]:
-    """Ask the sources what is published; the errors of those whose part stays as it was before."""
+    """Ask the sources for their publications; returns the errors of those whose part stays as it was."""
     catalogs, errors = {n: c for n, c in before.catalogs.items() if n in declared.feeds}, []
     for feed in declared.feeds.values():
         try:
@@ -92,7 +95,7 @@ def read_feeds(declared: Project, before: Published) -> tuple[Published, list[Pg
 
 
 def refresh_published(config: Config, declared: Project) -> list[PgsieveError]:
-    """Read what is published, and keep it; the errors of sources whose part stays as it was."""
+    """Read the publications, and keep them; returns the errors of sources whose part stays as it was."""
     published, errors = read_feeds(declared, kept_published(config))
     file = state_file(config)
     try:
@@ -113,9 +116,9 @@ def refresh_published(config: Config, declared: Project) -> list[PgsieveError]:
 def known_tables(
     declared: Project, published: Published, *, authoritative: bool = False
 ) -> dict[str, Tables]:
-    """The tables of each subscription, without asking a source; nothing is raised.
+    """The tables of each subscription, without asking a source; raises nothing.
 
-    `published` counts, unless the lake has a later catalog. `authoritative`: that one is not looked for.
+    `published` counts, unless the lake has a later catalog. With `authoritative` the lake is not asked.
     """
     known: dict[str, Tables] = {}
     recorded: dict[str, list[tuple[int, Catalog]]] = {}
@@ -132,10 +135,10 @@ def known_tables(
 
 
 def published_tables(declared: Project, subscriptions: Iterable[Subscription]) -> dict[str, Tables]:
-    """The tables each subscription replicates, as its source's catalog says now.
+    """The tables each subscription replicates, by its source's present catalog.
 
-    Where that is unknown (the source does not answer, a publication is missing), those that have replicas: what
-    a run does says what is wrong, and the other subscriptions have theirs.
+    Where that is unknown (the source does not answer, a publication is missing), the tables that have
+    replicas. A run then reports what is wrong, and the other subscriptions have their tables.
     """
     catalogs: dict[str, Catalog | None] = {}
     tables: dict[str, Tables] = {}
@@ -161,7 +164,7 @@ def _present(feed: Feed) -> Catalog | None:
 def _catalogs(
     declared: Project, feed: Feed, published: Published, *, authoritative: bool
 ) -> Iterator[tuple[int, Catalog]]:
-    """What is known of a feed's publications, the newest first."""
+    """The known catalogs of a feed's publications, the newest first."""
     found: list[tuple[int, Catalog]] = []
     if (kept := published.catalogs.get(feed.name)) is not None:
         try:
@@ -176,7 +179,10 @@ def _catalogs(
 
 
 def _recorded(declared: Project, feed: Feed) -> list[tuple[int, Catalog]]:
-    """The catalog that the lake has of a feed; not where only Spark could read it: code has to load at once."""
+    """The catalog that the lake has of a feed.
+
+    None where only Spark could read it, as code has to load at once.
+    """
     try:
         lake = declared.lake.open()
         newest = None if lake.local is None else Catalogs(lake, feed).newest()
@@ -190,7 +196,7 @@ def _recorded(declared: Project, feed: Feed) -> list[tuple[int, Catalog]]:
 
 
 def _tables(subscription: Subscription, catalog: Catalog) -> Tables | None:
-    """The tables that a catalog publishes to a subscription; None where it cannot tell."""
+    """The tables that a catalog publishes to a subscription; None where the catalog is not enough."""
     try:
         published = subscription.tables(subscription.feed.with_defined(catalog))
     except PgsieveError as error:
@@ -200,7 +206,7 @@ def _tables(subscription: Subscription, catalog: Catalog) -> Tables | None:
 
 
 def _replicas(declared: Project, subscription: Subscription, *, at_once: bool = False) -> Tables:
-    """The tables that have a replica, as far as the lake tells without the source; `at_once`: without Spark, too."""
+    """The tables that have a replica, from the lake without the source; with `at_once` without Spark too."""
     publications = subscription.feed.subscriptions[subscription.name]
     try:
         lake = declared.lake.open()

@@ -44,18 +44,18 @@ INTERRUPTED = 130
 
 
 def refuse(ctx: Any, error: Exception) -> None:
-    """Tell the error that ends a command: on stderr, and with `--json` as its result, on one line of stdout."""
+    """Print the error that ends a command: on stderr, and with `--json` as its result, on one line of stdout."""
     if isinstance(error, PgsieveError):
         console.print_error(error)
     else:
         console.print_unexpected(error, verbose=is_verbose(ctx))
     if ctx.params.get("as_json"):
-        with suppress(OSError):  # It may be what is told.
+        with suppress(OSError):  # The result may have been printed already.
             console.print_json_line(Refusal(error))
 
 
 class _Flags:
-    """Help shows a flag as it is written: without a type, as it takes no value."""
+    """An option that help shows without a type, as it takes no value."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         """The options and arguments."""
@@ -67,7 +67,7 @@ class _Flags:
 
 
 class Group(_Flags, TyperGroup):
-    """Commands; wrong arguments are refused as anything else is."""
+    """The group of commands; it refuses wrong arguments as it refuses other errors."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the options before the command."""
@@ -76,20 +76,20 @@ class Group(_Flags, TyperGroup):
             return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        """Find the command, have it read its arguments, and run it."""
+        """Find the command, let it read its arguments, and run it."""
         with _usage_as_json(ctx):
             return super().invoke(ctx)
 
 
-#: Under which name a context keeps the arguments of the process.
+#: The key under which a context keeps the arguments of the process.
 _ARGUMENTS = "pgsieve.arguments"
-#: What tells wrong arguments: click's, or the one of a typer with a click of its own.
+#: The exceptions for wrong arguments: click's, and those of a typer with its own click.
 _UsageError: Any = typer.BadParameter.__base__
 
 
 @contextmanager
 def _usage_as_json(ctx: Any) -> Iterator[None]:
-    """Tell wrong arguments on stdout, too, where JSON is asked for; who asks writes what is wrong to stderr."""
+    """Print wrong arguments on stdout too, where JSON is requested; the caller writes them to stderr."""
     try:
         yield
     except _UsageError as error:
@@ -102,7 +102,7 @@ class Command(_Flags, TyperCommand):
     """A command whose errors become one line and an exit code."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command's function; its arguments have been read by now."""
+        """Run the command's function; its arguments are parsed."""
         try:
             return self._printed(ctx)
         except typer.Exit:
@@ -113,7 +113,7 @@ class Command(_Flags, TyperCommand):
             refuse(ctx, error)
             raise typer.Exit(REFUSED) from error
         except Exception as error:
-            if isinstance(error, OSError) and error.errno == errno.EPIPE:  # `pgsieve … | head` is no fault
+            if isinstance(error, OSError) and error.errno == errno.EPIPE:  # `pgsieve … | head` is no fault.
                 raise
             from pgsieve.pipelines.commands.failures import what_refused
 
@@ -124,7 +124,7 @@ class Command(_Flags, TyperCommand):
             raise typer.Exit(FAULT) from error
 
     def _printed(self, ctx: Any) -> Any:
-        """Run it to its end, whatever its exit code: what cannot be written is refused here, not by the interpreter as it ends."""
+        """Run it and flush its output: a failed write is refused here, not by the interpreter at its end."""
         try:
             result = super().invoke(ctx)
         except typer.Exit:
@@ -156,7 +156,7 @@ ConfigFile = Annotated[
 
 
 def _completed(ctx: typer.Context, incomplete: str) -> list[str]:
-    """What a shell completes: subscriptions of the configuration file; none where it cannot be read."""
+    """The shell's completions: subscriptions of the configuration file; empty where it cannot be read."""
     import yaml
 
     file = ctx.params.get("config") or ctx.find_root().params.get("config")
@@ -186,7 +186,7 @@ UiPort = Annotated[
 
 
 class _LogFormat(StrEnum):
-    """How progress and errors are written to stderr."""
+    """The format of progress and errors on stderr."""
 
     TEXT = "text"
     JSON = "json"
@@ -206,7 +206,7 @@ _LEVEL_VARIABLE = "PGSIEVE_LOG_LEVEL"
 
 
 class _LogLevel(StrEnum):
-    """From which level on log records are written to stderr."""
+    """The lowest level of log records on stderr."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -234,7 +234,7 @@ Subscription = Annotated[
 def command(
     epilog: str, name: str | None = None, to: typer.Typer = app, *, panel: str | None = None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Register a command, with the options that every one has after its name, too; `panel` is where `--help` lists it."""
+    """Register a command, with the common options allowed after its name too; `panel` is its section in `--help`."""
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
         @wraps(function)
@@ -271,7 +271,7 @@ def command(
 
 
 def _begin_log(log_format: str | None, log_level: str | None) -> None:
-    """Write to stderr as the options say, or the variables."""
+    """Configure stderr by the options, or by the environment variables."""
     if log_level is not None:
         console.log_from(log_level)
     if log_format == _LogFormat.JSON:
@@ -299,7 +299,7 @@ def common(
     log_level: LogLevel = None,
 ) -> None:
     """Keep the options that come before the command."""
-    del verbose, version  # read from the context, and by the callback
+    del verbose, version  # Read from the context, and by the callback.
     console.show_warnings()
     _begin_log(log_format or os.environ.get("PGSIEVE_LOG_FORMAT"), log_level or _level_of_environment())
     ctx.obj = config
@@ -312,7 +312,7 @@ def _level_of_environment() -> str | None:
 
 
 def load(ctx: typer.Context, config: Path | None) -> Config:
-    """Read the file of the option after the command, else of the one before it, else the default."""
+    """The configuration of the file in the option after the command, else before it, else of the default file."""
     settings = load_config(config or ctx.obj)
     from pgsieve.resources.data_frames import spare_data_frames
 
@@ -326,11 +326,11 @@ def is_verbose(ctx: Any) -> bool:
 
 
 def ignore(*_: object) -> None:
-    """What is shown at the end needs not be shown step by step."""
+    """A progress that shows nothing: all of it is shown at the end."""
 
 
 def end(failures: Sequence[Failure], *, found: bool = False) -> None:
-    """Exit with the greatest code that there is a reason for."""
+    """Exit with the greatest code that applies."""
     codes = [REFUSED if isinstance(failure.error, PgsieveError) else FAULT for failure in failures]
     if code := max(codes, default=FOUND if found else 0):
         raise typer.Exit(code)

@@ -1,4 +1,4 @@
-"""Commands that look: how far replication is, whether replicas are equal, what PostgreSQL would refuse, what a slot holds."""
+"""Commands that inspect: status of replication, equality of replicas, problems for PostgreSQL, contents of a slot."""
 
 import sys
 from typing import Annotated

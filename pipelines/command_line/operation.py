@@ -79,8 +79,8 @@ def ui(
 def refresh_defs_state(ctx: typer.Context, config: ConfigFile = None) -> None:
     """Read what is published, for Dagster's definitions: these load without asking a source.
 
-    It is kept in .pgsieve/published.json beside the configuration file; of a source that does not answer, what was
-    known before. `pgsieve ui` does the same when it starts.
+    It is kept in .pgsieve/published.json beside the configuration file; a source that does not answer keeps
+    its former entry. `pgsieve ui` does the same when it starts.
     """
     settings = load(ctx, config)
     from pgsieve.pipelines.project import project

@@ -1,4 +1,7 @@
-"""What a person sees of sequences: results (`pgsieve.pipelines.commands.sequences`) in, lines out. Nothing here raises."""
+"""Reports of sequences for a person: results (`pgsieve.pipelines.commands.sequences`) in, lines out.
+
+Nothing here raises.
+"""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""`pgsieve check`: compare every replica with its publisher, and mend what differs where that is asked for.
+"""`pgsieve check`: compare every replica with its publisher, and repair differences on request.
 
 In: the configuration. Out: a `CheckReport`.
 """
@@ -28,8 +28,8 @@ def check(
 ) -> CheckReport:
     """Bring the selected subscriptions up to one LSN each and compare all their tables there.
 
-    `repairing` makes the rows that differ those of the publisher, at a later LSN. A subscription that cannot be
-    checked does not stop the others.
+    `repairing` writes the publisher's rows over the differing ones, at a later LSN. A subscription that
+    cannot be checked does not stop the others.
     """
     declared = project(config)
     failures, warnings = Failures(), list[str]()
@@ -47,7 +47,7 @@ def _checked(
     subscription: Subscription, lake: Lake, progress: Progress, warn: Log, *, repairing: bool
 ) -> tuple[list[CheckedTable], list[CheckedSequence]]:
     with _shown(progress, f"check {subscription.name}") as log:
-        # First: where the slot is read, sequences are brought up to date.
+        # First: reading the slot also brings sequences up to date.
         sequences = _checked_sequences(subscription, lake)
         results = check_consistency(
             subscription, lake, log, warn=lambda warning: warn(f"{subscription.name}: {warning}")
@@ -96,7 +96,10 @@ def _checked_sequences(subscription: Subscription, lake: Lake) -> list[CheckedSe
 def _with_copied(
     subscription: Subscription, lake: Lake, results: Sequence[TableConsistency], log: Log
 ) -> list[TableConsistency]:
-    """Copy what the next run would copy, as its definition has changed, and compare it then; the other results stay."""
+    """Copy tables whose definition has changed, as the next run would, and compare them then.
+
+    The other results stay.
+    """
     compared = {(c.schema, c.table): c for c in results}
     waiting = {name for name, c in compared.items() if c.problem}
     lacking = [name for name in tables_to_copy(subscription, lake) if name in waiting] if waiting else []
@@ -108,7 +111,7 @@ def _with_copied(
 
 @contextmanager
 def _shown(progress: Progress, task: str) -> Iterator[Log]:
-    """Show each thing that is logged as the task that goes on until the next one."""
+    """Show each logged line as a task that runs until the next one."""
     current = task
     progress.start(current)
 

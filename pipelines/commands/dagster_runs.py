@@ -1,7 +1,7 @@
-"""What runs leave in Dagster's records: of those that found nothing to do the last one, of the others those that are young.
+"""Limits the commands' runs in Dagster's records: of idle runs only the last is kept, of others the recent ones.
 
-In: Dagster's instance, and runs that commands of pgsieve made in it; no others are touched. Out: fewer of them. What
-the records show as an asset's last materialization, and every copy, is kept.
+In: Dagster's instance, and runs that commands of pgsieve made in it; no others are touched. Out: fewer of
+them. The run of an asset's last materialization, and every copy, is kept.
 """
 
 from collections.abc import Mapping
@@ -9,13 +9,13 @@ from datetime import UTC, datetime, timedelta
 
 import dagster as dg
 
-#: Tag of a command's runs: what it materialises.
+#: A tag of a command's runs: what it materialises.
 COMMAND = "pgsieve/command"
-#: Tag of those that found nothing to do.
+#: A tag of runs that found nothing to do.
 IDLE = "pgsieve/idle"
 #: Dagster's tags of a run that copies tables: one, or several.
 _COPY = {"dagster/partition", "dagster/asset_partition_range_start"}
-#: Runs that are read at once.
+#: The number of runs that are read at once.
 _PAGE = 100
 
 
@@ -25,7 +25,7 @@ def tagged(task: str, tags: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def keep_one_idle(dagster: dg.DagsterInstance, result: dg.ExecuteInProcessResult) -> None:
-    """Where a run found nothing to do, delete those of the same task before it that did not either."""
+    """Delete earlier idle runs of the same task, where a run found nothing to do."""
     events = [event.materialization.metadata for event in result.get_asset_materialization_events()]
     if not result.success or not all(map(_is_idle, events)):
         return
@@ -39,13 +39,13 @@ def keep_one_idle(dagster: dg.DagsterInstance, result: dg.ExecuteInProcessResult
 
 
 def _is_idle(metadata: Mapping[str, dg.MetadataValue]) -> bool:
-    """Whether a materialization tells of nothing: of the change log, or of a transformation."""
+    """Whether a materialization of the change log, or of a transformation, reports no work."""
     slices, tables = metadata.get("slices"), metadata.get("tables")
     return (slices is not None and slices.value == 0) or (tables is not None and tables.value == "no changes")
 
 
 def delete_old_runs(dagster: dg.DagsterInstance, kept: timedelta | None) -> int:
-    """Delete the commands' runs that ended longer ago; how many. None keeps them all."""
+    """Delete the commands' runs that ended longer ago; returns their number. None keeps them all."""
     if kept is None:
         return 0
     finished = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]

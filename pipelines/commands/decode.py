@@ -1,7 +1,7 @@
 """`pgsieve decode`: the messages of a source's slot, or of its change log, through an output plugin.
 
-In: the configuration, a plugin and its options. Out: what the plugin writes, as bytes. The slot is peeked at:
-nothing is confirmed. Raises PgsieveError for a source, slot, plugin or option that does not exist.
+In: the configuration, a plugin and its options. Out: the plugin's output, as bytes. The slot is only peeked
+at: nothing is confirmed. Raises PgsieveError for a source, slot, plugin or option that does not exist.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,7 +29,7 @@ from pgsieve.resources.postgres.slot import (
 )
 from pgsieve.resources.postgres.wal import flushed_lsn
 
-#: From here on Stream Abort has its LSN and time, where streaming = parallel.
+#: From here on Stream Abort has its LSN and time, with streaming = parallel.
 _PARALLEL_PROTOCOL = 4
 
 
@@ -42,7 +42,7 @@ def decode(
     *,
     from_change_log: bool = False,
 ) -> Iterator[bytes]:
-    """What the plugin writes, one item per write; `options` are NAME or NAME=VALUE."""
+    """The plugin's output, one item per write; `options` are NAME or NAME=VALUE."""
     init = plugin_of(plugin)
     plugin_options = [_option(text) for text in options]
     declared = project(config)
@@ -67,7 +67,7 @@ def _option(text: str) -> tuple[str, str | None]:
 
 
 def _feed(declared: Project, source: str, slot: str | None) -> Feed:
-    """The feed of a source's slot; the slot need be named only where there are several."""
+    """The feed of a source's slot; the slot must be named only where there are several."""
     feeds = {f.slot: f for f in declared.feeds.values() if f.source.name == source}
     if not feeds:
         sources = tuple(dict.fromkeys(f.source.name for f in declared.feeds.values()))
@@ -104,7 +104,7 @@ def _recorded(declared: Project, feed: Feed) -> Iterator[bytes]:
 
 
 def _waiting(feed: Feed, version: int, *, streaming: bool) -> Iterator[bytes]:
-    """The messages that the slot holds up to the current LSN."""
+    """The messages that the slot has up to the current LSN."""
     source, slot = feed.source, feed.slot
     with source.connect() as connection:
         state = slot_state(connection, slot)
@@ -137,7 +137,8 @@ def _waiting(feed: Feed, version: int, *, streaming: bool) -> Iterator[bytes]:
             if not has_changes(connection, source.name, slot, first):
                 return
             batches = read_messages(source.executor_conninfo(), peek_query(slot, upto, options, version))
-            # The server has read all of the slot before it sends anything: others need not wait for who prints it.
+            # The server has read all of the slot before it sends anything, so others need not wait for the
+            # printing.
             with refusing_slot(source.name, slot, "read"):
                 begun = list(islice(batches, 1))
     with refusing_slot(source.name, slot, "read"):

@@ -1,4 +1,4 @@
-"""`pgsieve drop`: remove a subscription from the server, and from the lake where asked.
+"""`pgsieve drop`: remove a subscription from the server, and on request from the lake.
 
 In: the configuration and the subscription's name. Out: a `DropReport`. Raises PgsieveError.
 """
@@ -12,7 +12,7 @@ from pgsieve.resources.postgres.errors import SourceUnreachableError
 
 
 def drop(config: Config, name: str, *, delete_tables: bool, leave_slot: bool) -> DropReport:
-    """Drop a subscription; repeated, there is nothing left to do."""
+    """Drop a subscription; a second call finds nothing left to do."""
     declared = project(config)
     lake = declared.lake.open()
     if name not in declared.subscriptions and in_use(lake, name):

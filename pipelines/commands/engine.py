@@ -1,7 +1,7 @@
 """`pgsieve engine`: the Spark that is kept warm for the runs of a configuration.
 
-In: the configuration. Out: an `EngineReport`. Raises PgsieveError where the configuration knows no engine, or it does not
-come to serve.
+In: the configuration. Out: an `EngineReport`. Raises PgsieveError where the configuration has no engine, or
+the engine does not start to serve.
 """
 
 import os
@@ -50,12 +50,15 @@ def status(config: Config) -> EngineReport:
 
 
 def stop(config: Config) -> bool:
-    """End the engine; whether there was one. An engine that the configuration knows no more ends, too."""
+    """End the engine; returns whether there was one.
+
+    It also ends an engine that the configuration no longer has.
+    """
     return control.stop(EngineFolder(config.state_folder / "engine"))
 
 
 def keep_for_this_process(config: Config) -> None:
-    """Start the engine, and keep it as long as this process lives; without a word where that cannot be."""
+    """Start the engine, and keep it as long as this process lives; silent where that is not possible."""
     engine = project(config).lake.engine
     if engine.is_warmed:
         with suppress(PgsieveError, OSError):
@@ -78,7 +81,7 @@ def _engine(config: Config) -> SparkEngine:
 
 
 def _resident_bytes(pid: int) -> int:
-    """The memory of a process; 0 where the system does not tell."""
+    """The memory of a process; 0 where the system does not show it."""
     with suppress(OSError, ValueError, IndexError):
         pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")

@@ -1,10 +1,10 @@
 """Dagster's event log in SQLite, with connections that stay open.
 
-In: an event log storage as Dagster makes it by its configuration. Out: the same, in the same files. Dagster makes an engine and a
-connection for each statement, and the last one that closes a database checkpoints its log: that is most of what an event
-costs. A run with changes in 200 tables has some thousand events; those that are planned are stored in one transaction. And
-each run has a database of its own, whose tables Dagster's migrations make: here those of the first one are the pattern of
-the others. Raises what Dagster's storage does.
+In: an event log storage as Dagster makes it by its configuration. Out: the same, in the same files. Dagster
+makes an engine and a connection for each statement, and the last one that closes a database checkpoints its
+log: that is most of the cost of an event. A run with changes in 200 tables has some thousand events; planned
+ones are stored in one transaction. Each run has a database of its own, whose tables Dagster's migrations
+create: here the first run's database is copied for the others. Raises the errors of Dagster's storage.
 """
 
 import os
@@ -23,16 +23,17 @@ from sqlalchemy.event import listen
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.pool import QueuePool
 
-#: A run's own database, that of all runs, and that of events without a run; a continuous command makes many runs.
+#: A run's own database, that of all runs, and that of events without a run; a continuous command makes many
+#: runs.
 _KEPT = 3
-#: So long a statement waits for another process, as with Dagster.
+#: How long a statement waits for another process, as in Dagster.
 _BUSY_SECONDS = 30
-#: How Dagster is told of how many events go into a batch, of those that it has together; and how many.
+#: Dagster's settings for batches: how many of its buffered events, and how many at most.
 _BATCH, _BATCH_EVENTS = "DAGSTER_EVENT_BATCH_SIZE", "1000"
 
 
 class KeptEventLog(SqliteEventLogStorage):
-    """The storage whose connections stay open; made of one of Dagster's by `connections_kept`."""
+    """The storage whose connections stay open; `connections_kept` makes it from Dagster's own."""
 
     #: One connection for each database.
     _open: OrderedDict[str, Connection]
@@ -41,12 +42,12 @@ class KeptEventLog(SqliteEventLogStorage):
     _batch: dict[str, Connection]
     #: A run's database before its first event.
     _pattern: bytes | None
-    #: Tables, columns and migrations that are there: Dagster looks for them with each event, and none goes again.
+    #: Existing tables, columns and migrations: Dagster looks for them with each event, and none is removed.
     _there: set[tuple[str, ...]]
 
     @contextmanager
     def _connect(self, shard: str) -> Iterator[Connection]:
-        with self._turn:  # So one connection a database is enough.
+        with self._turn:  # So one connection per database is enough.
             if (connection := self._batch.get(shard)) is not None:
                 yield connection
                 return
@@ -54,7 +55,10 @@ class KeptEventLog(SqliteEventLogStorage):
                 yield connection
 
     def store_event_batch(self, events: Sequence[EventLogEntry]) -> None:
-        """Store some events in one transaction of each database; where it fails, Dagster stores them one by one."""
+        """Store some events in one transaction of each database.
+
+        Where it fails, Dagster stores them one by one.
+        """
         with self._turn, ExitStack() as stack:
             stack.callback(self._batch.clear)
             for shard in {INDEX_SHARD_NAME, *(event.run_id for event in events)}:
@@ -62,7 +66,7 @@ class KeptEventLog(SqliteEventLogStorage):
             super().store_event_batch(events)
 
     def _make(self, engine: Engine, path: Path) -> None:
-        """Have a database have its tables."""
+        """Create a database's tables."""
         if path.exists():
             if not _is_made(engine):
                 self._initdb(engine)
@@ -75,7 +79,7 @@ class KeptEventLog(SqliteEventLogStorage):
             made.write_bytes(self._pattern)
             try:
                 path.hardlink_to(made)
-            except OSError:  # Somebody was faster, or a file system has no links.
+            except OSError:  # Another process was faster, or the file system has no links.
                 self._initdb(engine)
             finally:
                 made.unlink()
@@ -89,7 +93,7 @@ class KeptEventLog(SqliteEventLogStorage):
         return self._has(("asset_keys", column_name), lambda: has_column(conn, column_name))
 
     def has_secondary_index(self, name: str) -> bool:
-        """Whether a migration of the data of all runs was made."""
+        """Whether a data migration was applied to the database of all runs."""
         return self._has(("migration", name), lambda: super(KeptEventLog, self).has_secondary_index(name))
 
     def _has(self, what: tuple[str, ...], look: Callable[[], bool]) -> bool:
@@ -100,7 +104,7 @@ class KeptEventLog(SqliteEventLogStorage):
     def _connection(self, shard: str) -> Connection:
         connection, path = self._open.pop(shard, None), self.path_for_shard(shard)
         if connection is not None and not os.path.exists(path):  # noqa: PTH110 - asked for each event
-            _close(connection)  # Somebody has removed the file.
+            _close(connection)  # The file has been removed.
             connection = None
         if connection is None:
             engine = create_engine(
@@ -131,26 +135,29 @@ def _close(connection: Connection) -> None:
 
 
 def _is_made(engine: Engine) -> bool:
-    """Whether a database says which migration made it: then Dagster makes nothing, after it has read all of its migrations."""
+    """Whether a database records its migration: otherwise Dagster reads all of its migrations, and applies them."""
     try:
         with engine.connect() as connection:
             return bool(connection.execute(text("select version_num from alembic_version")).first())
     except OperationalError:
-        return False  # Another process is about to make it.
+        return False  # Another process is about to create it.
 
 
 def _write_soon(connection: DBAPIConnection, _record: object) -> None:
-    """Do not wait for the disk with each event: a power cut may take the last ones, never the database (sqlite.org/wal.html)."""
+    """Do not wait for the disk with each event: a power cut may lose the last ones, never the database (sqlite.org/wal.html)."""
     connection.cursor().execute("PRAGMA synchronous = NORMAL")
 
 
 @contextmanager
 def connections_kept(storage: EventLogStorage) -> Iterator[None]:
-    """Let Dagster's own storage in SQLite keep its connections open in the block; others do so themselves."""
+    """Let Dagster's own storage in SQLite keep its connections open in the block.
+
+    Other storages do so themselves.
+    """
     if type(storage) is not SqliteEventLogStorage:
         yield
         return
-    # Dagster makes its storages itself, and hands them to others: this one has to stay the same object.
+    # Dagster makes its storages itself, and passes them to others: this one has to stay the same object.
     kept: EventLogStorage = storage
     storage.__class__ = KeptEventLog
     assert isinstance(kept, KeptEventLog)

@@ -1,8 +1,8 @@
 """Errors that end some subscriptions' part of a command, while the others go on.
 
-In: blocks of work, each on behalf of some subscriptions. Out: what failed, as `Failure`s. An error of a slot or a
-change log concerns every subscription that reads it, one of a subscription's own tables no other. Raises nothing
-but what ends the process.
+In: blocks of work, each on behalf of some subscriptions. Out: the errors, as `Failure`s. An error of a slot
+or a change log concerns every subscription that reads it; one of a subscription's own tables concerns no
+other. Raises only errors that end the process.
 """
 
 import os
@@ -29,7 +29,7 @@ Result = TypeVar("Result")
 
 
 def _ignore(_: Failure) -> None:
-    """The caller reads `listed` at the end."""
+    """Ignores a failure: the caller reads `listed` at the end."""
 
 
 def never(_: Exception) -> bool:
@@ -38,7 +38,7 @@ def never(_: Exception) -> bool:
 
 
 class Failures:
-    """The first error of each subscription that has failed; `tell` hears of one when it happens."""
+    """The first error of each subscription that has failed; `tell` is called when one happens."""
 
     def __init__(self, tell: Callable[[Failure], None] = _ignore) -> None:
         self._errors: dict[str, Exception] = {}
@@ -49,14 +49,16 @@ class Failures:
 
     @contextmanager
     def of(self, *subscriptions: str, unless: Callable[[Exception], bool] = never) -> Iterator[None]:
-        """End the block at an error, which is that of the subscriptions; those that failed before keep theirs.
+        """End the block at an error, and record it for the subscriptions.
 
-        An error for which `unless` holds is nobody's, and raised.
+        Those that failed before keep theirs.
+
+        An error for which `unless` holds is recorded for none, and raised.
         """
         try:
             yield
         except Exception as error:
-            # Any other: a fault of pgsieve's own is no other subscription's either.
+            # Any other error: a fault of pgsieve does not concern other subscriptions either.
             if unless(error):
                 raise
             reported = what_refused(error) or error
@@ -72,7 +74,9 @@ class Failures:
         *,
         unless: Callable[[Exception], bool] = never,
     ) -> list[Result]:
-        """What a step gives for each subscription that has not failed; one that fails does not stop the others.
+        """The results of a step for the subscriptions that have not failed.
+
+        One that fails does not stop the others.
 
         Raises an error for which `unless` holds.
         """
@@ -84,7 +88,7 @@ class Failures:
         return results
 
     def listed(self) -> tuple[Failure, ...]:
-        """What failed; an error that several subscriptions met is one failure of them all."""
+        """The failures; an error that several subscriptions met is one failure of them all."""
         concerned: dict[tuple[type, str], list[str]] = {}
         for name, error in self._errors.items():
             concerned.setdefault((type(error), str(error)), []).append(name)
@@ -92,7 +96,7 @@ class Failures:
 
 
 def what_refused(error: Exception) -> PgsieveError | None:
-    """The refusal of a disk or a store, of Dagster's records or temporary files where it was not the lake's; or Spark, which is lost."""
+    """The refusal of a disk or a store, also for Dagster's records or temporary files, or the loss of Spark."""
     if isinstance(error, PgsieveError):
         return None
     if is_lost(error):

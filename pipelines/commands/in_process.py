@@ -1,7 +1,7 @@
 """Dagster in this process: its instance, and runs that materialise assets for a command.
 
-In: a configuration, or assets and what they are called. Out: a run in Dagster's records, which `pgsieve ui` shows, and what
-fails it as an error of ours. Raises KeyboardInterrupt where a run was interrupted.
+In: a configuration, or assets and a name for the task. Out: a run in Dagster's records, which `pgsieve ui`
+shows, and its errors as errors of pgsieve. Raises KeyboardInterrupt where a run was interrupted.
 """
 
 import fcntl
@@ -54,9 +54,10 @@ def instance(config: Config) -> Iterator[dg.DagsterInstance]:
 
 @contextmanager
 def _opened(home: Path) -> Iterator[dg.DagsterInstance]:
-    """Dagster's instance, whose databases one process makes, and others wait for.
+    """Dagster's instance; one process creates its databases, and others wait for it.
 
-    Where two make them at the same time, Dagster's migrations of one fail, or leave a version that the next run meets.
+    If two create them at the same time, Dagster's migrations fail in one, or leave a version with which the
+    next run fails.
     """
     with ExitStack() as stack:
         with (home / ".opening").open("ab") as lock:
@@ -80,10 +81,10 @@ def materialize(
     *,
     raise_on_error: bool = True,
 ) -> dg.ExecuteInProcessResult | None:
-    """Materialise assets in this process; raises PgsieveError for whatever fails.
+    """Materialise assets in this process; raises PgsieveError for any error.
 
-    What ends as failed since a table is set aside, or a subscription disabled, has done all that it can: Dagster's
-    record says so, and the command's result. None is returned then.
+    A run that fails because a table is set aside, or a subscription disabled, has done all that it can:
+    Dagster's record says so, and the command's result. None is returned then.
     """
     progress.start(task)
     result = None
@@ -111,7 +112,10 @@ def materialize(
 
 @contextmanager
 def refused_by_dagster() -> Iterator[None]:
-    """What fails a step as the commands tell it; of what ends as failed but has done all that it can nothing is raised."""
+    """Raise a step's error as the commands report it.
+
+    Nothing is raised for a run that has done all that it can.
+    """
     error = None
     try:
         yield
@@ -123,24 +127,24 @@ def refused_by_dagster() -> Iterator[None]:
         error = failed.error
     except dg.Failure as failure:
         raise PgsieveError(failure.description or str(failure)) from failure
-    if error is not None:  # Not as one that came while Dagster's was handled: it is the same.
+    if error is not None:  # Raised without Dagster's error as its context: it is the same error.
         raise error
 
 
 def run_failure(result: dg.ExecuteInProcessResult) -> PgsieveError:
-    """Why a run failed of which no step of ours has."""
+    """The reason of a failed run in which no step of pgsieve has failed."""
     messages = [" ".join(error.message.split()) for error in _errors(result)]
     return PgsieveError(messages[-1] if messages else f"Dagster's run {result.run_id} failed")
 
 
 def _errors(result: dg.ExecuteInProcessResult) -> list[SerializableErrorInfo]:
-    """What Dagster tells of the errors of a run."""
+    """Dagster's errors of a run."""
     errors = [getattr(event.event_specific_data, "error", None) for event in result.all_events]
     return [error for error in errors if error is not None]
 
 
 def _trace_steps(dagster: dg.DagsterInstance, run_id: str) -> None:
-    """A span for each of Dagster's steps, within the one that is open."""
+    """A span for each of Dagster's steps, within the open one."""
     began: dict[str, float] = {}
     for entry in dagster.all_logs(run_id, {dg.DagsterEventType.STEP_START, *_STEP_ENDS}):
         event, key = entry.get_dagster_event(), entry.step_key

@@ -1,8 +1,9 @@
 """`pgsieve init`: a first pgsieve.yaml, and the SQL for its role.
 
-In: a conninfo, and what is chosen of the publications and tables that its database has. Out: a `Survey` to choose from, then
-two new files and an `InitReport`. No password is written: a literal one becomes a variable of the environment. Nothing on
-the server is changed. Raises SourceError where the database does not answer, PgsieveError where a file is there already.
+In: a conninfo, and a choice of the publications and tables in its database. Out: a `Survey` to choose from,
+then two new files and an `InitReport`. No password is written: a literal one becomes a variable of the
+environment. Nothing on the server is changed. Raises SourceError where the database does not answer,
+PgsieveError where a file exists already.
 """
 
 import os
@@ -46,10 +47,10 @@ _HEAD = (
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """How the database is reached: the conninfo without secrets, and the password, None where libpq finds one itself.
+    """The access to the database: the conninfo without secrets, and the password, None where libpq finds one itself.
 
-    A command may print the password instead: a program and its arguments. The server may be newer than those that pgsieve
-    was tested with where that is allowed.
+    A command may print the password instead: a program and its arguments. With `allow_untested_server` the
+    server may be newer than the tested ones.
     """
 
     conninfo: str
@@ -66,7 +67,7 @@ class Connection:
         *,
         allow_untested_server: bool = False,
     ) -> "Connection":
-        """A conninfo as a person writes it, with its password or with `${NAME}`; raises PgsieveError."""
+        """A conninfo as the user writes it, with its password or with `${NAME}`; raises PgsieveError."""
         parameters = dict(parameters_of(conninfo))
         if parameters.get("sslpassword"):
             raise PgsieveError(
@@ -90,7 +91,7 @@ class Connection:
 
     @property
     def database(self) -> str:
-        """The database that is asked for; libpq's default is the one that has the user's name (section 32.1.2)."""
+        """The database's name; libpq's default is the user's name (section 32.1.2)."""
         parameters = parameters_of(self.conninfo)
         return str(
             parameters.get("dbname") or os.environ.get("PGDATABASE") or parameters.get("user") or "database"
@@ -99,7 +100,7 @@ class Connection:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What a database has to be replicated, and who asked: `managed` is the role with which a cloud provider grants REPLICATION."""
+    """The contents of a database, and the role that asked; `managed` is a cloud provider's role that grants REPLICATION."""
 
     database: str
     user: str
@@ -112,7 +113,7 @@ class Survey:
 
 
 def survey(connection: Connection, source_name: str | None = None) -> Survey:
-    """Look at a database; changes nothing. Errors call it by the source's name, else by the database's."""
+    """Examine a database; changes nothing. Errors name the source, or else the database."""
     name = source_name or safe_name(connection.database)
     source = Source(
         name,
@@ -158,7 +159,7 @@ def survey(connection: Connection, source_name: str | None = None) -> Survey:
 
 
 def _published(publication: Publication, catalog: Catalog) -> list[tuple[str, str]]:
-    """The tables of a publication; none where it cannot be subscribed to, which validate explains."""
+    """The tables of a publication; empty where it cannot be subscribed to, which validate explains."""
     try:
         return sorted(replicated_tables([publication], catalog))
     except PublicationError:
@@ -166,7 +167,7 @@ def _published(publication: Publication, catalog: Catalog) -> list[tuple[str, st
 
 
 def _tables(catalog: Catalog) -> tuple[SurveyedTable, ...]:
-    """The tables that may be published: those that are no partitions of another."""
+    """The tables that may be published: those that are not partitions of another table."""
     return tuple(
         SurveyedTable(t.schema, t.name, _has_identity(t, catalog), t.kind == "p")
         for t in sorted(catalog.tables.values(), key=lambda t: (t.schema, t.name))
@@ -175,7 +176,7 @@ def _tables(catalog: Catalog) -> tuple[SurveyedTable, ...]:
 
 
 def _has_identity(table: Table, catalog: Catalog) -> bool:
-    """Whether UPDATE and DELETE go on where they are published: the server asks the table that a row is in.
+    """Whether UPDATE and DELETE still work once they are published: the server checks the table of the row.
 
     See CheckCmdReplicaIdentity() in src/backend/executor/execReplication.c.
     """
@@ -202,18 +203,18 @@ class Choice:
 
     @property
     def inserts_only(self) -> tuple[str, ...]:
-        """The tables of which INSERTs are published alone: the server would refuse their UPDATEs and DELETEs."""
+        """The tables of which only INSERTs are published: the server would refuse their UPDATEs and DELETEs."""
         return tuple(quote_qualified(t.schema, t.name) for t in self.tables if not t.has_identity)
 
 
 def safe_name(text: str) -> str:
-    """A name for a source or a subscription, made of another one."""
+    """A valid name for a source or a subscription, made from another one."""
     name = re.sub(r"[^a-z0-9_]", "_", text.lower()).strip("_")
     return name[:40] or "replica"
 
 
 def proposed_role(found: Survey) -> str:
-    """The role that replicates: the one that asked, unless it may do everything."""
+    """The role that replicates: the one that asked, unless it is a superuser."""
     return "pgsieve" if found.superuser or found.managed == "rds_replication" else found.user
 
 
@@ -222,7 +223,7 @@ def initialise(
 ) -> InitReport:
     """Write pgsieve.yaml and, beside it, the SQL for the role, unless validate finds a problem.
 
-    Both name the role that replicates; it may be one that is still to be made, so who asked validates.
+    Both name the role that replicates. It may not exist yet, so validation runs as the role that asked.
     """
     statements = file.with_name(f"{file.stem}-role.sql")
     for each in (file, statements):
@@ -245,7 +246,7 @@ def initialise(
 
 
 def refuse_existing(file: Path, *, force: bool) -> None:
-    """Raise PgsieveError where the file is there and may not be replaced."""
+    """Raise PgsieveError where the file exists and may not be replaced."""
     if file.exists() and not force:
         raise PgsieveError(
             f"{file} exists already", hint="choose another file with -c/--config, or replace it with --force"
@@ -266,7 +267,7 @@ def _write(file: Path, text: str, *, force: bool) -> None:
 
 
 def _configuration(connection: Connection, choice: Choice, variable: str | None) -> str:
-    """pgsieve.yaml; of what it is made, `${` stays what the user wrote."""
+    """The text of pgsieve.yaml; `${` in it stays as the user wrote it."""
     source: dict[str, object] = {"conninfo": connection.conninfo}
     if variable:
         source["password"] = f"${{{variable}}}"
@@ -274,7 +275,7 @@ def _configuration(connection: Connection, choice: Choice, variable: str | None)
         source["allow_untested_server"] = True
     publications = choice.publications
     if connection.password_command:
-        # Of what a shell would read only `${` means something in pgsieve.yaml.
+        # Of the shell's syntax only `${` has a meaning in pgsieve.yaml.
         source["password_command"] = [part.replace("${", "$${") for part in connection.password_command]
     if choice.tables:
         defined = _publications(choice)
@@ -309,7 +310,10 @@ def _publications(choice: Choice) -> dict[str, object]:
 
 
 def role_statements(found: Survey, choice: Choice, config: Config, validation: ValidationReport) -> str:
-    """The SQL that gives the role what docs/operations.md says that it needs, and no more. It makes the capture publications, too."""
+    """The SQL that gives the role exactly the rights in docs/operations.md.
+
+    It creates the capture publications too.
+    """
     role, subscription = quote_identifier(choice.role), config.subscriptions[choice.subscription]
     tables = _replicated(found, choice, config)
     sequences = [(s.schema, s.name) for received in validation.subscriptions for s in received.sequences]
@@ -348,6 +352,6 @@ def _replicated(found: Survey, choice: Choice, config: Config) -> list[tuple[str
 
 
 def unknown(kind: str, name: str, names: Sequence[str]) -> PgsieveError:
-    """The error of a name that the database does not have."""
+    """The error for a name that the database does not have."""
     listed = ", ".join(names) or "none"
     return PgsieveError(f'{kind} "{name}" does not exist', hint=f"there are: {listed}", sqlstate="42704")

@@ -1,7 +1,7 @@
-"""`pgsieve jars`: what Spark starts with, there before it is needed: the jars for Delta and for a lake on S3, and the archive of classes.
+"""`pgsieve jars`: prepares Spark's start: the jars for Delta and for a lake on S3, and the archive of classes.
 
-In: a folder to copy them to, or none. Out: a `JarsReport`. Raises JarsUnavailableError where they cannot be fetched, and
-PgsieveError where the folder cannot be written.
+In: a folder to copy them to, or none. Out: a `JarsReport`. Raises JarsUnavailableError where they cannot be
+fetched, and PgsieveError where the folder cannot be written.
 """
 
 import os
@@ -21,7 +21,7 @@ from pgsieve.resources.lake.java.class_archive import FOLDER_VARIABLE, make_arch
 
 
 def jars(folder: Path | None, progress: Progress) -> JarsReport:
-    """Fetch and make what is not there yet; copy all of it where a folder is named."""
+    """Fetch and make what is missing; copy all of it where a folder is named."""
     if folder is not None and os.environ.get(FOLDER_VARIABLE):
         raise PgsieveError(
             f"{FOLDER_VARIABLE} is set, so no jars are fetched for another folder",

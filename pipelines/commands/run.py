@@ -1,8 +1,8 @@
-"""`pgsieve run`: materialise a subscription's assets up to the source's current LSN, and return what was done.
+"""`pgsieve run`: materialise a subscription's assets up to the source's current LSN, and return the results.
 
-The same assets that the UI materialises, through Dagster, in this process: first the initial sync of the tables
-that need one, then change log, transformation and replicas. Runs are recorded where `pgsieve ui` shows them. An
-error ends the part of the subscriptions that it concerns, and no other's.
+The same assets that the UI materialises, through Dagster, in this process: first the initial sync of the
+tables that need one, then change log, transformation and replicas. Runs are recorded where `pgsieve ui` shows
+them. An error ends only the part of the subscriptions that it concerns.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -47,14 +47,14 @@ from pgsieve.resources.postgres.kept_sessions import sessions_kept
 
 T = TypeVar("T")
 
-#: A table whose columns change while it is drained is copied again at once, so often at most.
+#: A table whose columns change while its feed is drained is copied again at once, at most this often.
 _ROUNDS = 3
-#: So many subscriptions are named where it is told what is done.
+#: A line of progress names at most this many subscriptions.
 _NAMED = 3
 
 
 def take_over(config: Config, selected: Sequence[SubscriptionConfig]) -> None:
-    """Have the lake own the slots of the selected subscriptions, which another lake may have read.
+    """Give the lake the slots of the selected subscriptions, which another lake may have read.
 
     Raises PgsieveError where the lake has replicas of another database.
     """
@@ -67,7 +67,7 @@ def take_over(config: Config, selected: Sequence[SubscriptionConfig]) -> None:
 
 
 def run(config: Config, selected: Sequence[SubscriptionConfig], progress: Progress) -> RunSummary:
-    """Run the selected subscriptions; everything durable is kept, whatever failed.
+    """Run the selected subscriptions; durable work is kept, whatever failed.
 
     Disabled ones are left out, and named; where there is no other, SubscriptionDisabledError is raised.
     """
@@ -86,14 +86,14 @@ def run(config: Config, selected: Sequence[SubscriptionConfig], progress: Progre
 
 
 def _of_whole(lake: Lake, subscriptions: Sequence[Subscription]) -> list[str]:
-    """The tables of pgsieve's own that tell of subscriptions as a whole."""
+    """The tables of pgsieve's own about subscriptions as a whole."""
     return [
         table.path for s in subscriptions for table in (Cuts(lake, s.name), SubscriptionRecord(lake, s.name))
     ]
 
 
 def _asked_first(lake: Lake, subscriptions: Sequence[Subscription]) -> list[str]:
-    """The tables of pgsieve's own that a run asks, whatever there is to do: on an object store they are opened side by side."""
+    """The tables of pgsieve's own that every run reads; on an object store they are opened in parallel."""
     states = [each(lake, s.name).path for s in subscriptions for each in (TableStates, Transformed)]
     feeds = {s.feed.name: s.feed for s in subscriptions}.values()
     return [
@@ -106,7 +106,7 @@ def _asked_first(lake: Lake, subscriptions: Sequence[Subscription]) -> list[str]
 def enabled_ones(
     declared: Project, subscriptions: Sequence[Subscription], failures: Failures
 ) -> list[Subscription]:
-    """Those of the subscriptions that are enabled; raises SubscriptionDisabledError where they are all disabled."""
+    """The enabled ones among the subscriptions; raises SubscriptionDisabledError where none is enabled."""
     lake = declared.lake.open()
     states = failures.each(
         subscriptions, lambda s: (s, SubscriptionRecord(lake, s.name).refuse_other_folders())
@@ -119,9 +119,9 @@ def enabled_ones(
 
 
 def run_feed(feed: Feed, reading: Sequence[Materializer], failures: Failures) -> None:
-    """Copy what needs it, drain the feed's slot, and apply, until no table has to be copied again.
+    """Copy tables that need it, drain the feed's slot, and apply, until no table has to be copied again.
 
-    Tables whose copy waits for transactions of others come once more after the changes of all others.
+    Tables whose copy waits for other transactions are tried once more after the changes of all others.
     """
     for _ in range(_ROUNDS):
         if not _run_round(feed, reading, failures):
@@ -153,10 +153,10 @@ def apply_together(
     *,
     unless: Callable[[Exception], bool] = never,
 ) -> None:
-    """Materialise the transformations, and the replica tables that they, or a copy, have something new for.
+    """Materialise the transformations, and the replica tables for which they, or a copy, have changes.
 
-    One run of Dagster for all subscriptions, as a run costs more than most steps; an error of one ends no other's.
-    Raises an error for which `unless` holds.
+    It is one run of Dagster for all subscriptions, as a run costs more than most steps; an error of one ends
+    no other's. Raises an error for which `unless` holds.
     """
     going = [m for m in failures.each(materializers, Materializer.if_enabled, unless=unless) if m is not None]
     with reads_shared() if len(going) > 1 else nullcontext():
@@ -173,7 +173,8 @@ def apply_together(
     failures.each([m for m in told if m not in applying], Materializer.report, unless=unless)
 
 
-#: Makes an asset of a subscription; it tells what fails its step, and gets what is done outside of it.
+#: Makes an asset of a subscription, from a function that takes its step's error, and from work done outside
+#: of the step.
 _Asset = Callable[[Callable[[Exception], None], Done[T] | None], dg.AssetsDefinition]
 
 
@@ -184,9 +185,9 @@ def _materialize_each(
     failures: Failures,
     unless: Callable[[Exception], bool],
 ) -> None:
-    """Materialise an asset of each subscription, in one run; `what` is done for, or to, their names.
+    """Materialise an asset of each subscription, in one run; `what` names the work, and is followed by their names.
 
-    The `work` of an asset's step is done while those of others are recorded.
+    The `work` of one asset's step runs while Dagster records the steps of others.
     """
     if not assets:
         return
@@ -212,7 +213,7 @@ def _materialize_each(
 
 
 def summaries(materializers: Sequence[Materializer], failures: Failures) -> tuple[SubscriptionRun, ...]:
-    """What was done: all of it for the subscriptions that have not failed, for the others what changed."""
+    """The results: all work of the subscriptions that have not failed, and the changes of the others."""
     done = []
     for each in materializers:
         with failures.of(each.name):

@@ -1,4 +1,4 @@
-"""What commands tell of a subscription's sequences: those that it receives, and how they compare with the publisher's.
+"""Results about a subscription's sequences: those that it receives, and their comparison with the publisher's.
 
 In: values of the lake, or of the publisher. Out: dataclasses, for people and as JSON.
 """
@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ListedSequence:
-    """A sequence that a subscription receives; its value, as last recorded or as the publisher has it, None where it was never read."""
+    """A sequence that a subscription receives.
+
+    Its value as recorded or on the publisher, None where it was never read.
+    """
 
     schema: str
     name: str
@@ -24,7 +27,7 @@ class ListedSequence:
 
 @dataclass(frozen=True, slots=True)
 class CheckedSequence:
-    """A sequence's value as it was recorded, and the publisher's; `moved` where that has moved on, which is no difference."""
+    """A sequence's recorded value, and the publisher's; `moved` where that has moved on, which is no difference."""
 
     subscription: str
     schema: str

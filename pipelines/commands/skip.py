@@ -12,7 +12,7 @@ from pgsieve.pipelines.project import project
 
 
 def skip(config: Config, selected: SubscriptionConfig, lsn: str) -> str | None:
-    """Choose the transaction to skip by its finish LSN, or `none`; the LSN as PostgreSQL writes it."""
+    """Choose the transaction to skip by its finish LSN, or `none`; returns the LSN as PostgreSQL writes it."""
     declared = project(config)
     subscription, lake = declared.subscriptions[selected.name], declared.lake.open()
     refuse_other_publisher_if_it_answers(subscription.feed, lake)

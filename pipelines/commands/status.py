@@ -46,14 +46,17 @@ from pgsieve.resources.postgres.source import decoding_is_switched
 
 _logger = logging.getLogger(__name__)
 
-#: For so long the server may decode to say since when the first transaction has been waiting.
+#: How long the server may decode to find since when the first transaction has been waiting.
 _DECODING = "10s"
 _DECODED: Mapping[bool | None, str] = {True: "while a slot exists", False: "always"}
 
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What a source says: what it publishes, its slot, and for how long something has been waiting there; or why not."""
+    """A source's answers: its publications, its slot, and how long a transaction has been waiting there.
+
+    Or the problem.
+    """
 
     examined: Examination | None = None
     state: SlotState | None = None
@@ -65,7 +68,7 @@ class _Asked:
 def status(config: Config) -> StatusReport:
     """Read slots from the sources and table states from the lake; changes nothing.
 
-    Of a source that cannot be asked there is what the lake knows, and the problem.
+    For a source that cannot be asked, the report has the lake's records, and the problem.
     """
     declared = project(config)
     lake = declared.lake.open()
@@ -73,9 +76,9 @@ def status(config: Config) -> StatusReport:
 
 
 def brief_status(config: Config) -> Callable[[], StatusReport]:
-    """What reads the same again and again, at little cost: no table's rows are counted, and no slot is decoded.
+    """A function that reads the status again and again at little cost: it counts no rows, and decodes no slot.
 
-    It has a lake of its own, and so may be called beside whatever else works; by one thread at a time.
+    It has its own lake object, so it may run beside other work, in one thread at a time.
     """
     declared = project(config)
     lake = declared.lake.open()
@@ -83,7 +86,7 @@ def brief_status(config: Config) -> Callable[[], StatusReport]:
 
 
 def _report(declared: Project, lake: Lake, ran: Mapping[str, datetime] | None) -> StatusReport:
-    """The report; a brief one where it is not said when subscriptions ran."""
+    """The report; without `ran`, the times of subscriptions' runs, it is a brief one."""
     slots, subscriptions = [], []
     brief, ran = ran is None, ran or {}
     for feed in declared.feeds.values():
@@ -112,19 +115,20 @@ def _report(declared: Project, lake: Lake, ran: Mapping[str, datetime] | None) -
                 shown = _shown(lake, feed, subscription, asked.examined, counting=not brief)
                 progress = _progress(lake, subscription, asked, ran.get(subscription.name))
             except LakeError as error:
-                reason(lake, error)  # Raises where it is not that subscription's own.
+                reason(lake, error)  # Raises where the lake itself fails.
                 shown, progress = replace(_named(feed, subscription), problem=str(error)), (None, None)
             subscriptions.append(replace(shown, seconds_behind=progress[0], last_success=progress[1]))
     return StatusReport(tuple(slots), tuple(subscriptions))
 
 
 def _asked(lake: Lake, feed: Feed, *, peeking: bool) -> _Asked:
-    """What the source says."""
+    """The source's answers."""
     try:
         with feed.source.connect() as connection:
             examined = Examination(connection, feed, read_catalog(connection))
             state = slot_state(connection, feed.slot)
-            with suppress(LakeError):  # Of its own tables; what else is shown says so.
+            # The error is about the lake's own tables; other parts of the report show it.
+            with suppress(LakeError):
                 refuse_other_publisher(connection, feed, lake)
             seconds = None if state is None else _seconds_unread(connection, lake, feed, state, peeking)
             return _Asked(examined, state, seconds, switched=decoding_is_switched(connection))
@@ -139,7 +143,10 @@ def _seconds_unread(
     state: SlotState,
     peeking: bool,
 ) -> float | None:
-    """For how long the first transaction has been waiting in the slot; None where the server does not say in time."""
+    """How long the first transaction has been waiting in the slot.
+
+    None where the server does not say in time.
+    """
     if ChangeLog(lake, feed).position() is None:
         return None
     try:
@@ -148,7 +155,7 @@ def _seconds_unread(
             seconds_since(connection, unread_since(connection, lake, feed, state, peeking=peeking)), 3
         )
     except PgsieveError:
-        # Much to decode, a lost slot, a publication that is missing: what else is shown says which.
+        # Much WAL to decode, a lost slot, or a missing publication: other parts of the report show which.
         return None
     finally:
         connection.execute("set statement_timeout = 0")
@@ -157,21 +164,21 @@ def _seconds_unread(
 def _progress(
     lake: Lake, subscription: Subscription, asked: _Asked, ran: datetime | None
 ) -> tuple[float | None, str | None]:
-    """For how many seconds a subscription has been behind, and when everything was last found applied."""
+    """How many seconds a subscription has been behind, and when all changes were last found applied."""
     cut, durable = Cuts(lake, subscription.name).last(), ChangeLog(lake, subscription.feed).position()
     success = cut.at if cut else None
     if durable is None:
         return None, None if success is None else _iso(success)
     try:
         applied, since = unapplied_since(subscription, lake, durable)
-    except PgsieveError:  # A lake that is damaged; what else is shown says where.
+    except PgsieveError:  # The lake is damaged; other parts of the report show where.
         return None, None if success is None else _iso(success)
     seconds = asked.seconds
     if applied < durable:
         now = datetime.now(UTC)
         seconds = max(seconds or 0.0, round((now - since).total_seconds(), 3) if since else 0.0)
     else:
-        # What a run found that had nothing to apply is in Dagster's records only.
+        # A run that had nothing to apply is only in Dagster's records.
         follows = asked.state is not None and asked.state.active and seconds == 0
         success = max((t for t in (success, ran, datetime.now(UTC) if follows else None) if t), default=None)
     return seconds, None if success is None else _iso(success)
@@ -182,7 +189,10 @@ def _iso(time: datetime) -> str:
 
 
 def _last_transformations(config: Config, subscriptions: Iterable[Subscription]) -> Mapping[str, datetime]:
-    """When a run last transformed what had come for each subscription, as Dagster's records say; empty without records."""
+    """When a run last transformed the changes of each subscription, from Dagster's records.
+
+    Empty without records.
+    """
     if not dagster_home(config, make=False).exists():
         return {}
     names = {of_subscription(s, AssetKind.TABLE_CHANGES).key: s.name for s in subscriptions}
@@ -196,7 +206,7 @@ def _last_transformations(config: Config, subscriptions: Iterable[Subscription])
 
 
 def _rows(lake: Lake, subscription: Subscription, name: Name) -> tuple[int | None, str | None]:
-    """How many rows a replica has, None where there is none; or why they cannot be counted."""
+    """How many rows a replica has, None without a replica; or why they cannot be counted."""
     path = lake.paths.replica(subscription.name, *name)
     try:
         return lake.count(path) if lake.records.exists(path) else None, None
@@ -207,7 +217,7 @@ def _rows(lake: Lake, subscription: Subscription, name: Name) -> tuple[int | Non
 def _shown(
     lake: Lake, feed: Feed, subscription: Subscription, examined: Examination | None, *, counting: bool
 ) -> SubscriptionStatus:
-    """A subscription as its source and the lake tell; one that cannot be replicated as the lake alone does."""
+    """A subscription by its source and the lake; by the lake alone where it cannot be replicated."""
     obstacle = examined.obstacle(subscription.name) if examined else None
     catalog = examined.catalog if examined and obstacle is None else None
     shown = _subscription(lake, feed, subscription, catalog, counting=counting)
@@ -260,6 +270,6 @@ def _subscription(
 
 
 def _named(feed: Feed, subscription: Subscription) -> SubscriptionStatus:
-    """What pgsieve.yaml says of a subscription."""
+    """A subscription as pgsieve.yaml describes it."""
     row_filter = "publisher" if feed.filtered else "pipeline"
     return SubscriptionStatus(subscription.name, feed.source.name, row_filter, tables=())

@@ -1,7 +1,8 @@
 """Dagster's web server and daemon on pgsieve's definitions, as one command.
 
-In: the configuration, an address. `dagster dev` and everything that it starts, the runs too, live in a session of their own, and
-end with the block that started them. Raises PgsieveError when Dagster's folder cannot be made.
+In: the configuration, an address. `dagster dev` and all of its child processes, including runs, are in a
+session of their own, and end with the block that started them. Raises PgsieveError when Dagster's folder
+cannot be made.
 """
 
 import os
@@ -20,20 +21,22 @@ from pgsieve.decoding.errors import PgsieveError
 from pgsieve.pipelines.config.model import FILE_VARIABLE, Config
 from pgsieve.resources.processes import end_with_parent
 
-#: Dagster's own settings for a folder that pgsieve makes: nothing is reported to anybody, and no newsletter offered.
+#: Dagster's own settings for a folder that pgsieve makes: no telemetry, and no offer of a newsletter.
 _INSTANCE_SETTINGS = "telemetry:\n  enabled: false\nnux:\n  enabled: false\n"
-#: The same as earlier versions of pgsieve wrote them.
+#: The same settings as earlier versions of pgsieve wrote them.
 _FORMER_SETTINGS = "telemetry:\n  enabled: false\n"
-#: So long a run in progress may take to end; less than service managers wait before they kill (systemd: 90 s, Kubernetes: 30 s).
+#: How long a run in progress may take to end; less than service managers wait before they kill (systemd: 90
+#: s, Kubernetes: 30 s).
 _STOP_SECONDS = 20.0
-#: So long the system may take to let go of what was killed.
+#: How long the system may take to remove killed processes.
 _KILLED_SECONDS = 5.0
 
 
 def dagster_home(config: Config, environ: Mapping[str, str] = os.environ, *, make: bool = True) -> Path:
     """Folder of Dagster's records: DAGSTER_HOME, else `.pgsieve/dagster` beside the configuration file.
 
-    A folder of ours is made with its settings, unless `make` is false; one that DAGSTER_HOME names is left as it is.
+    pgsieve's own folder is made with its settings, unless `make` is false; one that DAGSTER_HOME names is
+    left as it is.
     """
     configured = environ.get("DAGSTER_HOME")
     if configured:
@@ -58,8 +61,8 @@ def command(host: str, port: int) -> list[str]:
     """Arguments of the server.
 
     `-d` makes Dagster import pgsieve from where it is installed, not from what the current folder happens to
-    hold under the same name. The warning that is switched off recommends `dg dev`, which
-    works inside a project folder only.
+    have under the same name. The warning that is switched off recommends `dg dev`, which works inside a
+    project folder only.
     """
     return [
         *(sys.executable, "-W", "ignore::FutureWarning", "-m", "dagster", "dev"),
@@ -69,12 +72,12 @@ def command(host: str, port: int) -> list[str]:
 
 
 def environment(config: Config, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Environment of the server: the definitions read the same file, Dagster keeps its records in one place."""
+    """Environment of the server: the definitions read the same file, and Dagster has its records in one place."""
     return {**environ, FILE_VARIABLE: str(config.path), "DAGSTER_HOME": str(dagster_home(config, environ))}
 
 
 class Stop(threading.Event):
-    """Set by SIGINT, SIGTERM, and SIGHUP, which a terminal sends that is closed; one more sets `at_once`."""
+    """Set by SIGINT, SIGTERM, and SIGHUP, which a closed terminal sends; a further signal sets `at_once`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,7 +85,7 @@ class Stop(threading.Event):
 
     @contextmanager
     def by_signals(self) -> Iterator[None]:
-        """Listen to the signals within the block."""
+        """Handle the signals within the block."""
 
         def stop(_number: int, _frame: FrameType | None) -> None:
             (self.at_once if self.is_set() else self).set()
@@ -97,7 +100,7 @@ class Stop(threading.Event):
                 signal.signal(number, handler)
 
     def wait_awake(self, seconds: float) -> bool:
-        """Wait in the main thread, which has to be awake for a signal's handler; whether it was set."""
+        """Wait in the main thread, which has to be awake for a signal's handler; returns whether it was set."""
         until = time.monotonic() + seconds
         while not self.is_set() and time.monotonic() < until:
             self.wait(min(0.5, max(0.0, until - time.monotonic())))
@@ -108,10 +111,10 @@ class Stop(threading.Event):
 def dagster(
     config: Config, host: str, port: int, *options: str, stop: Stop, log: Path | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Dagster's web server, its daemon, and the runs that they start, all of which end with the block.
+    """Dagster's web server, its daemon, and their runs, all of which end with the block.
 
-    A run in progress is interrupted; it loses nothing. What has not ended after some time, or when it is to end at once, is
-    killed. What they print goes to `log`, or to where this process prints.
+    A run in progress is interrupted; it loses nothing. Processes that have not ended after some time, or with
+    `at_once` immediately, are killed. Their output goes to `log`, or to this process's.
     """
     with ExitStack() as opened:
         output = opened.enter_context(log.open("wb")) if log else None
@@ -121,7 +124,7 @@ def dagster(
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            # A terminal's Ctrl-C reaches this process alone, which ends them in order.
+            # Ctrl-C in a terminal reaches only this process, which ends them in order.
             start_new_session=True,
             preexec_fn=end_with_parent,  # noqa: PLW1509 - one call of the system, which needs no lock
         )
@@ -145,14 +148,17 @@ def _end_session(process: subprocess.Popen[bytes], stop: Stop) -> None:
 
 
 def _reap(group: int) -> None:
-    """Let those of a group go that have ended: in a container without another init process all of them are this one's children."""
+    """Collect ended processes of a group: in a container without an init process all of them are this one's children."""
     with suppress(ChildProcessError):
         while os.waitpid(-group, os.WNOHANG)[0]:
             pass
 
 
 def serve(config: Config, host: str, port: int, *options: str) -> int:
-    """Run the server, with more options of its own, until it ends or SIGINT, SIGTERM or SIGHUP ends it; its exit code."""
+    """Run the server, with more options of its own, until it ends or SIGINT, SIGTERM or SIGHUP ends it.
+
+    Returns its exit code.
+    """
     stop = Stop()
     with stop.by_signals(), dagster(config, host, port, *options, stop=stop) as process:
         while process.poll() is None and not stop.wait_awake(1.0):

@@ -1,8 +1,9 @@
-"""The work of several steps, one after the other in a thread, while Dagster records the steps before.
+"""Prefetches the work of steps: one thread does it in order, while Dagster records the steps before.
 
-In: what each step has to do. Out: for each what gives its result once it is there (`Done`). To record a step takes Dagster as long as
-a small one works, in Python; most of the work waits for a server, or runs without Python's lock. One thread works, so no
-more is held at a time than without it. Raises nothing; each step raises what its work raised.
+In: the work of each step. Out: for each a function that waits for its result (`Done`). To record a step takes
+Dagster as long as a small one works, in Python; most of the work waits for a server, or runs without Python's
+lock. There is one such thread, so no more memory is needed at a time than without it. Raises nothing; each
+step raises the error of its work.
 """
 
 import logging
@@ -19,7 +20,7 @@ from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.kept_sessions import kept_sessions
 from pgsieve.resources.work import Work, measured
 
-#: So often what is to end is told so.
+#: How often work that should end is told so.
 _LOOK_SECONDS = 0.2
 
 Key = TypeVar("Key", bound=Hashable)
@@ -28,9 +29,10 @@ T = TypeVar("T")
 
 @contextmanager
 def worked_ahead(lake: Lake, work: Mapping[Key, Callable[[Log], T]]) -> Iterator[Mapping[Key, Done[T]]]:
-    """Do the work of each step, in this order; one alone does its own, and so has nothing here.
+    """Do the work of each step, in this order; a single step does its own work, and so is not here.
 
-    With the block the thread has ended: where the block fails, what is being done is ended soon, and what is not begun is not done.
+    The thread ends with the block. If the block fails, the work in progress is ended soon, and no further
+    work begins.
     """
     if len(work) < 2:
         yield {}
@@ -43,7 +45,7 @@ def worked_ahead(lake: Lake, work: Mapping[Key, Callable[[Log], T]]) -> Iterator
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             while any(not each.ended(_LOOK_SECONDS) for each in done.values()):
-                # Again, as it may have been about to ask for what it waits for.
+                # Repeated, as the work may just have been about to wait.
                 lake.executors.stop()
                 if (sessions := kept_sessions()) is not None:
                     sessions.cancel()
@@ -51,7 +53,7 @@ def worked_ahead(lake: Lake, work: Mapping[Key, Callable[[Log], T]]) -> Iterator
 
 
 class _Heard(logging.Handler):
-    """Keeps what the work of a step logs, until the step asks: it is no other step's that is running."""
+    """Keeps the log records of a step's work until the step runs, as meanwhile another step is running."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if (hear := AHEAD.get()) is not None:
@@ -59,7 +61,7 @@ class _Heard(logging.Handler):
 
 
 class _Ahead(Generic[T]):
-    """The work of one step, and what it says until the step asks."""
+    """The work of one step, and its log until the step runs."""
 
     def __init__(self, pool: ThreadPoolExecutor, lake: Lake, act: Callable[[Log], T]) -> None:
         self._said: list[str | logging.LogRecord] = []
@@ -76,7 +78,7 @@ class _Ahead(Generic[T]):
         self._result: Future[tuple[T, Work]] = pool.submit(copy_context().run, work)
 
     def ended(self, seconds: float) -> bool:
-        """Whether the work has ended, or will not begin, within so many seconds."""
+        """Whether the work has ended, or will not begin, within this many seconds."""
         return self._result.cancelled() or not wait([self._result], seconds).not_done
 
     def __call__(self, log: Log) -> tuple[T, Work]:

@@ -1,6 +1,7 @@
-"""`catalog` of pgsieve.yaml: under which names the replicas are registered in the Spark session's catalog.
+"""`catalog` of pgsieve.yaml: the names of the replicas in the Spark session's catalog.
 
-In: the template as the file has it. Out: the template, checked. Raises what pydantic turns into a ConfigError.
+In: the template in the file. Out: the template, checked. Raises errors that pydantic turns into a
+ConfigError.
 """
 
 from string import Formatter
@@ -28,7 +29,7 @@ def _template(text: str) -> str:
 
 
 class CatalogConfig(BaseModel):
-    """How replicas are named in the catalog."""
+    """The names of replicas in the catalog."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 

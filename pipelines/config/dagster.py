@@ -1,4 +1,4 @@
-"""What Dagster does by itself: `dagster` of pgsieve.yaml."""
+"""`dagster` of pgsieve.yaml: what Dagster does by itself."""
 
 from pydantic import BaseModel, ConfigDict
 

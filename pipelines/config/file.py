@@ -1,10 +1,11 @@
 """A YAML file as text: scalars as they are written, each with its line, `${VAR}` from the environment.
 
 In: a file and the environment. Out: a `Document`, nested dicts and lists whose leaves are all str, that finds
-the line of any key. Raises ConfigError, never anything else, and never with a value in it: values hold passwords.
+the line of any key. Raises ConfigError, never anything else, and never with a value in it: values may be
+passwords.
 
-YAML 1.1 reads `on`, `off`, `no` as booleans, `010` as eight and `12:30` as 750. Here a scalar is the text that
-stands there, and the model decides what it means; that is how `streaming: off` and a column named `no` work.
+YAML 1.1 reads `on`, `off`, `no` as booleans, `010` as eight and `12:30` as 750. Here a scalar is its text,
+and the model decides what it means; that is how `streaming: off` and a column named `no` work.
 """
 
 import json
@@ -19,7 +20,7 @@ import yaml
 from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.visible import visible
 
-#: The way to a value: keys and list positions from the top.
+#: The path to a value: keys and list positions from the top.
 Location = tuple[str | int, ...]
 
 _NULL = "tag:yaml.org,2002:null"
@@ -30,9 +31,9 @@ _REFERENCE = re.compile(r"\$\$\{|\$\{([A-Za-z_][A-Za-z0-9_]*)\}|\$\{")
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong at one place of the file.
+    """One problem at one place of the file.
 
-    `key` is the dotted way to it ("" is the file), `allowed` the names that may stand there.
+    `key` is the dotted path to it ("" is the file), `allowed` the names that are allowed there.
     """
 
     key: str
@@ -43,7 +44,7 @@ class Problem:
 
 
 class ConfigError(PgsieveError):
-    """The configuration file cannot be used as it is; names file, line, key and what may stand there."""
+    """The configuration file cannot be used as it is; names file, line, key and the allowed values."""
 
     def __init__(self, file: Path, problems: Iterable[Problem]) -> None:
         self.file = file
@@ -70,14 +71,14 @@ def _in_brackets(problem: Problem) -> str:
 
 
 def name_hint(name: str | None, allowed: Sequence[str]) -> str:
-    """Say what may stand where `name` stands, the nearest first."""
+    """The allowed names in place of `name`, the nearest first."""
     near = get_close_matches(name, allowed, n=1) if name else []
     meant = f"did you mean {near[0]!r}? " if near else ""
     return f"{meant}allowed here: {', '.join(allowed)}" if allowed else "nothing may stand here"
 
 
 def dotted(location: Location) -> str:
-    """`sources.shop.publications.emea.tables[0].where`; keys with other characters stand in quotes."""
+    """`sources.shop.publications.emea.tables[0].where`; keys with other characters are quoted."""
     text = ""
     for part in location:
         if isinstance(part, int):
@@ -91,23 +92,23 @@ def dotted(location: Location) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """What the file says: `content` has str at every leaf; the node tree answers where."""
+    """The parsed file: `content` has str at every leaf; the node tree has the lines."""
 
     content: dict[str, object]
     root: yaml.Node = field(repr=False)
 
     def line(self, location: Location) -> int:
-        """Line of this key, or of the nearest one around it that the file has."""
+        """Line of this key, or of the nearest existing one around it."""
         key, node = self._walk(location)
         return int((key or node).start_mark.line) + 1
 
     def text(self, location: Location) -> str | None:
-        """Return the scalar as the file writes it (before `${VAR}` is replaced), for suggestions only."""
+        """The scalar as the file writes it (before `${VAR}` is replaced), for suggestions only."""
         _, node = self._walk(location)
         return str(node.value) if isinstance(node, yaml.ScalarNode) else None
 
     def _walk(self, location: Location) -> tuple[yaml.Node | None, yaml.Node]:
-        """Node of the last key that exists on the way (none for list items), and the node it leads to."""
+        """Node of the last existing key on the path (none for list items), and the node of its value."""
         key: yaml.Node | None = None
         node = self.root
         for part in location:
@@ -137,7 +138,7 @@ class _Reader:
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ
-        self._done: dict[int, object] = {}  # by node: an alias is its anchor's node, converted once
+        self._done: dict[int, object] = {}  # By node: an alias is its anchor's node, converted once.
         self._open: set[int] = set()
         self.problems: list[Problem] = []
 
@@ -220,7 +221,7 @@ def _is_text(value: str) -> bool:
 
 
 def _syntax_problem(error: yaml.YAMLError) -> Problem:
-    """PyYAML's own words about the grammar, without its excerpt of the line: that may hold a password."""
+    """PyYAML's own message about the grammar, without its excerpt of the line, which may have a password."""
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     line = mark.line + 1 if mark is not None else None
     problem = str(getattr(error, "problem", None) or "")
@@ -241,7 +242,7 @@ def read_file(file: Path) -> str:
     """Return the file's text; it is UTF-8, with or without a byte order mark."""
     try:
         data = file.read_bytes()
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name.
         reason = error.strerror if isinstance(error, OSError) else "not a file name"
         problem = Problem(
             "", None, f"cannot be read: {reason}", "name the file with -c/--config or PGSIEVE_CONFIG"
@@ -262,7 +263,8 @@ def parse(text: str, file: Path, environ: Mapping[str, str]) -> Document:
         raise ConfigError(file, [_syntax_problem(error)]) from None
     except RecursionError:
         raise ConfigError(file, [Problem("", None, "not valid YAML: nested too deeply")]) from None
-    except (ValueError, OverflowError):  # PyYAML lets through chr() of an escape, int() of a version
+    # PyYAML passes on errors of chr() for an escape, and of int() for a version.
+    except (ValueError, OverflowError):
         raise ConfigError(
             file, [Problem("", None, "not valid YAML: an escape or number out of range")]
         ) from None

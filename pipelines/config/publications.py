@@ -1,7 +1,7 @@
-"""Publications that pgsieve.yaml defines: what stands below `sources.NAME.publications`.
+"""Publications that pgsieve.yaml defines: the mapping below `sources.NAME.publications`.
 
-In: a mapping. Out: a `PublicationConfig`, with the names, values and defaults of CREATE PUBLICATION. Raises what pydantic
-raises, with a hint and without values.
+In: a mapping. Out: a `PublicationConfig`, with the names, values and defaults of CREATE PUBLICATION. Raises
+pydantic's errors, with a hint and without values.
 """
 
 from typing import Annotated, Literal, Self, get_args
@@ -38,7 +38,7 @@ class PublishedTableConfig(_Section):
     @field_validator("columns")
     @classmethod
     def _columns_are_names(cls, columns: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        """Out come the names as the catalog has them."""
+        """The columns' names as in the catalog."""
         if columns is None:
             return None
         names = tuple(qualified(column, 1, 'region, "Unit Price"')[0] for column in columns)
@@ -93,12 +93,12 @@ class PublicationConfig(_Section):
 
     @property
     def published_sequences(self) -> tuple[tuple[str, str], ...]:
-        """The sequences that are listed, as the catalog has them."""
+        """The listed sequences, with names as in the catalog."""
         return tuple(map(_parsed, self.sequences))
 
     @property
     def excluded(self) -> tuple[tuple[str, str], ...]:
-        """The tables that ALL TABLES leaves out, as the catalog has them."""
+        """The tables that ALL TABLES leaves out, with names as in the catalog."""
         return tuple(map(_parsed, self.excepted))
 
 

@@ -1,4 +1,7 @@
-"""Times of pgsieve.yaml: how long something is kept (`7 days`, `off`, `forever`), or may wait. Text in, times out."""
+"""Times of pgsieve.yaml: how long something is kept (`7 days`, `off`, `forever`), or may wait.
+
+Text in, times out.
+"""
 
 import re
 from datetime import timedelta
@@ -9,7 +12,7 @@ from pydantic_core import PydanticCustomError
 
 _UNITS = {"hour": timedelta(hours=1), "day": timedelta(days=1), "week": timedelta(weeks=1)}
 _WORDS = {"off": timedelta(), "forever": None}
-#: Readers and runs that are under way need the files of a version that is not the newest any more.
+#: Concurrent readers and runs need the files of versions that are no longer the newest.
 _LEAST = timedelta(hours=2)
 
 
@@ -53,7 +56,7 @@ def _versions(value: object) -> timedelta:
 
 
 class RetentionConfig(BaseModel):
-    """For how long applied changes and old versions of tables are kept; None is for ever."""
+    """How long applied changes and old versions of tables are kept; None is for ever."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 

@@ -1,6 +1,6 @@
-"""`storage` of pgsieve.yaml: how the lake's store is reached, and who writes there.
+"""`storage` of pgsieve.yaml: the access to the lake's store, and its writers.
 
-In: the options as the file has them. Out: a `Storage` of the lake. Options that are another platform's are refused, and no
+In: the options of the file. Out: a `Storage` of the lake. Options of another platform are refused, and no
 secret is in a repr or a message.
 """
 
@@ -16,7 +16,10 @@ _Secret = Annotated[SecretStr, AfterValidator(filled_secret)]
 
 
 class StorageConfig(BaseModel):
-    """How the lake's store is reached; what is left out comes from the environment, a profile or the machine's role."""
+    """The access to the lake's store.
+
+    Missing options come from the environment, a profile or the machine's role.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
@@ -45,7 +48,7 @@ class StorageConfig(BaseModel):
         return Storage.of(lake, self.options, only_spark=self.only_writer == "spark")
 
     def misplaced(self, lake: str) -> Iterator[tuple[str, str, str]]:
-        """Options that the lake's platform does not have, or not so: name, message, hint."""
+        """Options that the lake's platform does not have, or only with other values: name, message, hint."""
         storage = Storage.of(lake)
         allowed = OPTIONS.get(storage.platform or "", ())
         where = f"a lake at {storage.scheme}://" if is_uri(lake) else "a lake in a folder"

@@ -1,7 +1,7 @@
 """The demo's main job at size: a first copy and a catch-up with a row filter and a partition root, on Spark.
 
-In: two servers, a folder, and how many rows. Out: how long CREATE SUBSCRIPTION and pgsieve took for each of the two, and
-whether `check` finds the replica equal. Raises the error of a run that failed.
+In: two servers, a folder, and a number of rows. Out: the seconds of CREATE SUBSCRIPTION and of pgsieve for
+each of the two, and whether `check` finds the replica equal. Raises the error of a failed run.
 """
 
 from collections.abc import Mapping
@@ -47,7 +47,7 @@ def at_size(
     rows: int,
     progress: Progress,
 ) -> SizedReport:
-    """Copy so many rows and apply half as many changes, each by both; `store` is where the lake is, if not in the folder."""
+    """Copy this many rows and apply half as many changes, each by both; `store` is the lake's place outside the folder."""
     publisher, _ = servers
     with ExitStack() as stack:
         source, target = (stack.enter_context(_database(server)) for server in servers)
@@ -79,7 +79,7 @@ def at_size(
 
 
 def _database(server: EmbeddedServer) -> psycopg.Connection[Any]:
-    """A database of its own with the table."""
+    """A new database with the table."""
     with session(server) as connection:
         connection.execute(f"create database {_NAME}")
     connection = session(server, dbname=_NAME)
@@ -104,9 +104,9 @@ def _configuration(
 
 
 def _change(source: psycopg.Connection[Any], rows: int) -> int:
-    """Commit half as many changes as there are rows, in a hundred transactions; how many they are.
+    """Commit half as many changes as there are rows, in a hundred transactions; returns their number.
 
-    Half of them are INSERTs. Of the rest some move a row across the row filter, and one in ten is a DELETE.
+    Half of them are INSERTs. Some of the others move a row across the row filter, and one in ten is a DELETE.
     """
     inserts, updates, deletes = rows // 400, rows // 500, rows // 2000
     source.execute(
@@ -120,7 +120,7 @@ def _change(source: psycopg.Connection[Any], rows: int) -> int:
 
 
 def _step(title: str, rows: int, subscriber: float, config: Config, progress: Progress) -> SizedStep:
-    """Have pgsieve do what the built-in subscription has done in so many seconds."""
+    """Run pgsieve on the work that took the built-in subscription `subscriber` seconds."""
     began = monotonic()
     done = run(config, config.selected([]), progress)
     for failure in done.failures:
@@ -130,7 +130,7 @@ def _step(title: str, rows: int, subscriber: float, config: Config, progress: Pr
 
 
 def _wait(source: psycopg.Connection[Any], target: psycopg.Connection[Any]) -> None:
-    """Until the built-in subscription has copied its table and applied everything."""
+    """Wait until the built-in subscription has copied its table and applied everything."""
     _until(target, "select bool_and(srsubstate = 'r') from pg_subscription_rel")
     row = source.execute("select pg_current_wal_lsn()::text").fetchone()
     assert row is not None

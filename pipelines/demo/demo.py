@@ -1,8 +1,9 @@
-"""`pgsieve demo`: the manual's row filter examples on an embedded PostgreSQL 18, in both modes, and then the same job at size.
+"""`pgsieve demo`: the manual's row filter examples on an embedded PostgreSQL 18, in both modes, and then a job at size.
 
 In: a folder, or none for a temporary one. Out: a `DemoReport`. One embedded server publishes, a second one
-subscribes with CREATE SUBSCRIPTION, pgsieve replicates the same publications into Delta with `row_filter: pipeline`
-and `row_filter: publisher`; after each step the three are compared. The statements are those of section 29.4.7. `at_size` comes last.
+subscribes with CREATE SUBSCRIPTION, and pgsieve replicates the same publications into Delta with `row_filter:
+pipeline` and `row_filter: publisher`. After each step the three are compared. The statements are those of
+section 29.4.7. `at_size` comes last.
 """
 
 import tempfile
@@ -55,7 +56,7 @@ insert into parent values (1), (8)
 
 @dataclass(frozen=True)
 class Step:
-    """Statements, and the tables to show after them; `publications` changes what s1 publishes before."""
+    """Statements, and the tables to show after them; `publications` is run before them to change s1's publications."""
 
     title: str
     statements: str
@@ -88,21 +89,21 @@ STEPS = (
     ),
 )
 
-#: Which subscription of the manual has a table; t1 is in p2 too, without a filter.
+#: The subscription of the manual that has a table; t1 is in p2 too, without a filter.
 _SUBSCRIPTIONS = {"s1": ("p1", "p4"), "s23": ("p2", "p3")}
 _OWNER = {"t1": "s1", "parent": "s1", "child": "s1", "t2": "s23", "t3": "s23"}
 _MODES = ("pipeline", "publisher")
 
-#: A few rows a table: compiling code for them takes longer than reading them.
+#: The tables have few rows: compiling code for them takes longer than reading them.
 SMALL_DATA = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.shuffle.partitions": "1",
-    # Compiled once, not again and better; its code does not fit into the 48 MB that such a JVM has for it.
+    # Compiled once, not again and better; its code exceeds the 48 MB that such a JVM has for it.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m",
 }
 
-#: So many rows the first copy at size has; half as many changes come after it.
+#: The rows of the first copy at size; half as many changes follow it.
 ROWS = 1_000_000
 
 Show = Callable[[str, Sequence[ComparedTable]], None]
@@ -117,11 +118,11 @@ def demo(
     rows: int = ROWS,
     without_spark: bool = False,
 ) -> DemoReport:
-    """Run the demo; everything is made in `folder`, or in a temporary one that stays for a look.
+    """Run the demo; everything is made in `folder`, or in a temporary one that stays for inspection.
 
-    `on_s3` has the lake on an S3 server of its own. So many `rows` are copied at size, none of them skips that; `without_spark`
-    has threads do it. Raises SparkUnavailableError where there is no Java for it, EmbeddedS3Error where that is not installed,
-    and the error of a run that failed.
+    `on_s3` puts the lake on an S3 server of the demo's own. `rows` are copied at size, 0 skips that;
+    `without_spark` uses threads for it. Raises SparkUnavailableError where Java is missing, EmbeddedS3Error
+    where the S3 server is not installed, and the error of a failed run.
     """
     started = monotonic()
     spark = {"master": "threads[*]" if without_spark else "local[*]"}
@@ -172,7 +173,7 @@ def demo(
 
 
 def _refuse_without_java() -> None:
-    """Raise SparkUnavailableError before anything is made, with the ways out of it that the demo has."""
+    """Raise SparkUnavailableError before anything is made, with the demo's own remedies."""
     try:
         SparkEngine().check_java()
     except SparkUnavailableError as error:
@@ -184,7 +185,7 @@ def _refuse_without_java() -> None:
 
 @contextmanager
 def _s3_server(home: Path) -> Iterator[Mapping[str, Any]]:
-    """An S3 server with its data in the folder: where the lake is, and how it is reached, as pgsieve.yaml says it."""
+    """An S3 server with its data in the folder: the lake's address and its access, as pgsieve.yaml has them."""
     key, secret = token_hex(10), token_hex(20)
     with embedded_s3(home / "s3", key, secret) as url:
         storage = {"endpoint": url, "region": REGION, "access_key_id": key, "secret_access_key": secret}
@@ -218,7 +219,7 @@ def _changing(config: Config, step: Step) -> Sequence[SubscriptionConfig]:
 
 @contextmanager
 def _database(subscriber: EmbeddedServer, name: str) -> Iterator[psycopg.Connection[Any]]:
-    """A database of its own for each built-in subscription: t1 is in both, and would be copied twice into one."""
+    """A new database for each built-in subscription: t1 is in both, and would be copied twice into one."""
     with session(subscriber) as connection:
         connection.execute(f"create database {quote(name)}")
     with session(subscriber, dbname=name) as connection:
@@ -236,7 +237,7 @@ def _subscribe(targets: Mapping[str, psycopg.Connection[Any]], publisher: Embedd
 
 
 def _wait(source: psycopg.Connection[Any], target: psycopg.Connection[Any]) -> None:
-    """Until the built-in subscriptions have copied their tables and applied everything."""
+    """Wait until the built-in subscriptions have copied their tables and applied everything."""
     row = source.execute("select pg_current_wal_lsn()::text").fetchone()
     assert row is not None
     deadline = monotonic() + _PATIENCE
@@ -261,7 +262,7 @@ _PATIENCE = 60.0
 def _compare(
     config: Config, table: str, source: psycopg.Connection[Any], target: psycopg.Connection[Any]
 ) -> list[ComparedTable]:
-    """One table as the publisher, the built-in subscriber and pgsieve in each mode hold it."""
+    """One table in the publisher, the built-in subscriber and pgsieve in each mode."""
     query = f"select * from {quote(table)} order by 1"
     names = tuple(d.name for d in source.execute(query).description or ())
 

@@ -1,7 +1,8 @@
 """Made-up traffic of a shop: tables, publications, and a writer that changes some rows a second.
 
-In: sessions of an empty database. Out: committed transactions of every kind: INSERT, UPDATE, DELETE, rows that move into a
-row filter and out of it, and changes of a partitioned table. The writer goes on after an error of the server.
+In: sessions of an empty database. Out: committed transactions of every kind: INSERT, UPDATE, DELETE, rows
+that move into a row filter and out of it, and changes of a partitioned table. The writer continues after an
+error of the server.
 """
 
 import random
@@ -39,7 +40,7 @@ create publication everything for tables in schema shop with (publish_via_partit
 
 _REGIONS = ("EMEA", "AMER", "APAC")
 
-#: One of these is written at a time; the numbers say how often.
+#: One of these is written at a time; the numbers are their weights.
 _WRITES: tuple[tuple[int, str], ...] = (
     (
         6,
@@ -73,13 +74,16 @@ _WRITES: tuple[tuple[int, str], ...] = (
 
 
 def make_tables(connection: psycopg.Connection[Any]) -> None:
-    """Make the shop's tables with their first rows, and two publications of them."""
+    """Create the shop's tables with their first rows, and two publications of them."""
     connection.execute(TABLES)
 
 
 @contextmanager
 def traffic(conninfo: str, seconds: float = 0.5) -> Iterator[Callable[[], int]]:
-    """Write in the block, a transaction every so many seconds; how many there were, each time it is asked."""
+    """Within the block, write a transaction every few `seconds`.
+
+    The returned function gives their number so far.
+    """
     stopped, written = threading.Event(), 0
 
     def write() -> None:

@@ -1,4 +1,5 @@
-"""`pgsieve run --follow`: changes are applied as they arrive, and other programs watch it.
+"""`pgsieve run --follow`: changes are applied as they arrive, and other programs watch the process.
 
-`follow` wires the steps, `follow_report` tells Dagster, `metrics` tells Prometheus, `watch` ends what stands still.
+`follow` wires the steps, `follow_report` reports to Dagster, `metrics` reports to Prometheus, `watch` ends a
+stalled process.
 """

@@ -1,14 +1,14 @@
-"""`pgsieve run --follow`: repeat what a run does, as changes arrive, until it is stopped.
+"""`pgsieve run --follow`: repeat the steps of a run, as changes arrive, until it is stopped.
 
-Each feed has a thread, which reads it through the streaming replication protocol. The changes of a slice are applied
-before the next slice is appended. SIGTERM and SIGINT end it at a commit boundary. A subscription that fails is
-left out until the command is started again. The others go on; after the last one of a feed, the feed is not read any more.
-A fault of the server or the network that passes is no failure: once a feed has been followed, it is followed again.
-Copies are Dagster runs. Slices are reported to Dagster every few minutes (`pipelines/following/follow_report.py`).
-Every few hundred slices the follower maintains what they wrote, as each slice leaves a few more files and commits.
-A table is registered in the catalog once it is copied; a name that is taken is told, and ends nothing.
-Where nothing moves though something waits, the process ends with an error, for its supervisor to start it again
-(`pipelines/following/watch.py`).
+Each feed has a thread, which reads it through the streaming replication protocol. The changes of a slice are
+applied before the next slice is appended. SIGTERM and SIGINT end it at a commit boundary. A subscription that
+fails is left out until the command is started again. The others go on; after the last one of a feed, the feed
+is not read any more. A fault of the server or the network that passes is no failure: a feed that was followed
+once is followed again. Copies are Dagster runs. Slices are reported to Dagster every few minutes
+(`pipelines/following/follow_report.py`). Every few hundred slices the follower maintains their tables, as
+each slice leaves a few more files and commits. A table is registered in the catalog once it is copied; a name
+that is taken is reported, and ends nothing. Where nothing moves although something waits, the process ends
+with an error, so that its supervisor starts it again (`pipelines/following/watch.py`).
 """
 
 import logging
@@ -50,29 +50,29 @@ from pgsieve.resources.tracing import span
 
 Tell = Callable[[RunSummary], None]
 
-#: The system may give a signal to any thread; Python's handler runs in the main one, once that is awake.
+#: The system may deliver a signal to any thread; Python's handler runs in the main one, once that is awake.
 _AWAKE_SECONDS = 1.0
-#: Between a fault that passes and the next attempt; doubled each time, until a slice is applied.
+#: The time between a passing fault and the next attempt; doubled each time, until a slice is applied.
 _PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 30.0
 
-#: So long another follower of the same slot may take to end.
+#: How long another follower of the same slot may take to end.
 _OTHER_FOLLOWER_SECONDS = 10.0
 
-#: So often it is looked whether a cut is due to be reported; sooner where `freshness` is short.
+#: How often to check whether a cut is due to be reported; sooner where `freshness` is short.
 _CUT_SECONDS = 60.0
 
-#: So often it is looked whether the transactions have ended that a copy waits for.
+#: How often to check whether the transactions that a copy waits for have ended.
 _AWAITED_SECONDS = 2.0
 
-#: After so many slices the tables that they wrote are maintained.
+#: Tables are maintained after this many slices.
 MAINTAIN_SLICES = 500
 
 _logger = logging.getLogger(__name__)
 
 
-#: So long nothing may move though something waits: the largest slice is applied in less.
+#: How long nothing may move although something waits: the largest slice is applied in less.
 STALL_SECONDS = 1800.0
-#: So long the other feeds have to come to a commit boundary when one has stalled.
+#: How long the other feeds have to reach a commit boundary when one has stalled.
 _GRACE_SECONDS = 10.0
 
 
@@ -85,14 +85,15 @@ def follow(
     metrics_at: tuple[str, int] | None = None,
     stall_limit: float | None = STALL_SECONDS,
 ) -> tuple[Failure, ...]:
-    """Follow the selected subscriptions until stopped, or until all have failed; which ones failed.
+    """Follow the selected subscriptions until stopped, or until all have failed; returns the failures.
 
-    `tell` gets what was done, one slice at a time, and each failure when it happens. `metrics_at` is a host and a port for
-    metrics, `stall_limit` in seconds, None for none. Raises SubscriptionDisabledError where every subscription is disabled,
-    StalledError where a feed has stalled: its thread may still be there, so the caller has to end the process.
+    `tell` gets the results, one slice at a time, and each failure when it happens. `metrics_at` is a host and
+    a port for metrics, `stall_limit` in seconds, None for none. Raises SubscriptionDisabledError where every
+    subscription is disabled, StalledError where a feed has stalled: its thread may still be running, so the
+    caller has to end the process.
     """
     declared = project(config)
-    # Listened for first: what is asked for and cannot be had is refused before anything is done.
+    # The metrics server starts first: an address that is not available is refused before anything is done.
     metrics = FollowMetrics(brief_status(config)) if metrics_at else None
     feeds_by_slot = {(f.source.name, f.slot): f for f in declared.feeds.values()}
     watch = Watch(stall_limit, lambda pulse: _is_behind(feeds_by_slot[pulse.source, pulse.slot], pulse))
@@ -115,8 +116,8 @@ def follow(
             for feed in feeds
         ]
         opened.enter_context(_stopped_by_signals(followers))
-        # Not in the main thread: there Dagster would end a run under way on the signal. Daemons: one that has stalled
-        # cannot be waited for.
+        # Not in the main thread: there Dagster would end a run in progress on the signal. Daemons, as a
+        # stalled thread would never end.
         threads = [threading.Thread(target=follower.follow, daemon=True) for follower in followers]
         for thread in threads:
             thread.start()
@@ -132,7 +133,7 @@ def follow(
 
 
 def _are_working(threads: Sequence[threading.Thread], seconds: float) -> bool:
-    """Whether some of the threads still work after so many seconds; sooner where none does."""
+    """Whether some of the threads still work after this many seconds; returns sooner where none does."""
     until = time.monotonic() + seconds
     for thread in threads:
         thread.join(max(0.0, until - time.monotonic()))
@@ -140,7 +141,7 @@ def _are_working(threads: Sequence[threading.Thread], seconds: float) -> bool:
 
 
 def _is_behind(feed: Feed, pulse: Pulse) -> bool:
-    """Whether the server has more than what the feed has received."""
+    """Whether the server has more than the feed has received."""
     with feed.source.connect() as connection:
         return pulse.streamed is not None and current_lsn(connection) > pulse.streamed.position
 
@@ -162,7 +163,7 @@ def _stopped_by_signals(followers: Sequence["_Follower"]) -> Iterator[None]:
 class _Follower:
     """One feed, and the subscriptions that read it."""
 
-    #: Only one slice is processed at a time, of whatever feed: a session's settings say whose writes they are.
+    #: Only one slice of all feeds is processed at a time: a session's settings identify the writer.
     _turn = threading.Lock()
 
     def __init__(
@@ -184,7 +185,7 @@ class _Follower:
         self._streamed: StreamedFeed | None = None
         self._report = FollowReport(declared, feed, self._subscriptions, dagster, progress)
         self._slices, self._written = 0, {s.name: set[Name]() for s in self._subscriptions}
-        #: By subscription the tables whose copy waits for transactions of others, and for which.
+        #: By subscription, the tables whose copy waits for other transactions, and these.
         self._awaiting = {s.name: dict[Name, tuple[str, ...]]() for s in self._subscriptions}
         self._has_followed, self._pause = False, _PAUSE_SECONDS
         self._pulse, self._metrics = Pulse(feed.source.name, feed.slot), metrics
@@ -213,7 +214,7 @@ class _Follower:
     def _follow_on(self) -> None:
         with (
             self._failures.of(*(s.name for s in self._subscriptions)),
-            # Another process that comes for a turn is let in; another follower would take turns with this one for ever.
+            # A waiting process gets the turn; but two followers would take turns for ever.
             self._feed.source.exclusively(f"following the slot {self._feed.slot}", _OTHER_FOLLOWER_SECONDS),
         ):
             while not self._stopped.is_set() and self._going_on():
@@ -227,7 +228,7 @@ class _Follower:
                     self._pause = min(2 * self._pause, _LONGEST_PAUSE_SECONDS)
 
     def _follow(self) -> None:
-        """Copy what needs a copy, then apply slice by slice until a table needs one again."""
+        """Copy tables that need it, then apply slice by slice until a table needs a copy again."""
         with self._turn:
             started = self._materializers()
             for each in started:
@@ -244,7 +245,7 @@ class _Follower:
                 self._tell_dagster()
 
     def _register(self, materializers: Sequence[Materializer]) -> None:
-        """Register in the catalog what is not yet; what fails is tried again with the next copy, or maintenance."""
+        """Register new replicas in the catalog; a failure is tried again with the next copy, or maintenance."""
         for materializer in materializers:
             if materializer.name in self._failures:
                 continue
@@ -254,11 +255,14 @@ class _Follower:
                 self._tell(RunSummary((), (Failure((materializer.name,), error),)))
 
     def _tries_again(self, error: Exception) -> bool:
-        """Whether the same may succeed later: what never worked may be wrong, and a Spark that is lost stays so."""
+        """Whether another attempt may succeed.
+
+        A feed that never worked may be configured wrongly, and a lost Spark stays lost.
+        """
         return self._has_followed and passes(error) and not isinstance(error, SparkLostError)
 
     def _each(self, parts: Sequence[Part], step: Callable[[Part], Result]) -> list[Result]:
-        """As of Failures; raises a fault that passes."""
+        """As in `Failures`; raises a fault that passes."""
         return self._failures.each(parts, step, unless=self._tries_again)
 
     def _going_on(self) -> bool:
@@ -285,7 +289,7 @@ class _Follower:
                             self._maintain()
 
     def _copy_later(self, streamed: StreamedFeed) -> None:
-        """End the stream once the transactions have ended that a copy waits for: then the tables are copied."""
+        """End the stream once the transactions that a copy waits for have ended: then the tables are copied."""
         awaited = [set(chain(*tables.values())) for tables in self._awaiting.values() if tables]
         while awaited and self._streamed is streamed and not self._stopped.wait(_AWAITED_SECONDS):
             if not all(map(self._awaits, awaited)):
@@ -293,17 +297,17 @@ class _Follower:
                 return
 
     def _awaits(self, transactions: set[str]) -> bool:
-        """Whether some of these transactions are open still, as far as the server can be asked."""
-        with suppress(PgsieveError):  # The stream hears of that, too.
+        """Whether some of these transactions are still open, as far as the server can be asked."""
+        with suppress(PgsieveError):  # The stream gets the same error.
             return are_open(self._feed.source, transactions)
         return True
 
     def _heard(self, _: str) -> None:
-        """A step says how far it is."""
+        """Record that a step makes progress."""
         self._pulse.step()
 
     def _apply(self, streamed: StreamedFeed) -> bool:
-        """Append and apply the slice that is due; return whether a table has to be copied."""
+        """Append and apply the slice that is due; returns whether a table has to be copied."""
         task = f"follow {self._feed.slot}"
         self._progress.start(task)
         try:
@@ -336,7 +340,10 @@ class _Follower:
         return nullcontext() if self._metrics is None else self._metrics.timed(step)
 
     def _maintain(self) -> None:
-        """Maintain what the slices since the last time wrote; what fails is tried again after as many."""
+        """Maintain the tables of the slices since the last time.
+
+        A failure is tried again after as many slices.
+        """
         lake, retention = self._declared.lake.open(), self._declared.retention
         self._slices = 0
         try:
@@ -354,7 +361,7 @@ class _Follower:
             self._report.tell()
 
     def _report_cuts(self) -> None:
-        """Now and then tell Dagster of cuts that stay as they are; of those that changed the slices' report tells."""
+        """Report unchanged cuts to Dagster now and then; changed ones are in the slices' report."""
         soonest = min((s.freshness.total_seconds() / 8 for s in self._subscriptions), default=_CUT_SECONDS)
         while not self._stopped.wait(min(_CUT_SECONDS, soonest)) and not self._pulse.ended:
             with self._turn:

@@ -1,8 +1,9 @@
-"""Whether a process that follows feeds does its work: what `/healthz` answers, and when it has to end.
+"""Watches a process that follows feeds: the answers of `/healthz`, and the end of a stalled process.
 
-In: what each feed has received and applied, from the threads that do it. Out: `Health`, and a StalledError where for longer
-than a limit nothing moved though something waited: a lock that another session holds, a server that says that it is
-there and sends nothing, a disk that does not answer. A server that cannot be reached is none of these: it is asked again.
+In: the progress of each feed, from the threads that do the work. Out: `Health`, and a StalledError where
+nothing moved for longer than a limit although something waited: a lock that another session holds, a server
+that is connected and sends nothing, a disk that does not answer. A server that cannot be reached is none of
+these: it is asked again.
 """
 
 import json
@@ -24,7 +25,7 @@ from pgsieve.decoding.errors import PgsieveError
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIEnvironment
 
-#: Nothing has been heard for so long: the connection is lost, or being made.
+#: Nothing has arrived for this long: the connection is lost, or being made.
 _SILENCE_SECONDS = 30.0
 
 
@@ -34,9 +35,10 @@ class StalledError(PgsieveError):
 
 @dataclass
 class Pulse:
-    """What one feed's thread is doing; written by that thread, read by others.
+    """The activity of one feed's thread; written by that thread, read by others.
 
-    `moved` is when something last moved. While `unwatched`, the thread does what may take long for good: a copy, maintenance.
+    `moved` is when something last moved. While `unwatched`, the thread does work that may legitimately take
+    long: a copy, maintenance.
     """
 
     source: str
@@ -51,7 +53,7 @@ class Pulse:
 
     @contextmanager
     def applying(self) -> Iterator[None]:
-        """Something that arrived is being appended and applied."""
+        """A received slice is being appended and applied."""
         self.applying_since = (self.streamed and self.streamed.waiting_since) or time.monotonic()
         try:
             yield
@@ -70,7 +72,7 @@ class Pulse:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """What takes long for good."""
+        """Work that may legitimately take long."""
         self.unwatched = True
         try:
             yield
@@ -78,28 +80,28 @@ class Pulse:
             self.unwatched, self.moved = False, time.monotonic()
 
     def step(self) -> None:
-        """Something moved that the stream does not tell of."""
+        """Record progress that the stream does not show."""
         self.steps += 1
 
     @property
     def connected(self) -> bool:
-        """Whether the server has been heard lately."""
+        """Whether the server has sent something lately."""
         heard = self.streamed.heard if self.streamed else None
-        # While a slice is applied nobody listens to the stream: its own thread keeps the connection.
+        # While a slice is applied the stream is not read here: its own thread keeps the connection.
         return heard is not None and (
             self.applying_since is not None or time.monotonic() - heard < _SILENCE_SECONDS
         )
 
     @property
     def waiting_seconds(self) -> float:
-        """For how long something that arrived has been waiting to be applied."""
+        """How long received changes have been waiting to be applied."""
         since = self.applying_since
         if since is None and self.streamed is not None and self.connected:
             since = self.streamed.waiting_since
         return 0.0 if since is None else time.monotonic() - since
 
     def still_seconds(self) -> float:
-        """For how long nothing has moved."""
+        """How long nothing has moved."""
         streamed = self.streamed
         seen = (self.steps, streamed.position if streamed else 0, streamed.received if streamed else 0)
         if seen != self._seen or self.unwatched:
@@ -109,7 +111,7 @@ class Pulse:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """What `/healthz` answers: whether all is well, and each feed's part."""
+    """The answer of `/healthz`: whether all is well, and each feed's part."""
 
     well: bool
     feeds: Sequence[dict[str, object]]
@@ -118,7 +120,8 @@ class Health:
 class Watch:
     """The feeds of a process, watched by one thread.
 
-    `behind` says whether the server has WAL that the feed has not received; it raises PgsieveError where nobody answers.
+    `behind` says whether the server has WAL that the feed has not received; it raises PgsieveError where the
+    server does not answer.
     """
 
     def __init__(self, limit: float | None, behind: Callable[[Pulse], bool]) -> None:
@@ -126,7 +129,7 @@ class Watch:
         self._pulses: list[Pulse] = []
 
     def add(self, pulse: Pulse) -> None:
-        """Watch a feed, too."""
+        """Watch another feed."""
         self._pulses.append(pulse)
 
     def check(self) -> None:
@@ -148,7 +151,7 @@ class Watch:
             return pulse.still_seconds()
 
     def _waiting(self, pulse: Pulse) -> str | None:
-        """What waits; None where nothing does, or nobody knows."""
+        """What waits; None where nothing waits, or where that is unknown."""
         if pulse.waiting_seconds:
             return "changes that arrived wait to be applied"
         if not pulse.connected:
@@ -159,7 +162,7 @@ class Watch:
             return None
 
     def health(self) -> Health:
-        """What each feed is doing."""
+        """The activity of each feed."""
         feeds, well = [], True
         for pulse in self._pulses:
             still = self._still_seconds(pulse)
@@ -188,7 +191,7 @@ def _state(pulse: Pulse, *, stalled: bool) -> str:
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """One that answers a probe while a scrape is being answered; when it is closed, all answers have been given.
+    """An HTTP server that can answer a probe during a scrape; `close` waits for all answers.
 
     A thread that is within a driver's code when the interpreter ends would crash the process.
     """
@@ -201,14 +204,14 @@ class _Quiet(WSGIRequestHandler):
     timeout = 10
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
-        """Nobody reads a line for each scrape."""
+        """Drops the line: one per scrape would be too many."""
 
 
 @contextmanager
 def serving(host: str, port: int, registry: CollectorRegistry, watch: Watch) -> Iterator[int]:
-    """Serve /metrics and /healthz in the block; the port, which the system chooses for 0.
+    """Serve /metrics and /healthz in the block; returns the port, which the system chooses for 0.
 
-    Raises PgsieveError where nobody may listen there.
+    Raises PgsieveError where the address is not available.
     """
     metrics = make_wsgi_app(registry)
 
