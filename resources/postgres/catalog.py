@@ -200,7 +200,37 @@ def _attribute(*values: Any) -> Attribute:
 def _read_publications(
     cursor: psycopg.Cursor[Any], version: int, tables: Mapping[int, Table]
 ) -> dict[str, Publication]:
+    entries, excluded = _read_entries(cursor, version, tables)
+    schemas: dict[int, set[str]] = {}
+    if version >= 150000:
+        for publication, schema in cursor.execute(
+            "select s.pnpubid::bigint, n.nspname from pg_publication_namespace s join pg_namespace n on n.oid = s.pnnspid"
+        ):
+            schemas.setdefault(publication, set()).add(schema)
     generated = "p.pubgencols::text" if version >= 180000 else "'n'"
+    publications = {}
+    for oid, name, all_tables, *switches, via_root, generated_columns, owner in cursor.execute(
+        _PUBLICATIONS.format(generated=generated)
+    ):
+        switched = zip(("insert", "update", "delete", "truncate"), switches, strict=True)
+        publications[name] = Publication(
+            name=name,
+            operations=frozenset(operation for operation, on in switched if on),
+            all_tables=all_tables,
+            schemas=frozenset(schemas.get(oid, ())),
+            tables=tuple(entries.get(oid, ())),
+            via_root=via_root,
+            generated_columns=generated_columns,
+            owner=owner,
+            excluded=frozenset(excluded.get(oid, ())),
+        )
+    return publications
+
+
+def _read_entries(
+    cursor: psycopg.Cursor[Any], version: int, tables: Mapping[int, Table]
+) -> tuple[dict[int, list[PublicationTable]], dict[int, set[int]]]:
+    """The tables that publications list, and those that they exclude, by the publication's oid."""
     lists = (
         "pg_get_expr(r.prqual, r.prrelid), (select array_agg(a.attname::text) from pg_attribute a"
         " where a.attrelid = r.prrelid and a.attnum = any(r.prattrs)), r.prqual::text"
@@ -226,35 +256,4 @@ def _read_publications(
                 else column_names(Expression(parse_expression(tree)), tables[oid]),
             )
         )
-    schemas: dict[int, set[str]] = {}
-    if version >= 150000:
-        for publication, schema in cursor.execute(
-            "select s.pnpubid::bigint, n.nspname from pg_publication_namespace s join pg_namespace n on n.oid = s.pnnspid"
-        ):
-            schemas.setdefault(publication, set()).add(schema)
-    publications = {}
-    for (
-        oid,
-        name,
-        all_tables,
-        ins,
-        upd,
-        dele,
-        trunc,
-        via_root,
-        generated_columns,
-        owner,
-    ) in cursor.execute(_PUBLICATIONS.format(generated=generated)):
-        switched = {"insert": ins, "update": upd, "delete": dele, "truncate": trunc}
-        publications[name] = Publication(
-            name=name,
-            operations=frozenset(o for o, on in switched.items() if on),
-            all_tables=all_tables,
-            schemas=frozenset(schemas.get(oid, ())),
-            tables=tuple(entries.get(oid, ())),
-            via_root=via_root,
-            generated_columns=generated_columns,
-            owner=owner,
-            excluded=frozenset(excluded.get(oid, ())),
-        )
-    return publications
+    return entries, excluded
