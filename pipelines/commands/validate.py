@@ -6,7 +6,7 @@ receive, problems with PostgreSQL's SQLSTATE, and the SQL that somebody with mor
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import psycopg
@@ -67,62 +67,111 @@ def validate(config: Config, *, rights: bool = True) -> ValidationReport:
     declared = project(config)
     declared.lake.engine.check_store()
     declared.lake.open().access.check_commits_are_kept(record=False)
-    pictures: dict[tuple[str, str], PublicationPicture] = {}
-    received, problems, statements = [], [], []
-    warnings = list[ValidationProblem]()
-    try:
-        # What is few needs none; so nothing is refused.
-        declared.lake.engine.check_java()
-    except SparkUnavailableError as error:
-        warnings.append(_problem("spark", error))
-    try:
-        declared.lake.open().access.check_permitted()
-    except LakeUnavailableError as error:
-        problems.append(_problem("lake", error))
+    findings = _Findings(declared, rights=rights)
+    findings.look_at_lake()
     for feed in declared.feeds.values():
+        findings.look_at_feed(feed)
+    return findings.report()
+
+
+@dataclass(frozen=True)
+class _Source:
+    """What the publisher of a feed has: its examination, its catalog as it is, and the sequences of each subscription."""
+
+    examination: Examination
+    server: Catalog
+    version: int
+    sequences: Mapping[str, tuple[SequenceValue, ...]]
+
+
+class _Findings:
+    """What `pgsieve validate` finds, one feed after the other."""
+
+    def __init__(self, declared: Project, *, rights: bool) -> None:
+        self._declared, self._rights = declared, rights
+        self._pictures: dict[tuple[str, str], PublicationPicture] = {}
+        self._received: list[ReceivedTables] = []
+        self._problems: list[ValidationProblem] = []
+        self._statements: list[str] = []
+        self._warnings: list[ValidationProblem] = []
+
+    def report(self) -> ValidationReport:
+        """All that was found."""
+        return ValidationReport(
+            tuple(self._pictures.values()),
+            tuple(self._received),
+            tuple(self._problems),
+            tuple(self._statements),
+            tuple(self._warnings),
+        )
+
+    def look_at_lake(self) -> None:
+        """Whether the lake can be written, and by what."""
+        lake = self._declared.lake
         try:
-            version = feed.source.check_ready()
-            with feed.source.connect() as connection:
-                server = read_catalog(connection)
-                examined = Examination(connection, feed, server)
-                lacking = list(_lacking(connection, declared, feed, examined.catalog)) if rights else []
-                lacking += _replicas_of_others(connection, declared, feed)
-                lacking += _failing_triggers(connection, feed, examined.catalog, server)
-                sequences = {s: received_sequences(connection, feed, s) for s in feed.subscriptions}
-                if decoding_is_switched(connection):
-                    warnings.append(_problem(feed.source.name, warning_of_switched_decoding(feed)))
+            # What is few needs none; so nothing is refused.
+            lake.engine.check_java()
+        except SparkUnavailableError as error:
+            self._warnings.append(_problem("spark", error))
+        try:
+            lake.open().access.check_permitted()
+        except LakeUnavailableError as error:
+            self._problems.append(_problem("lake", error))
+
+    def look_at_feed(self, feed: Feed) -> None:
+        """What a feed's subscriptions will receive, and what stands in the way."""
+        name = feed.source.name
+        try:
+            source, lacking = self._asked(feed)
         except PgsieveError as error:
-            problems.append(_problem(feed.source.name, error))
-            continue
-        problems += [p for p in (_problem(feed.source.name, e) for e in lacking) if p not in problems]
-        catalog = examined.catalog
-        problems += [_problem(feed.source.name, error) for error in examined.refused]
+            self._problems.append(_problem(name, error))
+            return
+        self._problems += [p for p in (_problem(name, e) for e in lacking) if p not in self._problems]
+        examined = source.examination
+        self._problems += [_problem(name, error) for error in examined.refused]
         if examined.unchecked is not None:
-            problems.append(_problem(feed.source.name, examined.unchecked))
-        sound = True
-        for subscription in declared.reading(feed):
-            unread = map(PgsieveError, unread_sequences(sequences[subscription.name]) if rights else ())
-            errors = (*examined.problems(subscription.name), *unread)
-            problems += [_problem(subscription.name, error) for error in errors]
-            for name in feed.subscriptions[subscription.name]:
-                if name in catalog.publications:
-                    pictures[feed.source.name, name] = _picture(
-                        feed.source.name, catalog.publications[name], catalog
-                    )
-            try:
-                received.append(_received(subscription, catalog, declared.lake.open(), sequences))
-                of_layout = layout_problems(subscription, subscription.tables(catalog))
-                problems += [_problem(subscription.name, error) for error in of_layout]
-                of_rows = warnings_of_subscription(subscription, catalog)
-                warnings += [_problem(subscription.name, error) for error in of_rows]
-            except PgsieveError:
-                sound = False
-        if sound:
-            statements += list(_statements(feed, catalog, server, version))
-            warnings += [_problem(feed.source.name, error) for error in warnings_of_feed(feed, catalog)]
-    return ValidationReport(
-        tuple(pictures.values()), tuple(received), tuple(problems), tuple(statements), tuple(warnings)
-    )
+            self._problems.append(_problem(name, examined.unchecked))
+        sound = [self._look_at_subscription(each, source) for each in self._declared.reading(feed)]
+        if all(sound):
+            catalog = examined.catalog
+            self._statements += _statements(feed, catalog, source.server, source.version)
+            self._warnings += [_problem(name, error) for error in warnings_of_feed(feed, catalog)]
+
+    def _asked(self, feed: Feed) -> tuple[_Source, list[PgsieveError]]:
+        """What the publisher has, and what the role or the lake lacks of what the feed needs."""
+        version = feed.source.check_ready()
+        with feed.source.connect() as connection:
+            server = read_catalog(connection)
+            examined = Examination(connection, feed, server)
+            catalog = examined.catalog
+            lacking = list(_lacking(connection, self._declared, feed, catalog)) if self._rights else []
+            lacking += _replicas_of_others(connection, self._declared, feed)
+            lacking += _failing_triggers(connection, feed, catalog, server)
+            sequences = {s: received_sequences(connection, feed, s) for s in feed.subscriptions}
+            if decoding_is_switched(connection):
+                self._warnings.append(_problem(feed.source.name, warning_of_switched_decoding(feed)))
+        return _Source(examined, server, version, sequences), lacking
+
+    def _look_at_subscription(self, subscription: Subscription, source: _Source) -> bool:
+        """What a subscription will receive; False where that cannot be said."""
+        name, feed, catalog = subscription.name, subscription.feed, source.examination.catalog
+        unread = map(PgsieveError, unread_sequences(source.sequences[name]) if self._rights else ())
+        errors = (*source.examination.problems(name), *unread)
+        self._problems += [_problem(name, error) for error in errors]
+        for publication in feed.subscriptions[name]:
+            if publication in catalog.publications:
+                picture = _picture(feed.source.name, catalog.publications[publication], catalog)
+                self._pictures[feed.source.name, publication] = picture
+        try:
+            lake = self._declared.lake.open()
+            self._received.append(_received(subscription, catalog, lake, source.sequences))
+            of_layout = layout_problems(subscription, subscription.tables(catalog))
+            self._problems += [_problem(name, error) for error in of_layout]
+            of_rows = warnings_of_subscription(subscription, catalog)
+            self._warnings += [_problem(name, error) for error in of_rows]
+        except PgsieveError:
+            return False
+        return True
 
 
 def _lacking(
