@@ -93,36 +93,62 @@ def demo(
         raise typer.Exit(FOUND)
 
 
+Conninfo = Annotated[
+    str | None,
+    typer.Option(
+        "--conninfo",
+        help="The database, as libpq writes it, or a postgresql:// URI; a password in it is not written to the file.",
+    ),
+]
+PasswordCommand = Annotated[
+    str | None,
+    typer.Option(
+        "--password-command",
+        metavar="COMMAND",
+        help="A program that prints the password, for tokens that expire, with its arguments.",
+    ),
+]
+Publications = Annotated[
+    list[str] | None,
+    typer.Option("--publication", metavar="NAME", help="A publication of the server; repeatable."),
+]
+Tables = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--table", metavar="SCHEMA.TABLE", help="Instead: a table to publish by pgsieve.yaml; repeatable."
+    ),
+]
+ViaRoot = Annotated[
+    bool | None,
+    typer.Option(
+        "--publish-via-partition-root/--no-publish-via-partition-root",
+        help="Whether a partition tree among the tables is replicated as one table (default), or each partition.",
+    ),
+]
+Role = Annotated[
+    str | None,
+    typer.Option(
+        "--role", help="The role that replicates (default: that of the conninfo, unless it may do anything)."
+    ),
+]
+AllowUntestedServer = Annotated[
+    bool,
+    typer.Option(
+        "--allow-untested-server",
+        help="The server may be newer than those that pgsieve was tested with; pgsieve.yaml then says so.",
+    ),
+]
+
+
 @command(
     "Example: pgsieve init --conninfo 'host=db dbname=shop user=pgsieve' --publication sales", panel=_PANEL
 )
 def init(
     ctx: typer.Context,
-    conninfo: Annotated[
-        str | None,
-        typer.Option(
-            "--conninfo",
-            help="The database, as libpq writes it, or a postgresql:// URI; a password in it is not written to the file.",
-        ),
-    ] = None,
-    password_command: Annotated[
-        str | None,
-        typer.Option(
-            "--password-command",
-            metavar="COMMAND",
-            help="A program that prints the password, for tokens that expire, with its arguments.",
-        ),
-    ] = None,
-    publications: Annotated[
-        list[str] | None,
-        typer.Option("--publication", metavar="NAME", help="A publication of the server; repeatable."),
-    ] = None,
-    tables: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--table", metavar="SCHEMA.TABLE", help="Instead: a table to publish by pgsieve.yaml; repeatable."
-        ),
-    ] = None,
+    conninfo: Conninfo = None,
+    password_command: PasswordCommand = None,
+    publications: Publications = None,
+    tables: Tables = None,
     source: Annotated[
         str | None, typer.Option("--source", metavar="NAME", help="Its name (default: the database's).")
     ] = None,
@@ -133,27 +159,9 @@ def init(
     lake: Annotated[
         str, typer.Option("--lake", metavar="FOLDER|URI", help="Where the Delta tables go.")
     ] = "./lake",
-    role: Annotated[
-        str | None,
-        typer.Option(
-            "--role",
-            help="The role that replicates (default: that of the conninfo, unless it may do anything).",
-        ),
-    ] = None,
-    via_root: Annotated[
-        bool | None,
-        typer.Option(
-            "--publish-via-partition-root/--no-publish-via-partition-root",
-            help="Whether a partition tree among the tables is replicated as one table (default), or each partition.",
-        ),
-    ] = None,
-    allow_untested_server: Annotated[
-        bool,
-        typer.Option(
-            "--allow-untested-server",
-            help="The server may be newer than those that pgsieve was tested with; pgsieve.yaml then says so.",
-        ),
-    ] = False,
+    role: Role = None,
+    via_root: ViaRoot = None,
+    allow_untested_server: AllowUntestedServer = False,
     force: Annotated[bool, typer.Option("--force", help="Replace files that are there already.")] = False,
     config: ConfigFile = None,
     as_json: AsJson = False,
@@ -164,16 +172,25 @@ def init(
     Of a table without a replica identity only INSERTs are published. Exits with 1 when validate finds a problem, and then
     writes no SQL.
     """
-    from pgsieve.pipelines.command_line.interview import chosen, connected
+    from pgsieve.pipelines.command_line.interview import Options, chosen, connected
     from pgsieve.pipelines.commands.init import initialise, refuse_existing
 
     file = config or ctx.obj or Path(os.environ.get(FILE_VARIABLE) or DEFAULT_FILE)
     refuse_existing(file, force=force)
-    connection, found = connected(
-        conninfo, password_command, source, allow_untested_server=allow_untested_server
+    options = Options(
+        conninfo=conninfo,
+        password_command=password_command,
+        allow_untested_server=allow_untested_server,
+        source=source,
+        subscription=subscription,
+        publications=publications or [],
+        tables=tables or [],
+        lake=lake,
+        role=role,
+        via_root=via_root,
     )
-    choice = chosen(found, publications or [], tables or [], source, subscription, lake, role, via_root)
-    report = initialise(file, connection, found, choice, force=force)
+    connection, found = connected(options)
+    report = initialise(file, connection, found, chosen(found, options), force=force)
     if as_json:
         console.print_json(report)
     else:

@@ -6,7 +6,7 @@ Raises PgsieveError where an option is missing without a terminal, or names some
 
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import typer
 
@@ -38,24 +38,37 @@ def _confirmed(question: str) -> bool:
     return bool(typer.confirm(question, default=True, err=True))
 
 
-def connected(
-    conninfo: str | None,
-    password_command: str | None,
-    source: str | None,
-    *,
-    allow_untested_server: bool = False,
-) -> tuple[Connection, Survey]:
+@dataclass(frozen=True)
+class Options:
+    """The options of `pgsieve init` about the source and what to replicate; None for one that is not given."""
+
+    conninfo: str | None
+    password_command: str | None
+    allow_untested_server: bool
+    source: str | None
+    subscription: str | None
+    publications: Sequence[str]
+    tables: Sequence[str]
+    lake: str
+    role: str | None
+    via_root: bool | None
+
+
+def connected(options: Options) -> tuple[Connection, Survey]:
     """The connection, and a survey of its database; asks for a password where one is needed.
 
     Errors name the source.
     """
+    conninfo, source = options.conninfo, options.source
     if conninfo is None:
         if not _is_asked():
             raise PgsieveError(
                 "--conninfo is missing", hint="e.g. --conninfo 'host=db dbname=shop user=pgsieve'"
             )
         conninfo = _answer("conninfo (e.g. host=db dbname=shop user=pgsieve, or a postgresql:// URI)")
-    connection = Connection.of(conninfo, password_command, allow_untested_server=allow_untested_server)
+    connection = Connection.of(
+        conninfo, options.password_command, allow_untested_server=options.allow_untested_server
+    )
     try:
         return connection, survey(connection, source)
     except SourceUnreachableError as error:
@@ -66,17 +79,9 @@ def connected(
     return connection, survey(connection, source)
 
 
-def chosen(
-    found: Survey,
-    publications: Sequence[str],
-    tables: Sequence[str],
-    source: str | None,
-    subscription: str | None,
-    lake: str,
-    role: str | None,
-    via_root: bool | None,
-) -> Choice:
+def chosen(found: Survey, options: Options) -> Choice:
     """What to replicate, under which names; partition trees as their roots, unless the options say otherwise."""
+    publications, tables, via_root = options.publications, options.tables, options.via_root
     if publications and tables:
         raise PgsieveError(
             "--publication and --table exclude each other",
@@ -92,13 +97,13 @@ def chosen(
     trees = [f"{each.schema}.{each.name}" for each in selected if each.partitioned]
     if via_root is None and trees and _is_asked():
         via_root = _confirmed(f"publish {', '.join(trees)} as one table each, not as its partitions")
-    source_name = source or safe_name(found.database)
+    source_name = options.source or safe_name(found.database)
     proposed = safe_name(publications[0] if publications else f"{source_name}_replica")
     return Choice(
         source=source_name,
-        subscription=subscription or proposed,
-        lake=lake,
-        role=role or proposed_role(found),
+        subscription=options.subscription or proposed,
+        lake=options.lake,
+        role=options.role or proposed_role(found),
         publications=tuple(publications),
         tables=selected,
         via_root=via_root is not False,

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Annotated
 
@@ -22,7 +23,8 @@ from pgsieve.pipelines.command_line.app import (
     load,
     refuse,
 )
-from pgsieve.pipelines.commands.results import EnableReport, SkipReport
+from pgsieve.pipelines.commands.results import EnableReport, Failure, RunSummary, SkipReport
+from pgsieve.pipelines.config.model import Config, SubscriptionConfig
 
 _PANEL = "Replicate"
 
@@ -35,42 +37,48 @@ TakeOver = Annotated[
 ]
 
 
+Follow = Annotated[
+    bool,
+    typer.Option("--follow", help="Go on applying changes as they arrive, until SIGTERM or Ctrl-C."),
+]
+MetricsPort = Annotated[
+    int | None,
+    typer.Option(
+        "--metrics-port",
+        min=0,
+        max=65535,
+        metavar="PORT",
+        help="With --follow: serve Prometheus metrics at /metrics and the process's health at /healthz.",
+    ),
+]
+MetricsHost = Annotated[
+    str,
+    typer.Option(
+        "--metrics-host",
+        metavar="ADDRESS",
+        help="Address that they are served at (0.0.0.0: at all of this machine).",
+    ),
+]
+StallLimit = Annotated[
+    int,
+    typer.Option(
+        "--stall-limit",
+        min=0,
+        metavar="SECONDS",
+        help="With --follow: end with an error where for so long nothing moves though something waits; 0: never.",
+    ),
+]
+
+
 @command("Example: pgsieve run sales", panel=_PANEL)
 def run(
     ctx: typer.Context,
     subscriptions: Subscriptions = None,
     config: ConfigFile = None,
-    follow: Annotated[
-        bool,
-        typer.Option("--follow", help="Go on applying changes as they arrive, until SIGTERM or Ctrl-C."),
-    ] = False,
-    metrics_port: Annotated[
-        int | None,
-        typer.Option(
-            "--metrics-port",
-            min=0,
-            max=65535,
-            metavar="PORT",
-            help="With --follow: serve Prometheus metrics at /metrics and the process's health at /healthz.",
-        ),
-    ] = None,
-    metrics_host: Annotated[
-        str,
-        typer.Option(
-            "--metrics-host",
-            metavar="ADDRESS",
-            help="Address that they are served at (0.0.0.0: at all of this machine).",
-        ),
-    ] = "127.0.0.1",
-    stall_limit: Annotated[
-        int,
-        typer.Option(
-            "--stall-limit",
-            min=0,
-            metavar="SECONDS",
-            help="With --follow: end with an error where for so long nothing moves though something waits; 0: never.",
-        ),
-    ] = 1800,
+    follow: Follow = False,
+    metrics_port: MetricsPort = None,
+    metrics_host: MetricsHost = "127.0.0.1",
+    stall_limit: StallLimit = 1800,
     take_over: TakeOver = False,
     as_json: AsJson = False,
 ) -> None:
@@ -86,26 +94,9 @@ def run(
 
         take_slots_over(settings, selected)
     if follow:
-        from pgsieve.pipelines.following.follow import follow as follow_pipeline
-        from pgsieve.pipelines.following.watch import StalledError
-
-        try:
-            with console.progress() as progress:
-                failures = follow_pipeline(
-                    settings,
-                    selected,
-                    progress,
-                    console.print_json_line
-                    if as_json
-                    else partial(reports.print_run, verbose=is_verbose(ctx)),
-                    metrics_at=None if metrics_port is None else (metrics_host, metrics_port),
-                    stall_limit=stall_limit or None,
-                )
-        except StalledError as error:
-            refuse(ctx, error)
-            console.log_as_text()
-            sys.stdout.flush()
-            os._exit(REFUSED)  # Not sys.exit, which waits for the threads that do not move.
+        tell = console.print_json_line if as_json else partial(reports.print_run, verbose=is_verbose(ctx))
+        metrics_at = None if metrics_port is None else (metrics_host, metrics_port)
+        failures = _followed(ctx, settings, selected, tell, metrics_at, stall_limit or None)
         console.print_failures(failures, verbose=is_verbose(ctx))
         end(failures)
         return
@@ -124,6 +115,28 @@ def run(
     else:
         reports.print_run(summary, verbose=is_verbose(ctx))
     end(summary.failures, found=summary.problems)
+
+
+def _followed(
+    ctx: typer.Context,
+    settings: Config,
+    selected: Sequence[SubscriptionConfig],
+    tell: Callable[[RunSummary], None],
+    metrics_at: tuple[str, int] | None,
+    stall_limit: float | None,
+) -> tuple[Failure, ...]:
+    """Follow the subscriptions; what has failed when that ends. A follower that has stalled ends the process."""
+    from pgsieve.pipelines.following.follow import follow
+    from pgsieve.pipelines.following.watch import StalledError
+
+    try:
+        with console.progress() as progress:
+            return follow(settings, selected, progress, tell, metrics_at=metrics_at, stall_limit=stall_limit)
+    except StalledError as error:
+        refuse(ctx, error)
+        console.log_as_text()
+        sys.stdout.flush()
+        os._exit(REFUSED)  # Not sys.exit, which waits for the threads that do not move.
 
 
 @command("Example: pgsieve resync sales public.orders", panel=_PANEL)
