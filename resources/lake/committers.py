@@ -21,6 +21,7 @@ from pgsieve.resources.lake.delta.errors import OverrunError
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
 from pgsieve.resources.lake.delta.layout import file_bytes
 from pgsieve.resources.lake.delta.log import UnmarkableError
+from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.executors import Executors
 from pgsieve.resources.lake.overrun import guarded
 from pgsieve.resources.lake.row_lookup import row_matches
@@ -40,24 +41,11 @@ class InProcess:
         self,
         path: str,
         rows: pa.Table,
-        position: int | None,
-        *,
-        overwrite: bool = False,
-        metadata: Mapping[str, Any] | None = None,
-        properties: Mapping[str, str] | None = None,
-        base: int | None = None,
+        commit: Commit,
     ) -> None:
-        """Append rows to a table, or overwrite it with them; arguments as those of `Lake.write`."""
+        """Append rows to a table, or overwrite it with them."""
         with self.access.refusing(path):
-            self.local.write(
-                path,
-                rows,
-                position,
-                overwrite=overwrite,
-                metadata=metadata,
-                properties=properties,
-                base=base,
-            )
+            self.local.write(path, rows, commit)
 
 
 @dataclass(frozen=True)
@@ -76,34 +64,16 @@ class ByFiles:
         written: Callable[[], pa.Table],
         path: str,
         schema: pa.Schema,
-        position: int | None,
-        *,
-        overwrite: bool = False,
-        metadata: Mapping[str, Any] | None = None,
-        properties: Mapping[str, str] | None = None,
-        base: int | None = None,
-        after: int | None = None,
+        commit: Commit,
         removed: Mapping[str, int] | None = None,
     ) -> list[dict[str, Any]]:
         """Have files `written` (`pgsieve.resources.lake.delta.parquet_files`), and commit them; returns their rows.
 
-        `base` and `after` as in `Lake.write`. `removed` are files of the version `base` that go, by the paths in its log, with
-        their sizes.
+        `removed` as in `Commits.commit`.
         """
         with self.access.refusing(path):
             files: list[dict[str, Any]] = written().to_pylist()
-            self.local.commit(
-                path,
-                schema,
-                files,
-                position,
-                overwrite=overwrite,
-                metadata=metadata,
-                properties=properties,
-                base=base,
-                after=after,
-                removed=removed,
-            )
+            self.local.commit(path, schema, files, commit, removed)
         return files
 
     def commit_marked(
@@ -171,26 +141,15 @@ class BySpark:
         self,
         frame: DataFrame,
         path: str,
-        position: int | None,
+        commit: Commit,
         *,
         exists: Callable[[], bool],
-        overwrite: bool = False,
-        metadata: Mapping[str, Any] | None = None,
-        properties: Mapping[str, str] | None = None,
         options: Mapping[str, str] | None = None,
-        base: int | None = None,
     ) -> None:
-        """Append rows to a table, or overwrite it with them; arguments as those of `Lake.write`. `exists`: there is a table."""
+        """Append rows to a table, or overwrite it with them; `exists` says whether there is one, `options` are the writer's."""
         with self.access.refusing(path):
             write_by_spark(
-                guarded(frame, path, base, self.access.store),
-                path,
-                position,
-                overwrite=overwrite,
-                metadata=metadata,
-                properties=properties or {},
-                options=options or {},
-                exists=exists,
+                guarded(frame, path, commit.base, self.access.store), path, commit, options or {}, exists
             )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import copy_context
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, TypeVar
 
@@ -23,10 +23,10 @@ from pgsieve.resources.lake.access import LakeAccess
 from pgsieve.resources.lake.committers import ByFiles, BySpark, InProcess
 from pgsieve.resources.lake.delta.commits import writable
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
-from pgsieve.resources.lake.delta.errors import LakeError, OverrunError
+from pgsieve.resources.lake.delta.errors import LakeError
 from pgsieve.resources.lake.delta.named_records import NamedRecords
 from pgsieve.resources.lake.delta.parquet_files import WRITTEN_DDL, write_files
-from pgsieve.resources.lake.delta.records import Records, Standing, in_order, quoted
+from pgsieve.resources.lake.delta.records import Commit, Records, Standing, in_order, quoted
 from pgsieve.resources.lake.delta.requirements import APPEND_ONLY, constraints_in, is_append_only
 from pgsieve.resources.lake.delta.spark import SparkRecords
 from pgsieve.resources.lake.delta.tables import shared_tables
@@ -237,78 +237,45 @@ class Lake:
         self,
         frame: DataFrame,
         path: str,
+        commit: Commit,
         *,
-        position: int | None,
-        overwrite: bool = False,
-        metadata: Mapping[str, Any] | None = None,
-        properties: Mapping[str, str] | None = None,
         options: Mapping[str, str] | None = None,
         size: int | None = None,
-        base: int | None = None,
-        after: int | None = None,
     ) -> None:
-        """Append to (or overwrite) a table in one commit; with a position, once per position.
+        """Append to a table, or overwrite it, in one commit.
 
-        `properties` are those of a new table. `size` is about how many bytes the rows have, where that is
-        known: few are written without Spark, unless names have to be mapped. `base` is the version that the rows were
-        planned from, `after` the position (0: none): OverrunError is raised where the table has another one.
+        `options` are those of Spark's writer. `size` is about how many bytes the rows have, where that is known: few are written
+        without Spark, unless names have to be mapped.
         """
-        properties = properties or {}
-        if after is not None:
+        if commit.after is not None:
             standing = self.records.standing(path)
-            if (standing.position or 0) != after:
-                raise OverrunError(path)
-            base = standing.version if base is None else base
+            commit.refuse_overrun(path, standing)
+            commit = replace(commit, base=standing.version, after=None)
 
         @cache
         def schema() -> pa.Schema:
             return writable(self.spark.createDataFrame([], frame.schema).toArrow()).schema
 
         written = self.policy.committer(
-            path, names_at_every_depth(frame.schema), size, schema, overwrite=overwrite
+            path, names_at_every_depth(frame.schema), size, schema, overwrite=commit.overwrite
         )
         match written:
             case InProcess():
                 with self.access.refusing(path):
                     rows = writable(frame.toArrow())
                 note(engine_of(self.spark), 1, rows.nbytes)
-                written.write(
-                    path,
-                    rows,
-                    position,
-                    overwrite=overwrite,
-                    metadata=metadata,
-                    properties=properties,
-                    base=base,
-                )
+                written.write(path, rows, commit)
             case ByFiles():
-                given, store, bytes_ = schema(), self.store, written.file_bytes(path, properties)
+                given, store, bytes_ = schema(), self.store, written.file_bytes(path, commit.properties)
                 files = frame.mapInArrow(
                     lambda batches: write_files(path, given, batches, store=store, size=bytes_), WRITTEN_DDL
                 )
                 written.commit(
-                    lambda: noted(engine_of(self.spark), None, files.toArrow()),
-                    path,
-                    given,
-                    position,
-                    overwrite=overwrite,
-                    metadata=metadata,
-                    properties=properties,
-                    base=base,
+                    lambda: noted(engine_of(self.spark), None, files.toArrow()), path, given, commit
                 )
             case BySpark():
                 note(engine_of(self.spark), 1, size or 0)
-                written.write(
-                    frame,
-                    path,
-                    position,
-                    exists=lambda: self.records.exists(path),
-                    overwrite=overwrite,
-                    metadata=metadata,
-                    properties=properties,
-                    options=options,
-                    base=base,
-                )
+                written.write(frame, path, commit, exists=lambda: self.records.exists(path), options=options)
 
     def comment(self, path: str, description: str | None, columns: Mapping[str, str]) -> None:
         """Have a table, and its columns, described so, where they are not yet; not where only Spark reaches the lake."""
@@ -368,7 +335,7 @@ class Lake:
             if local := self.policy.reached(path, self.columns(path)):
                 local.append(path, local.arrow_schema(path).empty_table(), position)
             else:
-                self.write(self.current(path).limit(0), path, position=position)
+                self.write(self.current(path).limit(0), path, Commit(position))
 
     def add_columns(self, path: str, schema: pa.Schema, ddl: str, base: int) -> None:
         """Add columns to the end of a table, NULL in its rows; `schema` has all of its columns, `ddl` Spark's types.
@@ -379,7 +346,7 @@ class Lake:
             if local := self.policy.reached(path, schema.names):
                 local.append(path, schema.empty_table(), base=base)
             else:
-                self.write(self.spark.createDataFrame([], ddl), path, position=None, base=base)
+                self.write(self.spark.createDataFrame([], ddl), path, Commit(base=base))
 
     def rewrite(
         self,
@@ -394,19 +361,19 @@ class Lake:
 
         `columns` are read, `schema` is what is written, `ddl` the same in Spark's types; `base` as in `write`.
         """
-        size = self.records.size(path) if self.local else None
+        size, commit = self.records.size(path) if self.local else None, Commit(overwrite=True, base=base)
         written, local = self.policy.committer(path, schema.names, size), self.policy.reader(path, size)
         if isinstance(written, InProcess) and local is not None:
             with self.access.refusing(path):
                 batches = local.table(path).select(columns).to_batches()
                 changed = writable(pa.Table.from_batches(map(change, batches), schema))
-            written.write(path, changed, None, overwrite=True, base=base)
+            written.write(path, changed, commit)
             return
         rows = numbered(self.current(path).select(*(quoted(name) for name in columns)))
         changed_rows = rows.mapInArrow(
             lambda batches: (change(batch.rename_columns(list(columns))) for batch in batches), ddl
         )
-        self.write(changed_rows, path, position=None, overwrite=True, base=base)
+        self.write(changed_rows, path, commit)
 
     def committing(
         self, position: int | None, *, vectors: bool, metadata: Mapping[str, Any] | None = None

@@ -10,7 +10,14 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from pgsieve.resources.lake.delta.records import APPLICATION, commit_metadata, kept_metadata, literal, quoted
+from pgsieve.resources.lake.delta.records import (
+    APPLICATION,
+    Commit,
+    commit_metadata,
+    kept_metadata,
+    literal,
+    quoted,
+)
 from pgsieve.resources.lake.delta.requirements import COLUMN_MAPPING
 
 #: Spark's setting for what a commit's user metadata says.
@@ -26,27 +33,21 @@ WANT_VECTORS = "spark.databricks.delta.properties.defaults.enableDeletionVectors
 def write_by_spark(
     frame: DataFrame,
     path: str,
-    position: int | None,
-    *,
-    overwrite: bool,
-    metadata: Mapping[str, Any] | None,
-    properties: Mapping[str, str],
+    commit: Commit,
     options: Mapping[str, str],
     exists: Callable[[], bool],
 ) -> None:
-    """Append rows to a table, or overwrite it with them, in one commit; with a position, once per position.
-
-    `properties` are those of a new table; `exists` says whether there is one.
-    """
+    """Append rows to a table, or overwrite it with them, in one commit; `exists` says whether there is a table."""
+    overwrite, position = commit.overwrite, commit.position
     writer = (
         frame.write.format("delta")
         .mode("overwrite" if overwrite else "append")
         .options(**({} if position is None else {"txnAppId": APPLICATION, "txnVersion": str(position)}))
-        .option("userMetadata", commit_metadata(position, metadata))
-        .options(**properties, **options)
+        .option("userMetadata", commit.user_metadata)
+        .options(**commit.properties, **options)
     )
     writer = writer.option("overwriteSchema", "true") if overwrite else writer.option("mergeSchema", "true")
-    if overwrite and COLUMN_MAPPING in properties and exists():
+    if overwrite and COLUMN_MAPPING in commit.properties and exists():
         frame.sparkSession.sql(
             f"alter table delta.{quoted(path)} set tblproperties ('{COLUMN_MAPPING}' = 'name')"
         )

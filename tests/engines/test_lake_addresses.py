@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pytest
 
+from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.stores.storage import Storage, misread
 from tests.fixtures.s3_server import BUCKET, KEY, REGION, SECRET, S3Server
@@ -57,9 +58,9 @@ def test_every_character_that_is_taken_is_the_same_to_both_engines(
         lake = Lake(storage.address, lambda: None, storage=storage)  # type: ignore[arg-type, return-value]
         assert lake.local is not None
         path = lake.paths.replica("sales", "Public", f"T {in_uris[:20]}")
-        lake.local.write(path, pa.table({"id": [1]}), None)
+        lake.local.write(path, pa.table({"id": [1]}), Commit())
         assert spark.append(path, [2]) is None
-        lake.local.write(path, pa.table({"id": [3]}), None)
+        lake.local.write(path, pa.table({"id": [3]}), Commit())
         assert spark.count(path) == 3
         assert sorted(lake.local.table(path)["id"].to_pylist()) == [1, 2, 3]
         keys = pa.table({"id": [1, 2, 3]})

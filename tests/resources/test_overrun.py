@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pgsieve.assets.steps.checkpoint import checkpointed
 from pgsieve.resources.lake import committers as delta
 from pgsieve.resources.lake.delta.errors import ConcurrentWriteError, OverrunError
-from pgsieve.resources.lake.delta.records import quoted
+from pgsieve.resources.lake.delta.records import Commit, quoted
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.overrun import guarded
 from pgsieve.resources.lake.spark_writes import numbered
@@ -26,11 +26,11 @@ Write = Callable[[Lake, DataFrame, str, int], None]
 
 
 def append(lake: Lake, rows: DataFrame, path: str, base: int) -> None:
-    lake.write(rows, path, position=20, base=base)
+    lake.write(rows, path, Commit(20, base=base))
 
 
 def overwrite(lake: Lake, rows: DataFrame, path: str, base: int) -> None:
-    lake.write(rows, path, position=20, base=base, overwrite=True)
+    lake.write(rows, path, Commit(20, base=base, overwrite=True))
 
 
 def merge(lake: Lake, rows: DataFrame, path: str, base: int) -> None:
@@ -123,7 +123,7 @@ def test_a_table_that_another_process_has_made_is_not_made_again(
     rows = session.read.format("delta").load(path)
     with pytest.raises(OverrunError):
         append(lake, rows, path, -1)
-    lake.write(rows, f"{path}2", position=20, base=-1)
+    lake.write(rows, f"{path}2", Commit(20, base=-1))
     assert lake.records.standing(f"{path}2").position == 20
 
 
@@ -132,7 +132,7 @@ def test_a_position_that_maintenance_kept_does_not_hide_a_later_one(
     session: SparkSession, tmp_path: Path
 ) -> None:
     lake, path = _lake(session, tmp_path)
-    lake.write(session.read.format("delta").load(path), path, position=20)
+    lake.write(session.read.format("delta").load(path), path, Commit(20))
     session.conf.set(
         "spark.databricks.delta.commitInfo.userMetadata", '{"pgsieve": {"lsn": 10, "kept": true}}'
     )

@@ -33,6 +33,7 @@ from pgsieve.resources.lake.delta.conforming import conformed
 from pgsieve.resources.lake.delta.deletion_vectors import Marked
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
 from pgsieve.resources.lake.delta.parquet_files import write_files
+from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.executors import Guard
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.stores.store import Reader, RowGroup, Store, joined, parted
@@ -268,15 +269,9 @@ class FilesWriter:
         if marked is not None:
             files = committer.commit_marked(written, path, marked, self.end, base)
         else:
-            files = committer.commit(
-                written,
-                path,
-                changes.schema,
-                self.end,
-                base=base,
-                overwrite=self.pending.truncated_at is not None,
-                removed={match.path: match.size for match in rewritten},
-            )
+            commit = Commit(self.end, overwrite=self.pending.truncated_at is not None, base=base)
+            removed = {match.path: match.size for match in rewritten}
+            files = committer.commit(written, path, changes.schema, commit, removed)
         return sum(json.loads(file["stats"])["numRecords"] for file in files)
 
     def _chosen(self, changes: ManyChanges) -> Iterator["_Chosen"]:

@@ -20,6 +20,7 @@ from pgsieve.decoding.changes.net_change import NONE, Mask, NetChange
 from pgsieve.resources.lake.committers import InProcess
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.delta.merge import Merge
+from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.work import DRIVER, note
 
@@ -143,9 +144,8 @@ class FewChangesWriter:
     def _append(self, rows: pa.Table, count: int) -> Applied:
         truncated = self.pending.truncated_at is not None
         if count or truncated:
-            self.local.write(
-                self.path, rows, self.end, overwrite=truncated, base=self.pending.standing.version
-            )
+            commit = Commit(self.end, overwrite=truncated, base=self.pending.standing.version)
+            self.local.write(self.path, rows, commit)
         return outcome(self.lake, self.path, self.pending, self.end, inserted=count)
 
 

@@ -17,7 +17,7 @@ from pgsieve.assets.steps.apply.spark_changes import SparkChanges
 from pgsieve.assets.steps.checkpoint import checkpointed
 from pgsieve.assets.steps.subscription import Definition
 from pgsieve.resources.lake.delta.merge import Clauses, Merge
-from pgsieve.resources.lake.delta.records import quoted
+from pgsieve.resources.lake.delta.records import Commit, quoted
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.policy import column_mapping
 
@@ -84,15 +84,9 @@ class ReplicaWriter:
     def _append(self, rows: DataFrame, count: int, missing: int = 0) -> Applied:
         truncated, names = self.pending.truncated_at is not None, self.definition.names
         if count or truncated:
-            self.lake.write(
-                rows.select(*(F.col(quoted(c)) for c in names)),
-                self.path,
-                position=self.end,
-                overwrite=truncated,
-                properties=column_mapping(names),
-                size=self.size,
-                base=self._base,
-            )
+            commit = Commit(self.end, overwrite=truncated, base=self._base, properties=column_mapping(names))
+            chosen = rows.select(*(F.col(quoted(c)) for c in names))
+            self.lake.write(chosen, self.path, commit, size=self.size)
         return self._applied(inserted=count, missing=missing)
 
     @property

@@ -8,7 +8,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import pyarrow as pa
@@ -45,6 +45,7 @@ from pgsieve.resources.lake.delta.errors import (
     again_after_conflict,
 )
 from pgsieve.resources.lake.delta.layout import FILE_BYTES_PROPERTY
+from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.policy import column_mapping
 from pgsieve.resources.postgres.errors import SourceError, refusing
@@ -291,6 +292,7 @@ def _write_copy(
 ) -> int:
     """Replace the replica by the rows at the snapshot; how many there are. `properties` are Delta's, of a new replica."""
     schema = replica_schema(columns)
+    commit = Commit(snapshot.lsn, overwrite=True, metadata={"copied": True}, properties=properties)
     match committer:
         case InProcess():
             with reading:
@@ -301,9 +303,7 @@ def _write_copy(
                 ]
             copied = pa.Table.from_batches(batches, schema)
             note(DRIVER, 1, copied.nbytes)
-            committer.write(
-                path, copied, snapshot.lsn, overwrite=True, metadata={"copied": True}, properties=properties
-            )
+            committer.write(path, copied, commit)
             return int(copied.num_rows)
         case ByFiles():
             size = committer.file_bytes(path, properties)
@@ -323,19 +323,11 @@ def _write_copy(
                         progress.hear,
                     )
 
-            files = committer.commit(
-                written,
-                path,
-                schema,
-                snapshot.lsn,
-                overwrite=True,
-                metadata={"copied": True},
-                properties=properties,
-            )
+            files = committer.commit(written, path, schema, commit)
             return sum(json.loads(file["stats"])["numRecords"] for file in files)
         case BySpark():
             with reading:
-                return _copy_by_spark(lake, path, chunks, conninfo, snapshot, columns, properties)
+                return _copy_by_spark(lake, path, chunks, conninfo, snapshot, columns, commit)
 
 
 def _copy_by_spark(
@@ -345,20 +337,12 @@ def _copy_by_spark(
     conninfo: Conninfo,
     snapshot: Snapshot,
     columns: Sequence[ReplicaColumn],
-    properties: Mapping[str, str],
+    commit: Commit,
 ) -> int:
     frame = copied_rows(lake.spark, conninfo, snapshot.name, chunks.queries, columns)
     counted, rows = Observation(), [F.count(F.lit(1)).alias("rows")]
-    lake.write(
-        frame.observe(counted, *rows),
-        path,
-        position=snapshot.lsn,
-        overwrite=True,
-        metadata={"copied": True},
-        # Of the size of files Delta in Spark knows nothing; it is set afterwards.
-        properties={
-            **{name: value for name, value in properties.items() if name != FILE_BYTES_PROPERTY},
-            **column_mapping(c.name for c in columns),
-        },
-    )
+    # Of the size of files Delta in Spark knows nothing; it is set afterwards.
+    properties = {name: value for name, value in commit.properties.items() if name != FILE_BYTES_PROPERTY}
+    properties |= column_mapping(c.name for c in columns)
+    lake.write(frame.observe(counted, *rows), path, replace(commit, properties=properties))
     return int(observed(counted, rows, lambda: lake.current(path))["rows"])

@@ -18,6 +18,7 @@ from pgsieve.decoding.errors import PgsieveError
 from pgsieve.decoding.protocol.messages import Prepare, decode, encode
 from pgsieve.decoding.protocol.transactions import SPOOLED, TransactionAssembler
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
+from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.lake import Lake
 
 _NOTHING = pa.RecordBatch.from_pylist([{"xid": None, "data": None}], SPOOLED)
@@ -68,12 +69,12 @@ class Prepared:
                 local.append(self.path, PREPARED.empty_table(), position)
             else:
                 rows = pa.RecordBatchReader.from_batches(PREPARED, _rows(assembler))
-                local.write(self.path, rows, position, overwrite=True)
+                local.write(self.path, rows, Commit(position, overwrite=True))
         return waiting
 
     def begin(self, position: int) -> None:
         """Begin the table for a slot from which nothing has been received."""
-        self._local().write(self.path, PREPARED.empty_table(), position, overwrite=True)
+        self._local().write(self.path, PREPARED.empty_table(), Commit(position, overwrite=True))
         # Beside a change log it is always there.
         self.lake.access.make_durable()
 

@@ -28,6 +28,7 @@ from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.delta.errors import LakeError
 from pgsieve.resources.lake.delta.parquet_files import write_files
+from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.plugin_options import PgoutputOptions
 from pgsieve.resources.postgres.sessions import Conninfo
@@ -139,7 +140,7 @@ def commit_slice(
     path = ChangeLog(lake, feed).path
     with lake.access.refusing(path):
         reach(Failpoint.SLICE_WRITTEN)
-        local.commit(path, CHANGE_LOG, written.files, written.end, base=base, after=after)
+        local.commit(path, CHANGE_LOG, written.files, Commit(written.end, base=base, after=after))
         reach(Failpoint.SLICE_COMMITTED)
     Slices(lake, feed).append(written.end, written.summary)
 
@@ -245,7 +246,7 @@ def _drained_by_executor(lake: Lake, peek: Peek, begin: int, end: int, after: in
     summary = Observation()
     path = ChangeLog(lake, feed).path
     observed = drained.observe(summary, *slice_summary())
-    lake.write(observed, path, position=end, options=_FILE_OPTIONS, base=base, after=after)
+    lake.write(observed, path, Commit(end, base=base, after=after), options=_FILE_OPTIONS)
     # Else it is made of the slice, where it is read: Spark 4.0 observes an array as an object of Java's.
     if isinstance(summary.get.get("relations"), list):
         Slices(lake, feed).append(end, summary.get)

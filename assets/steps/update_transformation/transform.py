@@ -63,6 +63,7 @@ from pgsieve.decoding.values.quoting import quote_qualified
 from pgsieve.resources.failpoints import Failpoint, reach
 from pgsieve.resources.lake.committers import ByFiles
 from pgsieve.resources.lake.delta.errors import OverrunError, again_after_conflict
+from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.policy import column_mapping
 from pgsieve.resources.postgres.present_catalog import present_catalog
@@ -296,9 +297,8 @@ def _write_files(
         sent_as = made.sent_as
         return made.files
 
-    files = committer.commit(
-        written, path, changes.schema, result.slice, properties=_CHANGES_PROPERTIES, after=position
-    )
+    commit = Commit(result.slice, after=position, properties=_CHANGES_PROPERTIES)
+    files = committer.commit(written, path, changes.schema, commit)
     reach(Failpoint.CHANGES_WRITTEN)
     return _counted(result, sent_as, [json.loads(file["tally"]) for file in files])
 
@@ -314,14 +314,9 @@ def _write_by_spark(
     """Have Spark write a table's changes once, and count them while it does."""
     counted, tally = observation_for(lake), spark_tally()
     made = changes.frame(lake, definition.columns)
-    lake.write(
-        made.rows.observe(counted, *tally).drop(MOVES, CAME_AS),
-        path,
-        position=result.slice,
-        properties={**column_mapping(definition.names), **_CHANGES_PROPERTIES},
-        size=result.size,
-        after=position,
-    )
+    properties = column_mapping(definition.names) | _CHANGES_PROPERTIES
+    commit = Commit(result.slice, after=position, properties=properties)
+    lake.write(made.rows.observe(counted, *tally).drop(MOVES, CAME_AS), path, commit, size=result.size)
     reach(Failpoint.CHANGES_WRITTEN)
     counts = observed(
         counted, tally, lambda: written_changes(lake.slices_of(path, [result.slice]), definition.key)

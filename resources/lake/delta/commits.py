@@ -25,6 +25,7 @@ from pgsieve.resources.lake.delta.queries import quoted_column
 from pgsieve.resources.lake.delta.records import (
     APPLICATION,
     VERSIONED,
+    Commit,
     Standing,
     commit_metadata,
     kept_metadata,
@@ -64,7 +65,7 @@ class Commits:
         after: int | None = None,
     ) -> None:
         """Append rows in one commit; with a position, once per position."""
-        self.write(path, rows, position, base=base, after=after)
+        self.write(path, rows, Commit(position, base=base, after=after))
 
     def append_versioned(self, path: str, rows: pa.Table, base: int | None = None) -> None:
         """Append rows that say which Delta version they came with; raises CommitFailedError after another writer."""
@@ -86,28 +87,16 @@ class Commits:
             ),
         )
 
-    def write(
-        self,
-        path: str,
-        rows: pa.Table | pa.RecordBatchReader,
-        position: int | None,
-        *,
-        overwrite: bool = False,
-        metadata: Mapping[str, Any] | None = None,
-        properties: Mapping[str, str] | None = None,
-        base: int | None = None,
-        after: int | None = None,
-    ) -> None:
-        """Append (or overwrite with) rows in one commit; with a position, once per position.
+    def write(self, path: str, rows: pa.Table | pa.RecordBatchReader, commit: Commit) -> None:
+        """Append rows, or overwrite with them, in one commit.
 
         Batches of a reader are written as they come. Where another writer was faster it is done again, but for a
-        reader's: then CommitFailedError is raised. `base` is the version that the rows were planned from, `after` the
-        position (0: none): where the table has another one, OverrunError is raised, as where an overwrite would set a
-        position back.
+        reader's: then CommitFailedError is raised. OverrunError is raised also where an overwrite would set a position back.
         """
+        overwrite = commit.overwrite
 
         def attempt(table: DeltaTable | None) -> None:
-            if holds(path, self.standing_of(path, table).position, position, overwrite=overwrite):
+            if holds(path, self.standing_of(path, table), commit):
                 return
 
             if table is None:
@@ -119,13 +108,11 @@ class Commits:
                     rows,
                     mode="error" if table is None else "overwrite" if overwrite else "append",
                     schema_mode=("overwrite" if overwrite else "merge") if table else None,
-                    configuration=None if table else properties,
+                    configuration=None if table else commit.properties,
                     storage_options=self._tables.options if table is None else None,
-                    target_file_size=file_bytes(_configuration(table, properties)),
+                    target_file_size=file_bytes(_configuration(table, commit.properties)),
                     writer_properties=files,
-                    commit_properties=_commit(
-                        position, metadata, alone=overwrite or base is not None or table is None
-                    ),
+                    commit_properties=_commit_properties(commit, alone=table is None),
                 )
 
             if isinstance(rows, pa.Table):
@@ -134,27 +121,20 @@ class Commits:
                 # A reader's rows come only once.
                 written(writer_properties(rows.schema))
 
-        once = not isinstance(rows, pa.Table)
-        self.committed(path, attempt, base=base, after=after, once=once, position=position)
+        self.committed(path, attempt, commit, once=not isinstance(rows, pa.Table))
 
     def commit(
         self,
         path: str,
         schema: pa.Schema,
         files: Iterable[Mapping[str, Any]],
-        position: int | None,
-        *,
-        overwrite: bool = False,
-        metadata: Mapping[str, Any] | None = None,
-        properties: Mapping[str, str] | None = None,
-        base: int | None = None,
-        after: int | None = None,
+        commit: Commit,
         removed: Mapping[str, int] | None = None,
     ) -> None:
-        """Add files that `parquet_files` has written in one commit, once per position; a new table is made first.
+        """Add files that `parquet_files` has written in one commit; a new table is made first.
 
-        Where another writer was faster it is done again; `base` and `after` as in `write`. `removed` are files of the
-        version `base` that go, by the paths in its log, with their sizes.
+        Where another writer was faster it is done again. `removed` are files of the version that the commit was planned from that
+        go, by the paths in its log, with their sizes.
         """
         now = time.time_ns() // 1_000_000
         actions: list[AddAction | RemoveAction] = [
@@ -163,14 +143,14 @@ class Commits:
         actions += [removal(name, size, now, changes=True) for name, size in (removed or {}).items()]
 
         def attempt(table: DeltaTable | None) -> None:
-            if holds(path, self.standing_of(path, table).position, position, overwrite=overwrite):
+            if holds(path, self.standing_of(path, table), commit):
                 return
             if table is None:
                 self._tables.expect(path)
                 table = DeltaTable.create(
                     path,
                     Schema.from_arrow(schema),
-                    configuration=properties,
+                    configuration=commit.properties,
                     storage_options=self._tables.options,
                     commit_properties=CommitProperties(max_commit_retries=0),
                 )
@@ -178,34 +158,29 @@ class Commits:
                     raise CommitFailedError(f"{path} has been written to")
             table.create_write_transaction(
                 actions,
-                "overwrite" if overwrite else "append",
+                "overwrite" if commit.overwrite else "append",
                 table.schema(),
-                commit_properties=_commit(position, metadata, alone=overwrite or base is not None),
+                commit_properties=_commit_properties(commit),
             )
 
-        self.committed(path, attempt, base=base, after=after, position=position)
+        self.committed(path, attempt, commit)
 
     def committed(
         self,
         path: str,
         attempt: Callable[[DeltaTable | None], None],
+        commit: Commit,
         *,
-        base: int | None,
-        after: int | None = None,
         once: bool = False,
-        position: int | None = None,
     ) -> None:
-        """Commit to the table as it is now, again where another writer was faster; to the version `base` at most once.
+        """Commit to the table as it is now, again where another writer was faster; to the version `base` at most once."""
+        base, position = commit.base, commit.position
 
-        `position` is the one that the commit has, if it has one.
-        """
-
-        def commit() -> None:
+        def committed() -> None:
             table = self.opened(path)
             standing = self.standing_of(path, table)
             # What is committed from here on makes this commit fail.
-            if base not in {None, standing.version} or after not in {None, standing.position or 0}:
-                raise OverrunError(path)
+            commit.refuse_overrun(path, standing)
             try:
                 attempt(table)
                 # One version later it is this commit's; where it is more, others have committed before it, or since.
@@ -220,9 +195,9 @@ class Commits:
                 raise
 
         if once or base is not None:
-            commit()
+            committed()
         else:
-            commit_again(commit)()
+            commit_again(committed)()
 
     def merge(
         self,
@@ -237,7 +212,7 @@ class Commits:
         `base` as in `write`.
         """
         metrics: dict[str, Any] = {}
-        clauses = merge.clauses(quoted_column)
+        clauses, commit = merge.clauses(quoted_column), Commit(position, base=base)
 
         def attempt(table: DeltaTable | None) -> None:
             assert table is not None
@@ -250,7 +225,7 @@ class Commits:
                     source_alias="s",
                     target_alias="t",
                     writer_properties=files,
-                    commit_properties=_commit(position, alone=True),
+                    commit_properties=_commit_properties(commit),
                 )
                 done: Mapping[str, Any] = (
                     merger.when_matched_delete(clauses.deletes)
@@ -262,7 +237,7 @@ class Commits:
 
             metrics.update(bounded_if_possible(merged, arrow_schema(target), source))
 
-        self.committed(path, attempt, base=base, position=position)
+        self.committed(path, attempt, commit)
         return {kind: int(metrics[f"num_target_rows_{kind}"]) for kind in ("inserted", "updated", "deleted")}
 
     def lacking_comments(
@@ -383,29 +358,28 @@ def _nullable(field: pa.Field) -> pa.Field:
     return pa.field(field.name, kind, nullable=True)
 
 
-def holds(path: str, recorded: int | None, position: int | None, *, overwrite: bool) -> bool:
-    """Whether a table has a position already; raises OverrunError where an overwrite would set it back.
+def holds(path: str, standing: Standing, commit: Commit) -> bool:
+    """Whether a table that stands so has a commit's position already; raises OverrunError where an overwrite would set it back.
 
     What is written is based on the same version, so that of two writers of a position the slower is refused.
     """
-    if recorded is None or position is None:
+    if standing.position is None or commit.position is None:
         return False
-    if overwrite and recorded > position:
+    if commit.overwrite and standing.position > commit.position:
         raise OverrunError(path)
-    return recorded >= position
+    return standing.position >= commit.position
 
 
-def _commit(
-    position: int | None, metadata: Mapping[str, Any] | None = None, *, alone: bool = False
-) -> CommitProperties:
-    """How to commit; with a position, or `alone`, to the version that was opened and to no later one.
+def _commit_properties(commit: Commit, *, alone: bool = False) -> CommitProperties:
+    """How to commit; to the version that was opened and to no later one, if `alone` or by what the commit is.
 
     delta-rs would let an overwrite follow a compaction, whose files it does not know of: the former rows would stay. And
     it would let the first commit of a table follow another first one, having read nothing that could conflict.
     """
-    transactions = None if position is None else [Transaction(APPLICATION, position)]
+    position = commit.position
+    alone = alone or commit.overwrite or commit.base is not None or position is not None
     return CommitProperties(
-        custom_metadata={"userMetadata": commit_metadata(position, metadata)},
-        max_commit_retries=0 if alone or position is not None else None,
-        app_transactions=transactions,
+        custom_metadata={"userMetadata": commit.user_metadata},
+        max_commit_retries=0 if alone else None,
+        app_transactions=None if position is None else [Transaction(APPLICATION, position)],
     )

@@ -7,10 +7,12 @@ local path this is delta-rs (`local_records`), in milliseconds and without a JVM
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import pyarrow as pa
+
+from pgsieve.resources.lake.delta.errors import OverrunError
 
 APPLICATION = "pgsieve"
 
@@ -19,6 +21,33 @@ VERSION = "version"
 VERSIONED = "pgsieve.version"
 #: So many commits are looked through for the one that wrote a position.
 LAST_COMMITS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """What a commit is besides its rows; with a `position` it is made once per position.
+
+    `overwrite`: the rows replace the table's. `base` is the version that the rows were planned from, `after` the position (0: none):
+    OverrunError is raised where the table has another one. `metadata` stands in the user metadata, beside the position. `properties`
+    are Delta's, of a new table.
+    """
+
+    position: int | None = None
+    overwrite: bool = False
+    base: int | None = None
+    after: int | None = None
+    metadata: Mapping[str, Any] | None = None
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def user_metadata(self) -> str:
+        """The user metadata that it has in the log."""
+        return commit_metadata(self.position, self.metadata)
+
+    def refuse_overrun(self, path: str, standing: "Standing") -> None:
+        """Raise OverrunError where a table that stands so is not the one that the rows were planned from."""
+        if self.base not in {None, standing.version} or self.after not in {None, standing.position or 0}:
+            raise OverrunError(path)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from pgsieve.resources.lake.delta.commits import Commits, holds, is_removable
 from pgsieve.resources.lake.delta.deletion_vectors import Marked
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
 from pgsieve.resources.lake.delta.log import Log
-from pgsieve.resources.lake.delta.records import APPLICATION, commit_metadata, kept_metadata
+from pgsieve.resources.lake.delta.records import APPLICATION, Commit, kept_metadata
 from pgsieve.resources.lake.delta.requirements import is_plain, takes_changes, takes_marks
 
 
@@ -81,7 +81,7 @@ def mark_rows(
 
     `base` as in `Commits.write`. The table has deletion vectors enabled.
     """
-    now = time.time_ns() // 1_000_000
+    commit, now = Commit(position, base=base), time.time_ns() // 1_000_000
     new = [
         {
             "path": file["path"],
@@ -94,17 +94,17 @@ def mark_rows(
         for file in files
     ]
     others = [
-        {"commitInfo": _information("MERGE", base, commit_metadata(position))},
+        {"commitInfo": _information("MERGE", base, commit.user_metadata)},
         {"txn": {"appId": APPLICATION, "version": position, "lastUpdated": now}},
     ]
 
     def attempt(table: DeltaTable | None) -> None:
-        if table is None or holds(path, commits.standing_of(path, table).position, position, overwrite=False):
+        if table is None or holds(path, commits.standing_of(path, table), commit):
             return
         deletion_vectors.commit_marked(_log(commits, path), base, marked, new, others, now)
         _checkpoint(commits.table_at(path))
 
-    commits.committed(path, attempt, base=base, position=position)
+    commits.committed(path, attempt, commit)
 
 
 def _checkpoint(table: DeltaTable) -> None:

@@ -20,6 +20,7 @@ from pgsieve.resources.lake.delta.records import (
     APPLICATION,
     LAST_COMMITS,
     VERSIONED,
+    Commit,
     Standing,
     commit_metadata,
     position_in,
@@ -93,15 +94,14 @@ class SparkRecords:
         Spark compares positions only: another process that commits between this look at the table and Spark's own
         is noticed where it had a position.
         """
+        commit = Commit(position, base=base, after=after)
         if base is not None or after is not None:
-            standing = self.standing(path)
-            if base not in {None, standing.version} or after not in {None, standing.position or 0}:
-                raise OverrunError(path)
+            commit.refuse_overrun(path, self.standing(path))
         # Connect cannot tell the columns of a table without rows.
         frame = self._session().createDataFrame(rows, from_arrow_schema(rows.schema))
         # A table of before may lack columns of today's.
         writer = frame.coalesce(1).write.format("delta").mode("append").option("mergeSchema", "true")
-        writer = writer.option("userMetadata", commit_metadata(position))
+        writer = writer.option("userMetadata", commit.user_metadata)
         if position is not None:
             writer = writer.option("txnAppId", APPLICATION).option("txnVersion", str(position))
         writer.save(path)

@@ -11,7 +11,7 @@ from deltalake.exceptions import DeltaError
 
 from pgsieve.resources.lake.committers import ByFiles, BySpark, InProcess
 from pgsieve.resources.lake.delta.errors import NO_TABLES_FAULT, LakeError, OverrunError
-from pgsieve.resources.lake.delta.records import quoted
+from pgsieve.resources.lake.delta.records import Commit, quoted
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.maintenance import maintenance
 from tests.fixtures.pgsieve_replica import engine
@@ -95,7 +95,7 @@ def test_delta_rs_is_asked_for_what_it_does_and_spark_for_the_rest(tmp_path: Pat
     assert compacted == 2
     lake.set_properties(path, {"delta.checkpointInterval": "20"})
     lake.comment(path, "it's \\ 'here'", {"v": "a `column`'s"})
-    lake.write(engine().session.createDataFrame(rows(10)), path, position=7, size=100)
+    lake.write(engine().session.createDataFrame(rows(10)), path, Commit(7), size=100)
     lake.comment(path, "it's \\ 'here'", {"v": "a `column`'s"})
     table = DeltaTable(path)
     assert table.metadata().description == "it's \\ 'here'"
@@ -116,14 +116,14 @@ def test_what_delta_rs_refuses_is_no_conflict_and_the_tables_own_fault(tmp_path:
     assert lake.local is not None
     for overwrite in (False, True):
         with pytest.raises(LakeError) as raised, lake.access.refusing(path):
-            lake.local.write(path, rows(5), 7, overwrite=overwrite)
+            lake.local.write(path, rows(5), Commit(7, overwrite=overwrite))
         assert not isinstance(raised.value, NO_TABLES_FAULT)
     write_deltalake(other := str(tmp_path / "o"), rows(1), configuration={"delta.appendOnly": "true"})
     with pytest.raises(LakeError, match="append-only") as raised, lake.access.refusing(other):
-        lake.local.write(other, rows(5), 7, overwrite=True)
+        lake.local.write(other, rows(5), Commit(7, overwrite=True))
     assert not isinstance(raised.value, NO_TABLES_FAULT)
     with pytest.raises(OverrunError):
-        lake.local.write(other, rows(5), 8, base=7)
+        lake.local.write(other, rows(5), Commit(8, base=7))
 
 
 @pytest.mark.drawn
@@ -137,12 +137,12 @@ def test_what_others_have_a_table_refuse_rows_for_is_taken_from_it_and_the_posit
     lake = Lake(address, lambda: engine().session, threads=2)
     assert (lake.local is not None) is reached
     assert not lake.refuses_rows(place)
-    lake.write(engine().session.createDataFrame(rows(4)), place, position=7, size=100)
+    lake.write(engine().session.createDataFrame(rows(4)), place, Commit(7), size=100)
     for change in ("add constraint `A c` check (id < 9)", "set tblproperties ('delta.appendOnly' = 'TRUE')"):
         engine().session.sql(f"alter table delta.{quoted(path)} {change}")
     assert lake.refuses_rows(place)
     lake.take_any_row(place)
     assert not lake.refuses_rows(place)
     assert lake.records.position(place) == 7
-    lake.write(engine().session.createDataFrame(rows(10)), place, position=8, overwrite=True, size=100)
+    lake.write(engine().session.createDataFrame(rows(10)), place, Commit(8, overwrite=True), size=100)
     assert lake.count(place) == 1

@@ -17,6 +17,7 @@ from deltalake import DeltaTable
 from pgsieve.resources.lake import unsynced
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.delta.errors import LakeUnavailableError
+from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.delta.row_removal import enable_marking, mark_rows, marked_files
 from pgsieve.resources.lake.delta.tables import Tables
 from pgsieve.resources.lake.half_written import put_back
@@ -125,7 +126,7 @@ def test_a_checkpoint_and_what_names_it_go_where_they_are_not_whole(tmp_path: Pa
 
 def test_a_version_whose_deletion_vectors_are_not_whole_is_put_back(tmp_path: Path) -> None:
     table, records = tmp_path / "t", LocalRecords()
-    records.write(str(table), rows(8, 9), 10)
+    records.write(str(table), rows(8, 9), Commit(10))
     enable_marking(records, str(table))
     matches = [m for m in records.matches(str(table), rows(8), [np.array([True])], None) or () if len(m.rows)]
     marked = marked_files(records, str(table), matches, 1)

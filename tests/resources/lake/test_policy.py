@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from pgsieve.resources.lake.committers import ByFiles, BySpark, Committer, InProcess
+from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.lake import Lake
 from tests.fixtures.lakes import no_session
 
@@ -36,7 +37,7 @@ def test_who_commits_rows_and_the_reason(
     lake = Lake(str(tmp_path), no_session, 100)
     path = str(tmp_path / "t")
     assert lake.local is not None
-    lake.local.write(path, pa.table({"b": ["x"], "a": [1]}), None)
+    lake.local.write(path, pa.table({"b": ["x"], "a": [1]}), Commit())
     with caplog.at_level(logging.DEBUG, "pgsieve"):
         assert type(lake.policy.committer(path, ["a", "b"], **asked)) is committer  # type: ignore[arg-type]
     # Not caplog.text: once pyspark's loggers exist, pytest gives them its handler, and they give it their JSON format.

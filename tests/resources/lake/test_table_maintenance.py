@@ -10,6 +10,7 @@ import pytest
 from deltalake import DeltaTable
 
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
+from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.maintenance import maintenance
 from tests.fixtures.lakes import no_session
@@ -28,7 +29,7 @@ def test_spark_leaves_what_delta_rs_leaves(tmp_path: Path) -> None:
         folder = paths[way] = path.removeprefix("file://")
         for end, days in ((10, 3), (20, 2), (30, 0), (40, 1)):
             row = {"slice": end, "commit_time": NOW - timedelta(days=days)}
-            LocalRecords().write(folder, pa.Table.from_pylist([row], SCHEMA), end)
+            LocalRecords().write(folder, pa.Table.from_pylist([row], SCHEMA), Commit(end))
         assert maintenance(lake, path).last_slice_before(NOW - timedelta(hours=36)) == 20
         assert maintenance(lake, path).last_slice_before(NOW - timedelta(days=9)) == 0
         assert maintenance(lake, path).delete("slice <= 10") == 1
@@ -64,7 +65,7 @@ def test_a_table_with_deletion_vectors_keeps_those_that_a_version_needs(tmp_path
 
 def test_a_table_with_timestamps_asks_no_more_of_its_readers(tmp_path: Path) -> None:
     lake, path = Lake(str(tmp_path), no_session), str(tmp_path / "t")
-    LocalRecords().write(path, pa.table({"at": pa.array([0, 1], pa.timestamp("us"))}), 10)
+    LocalRecords().write(path, pa.table({"at": pa.array([0, 1], pa.timestamp("us"))}), Commit(10))
     maintenance(lake, path).vacuum(24)
     assert DeltaTable(path).protocol().reader_features == ["timestampNtz"]
 
@@ -72,7 +73,7 @@ def test_a_table_with_timestamps_asks_no_more_of_its_readers(tmp_path: Path) -> 
 def test_rows_are_clustered_into_files_that_do_not_overlap(tmp_path: Path) -> None:
     lake, path = Lake(str(tmp_path), lambda: engine().session), str(tmp_path / "t")
     rows = [f"{number * 7919 % 4000:04d}{number:028d}" for number in range(4000)]
-    LocalRecords().write(path, pa.table({"t": rows}), 10, properties={"delta.targetFileSize": "8192"})
+    LocalRecords().write(path, pa.table({"t": rows}), Commit(10, properties={"delta.targetFileSize": "8192"}))
     files = maintenance(lake, path).files()
     assert sum(size for _, size in files) == lake.records.size(path)
     maintenance(lake, path).compact(["t"])

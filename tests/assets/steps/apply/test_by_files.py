@@ -24,6 +24,7 @@ from pgsieve.decoding.changes.columns import ROW_OPERATIONS, changes_schema
 from pgsieve.decoding.publications.evolution import Layout
 from pgsieve.decoding.values.datetimes import TIMESTAMP_INFINITY, TIMESTAMP_MINUS_INFINITY
 from pgsieve.resources.lake.delta.compaction import compact
+from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.delta.row_removal import enable_marking, mark_rows, marked_files
 from pgsieve.resources.lake.lake import Lake
 from tests.fixtures.lakes import no_session
@@ -89,7 +90,7 @@ class Changes:
         assert self.lake.local is not None
         for begin in range(0, max(len(rows), 1), 10):  # Several files.
             part = pa.Table.from_pylist(rows[begin : begin + 10], self.schema)
-            self.lake.local.write(self.path, part, 100 if begin == 0 else None)
+            self.lake.local.write(self.path, part, Commit(100 if begin == 0 else None))
         half = len(changes) // 2
         self.slices = []
         for end, part in zip(_ENDS, (changes[:half], changes[half:]), strict=True):
@@ -108,7 +109,7 @@ class Changes:
                         truncated_at=(end - 50, truncates[-1]) if truncates else None,
                     )
                 )
-                self.lake.local.write(self.log, self._history(part, end), end)
+                self.lake.local.write(self.log, self._history(part, end), Commit(end))
 
     def _history(self, changes: list[Change], end: int) -> pa.Table:
         return pa.Table.from_pylist(

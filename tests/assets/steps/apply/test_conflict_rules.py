@@ -16,6 +16,7 @@ from pgsieve.assets.steps.records.transformed import TableChanges
 from pgsieve.assets.steps.subscription import Definition, Former
 from pgsieve.decoding.publications.evolution import Layout
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
+from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.lake import Lake
 
 _ROW = pa.struct({"k": pa.int64(), "v": pa.string()})
@@ -139,8 +140,8 @@ def test_what_has_been_copied_since_it_was_transformed_does_not_meet_its_own_row
 
 def test_changes_that_another_run_has_applied_meanwhile_do_not_meet_their_own_rows(tmp_path: Path) -> None:
     rows = pa.table({"k": [1], "v": [""]})
-    LocalRecords().write(str(tmp_path / "replica"), rows, 99)
+    LocalRecords().write(str(tmp_path / "replica"), rows, Commit(99))
     with pytest.raises(KeyConflictError):
         _look(tmp_path, [("insert", None, 1)])
-    LocalRecords().write(str(tmp_path / "replica"), pa.table({"k": [2], "v": [""]}), 100)
+    LocalRecords().write(str(tmp_path / "replica"), pa.table({"k": [2], "v": [""]}), Commit(100))
     _look(tmp_path, [("insert", None, 2)])

@@ -30,6 +30,7 @@ from pgsieve.assets.steps.records.transformed import TRANSFORMED, TableChanges
 from pgsieve.assets.steps.subscription import Definition, Feed, Subscription
 from pgsieve.decoding.publications.evolution import Layout
 from pgsieve.resources.lake.delta.errors import OverrunError, again_after_conflict
+from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.source import Source
 from tests.fixtures.lakes import no_session
@@ -57,7 +58,7 @@ class Shop:
                 [TableState("public", t, SyncState.READY, 1, definition) for t in TABLES]
             )
             for table in TABLES:
-                self.local.write(self.replica(name, table), pa.table({"id": [0]}), 1)
+                self.local.write(self.replica(name, table), pa.table({"id": [0]}), Commit(1))
 
     def replica(self, name: str, table: str) -> str:
         return self.lake.paths.replica(name, "public", table)
@@ -66,7 +67,9 @@ class Shop:
         """Append a slice to the change log."""
         times = {"commit_time": datetime.now(UTC) - age, "slice": end, "commit_lsn": end - 1, "number": 0}
         row = {**times, "ordinal": 0, "xid": 1, "kind": "I", "relation_id": 1, "data": b"message %d" % end}
-        self.local.write(self.lake.paths.change_log(owner), pa.Table.from_pylist([row], CHANGE_LOG), end)
+        self.local.write(
+            self.lake.paths.change_log(owner), pa.Table.from_pylist([row], CHANGE_LOG), Commit(end)
+        )
         summary = {"slice": end, "bytes": 9, "relations": [1], "messages": []}
         self.local.append(self.lake.paths.slices(owner), pa.Table.from_pylist([summary], SLICES), end)
 
@@ -75,7 +78,7 @@ class Shop:
         for table in TABLES if sent else ():
             row = {"slice": end, "commit_time": datetime.now(UTC) - age, "operation": "insert"}
             path = self.lake.paths.changes(name, "public", table)
-            self.local.write(path, pa.Table.from_pylist([row], CHANGES), end)
+            self.local.write(path, pa.Table.from_pylist([row], CHANGES), Commit(end))
         rows = [TableChanges(end, "public", t, sent={"insert": 1}).row() for t in TABLES if sent]
         table = pa.Table.from_pylist(rows or [{"slice": end}], TRANSFORMED)
         self.local.append(self.lake.paths.transformed(name), table, end)
@@ -85,7 +88,7 @@ class Shop:
     ) -> None:
         """Apply a slice to some tables; with all of them there is a cut."""
         for table in tables:
-            self.local.write(self.replica(name, table), pa.table({"id": [end]}), end)
+            self.local.write(self.replica(name, table), pa.table({"id": [end]}), Commit(end))
         if tables == TABLES:
             versions = {("public", t): self.local.version(self.replica(name, t)) for t in TABLES}
             Cuts(self.lake, name).append(Cut(end, versions, datetime.now(UTC) - age))

@@ -17,6 +17,7 @@ from pgsieve.assets.steps.records.table_states import SyncState, TableState, Tab
 from pgsieve.assets.steps.subscription import Definition, Feed, Subscription
 from pgsieve.decoding.publications.evolution import Layout
 from pgsieve.resources.lake.delta import tables as delta
+from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.source import Source
 from tests.fixtures.lakes import no_session
@@ -33,7 +34,7 @@ def lake_of(folder: Path, tables: int) -> Lake:
     TableStates(lake, "sub").append([TableState(*name, SyncState.READY, 1, DEFINITION) for name in names])
     for name in names:
         for position in (None, 1):
-            lake.local.write(lake.paths.replica("sub", *name), pa.table({"id": [0]}), position)
+            lake.local.write(lake.paths.replica("sub", *name), pa.table({"id": [0]}), Commit(position))
     versions = {name: lake.local.version(lake.paths.replica("sub", *name)) for name in names}
     states = newest_version(TableStates(lake, "sub").newest().values())
     Cuts(lake, "sub").append(Cut(1, versions, datetime.now(UTC), states))

@@ -11,6 +11,7 @@ import pyarrow as pa
 from pgsieve.assets.steps.records.change_log import CHANGE_LOG
 from pgsieve.assets.steps.subscription import Feed
 from pgsieve.assets.steps.update_transformation.slice_contents import summarized_slice
+from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.postgres.source import Source
 from tests.fixtures.lakes import no_session
@@ -31,7 +32,7 @@ def receive(lake: Lake, end: int, *messages: bytes) -> None:
         {**at, "ordinal": 2 * number, "number": number, "kind": chr(data[0]), "data": data}
         for number, data in enumerate(messages)
     ]
-    lake.local.write(lake.paths.change_log("shop"), pa.Table.from_pylist(rows, CHANGE_LOG), end)
+    lake.local.write(lake.paths.change_log("shop"), pa.Table.from_pylist(rows, CHANGE_LOG), Commit(end))
 
 
 def test_what_a_small_slice_holds_is_made_again_without_spark(tmp_path: Path) -> None:

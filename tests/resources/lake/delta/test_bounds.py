@@ -13,6 +13,7 @@ from deltalake import DeltaTable, QueryBuilder
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.delta.merge import Merge
 from pgsieve.resources.lake.delta.parquet_files import write_files
+from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.maintenance import maintenance
 from tests.fixtures.lakes import no_session
@@ -34,12 +35,12 @@ def days(path: str) -> dict[int, int | None]:
 @pytest.mark.parametrize("day", [_LAST + 1, _LAST_OF_POSTGRESQL, _INFINITY])
 def test_distant_dates_are_written_merged_and_compacted(tmp_path: Path, day: int) -> None:
     local, path = LocalRecords(), str(tmp_path / "t")
-    local.write(path, pa.table({"id": [1, 2, 3], "day": dates(day, _MINUS_INFINITY, None)}), 10)
+    local.write(path, pa.table({"id": [1, 2, 3], "day": dates(day, _MINUS_INFINITY, None)}), Commit(10))
     # The rows of the file that is written again have the distant date, those that are merged have not.
     source = pa.table({"action": ["upsert", "delete"], "k0": [4, 3], "v0": [4, 3], "v1": dates(7, None)})
     merge = Merge({"id": "k0"}, {"id": "v0", "day": "v1"}, {})
     assert local.merge(path, source, merge, 20, 0) == {"inserted": 1, "updated": 0, "deleted": 1}
-    local.write(path, pa.table({"id": [5], "day": dates(5)}), 30)
+    local.write(path, pa.table({"id": [5], "day": dates(5)}), Commit(30))
     assert maintenance(Lake(str(tmp_path), no_session), path).compact() == 1
     assert days(path) == {1: day, 2: _MINUS_INFINITY, 4: 7, 5: 5}
     assert local.position(path) == 30
@@ -55,7 +56,7 @@ def test_dates_within_lists_and_structs_are_looked_at(
         "nothing": pa.array([None, None], pa.list_(pa.date32())),
     }
     for name, values in kinds.items():
-        LocalRecords().write(str(tmp_path / name), pa.table({"id": [1, 2], name: values}), 10)
+        LocalRecords().write(str(tmp_path / name), pa.table({"id": [1, 2], name: values}), Commit(10))
         assert DeltaTable(str(tmp_path / name)).to_pyarrow_table(columns=["id"]).num_rows == 2
     assert "panicked" not in capfd.readouterr().err
 
@@ -64,7 +65,9 @@ def test_other_columns_have_bounds_beside_distant_dates(tmp_path: Path) -> None:
     # By those of `slice` this process knows what a file of a change history has; without them Spark would have to read it.
     new = pa.StructArray.from_arrays([dates(_INFINITY, 1), pa.array([1, 2])], ["day", "id"])
     path, local = str(tmp_path / "t"), LocalRecords()
-    local.write(path, pa.table({"slice": [10, 10], "commit_lsn": [5, 6], "ordinal": [0, 0], "new": new}), 10)
+    local.write(
+        path, pa.table({"slice": [10, 10], "commit_lsn": [5, 6], "ordinal": [0, 0], "new": new}), Commit(10)
+    )
     rows = local.change_log(path).rows([10], every=True)
     assert rows is not None
     assert rows.num_rows == 2
@@ -72,7 +75,7 @@ def test_other_columns_have_bounds_beside_distant_dates(tmp_path: Path) -> None:
 
 def test_other_dates_have_bounds(tmp_path: Path) -> None:
     path = str(tmp_path / "t")
-    LocalRecords().write(path, pa.table({"id": [1, 2], "day": dates(1, 2)}), 10)
+    LocalRecords().write(path, pa.table({"id": [1, 2], "day": dates(1, 2)}), Commit(10))
     bounds = pa.table(DeltaTable(path).get_add_actions(flatten=True))
     assert bounds["max.day"].cast(pa.int32()).to_pylist() == [2]
 
@@ -92,12 +95,12 @@ def _long_rows(*ids: int) -> pa.Table:
 
 
 def _written(local: LocalRecords, path: str) -> None:
-    local.write(path, _long_rows(1, 2), 10)
+    local.write(path, _long_rows(1, 2), Commit(10))
     local.append(path, _long_rows(3), 20)
 
 
 def _read_as_it_comes(local: LocalRecords, path: str) -> None:
-    local.write(path, _long_rows(1).to_reader(), 10)
+    local.write(path, _long_rows(1).to_reader(), Commit(10))
 
 
 def _versioned(local: LocalRecords, path: str) -> None:
@@ -106,7 +109,7 @@ def _versioned(local: LocalRecords, path: str) -> None:
 
 def _merged(local: LocalRecords, path: str) -> None:
     rows = _long_rows(1, 2, 3).select(["id", "text", "octets"])
-    local.write(path, rows, 10)
+    local.write(path, rows, Commit(10))
     changes = {"action": ["update", "upsert"], "k0": [1, 4], "v0": [1, 4]}
     source = pa.table(changes | {f"v{n}": rows[name].slice(0, 2) for n, name in ((1, "text"), (2, "octets"))})
     local.merge(path, source, Merge({"id": "k0"}, {"id": "v0", "text": "v1", "octets": "v2"}, {}), 20, 0)
@@ -120,7 +123,7 @@ def _deleted(local: LocalRecords, path: str) -> None:
 def _by_threads(local: LocalRecords, path: str) -> None:
     rows = _long_rows(1, 2)
     files = [row for file in write_files(path, rows.schema, rows.to_batches()) for row in file.to_pylist()]
-    local.commit(path, rows.schema, files, 10)
+    local.commit(path, rows.schema, files, Commit(10))
 
 
 def _compacted(local: LocalRecords, path: str) -> None:

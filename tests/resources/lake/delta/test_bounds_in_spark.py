@@ -15,7 +15,7 @@ import pytest
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.delta.merge import Merge
 from pgsieve.resources.lake.delta.parquet_files import write_files
-from pgsieve.resources.lake.delta.records import quoted
+from pgsieve.resources.lake.delta.records import Commit, quoted
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.maintenance import maintenance
 from tests.fixtures.pgsieve_replica import engine
@@ -58,7 +58,7 @@ def _rows() -> pa.Table:
 
 def _append(path: str) -> None:
     for file in _files(_rows()):
-        LocalRecords().write(path, file, None)
+        LocalRecords().write(path, file, Commit())
 
 
 def _by_executor(path: str) -> None:
@@ -66,13 +66,13 @@ def _by_executor(path: str) -> None:
         written = [
             f for batch in write_files(path, file.schema, file.to_batches()) for f in batch.to_pylist()
         ]
-        LocalRecords().commit(path, file.schema, written, None)
+        LocalRecords().commit(path, file.schema, written, Commit())
 
 
 def _merge(path: str) -> None:
     local, rows = LocalRecords(), _rows().drop_columns(["new"])
     for i in range(0, rows.num_rows, 2):
-        local.write(path, rows.slice(i, 2), i + 1)
+        local.write(path, rows.slice(i, 2), Commit(i + 1))
         source = pa.table(
             {"action": ["upsert"], "k0": [i], "v0": [i]}
             | {f"v{n + 1}": rows[name].slice(i, 1) for n, name in enumerate(_NAMES)}
@@ -88,7 +88,7 @@ def _delete(path: str) -> None:
         LocalRecords().write(
             path,
             pa.concat_tables([more, more.slice(0, 1).drop_columns(["id"]).append_column("id", [[i + 100]])]),
-            None,
+            Commit(),
         )
     assert maintenance(_lake(path), path).delete("id >= 100") == 3
 

@@ -30,7 +30,7 @@ from pgsieve.resources.lake.delta.compaction import cluster, compact
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.delta.errors import OverrunError, again_after_conflict
 from pgsieve.resources.lake.delta.parquet_files import write_files
-from pgsieve.resources.lake.delta.records import quoted
+from pgsieve.resources.lake.delta.records import Commit, quoted
 from pgsieve.resources.lake.delta.row_removal import takes_rewriting
 from pgsieve.resources.lake.delta.tables import Tables
 from pgsieve.resources.lake.stores.store import Store
@@ -57,7 +57,7 @@ def rows(*values: int) -> pa.Table:
 def written(path: str) -> str:
     """A table of as many files as rows."""
     for value in range(_FILES):
-        other_process().write(path, rows(value), value + 1)
+        other_process().write(path, rows(value), Commit(value + 1))
     return path
 
 
@@ -69,7 +69,7 @@ def replaced(local: LocalRecords, path: str, gone: int, come: int) -> None:
     files = write_files(path, rows(come).schema, rows(come).to_batches(), store=local.store, size=2**20)
     added = [each for file in files for each in file.to_pylist()]
     removed = {match.path: match.size for match in matches}
-    local.commit(path, rows(come).schema, added, 9, base=local.version(path), removed=removed)
+    local.commit(path, rows(come).schema, added, Commit(9, base=local.version(path)), removed=removed)
 
 
 def values(path: str) -> list[int]:
@@ -85,10 +85,13 @@ _MEANWHILE: dict[str, tuple[Meanwhile, bool]] = {
     "it is compacted": (lambda path: compact(other_process(), path), False),
     "it is clustered": (lambda path: cluster(other_process(), path, ["slice"]), False),
     "delta-rs compacts it": (lambda path: DeltaTable(path).optimize.compact(), False),
-    "rows are appended": (lambda path: other_process().write(path, rows(7, 8), 7), True),
+    "rows are appended": (lambda path: other_process().write(path, rows(7, 8), Commit(7)), True),
     "rows are replaced": (lambda path: replaced(other_process(), path, 3, 33), False),
     "rows are deleted": (lambda path: DeltaTable(path).delete("slice < 2"), False),
-    "rows are overwritten": (lambda path: other_process().write(path, rows(9), 9, overwrite=True), False),
+    "rows are overwritten": (
+        lambda path: other_process().write(path, rows(9), Commit(9, overwrite=True)),
+        False,
+    ),
     "it gets a column": (
         lambda path: write_deltalake(
             path, rows(7).append_column("new", pa.array([1])), mode="append", schema_mode="merge"
@@ -152,7 +155,9 @@ def test_compactions_and_writers_at_random_leave_what_was_written(tmp_path: Path
 
     def append() -> None:
         for value in range(_FILES, _FILES + 30):
-            again_after_conflict(lambda value=value: other_process().write(path, rows(value), value + 1))()
+            again_after_conflict(
+                lambda value=value: other_process().write(path, rows(value), Commit(value + 1))
+            )()
 
     def delete() -> None:
         # Another engine's, which loses against each writer that is faster: as often as it takes.
@@ -245,7 +250,7 @@ def test_every_type_stays_as_it_is_also_in_files_from_before_a_column(tmp_path: 
         row = table.slice(i, 1)
         if i == 0:
             row = row.select(columns[:-1]).append_column("row", pa.array([{"a": 1}]))
-        local.write(path, row.combine_chunks(), i + 1)
+        local.write(path, row.combine_chunks(), Commit(i + 1))
     before = _printed(local, path)
     if way == "compact":
         compact(local, path)
@@ -290,7 +295,7 @@ def test_readers_of_the_bounds_find_every_row(tmp_path: Path) -> None:
     days = [dt.date(2020, 1, 1) + dt.timedelta(n) for n in range(len(amounts))]
     rows = pa.table({"amount": pa.array(amounts, pa.decimal128(20, 2)), "day": days})
     for i in range(len(amounts)):
-        local.write(path, rows.slice(i, 1), i + 1, properties={"delta.targetFileSize": "1"})
+        local.write(path, rows.slice(i, 1), Commit(i + 1, properties={"delta.targetFileSize": "1"}))
     cluster(local, path, ["amount"])
     assert DeltaTable(path).get_add_actions().num_rows > 1
     for amount, day in zip(amounts, days, strict=True):
@@ -304,11 +309,11 @@ def test_readers_of_the_bounds_find_every_row(tmp_path: Path) -> None:
 def test_small_files_become_one_row_group_and_large_ones_stay(tmp_path: Path) -> None:
     path, local = str(tmp_path / "t"), LocalRecords()
     large = pa.table({"t": [f"{i * 7919 % 10007:06d}" * 5 for i in range(2000)]})
-    local.write(path, large, 1)
+    local.write(path, large, Commit(1))
     local.set_properties(path, {"delta.targetFileSize": "8192"})
     stays = DeltaTable(path).file_uris()
     for i in range(8):
-        local.write(path, large.slice(i, 1), i + 2)
+        local.write(path, large.slice(i, 1), Commit(i + 2))
     assert compact(local, path) == 7
     (made,) = set(DeltaTable(path).file_uris()) - set(stays)
     assert set(stays) < set(DeltaTable(path).file_uris())

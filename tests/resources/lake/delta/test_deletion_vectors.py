@@ -25,7 +25,7 @@ from pgsieve.resources.lake.delta.errors import LakeUnavailableError, OverrunErr
 from pgsieve.resources.lake.delta.key_lookup import FileMatches
 from pgsieve.resources.lake.delta.log import Log, UnmarkableError
 from pgsieve.resources.lake.delta.parquet_files import write_files
-from pgsieve.resources.lake.delta.records import quoted
+from pgsieve.resources.lake.delta.records import Commit, quoted
 from pgsieve.resources.lake.delta.row_removal import enable_marking, mark_rows, marked_files, takes_marking
 from pgsieve.resources.lake.delta.tables import Tables
 from pgsieve.resources.lake.lake import Lake
@@ -87,7 +87,7 @@ def table_of(place: Place, keys: range, files: int = 3) -> LocalRecords:
     local, path = place.local(), place.path
     for number in range(files):
         ids = list(keys)[number::files]
-        local.write(path, pa.table({"id": ids, "n": [2 * each for each in ids]}, _ROWS), number + 1)
+        local.write(path, pa.table({"id": ids, "n": [2 * each for each in ids]}, _ROWS), Commit(number + 1))
     assert takes_marking(local, path, _ROWS.names)
     enable_marking(local, path)
     return local
@@ -144,7 +144,7 @@ def test_delta_rs_writes_where_rows_are_marked(place: Place, how: str) -> None:
     table, rows = place.table(), pa.table({"id": [4], "n": [-4]}, _ROWS)
     match how:
         case "overwrite":
-            local.write(place.path, rows, 11, overwrite=True)
+            local.write(place.path, rows, Commit(11, overwrite=True))
             held = {4: -4}
         case "merge":
             merger = table.merge(rows, "t.id = s.id", source_alias="s", target_alias="t")

@@ -14,6 +14,7 @@ from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.delta.key_lookup import bounds_of, files_within, rows_of
 from pgsieve.resources.lake.delta.merge import Merge
 from pgsieve.resources.lake.delta.parquet_files import write_files
+from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.stores.store import Store
 
 _DAY = dt.date(2000, 1, 1)
@@ -48,7 +49,7 @@ def _by_executors(path: Path, rows: pa.Table) -> None:
     files = [
         row for batch in write_files(str(path), rows.schema, rows.to_batches()) for row in batch.to_pylist()
     ]
-    LocalRecords().commit(str(path), rows.schema, files, None)
+    LocalRecords().commit(str(path), rows.schema, files, Commit())
 
 
 def _by_this_process(path: Path, rows: pa.Table) -> None:
@@ -90,7 +91,7 @@ def test_keys_are_looked_up_in_a_file_that_a_merge_has_rewritten(kind: str, tmp_
     values, type_ = KEYS[kind]
     column, path, local = pa.array(values, type_), str(tmp_path), LocalRecords()
     for added, number in ((column, 1), (column.slice(1), 2)):
-        local.write(f"{path}/{number}", pa.table({"k": added, "v": [0] * len(added)}), 1)
+        local.write(f"{path}/{number}", pa.table({"k": added, "v": [0] * len(added)}), Commit(1))
         source = {"k0": column[1:2], "v0": column[1:2], "v1": [1], "action": ["upsert"], "expected": [True]}
         local.merge(f"{path}/{number}", pa.table(source), Merge.flat(["k"], ["k", "v"], ()), 2, 0)
         keys = pa.table({"k": column})

@@ -21,7 +21,7 @@ from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.delta.errors import OverrunError, missing_file
 from pgsieve.resources.lake.delta.merge import Merge
 from pgsieve.resources.lake.delta.parquet_files import write_files
-from pgsieve.resources.lake.delta.records import Standing
+from pgsieve.resources.lake.delta.records import Commit, Standing
 from pgsieve.resources.lake.delta.tables import Tables
 from pgsieve.resources.lake.stores.store import Store
 from tests.fixtures.background import always
@@ -34,12 +34,12 @@ def rows(*values: int) -> pa.Table:
 
 
 def write(path: str, table: pa.Table, position: int, overwrite: bool, **planned: int) -> None:
-    LocalRecords().write(path, table, position, overwrite=overwrite, **planned)
+    LocalRecords().write(path, table, Commit(position, overwrite=overwrite, **planned))
 
 
 def commit(path: str, table: pa.Table, position: int, overwrite: bool, **planned: int) -> None:
     files = [f for batch in write_files(path, table.schema, table.to_batches()) for f in batch.to_pylist()]
-    LocalRecords().commit(path, table.schema, files, position, overwrite=overwrite, **planned)
+    LocalRecords().commit(path, table.schema, files, Commit(position, overwrite=overwrite, **planned))
 
 
 def compact(path: str) -> None:
@@ -282,7 +282,7 @@ def test_a_file_that_delta_rs_has_rewritten_is_read_as_any_other(tmp_path: Path)
         for end in (100, 200, 300)
         for number in range(3)
     ]
-    records.write(path, pa.Table.from_pylist(changes, schema), 300)
+    records.write(path, pa.Table.from_pylist(changes, schema), Commit(300))
 
     def everything() -> list[object]:
         records = LocalRecords()

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.delta.merge import Merge, keyless_clauses
-from pgsieve.resources.lake.delta.records import quoted
+from pgsieve.resources.lake.delta.records import Commit, quoted
 
 MERGE = Merge({"id": "k0"}, {"id": "v0", "a`b": "v1"}, {"a`b": "u1"})
 
@@ -32,7 +32,7 @@ def test_without_a_key_every_matched_row_goes() -> None:
 
 def test_delta_rs_merges_by_the_same_clauses(tmp_path: Path) -> None:
     path, local = str(tmp_path / "t"), LocalRecords()
-    local.write(path, pa.table({"id": [1, 2, 3, 4], "a`b": ["w", "x", "y", "z"]}), 10)
+    local.write(path, pa.table({"id": [1, 2, 3, 4], "a`b": ["w", "x", "y", "z"]}), Commit(10))
     source = pa.table(
         {
             "k0": [1, 2, 3, 5, 6],

@@ -13,7 +13,7 @@ from pyspark import cloudpickle
 from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.delta.errors import OverrunError
 from pgsieve.resources.lake.delta.parquet_files import write_files
-from pgsieve.resources.lake.delta.records import Standing
+from pgsieve.resources.lake.delta.records import Commit, Standing
 from pgsieve.resources.lake.lake import Lake
 from pgsieve.resources.lake.maintenance import maintenance
 from pgsieve.resources.lake.stores.storage import Storage
@@ -90,7 +90,7 @@ def test_files_that_executors_wrote_are_committed_and_read_by_slice(
     for end, ids in ((10, (1, 2)), (20, (3, 4))):
         batches = rows(end, *ids).to_batches()
         (written,) = [batch.to_pylist() for batch in write_files(path, SCHEMA, batches, store=store)]
-        records.commit(path, SCHEMA, written, end)
+        records.commit(path, SCHEMA, written, Commit(end))
     assert records.slices(path, 0) == [10, 20]
     files = records.change_log(path).files([20], every=True)
     assert files is not None

@@ -13,6 +13,7 @@ from pgsieve.resources.lake.delta.delta_rs import LocalRecords
 from pgsieve.resources.lake.delta.errors import DamagedTableError
 from pgsieve.resources.lake.delta.merge import Merge
 from pgsieve.resources.lake.delta.parquet_files import write_files
+from pgsieve.resources.lake.delta.records import Commit
 from pgsieve.resources.lake.delta.row_removal import enable_marking, mark_rows, marked_files
 from pgsieve.resources.lake.delta.tables import Tables
 from pgsieve.resources.lake.delta.whole_entries import lack_of
@@ -30,16 +31,16 @@ def rows(*values: int) -> pa.Table:
 
 
 def _write(records: LocalRecords, path: str) -> None:
-    records.write(path, rows(2), 20)
+    records.write(path, rows(2), Commit(20))
 
 
 def _overwrite(records: LocalRecords, path: str) -> None:
-    records.write(path, rows(2, 3), 20, overwrite=True)
+    records.write(path, rows(2, 3), Commit(20, overwrite=True))
 
 
 def _commit(records: LocalRecords, path: str) -> None:
     files = [f for b in write_files(path, rows(4).schema, rows(4).to_batches()) for f in b.to_pylist()]
-    records.commit(path, rows(4).schema, files, 20)
+    records.commit(path, rows(4).schema, files, Commit(20))
 
 
 def _merge(records: LocalRecords, path: str) -> None:
@@ -57,7 +58,7 @@ def _versioned(records: LocalRecords, path: str) -> None:
 
 
 def _mark(records: LocalRecords, path: str) -> None:
-    records.write(path, rows(8, 9), 15)
+    records.write(path, rows(8, 9), Commit(15))
     enable_marking(records, path)
     matches = [m for m in records.matches(path, rows(8), [np.array([True])], None) or () if len(m.rows)]
     mark_rows(records, path, marked_files(records, path, matches, 2), [], 20, 2)
@@ -68,7 +69,7 @@ def test_an_entry_that_is_cut_off_anywhere_is_damage(tmp_path: Path, act: Act) -
     path = str(tmp_path / "t")
     writer = LocalRecords(Store(), Tables(Store()))
     properties = {"delta.enableChangeDataFeed": "true"} if act is _merge_with_feed else {}
-    writer.write(path, rows(1), 10, properties=properties)
+    writer.write(path, rows(1), Commit(10, properties=properties))
     act(writer, path)
     entry = max(Path(path, "_delta_log").glob("*.json"))
     whole = entry.read_bytes()
