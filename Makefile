@@ -49,7 +49,7 @@ test-fast: setup ## the tests that need no JVM, and get none
 	@JAVA_HOME=/none PGSIEVE_BUDGET_SECONDS=$${PGSIEVE_BUDGET_SECONDS:-1} $(PYTEST) -m 'not spark and not slow and not drawn and not long' --numprocesses auto --dist loadfile $(ARGS)
 
 # How changes are applied, and by whom, does not depend on the server's version; what can be published, and is sent, does.
-SAME_IN_ALL_VERSIONS := executors or test_basic_changes or test_lakes or test_names or types or test_truncate \
+SAME_IN_ALL_VERSIONS := large or test_basic_changes or test_lakes or test_names or types or test_truncate \
     or test_batches or test_small_changes or test_large_changes or test_key_conflicts \
     or test_schema_changes or test_streamed_transactions or test_error_handling or test_identity_changes \
     or test_replica_identity or test_partition_trees or test_table_set or test_leaf_identities \
@@ -98,7 +98,7 @@ test-spark40: setup ## row filters, identities and lakes on S3 with Spark 4.0 an
 	    > $$($(SPARK_40) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/beside.pth
 	@PIP_DISABLE_PIP_VERSION_CHECK=1 $(SPARK_40) -m pip install --quiet 'pyspark[connect]>=4.0,<4.1' 'delta-spark>=4.0,<4.1'
 	@$(SPARK_40) -c 'import pyspark; print("Spark", pyspark.__version__)'
-	@PGSIEVE_WRITER=executors PGSIEVE_BUDGET_SECONDS=$${PGSIEVE_BUDGET_SECONDS:-30} $(SPARK_40) -m pytest $(SPARK_TESTS) $(ARGS)
+	@PGSIEVE_WRITER='spark large' PGSIEVE_BUDGET_SECONDS=$${PGSIEVE_BUDGET_SECONDS:-30} $(SPARK_40) -m pytest $(SPARK_TESTS) $(ARGS)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(SPARK_40) -m pytest tests/resources/lake/test_s3_commits.py tests/replication/test_lakes.py -k 's3 and not schema_changes' $(ARGS)
 
 ##@ Look for faults, for an hour each

@@ -15,6 +15,7 @@ import pytest
 
 from pgsieve.resources.postgres.embedded import EmbeddedServer
 from tests.faults.killable import MARKING, NOT_SMALL, Site, site
+from tests.fixtures.replicas import Writer
 
 pytestmark = pytest.mark.spark
 
@@ -35,28 +36,35 @@ ROB = "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory
 
 #: Processes that write few rows themselves; threads of theirs, which write many without a JVM; and the former on S3.
 WRITERS = [
-    "process",
+    "spark",
     *(
         pytest.param(writer, marks=pytest.mark.long)
-        for writer in ("threads", "marking", "s3", "s3_threads", "s3_marking")
+        for writer in (
+            "driver large",
+            "driver large marking",
+            "driver on_s3",
+            "driver large on_s3",
+            "driver large marking on_s3",
+        )
     ),
 ]
 
 
 @pytest.mark.drawn
-@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("named", WRITERS)
 def test_processes_that_overlap_at_random_lose_and_repeat_nothing(
-    request: pytest.FixtureRequest, publisher_server: EmbeddedServer, tmp_path: Path, writer: str
+    request: pytest.FixtureRequest, publisher_server: EmbeddedServer, tmp_path: Path, named: str
 ) -> None:
     """Processes for as long as the budget lasts, and a Spark Connect server."""
     budget = float(os.environ.get("PGSIEVE_BUDGET_SECONDS") or 20)
     seed = int(os.environ.get("PGSIEVE_SEED") or random.SystemRandom().randrange(2**32))
     print(f"reproduce: PGSIEVE_SEED={seed} PGSIEVE_BUDGET_SECONDS={budget:g}")
     chosen, rounds, end = random.Random(seed), 0, time.monotonic() + budget
-    conf = MARKING if writer.endswith("marking") else NOT_SMALL if writer.endswith("threads") else None
-    master = request.getfixturevalue("master") if writer == "process" else "threads[2]"
-    store = request.getfixturevalue("s3_server") if writer.startswith("s3") else None
-    name = f"overlapping_{writer}"
+    writer = Writer.of(named)
+    conf = MARKING if writer.marking else NOT_SMALL if writer.batches == "large" else None
+    master = request.getfixturevalue("master") if writer.way == "spark" else "threads[2]"
+    store = request.getfixturevalue("s3_server") if writer.on_s3 else None
+    name = f"overlapping_{named.replace(' ', '_')}"
     with site(name, publisher_server, tmp_path, master, store=store, conf=conf) as (pgsieve, database):
         assert pgsieve.run() == 0, pgsieve.log
         while not rounds or time.monotonic() < end:

@@ -12,7 +12,6 @@ import random
 import shutil
 import time
 from pathlib import Path
-from typing import cast, get_args
 
 import pytest
 from psycopg import errors
@@ -29,12 +28,6 @@ pytestmark = pytest.mark.spark
 IN_THE_WAY = (errors.UniqueViolation, errors.LockNotAvailable, errors.CheckViolation)
 #: However small a transaction is, it is streamed. PostgreSQL 16 has the setting under another name.
 STREAMED = {16: "logical_replication_mode = 'immediate'"}
-#: Small and large batches, small ones after large ones, and rows that are marked; or whom PGSIEVE_WRITER names.
-WRITERS: tuple[Writer, ...] = ("process", "executors", "either", "marking")
-if named := os.environ.get("PGSIEVE_WRITER"):
-    assert named in get_args(Writer)
-    WRITERS = (cast("Writer", named),)
-
 STREAMED_SINCE_17 = "debug_logical_replication_streaming = 'immediate'"
 
 
@@ -108,7 +101,9 @@ def test_random_workloads_leave_the_rows_of_the_built_in_subscriber(
     for seed in itertools.count(first):
         print(f"-- seed {seed}")
         folder = tmp_path / str(seed)
-        writer = WRITERS[seed % len(WRITERS)]
+        named = os.environ.get("PGSIEVE_WRITER")
+        writer = Writer.of(named) if named else Writer.drawn(random.Random(seed))
+        print(f"    {writer}")
         try:
             with Scenario(publisher_server, subscriber_server, folder, writer=writer) as scenario:
                 compared += run_workload(

@@ -12,7 +12,7 @@ import pytest
 from tests.fixtures.oracle import Scenario
 
 # No Spark is to be had here: copies and few changes need none.
-pytestmark = [pytest.mark.slow, pytest.mark.parametrize("scenario", ["alone"], indirect=True)]
+pytestmark = [pytest.mark.slow, pytest.mark.parametrize("scenario", ["driver alone"], indirect=True)]
 
 _TYPES = """
     CREATE TYPE mood AS ENUM ('sad', 'ok', 'happy'); CREATE TYPE pair AS (a int, b text);

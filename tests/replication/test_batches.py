@@ -12,7 +12,7 @@ from tests.fixtures.oracle import Scenario
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.parametrize(
-        "scenario", ["process", pytest.param("executors", marks=pytest.mark.long)], indirect=True
+        "scenario", ["spark", pytest.param("spark large", marks=pytest.mark.long)], indirect=True
     ),
 ]
 

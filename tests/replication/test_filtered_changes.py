@@ -9,7 +9,8 @@ import pytest
 
 from tests.fixtures.oracle import Scenario
 
-_WRITERS = ["threads", *(pytest.param(writer, marks=pytest.mark.long) for writer in ("alone", "executors"))]
+_OTHERS = ("driver alone", "spark large")
+_WRITERS = ["driver large alone", *(pytest.param(writer, marks=pytest.mark.long) for writer in _OTHERS)]
 pytestmark = [pytest.mark.slow, pytest.mark.parametrize("scenario", _WRITERS, indirect=True)]
 
 

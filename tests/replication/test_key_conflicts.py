@@ -24,7 +24,7 @@ from tests.fixtures.pgsieve_replica import PgsieveReplica
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.parametrize(
-        "scenario", ["process", pytest.param("executors", marks=pytest.mark.long)], indirect=True
+        "scenario", ["spark", pytest.param("spark large", marks=pytest.mark.long)], indirect=True
     ),
 ]
 

@@ -81,9 +81,9 @@ def _rows(replica: PgsieveReplica, table: str) -> list[tuple[str | None, ...]]:
 @pytest.mark.parametrize(
     ("scenario", "keys", "rounds"),
     [
-        ("alone", _KEYS, (*_ROUNDS, *_MOVES)),
+        ("driver alone", _KEYS, (*_ROUNDS, *_MOVES)),
         # Where rows move, Spark applies the changes.
-        ("threads", _KEYS, _ROUNDS),
+        ("driver large alone", _KEYS, _ROUNDS),
     ],
     indirect=["scenario"],
     ids=["in process", "by files"],

@@ -10,9 +10,9 @@ from tests.fixtures.schema_changes import alter, copies
 at_a_uri = pytest.mark.parametrize(
     "scenario",
     [
-        pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.long]),
-        pytest.param("s3_executors", marks=[pytest.mark.spark, pytest.mark.long]),
-        pytest.param("s3", marks=pytest.mark.spark),
+        pytest.param("committing", marks=[pytest.mark.spark, pytest.mark.long]),
+        pytest.param("spark large on_s3", marks=[pytest.mark.spark, pytest.mark.long]),
+        pytest.param("spark on_s3", marks=pytest.mark.spark),
     ],
     indirect=True,
 )

@@ -10,7 +10,7 @@ from tests.replication.test_types import COLUMNS, VALUES
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.parametrize(
-        "scenario", ["executors", pytest.param("s3_executors", marks=pytest.mark.long)], indirect=True
+        "scenario", ["spark large", pytest.param("spark large on_s3", marks=pytest.mark.long)], indirect=True
     ),
 ]
 

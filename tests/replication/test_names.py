@@ -85,10 +85,10 @@ def test_every_name_is_replicated_as_the_name_that_it_is(scenario: Scenario) -> 
 @pytest.mark.parametrize(
     ("scenario", "turns"),
     [
-        ("process", (2,)),
+        ("spark", (2,)),
         *(
             pytest.param(writer, (1, 2), marks=pytest.mark.long)
-            for writer in ("process", "threads", "marking")
+            for writer in ("spark", "driver large alone", "driver drawn marking")
         ),
     ],
     indirect=["scenario"],
@@ -121,9 +121,9 @@ def test_columns_and_keys_may_have_names_that_readers_and_writers_have_for_thems
                 f"UPDATE {table} SET v = 'changed' WHERE {name} = {turn}; DELETE FROM {table} WHERE {name} = {turn + 4};"
                 f"INSERT INTO {table} VALUES ({turn + 20}, 'new')"
             )
-            if scenario.writer == "process":  # Elsewhere a JVM would do it.
+            if scenario.writer.batches == "small":  # Elsewhere a JVM would do it.
                 scenario.publisher(f"UPDATE {table} SET {name} = {turn + 30} WHERE {name} = {turn + 6}")
-        if scenario.writer == "process":
+        if scenario.writer.batches == "small":
             one = "ctid IN (SELECT ctid FROM keyless LIMIT 1)"
             scenario.publisher(f"DELETE FROM keyless WHERE {one}; UPDATE keyless SET {updated} WHERE {one}")
         scenario.check("wide", "keyless", *keyed)

@@ -43,7 +43,9 @@ def _quoted(name: str) -> str:
 
 @pytest.mark.long
 @pytest.mark.spark
-@pytest.mark.parametrize("scenario", ["executors", "process", "marking", "spark"], indirect=True)
+@pytest.mark.parametrize(
+    "scenario", ["spark large", "spark", "driver drawn marking", "committing"], indirect=True
+)
 def test_names_beside_each_other_are_the_names_that_they_are(scenario: Scenario) -> None:
     tables = {"keyless": _PLAIN, "keyless_mapped": _MAPPED, "keyed": _PLAIN, "keyed_mapped": _MAPPED}
     filters = []

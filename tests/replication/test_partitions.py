@@ -272,7 +272,7 @@ def test_via_the_root_only_the_column_list_of_the_root_counts(
 
 
 @pytest.mark.parametrize(
-    "scenario", ["process", pytest.param("s3_threads", marks=pytest.mark.long)], indirect=True
+    "scenario", ["spark", pytest.param("driver large on_s3", marks=pytest.mark.long)], indirect=True
 )
 def test_via_the_root_a_partition_with_another_identity_sends_what_finds_no_row(scenario: Scenario) -> None:
     scenario.publisher(

@@ -15,7 +15,7 @@ from psycopg import errors
 from pgsieve.decoding.publications.catalog import PublicationError
 from tests.fixtures.oracle import Scenario
 from tests.fixtures.pgsieve_replica import PgsieveReplica
-from tests.fixtures.replicas import Subscription
+from tests.fixtures.replicas import BY_DEFAULT, Subscription
 
 # On the oldest server all of them run, by `make test-oldest`.
 pytestmark = [pytest.mark.spark, pytest.mark.drawn]
@@ -222,7 +222,7 @@ def test_a_publication_that_is_missing_is_passed_over_from_18_on_and_an_error_be
         subscription = Subscription(scenario.name, scenario.publisher_conninfo, ("p", "missing"), {})
         for filtered in (False, True):
             replica = PgsieveReplica(
-                subscription, tmp_path / f"{filtered}", filtered=filtered, writer="process"
+                subscription, tmp_path / f"{filtered}", filtered=filtered, writer=BY_DEFAULT
             )
             with pytest.raises(PublicationError, match='publication "missing" does not exist'):
                 replica.run()

@@ -9,7 +9,7 @@ import pytest
 
 from tests.fixtures.oracle import Scenario
 
-pytestmark = [pytest.mark.slow, pytest.mark.parametrize("scenario", ["alone"], indirect=True)]
+pytestmark = [pytest.mark.slow, pytest.mark.parametrize("scenario", ["driver alone"], indirect=True)]
 
 _TABLES = """
     CREATE TABLE keyed (a int PRIMARY KEY, b int, c text, d numeric(8,2));
