@@ -23,6 +23,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from tenacity import retry, retry_if_exception, stop_after_attempt, wait_fixed
 
+from pgsieve.resources.lake.delta.answers import Answers
 from pgsieve.resources.lake.delta.errors import DamagedTableError, lacks_entries
 from pgsieve.resources.lake.delta.log_entries import LogEntries, Stamp
 from pgsieve.resources.lake.stores.storage import is_uri
@@ -48,7 +49,7 @@ class _Held:
     table: DeltaTable
     #: A version that it had, and the log's entry of that.
     seen: tuple[int, Stamp]
-    answers: tuple[int, dict[str, list[dict[str, Any]]]] = field(default_factory=lambda: (-1, {}))
+    answers: Answers = field(default_factory=Answers)
 
     def follows(self, log: LogEntries) -> bool:
         """Bring the table to its newest version; False where what is at its path is not that table any more."""
@@ -70,12 +71,6 @@ class _Held:
             log.refuse_damaged(newest, entry)
         self.seen = newest, entry
         return True
-
-    def answers_now(self) -> dict[str, list[dict[str, Any]]]:
-        """The answers of the version that the table has now."""
-        if self.answers[0] != self.table.version():
-            self.answers = self.table.version(), {}
-        return self.answers[1]
 
 
 class Tables:
@@ -243,16 +238,13 @@ class Tables:
         held = self._mine().get(path)
         if held is None or held.table is not table:
             return rows()
-        answers = held.answers_now()
-        if query not in answers:
-            answers[query] = rows()
-        return [dict(row) for row in answers[query]]
+        return [dict(row) for row in held.answers.of(table.version(), query, rows)]
 
     def learn(self, path: str, table: DeltaTable, query: str, rows: list[dict[str, Any]]) -> None:
         """Know what a query gives of a version that this thread has committed with a table."""
         held = self._mine().get(path)
         if held is not None and held.table is table:
-            held.answers_now()[query] = rows
+            held.answers.learn(table.version(), query, rows)
 
     def forget(self) -> None:
         """Open all tables anew: some have been removed."""

@@ -5,13 +5,14 @@ the session's JVM by Delta itself (`DeltaLog.update`, https://docs.delta.io, whi
 Spark Connect there is no JVM to look in, and each question is asked each time. Raises what asking raises.
 """
 
+from collections import defaultdict
 from collections.abc import Callable
-from typing import Any, TypeVar
 
 from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.sql import SparkSession
 
-Answer = TypeVar("Answer")
+from pgsieve.resources.lake.delta.answers import Answer, Answers
+
 #: Tells a version of a table from every other, and from those of a table that was at its path before: written when, its number.
 Stamp = tuple[str, int]
 
@@ -21,20 +22,13 @@ class VersionAnswers:
 
     def __init__(self, session: Callable[[], SparkSession]) -> None:
         self._session = session
-        self._answers: dict[str, tuple[Stamp, dict[str, Any]]] = {}
+        self._answers = defaultdict[str, Answers](Answers)
 
     def of(self, path: str, question: str, ask: Callable[[], Answer]) -> Answer:
         """What `ask` answers to a question, by a text that says which; asked again only of another version."""
         # Before it is asked: an answer of a version that is committed meanwhile is kept under the former, which is looked for no more.
-        if (stamp := self.stamp(path)) is None:
-            return ask()
-        held = self._answers.get(path)
-        if held is None or held[0] != stamp:
-            held = self._answers[path] = stamp, {}
-        answers: dict[str, Answer] = held[1]
-        if question not in answers:
-            answers[question] = ask()
-        return answers[question]
+        stamp = self.stamp(path)
+        return ask() if stamp is None else self._answers[path].of(stamp, question, ask)
 
     def stamp(self, path: str) -> Stamp | None:
         """What tells the newest version of a table from every other; None where there is no table, or nothing to look with."""
