@@ -158,7 +158,7 @@ benchmarks: setup ## decoding alone, a slot's two transports, replication beside
 	@$(BIN)/python benchmarks/replication.py $(ARGS)
 	@$(BIN)/python benchmarks/consistency.py
 
-java: setup ## compile pgsieve's two Java classes: the log store for S3, and the user without a name (needs a JDK)
+java: setup ## compile pgsieve's three Java classes: the log store for S3, the user without a name, the warm engine (needs a JDK)
 	@$(BIN)/python -m scripts.java
 
 clean: ## remove .venv, caches and build leftovers; data stays

@@ -15,12 +15,19 @@ from pathlib import Path
 
 import pyspark
 
+from pgsieve.resources.lake.engine import server
 from pgsieve.resources.lake.jars import delta_packages, kept_jars, s3_packages
 from pgsieve.resources.lake.java import login
 from pgsieve.resources.lake.stores import log_store
 
 #: Spark 4 needs this Java or a newer one.
 _RELEASE = "17"
+#: Jars of Spark's that sources of ours use.
+_NEEDED = (
+    "hadoop-client-api",
+    "scala-library",
+    *(f"spark-{part}_2.13" for part in ("core", "common-utils", "catalyst", "sql", "sql-api", "connect")),
+)
 _MANIFEST = "META-INF/MANIFEST.MF"
 _LONG_AGO = (1980, 1, 1, 0, 0, 0)
 
@@ -42,6 +49,7 @@ class Jar:
 JARS = (
     Jar(log_store.JAR, log_store.SOURCE),
     Jar(login.AGENT, login.SOURCE, ("Premain-Class: pgsieve.lake.LoginUser",)),
+    Jar(server.JAR, server.SOURCE),
 )
 
 
@@ -56,7 +64,8 @@ def compiler() -> str:
 
 def compiled(source: Path) -> dict[str, bytes]:
     """The class files of a source, by their names in the jar."""
-    jars = [str(jar) for jar in Path(pyspark.__file__).parent.glob("jars/hadoop-client-api-*.jar")]
+    folder = Path(pyspark.__file__).parent / "jars"
+    jars = [str(jar) for name in _NEEDED for jar in sorted(folder.glob(f"{name}-[0-9]*.jar"))]
     jars += [jar for jar in kept_jars(delta_packages().name) or [] if "delta-storage" in jar]
     jars += kept_jars(s3_packages().name) or []
     with tempfile.TemporaryDirectory() as folder:

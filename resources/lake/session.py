@@ -18,7 +18,7 @@ from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
 from threading import Lock, RLock
-from typing import cast
+from typing import Any, cast
 
 import dagster as dg
 from pydantic import Field, PrivateAttr
@@ -82,6 +82,9 @@ ALONE_SETTINGS: dict[str, str] = {
 #: What forks the workers of Python in such a session; its modules are pgsieve's, which workers elsewhere need not have.
 _DAEMON = "pgsieve.resources.lake.python_daemon"
 _ALONE = re.compile(r"local(\[.*\])?")
+
+#: So often the engine is asked again: four seconds.
+_ENGINE_RETRIES = 4
 
 _LOGGER = logging.getLogger(__name__)
 #: Tables are worked with side by side: the first that needs Spark starts it, and the others wait for it.
@@ -198,6 +201,20 @@ def _connected(server: str | EngineChannel) -> SparkSession:
     from pyspark.sql.connect.session import SparkSession as ConnectSession
 
     return cast("SparkSession", ConnectSession.builder.channelBuilder(server.builder()).create())
+
+
+def _retry(session: SparkSession, times: int) -> None:
+    """Have a client ask so many times more where no server answers, with pauses that become longer."""
+    from pyspark.sql.connect.client.retries import DefaultPolicy
+
+    connect: Any = session
+    connect.client.set_retry_policies([DefaultPolicy(max_retries=times)] if times else [])
+
+
+def _end(session: SparkSession) -> None:
+    """Give a session back; to a server that is gone it is not said again and again."""
+    _retry(session, 0)
+    session.stop()
 
 
 class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
@@ -354,7 +371,10 @@ class SparkEngine(dg.ConfigurableResource["SparkEngine"]):
             except UnsafeLogStoreError:
                 session.stop()
                 raise
+            if isinstance(server, EngineChannel):
+                # On this machine it is there, or it is gone: pyspark would ask for ten minutes.
+                _retry(session, _ENGINE_RETRIES)
             # Left to the garbage collector, the channel is closed as Python ends, which may never return.
-            atexit.register(session.stop)
+            atexit.register(_end, session)
             self._connect = session
         return self._connect

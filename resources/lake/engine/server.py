@@ -34,7 +34,9 @@ SERVER_SETTINGS = {
     JAVA_OPTIONS: "-XX:+UseG1GC -XX:G1PeriodicGCInterval=60000",
 }
 _LOOK_SECONDS = 0.5
-_MAIN = "org.apache.spark.sql.connect.service.SparkConnectServer"
+_MAIN = "pgsieve.lake.EngineServer"
+#: The jar with that class, and what it is made of: `make java` compiles it.
+JAR, SOURCE = (Path(__file__).resolve().parent / name for name in ("pgsieve-engine.jar", "EngineServer.java"))
 _STARTED_SECONDS = 120.0
 _ENDED_SECONDS = 10.0
 
@@ -66,7 +68,7 @@ def serve(folder: EngineFolder, plan: Plan) -> int:
         own = {**SERVER_SETTINGS, "spark.connect.grpc.binding.port": str(port)}
         settings = files(plan.settings, folder.path, own)
         spark = subprocess.Popen(  # noqa: S603 - Spark's own script; this process has one thread
-            [submit_command(master), "--properties-file", str(settings), "--class", _MAIN, "spark-internal"],
+            [submit_command(master), "--properties-file", str(settings), "--class", _MAIN, str(JAR)],
             env={
                 **environment(master),
                 "SPARK_CONNECT_AUTHENTICATE_TOKEN": token,

@@ -6,6 +6,8 @@ import json
 import os
 import signal
 import stat
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -21,7 +23,6 @@ from pgsieve.resources.lake.java.jvm import properties
 from tests.fixtures import commands
 
 if TYPE_CHECKING:
-    import subprocess
     from collections.abc import Callable, Iterator
 
     from tests.fixtures.shop import Shop
@@ -98,6 +99,33 @@ def ended(shop: Shop) -> Iterator[None]:
     _cli(shop, "engine", "stop")
 
 
+#: A client of the engine, which loses its Spark.
+_LOSES = """
+import os, signal
+from pgsieve.pipelines.config.model import load_config
+from pgsieve.pipelines.project import project
+from pathlib import Path
+
+lake = project(load_config(Path({path!r}))).lake.open()
+lake.spark.range(1).collect()
+os.kill({pid}, signal.SIGKILL)
+try:
+    lake.spark.range(1).collect()
+except Exception:
+    print("lost")
+"""
+
+
+def _daemons(pid: int) -> list[int]:
+    """The processes of Python that a JVM has started."""
+    children = [
+        int(child)
+        for task in Path(f"/proc/{pid}/task").iterdir()
+        for child in (task / "children").read_text().split()
+    ]
+    return [child for child in children if b"python" in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
 def _status(shop: Shop) -> dict[str, Any]:
     status: dict[str, Any] = json.loads(_cli(shop, "engine", "status", "--json").stdout)
     return status
@@ -124,6 +152,17 @@ def test_runs_share_an_engine_which_ends_when_nobody_needs_it(shop: Shop) -> Non
     assert [run.returncode for run in runs] == [0, 0], runs
     assert _cli(shop, "check").returncode == 0
     assert _status(shop)["pid"] == first["pid"]
+    # What Python imports stays there for the next: all sessions share the daemon that forks its workers.
+    record = EngineFolder(shop.path.parent / ".pgsieve" / "engine").read()
+    assert record is not None
+    assert len(_daemons(record.spark_pid)) == 1
+
+    # A Spark that is gone is asked again for seconds, and at the end no more: pyspark does for ten minutes each.
+    script = _LOSES.format(path=str(shop.path), pid=record.spark_pid)
+    told = subprocess.run(
+        [sys.executable, "-c", script], check=False, capture_output=True, text=True, timeout=60
+    )
+    assert told.stdout == "lost\n", told
 
     # Other settings are another engine's; `run` has a session of its own then.
     shop.configure(spark={"conf": {"spark.pgsieve.smallBytes": "0", "spark.sql.shuffle.partitions": "1"}})

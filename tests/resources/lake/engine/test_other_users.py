@@ -140,7 +140,7 @@ def test_another_user_gets_nothing_of_an_engine(
     assert session.range(3).count() == 3
 
     told = _said(READER)
-    assert "SparkConnectServer" in told, "the engine's processes are among those that are read"
+    assert "EngineServer" in told, "the engine's processes are among those that are read"
     ports = _ports(record.spark_pid)
     numbers = [address.rpartition(":")[2] for address in ports]
     assert not [word for word in (record.token, engine.engine_folder, *numbers) if word in told]
