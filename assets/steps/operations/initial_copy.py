@@ -51,9 +51,11 @@ def copy_tables(
     feed.source.check_ready()
     with feed.exclusively(), feed.source.connect() as connection:
         sound_catalog(connection, subscription, present_catalog(connection))
+        sizes = table_bytes(connection, names)
+        # Spark starts meanwhile.
+        lake.policy.expect(max(sizes.values()) if subscription.copy_data else 0)
         ready_slot(connection, feed, lake)
         keep_database(connection, subscription.name, lake)
-        sizes = table_bytes(connection, names)
 
     def between(more: bool) -> None:
         _bound_wal(subscription, lake, log, more=more)
