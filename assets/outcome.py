@@ -47,7 +47,7 @@ class IncompleteError(dg.Failure):
             description=f"subscription {subscription}: {'; '.join(problems)}",
             metadata={
                 "problems": dg.MetadataValue.md("\n".join(f"- {problem}" for problem in problems)),
-                "what to do": "of a table that is set aside remove the reason; then materialise its Dagster partition in"
+                "what to do": "remove the reason of each table that is set aside; then materialise its Dagster partition in"
                 f" {subscription}/initial_sync, or `pgsieve resync {subscription} TABLE`: both copy it again",
             },
             allow_retries=False,
@@ -58,9 +58,9 @@ class StepFailedError(dg.Failure):
     """An error of pgsieve that ends a step; `error` is that error. The user's retry policy applies to it."""
 
     def __init__(self, error: PgsieveError) -> None:
-        known = {"what to do": error.hint, "SQLSTATE": error.sqlstate}
+        entries = {"what to do": error.hint, "SQLSTATE": error.sqlstate}
         super().__init__(
-            description=error.message, metadata={name: value for name, value in known.items() if value}
+            description=error.message, metadata={name: value for name, value in entries.items() if value}
         )
         self.error = error
 

@@ -136,8 +136,8 @@ def report_cut(
     version = data_version(cut)
     wrong = wrong_with(subscription.name, lake, states, whole)
     # For the other problems a run has still to fail.
-    told = told_before(dagster, key).intersection(wrong.values()) if wrong else set()
-    state = check_of_states(key, states, whole, told)
+    reported = told_before(dagster, key).intersection(wrong.values()) if wrong else set()
+    state = check_of_states(key, states, whole, reported)
     if _is_reported(dagster, subscription, state, version):
         return
     measured = measured_freshness(subscription, lake) if behind is None else behind
@@ -169,10 +169,10 @@ def disabled_before(
         return False
     states = TableStates(lake, subscription.name).newest()
     key = naming.key(of_subscription(subscription, AssetKind.CUT))
-    wrong, told = wrong_with(subscription.name, lake, states, whole), told_before(dagster, key)
-    failed_for = told.intersection(wrong.values()) | {wrong[None]}
+    wrong, reported = wrong_with(subscription.name, lake, states, whole), told_before(dagster, key)
+    failed_for = reported.intersection(wrong.values()) | {wrong[None]}
     report_checks(dagster, [check_of_states(key, states, whole, failed_for)])
-    return wrong[None] in told
+    return wrong[None] in reported
 
 
 def inputs_of_before(
@@ -266,9 +266,10 @@ def _is_reported(
             return False
         if record.status == AssetCheckExecutionRecordStatus.PLANNED:
             return True  # The run of another process is about to report it.
-        said = record.evaluation
+        evaluation = record.evaluation
         if check.name == SYNC_STATE and (
-            said is None or (said.passed, said.description) != (state.passed, state.description)
+            evaluation is None
+            or (evaluation.passed, evaluation.description) != (state.passed, state.description)
         ):
             return False
     if not state.passed:

@@ -7,9 +7,9 @@ A newer server may send, or leave out, messages for which no rule here is writte
 from __future__ import annotations
 
 OLDEST_SERVER = 130000
-"""The first one whose pgoutput publishes a partition tree by its root."""
+"""The first version whose pgoutput publishes a partition tree by its root."""
 
 NEWEST_SERVER = 190000
-"""The newest one that the tests run on: those of what is new in it in CI, all of replication by `make test-19`.
+"""The newest version that is tested: its new features in CI, all of replication by `make test-19`.
 
-`tests/test_server_versions.py` compares it with what they run."""
+`tests/test_server_versions.py` compares it with the tests."""

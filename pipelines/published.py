@@ -107,7 +107,7 @@ def refresh_published(config: Config, declared: Project) -> list[PgsieveError]:
         errors.append(
             PgsieveError(
                 f"{file} cannot be written: {error.strerror}",
-                hint="make its folder writable; without it what is published is taken from the lake's records",
+                hint="make its folder writable; until then the published tables are taken from the lake's records",
             )
         )
     return errors
@@ -120,7 +120,7 @@ def known_tables(
 
     `published` counts, unless the lake has a later catalog. With `authoritative` the lake is not asked.
     """
-    known: dict[str, Tables] = {}
+    by_subscription: dict[str, Tables] = {}
     recorded: dict[str, list[tuple[int, Catalog]]] = {}
     for subscription in declared.subscriptions.values():
         feed = subscription.feed
@@ -128,10 +128,10 @@ def known_tables(
             recorded[feed.name] = list(_catalogs(declared, feed, published, authoritative=authoritative))
         candidates = (_tables(subscription, catalog) for _, catalog in recorded[feed.name])
         tables = next((each for each in candidates if each is not None), None)
-        known[subscription.name] = (
+        by_subscription[subscription.name] = (
             _replicas(declared, subscription, at_once=True) if tables is None else tables
         )
-    return known
+    return by_subscription
 
 
 def published_tables(declared: Project, subscriptions: Iterable[Subscription]) -> dict[str, Tables]:
@@ -165,17 +165,17 @@ def _catalogs(
     declared: Project, feed: Feed, published: Published, *, authoritative: bool
 ) -> Iterator[tuple[int, Catalog]]:
     """The known catalogs of a feed's publications, the newest first."""
-    found: list[tuple[int, Catalog]] = []
+    catalogs: list[tuple[int, Catalog]] = []
     if (kept := published.catalogs.get(feed.name)) is not None:
         try:
-            found.append((kept[0], catalog_from_json(kept[1])))
+            catalogs.append((kept[0], catalog_from_json(kept[1])))
         except _OTHER_VERSION:
             get_dagster_logger().warning(
                 f"{feed.name}: what was kept of its publications is of another version"
             )
-    if not (authoritative and found):
-        found += _recorded(declared, feed)
-    yield from sorted(found, key=lambda each: each[0], reverse=True)
+    if not (authoritative and catalogs):
+        catalogs += _recorded(declared, feed)
+    yield from sorted(catalogs, key=lambda each: each[0], reverse=True)
 
 
 def _recorded(declared: Project, feed: Feed) -> list[tuple[int, Catalog]]:

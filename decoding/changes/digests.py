@@ -85,10 +85,10 @@ class Sought:
 
     @cached_property
     def _is_sought(self) -> Mask:
-        known = np.zeros(2**32 >> int(self._shift), np.bool_)
+        is_sought = np.zeros(2**32 >> int(self._shift), np.bool_)
         marks = _in_one(self.digests).view(np.uint8).reshape(len(self), -1)[:, :_MARK_BYTES]
-        known[np.ascontiguousarray(marks).view(np.uint32)[:, 0] >> self._shift] = True
-        return known
+        is_sought[np.ascontiguousarray(marks).view(np.uint32)[:, 0] >> self._shift] = True
+        return is_sought
 
     def within(self, rows: pa.RecordBatch) -> tuple[Numbers, Numbers]:
         """The places of rows that have one of the digests, in order, and the places of their digests."""
@@ -96,9 +96,9 @@ class Sought:
         if not len(places):
             return places, places
         octets, order = self._sorted
-        found = _in_one(row_digests(rows.take(pa.array(places))))
-        at = np.minimum(np.searchsorted(octets, found), len(octets) - 1)
-        same = octets[at] == found
+        candidates = _in_one(row_digests(rows.take(pa.array(places))))
+        at = np.minimum(np.searchsorted(octets, candidates), len(octets) - 1)
+        same = octets[at] == candidates
         return places[same], order[at[same]]
 
 
@@ -116,8 +116,8 @@ def _of_side(rows: pa.StructArray, columns: Sequence[str]) -> pa.StructArray:
     place = np.full(len(rows), -1, np.int64)
     place[there] = np.arange(len(there))
     children = [column.combine_chunks() for column in digests.columns]
-    known = pa.StructArray.from_arrays(children, fields=list(DIGEST))
-    return known if len(there) == len(rows) else known.take(pa.array(place, mask=place < 0))
+    packed = pa.StructArray.from_arrays(children, fields=list(DIGEST))
+    return packed if len(there) == len(rows) else packed.take(pa.array(place, mask=place < 0))
 
 
 def _digests(rows: pa.RecordBatch) -> npt.NDArray[np.uint8]:
@@ -129,11 +129,11 @@ def _digests(rows: pa.RecordBatch) -> npt.NDArray[np.uint8]:
 
 def _octets(column: pa.Array) -> pa.Array:
     """Each value as bytes, also NULL; no value is a prefix of another."""
-    known = pc.if_else(column.is_valid(), pa.scalar(b"\1", _OCTETS), pa.scalar(b"\0", _OCTETS))
+    presence = pc.if_else(column.is_valid(), pa.scalar(b"\1", _OCTETS), pa.scalar(b"\0", _OCTETS))
     parts = [_fixed(pc.fill_null(lengths, 0))] if (lengths := _lengths(column)) is not None else []
     parts.append(_joined(column, lengths) if pa.types.is_list(column.type) else _plain(column))
     empty = pa.scalar(b"", _OCTETS)
-    return pc.binary_join_element_wise(known, *(pc.fill_null(part, empty) for part in parts), empty)
+    return pc.binary_join_element_wise(presence, *(pc.fill_null(part, empty) for part in parts), empty)
 
 
 def _joined(lists: pa.Array, lengths: pa.Array) -> pa.Array:
@@ -183,8 +183,8 @@ def _words(column: pa.Array) -> npt.NDArray[np.uint64]:
     values = values.cast(pa.uint8()) if pa.types.is_boolean(values.type) else values
     width = values.type.bit_width // 8
     words = values.view(pa.binary(width))
-    known = np.asarray(words.is_valid())
+    present = np.asarray(words.is_valid())
     octets = np.frombuffer(words.buffers()[1] or b"", np.uint8)[words.offset * width :][: len(words) * width]
     least = np.zeros((len(words), 8), np.uint8)
     least[:, : min(width, 8)] = octets.reshape(-1, width)[:, :8]
-    return np.where(known, least.view(np.uint64)[:, 0] + np.uint64(1), np.uint64(0))
+    return np.where(present, least.view(np.uint64)[:, 0] + np.uint64(1), np.uint64(0))

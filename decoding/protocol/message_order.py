@@ -125,7 +125,9 @@ class MessageOrder:
 
     def _expect_none_open(self, message: Message) -> None:
         if self._open is not None:
-            self._fail(message, f"after the end of what {type(self._open).__name__} began")
+            self._fail(
+                message, f"after the end of the transaction or block that {type(self._open).__name__} began"
+            )
 
     def _fail(self, message: Message, expected: str) -> NoReturn:
         raise ProtocolError(

@@ -315,7 +315,7 @@ class _Analysis:
         constants = [node for node in nodes if not column_names(node)]
         if len(constants) > 1:
             if all(map(is_null, constants)):
-                self._refuse(part, "what is compared with several NULLs is NULL: write that")
+                self._refuse(part, "a comparison with several NULLs is NULL: write NULL")
             # Constants become one array, so they and the left side agree on a type, and it is searched before
             # the others are computed (transformAExprIn).
             shared = type_rules.common_type([value, *constants])

@@ -144,13 +144,13 @@ def _nonnullable(node: Node) -> bool | None:
         case _ if not _varies(node):
             return _never_null(node) or (False if is_null(node) else None)
         case Coalesce(operands=operands) | Extreme(operands=operands):
-            found = set(map(_nonnullable, operands))
-            return True if True in found else None if None in found else False
+            answers = set(map(_nonnullable, operands))
+            return True if True in answers else None if None in answers else False
         case Case(conditions=conditions, results=results, default=default):
-            found = set(map(_nonnullable, (*results, default)))
-            if found == {True}:
+            answers = set(map(_nonnullable, (*results, default)))
+            if answers == {True}:
                 return True
-            return False if False in found and not any(map(_may_become_constant, conditions)) else None
+            return False if False in answers and not any(map(_may_become_constant, conditions)) else None
         case Collate(operand=operand):
             return _nonnullable(operand)
         case Cast(operand=operand, modifier=()) if node.type_oid in STRINGS and operand.type_oid in (

@@ -212,7 +212,7 @@ _WIDER: Mapping[int, Mapping[str, ColumnType]] = MappingProxyType(
         700: {"double": _number(pa.float64(), "double", ">f4", _widened_real)},
     }
 )
-"""What an override may make of a type beside string and, for numeric, decimal(p,s): only what is exact."""
+"""The exact overrides of a type, besides string and, for numeric, decimal(p,s)."""
 
 _DECIMAL = re.compile(r"(?:decimal|numeric)\((\d+)(?:,(\d+))?\)")
 _ARRAY = re.compile(r"array<(.*)>")

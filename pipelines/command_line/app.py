@@ -218,7 +218,7 @@ LogLevel = Annotated[
     _LogLevel | None,
     typer.Option(
         "--log-level",
-        help="From which level on log records are written to stderr (default: warning); debug says who writes each table, and"
+        help="The lowest level of log records on stderr (default: warning); debug shows which engine writes each table, and"
         " why. Also PGSIEVE_LOG_LEVEL.",
         case_sensitive=False,
         show_choices=True,

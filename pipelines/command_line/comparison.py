@@ -62,7 +62,7 @@ def check(
     subscriptions: Subscriptions = None,
     config: ConfigFile = None,
     repair: Annotated[
-        bool, typer.Option("--repair", help="Make the rows that differ those of the publisher.")
+        bool, typer.Option("--repair", help="Replace the rows that differ by the publisher's.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -121,15 +121,11 @@ def decode(
     ] = None,
     slot: Annotated[
         str | None,
-        typer.Option(
-            "--slot", "-S", metavar="NAME", help="Which of the source's slots, where it has several."
-        ),
+        typer.Option("--slot", "-S", metavar="NAME", help="The slot to read, where the source has several."),
     ] = None,
     from_change_log: Annotated[
         bool,
-        typer.Option(
-            "--from-change-log", help="Read what has been recorded instead of what waits in the slot."
-        ),
+        typer.Option("--from-change-log", help="Read the change log instead of the slot."),
     ] = False,
     config: ConfigFile = None,
 ) -> None:

@@ -117,7 +117,7 @@ def jars(
 
 engine = typer.Typer(
     cls=Group,
-    help="Keep a Spark warm on this machine, which the runs of this configuration share.",
+    help="Keep a Spark running on this machine, for all runs of this configuration.",
     epilog="Example: pgsieve engine start",
     no_args_is_help=True,
 )

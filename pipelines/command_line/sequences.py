@@ -26,5 +26,5 @@ def print_checked(sequences: Sequence[CheckedSequence]) -> None:
         recorded, publisher = (
             "none" if value is None else value for value in (each.recorded, each.publisher)
         )
-        told = each.problem or f"{result}: recorded {recorded}, publisher {publisher}"
-        print_out(Text(f"{each.subscription} sequence {quote_qualified(each.schema, each.name)}: {told}"))
+        outcome = each.problem or f"{result}: recorded {recorded}, publisher {publisher}"
+        print_out(Text(f"{each.subscription} sequence {quote_qualified(each.schema, each.name)}: {outcome}"))

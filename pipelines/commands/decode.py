@@ -88,7 +88,7 @@ def _recorded(declared: Project, feed: Feed) -> Iterator[bytes]:
     path = ChangeLog(lake, feed).path
     if lake.local is None:
         raise PgsieveError(
-            f'lake "{lake.uri}" can be read by Spark alone, and decode starts none',
+            f'lake "{lake.uri}" can be read only by Spark, and decode starts none',
             hint="leave out --from-change-log to read what waits in the slot",
             sqlstate="0A000",
         )

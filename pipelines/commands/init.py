@@ -127,8 +127,8 @@ def survey(connection: Connection, source_name: str | None = None) -> Survey:
     except UntestedServerError as error:
         raise UntestedServerError(
             error.message,
-            hint="install a pgsieve that was tested with it; or, where rows that differ are no harm, repeat this with"
-            " --allow-untested-server, which pgsieve.yaml then says",
+            hint="install a pgsieve that was tested with it; or, where wrong rows do no harm, repeat this with"
+            " --allow-untested-server, which is then written to pgsieve.yaml",
             sqlstate=error.sqlstate,
         ) from None
     with source.connect() as session:

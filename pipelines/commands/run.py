@@ -167,10 +167,10 @@ def apply_together(
     def published() -> Mapping[str, Tables]:
         return published_tables(going[0].declared, [m.subscription for m in going])
 
-    told = dict(failures.each(going, lambda m: (m, m.tables_to_tell(published)), unless=unless))
-    applying = {m: partial(m.replica_tables, *tables) for m, tables in told.items() if tables[0]}
+    changes = dict(failures.each(going, lambda m: (m, m.tables_to_tell(published)), unless=unless))
+    applying = {m: partial(m.replica_tables, *tables) for m, tables in changes.items() if tables[0]}
     _materialize_each("apply to", applying, Materializer.brought_up_to_date, failures, unless)
-    failures.each([m for m in told if m not in applying], Materializer.report, unless=unless)
+    failures.each([m for m in changes if m not in applying], Materializer.report, unless=unless)
 
 
 #: Makes an asset of a subscription, from a function that takes its step's error, and from work done outside

@@ -41,5 +41,5 @@ class CheckedSequence:
 
 def listed(values: Iterable["SequenceValue"]) -> tuple[ListedSequence, ...]:
     """Sequences in order of their names."""
-    found = (ListedSequence(v.schema, v.name, v.last_value, v.is_called, v.problem) for v in values)
-    return tuple(sorted(found, key=lambda each: (each.schema, each.name)))
+    sequences = (ListedSequence(v.schema, v.name, v.last_value, v.is_called, v.problem) for v in values)
+    return tuple(sorted(sequences, key=lambda each: (each.schema, each.name)))

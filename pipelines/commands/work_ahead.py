@@ -64,13 +64,13 @@ class _Ahead(Generic[T]):
     """The work of one step, and its log until the step runs."""
 
     def __init__(self, pool: ThreadPoolExecutor, lake: Lake, act: Callable[[Log], T]) -> None:
-        self._said: list[str | logging.LogRecord] = []
+        self._lines: list[str | logging.LogRecord] = []
 
         def work() -> tuple[T, Work]:
-            AHEAD.set(self._said.append)
+            AHEAD.set(self._lines.append)
             try:
                 with measured() as took:
-                    result = act(self._said.append)
+                    result = act(self._lines.append)
                 return result, took
             finally:
                 lake.lend_tables()
@@ -85,8 +85,8 @@ class _Ahead(Generic[T]):
         try:
             return self._result.result()
         finally:
-            for said in self._said:
-                if isinstance(said, str):
-                    log(said)
+            for line in self._lines:
+                if isinstance(line, str):
+                    log(line)
                 else:
-                    tell_step(said)
+                    tell_step(line)

@@ -353,7 +353,7 @@ class _Follower:
                 written.clear()
             maintain_feed(self._feed, lake, self._declared.reading(self._feed), retention, quiet)
         except Exception:
-            _logger.exception("what was followed is not maintained yet")
+            _logger.exception("the followed tables are not maintained yet")
         self._register(self._materializers())
 
     def _tell_dagster(self) -> None:

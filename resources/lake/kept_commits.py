@@ -62,8 +62,8 @@ def check_commits_are_kept(lake: str, store: Store, endpoint: str, *, record: bo
 
     With `record` the lake records a good result, so that it is not tested again.
     """
-    known = f"{lake}/{OWN_FOLDER}/_commits_kept/{escape(endpoint)}"
-    if store.has(known):
+    marker = f"{lake}/{OWN_FOLDER}/_commits_kept/{escape(endpoint)}"
+    if store.has(marker):
         return
     folder = f"{lake}/{OWN_FOLDER}/_commits_tried/{uuid.uuid4().hex}"
     try:
@@ -73,7 +73,7 @@ def check_commits_are_kept(lake: str, store: Store, endpoint: str, *, record: bo
     if seen < _SEEN:
         _LOGGER.debug('lake "%s": of %d pairs of commits %d met: it is tried again', lake, _TRIED, seen)
     elif record:
-        store.touch(known)
+        store.touch(marker)
 
 
 def _pairs_told_apart(lake: str, folder: str, store: Store, endpoint: str) -> int:

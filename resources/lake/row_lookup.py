@@ -27,8 +27,8 @@ def row_matches(
     """The rows of a table with some digests over the columns of a schema; `keys` of a match are indices of digests."""
     files = pa.table(table.get_add_actions()).select(["path", "size_bytes"]).to_pylist()
     names = [unquote(file["path"]) for file in files]
-    found = runner.written(_Reading(store, path, schema, names, sought), len(names), schema=_FOUND)
-    place, rows, of = (np.asarray(found[name]) for name in _FOUND.names)
+    located = runner.written(_Reading(store, path, schema, names, sought), len(names), schema=_FOUND)
+    place, rows, of = (np.asarray(located[name]) for name in _FOUND.names)
     deleted, none = deleted_rows(table), np.empty(0, np.int64)
     matches = []
     for number in np.unique(place).tolist():

@@ -142,13 +142,13 @@ def look(
 
 def _removed(connection: psycopg.Connection[Any], catalogs: Sequence[str]) -> frozenset[int] | None:
     """The rows of catalogs that may be deleted, as numbers; None where they are many."""
-    found: set[int] = set()
+    numbers: set[int] = set()
     for number, catalog in enumerate(catalogs):
         oids = removed_oids(connection, catalog)
         if oids is None:
             return None
-        found.update(number * 2**32 + oid for oid in oids)
-    return frozenset(found)
+        numbers.update(number * 2**32 + oid for oid in oids)
+    return frozenset(numbers)
 
 
 def examined_catalog(

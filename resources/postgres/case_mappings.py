@@ -62,7 +62,7 @@ select string_agg(c, '' order by n) filter (where right(outside, 1) = 'a'),
                initcap('a' || chr(n) || 'a' {collate}) as inside
           from generate_series(1, 1114111) n where n not between 55296 and 57343 offset 0) each
 """
-_IN_CONTEXT: Final = "it goes by what is around a character"
+_IN_CONTEXT: Final = "it depends on the characters around a character"
 
 #: The answers of this process. A restarted server may have another library.
 _ASKED: dict[tuple[Any, ...], CaseMapping] = {}
@@ -118,7 +118,7 @@ def _asked(connection: psycopg.Connection[Any], collation: str, *, words: bool, 
     row = connection.execute(query, [collation]).fetchone()
     assert row is not None
     if row[0] not in _PROVIDERS:
-        return CaseMapping(refusal="that is ICU's, which goes by languages and contexts")
+        return CaseMapping(refusal="that is ICU's, which depends on languages and contexts")
     collate = f"collate {quote('pg_catalog', collation)}"
     blocks = connection.execute(_BLOCKS.format(collate=collate)).fetchall()
     rows = connection.execute(_CHARACTERS.format(collate=collate), [[row[0] for row in blocks]]).fetchall()

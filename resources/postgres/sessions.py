@@ -361,7 +361,7 @@ def _printed(command: Sequence[str]) -> str:
     try:
         lines = printed.decode().splitlines()
     except UnicodeDecodeError:
-        raise _refusal("printed what is not UTF-8") from None
+        raise _refusal("printed bytes that are not UTF-8") from None
     if not lines or not lines[0] or "\0" in lines[0]:
         raise _refusal("printed no password")
     return lines[0]

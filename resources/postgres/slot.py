@@ -246,7 +246,7 @@ def refuse_set_back(
     if row[0] is not None and (present := parse_lsn(row[0])) < durable:
         raise ServerSetBackError(
             f'source "{source}": the server is at {format_lsn(present)}, but Delta holds its changes up to'
-            f" {format_lsn(durable)}: it was put back to an earlier state, and what it commits until then would be left out",
+            f" {format_lsn(durable)}: it was put back to an earlier state, and its commits up to there would be left out",
             hint=resynchronisation(subscriptions),
             sqlstate="55000",
         )

@@ -206,7 +206,7 @@ class Source:
         if not self.allow_untested_server:
             raise UntestedServerError(
                 newer,
-                hint="install a pgsieve that was tested with it; or, where rows that differ are no harm, set"
+                hint="install a pgsieve that was tested with it; or, where wrong rows do no harm, set"
                 f" `allow_untested_server: true` in pgsieve.yaml, at `sources.{self.name}`",
                 sqlstate="0A000",
             )

@@ -259,7 +259,7 @@ def test_a_command_has_the_token_that_is_kept_out_of_the_lakes_requests(
         ("import sys; print('secret'); sys.exit('more secret')", "ended with status 1"),
         ("pass", "printed no password"),
         ("import time; print('secret', flush=True); time.sleep(60)", "did not end within"),
-        ("import os; os.write(1, b'secret \\xff')", "printed what is not UTF-8"),
+        ("import os; os.write(1, b'secret \\xff')", "printed bytes that are not UTF-8"),
     ],
 )
 def test_a_command_that_fails_shows_nothing_of_what_it_said(

@@ -75,20 +75,20 @@ class KnownVersions:
 
         A single commit that moves the position is an apply's, and needs no check.
         """
-        known = self._known(state, before, now)
-        if known is not None and known not in {-1, now.version}:
+        applied = self._applied_version(state, before, now)
+        if applied is not None and applied not in {-1, now.version}:
             advanced = (
                 before is not None
-                and (before.version, now.version) == (known, known + 1)
+                and (before.version, now.version) == (applied, applied + 1)
                 and (now.position or 0) > (before.position or 0)
             )
             path = self.lake.paths.replica(self.subscription.name, *state.name)
-            if not advanced and self.lake.records.is_restored(path, known):
+            if not advanced and self.lake.records.is_restored(path, applied):
                 return _put_back(path)
         self._left[state.name, state.version] = now.version
         return None
 
-    def _known(self, state: TableState, before: Standing | None, now: Standing) -> int | None:
+    def _applied_version(self, state: TableState, before: Standing | None, now: Standing) -> int | None:
         # A table that another process has copied meanwhile has a later state.
         if (left := self._left.get((state.name, state.version))) is not None:
             return left

@@ -58,7 +58,7 @@ class Registration:
             names = ", ".join(map(written, taken))
             raise CatalogNameError(
                 f'subscription "{name}": the catalog has {names} already, and pgsieve did not register it',
-                hint="choose other `names` in `catalog` of pgsieve.yaml, or take what is there out of the catalog",
+                hint="choose other `names` in `catalog` of pgsieve.yaml, or remove the existing entry from the catalog",
                 sqlstate="42P07",
             )
         return tuple(map(written, new))
@@ -72,8 +72,8 @@ class Registration:
                 return  # Another run has registered it a moment before.
             raise CatalogNameError(
                 f'subscription "{self.subscription.name}": the catalog does not take {written(name)}: {told(error)}',
-                hint="choose other `names` in `catalog` of pgsieve.yaml; Hive takes letters, digits and underscores; and see"
-                " whether this user may make tables and databases there",
+                hint="choose other `names` in `catalog` of pgsieve.yaml; Hive accepts letters, digits and underscores; and check"
+                " that this user may create tables and databases there",
             ) from error
 
     def _names(self, replicas: list[Name]) -> dict[CatalogName, str]:

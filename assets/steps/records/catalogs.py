@@ -177,11 +177,11 @@ class Catalogs:
             return None
         if seen.removed is None or not seen.removed <= {*newest["gone"]}:
             return None
-        known = frozenset(newest["known"])
+        relations = frozenset(newest["known"])
         # The next transactions that the slot sends began after restart_lsn.
         if state.restart_lsn >= newest["lsn"]:
-            return Unaltered(None, known)
-        return Unaltered(newest["transaction"], known) if newest["alike"] else None
+            return Unaltered(None, relations)
+        return Unaltered(newest["transaction"], relations) if newest["alike"] else None
 
     def of_slice(self, end: int) -> tuple[Catalog, Sequence[str]] | None:
         """The catalog of a slice without an alteration, and the subscriptions that the slot was read for.

@@ -43,11 +43,11 @@ def refuse_put_back(lake: Lake, paths: Iterable[str], cuts: Iterable[Cut | None]
 
 def put_back(lake: Lake, paths: Iterable[str], cuts: Iterable[Cut | None]) -> Iterator[str]:
     """The tables that are earlier than one of the cuts says."""
-    known: dict[str, int] = {}
+    versions: dict[str, int] = {}
     for table, version in chain.from_iterable(cut.records.items() for cut in cuts if cut is not None):
-        known[table] = max(version, known.get(table, 0))
-    for path, (table, version) in _stamps(lake, paths) if known else ():
-        if version < known.get(table, 0):
+        versions[table] = max(version, versions.get(table, 0))
+    for path, (table, version) in _stamps(lake, paths) if versions else ():
+        if version < versions.get(table, 0):
             yield path
 
 

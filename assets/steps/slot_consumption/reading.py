@@ -147,8 +147,8 @@ class _SlotReader:
                     return
             except UnprovenError:
                 self._log(
-                    f"what is published was altered in what follows {format_lsn(self.position)}: the server is asked what it"
-                    " published"
+                    f"the publications were altered after {format_lsn(self.position)}: the server is asked for its own"
+                    " decisions"
                 )
                 self._unproven = True
             except OverrunError as error:

@@ -74,8 +74,8 @@ def take_slot(connection: psycopg.Connection[tuple[object, ...]], feed: Feed, la
         raise _lost(lake, feed, f"is gone, and the slot is confirmed up to {format_lsn(state.confirmed_lsn)}")
     if durable is not None and not newest and _has_copies(lake, feed):
         raise FeedLostError(
-            f'source "{feed.source.name}": "{FeedRecord(lake, feed).path}" is gone, which says of which cluster the change log'
-            " is, and what of it is deleted",
+            f'source "{feed.source.name}": "{FeedRecord(lake, feed).path}" is gone, the record of the'
+            " change log's cluster and of its deleted slices",
             hint=_from_a_backup_or_copied(feed),
             sqlstate="55000",
         )
@@ -88,8 +88,8 @@ def take_slot(connection: psycopg.Connection[tuple[object, ...]], feed: Feed, la
         return None
     if state.two_phase and durable is not None and Prepared(lake, feed).position() is None:
         raise SlotError(
-            f'source "{feed.source.name}": replication slot "{feed.slot}" sends prepared transactions, but what of them'
-            f' was received is not in "{Prepared(lake, feed).path}"',
+            f'source "{feed.source.name}": replication slot "{feed.slot}" sends prepared transactions, but'
+            f' "{Prepared(lake, feed).path}" does not have those that were received',
             hint=f"copy every table again: `pgsieve resync {next(iter(feed.subscriptions))}`",
             sqlstate="55000",
         )

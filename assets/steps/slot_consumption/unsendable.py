@@ -273,15 +273,15 @@ class OtherWays:
         recorded = Catalogs(self.lake, feed).newest()
         names: set[Name] = set()
         trees: set[Name] = set()
-        known: set[int] = set()
+        relations: set[int] = set()
         for catalog in (feed.with_defined(present_catalog(self.connection)), *(recorded or ())[1:]):
             with suppress(PublicationError):
                 publications = feed.publications(catalog, subscription)
                 by_id = routes(catalog, publications)
-                known |= by_id.keys()
+                relations |= by_id.keys()
                 names |= {_name(by_id[oid].publish_as) for oid in changed if oid in by_id}
                 trees |= {_name(sent.publish_as) for sent in by_id.values() if sent.publish_as.kind == "p"}
-        return names if set(changed) <= known else names | trees
+        return names if set(changed) <= relations else names | trees
 
     def _beyond(self, position: int) -> int:
         """An LSN after the start of the next commit record, and before the start of another one."""

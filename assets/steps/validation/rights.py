@@ -57,10 +57,10 @@ def missing_rights(
             sqlstate=_DENIED,
         )
     yield from _too_few_sessions(connection)
-    told = set[str]()
+    messages = set[str]()
     for _, error in _denied(connection, tables):
-        if error.message not in told:  # A missing right on the schema concerns each of its tables.
-            told.add(error.message)
+        if error.message not in messages:  # A missing right on the schema concerns each of its tables.
+            messages.add(error.message)
             yield error
 
 

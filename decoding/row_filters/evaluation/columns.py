@@ -281,7 +281,9 @@ def _membership(node: nodes.Logical) -> list[Columnar] | None:
     def member(value: Values) -> Values:
         is_in = pc.is_in(value, members)
         # NULL where the value is NULL, and where only NULL is left to equal it.
-        known = pc.and_(pc.is_valid(value), is_in) if has_null else pc.is_valid(value)
-        return pc.if_else(known, is_in if operator == "=" else pc.invert(is_in), pa.scalar(None, pa.bool_()))
+        is_known = pc.and_(pc.is_valid(value), is_in) if has_null else pc.is_valid(value)
+        return pc.if_else(
+            is_known, is_in if operator == "=" else pc.invert(is_in), pa.scalar(None, pa.bool_())
+        )
 
     return [_computed(member, _compiled(subject))]

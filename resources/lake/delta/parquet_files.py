@@ -104,21 +104,21 @@ def write_files(
 
 def _row_groups(batches: Iterable[pa.RecordBatch], most_bytes: int) -> Iterator[list[pa.RecordBatch]]:
     """Batches in groups that make a row group each."""
-    held, rows, size = list[pa.RecordBatch](), 0, 0
+    group, rows, size = list[pa.RecordBatch](), 0, 0
     for batch in batches:
         # A row group without rows has no bounds, and so its file would have none.
         if not batch.num_rows:
             continue
-        if held and rows + batch.num_rows > ROW_GROUP:
-            yield held
-            held, rows, size = [], 0, 0
-        held.append(batch)
+        if group and rows + batch.num_rows > ROW_GROUP:
+            yield group
+            group, rows, size = [], 0, 0
+        group.append(batch)
         rows, size = rows + batch.num_rows, size + batch.nbytes
         if size >= most_bytes:
-            yield held
-            held, rows, size = [], 0, 0
-    if held:
-        yield held
+            yield group
+            group, rows, size = [], 0, 0
+    if group:
+        yield group
 
 
 def _bounded(schema: pa.Schema) -> list[str] | bool:

@@ -85,9 +85,9 @@ def takes_files(table: DeltaTable, schema: pa.Schema, *, overwrite: bool) -> boo
     """
     if not _takes_any_row(table):
         return False
-    held = pa.struct(arrow_schema(table))
+    present = pa.struct(arrow_schema(table))
     given = pa.struct(pa.schema(Schema.from_arrow(schema).to_arrow()))
-    return bool(held == given) if overwrite else is_unmapped(table) and _has_fields(held, given)
+    return bool(present == given) if overwrite else is_unmapped(table) and _has_fields(present, given)
 
 
 def takes_changes(table: DeltaTable, columns: Collection[str]) -> bool:
@@ -129,10 +129,11 @@ def _takes_any_row(table: DeltaTable) -> bool:
     )
 
 
-def _has_fields(held: pa.DataType, given: pa.DataType) -> bool:
+def _has_fields(present: pa.DataType, given: pa.DataType) -> bool:
     """Whether a type has all fields of another one, structs field by field in any order."""
-    if not (pa.types.is_struct(held) and pa.types.is_struct(given)):
-        return bool(held == given)
+    if not (pa.types.is_struct(present) and pa.types.is_struct(given)):
+        return bool(present == given)
     return all(
-        held.get_field_index(f.name) >= 0 and _has_fields(held.field(f.name).type, f.type) for f in given
+        present.get_field_index(f.name) >= 0 and _has_fields(present.field(f.name).type, f.type)
+        for f in given
     )

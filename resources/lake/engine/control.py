@@ -56,8 +56,8 @@ class Use:
 def fingerprint(settings: Mapping[str, str]) -> str:
     """Distinguishes engines: the settings of their sessions, and the versions of the software."""
     versions = {name: version(name) for name in ("pyspark", "delta-spark")}
-    told = [__version__, sys.executable, os.environ.get("JAVA_HOME", ""), versions, dict(settings)]
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+    identity = [__version__, sys.executable, os.environ.get("JAVA_HOME", ""), versions, dict(settings)]
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
 
 def use(folder: EngineFolder, settings: Mapping[str, str]) -> Use | None:

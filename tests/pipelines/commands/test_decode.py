@@ -238,7 +238,7 @@ def test_a_change_log_that_needs_spark_is_refused(config: Path, decode: Decode) 
     config.write_text(config.read_text().replace("./lake", "hdfs://name/lake"))
     result = decode("--from-change-log")
     assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr.startswith('error: lake "hdfs://name/lake" can be read by Spark alone')
+    assert result.stderr.startswith('error: lake "hdfs://name/lake" can be read only by Spark')
 
 
 @pytest.mark.usefixtures("worked")
